@@ -1,0 +1,22 @@
+"""outlast: PyTorch training that outlasts the machines it runs on.
+
+Read first: `runtime/_session.py` (the user's loop), `core/protocol/` (every decision), `runtime/_exchange.py`.
+The facade imports nothing heavy: `outlast.join` loads torch when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from outlast.runtime import Run, Step, Training, join
+
+__version__ = "0.1.0"
+__all__ = ["Run", "Step", "Training", "__version__", "join"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in {"join", "Run", "Training", "Step"}:
+        return getattr(importlib.import_module("outlast.runtime"), name)
+    raise AttributeError(f"module 'outlast' has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""Arena, chunks, tiers, resharding, interchange. Manifest and verify never import torch."""

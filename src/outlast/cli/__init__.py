@@ -1,0 +1,62 @@
+"""The command line: one module a command, loaded only when it is called, so that `outlast --help` is instant.
+
+A command module `outlast/cli/_NAME.py` defines `app: typer.Typer`. Never import torch, numpy or rich at module level
+here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+__all__ = ["main"]
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    # name: (module, one line)
+}
+
+
+def _help() -> str:
+    rows = "\n".join(f"  {name:<8} {line}" for name, (_, line) in COMMANDS.items())
+    return (
+        "Usage: outlast COMMAND [ARGS]...\n\nPyTorch training that outlasts the machines it runs on.\n\n"
+        f"Commands:\n{rows}\n\nOptions:\n  --version  Show the version.\n  --help     Show this message.\n\n"
+        "outlast COMMAND --help says what a command takes."
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; returns the exit code (see reference/errors)."""
+    args = sys.argv[1:] if argv is None else argv
+    if not args or args[0] in {"--help", "-h", "help"}:
+        print(_help())
+        return 0 if args else 2
+    if args[0] == "--version":
+        from outlast import __version__
+
+        print(f"outlast {__version__}")
+        return 0
+    if args[0] not in COMMANDS:
+        import difflib
+
+        close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+        print(f"outlast: no command {args[0]!r}." + (f" Did you mean {close[0]!r}?" if close else ""), file=sys.stderr)
+        print("outlast --help lists the commands.", file=sys.stderr)
+        return 2
+    from outlast.errors import OutlastError
+
+    app = importlib.import_module(COMMANDS[args[0]][0]).app
+    import click
+
+    try:
+        result = app(args[1:], prog_name=f"outlast {args[0]}", standalone_mode=False)
+    except OutlastError as error:
+        print(f"outlast: {error}", file=sys.stderr)
+        return error.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        print("outlast: stopped", file=sys.stderr)
+        return 130
+    return result if isinstance(result, int) else 0

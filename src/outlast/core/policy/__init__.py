@@ -1,0 +1,1 @@
+"""decide(belief, state) -> Decision. The same objects decide at plan time and at run time; scalars or arrays."""

@@ -1,0 +1,1 @@
+"""The mathematics of failure: distributions, structures, availability, intervals, placement survival, inference."""

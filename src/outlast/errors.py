@@ -1,0 +1,100 @@
+"""Every error outlast raises, with its stable code.
+
+    OutlastError
+    ├── ConfigError            bad input: an option, a TOML key, an argument           exit 2
+    ├── EnvironmentFault       this machine cannot do it: disk, port, file system      exit 3
+    ├── MembershipError        refused or removed from a run                           exit 4
+    │   ├── SignatureMismatch    numerics differ from the run's                        exit 4
+    │   └── Evicted              the run went on without this replica                  exit 4
+    ├── TrainingError          the user's loop, model or data                          exit 5
+    │   ├── PoisonMicrobatch     two replicas failed on the same microbatch            exit 5
+    │   ├── StateDiverged        replicas that must be equal are not                   exit 5
+    │   └── StepMisuse           the loop broke the rules of a step                    exit 5
+    ├── FleetLost              nobody alive holds the training state                   exit 6
+    ├── CheckpointError        a checkpoint cannot be written, read or trusted         exit 7
+    ├── ProtocolViolation      an invariant does not hold: a bug in outlast            exit 8
+    └── ViewAbandoned          internal: this view is over; never reaches the user
+
+Role: the one vocabulary of failure. Messages say what happened, where, what the system did about it, and the remedy.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = [
+    "CheckpointError", "ConfigError", "EnvironmentFault", "Evicted", "FleetLost", "MembershipError", "OutlastError",
+    "PoisonMicrobatch", "ProtocolViolation", "SignatureMismatch", "StateDiverged", "StepMisuse", "TrainingError",
+    "ViewAbandoned",
+]  # fmt: skip
+
+
+class OutlastError(Exception):
+    """Base of all errors. `code` is stable (documented under reference/errors); `exit_code` is the process's."""
+
+    code: ClassVar[str] = "OUTLAST"
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, where: str = "", did: str = "", remedy: str = "") -> None:
+        """`where`: host, replica, step; `did`: what the system did about it; `remedy`: what the reader can do."""
+        super().__init__(message)
+        self.message, self.where, self.did, self.remedy = message, where, did, remedy
+
+    def __str__(self) -> str:
+        lines = [f"[{self.code}] {self.message}" + (f" ({self.where})" if self.where else "")]
+        lines += [f"  {label}: {text}" for label, text in (("done", self.did), ("remedy", self.remedy)) if text]
+        return "\n".join(lines)
+
+
+class ConfigError(OutlastError, ValueError):
+    code, exit_code = "CONFIG", 2
+
+
+class EnvironmentFault(OutlastError):
+    code, exit_code = "ENVIRONMENT", 3
+
+
+class MembershipError(OutlastError):
+    code, exit_code = "MEMBERSHIP", 4
+
+
+class SignatureMismatch(MembershipError):
+    code = "SIGNATURE"
+
+
+class Evicted(MembershipError):
+    code = "EVICTED"
+
+
+class TrainingError(OutlastError):
+    code, exit_code = "TRAINING", 5
+
+
+class PoisonMicrobatch(TrainingError):
+    code = "POISON"
+
+
+class StateDiverged(TrainingError):
+    code = "DIVERGED"
+
+
+class StepMisuse(TrainingError):
+    code = "STEP"
+
+
+class FleetLost(OutlastError):
+    code, exit_code = "FLEET_LOST", 6
+
+
+class CheckpointError(OutlastError):
+    code, exit_code = "CHECKPOINT", 7
+
+
+class ProtocolViolation(OutlastError, AssertionError):
+    code, exit_code = "PROTOCOL", 8
+
+
+class ViewAbandoned(OutlastError):
+    """The view this member was exchanging in is over. Caught by the training session; never reaches the user."""
+
+    code = "VIEW"

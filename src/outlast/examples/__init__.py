@@ -1,0 +1,1 @@
+"""Examples that run: each beside its plain-PyTorch twin."""

@@ -1,0 +1,1 @@
+"""Metrics, terminal view, web page: from journal and core only. Never torch."""

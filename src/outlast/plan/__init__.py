@@ -1,0 +1,1 @@
+"""Fleets in virtual time: traces, simulator, planner, reports. numpy and scipy; never torch."""

@@ -1,0 +1,1 @@
+"""Inject every fault and show, to the bit, that nothing was lost."""

@@ -1,0 +1,1 @@
+"""core/protocol alone under a seeded adversarial network in virtual time. Never torch."""

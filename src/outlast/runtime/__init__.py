@@ -1,0 +1,1 @@
+"""Processes, sockets, process groups: launcher, supervision, coordinator, agent, exchange, training session."""

@@ -1,0 +1,1 @@
+"""One process, no network: reduction tree, buckets, fingerprints, robust rules. torch only."""
