@@ -79,7 +79,7 @@ def resolve(*, cli: Mapping[str, Any], environ: Mapping[str, str], file: Path | 
     Raises ConfigError for an unreadable file, an unknown key, a value of the wrong type or out of range.
     """
     values: dict[str, Any] = {}
-    origins = {field: "default" for field in RunConfig.__struct_fields__}
+    origins = dict.fromkeys(RunConfig.__struct_fields__, "default")
     for key, value in (_from_file(file) if file else {}).items():
         values[key], origins[key] = value, f"file {file}"
     for field in RunConfig.__struct_fields__:

@@ -23,7 +23,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
     at_s: float
 
 
-class RunStarted(Event, tag="run_started"):
+class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     run_id: str
     command: list[str]
     num_replicas: int
@@ -32,30 +32,30 @@ class RunStarted(Event, tag="run_started"):
     config: dict[str, str | int | float | bool | None]
 
 
-class CoordinatorStarted(Event, tag="coordinator_started"):
+class CoordinatorStarted(Event, frozen=True, kw_only=True, tag="coordinator_started"):
     epoch: int
     pid: int
     takeover: bool
 
 
-class CoordinatorLost(Event, tag="coordinator_lost"):
+class CoordinatorLost(Event, frozen=True, kw_only=True, tag="coordinator_lost"):
     epoch: int
     cause: str
     noticed_by: str
 
 
-class AgentStarted(Event, tag="agent_started"):
+class AgentStarted(Event, frozen=True, kw_only=True, tag="agent_started"):
     agent: str
     pid: int
 
 
-class AgentLost(Event, tag="agent_lost"):
+class AgentLost(Event, frozen=True, kw_only=True, tag="agent_lost"):
     agent: str
     cause: str
     replicas: list[str]
 
 
-class ReplicaStarted(Event, tag="replica_started"):
+class ReplicaStarted(Event, frozen=True, kw_only=True, tag="replica_started"):
     """`replica`: slot.incarnation, e.g. `r2.1`."""
 
     replica: str
@@ -63,7 +63,7 @@ class ReplicaStarted(Event, tag="replica_started"):
     pid: int
 
 
-class ReplicaExited(Event, tag="replica_exited"):
+class ReplicaExited(Event, frozen=True, kw_only=True, tag="replica_exited"):
     replica: str
     cause: Literal["signal", "exit", "exception", "evicted", "left", "finished", "agent_lost"]
     detail: str
@@ -71,7 +71,7 @@ class ReplicaExited(Event, tag="replica_exited"):
     step: int | None = None
 
 
-class ViewInstalled(Event, tag="view_installed"):
+class ViewInstalled(Event, frozen=True, kw_only=True, tag="view_installed"):
     epoch: int
     n: int
     members: list[str]
@@ -79,14 +79,14 @@ class ViewInstalled(Event, tag="view_installed"):
     planned: bool
 
 
-class ViewFormed(Event, tag="view_formed"):
+class ViewFormed(Event, frozen=True, kw_only=True, tag="view_formed"):
     epoch: int
     n: int
     step: int
     roll_call_s: float
 
 
-class Recovery(Event, tag="recovery"):
+class Recovery(Event, frozen=True, kw_only=True, tag="recovery"):
     """One fault that the run survived: what, who noticed, how fast, what was lost. Shown the same everywhere.
 
     `detect_s`: the victim's last sign of life to the first notice. `downtime_s`: first notice to the moment every
@@ -105,25 +105,25 @@ class Recovery(Event, tag="recovery"):
     detail: str = ""
 
 
-class Suspected(Event, tag="suspected"):
+class Suspected(Event, frozen=True, kw_only=True, tag="suspected"):
     replica: str
     evidence: str
     decision: Literal["evict", "wait"]
 
 
-class JoinerServed(Event, tag="joiner_served"):
+class JoinerServed(Event, frozen=True, kw_only=True, tag="joiner_served"):
     replica: str
     step: int
     donors: list[str]
 
 
-class JoinerCaughtUp(Event, tag="joiner_caught_up"):
+class JoinerCaughtUp(Event, frozen=True, kw_only=True, tag="joiner_caught_up"):
     replica: str
     step: int
     seconds: float
 
 
-class Progress(Event, tag="progress"):
+class Progress(Event, frozen=True, kw_only=True, tag="progress"):
     """Rides on heartbeats. `stable`: steps that no failure can take back; `losses`: (step, loss) since the last one."""
 
     view: list[int]
@@ -132,7 +132,7 @@ class Progress(Event, tag="progress"):
     step_s: float
 
 
-class Refused(Event, tag="refused"):
+class Refused(Event, frozen=True, kw_only=True, tag="refused"):
     """Bytes at the coordinator's port that were not of this run. Logged once a kind; `count` so far."""
 
     reason: str
@@ -140,12 +140,12 @@ class Refused(Event, tag="refused"):
     count: int
 
 
-class Notice(Event, tag="notice"):
+class Notice(Event, frozen=True, kw_only=True, tag="notice"):
     level: Literal["info", "warning", "error"]
     text: str
 
 
-class RunFinished(Event, tag="run_finished"):
+class RunFinished(Event, frozen=True, kw_only=True, tag="run_finished"):
     outcome: Literal["finished", "failed", "stopped"]
     steps: int
     detail: str
