@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 
-__all__ = ["Node", "cover", "leaves_of", "parent", "shares", "split"]
+__all__ = ["Node", "cover", "leaves_of", "parent", "schedule", "shares", "split"]
 
 Node = tuple[int, int]
 
@@ -59,6 +59,31 @@ def cover(leaves: Collection[int], num_leaves: int) -> tuple[Node, ...]:
             cut += 1
         stack += [(right, cut, stop), (left, start, cut)]
     return tuple(out)
+
+
+@lru_cache(maxsize=4096)
+def schedule(nodes: tuple[Node, ...], num_leaves: int) -> tuple[tuple[Node, Node, Node], ...]:
+    """The additions (left, right, parent) that lead from these nodes to the root, children before parents.
+
+    ValueError if the nodes do not tile the tree: then some microbatch would count twice or never.
+    """
+    todo: list[tuple[Node, Node, Node]] = []
+    have = set(nodes)
+    stack: list[Node] = [(0, num_leaves)]
+    found = 0
+    while stack:
+        node = stack.pop()
+        if node in have:
+            found += 1
+        elif node[1] - node[0] == 1:
+            raise ValueError(f"microbatch {node[0]} is in no partial sum of {sorted(nodes)}")
+        else:
+            left, right = split(node)
+            todo.append((left, right, node))
+            stack += [left, right]
+    if found != len(nodes):
+        raise ValueError(f"partial sums overlap: {sorted(nodes)}")
+    return tuple(reversed(todo))
 
 
 @lru_cache(maxsize=1024)
