@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from outlast.errors import EnvironmentFault
-from outlast.journal import Journal, RunLock
+from outlast.journal import Journal, RunLock, is_held
 
 HOLDER = """
 import pathlib, sys
@@ -54,8 +54,10 @@ def test_two_runs_in_one_directory(tmp_path: Path) -> None:
         assert str(holder.pid) in caught.value.message
         assert "--run-dir" in caught.value.remedy
         Journal.open_reader(tmp_path).close()
+        assert is_held(tmp_path)
         os.kill(holder.pid, signal.SIGKILL)
         holder.wait(10)
+        assert is_held(tmp_path) is False
         Journal.open_writer(tmp_path).close()  # the kernel released it
 
 
@@ -95,3 +97,17 @@ def test_a_refused_creation_lets_go_of_the_directory(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="already holds"):
         Journal.create(tmp_path)
     RunLock.take(tmp_path).release()
+
+
+def test_whether_a_run_is_held_is_read_from_the_kernel_s_table(tmp_path: Path) -> None:
+    assert is_held(tmp_path) is None  # no lock was ever taken
+    Journal.create(tmp_path / "run").close()
+    inode = (tmp_path / "run" / "run.lock").stat().st_ino
+    table = tmp_path / "locks"
+    table.write_text(
+        f"1: POSIX  ADVISORY  WRITE 7 fe:00:{inode} 0 EOF\n2: FLOCK  ADVISORY  WRITE 7 fe:00:{inode}1 0 EOF\n"
+    )
+    assert is_held(tmp_path / "run", table) is False
+    table.write_text(f"1: FLOCK  ADVISORY  WRITE 7 fe:00:{inode} 0 EOF\n")
+    assert is_held(tmp_path / "run", table) is True
+    assert is_held(tmp_path / "run", tmp_path / "absent") is None

@@ -5,8 +5,9 @@ Two SQLite files in the run directory: `journal.db` holds events, `record.db` th
 and never stop a run because an event could not be written. Read `_journal.py` first, then `_record.py`.
 """
 
+from outlast.journal._files import holds_run
 from outlast.journal._filesystem import Mount, find_mount, is_network
 from outlast.journal._journal import Entry, Journal
-from outlast.journal._lock import RunLock
+from outlast.journal._lock import RunLock, is_held, started_at_s
 
-__all__ = ["Entry", "Journal", "Mount", "RunLock", "find_mount", "is_network"]
+__all__ = ["Entry", "Journal", "Mount", "RunLock", "find_mount", "holds_run", "is_held", "is_network", "started_at_s"]

@@ -15,7 +15,7 @@ from pathlib import Path
 from outlast.errors import EnvironmentFault
 from outlast.journal._faults import os_fault
 
-__all__ = ["LOCK_NAME", "RunLock"]
+__all__ = ["LOCK_NAME", "RunLock", "is_held", "started_at_s"]
 
 LOCK_NAME = "run.lock"
 
@@ -73,6 +73,28 @@ class RunLock:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def is_held(run_dir: Path, table: Path = Path("/proc/locks")) -> bool | None:
+    """Whether a process holds the run's lock; None where the kernel does not say.
+
+    Asked of the kernel's table, not by trying the lock: a trial that succeeds would refuse a run starting just then.
+    """
+    try:
+        inode = (run_dir / LOCK_NAME).stat().st_ino
+        lines = table.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return None
+    locks = (line.split() for line in lines)
+    return any(len(f) > 5 and f[1] == "FLOCK" and f[5].rpartition(":")[2] == str(inode) for f in locks)
+
+
+def started_at_s(run_dir: Path) -> float:
+    """Unix time at which the run's lock was last taken: when it was started; 0 if it never was."""
+    try:
+        return (run_dir / LOCK_NAME).stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _sign(fd: int) -> None:
