@@ -24,7 +24,7 @@ $(STAMP):
 	@echo "outlast: making $(VENV) with $$($(PYTHON) --version): outlast itself (editable), torch 2.13.0, and the tools"
 	@echo "outlast: in constraints.txt. This downloads about 400 MB, once; later it needs no network."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	@rm -f $(VENV)/.made-*
 	@touch $@
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -45,53 +45,78 @@ class Why(msgspec.Struct, frozen=True, kw_only=True):
     timeline: list[Row]
 
 
-# (pattern, the cause's name, the remedy); of each table the first that matches holds.
-_TELLING: tuple[tuple[str, str, str], ...] = (
-    (r"out of memory|oom|memoryerror", "out of memory",
-     "use a smaller microbatch (more microbatches a step keep the result), or fewer replicas on this machine"),
-    (r"poison|same microbatch", "the loop fails on one microbatch",
-     "two replicas failed on the same samples: the bug is in the loop or its data; reproduce it with one replica"),
-    (r"diverged|fingerprint", "replicas differ",
-     "look for operations that are not deterministic in the layer named, or for memory that flips bits on that host"),
-)  # fmt: skip
+class _Cause(NamedTuple):
+    """`pattern`: what it looks like in an event's words; `remedy`: what helps."""
+
+    pattern: str
+    remedy: str
+
+
+_CAUSES: dict[str, _Cause] = {
+    "out of memory": _Cause(
+        r"out of ?memory|\boom\b|memoryerror",
+        "use a smaller microbatch (more microbatches a step keep the result), or fewer replicas on this machine"),
+    "the loop fails on one microbatch": _Cause(
+        r"poison|same microbatch",
+        "two replicas failed on the same samples: the bug is in the loop or its data; reproduce it with one replica"),
+    "replicas differ": _Cause(
+        r"diverged|fingerprint",
+        "look for operations that are not deterministic in the layer named, or for memory that flips bits"),
+    "killed from outside": _Cause(
+        r"sigkill|signal 9\b|killed|\b137\b",
+        "see whether the kernel ran out of memory (dmesg | grep -i oom) or a person or scheduler sent SIGKILL"),
+    "a crash in native code": _Cause(
+        r"sigsegv|sigbus|sigill|sigabrt|sigfpe|signal (11|7|4|6|8)\b",
+        "read the end of the replica's log in the run directory; if it strikes one host only, test its memory"),
+    "asked to leave": _Cause(
+        r"sigterm|sigint|signal (15|2)\b|preempt|graceful",
+        "nothing to mend: a scheduler or a person asked for it; keep a spare if that happens often"),
+    "an agent lost": _Cause(
+        r"agent",
+        "its replicas died with it: look for what ended the agent's process; --agents 2 keeps half of them alive"),
+    "the coordinator lost": _Cause(
+        r"coordinator",
+        "training went on without it and it was restarted; its log in the run directory says why it ended"),
+    "a broken path between members": _Cause(
+        r"path|partition|connection|reset|network|unreachable",
+        "check the links and firewalls between the hosts named; outlast status shows which replica was left out"),
+    "silent for too long": _Cause(
+        r"stop|hang|hung|silen|deadline|evict|stall|suspect|progress",
+        "if it was slow rather than stuck, raise outside_s or call outlast.pause() around slow parts of the loop; "
+        "if it was stuck, the replica's log shows where"),
+    "an exception in the loop": _Cause(
+        r"exception|error|traceback", "read its traceback in the replica's log in the run directory and mend the loop"),
+    "a process ended by itself": _Cause(
+        r"exit", "something in the loop ended the process (sys.exit, os._exit, a library): see the replica's log"),
+    "another cause": _Cause("", "read the replica's log in the run directory around that time"),
+}  # fmt: skip
+_TELLING = ("out of memory", "the loop fails on one microbatch", "replicas differ")
 """What decides wherever it stands, in the cause or in its detail."""
 
-_REMEDIES: tuple[tuple[str, str, str], ...] = (
-    (r"sigkill|signal 9\b|killed", "killed from outside",
-     "see whether the kernel ran out of memory (dmesg | grep -i oom) or a person or scheduler sent SIGKILL"),
-    (r"sigsegv|sigbus|sigill|sigabrt|sigfpe|signal (11|7|4|6|8)\b", "a crash in native code",
-     "read the end of the replica's log in the run directory; if it strikes one host only, test its memory"),
-    (r"sigterm|sigint|signal (15|2)\b|preempt|graceful", "asked to leave",
-     "nothing to mend: a scheduler or a person asked for it; keep a spare if that happens often"),
-    (r"agent", "an agent lost",
-     "its replicas died with it: look for what ended the agent's process; --agents 2 keeps half of them alive"),
-    (r"coordinator", "the coordinator lost",
-     "training went on without it and it was restarted; its log in the run directory says why it ended"),
-    (r"stop|hang|hung|silen|deadline|evict|stall|suspect|progress", "silent for too long",
-     "if it was slow rather than stuck, raise outside_s or call outlast.pause() around slow parts of the loop; "
-     "if it was stuck, the replica's log shows where"),
-    (r"path|partition|connection|reset|network|unreachable", "a broken path between members",
-     "check the links and firewalls between the hosts named; outlast status shows which replica was left out"),
-    (r"exception|error|traceback", "an exception in the loop",
-     "read its traceback in the replica's log in the run directory and mend the loop"),
-    (r"exit", "a process ended by itself",
-     "something in the loop ended the process (sys.exit, os._exit, a library): see the replica's log"),
-)  # fmt: skip
-_DEFAULT = ("another cause", "read the replica's log in the run directory around that time")
-
-
-_VAGUE = frozenset({"signal", "exit", "evicted"})
-"""Causes whose detail says more than they do: which signal, which code; a hang, a slow path or a difference."""
+_BY_CAUSE: dict[str, tuple[str, ...]] = {
+    "signal": ("killed from outside", "a crash in native code", "asked to leave", "another cause"),
+    "exit": ("killed from outside", "a process ended by itself"),
+    "exception": ("an exception in the loop",),
+    "evicted": ("a broken path between members", "silent for too long"),
+    "agent_lost": ("an agent lost",),
+    "coordinator": ("the coordinator lost",),
+}
+"""For causes that events name: what their detail may tell apart; the last one where it tells nothing."""
 
 
 def remedy(cause: str, detail: str = "") -> tuple[str, str]:
     """(name of the cause, what to do about it) for a cause and detail as events have them."""
     both = f"{cause} {detail}"
-    for text, entries in ((both, _TELLING), (both if cause in _VAGUE else cause, _REMEDIES)):
-        for pattern, name, advice in entries:
-            if re.search(pattern, text, re.IGNORECASE):
-                return name, advice
-    return _DEFAULT
+    telling = next((name for name in _TELLING if _looks_like(name, both)), None)
+    if telling is None and cause in _BY_CAUSE:
+        *options, default = _BY_CAUSE[cause]
+        telling = next((name for name in options if _looks_like(name, detail)), default)
+    name = telling or next(name for name in _CAUSES if _looks_like(name, cause))
+    return name, _CAUSES[name].remedy
+
+
+def _looks_like(name: str, text: str) -> bool:
+    return re.search(_CAUSES[name].pattern, text, re.IGNORECASE) is not None
 
 
 def why(
