@@ -34,7 +34,7 @@ def training() -> list[ev.AnyEvent]:
     return [
         ev.ViewInstalled(
             at_s=START_S + 1.9, epoch=1, n=1, members=[f"r{slot}.0" for slot in range(4)], cause="start",
-            planned=True, num_microbatches=8,
+            planned=False, num_microbatches=8,
         ),
         ev.ViewFormed(at_s=START_S + 2.0, epoch=1, n=1, step=0, roll_call_s=0.01),
         ev.JoinerServed(at_s=START_S + 2.5, replica="r4.0", step=3, donors=["r0.0", "r1.0"]),
@@ -59,7 +59,7 @@ def killed() -> list[ev.AnyEvent]:
         ),
         ev.ReplicaStarted(at_s=START_S + 6.0, replica="r2.1", agent="a0", pid=400),
         ev.ViewInstalled(
-            at_s=START_S + 7.05, epoch=1, n=3, members=["r0.0", "r1.0", "r3.0", "r4.0"], cause="r4.0 joins",
+            at_s=START_S + 6.95, epoch=1, n=3, members=["r0.0", "r1.0", "r3.0", "r4.0"], cause="planned",
             planned=True,
         ),
         ev.ViewFormed(at_s=START_S + 7.05, epoch=1, n=3, step=50, roll_call_s=0.01),

@@ -35,6 +35,12 @@ def test_lost_steps_cost_their_time(story: Any) -> None:
     assert accounting(events).lost_s == pytest.approx(0.1 * (5 + 1 / 3))
 
 
+def test_faults_that_one_view_mended_were_redone_once(story: Any) -> None:
+    twice = [*story.killed[:4], story.killed[3], *story.killed[4:]]
+    events = [*story.started, *story.training, *twice, *story.finished]
+    assert accounting(events).lost_s == pytest.approx(0.1 * 1 / 3)
+
+
 def test_overlapping_recoveries_count_once(story: Any) -> None:
     second = msgspec.structs.replace(story.killed[3], at_s=story.killed[3].at_s + 0.02, replica="r3.0")
     events = [*story.started, *story.training, *story.killed[:4], second, *story.killed[4:], *story.finished]
@@ -55,9 +61,9 @@ def test_a_run_that_never_formed_is_idle(story: Any) -> None:
     assert accounting([]).wall_s == 0.0
 
 
-def _installed(at: float, members: int) -> ev.ViewInstalled:
+def _installed(at: float, members: int, planned: bool) -> ev.ViewInstalled:
     names = [f"r{member}.0" for member in range(members)]
-    return ev.ViewInstalled(at_s=at, epoch=1, n=1, members=names, cause="", planned=False, num_microbatches=8)
+    return ev.ViewInstalled(at_s=at, epoch=1, n=1, members=names, cause="", planned=planned, num_microbatches=8)
 
 
 def _recovery(at: float, detect: float, down: float, orphans: int, lost: int) -> ev.Recovery:
@@ -81,7 +87,7 @@ def _finished(at: float) -> ev.RunFinished:
 
 times, counts, spans = st.floats(0.0, 100.0), st.integers(0, 20), st.floats(0.0, 50.0)
 happenings = st.one_of(
-    st.builds(_installed, times, st.integers(1, 6)),
+    st.builds(_installed, times, st.integers(1, 6), st.booleans()),
     st.builds(_formed, times),
     st.builds(_progress, times, st.floats(0, 2)),
     st.builds(_recovery, times, spans, spans, counts, counts),

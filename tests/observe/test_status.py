@@ -52,6 +52,18 @@ def test_the_spare_takes_over_and_the_slot_s_next_incarnation_replaces_the_dead(
     assert state.num_recoveries == 1
 
 
+def test_a_planned_view_leaves_the_old_one_at_work_until_it_has_formed(story: Any) -> None:
+    *before, planned, _, _ = story.killed
+    assert isinstance(planned, ev.ViewInstalled)
+    assert planned.planned
+    state = status([*story.started, *story.training, *before, planned])
+    assert (state.state, state.view) == ("training", (1, 2))
+    assert states(state)["r4.0"] == "spare"
+    died = ev.ViewInstalled(at_s=2e3, epoch=1, n=4, members=["r0.0", "r4.0"], cause="r1.0 died", planned=False)
+    state = status([*story.started, *story.training, *before, planned, died])
+    assert (state.state, state.view) == ("forming", (1, 4))
+
+
 def test_the_coordinator_s_loss_and_takeover(story: Any) -> None:
     before = [*story.started, *story.training, *story.killed]
     lost = status([*before, story.coordinator_lost[0]]).coordinator

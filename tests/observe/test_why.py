@@ -66,6 +66,8 @@ def test_an_exit_without_a_recovery_is_a_fault_too(story: Any) -> None:
         ("evicted", "stopped; a peer waited 0.61 s for it", "silent for too long"),
         ("evicted", "broken path to r1.0", "a broken path between members"),
         ("hang", "", "silent for too long"),
+        ("every replica that held the training state is gone", "", "nobody left"),
+        ("two replicas failed on step 3, microbatch 1:\nValueError", "", "the loop fails on one microbatch"),
         ("exit", "died while the coordinator was away", "a process ended by itself"),
         ("agent_lost", "its agent a0 died: SIGKILL", "an agent lost"),
         ("agent_lost", "", "an agent lost"),

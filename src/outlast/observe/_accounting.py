@@ -48,7 +48,7 @@ class Accounting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Facts(msgspec.Struct):
-    """What the sweep needs. `sizes`: (from when, members); `step_s`: the last one known at each recovery."""
+    """What the sweep needs. `sizes`: (from when, members); `redone_s`: by the view that mended it; `step_s`: latest."""
 
     start_s: float = 0.0
     end_s: float = 0.0
@@ -57,9 +57,9 @@ class _Facts(msgspec.Struct):
     full: int = 0
     sizes: list[tuple[float, int]] = []
     outages: list[tuple[float, float]] = []
-    redone_s: float = 0.0
+    redone_s: dict[tuple[int, int], float] = {}
     step_s: float = 0.0
-    members: int = 0
+    planned: ev.ViewInstalled | None = None
     microbatches: int = 0
 
 
@@ -82,7 +82,7 @@ def accounting(events: Iterable[ev.AnyEvent], *, now_s: float | None = None) -> 
             share = _share(middle, facts)
             productive += length * share
             degraded += length * (1 - share)
-    lost = min(facts.redone_s, productive)
+    lost = min(math.fsum(facts.redone_s.values()), productive)
     account = Accounting(
         wall_s=wall,
         productive_s=productive - lost,
@@ -124,9 +124,13 @@ def _note(event: ev.AnyEvent, at_s: float, facts: _Facts) -> None:
         case ev.RunStarted():
             facts.full = event.num_replicas
         case ev.ViewInstalled():
-            facts.members, facts.microbatches = len(event.members), event.num_microbatches or facts.microbatches
-            facts.sizes.append((at_s, facts.members))
+            facts.microbatches = event.num_microbatches or facts.microbatches
+            facts.planned = event if event.planned else None
+            if not event.planned:  # a planned one leaves the old view at work until it has formed
+                facts.sizes.append((at_s, len(event.members)))
         case ev.ViewFormed():
+            if facts.planned is not None and (facts.planned.epoch, facts.planned.n) == (event.epoch, event.n):
+                facts.sizes.append((at_s, len(facts.planned.members)))
             facts.active_from_s = min(facts.active_from_s, at_s)
             facts.active_until_s = at_s
         case ev.Progress():
@@ -135,14 +139,17 @@ def _note(event: ev.AnyEvent, at_s: float, facts: _Facts) -> None:
         case ev.Recovery():
             facts.active_until_s = max(facts.active_until_s, at_s)
             facts.outages.append((max(facts.start_s, at_s - event.downtime_s - event.detect_s), at_s))
-            facts.redone_s += facts.step_s * (event.lost_steps + _redone(event.microbatches_recomputed, facts))
+            members = facts.sizes[-1][1] if facts.sizes else 0
+            steps = event.lost_steps + _redone(event.microbatches_recomputed, facts.microbatches, members)
+            view = (event.view[0], event.view[1])  # faults that one view mended were redone once
+            facts.redone_s[view] = max(facts.redone_s.get(view, 0.0), facts.step_s * steps)
 
 
-def _redone(orphans: int, facts: _Facts) -> float:
-    """Orphans' recomputation in steps: whole microbatches per member, against a whole step's per member."""
-    if not (orphans and facts.microbatches and facts.members):
+def _redone(orphans: int, microbatches: int, members: int) -> float:
+    """Orphans' recomputation in steps: whole microbatches a member, against a whole step's a member."""
+    if not (orphans and microbatches and members):
         return 0.0
-    return math.ceil(orphans / facts.members) / math.ceil(facts.microbatches / facts.members)
+    return math.ceil(orphans / members) / math.ceil(microbatches / members)
 
 
 def _union(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -77,6 +77,7 @@ class StatusFold:
         self._slots: dict[str, Replica] = {}
         self._view: tuple[int, int] | None = None
         self._formed = False
+        self._planned: ev.ViewInstalled | None = None
         self._progress: ev.Progress | None = None
         self._step: int | None = None
         self._loss: float | None = None
@@ -172,16 +173,24 @@ class StatusFold:
                     self._change(replica, state="exited", detail=f"agent {event.agent} was lost")
 
     def _take_view(self, event: ev.ViewInstalled | ev.ViewFormed) -> None:
-        self._view = view = (event.epoch, event.n)
-        self._formed = isinstance(event, ev.ViewFormed)
         if isinstance(event, ev.ViewInstalled):
-            for replica in [r for r in self._slots.values() if r.view is not None]:
-                self._change(replica.replica, state="leaving" if replica.state != "exited" else "exited", view=None)
-            for name in event.members:
-                self._change(name, state="forming", view=view)
+            self._planned = event if event.planned else None
+            if not event.planned:  # a planned one leaves the old view at work until it has formed
+                self._enter(event)
             return
-        for replica in [r for r in self._slots.values() if r.view == view and r.state == "forming"]:
+        if self._planned is not None and (self._planned.epoch, self._planned.n) == (event.epoch, event.n):
+            self._enter(self._planned)
+            self._planned = None
+        self._view, self._formed = (event.epoch, event.n), True
+        for replica in [r for r in self._slots.values() if r.view == self._view and r.state == "forming"]:
             self._change(replica.replica, state="training")
+
+    def _enter(self, event: ev.ViewInstalled) -> None:
+        self._view, self._formed = (event.epoch, event.n), False
+        for replica in [r for r in self._slots.values() if r.view is not None]:
+            self._change(replica.replica, state="leaving" if replica.state != "exited" else "exited", view=None)
+        for name in event.members:
+            self._change(name, state="forming", view=self._view)
 
     def _take_replica(self, event: ev.AnyEvent) -> None:
         match event:

@@ -57,7 +57,7 @@ _CAUSES: dict[str, _Cause] = {
         r"out of ?memory|\boom\b|memoryerror",
         "use a smaller microbatch (more microbatches a step keep the result), or fewer replicas on this machine"),
     "the loop fails on one microbatch": _Cause(
-        r"poison|same microbatch",
+        r"poison|same microbatch|two replicas failed",
         "two replicas failed on the same samples: the bug is in the loop or its data; reproduce it with one replica"),
     "replicas differ": _Cause(
         r"diverged|fingerprint",
@@ -84,13 +84,17 @@ _CAUSES: dict[str, _Cause] = {
         r"stop|hang|hung|silen|deadline|evict|stall|suspect|progress",
         "if it was slow rather than stuck, raise outside_s or call outlast.pause() around slow parts of the loop; "
         "if it was stuck, the replica's log shows where"),
+    "nobody left": _Cause(
+        r"every replica|nobody alive|fleet lost",
+        "what takes all replicas at once is usually the machine: its memory, its scheduler, its power; a spare or a "
+        "second agent does not outlast that, a checkpoint does"),
     "an exception in the loop": _Cause(
         r"exception|error|traceback", "read its traceback in the replica's log in the run directory and mend the loop"),
     "a process ended by itself": _Cause(
         r"exit", "something in the loop ended the process (sys.exit, os._exit, a library): see the replica's log"),
     "another cause": _Cause("", "read the replica's log in the run directory around that time"),
 }  # fmt: skip
-_TELLING = ("out of memory", "the loop fails on one microbatch", "replicas differ")
+_TELLING = ("out of memory", "the loop fails on one microbatch", "replicas differ", "nobody left")
 """What decides wherever it stands, in the cause or in its detail."""
 
 _BY_CAUSE: dict[str, tuple[str, ...]] = {
@@ -135,14 +139,23 @@ def why(
         state=state.state,
         headline=_headline(state, len(recoveries)),
         survived=len(recoveries),
-        lost_steps=sum(event.lost_steps for event in recoveries),
-        microbatches_recomputed=sum(event.microbatches_recomputed for event in recoveries),
-        downtime_s=sum(event.downtime_s for event in recoveries),
+        lost_steps=round(_once(recoveries, "lost_steps")),
+        microbatches_recomputed=round(_once(recoveries, "microbatches_recomputed")),
+        downtime_s=_once(recoveries, "downtime_s"),
         cost=cost,
         ettr=cost.ettr,
         advice=_advice(events, state),
         timeline=timeline(events, everything=everything),
     )
+
+
+def _once(recoveries: Sequence[ev.Recovery], figure: str) -> float:
+    """The sum of a figure; of faults that one view mended, which share it, the largest."""
+    by_view: dict[tuple[int, ...], float] = {}
+    for event in recoveries:
+        view = tuple(event.view)
+        by_view[view] = max(by_view.get(view, 0.0), getattr(event, figure))
+    return sum(by_view.values())
 
 
 def _headline(state: Status, survived: int) -> str:
