@@ -1,4 +1,4 @@
-"""Train an MLP on scikit-learn's digits, and survive: `outlast run --replicas 4 digits.py`. Plain twin: digits_plain.py."""
+"""Train an MLP on scikit-learn's digits, and survive: `outlast run --replicas 4 digits.py`. Twin: digits_plain.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Train a byte-level GPT on English text, and survive: `outlast run --replicas 4 gpt.py`. Plain twin: gpt_plain.py."""
+"""Train a byte-level GPT on English text, and survive: `outlast run --replicas 4 gpt.py`. Twin: gpt_plain.py."""
 
 from __future__ import annotations
 
