@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from benchmarks._fleet import Commit, Member
 
-__all__ = ["Outcome", "measure_restart", "measure_survivors", "newest_step"]
+__all__ = ["Outcome", "join_stall", "measure_restart", "measure_survivors", "newest_step"]
 
 GAPS = 3
 """A fault can interrupt the step that a survivor is in, or the one after: the worst of this many gaps is reported."""
@@ -30,6 +30,8 @@ class Outcome:
     median_step_s: float = float("nan")
     recomputed: int = 0
     redone_steps: int = 0
+    deadline_s: float = 0.0
+    join_stall_s: float = 0.0
     failed: str = ""
 
     def line(self) -> str:
@@ -37,7 +39,8 @@ class Outcome:
             return f"{self.system} {self.fault} in {self.phase or '?'}: FAILED: {self.failed.partition(chr(10))[0]}"
         return (
             f"{self.system} {self.fault} in {self.phase}: net {self.net_s:.3f} s, gross {self.gross_s:.3f} s, "
-            f"median step {self.median_step_s * 1e3:.1f} ms, {self.recomputed} microbatches, {self.redone_steps} steps"
+            f"step {self.median_step_s * 1e3:.1f} ms, {self.recomputed} microbatches, {self.redone_steps} steps redone, "
+            f"joiner's stall {self.join_stall_s * 1e3:.0f} ms"
         )
 
 
@@ -84,6 +87,15 @@ def measure_restart(before: Sequence[Member], new: Sequence[Member], at_s: float
     redone = max(0, reached + 1 - first)
     net_s = beyond_s - max(commit.at_s for commit in old) - median_s * (1 + redone)
     return Outcome(net_s=net_s, gross_s=beyond_s - at_s, median_step_s=median_s, redone_steps=redone)
+
+
+def join_stall(members: Sequence[Member], since_s: float) -> float:
+    """The longest step of any of them since `since_s`, less its median step in that time."""
+    gaps = [
+        [b.at_s - a.at_s for a, b in itertools.pairwise([c for c in member.commits if c.at_s >= since_s])]
+        for member in members
+    ]
+    return max((max(steps) - statistics.median(steps) for steps in gaps if steps), default=0.0)
 
 
 def _median_gap(commits: Sequence[Commit]) -> float:

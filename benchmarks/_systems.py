@@ -56,6 +56,11 @@ class Launch:
     options: Sequence[str] = ()
 
     @property
+    def run_dir(self) -> Path:
+        """outlast's run directory."""
+        return self.scratch / "run"
+
+    @property
     def worker(self) -> list[str]:
         values = {"model": self.model, "microbatches": self.microbatches, "seed": self.seed}
         return [f"--{key}={value}" for key, value in values.items()] + [f"--timeout-s={self.timeout_s}"]
@@ -111,7 +116,7 @@ def _own(*options: str) -> Callable[[Launch], Commands]:
     return lambda launch: _outlast.commands(
         replicas=launch.replicas,
         worker=launch.worker,
-        run_dir=launch.scratch / "run",
+        run_dir=launch.run_dir,
         options=[*options, *launch.options],
     )
 

@@ -1,59 +1,60 @@
 """Fault to next committed step, four replicas of the same MLP: outlast, torchft, torchrun, plain restart.
 
-One sample: start a fleet, let it run, hurt one replica at a random moment, and read from every survivor's commits how
-long the interrupted step took. `net` is that time less a median step, less what had to be computed again (microbatches
-recomputed, or steps redone); `gross` is what a clock on the wall saw from the fault to the next new step.
+One sample: let a fleet train, hurt one replica at a random moment, and read from every survivor's commits how long the
+interrupted step took. `net` is that time less a median step, less what had to be computed again (microbatches
+recomputed, or steps redone); `gross` is what a clock on the wall saw from the fault to the next new step. outlast
+replaces its dead, so one fleet gives many samples, and each also shows how long a joiner held up the others.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
+import json
 import random
-import signal
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks._analysis import Outcome, measure_restart, measure_survivors, newest_step
+from benchmarks._analysis import Outcome
 from benchmarks._common import Bounds, Table, alone, environment, options, publish, spread
 from benchmarks._fleet import FleetStuck
-from benchmarks._systems import SYSTEMS, Launch, System, peers_missing
+from benchmarks._strike import FAULTS, START_S, Striker, steady
+from benchmarks._systems import SYSTEMS, Launch, peers_missing
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from benchmarks._fleet import Fleet, Member
+    from collections.abc import Iterator, Sequence
 
 __all__ = ["main"]
 
-FAULTS = {"SIGKILL": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP}
-WARM_STEPS, AFTER_STEPS = 40, 4
-START_S, GIVE_UP_S = 120.0, 90.0
+JOIN_LIMIT_S = 0.05
+MEDIAN_S = {"SIGKILL": 0.1}
+WORST_S = {"SIGKILL": 0.3, "SIGKILL-coordinator": 1.0}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     rng, machine, bounds = random.Random(args.seed), environment(args), Bounds()
-    outcomes: list[Outcome] = []
+    outcomes = [Outcome(**told) for path in args.add for told in json.loads(path.read_text())["data"]]
     absent = {name: why for name in args.systems if (why := peers_missing(SYSTEMS[name], args))}
-    for _ in range(args.samples):
-        for name in args.systems:
-            for fault in args.faults:
-                if name not in absent:
-                    outcomes.append(sample(name, fault, args, rng))
-                    print(outcomes[-1].line(), file=sys.stderr)
+    for name in args.systems:
+        for fault in args.faults:
+            if name in absent or (fault.endswith("-coordinator") and not name.startswith("outlast")):
+                continue
+            for outcome in sample(name, fault, args, rng):
+                outcomes.append(outcome)
+                print(outcome.line(), file=sys.stderr, flush=True)
     claim(outcomes, bounds)
-    tables = [summary(fault, args.systems, outcomes, absent) for fault in args.faults]
+    shown = [name for name in SYSTEMS if name in args.systems or any(o.system == name for o in outcomes)]
+    faults = [fault for fault in FAULTS if fault in args.faults or any(o.fault == fault for o in outcomes)]
+    tables = [summary(fault, shown, outcomes, absent) for fault in faults]
     return publish("recovery", args, machine, tables, bounds, [dataclasses.asdict(outcome) for outcome in outcomes])
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = options(__doc__)
-    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=[n for n in SYSTEMS if n != "ddp"])
+    parser.add_argument("--systems", nargs="*", choices=SYSTEMS, default=[n for n in SYSTEMS if n != "ddp"])
     parser.add_argument("--faults", nargs="+", choices=FAULTS, default=["SIGKILL"])
     parser.add_argument("--samples", type=int, default=3, help="of each system and fault")
     parser.add_argument("--replicas", type=int, default=4)
@@ -61,73 +62,58 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--timeout-s", type=float, default=5.0, help="of the peers' collectives")
     parser.add_argument("--peers-python", type=Path, help="interpreter of an environment with the peers")
+    parser.add_argument("--add", nargs="*", type=Path, default=[], help="earlier --out files of this machine")
     return parser.parse_args(argv)
 
 
-def sample(name: str, fault: str, args: argparse.Namespace, rng: random.Random) -> Outcome:
-    """Start one fleet, hurt it once, measure."""
-    system = SYSTEMS[name]
-    with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
-        launch = Launch(
-            replicas=args.replicas, model=args.model, microbatches=args.microbatches, seed=args.seed,
-            python=args.peers_python or Path(sys.executable), scratch=Path(scratch), timeout_s=args.timeout_s,
-        )  # fmt: skip
-        with system.fleet(launch) as fleet:
-            try:
-                fleet.wait_for("steady training", lambda: steady(fleet, args.replicas), START_S)
-                with alone(args.lock):
-                    return strike(name, system, fault, fleet, rng, args.replicas)
-            except FleetStuck as stuck:
-                return Outcome(system=name, fault=fault, failed=str(stuck))
+def sample(name: str, fault: str, args: argparse.Namespace, rng: random.Random) -> Iterator[Outcome]:
+    """`args.samples` outcomes; a fleet that does not replace its dead is started anew for each."""
+    left = args.samples
+    while left:
+        count = left if SYSTEMS[name].replaces else 1
+        left -= count
+        with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
+            launch = Launch(
+                replicas=args.replicas, model=args.model, microbatches=args.microbatches, seed=args.seed,
+                python=args.peers_python or Path(sys.executable), scratch=Path(scratch), timeout_s=args.timeout_s,
+                options=[f"--max-restarts={count + 1}"] if SYSTEMS[name].replaces else [],
+            )  # fmt: skip
+            striker = Striker(name=name, system=SYSTEMS[name], launch=launch, rng=rng)
+            yield from campaign(striker, fault, count, args.lock)
 
 
-def steady(fleet: Fleet, replicas: int) -> bool:
-    return sum(len(member.commits) >= WARM_STEPS for member in fleet.living) >= replicas
-
-
-def strike(name: str, system: System, fault: str, fleet: Fleet, rng: random.Random, replicas: int) -> Outcome:
-    """Hurt one member at a random moment and wait until everybody else has gone on for a few steps."""
-    fleet.listen(rng.uniform(0.3, 1.0))
-    before = fleet.living
-    victim = rng.choice([member for member in before if member.rank != system.immune])
-    phase, at_s = fleet.phase(victim), time.monotonic()
-    os.kill(victim.pid, FAULTS[fault])
-    reached = newest_step(before, at_s)
-    others = [member for member in before if member is not victim]
-    wanted = replicas - 1 if system.keeps else replicas
-
-    def gone_on() -> bool:
-        return sum(has_gone_on(member, reached, at_s) for member in fleet.living if member is not victim) >= wanted
-
-    def broken() -> bool:
-        return system.keeps and any(member.gone for member in others)
-
-    told = Outcome(system=name, fault=fault, phase=phase)
-    try:
-        fleet.wait_for("new step after the fault", lambda: broken() or gone_on(), GIVE_UP_S)
-    except FleetStuck as stuck:
-        return dataclasses.replace(told, failed=str(stuck))
-    if broken():
-        lost = sum(member.gone for member in others)
-        return dataclasses.replace(told, failed=f"{lost} or more survivors died too\n{fleet.tail()}")
-    if system.keeps:
-        found = measure_survivors(others, at_s)
-    else:
-        found = measure_restart(before, [m for m in fleet.members if m not in before], at_s, reached)
-    return dataclasses.replace(found, system=name, fault=fault, phase=phase)
-
-
-def has_gone_on(member: Member, reached: int, at_s: float) -> bool:
-    return sum(commit.at_s > at_s and commit.step > reached for commit in member.commits) >= AFTER_STEPS
+def campaign(striker: Striker, fault: str, count: int, lock: Path | None) -> Iterator[Outcome]:
+    """Up to `count` strikes in one fleet; it ends early when one is not survived."""
+    with striker.system.fleet(striker.launch) as fleet:
+        try:
+            fleet.wait_for("steady training", lambda: steady(fleet, striker.launch.replicas), START_S)
+        except FleetStuck as stuck:
+            yield Outcome(system=striker.name, fault=fault, failed=str(stuck))
+            return
+        for _ in range(count):
+            with alone(lock):
+                outcome = striker.strike(fleet, fault)
+                if striker.system.replaces and not outcome.failed:
+                    outcome = striker.rejoin(fleet, outcome)
+            yield outcome
+            if outcome.failed:
+                return
 
 
 def claim(outcomes: Sequence[Outcome], bounds: Bounds) -> None:
     """The bounds are outlast's alone: what it promises, not what the peers do."""
-    own = [o for o in outcomes if o.system in {"outlast", "outlast-spare"} and o.fault == "SIGKILL"]
-    for system in sorted({outcome.system for outcome in own}):
-        nets = [o.net_s if not o.failed else float("inf") for o in own if o.system == system]
-        bounds.check(f"{system}: SIGKILL, median", spread(nets).median, 0.1)
-        bounds.check(f"{system}: SIGKILL, worst of {len(nets)}", max(nets), 0.3)
+    groups = sorted({(o.system, o.fault) for o in outcomes if o.system in {"outlast", "outlast-spare"}})
+    for system, fault in groups:
+        mine = [o for o in outcomes if (o.system, o.fault) == (system, fault)]
+        nets = [float("inf") if o.failed else o.net_s - o.deadline_s for o in mine]
+        less = " less its deadline" if fault == "SIGSTOP" else ""
+        bounds.check(
+            f"{system}: {fault}{less}, median", spread(nets).median, MEDIAN_S.get(fault, WORST_S.get(fault, 0.1))
+        )
+        bounds.check(f"{system}: {fault}{less}, worst of {len(nets)}", max(nets), WORST_S.get(fault, 0.1))
+        stalls = [o.join_stall_s for o in mine if o.join_stall_s]
+        if stalls:
+            bounds.check(f"{system}: a joiner's stall after {fault}, worst of {len(stalls)}", max(stalls), JOIN_LIMIT_S)
 
 
 def summary(fault: str, systems: Sequence[str], outcomes: Sequence[Outcome], absent: dict[str, str]) -> Table:
@@ -136,21 +122,25 @@ def summary(fault: str, systems: Sequence[str], outcomes: Sequence[Outcome], abs
         mine = [o for o in outcomes if o.system == name and o.fault == fault]
         well = [o for o in mine if not o.failed]
         failed = f"{len(mine) - len(well)} of {len(mine)}" if mine else ""
-        if not well:
-            rows.append([SYSTEMS[name].title, absent.get(name, "never recovered"), "", "", "", failed])
+        title = SYSTEMS[name].title
+        if not mine and name not in absent:
             continue
+        if not well:
+            rows.append([title, absent.get(name, "never recovered"), "", "", "", "", failed])
+            continue
+        stalls = [o.join_stall_s for o in well if o.join_stall_s]
         rows.append([
-            SYSTEMS[name].title, spread(o.net_s for o in well).show(), spread(o.gross_s for o in well).show(),
-            f"{spread(o.redone_steps for o in well).median:.0f}",
+            title, spread(o.net_s for o in well).show(), spread(o.gross_s for o in well).show(),
+            f"{spread(o.redone_steps for o in well).median:.0f}", f"{max(stalls) * 1e3:.0f}" if stalls else "",
             spread(o.median_step_s for o in well).show(1e3, 1), failed,
         ])  # fmt: skip
-    columns = ["system", "net s: median (low to high)", "gross s", "steps redone", "median step ms", "failed"]
+    columns = ["system", "net s: median (low to high)", "gross s", "steps redone", "worst joiner's stall ms",
+               "median step ms", "failed"]  # fmt: skip
     phases = ", ".join(sorted({o.phase for o in outcomes if o.fault == fault and o.phase}))
+    notes = ["net: the interrupted step less a median step, less what was computed again"]
     return Table(
-        title=f"{fault} of one replica", columns=columns, rows=rows,
-        notes=["net: the interrupted step less a median step, less what was computed again",
-               f"the victim was in: {phases}"],
-    )  # fmt: skip
+        title=f"{fault} of one replica", columns=columns, rows=rows, notes=[*notes, f"the victims were in: {phases}"]
+    )
 
 
 if __name__ == "__main__":
