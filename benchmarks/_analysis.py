@@ -39,8 +39,8 @@ class Outcome:
             return f"{self.system} {self.fault} in {self.phase or '?'}: FAILED: {self.failed.partition(chr(10))[0]}"
         return (
             f"{self.system} {self.fault} in {self.phase}: net {self.net_s:.3f} s, gross {self.gross_s:.3f} s, "
-            f"step {self.median_step_s * 1e3:.1f} ms, {self.recomputed} microbatches, {self.redone_steps} steps redone, "
-            f"joiner's stall {self.join_stall_s * 1e3:.0f} ms"
+            f"step {self.median_step_s * 1e3:.1f} ms, again {self.recomputed} microbatches and {self.redone_steps} "
+            f"steps, joiner's stall {self.join_stall_s * 1e3:.0f} ms"
         )
 
 
