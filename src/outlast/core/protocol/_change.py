@@ -82,11 +82,11 @@ def try_install(c: Coordinator, now_s: float) -> None:
     if not alive:
         _without_survivors(c, change)
     elif any(name in of_view for name in carriers) or (carriers and not c.roster.alive(change.view)):
-        for name in list(change.waiting):
+        for name in sorted(change.waiting):
             c.condemn(name, f"did not acknowledge leaving view {change.upto}")
         c.install(_successor(c, change, carriers), change.cause)
     elif change.lease_out and (carriers or c.roster.count("ready")):
-        for name in list(change.waiting):
+        for name in sorted(change.waiting):
             c.condemn(name, "silent for longer than the lease")
         try_install(c, now_s)
 

@@ -196,8 +196,9 @@ class Member:
         return [m.Rejoin(member=self.me)]
 
     def lost(self, suspects: Sequence[str], cause: str, now_s: float) -> list[m.ToCoordinator]:
-        """Connections to peers of the view ended without a goodbye: leave at once, unasked."""
-        if self.view is None or self.over(self.view.id):
+        """The view that `next` last named cannot go on (`suspects`: peers whose connection ended without a goodbye):
+        leave it at once, unasked. Nothing to say if it is over already; a newer view is not touched."""
+        if self.view is None or self.view.id != self._at or self.over(self.view.id):
             return []
         self.left = self.view.id
         return [m.Left(member=self.me, view=self.view.id, cause=cause, suspects=tuple(suspects), at_s=now_s)]

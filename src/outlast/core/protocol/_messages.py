@@ -166,7 +166,8 @@ class Exited(Wire, frozen=True, kw_only=True, tag=True):
 
 
 class Examined(Wire, frozen=True, kw_only=True, tag=True):
-    """What an agent finds when it looks at a suspect: evidence for `core/policy`."""
+    """What an agent finds when it looks at a suspect: evidence for `core/policy`. Sent when asked (Examine), and
+    unasked when a member is silent for longer than it may be: in a view of one nobody else would notice."""
 
     member: str
     state: str  # the kernel's letter: R S D T t Z, or X for gone

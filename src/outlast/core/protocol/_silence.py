@@ -29,22 +29,23 @@ def stalled(c: Coordinator, message: m.Stalled) -> None:
 
 
 def examined(c: Coordinator, now_s: float, seen: m.Examined) -> None:
-    """An agent's evidence about a suspect: evict, wait, or probe the paths."""
-    stall = c.stalls.pop(seen.member, None)
-    if stall is None or c.change is not None or not c.roster.is_alive(seen.member):
+    """An agent's evidence about a suspect: evict, wait, or probe the paths. Unasked, it stands for itself: in a view
+    of one nobody waits for who hangs."""
+    asked = c.stalls.pop(seen.member, None)
+    if c.view is None or c.change is not None or not c.roster.is_alive(seen.member):
         return
+    waited_s, deadline_s = (asked.waited_s, asked.deadline_s) if asked else (seen.silent_s, seen.allowed_s)
     evidence = Evidence(
         state=seen.state, traced=seen.traced, phase=Phase(seen.phase), silent_s=seen.silent_s,
-        cpu_advanced=seen.cpu_advanced, allowed_s=seen.allowed_s, waited_s=stall.waited_s, deadline_s=stall.deadline_s,
+        cpu_advanced=seen.cpu_advanced, allowed_s=seen.allowed_s, waited_s=waited_s, deadline_s=deadline_s,
     )  # fmt: skip
     verdict = judge(evidence, c.settings.outside_s)
     if verdict.decision == "evict":
-        c.reports.noticed(seen.member, stall.member, now_s)
+        c.reports.noticed(seen.member, asked.member if asked else c.roster.peers[seen.member].agent, now_s)
         c.journal("suspected", replica=seen.member, evidence=verdict.reason, decision="evict")
         c.kill(seen.member, verdict.reason)
-    elif verdict.decision == "probe":
-        newest = c.planned if c.planned is not None and stall.view == c.planned.id else c.view
-        assert newest is not None
+    elif verdict.decision == "probe" and asked is not None:
+        newest = c.planned if c.planned is not None and asked.view == c.planned.id else c.view
         c.rows.clear()
         c.tell(newest.members, m.Probe(epoch=c.epoch, view=newest.id))
         c.timer(f"probe:{newest.id}", c.settings.doubt_s)
