@@ -56,7 +56,10 @@ class Reduced(msgspec.Struct, frozen=True, tag=True):
 
 
 class Head(msgspec.Struct, frozen=True, tag=True):
+    """My header; and the module buffers after microbatch 0, from who computed it."""
+
     header: Header
+    buffers: tuple[bytes, ...] = ()
 
 
 class Hand(msgspec.Struct, frozen=True, tag=True):
@@ -208,6 +211,7 @@ class Mesh:
         self.boxes: dict[tuple[type, int, int], dict[str, Any]] = defaultdict(dict)
         self.left: set[str] = set()
         self.answered: set[str] = set()
+        self.ping_wanted = self.pinged = False
         self._wake_fd, self._abandoned, self._patience, self._on_stall = wake_fd, abandoned, patience, on_stall
         self._probe = probe
         self._poll = select.poll()
@@ -395,6 +399,7 @@ class Mesh:
     def ping(self) -> None:
         """Ask every peer for a sign of life on this mesh; answers gather in `answered`."""
         self.answered.clear()
+        self.ping_wanted, self.pinged = False, True
         self.broadcast(_Ping())
 
     # --- leaving -------------------------------------------------------------------------------------------------

@@ -24,10 +24,11 @@ from torch import Tensor
 
 from outlast.core.protocol import ViewId
 
-__all__ = ["Flushed", "Frozen", "Outcome", "Share", "Stream", "Streams", "raw"]
+__all__ = ["FEED", "Flushed", "Frozen", "Outcome", "Share", "Stream", "Streams", "raw"]
 
 _QUEUE = 16  # outcomes and snapshots that may wait for one joiner
 _CHUNK = 1 << 20
+FEED = "/feed"  # a joiner's streams arrive at its mesh address with this added
 
 
 class Share(msgspec.Struct, frozen=True, tag=True):
@@ -193,13 +194,12 @@ class _Incoming:
 
 
 class Streams:
-    """All streams that reach one joiner. `address` is told to the coordinator; `wait` returns what arrived."""
+    """All streams that reach one joiner. `wait` returns what arrived."""
 
     def __init__(self, run_id: str, me: str, secret: bytes, wake_fd: int) -> None:
         self.me, self._secret, self._wake_fd = me, secret, wake_fd
-        self.address = f"outlast/{run_id}/{me}/{os.getpid()}/feed"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind("\0" + self.address)
+        self._listener.bind(f"\0outlast/{run_id}/{me}/{os.getpid()}{FEED}")
         self._listener.listen(256)
         self._listener.setblocking(False)
         self.incoming: list[_Incoming] = []
