@@ -219,7 +219,7 @@ def gather(args: argparse.Namespace) -> Crowd:
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         launch = Launch(
             replicas=num, model="none", microbatches=num, seed=args.seed, python=Path(sys.executable),
-            scratch=Path(scratch), options=["--max-restarts=0"],
+            scratch=Path(scratch), settings={"max_restarts": "0"},
         )  # fmt: skip
         with SYSTEMS["outlast"].fleet(launch) as fleet, alone(args.lock):
             fleet.wait_for("first view", lambda: sum(bool(m.commits) for m in fleet.living) == num, CROWD_S)

@@ -110,7 +110,7 @@ def start(name: str, model: str, args: argparse.Namespace, stack: contextlib.Exi
     launch = Launch(
         replicas=args.replicas + (args.shrunk and own), model=model, microbatches=args.microbatches, seed=args.seed,
         python=args.peers_python or Path(sys.executable), scratch=scratch, timeout_s=60.0,
-        options=["--max-restarts", "0"] if args.shrunk and own else [],
+        settings={"max_restarts": "0"} if args.shrunk else {},
     )  # fmt: skip
     fleet = SYSTEMS[name].fleet(launch)
     fleet.set_block(BLOCKS[model])
