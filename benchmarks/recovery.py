@@ -76,7 +76,7 @@ def sample(name: str, fault: str, args: argparse.Namespace, rng: random.Random) 
             launch = Launch(
                 replicas=args.replicas, model=args.model, microbatches=args.microbatches, seed=args.seed,
                 python=args.peers_python or Path(sys.executable), scratch=Path(scratch), timeout_s=args.timeout_s,
-                options=[f"--max-restarts={count + 1}"] if SYSTEMS[name].replaces else [],
+                settings={"max_restarts": str(2 * count + 2)},
             )  # fmt: skip
             striker = Striker(name=name, system=SYSTEMS[name], launch=launch, rng=rng)
             yield from campaign(striker, fault, count, args.lock)
