@@ -62,8 +62,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     heard: int  # orders of this view that I know of, without a gap
     losses: tuple[tuple[int, float, float], ...] = ()  # (microbatch, mean loss, weight)
     used: bytes = b""  # bitmap of parameters that received a gradient
-    norms: tuple[tuple[int, float], ...] = ()  # (block, sum of squares) of my slices
-    outputs: tuple[tuple[int, int], ...] = ()  # (block, fingerprint) of my slices
+    norms: tuple[tuple[int, int, float], ...] = ()  # (lo, hi, sum of squares) of nodes of the tree over blocks
+    output: int = 0  # fingerprint of my slices of the reduced gradient
     state: tuple[int, int] = (0, 0)  # (part, fingerprint): a rotating part of my state after the last step
 
 
