@@ -97,12 +97,12 @@ def open_read_only(run_dir: Path, name: str) -> sqlite3.Connection:
             check_same_thread=False,
         )  # fmt: skip
     except sqlite3.Error as error:
-        raise sqlite_fault(error, path) from error
+        raise sqlite_fault(error, path, reading=True) from error
     try:
         _check_format(connection, path)
     except sqlite3.Error as error:
         connection.close()
-        raise sqlite_fault(error, path) from error
+        raise sqlite_fault(error, path, reading=True) from error
     except OutlastError:
         connection.close()
         raise

@@ -160,7 +160,10 @@ class Journal:
         return self._record.newest_epoch()
 
     def close(self, timeout_s: float = FLUSH_S) -> bool:
-        """Write what was appended and release the run; False if events were lost (the disk refused to the end)."""
+        """Write what was appended and release the run; False if events were lost (the disk refused to the end).
+
+        What is appended afterwards is dropped: a run that ends is not to fail on its last words.
+        """
         with self._mutex:
             self._reader.close()
         return self._release(timeout_s)
@@ -190,7 +193,7 @@ class Journal:
             with self._mutex:
                 return self._reader.execute(query, values).fetchall()
         except sqlite3.Error as error:
-            raise sqlite_fault(error, self.run_dir / EVENTS_NAME) from error
+            raise sqlite_fault(error, self.run_dir / EVENTS_NAME, reading=True) from error
 
     def _entry(self, seq: int, body: str) -> Entry:
         try:

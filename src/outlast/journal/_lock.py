@@ -54,9 +54,8 @@ class RunLock:
         """
         path = run_dir / LOCK_NAME
         try:
-            if not os.path.sameopenfile(fd, other := os.open(path, os.O_RDONLY | os.O_CLOEXEC)):
+            if not os.path.samestat(os.fstat(fd), path.stat()):
                 raise EnvironmentFault(f"descriptor {fd} is not the lock {path}", remedy="pass RunLock.fileno()")
-            os.close(other)
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the same open file description: held already
         except BlockingIOError:
             raise _in_use(run_dir, "unknown") from None

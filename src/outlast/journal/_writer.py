@@ -63,9 +63,11 @@ class EventWriter:
         return self._trouble
 
     def append(self, events: list[AnyEvent]) -> None:
-        """Take events for writing; returns at once."""
+        """Take events for writing; returns at once. After `close` they are dropped."""
         rows = [_Row(event.at_s, tag_of(event), encode(event).decode()) for event in events]
         with self._changed:
+            if self._closing:
+                return
             self._rows.extend(rows)
             self._bytes += sum(len(row.body) for row in rows)
             self._accepted += len(rows)
