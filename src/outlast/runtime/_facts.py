@@ -47,7 +47,7 @@ def facts_of(config: RunConfig, state: State, samples: Samples, clip_norm: float
 def _numerics(state: State) -> dict[str, str]:
     device = state.params[0].device
     facts = {
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "machine": platform.machine(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "device": device.type,

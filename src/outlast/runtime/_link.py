@@ -12,12 +12,14 @@ import random
 import select
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable
 
 import msgspec
 
 from outlast.core.protocol import Member, View, ViewId
 from outlast.core.protocol import messages as m
+from outlast.errors import ProtocolViolation
 from outlast.runtime._wire import Heartbeat, HeartbeatReply, Link, Refusal
 
 __all__ = ["MemberLink", "SoloLink"]
@@ -74,6 +76,13 @@ class MemberLink:
 
     # --- the thread ----------------------------------------------------------------------------------------------
     def _run(self) -> None:
+        try:
+            self._talk()
+        except Exception:  # the boundary: without this thread the replica would hang unseen
+            traceback.print_exc()
+            os._exit(ProtocolViolation.exit_code)
+
+    def _talk(self) -> None:
         pause_s = 0.02
         while not self._over.is_set():
             try:

@@ -72,6 +72,11 @@ class Progress:
         words[0] += 1
         return now
 
+    @property
+    def changes(self) -> int:
+        """How often a phase was entered: 0 until the process has reached `protect`."""
+        return self._words[0]
+
     def alive(self) -> None:
         """A sign of life inside a phase."""
         self._words[7] = time.monotonic_ns()
