@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import outlast
 from outlast.cli import COMMANDS
 
 TOP = Path(__file__).resolve().parents[2]
@@ -57,7 +59,16 @@ def test_examples_marked_to_run_do_run(place: str, code: str, tmp_path: Path) ->
 def test_python_examples_parse(page: Path) -> None:
     for info in ("python", "python run"):
         for place, code in blocks(page, info):
-            compile(code, place, "exec")
+            assert compile(code, place, "exec")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_examples_use_names_that_exist(page: Path) -> None:
+    for info in ("python", "python run"):
+        for place, code in blocks(page, info):
+            for node in ast.walk(ast.parse(code)):
+                if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "outlast":
+                    assert node.attr in outlast.__all__, f"{place}: outlast.{node.attr}"
 
 
 def test_there_are_examples_that_run() -> None:

@@ -17,8 +17,8 @@ from outlast.errors import ConfigError, OutlastError
 from outlast.journal._faults import damaged, newer, os_fault, sqlite_fault
 
 __all__ = [
-    "EVENTS_NAME", "FORMAT", "RECORD_NAME", "holds_run", "open_read_only", "open_writable", "sync_directory",
-    "transaction",
+    "EVENTS_NAME", "FORMAT", "RECORD_NAME", "close_whole", "holds_run", "open_read_only", "open_writable",
+    "sync_directory", "transaction",
 ]  # fmt: skip
 
 EVENTS_NAME, RECORD_NAME = "journal.db", "record.db"
@@ -78,6 +78,16 @@ def open_writable(run_dir: Path, name: str, *, create: bool) -> sqlite3.Connecti
         connection.close()
         raise
     return connection
+
+
+def close_whole(connection: sqlite3.Connection) -> None:
+    """Close after moving the log into the file, without waiting for readers: the file can be copied alone."""
+    try:
+        connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+    except sqlite3.Error:
+        return  # a full or lost disk; the log holds what it holds
+    finally:
+        connection.close()
 
 
 def open_read_only(run_dir: Path, name: str) -> sqlite3.Connection:

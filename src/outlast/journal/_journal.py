@@ -73,7 +73,9 @@ class Journal:
 
     @classmethod
     def open_writer(cls, run_dir: Path, *, lock_fd: int | None = None) -> Journal:
-        """Open an existing run to write: a coordinator's restart. `lock_fd`: the run's lock, if it was inherited.
+        """Open an existing run to write: a coordinator's restart.
+
+        `lock_fd`: the run's lock, if it was inherited; the journal closes it with itself.
 
         Raises EnvironmentFault (see `create`; a damaged file or one of a newer format too), ConfigError without a run.
         """

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from outlast.errors import EnvironmentFault
 from outlast.journal._faults import os_fault
+from outlast.journal._filesystem import check_local
 
 __all__ = ["LOCK_NAME", "RunLock", "is_held", "started_at_s"]
 
@@ -28,7 +29,8 @@ class RunLock:
 
     @classmethod
     def take(cls, run_dir: Path) -> RunLock:
-        """Lock `run_dir`, which must exist. Raises EnvironmentFault if another run holds it."""
+        """Lock `run_dir`, which must exist, on a local disk. Raises EnvironmentFault; also if another run holds it."""
+        check_local(run_dir)
         path = run_dir / LOCK_NAME
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
