@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from outlast.core import events as ev
-from outlast.errors import OutlastError
+from outlast.errors import EnvironmentFault, OutlastError
 from outlast.journal import Journal, holds_run
 from outlast.runtime._probe import Fault
 
@@ -69,7 +69,10 @@ class Driven:
         if self._journal is None:
             if not holds_run(self.run_dir):
                 return []
-            self._journal = Journal.open_reader(self.run_dir)
+            try:
+                self._journal = Journal.open_reader(self.run_dir)
+            except EnvironmentFault:  # it is being made just now
+                return []
         new = self._journal.events(since_seq=self._seq)
         if new:
             self._seq = new[-1].seq

@@ -32,8 +32,8 @@ from outlast.runtime._engine import Engine, Meta
 from outlast.runtime._environment import Environment
 from outlast.runtime._facts import facts_of, prepare_process
 from outlast.runtime._gradients import Memory
-from outlast.runtime._plane import Plane
 from outlast.runtime._plain import PlainTraining
+from outlast.runtime._plane import Plane
 from outlast.runtime._replica import Replica
 from outlast.runtime._state import State, digest_of
 from outlast.tensors import Layout
