@@ -41,6 +41,7 @@ class Coordinator:
         self.planned_entered = False  # some member is known to be in it
         self.change: Change | None = None
         self.orders = 0  # given in this view
+        self._number = 0  # of the newest view that was ever made
         self.num_serves = 0
         self.facts: dict[str, str] = {}
         self.over = False
@@ -83,7 +84,9 @@ class Coordinator:
         self._spawn()
         if self.change is not None:
             _change.try_install(self, now_s)
-        elif self.view is None:
+        if self.over or self.change is not None:
+            return
+        if self.view is None:
             self._try_start()
         elif len(self.done.get(self.view.id, ())) == len(self.view.members):
             steps = max(self.roster.peers[name].committed for name in self.view.members)
@@ -98,7 +101,9 @@ class Coordinator:
         return newest.id if newest else ViewId(self.epoch, 0)
 
     def next_id(self) -> ViewId:
-        return ViewId(self.epoch, self.latest().n + 1)
+        """Never used before in this epoch, even if the view that had it is forgotten."""
+        self._number = max(self._number, self.latest().n) + 1
+        return ViewId(self.epoch, self._number)
 
     # --- views ---------------------------------------------------------------------------------------------------
     def _try_start(self) -> None:

@@ -75,6 +75,8 @@ class World:
 
     # --- coordinators --------------------------------------------------------------------------------------------
     def _start_coordinator(self) -> None:
+        if any(not c.ended and not c.given_up for c in self.coordinators):
+            return
         coordinator = CoordinatorProcess(self, self.serial())
         self.note(f"{coordinator.name} starts with epoch {coordinator.epoch}")
         self.coordinators.append(coordinator)
@@ -94,12 +96,13 @@ class World:
         for client in [*self.replicas.values(), *self.agents.values()]:
             if client.link is not None and client.link.server is which:
                 client.hang_up()
-        if all(c.ended for c in self.coordinators) and self.finish is None:
+        if all(c.ended or c.given_up for c in self.coordinators) and self.finish is None:
             self.kernel.after(restart_s, self.launcher, self._start_coordinator)
 
     def replace_coordinator(self, which: CoordinatorProcess, lasts_s: float) -> None:
         """It is stopped, given up, replaced, and goes on later as if nothing had happened."""
         which.pause()
+        which.given_up = True
         self.kernel.after(0.05, self.launcher, self._start_coordinator)
         rng = self.kernel.rng
         for client in [*self.replicas.values(), *self.agents.values()]:
