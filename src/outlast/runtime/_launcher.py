@@ -268,8 +268,10 @@ class Launcher:
         if self._interrupts >= 2:
             self._exit_code = 130
             self._kill_everything()
-        elif self._interrupts == 1 and self._exit_code is None:
+        elif self._exit_code is None:
             self._tell([m.Stop(reason=self._stopping)])
+        else:
+            self._ask_agents_to_stop()
 
     def _ask_agents_to_stop(self) -> None:
         """The coordinator is gone and cannot tell them."""

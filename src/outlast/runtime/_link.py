@@ -78,7 +78,7 @@ class MemberLink:
     def _run(self) -> None:
         try:
             self._talk()
-        except Exception:  # the boundary: without this thread the replica would hang unseen
+        except Exception:  # noqa: BLE001 - the boundary: without this thread the replica would hang unseen
             traceback.print_exc()
             os._exit(ProtocolViolation.exit_code)
 

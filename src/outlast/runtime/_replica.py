@@ -27,6 +27,7 @@ from outlast.core.protocol import (
     Order,
     Plan,
     RollEntry,
+    ServeId,
     View,
     Wait,
     cover,
@@ -397,10 +398,10 @@ class Replica:
             raise StepMisuse("the loop ended while others train on", where=f"replica {self.env.me}")
 
     # --- donors --------------------------------------------------------------------------------------------------
-    def _stream(self, joiner: str) -> Stream:
+    def _stream(self, joiner: str, serve: ServeId = (0, 0)) -> Stream:
         if joiner not in self.streams:
             address = self.member.contacts.get(joiner, "") + FEED
-            self.streams[joiner] = Stream(self.env.me, joiner, address, self.env.secret)
+            self.streams[joiner] = Stream(self.env.me, joiner, address, self.env.secret, serve)
         return self.streams[joiner]
 
     def _carry_out(self, order: Order, view: View) -> None:
@@ -412,7 +413,7 @@ class Replica:
             index = view.members.index(self.env.me)
             frozen, lo, hi, total, plain = self.engine.freeze(index, len(view.members))
             share = Share(self.member.committed, lo, hi, total, plain if index == 0 else b"")
-            self._stream(order.joiner).put(share, None, frozen)
+            self._stream(order.joiner, order.serve).put(share, None, frozen)
 
     def _feed(self, view: View) -> None:
         """My slices of the outcome to every joiner that I serve."""
@@ -438,6 +439,7 @@ class Replica:
 
     def close(self) -> None:
         """Leave nothing behind."""
+        self.progress.enter(Phase.IDLE)
         for stream in self.streams.values():
             stream.close()
         self._close_view()

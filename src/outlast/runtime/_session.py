@@ -159,9 +159,8 @@ class Training:
 
     def _asked_to_leave(self, *_: Any) -> None:
         """SIGTERM: tell the coordinator; the view without this replica takes effect after a step."""
-        threading.Thread(
-            target=self.replica.link.send, args=([m.Leaving(member=self.replica.env.me)],), daemon=True
-        ).start()
+        answers = self.replica.member.leave()
+        threading.Thread(target=self.replica.link.send, args=(answers,), daemon=True).start()
 
     def _close(self, todo: Leave) -> None:
         try:
