@@ -233,5 +233,5 @@ class Agent(Dialler):
                 silent_s=silent_s,
                 cpu_advanced=computing,
                 allowed_s=self.world.scenario.stall_s,
-            )  # fmt: skip
+            )
         )
