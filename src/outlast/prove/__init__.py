@@ -4,6 +4,6 @@ Must never be needed by a run. Read `_demo.py` first; `adversary/` runs the prot
 """
 
 from outlast.prove._demo import Demo, Verdict
-from outlast.prove._drive import Driven, ProveError
+from outlast.prove._drive import Driven
 
-__all__ = ["Demo", "Driven", "ProveError", "Verdict"]
+__all__ = ["Demo", "Driven", "Verdict"]

@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 
 from outlast.core import events as ev
-from outlast.prove._drive import Driven, ProveError
+from outlast.errors import ProveError
+from outlast.prove._drive import Driven
 from outlast.runtime._probe import Fault
 
 __all__ = ["Demo", "Verdict"]
@@ -73,20 +74,27 @@ class Demo:
         return result
 
     def _disturbed(self) -> Driven:
-        first, second = self.steps // 4, self.steps // 2
+        kill, stop, coordinator, late = (self.steps * part // 8 for part in (1, 4, 5, 7))
         faults = [
-            Fault(replica="r1.1", phase="reduce", step=first, action="SIGKILL"),
-            Fault(replica="r2.1", phase="backward", step=second, action="SIGSTOP"),
+            Fault(replica="r1.1", phase="reduce", step=kill, action="SIGKILL"),
+            Fault(replica="r2.1", phase="backward", step=stop, action="SIGSTOP"),
         ]
         options = ["--replicas", "4", "--spares", "1"]
         with Driven(self.base / "disturbed", options, self._command("disturbed"), faults) as driven:
-            watch = lambda: self._watch("disturbed", driven)  # noqa: E731
-            driven.until("the coordinator's moment", lambda: driven.step >= self.steps * 5 // 8, _PATIENCE_S, watch)
+
+            def watch() -> None:
+                self._watch("disturbed", driven)
+
+            def reached(step: int) -> Callable[[], bool]:
+                return lambda: driven.step >= step
+
+            def spare_to_lose() -> bool:
+                return driven.step > kill and bool(driven.spares(ready=driven.step < late))
+
+            driven.until("the coordinator's moment", reached(coordinator), _PATIENCE_S, watch)
             os.kill(driven.coordinator_pid, signal.SIGKILL)
-            late = self.steps * 3 // 4
-            ready = lambda: driven.step >= late and bool(driven.spares())  # noqa: E731
-            driven.until("a spare was ready to be lost", ready, _PATIENCE_S, watch)
-            os.kill(next(iter(driven.spares().values())), signal.SIGKILL)
+            driven.until("there was a spare to lose", spare_to_lose, _PATIENCE_S, watch)
+            os.kill(next(iter(driven.spares(ready=driven.step < late).values())), signal.SIGKILL)
             self._end(driven, watch)
         return driven
 

@@ -16,19 +16,13 @@ from pathlib import Path
 import msgspec
 
 from outlast.core import events as ev
-from outlast.errors import EnvironmentFault, OutlastError
+from outlast.errors import EnvironmentFault, ProveError
 from outlast.journal import Journal, holds_run
 from outlast.runtime._probe import Fault
 
-__all__ = ["Driven", "ProveError"]
+__all__ = ["Driven"]
 
 _POLL_S = 0.05
-
-
-class ProveError(OutlastError):
-    """A run that should have survived did not, or an expected moment never came."""
-
-    code, exit_code = "PROVE", 9
 
 
 class Driven:
@@ -125,18 +119,12 @@ class Driven:
     def members(self) -> list[str]:
         return next((e.members for e in reversed(self.events) if isinstance(e, ev.ViewInstalled)), [])
 
-    def spares(self) -> dict[str, int]:
-        """Caught-up replicas outside the view, with their process ids."""
-        ready = {e.replica for e in self.events if isinstance(e, ev.JoinerCaughtUp)}
-        gone = {e.replica for e in self.events if isinstance(e, ev.ReplicaExited)}
-        return {
-            e.replica: e.pid
-            for e in self.events
-            if isinstance(e, ev.ReplicaStarted)
-            and e.replica in ready
-            and e.replica not in gone
-            and e.replica not in self.members
-        }
+    def spares(self, ready: bool = True) -> dict[str, int]:
+        """Replicas outside the view with their process ids; `ready`: only those that have caught up."""
+        caught_up = {e.replica for e in self.events if isinstance(e, ev.JoinerCaughtUp)}
+        gone = {e.replica for e in self.events if isinstance(e, ev.ReplicaExited)} | set(self.members)
+        started = [e for e in self.events if isinstance(e, ev.ReplicaStarted) and e.replica not in gone]
+        return {e.replica: e.pid for e in started if e.replica in caught_up or not ready}
 
     def recoveries(self) -> list[ev.Recovery]:
         return [e for e in self.events if isinstance(e, ev.Recovery)]
