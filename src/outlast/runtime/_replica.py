@@ -56,6 +56,11 @@ class Replica:
         self.member = Member(env.me, engine.num_leaves)
         self.lock = threading.RLock()
         self.probe, self.progress = env.probe, env.progress
+        self._store: Any = None
+        if env.exchange == "c10d":
+            from outlast.runtime._c10d import open_store
+
+            self._store, env.store = open_store()
         self.listener = Listener(env.run_id, env.me, env.secret)
         self.link = self._make_link()
         self.spare = Spare(env, engine, self.link, self.member, self.lock, self.enter)
@@ -248,8 +253,10 @@ class Replica:
             return SharedPlane(mesh, self.engine.layout, self.engine.memory, self.memories, self.engine.out, enter)
         from outlast.runtime._c10d import NetworkPlane
 
-        store = self.member.store
-        return NetworkPlane(mesh, self.engine.layout, self.engine.memory, self.engine.out, enter, store, self.env)
+        engine = self.engine
+        return NetworkPlane(
+            mesh, engine.layout, engine.memory, engine.out, enter, self.env, self._store, self.member.store
+        )
 
     def _compare(self, view: View, entries: list[RollEntry]) -> None:
         """Equal steps must mean equal bits."""
