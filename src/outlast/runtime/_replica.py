@@ -151,6 +151,7 @@ class Replica:
                 if isinstance(todo, Wait):
                     self._abandon_if_over()
                     self._depart_if_told(todo)
+                    self._idle()
                     self.spare.idle(self._patience(Phase.CONNECT))
                 elif isinstance(todo, Follow):
                     self.spare.follow()
@@ -160,6 +161,11 @@ class Replica:
                     self._hand_over(todo)
             except ViewAbandoned as reason:
                 self.abandon(reason)
+
+    def _idle(self) -> None:
+        """Waiting for somebody's word is nobody's silence."""
+        if self._phase not in (Phase.IDLE, Phase.DEPART):
+            self.enter(Phase.IDLE)
 
     def _raise_if_refused(self) -> None:
         told = self.member.evicted
