@@ -12,9 +12,11 @@ from typing import Any
 
 from outlast.prove.adversary._kernel import Kernel, Process
 
-__all__ = ["Connection", "Network"]
+__all__ = ["COORDINATOR", "Connection", "Network"]
 
 _TICK = 1e-6
+COORDINATOR = "coordinator"
+"""The coordinator's end of a path, whichever process it is."""
 _Sent = tuple[tuple[object, ...], Process, Callable[..., None], tuple[Any, ...]]
 
 
@@ -74,11 +76,11 @@ class Network:
 
     def up(self, link: Connection, call: Callable[..., None], *args: Any) -> None:
         if not link.broken:
-            self.send((link.serial, 1), (link.client.name, link.server.name), link.server, call, link, *args)
+            self.send((link.serial, 1), (link.client.name, COORDINATOR), link.server, call, link, *args)
 
     def down(self, link: Connection, call: Callable[..., None], *args: Any) -> None:
         if not link.broken:
-            self.send((link.serial, 0), (link.server.name, link.client.name), link.client, call, link, *args)
+            self.send((link.serial, 0), (COORDINATOR, link.client.name), link.client, call, link, *args)
 
     def stall(self, source: str, target: str) -> None:
         self._stalled.setdefault((source, target), [])

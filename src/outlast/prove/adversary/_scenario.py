@@ -53,9 +53,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     optimizer_s: float
     snapshot_s: float
     lease_s: float
+    drain_s: float  # how long a joiner waits for its streams before a roll call
     faults: tuple[Fault, ...]
     stall_s: float = 0.25
-    drain_s: float = 0.5
     grace_s: float = 0.3
     calm_after_s: float = 6.0  # no fault strikes or lasts later than this
     patience_s: float = 60.0  # then everything must be done within this
@@ -71,24 +71,32 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 def scenario_of(seed: int) -> Scenario:
     """The schedule of a seed."""
     rng = Random(seed)
-    num_steps = rng.randint(3, 6)
-    compute_s = rng.choice((0.002, 0.01, 0.02))
+    long = rng.random() < 0.15  # long enough for deadlines and leases to pass in the middle
+    num_steps = rng.randint(8, 14) if long else rng.randint(3, 6)
+    compute_s = rng.choice((0.05, 0.1)) if long else rng.choice((0.002, 0.01, 0.02))
     mean_s = rng.choice((0.0005, 0.002, 0.006))
     span_s = 0.3 + num_steps * (3 * compute_s + 6 * mean_s)
     num_faults = rng.choice((1, 1, 2, 2, 3, 3, 4, 5, 6))
+    faults = (_cut_off_whole(rng, span_s),) if long and rng.random() < 0.5 else ()
     return Scenario(
         seed=rng.getrandbits(32), num_replicas=rng.choice((1, 2, 2, 3, 3, 3, 4, 4, 5)),
         num_spares=rng.choice((0, 0, 1, 1, 2)), num_agents=rng.choice((1, 1, 1, 2)), num_steps=num_steps,
         num_microbatches=rng.choice((5, 6, 7, 8)) if rng.random() < 0.3 else rng.choice((4, 5)),
         mean_delay_s=mean_s, tail=rng.choice((0.0, 0.02, 0.1)), compute_s=compute_s,
         optimizer_s=rng.choice((0.001, 0.01, 0.03)), snapshot_s=rng.choice((0.001, 0.02, 0.08)),
-        lease_s=rng.choice((math.inf, math.inf, 1.0, 2.5)),
-        faults=tuple(_fault(rng, span_s) for _ in range(num_faults)),
+        lease_s=rng.choice((math.inf, math.inf, 0.4, 1.0)),
+        drain_s=rng.choice((0.0, 0.05, 0.5)), faults=(*faults, *(_fault(rng, span_s) for _ in range(num_faults))),
     )  # fmt: skip
 
 
+def _cut_off_whole(rng: Random, span_s: float) -> Fault:
+    """The coordinator and the whole view do not reach each other for longer than any deadline but the lease."""
+    kind = rng.choice(("cut off", "cut down", "cut down", "cut up"))
+    return Fault(kind=kind, other=3, lasts=2.0 + 2.0 * rng.random(), at=0.1 + 0.5 * span_s * rng.random())
+
+
 def _fault(rng: Random, span_s: float) -> Fault:
-    lasts = rng.choice((0.02, 0.1, 0.4, 1.2)) * (0.5 + rng.random())
+    lasts = rng.choice((0.02, 0.1, 0.4, 1.2, 2.5)) * (0.5 + rng.random())
     if rng.random() < 0.5:
         return Fault(
             kind=rng.choice(KINDS), who=rng.randrange(8), other=rng.randrange(1, 8), lasts=lasts,
