@@ -212,7 +212,11 @@ class Agent(Dialler):
         self.kernel.after(stall_s, self, self._look)
         for name, state in self.known.items():
             replica = self.world.replicas.get(name) if state == "alive" else None
-            if replica is not None and replica.busy | replica.paused and self.kernel.now - replica.progress_at > stall_s:
+            if (
+                replica is not None
+                and replica.busy | replica.paused
+                and self.kernel.now - replica.progress_at > stall_s
+            ):
                 self._examine(name)
 
     def _examine(self, name: str) -> None:
@@ -223,8 +227,16 @@ class Agent(Dialler):
         computing = replica.busy and not replica.hung
         self.say(
             m.Examined(
-                member=name, state="T" if replica.paused else "R" if computing else "S", traced=False,
-                phase=Phase.BACKWARD if replica.busy else Phase.SCATTERED if replica.mesh is not None else Phase.CONNECT,
-                silent_s=silent_s, cpu_advanced=computing, allowed_s=self.world.scenario.stall_s,
-            )  # fmt: skip
+                member=name,
+                state="T" if replica.paused else "R" if computing else "S",
+                traced=False,
+                phase=Phase.BACKWARD
+                if replica.busy
+                else Phase.SCATTERED
+                if replica.mesh is not None
+                else Phase.CONNECT,
+                silent_s=silent_s,
+                cpu_advanced=computing,
+                allowed_s=self.world.scenario.stall_s,
+            )
         )

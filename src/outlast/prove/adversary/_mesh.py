@@ -77,5 +77,3 @@ class Feed:
     def close(self) -> None:
         self.put("end", None)
         self.broken = True
-
-

@@ -81,7 +81,9 @@ class Oracle:
         if top < self.stable:
             names = [r.name for r in self._unlost() if r.member.committed >= self.stable]
             if names:
-                self.violated("Bounded loss", f"view {view.id} goes back to step {top} of {self.stable}; {names} had it")
+                self.violated(
+                    "Bounded loss", f"view {view.id} goes back to step {top} of {self.stable}; {names} had it"
+                )
 
     def _unlost(self) -> list[Replica]:
         """Living members that nobody was entitled to give up."""
