@@ -38,14 +38,13 @@ class Network:
         self.kernel, self.mean_s, self.tail = kernel, mean_s, tail
         self._stalled: dict[tuple[str, str], list[_Sent]] = {}
         self._serial = 0
+        self._random = kernel.rng.random
         self._last: dict[tuple[object, ...], float] = {}
         self.cut_meshes: set[tuple[object, frozenset[str]]] = set()  # (view, the two ends) whose connection broke
         self.no_path: set[frozenset[str]] = set()  # pairs that cannot connect
 
     def delay(self) -> float:
-        random = self.kernel.rng.random
-        base = self.mean_s * (0.2 + random())
-        return base * 12.0 if random() < self.tail else base
+        return self.mean_s * (0.2 + self._random()) * (12.0 if self._random() < self.tail else 1.0)
 
     def send(
         self, channel: tuple[object, ...], path: tuple[str, str], to: Process, call: Callable[..., None], *args: Any
@@ -59,12 +58,14 @@ class Network:
     def _deliver(
         self, channel: tuple[object, ...], to: Process, call: Callable[..., None], args: tuple[Any, ...]
     ) -> None:
-        at = self.kernel.now + self.delay()
-        last = self._last.get(channel, 0.0)
-        if at <= last:
-            at = last + _TICK
-        self._last[channel] = at
-        self.kernel.at(at, to, call, *args)
+        kernel, last = self.kernel, self._last
+        random = self._random
+        at = kernel.now + self.mean_s * (0.2 + random()) * (12.0 if random() < self.tail else 1.0)
+        before = last.get(channel, 0.0)
+        if at <= before:
+            at = before + _TICK
+        last[channel] = at
+        kernel.at(at, to, call, *args)
 
     def lag(self, channel: tuple[object, ...], delay_s: float) -> None:
         """What is sent on the channel from now on arrives after `delay_s` at the earliest."""
