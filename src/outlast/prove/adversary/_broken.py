@@ -97,19 +97,6 @@ class FirstReportDecides(_WithCoordinator):
     wrong = _Gullible
 
 
-class _Hasty(Coordinator):
-    def _on_left(self, now_s: float, left: m.Left) -> None:
-        super()._on_left(now_s, left)
-        for name in left.suspects:
-            self._on_exited(now_s, m.Exited(member=name, cause="signal"))
-
-
-class SuspicionIsDeath(_WithCoordinator):
-    """A connection that ended is taken for an exit."""
-
-    wrong = _Hasty
-
-
 class _Deaf(Coordinator):
     def _on_agenthello(self, now_s: float, hello: m.AgentHello) -> None:
         if hello.epoch <= self.epoch:
@@ -251,7 +238,6 @@ BROKEN: dict[str, tuple[type[Variant], int]] = {
     "told-before-durable": (ToldBeforeDurable, 2000),
     "strangers-succeed": (StrangersSucceed, 20000),
     "first-report-decides": (FirstReportDecides, 2000),
-    "suspicion-is-death": (SuspicionIsDeath, 20000),
     "agents-forgotten": (AgentsForgotten, 2000),
     "no-goodbye": (NoGoodbye, 2000),
     "lease-ignored": (LeaseIgnored, 20000),
