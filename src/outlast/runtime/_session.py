@@ -207,7 +207,7 @@ class Training:
             if todo is None:
                 self._ended()
             if replica.member.committed != step:
-                return
+                break
             if isinstance(todo, Compute):
                 if engine.samples.sizes(step)[todo.microbatch] == 0:
                     engine.skip(step, todo.microbatch)
@@ -216,6 +216,7 @@ class Training:
                 yield from self._one(todo)
             elif isinstance(todo, Exchange):
                 self._exchange(todo)
+        replica.enter(Phase.BODY)  # the loop's own time: an evaluation may take as long as it likes
 
     def _one(self, todo: Compute) -> Iterator[Any]:
         replica = self.replica

@@ -72,6 +72,7 @@ class Spare:
             self._restart()
         self._take_in(1.0)
         self._replay()
+        self.enter(Phase.IDLE)
         self._give_up_if_orphaned()
 
     def _restart(self) -> None:
