@@ -173,7 +173,7 @@ def test_the_end_is_durable_and_repeated_by_a_successor() -> None:
     record = record_of(actions)
     assert record.outcome == "finished"
     again = Coordinator(c.settings, 2, record).handle(0.0, m.AgentHello(agent="a", pid=1))
-    assert [a for a in again if isinstance(a, m.Finish)][0].steps == 9
+    assert next(a for a in again if isinstance(a, m.Finish)).steps == 9
 
 
 def test_two_replicas_failing_on_the_same_microbatch_is_the_users_fault() -> None:

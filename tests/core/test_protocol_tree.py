@@ -1,6 +1,6 @@
 """The reduction tree, shares and roll calls: arithmetic under the protocol, against brute force."""
 
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import given
@@ -54,7 +54,7 @@ def test_shares_tile_with_least_compute_then_fewest_subtrees(num_members: int, n
     ranges = shares(num_members, num_leaves)
     assert ranges[0][0] == 0
     assert ranges[-1][1] == num_leaves
-    assert all(a[1] == b[0] for a, b in zip(ranges, ranges[1:], strict=False))
+    assert all(a[1] == b[0] for a, b in pairwise(ranges))
     lengths = [hi - lo for lo, hi in ranges]
     small, larger = divmod(num_leaves, num_members)
     assert sorted(lengths) == [small] * (num_members - larger) + [small + 1] * larger
