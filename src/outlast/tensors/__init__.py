@@ -1,8 +1,20 @@
-"""One process, no network: reduction tree, buckets, fingerprints, robust rules. torch only."""
+"""One process, no network: buckets and blocks, the fixed reduction tree, fingerprints, robust rules. torch only.
 
-from outlast.tensors._gram import Node, partial_sums, total
-from outlast.tensors._mixture import Mixture
-from outlast.tensors._rules import Rule, aggregate, make_rule
+Must never open a socket, read a clock or know membership. Read `_layout.py` first, then `_reduce.py`; for the robust
+rules `_program.py`, then `_rules.py`.
+"""
 
-# --- robust rules ---
-__all__ = ["Mixture", "Node", "Rule", "aggregate", "make_rule", "partial_sums", "total"]
+from outlast.tensors._fingerprint import combine, fingerprint, fingerprint_blocks, fingerprint_named
+from outlast.tensors._layout import BLOCK, Bucket, Layout
+from outlast.tensors._reduce import block_norms, reduce_slice
+
+# robust rules
+from outlast.tensors._gram import partial_grams, total_gram  # isort: skip
+from outlast.tensors._mixture import Mixture  # isort: skip
+from outlast.tensors._rules import Rule, aggregate, make_rule  # isort: skip
+
+__all__ = [
+    "BLOCK", "Bucket", "Layout", "block_norms", "combine", "fingerprint", "fingerprint_blocks", "fingerprint_named",
+    "reduce_slice",
+    "Mixture", "Rule", "aggregate", "make_rule", "partial_grams", "total_gram",
+]  # fmt: skip

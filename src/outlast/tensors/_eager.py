@@ -18,12 +18,10 @@ from torch import Tensor
 from outlast.tensors._mixture import Mixture
 from outlast.tensors._program import Program
 
-__all__ = ["BLOCK", "TILE", "center_and_round", "compute_dtype", "gram_block", "mix_rows", "run_program", "tree_sum"]
+__all__ = ["TILE", "center_and_round", "compute_dtype", "gram_block", "mix_rows", "run_program", "tree_sum"]
 
-BLOCK = 1 << 16  # elements of a block: sums over blocks form one fixed tree (protocol, rule 9)
 TILE = 128  # elements of a tile: sums over one are exact
 CHUNK = {"cpu": 1 << 14, "cuda": 1 << 20}
-_EXPONENT = 0x7FF0000000000000
 
 Row = Tensor | None  # None: a row of zeros
 
@@ -108,25 +106,24 @@ def mix_rows(rows: Sequence[Row], mixture: Mixture, like: Tensor) -> list[Tensor
 
 
 def center_and_round(rows: Sequence[Row], center: Tensor) -> list[Tensor]:
-    """Rows minus the centre in float64, (n, tiles, TILE), as one or two terms that multiply and add without rounding.
+    """Rows minus the centre, (n, tiles, TILE), as one or two terms whose products add up without rounding.
 
-    Each term is a multiple of 2^-22 of the power of two below the row's largest value in the tile, so it has 23 bits
-    and a sign, a product has 46, and the sum of 128 products fits float64's 53: exact in any order, with or without
-    fused operations, on any processor. The rest below the grid is dropped for float32 rows (a grid about as fine as
-    float32's own), and kept as a second term, on a grid 2^-23 finer, for float64 rows.
+    Each term is a multiple of 2^-21 of the power of two below the row's largest value in the tile, so it has 22 bits
+    and a sign, a product has 44, and the sum of 128 products fits float64's 53: exact in any order, with or without
+    fused operations, on any processor. The rest below the grid is dropped for float32 rows (whose own grid is hardly
+    finer), and kept as a second term, on a grid 2^-22 finer, for float64 rows.
     """
     narrow = center.dtype
-    zero = torch.zeros_like(center, dtype=torch.float64)
-    wide = torch.stack([zero if row is None else row.to(narrow).double() for row in rows]) - center.double()
-    wide = torch.nn.functional.pad(wide, (0, -wide.shape[1] % TILE)).view(len(rows), -1, TILE)
-    top = wide.abs().amax(dim=2, keepdim=True)
-    power = (top.view(torch.int64) & _EXPONENT).view(torch.float64)
-    magic = power * 1610612736.0
-    first = (wide + magic) - magic
+    data = torch.stack([torch.zeros_like(center) if row is None else row.to(narrow) for row in rows]) - center
+    tiles = torch.nn.functional.pad(data, (0, -center.numel() % TILE)).view(len(rows), -1, TILE)
+    top = tiles.abs().amax(dim=2, keepdim=True)
     if narrow == torch.float32:
-        return [first]
-    magic = magic * 2.0**-23
-    return [first, ((wide - first) + magic) - magic]
+        magic = (top.view(torch.int32) & 0x7F800000).view(narrow) * 6.0
+        return [((tiles + magic) - magic).double()]
+    magic = (top.view(torch.int64) & 0x7FF0000000000000).view(narrow) * (1.5 * 2.0**31)
+    first = (tiles + magic) - magic
+    magic = magic * 2.0**-22
+    return [first, ((tiles - first) + magic) - magic]
 
 
 def gram_block(rows: Sequence[Row], center: Tensor) -> Tensor:

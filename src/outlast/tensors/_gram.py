@@ -1,8 +1,9 @@
 """Gram matrices that do not depend on who computed which part: blocks, a fixed tree over them, dyadic partial sums.
 
 Role: a vector is cut at block boundaries (64 Ki elements) into one slice a member. Each member sums its blocks as
-far as the tree over *all* blocks allows (`partial_sums`: the aligned powers of two inside its slice, at most two a level), and
-whoever has the sums of all members finishes the tree (`total`). The bits are those of one process that saw everything.
+far as the tree over *all* blocks allows (`partial_grams`: the aligned powers of two inside its slice, at most two a
+level), and whoever has the sums of all members finishes the tree (`total_gram`). The bits are those of one process that
+saw everything.
 
 Invariant: a block's matrix is exact up to the stated grid (`_eager.center_and_round`), so it is the same on every
 device; the tree is over block number. Not here: what is done with the matrix (`_selection.py`).
@@ -18,12 +19,12 @@ from torch import Tensor
 from outlast.errors import ProtocolViolation
 from outlast.tensors._eager import tree_sum
 
-__all__ = ["Node", "canonical", "partial_sums", "total"]
+__all__ = ["Node", "canonical", "partial_grams", "total_gram"]
 
 Node = tuple[int, int]  # (level, index): blocks index * 2^level up to (index + 1) * 2^level
 
 
-def partial_sums(blocks: Tensor, first_block: int, num_blocks: int) -> dict[Node, Tensor]:
+def partial_grams(blocks: Tensor, first_block: int, num_blocks: int) -> dict[Node, Tensor]:
     """Blocks (b, n, n) numbered from `first_block` among `num_blocks`, added up into the nodes they cover alone.
 
     A node may reach past the last block: what is not there is zero.
@@ -41,7 +42,7 @@ def partial_sums(blocks: Tensor, first_block: int, num_blocks: int) -> dict[Node
     return nodes
 
 
-def total(parts: Iterable[Mapping[Node, Tensor]], num_blocks: int) -> Tensor:
+def total_gram(parts: Iterable[Mapping[Node, Tensor]], num_blocks: int) -> Tensor:
     """The sum of all blocks, (n, n), from everybody's partial sums. Raises ProtocolViolation when one is missing."""
     nodes = {node: matrix for part in parts for node, matrix in part.items()}
     root = max(0, num_blocks - 1).bit_length()

@@ -20,7 +20,24 @@
 
 typedef double v4 __attribute__((vector_size(32), may_alias));
 typedef float f4 __attribute__((vector_size(16), aligned(4), may_alias));
-typedef int64_t i4 __attribute__((vector_size(32)));
+typedef float f8 __attribute__((vector_size(32), aligned(4), may_alias));
+typedef int32_t i8 __attribute__((vector_size(32)));
+#ifdef __clang__
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+typedef int64_t l4 __attribute__((vector_size(32)));
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (l4){__VA_ARGS__})
+#endif
+#define LOW(v) *(const f4 *)&(v)
+#define HIGH(v) *((const f4 *)&(v) + 1)
+#define WIDE(x) __builtin_convertvector(*(const f4 *)(x), v4)
+#define NARROW(x, v) *(f4 *)(x) = __builtin_convertvector(v, f4)
+
+#if defined(__GNUC__) && defined(__AVX2__)
+#define KEEP(v) __asm__("" : "+x"(v)) /* load once: eight products read six values, not ten */
+#else
+#define KEEP(v)
+#endif
 
 @PROGRAM@
 
@@ -33,27 +50,39 @@ void coordinate(const float *const *rows, long num_rows, long lo, long hi, float
 }
 
 /* z[l] = sum over the entries of one mixed row, in their order; `equal`: one weight for all, applied to the sum. */
-static void mix_row(double *x, const int32_t *index, const double *weight, long count, int equal, float *z)
+static void mix_row(const double *x, const int32_t *index, const double *weight, long count, int equal, float *z)
 {
-    for (long l = 0; l < STRIP; l += 16) {
-        v4 a = {0}, b = {0}, c = {0}, d = {0};
+    const double scale = equal ? weight[0] : 1.0;
+    for (long l = 0; l < STRIP; l += 32) {
+        v4 sum[8] = {0};
         for (long e = 0; e < count; e++) {
             const v4 *s = (const v4 *)(x + (long)index[e] * STRIP + l);
-            if (equal) {
-                a += s[0]; b += s[1]; c += s[2]; d += s[3];
-            } else {
-                const double w = weight[e];
-                a += w * s[0]; b += w * s[1]; c += w * s[2]; d += w * s[3];
-            }
+            if (equal)
+                for (int k = 0; k < 8; k++) sum[k] += s[k];
+            else
+                for (int k = 0; k < 8; k++) sum[k] += weight[e] * s[k];
         }
-        if (equal) {
-            const double w = weight[0];
-            a *= w; b *= w; c *= w; d *= w;
+        for (int k = 0; k < 8; k++) NARROW(z + l + 4 * k, sum[k] * scale);
+    }
+}
+
+/* The same for one mixed row alone, straight from the rows; w is a multiple of 16. */
+static void mix_alone(const float *const *rows, long at, long w, const int32_t *index, const double *weight, long count,
+                      int equal, float *z)
+{
+    const double scale = equal ? weight[0] : 1.0;
+    for (long l = 0; l < w; l += 16) {
+        v4 sum[4] = {0};
+        for (long e = 0; e < count; e++) {
+            const float *s = rows[index[e]];
+            if (!s) continue;
+            s += at + l;
+            if (equal)
+                for (int k = 0; k < 4; k++) sum[k] += WIDE(s + 4 * k);
+            else
+                for (int k = 0; k < 4; k++) sum[k] += weight[e] * WIDE(s + 4 * k);
         }
-        for (int k = 0; k < 4; k++) {
-            z[l + k] = (float)a[k]; z[l + 4 + k] = (float)b[k];
-            z[l + 8 + k] = (float)c[k]; z[l + 12 + k] = (float)d[k];
-        }
+        for (int k = 0; k < 4; k++) NARROW(z + l + 4 * k, sum[k] * scale);
     }
 }
 
@@ -66,7 +95,12 @@ int mixed(const float *const *rows, long num_rows, const int32_t *start, const i
     char *used = calloc(num_rows, 1);
     if (!x || !z || !used) { free(x); free(z); free(used); return 1; }
     for (int32_t e = 0; e < start[num_mixed]; e++) used[index[e]] = 1;
-    for (long at = lo; at < hi; at += STRIP) {
+    long at = lo;
+    if (alone) {
+        at += (hi - lo) / 16 * 16;
+        mix_alone(rows, lo, at - lo, index, weight, start[1], equal[0], out + lo);
+    }
+    for (; at < hi; at += STRIP) {
         const long w = hi - at < STRIP ? hi - at : STRIP;
         for (long r = 0; r < num_rows; r++) {
             if (!used[r]) continue;
@@ -87,44 +121,46 @@ int mixed(const float *const *rows, long num_rows, const int32_t *start, const i
     return 0;
 }
 
-static inline i4 larger(i4 a, i4 b)
-{
-    const i4 more = a > b;
-    return (a & more) | (b & ~more);
-}
-
-/* y = x - c; returns the larger of `top` and |y|, as bits: positive float64 numbers are ordered as their bits are. */
-static inline i4 center_four(const float *x, const double *c, double *y, i4 top)
-{
-    const i4 sign = {INT64_MAX, INT64_MAX, INT64_MAX, INT64_MAX};
-    const v4 d = __builtin_convertvector(*(const f4 *)x, v4) - *(const v4 *)c;
-    *(v4 *)y = d;
-    return larger((i4)d & sign, top);
-}
-
-/* y = x - c in float64, then rounded to a multiple of 2^-22 of the power of two below the row's largest value here. */
-static void center_row(const float *x, const double *c, long w, double *y)
+/* y = x - c, rounded to a multiple of 2^-21 of the power of two below the row's largest |x - c| here, as float64. */
+static void center_row(const float *x, const float *c, long w, double *y)
 {
     float held[TILE];
     if (w < TILE || !x) {
         for (long l = 0; l < TILE; l++) held[l] = x && l < w ? x[l] : 0.0f;
         x = held;
     }
-    i4 t0 = {0}, t1 = {0}, t2 = {0}, t3 = {0};
-    for (long l = 0; l < TILE; l += 16) {
-        t0 = center_four(x + l, c + l, y + l, t0);
-        t1 = center_four(x + l + 4, c + l + 4, y + l + 4, t1);
-        t2 = center_four(x + l + 8, c + l + 8, y + l + 8, t2);
-        t3 = center_four(x + l + 12, c + l + 12, y + l + 12, t3);
+    const i8 sign = {INT32_MAX, INT32_MAX, INT32_MAX, INT32_MAX, INT32_MAX, INT32_MAX, INT32_MAX, INT32_MAX};
+    i8 t[4] = {0}; /* as bits: positive numbers are ordered as their bits are, and NaN above them all */
+    for (long l = 0; l < TILE; l += 32)
+        for (int k = 0; k < 4; k++) {
+            const f8 d = *(const f8 *)(x + l + 8 * k) - *(const f8 *)(c + l + 8 * k);
+            const i8 size = (i8)d & sign, more = size > t[k];
+            t[k] = (size & more) | (t[k] & ~more);
+        }
+    for (int k = 1; k < 4; k++) {
+        const i8 more = t[k] > t[0];
+        t[0] = (t[k] & more) | (t[0] & ~more);
     }
-    t0 = larger(larger(t0, t1), larger(t2, t3));
-    int64_t most = 0;
-    for (int k = 0; k < 4; k++) most = t0[k] > most ? t0[k] : most;
-    most &= 0x7ff0000000000000;
-    double power;
-    memcpy(&power, &most, 8);
-    const double magic = power * 1610612736.0; /* 1.5 * 2^30: adding it leaves no bits below 2^-22 of `power` */
-    for (long l = 0; l < TILE; l += 4) *(v4 *)(y + l) = (*(v4 *)(y + l) + magic) - magic;
+    int32_t most = 0;
+    for (int k = 0; k < 8; k++) most = t[0][k] > most ? t[0][k] : most;
+    most &= 0x7f800000;
+    float power;
+    memcpy(&power, &most, 4);
+    const float magic = power * 6.0f; /* 1.5 * 2^2: adding it leaves no bits below 2^-21 of `power` */
+    for (long l = 0; l < TILE; l += 8) {
+        const f8 d = *(const f8 *)(x + l) - *(const f8 *)(c + l);
+        const f8 rounded = (d + magic) - magic;
+        *(v4 *)(y + l) = __builtin_convertvector(LOW(rounded), v4);
+        *(v4 *)(y + l + 4) = __builtin_convertvector(HIGH(rounded), v4);
+    }
+}
+
+/* The four sums of four vectors. */
+static inline v4 sums(v4 a, v4 b, v4 c, v4 d)
+{
+    const v4 ab = SHUFFLE(a, b, 0, 4, 2, 6) + SHUFFLE(a, b, 1, 5, 3, 7);
+    const v4 cd = SHUFFLE(c, d, 0, 4, 2, 6) + SHUFFLE(c, d, 1, 5, 3, 7);
+    return SHUFFLE(ab, cd, 0, 1, 4, 5) + SHUFFLE(ab, cd, 2, 3, 6, 7);
 }
 
 /* g[i][j] = sum over the tile of y_i y_j, for rows i, i+1 and j .. j+3. Exact, so the order is the compiler's. */
@@ -133,14 +169,15 @@ FUSED static void products(const double *y, long i, long j, double *g, long n)
     const double *p = y + i * TILE, *q = y + j * TILE;
     v4 a0 = {0}, a1 = {0}, a2 = {0}, a3 = {0}, b0 = {0}, b1 = {0}, b2 = {0}, b3 = {0};
     for (long l = 0; l < TILE; l += 4) {
-        const v4 s = *(const v4 *)(p + l), t = *(const v4 *)(p + TILE + l);
-        const v4 w = *(const v4 *)(q + l), x = *(const v4 *)(q + TILE + l);
-        const v4 u = *(const v4 *)(q + 2 * TILE + l), v = *(const v4 *)(q + 3 * TILE + l);
+        v4 s = *(const v4 *)(p + l), t = *(const v4 *)(p + TILE + l);
+        v4 w = *(const v4 *)(q + l), x = *(const v4 *)(q + TILE + l);
+        v4 u = *(const v4 *)(q + 2 * TILE + l), v = *(const v4 *)(q + 3 * TILE + l);
+        KEEP(s); KEEP(t); KEEP(w); KEEP(x); KEEP(u); KEEP(v);
         a0 += s * w; a1 += s * x; a2 += s * u; a3 += s * v;
         b0 += t * w; b1 += t * x; b2 += t * u; b3 += t * v;
     }
-    const v4 a[8] = {a0, a1, a2, a3, b0, b1, b2, b3};
-    for (int k = 0; k < 8; k++) g[(i + k / 4) * n + j + k % 4] = (a[k][0] + a[k][1]) + (a[k][2] + a[k][3]);
+    *(v4 *)(g + i * n + j) = sums(a0, a1, a2, a3);
+    *(v4 *)(g + (i + 1) * n + j) = sums(b0, b1, b2, b3);
 }
 
 /* One block (at most 64 Ki columns from lo): g, (num_rows, num_rows), of the rows centred on the program's value.
@@ -154,16 +191,15 @@ int gram(const float *const *rows, long num_rows, long num_data, long lo, long h
     if (!y || !level) { free(y); free(level); return 1; }
     memset(y, 0, sizeof(double) * TILE * n);
     memset(level, 0, sizeof(double) * (LEVELS + 2) * size);
-    float center[TILE];
-    double c[TILE] __attribute__((aligned(64)));
+    float c[TILE] __attribute__((aligned(64))) = {0};
     for (long t = 0; t < 1L << LEVELS; t++) {
         const long at = lo + t * TILE, w = hi - at < TILE ? hi - at : TILE;
         double *sum = level;
         if (w > 0) {
             const float *here[num_data];
             for (long r = 0; r < num_data; r++) here[r] = rows[r] + at;
-            program(here, w, center, bad);
-            for (long l = 0; l < TILE; l++) c[l] = l < w ? center[l] : 0.0;
+            program(here, w, c, bad);
+            for (long l = w; l < TILE; l++) c[l] = 0.0f;
             for (long r = 0; r < num_rows; r++) center_row(rows[r] ? rows[r] + at : 0, c, w, y + r * TILE);
             for (long i = 0; i < n; i += 2)
                 for (long j = i / 4 * 4; j < n; j += 4) products(y, i, j, sum, n);

@@ -11,17 +11,22 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from contextvars import ContextVar
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from outlast.tensors import _eager, _native
-from outlast.tensors._eager import BLOCK, Row
+from outlast.tensors._eager import Row
+from outlast.tensors._layout import BLOCK
 from outlast.tensors._mixture import Mixture
 from outlast.tensors._program import Program
 
-__all__ = ["gram_blocks", "mix", "nonfinite_rows", "reduce_rows"]
+__all__ = ["compiled_path", "gram_blocks", "mix", "nonfinite_rows", "reduce_rows"]
+
+
+compiled_path: ContextVar[bool] = ContextVar("compiled_path", default=True)
 
 
 def reduce_rows(program: Program, rows: Sequence[Tensor], out: Tensor) -> bool:
@@ -69,7 +74,7 @@ def gram_blocks(program: Program, rows: Sequence[Row]) -> Tensor:
 
 
 def nonfinite_rows(rows: Sequence[Tensor]) -> list[int]:
-    """Numbers of the rows that hold a NaN or an infinity. Reads everything: called only once a program has found one."""
+    """Numbers of the rows that hold a NaN or an infinity. Reads everything: called once a program found one."""
     return [i for i, row in enumerate(rows) if not _finite(row)]
 
 
@@ -111,6 +116,8 @@ def _mixed_chunk(
 
 
 def _native_for(program: Program, rows: Sequence[Row]) -> _native.Library | None:
+    if not compiled_path.get():
+        return None
     like = next(row for row in rows if row is not None)
     if like.device.type != "cpu" or _eager.compute_dtype(like.dtype) != torch.float32 or like.numel() == 0:
         return None

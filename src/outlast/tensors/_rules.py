@@ -134,8 +134,18 @@ class Rule:
 
     # --- the whole ---------------------------------------------------------------------------------------------------
 
-    def aggregate(self, rows: Sequence[Tensor], state: Tensor | None = None) -> Tensor:
-        """The result (d,) for rows (d,). `state`: the last result, for a rule with memory (None at first)."""
+    def aggregate(self, rows: Sequence[Tensor], state: Tensor | None = None, *, compiled: bool = True) -> Tensor:
+        """The result (d,) for rows (d,). `state`: the last result, for a rule with memory (None at first).
+
+        `compiled=False` stays on the eager path even where the compiled one is there: the same bits, later.
+        """
+        token = _paths.compiled_path.set(compiled)
+        try:
+            return self._aggregate(rows, state)
+        finally:
+            _paths.compiled_path.reset(token)
+
+    def _aggregate(self, rows: Sequence[Tensor], state: Tensor | None) -> Tensor:
         if not self.needs_gram:
             return self.reduce(rows)
         blocks = self.gram(rows, state)
@@ -204,9 +214,10 @@ class Rule:
 
     def _step(self, step: str, points: Matrix, gram: Matrix, n: int, f: int) -> Matrix:
         if step == "bucketing":
-            return _selection.bucketing(len(points), self.bucket_size, self.seed) @ points
+            return np.asarray(_selection.bucketing(len(points), self.bucket_size, self.seed) @ points)
         if step == "nnm":
-            return _selection.nearest_neighbour_mixing(_selection.distances(points @ gram @ points.T), f) @ points
+            squared = _selection.distances(points @ gram @ points.T)
+            return np.asarray(_selection.nearest_neighbour_mixing(squared, f) @ points)
         origin = np.eye(len(gram))[n]
         from_origin = points - origin
         lengths = np.sqrt(np.maximum(((from_origin @ gram) * from_origin).sum(axis=1), 0.0))
