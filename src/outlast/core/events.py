@@ -72,11 +72,14 @@ class ReplicaExited(Event, frozen=True, kw_only=True, tag="replica_exited"):
 
 
 class ViewInstalled(Event, frozen=True, kw_only=True, tag="view_installed"):
+    """`num_microbatches`: G, of every step; 0 where it is not known yet (accounting prices orphans by it)."""
+
     epoch: int
     n: int
     members: list[str]
     cause: str
     planned: bool
+    num_microbatches: int = 0
 
 
 class ViewFormed(Event, frozen=True, kw_only=True, tag="view_formed"):

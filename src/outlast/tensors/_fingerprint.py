@@ -24,7 +24,7 @@ def fingerprint(tensor: Tensor, key: int = 0) -> int:
     flat = tensor.detach().reshape(-1)
     if flat.device.type != "cpu":
         return _mixed(flat, key)
-    data = flat.contiguous().view(torch.uint8).numpy() if flat.numel() else b""
+    data = flat.contiguous().view(torch.uint8).numpy().data if flat.numel() else b""
     return xxhash.xxh3_64_intdigest(data, seed=key & _MASK)
 
 

@@ -6,6 +6,7 @@ fingerprint) is the same however many members share the work (protocol, 9). Know
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,14 +37,10 @@ class Bucket:
         return -(-self.numel // BLOCK)
 
     def slices(self, num_members: int) -> tuple[tuple[int, int], ...]:
-        """Element range of each member's slice; whole blocks, dealt from a start that turns with the bucket."""
-        n = self.num_blocks
-        edges = [n * i // num_members for i in range(num_members + 1)]
-        ranges = [
-            (min(a * BLOCK, self.numel), min(b * BLOCK, self.numel)) for a, b in zip(edges, edges[1:], strict=False)
-        ]
-        turn = self.index % num_members
-        return tuple(ranges[turn:] + ranges[:turn])
+        """Element range of each member's slice, ascending; whole blocks. Who gets one more turns with the bucket."""
+        n, turn = self.num_blocks, self.index % num_members
+        edges = [min((n * i + turn) // num_members * BLOCK, self.numel) for i in range(num_members + 1)]
+        return tuple(itertools.pairwise(edges))
 
 
 class Layout:

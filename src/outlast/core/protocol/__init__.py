@@ -20,11 +20,22 @@ from outlast.core.protocol._member import (
 )
 from outlast.core.protocol._roll import plan_of, resolve
 from outlast.core.protocol._roster import Settings
-from outlast.core.protocol._tree import Node, cover, leaves_of, parent, schedule, shares, split
+from outlast.core.protocol._tree import (
+    Node,
+    combine,
+    cover,
+    leaves_of,
+    merges,
+    parent,
+    partials,
+    schedule,
+    shares,
+    split,
+)
 from outlast.core.protocol._types import Header, Order, Plan, RollEntry, View, ViewId
 
 __all__ = [
     "Compute", "Coordinator", "Exchange", "Follow", "Form", "HandOver", "Header", "Leave", "Member", "Merge", "Node",
-    "Order", "Plan", "RollEntry", "Settings", "Todo", "View", "ViewId", "Wait", "cover", "leaves_of", "messages",
-    "parent", "plan_of", "resolve", "schedule", "shares", "split",
+    "Order", "Plan", "RollEntry", "Settings", "Todo", "View", "ViewId", "Wait", "combine", "cover", "leaves_of",
+    "merges", "messages", "parent", "partials", "plan_of", "resolve", "schedule", "shares", "split",
 ]  # fmt: skip

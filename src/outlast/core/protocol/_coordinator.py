@@ -436,7 +436,10 @@ class Coordinator:
             (name, other)
             for name, reached in self._rows.items()
             for other in self.view.members
-            if other != name and other not in reached and self.roster.alive([name, other]) == [name, other]
+            if other != name
+            and other in self._rows
+            and other not in reached
+            and self.roster.alive([name, other]) == [name, other]
         }
 
     def _cut(self, pairs: set[tuple[str, str]], why: str) -> None:

@@ -323,10 +323,13 @@ class Member:
         self.stable, self.done = self.committed, True
         return [m.Done(member=self.me, view=view.id, steps=self.committed, fingerprint=fingerprint)]
 
+    def replayed(self, committed: int) -> None:
+        """A joiner's state is the one at `committed`."""
+        self.committed, self.keeps_output = committed, False
+
     def caught_up(self, committed: int) -> list[m.ToCoordinator]:
         """A joiner replayed up to `committed` and is at most one step behind (18)."""
-        self.committed = committed
-        self.keeps_output = False
+        self.replayed(committed)
         if self.state != "joining":
             return []
         self.state = "ready"

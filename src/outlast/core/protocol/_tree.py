@@ -7,10 +7,10 @@ sum has the same bits whoever adds. Nothing here knows tensors.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 
-__all__ = ["Node", "cover", "leaves_of", "parent", "schedule", "shares", "split"]
+__all__ = ["Node", "combine", "cover", "leaves_of", "merges", "parent", "partials", "schedule", "shares", "split"]
 
 Node = tuple[int, int]
 
@@ -34,6 +34,37 @@ def parent(node: Node, num_leaves: int) -> tuple[Node, Node] | None:
             return at, right if node == left else left
         at = left if node[1] <= left[1] else right
     raise ValueError(f"{node} is not a node of the tree over {num_leaves} microbatches")
+
+
+def merges(held: Collection[Node], leaf: int, num_leaves: int) -> list[tuple[Node, Node, Node]]:
+    """The additions (left, right, parent) that a new leaf completes among the sums already held, in order."""
+    out: list[tuple[Node, Node, Node]] = []
+    node: Node = (leaf, leaf + 1)
+    while (up := parent(node, num_leaves)) is not None and up[1] in held:
+        out.append((min(node, up[1]), max(node, up[1]), up[0]))
+        node = up[0]
+    return out
+
+
+def partials(values: Mapping[int, float], num_leaves: int) -> tuple[tuple[int, int, float], ...]:
+    """Sums of scalars over the fewest nodes that cover their leaves: what a member contributes to a tree of scalars."""
+    out = []
+    for node in cover(values, num_leaves):
+        out.append((*node, combine([(i, i + 1, values[i]) for i in range(*node)], node)))
+    return tuple(out)
+
+
+def combine(parts: Iterable[tuple[int, int, float]], root: Node) -> float:
+    """The root of a tree of scalars from any tiling of it: the same bits whoever summed what (protocol, 9)."""
+    have = {(lo, hi): value for lo, hi, value in parts}
+
+    def value(node: Node) -> float:
+        if node in have:
+            return have[node]
+        left, right = split(node)
+        return value(left) + value(right)
+
+    return value(root)
 
 
 def leaves_of(nodes: Iterable[Node]) -> list[int]:
