@@ -137,13 +137,13 @@ def _print(record: dict[str, Any], name: str) -> None:
     )
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", default="16x1e6", help="comma-separated NxD")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-peer", action="store_true")
     parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     peer = None if options.no_peer else byzfl()
     setting = {
         "machine": platform.processor() or platform.machine(), "threads": torch.get_num_threads(),
@@ -157,7 +157,8 @@ def main() -> None:
         records += bench(int(n), int(float(d)), int(n) // 4, peer, options.seed)
     if options.json:
         options.json.write_text(json.dumps({"setting": setting, "records": records}, indent=1))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

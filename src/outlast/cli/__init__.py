@@ -16,6 +16,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("outlast.cli._run", "Train a script on replicas that may fail."),
     "status": ("outlast.cli._status", "Show who is alive in a run, in which view, at which step."),
     "why": ("outlast.cli._why", "Tell what happened in a run, what it cost, what to do next."),
+    "rules": ("outlast.cli._rules", "List the robust aggregation rules with their conditions."),
     "config": ("outlast.cli._config", "Show every setting of a run and where its value came from."),
 }
 

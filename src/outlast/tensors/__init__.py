@@ -9,12 +9,18 @@ from outlast.tensors._layout import BLOCK, Bucket, Layout
 from outlast.tensors._reduce import block_norms, reduce_slice
 
 # robust rules
+from outlast.tensors._attacks import ATTACKS, flip_labels, inconsistent, lying_reducer, strongest  # isort: skip
 from outlast.tensors._gram import partial_grams, total_gram  # isort: skip
+from outlast.tensors._guards import (  # isort: skip
+    ActivationStats, Band, Nonfinite, Reading, activation_stats, collapse_reasons, find_nonfinite,
+)  # fmt: skip
 from outlast.tensors._mixture import Mixture  # isort: skip
 from outlast.tensors._rules import Rule, aggregate, make_rule  # isort: skip
 
 __all__ = [
     "BLOCK", "Bucket", "Layout", "block_norms", "combine", "fingerprint", "fingerprint_blocks", "fingerprint_named",
     "reduce_slice",
-    "Mixture", "Rule", "aggregate", "make_rule", "partial_grams", "total_gram",
+    "ATTACKS", "ActivationStats", "Band", "Mixture", "Nonfinite", "Reading", "Rule", "activation_stats", "aggregate",
+    "collapse_reasons", "find_nonfinite", "flip_labels", "inconsistent", "lying_reducer", "make_rule", "partial_grams",
+    "strongest", "total_gram",
 ]  # fmt: skip

@@ -81,7 +81,6 @@ def _line(place: int, op: Op) -> str:
         "const": constant,
         "add": f"{a} + {b}",
         "sub": f"{a} - {b}",
-        "larger": f"{a} > {b} ? {a} : {b}",
         "div": f"{a} / {constant}",
         "pick": f"{a} < {b} ? {c} : {d}",
     }[op.kind]

@@ -21,7 +21,7 @@ from typing import Literal
 
 __all__ = ["COORDINATE_RULES", "Op", "Program", "center_program", "comparators", "program_for"]
 
-Kind = Literal["row", "min", "max", "wide", "const", "add", "sub", "larger", "div", "pick"]
+Kind = Literal["row", "min", "max", "wide", "const", "add", "sub", "div", "pick"]
 COORDINATE_RULES = ("mean", "median", "trimmed_mean", "mean_around_median")
 
 
@@ -30,7 +30,7 @@ class Op:
     """One operation; its value's number is its place in `Program.ops`.
 
     row: narrow value of row `const`. min, max: of two narrow values. wide: a narrow value as float64. const: the wide
-    constant. add, sub, larger: of two wide values. div: a wide value by the constant. pick: a < b ? c : d, all wide.
+    constant. add, sub: of two wide values. div: a wide value by the constant. pick: a < b ? c : d, all wide.
     """
 
     kind: Kind
@@ -157,23 +157,19 @@ def center_program(num_rows: int) -> Program:
 def _mean_around_median(builder: _Builder, ordered: list[int], keep: int) -> int:
     """Mean of the `keep` values nearest to the median (Xie et al. 2018, "Generalized Byzantine-tolerant SGD").
 
-    In sorted order those values are one window; the window chosen has the smallest largest distance to the median, the
-    lowest one on a tie. Values far away enter only through comparisons, so they may be infinite.
+    In sorted order those values are one window. It starts after every place whose value is further from the median than
+    the value `keep` places on; these are the first ones. A tie keeps the lower value. Values far away enter only
+    through comparisons, so they may be infinite.
     """
     n = len(ordered)
     median = builder.mean(ordered[(n - 1) // 2 : n // 2 + 1])
     wide = [builder.add("wide", value) for value in ordered]
-    start, best = builder.add("const", const=0.0), -1
-    for s in range(n - keep + 1):
-        below = builder.add("sub", median, wide[s])
-        above = builder.add("sub", wide[s + keep - 1], median)
-        reach = builder.add("larger", below, above)
-        if s == 0:
-            best = reach
-            continue
-        start = builder.add("pick", reach, best, builder.add("const", const=float(s)), start)
-        best = builder.add("pick", reach, best, reach, best)
-    zero = builder.add("const")
+    zero, one = builder.add("const"), builder.add("const", const=1.0)
+    start = zero
+    for place in range(n - keep):
+        below = builder.add("sub", median, wide[place])
+        above = builder.add("sub", wide[place + keep], median)
+        start = builder.add("add", start, builder.add("pick", above, below, one, zero))
     end = builder.add("add", start, builder.add("const", const=float(keep)))
     total = zero
     for place, value in enumerate(wide):

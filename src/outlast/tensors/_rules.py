@@ -221,7 +221,7 @@ class Rule:
         origin = np.eye(len(gram))[n]
         from_origin = points - origin
         lengths = np.sqrt(np.maximum(((from_origin @ gram) * from_origin).sum(axis=1), 0.0))
-        return origin + _selection.clip(lengths, f)[:, None] * from_origin
+        return np.asarray(origin + _selection.clip(lengths, f)[:, None] * from_origin)
 
     def _one_point(self, points: Matrix, between: Matrix, gram: Matrix, n: int, f: int) -> Matrix:
         """The result as weights over all rows."""
