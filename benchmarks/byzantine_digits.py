@@ -31,7 +31,7 @@ from torch.nn.functional import cross_entropy
 
 from outlast.tensors import ATTACKS, flip_labels, inconsistent, make_rule, strongest
 
-NUM_ROWS, NUM_LIARS, BATCH, MOMENTUM, RATE, HIDDEN, NUM_CLASSES = 15, 4, 32, 0.9, 0.3, 32, 10
+NUM_ROWS, NUM_LIARS, BATCH, MOMENTUM, RATE, HIDDEN, NUM_CLASSES = 15, 4, 32, 0.9, 0.6, 32, 10
 ALIE_FACTORS = (0.25, 0.5, 1.0, 1.5, 3.0)
 IPM_FACTORS = (0.2, 0.6, 1.0, 3.0, 10.0)
 ALL_ATTACKS = (
@@ -149,7 +149,7 @@ def dealt(alpha: float | None, seed: int) -> Task:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=250)
+    parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--attacks", default=",".join(ALL_ATTACKS))
     parser.add_argument("--data", default="iid,1,0.1", help="iid, or alphas")
     parser.add_argument("--rules", default="mean,nnm+trimmed_mean,bulyan")

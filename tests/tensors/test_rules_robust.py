@@ -199,6 +199,19 @@ def test_bad_arguments_are_named():
             call()
 
 
+def test_rules_by_name_are_the_one_call():
+    import outlast.tensors
+
+    stack = torch.randn(11, 20, generator=torch.Generator().manual_seed(0))
+    for rule, fact in RULES.items():
+        options = {} if rule == "mean" else {"f": 1, "pre": "nnm"}
+        assert torch.equal(getattr(outlast.tensors, rule)(stack, **options), aggregate(stack, rule, **options))
+        assert getattr(outlast.tensors, rule).__doc__, fact.name
+    memory = torch.ones(20)
+    named = outlast.tensors.centered_clipping(stack, f=1, state=memory, radius=0.5)
+    assert torch.equal(named, aggregate(stack, "centered_clipping", f=1, state=memory, radius=0.5))
+
+
 def test_every_fact_is_stated():
     for fact in [*RULES.values(), *PRE_STEPS.values()]:
         assert all([fact.title, fact.condition, fact.kappa_text, fact.cost, fact.source])

@@ -1,4 +1,4 @@
-"""Training under attack, small: the rule holds where the mean collapses. The whole of it is benchmarks/byzantine_digits."""
+"""Training under attack, small: the rule holds where the mean collapses. At length: benchmarks/byzantine_digits."""
 
 from __future__ import annotations
 

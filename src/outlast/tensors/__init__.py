@@ -15,6 +15,10 @@ from outlast.tensors._guards import (  # isort: skip
     ActivationStats, Band, Nonfinite, Reading, activation_stats, collapse_reasons, find_nonfinite,
 )  # fmt: skip
 from outlast.tensors._mixture import Mixture  # isort: skip
+from outlast.tensors._named import (  # isort: skip
+    bulyan, centered_clipping, geometric_median, krum, krum_all_honest, mean, mean_around_median, median,
+    minimum_diameter, multi_krum, trimmed_mean,
+)  # fmt: skip
 from outlast.tensors._rules import Rule, aggregate, make_rule  # isort: skip
 
 __all__ = [
@@ -23,4 +27,6 @@ __all__ = [
     "ATTACKS", "ActivationStats", "Band", "Mixture", "Nonfinite", "Reading", "Rule", "activation_stats", "aggregate",
     "collapse_reasons", "find_nonfinite", "flip_labels", "inconsistent", "lying_reducer", "make_rule", "partial_grams",
     "strongest", "total_gram",
+    "bulyan", "centered_clipping", "geometric_median", "krum", "krum_all_honest", "mean", "mean_around_median",
+    "median", "minimum_diameter", "multi_krum", "trimmed_mean",
 ]  # fmt: skip
