@@ -215,6 +215,16 @@ def test_objects_are_private_published_whole_and_found_again(fresh_cache):
     assert _native.library(program) is None
 
 
+def test_a_damaged_object_is_left_alone(fresh_cache):
+    program = program_for("median", 3, 1)
+    path = _native._object_path(program)
+    path.parent.mkdir(parents=True, mode=0o700)
+    path.write_bytes(b"not an object")
+    path.chmod(0o500)
+    assert _native.library(program) is None
+    assert make_rule("median", num_rows=3, f=1).aggregate(list(stack_of(3, 9))).shape == (9,)
+
+
 def test_without_a_compiler_everything_still_runs(fresh_cache, monkeypatch):
     monkeypatch.setattr(_native, "_compiler", lambda: None)
     _native._object_path.cache_clear()

@@ -100,7 +100,7 @@ def test_more_non_finite_rows_than_f_are_refused(rule, pre):
     f = min(2, largest_f(rule, n, pre))
     stack = torch.randn(n, 50)
     stack[3 : 4 + f, 7] = NAN
-    with pytest.raises(TrainingError, match=rf"{f + 1} of 12 rows are not finite \(rows 3"):
+    with pytest.raises(TrainingError, match=rf"{f + 1} of 12 rows are not finite.* \(rows 3"):
         aggregate(stack, rule, f=f, pre=pre)
 
 
@@ -197,6 +197,41 @@ def test_bad_arguments_are_named():
     ]:
         with pytest.raises(ConfigError, match=text):
             call()
+
+
+def test_a_memory_that_is_not_finite_is_no_memory():
+    stack = torch.randn(7, 30, generator=torch.Generator().manual_seed(0))
+    stack[0] = 1e6
+    lost = aggregate(stack, "centered_clipping", f=1, state=torch.full((30,), NAN))
+    assert torch.equal(lost, aggregate(stack, "centered_clipping", f=1))
+    assert float(lost.abs().max()) < 5
+    with pytest.raises(ConfigError, match="memory"):
+        aggregate(stack, "centered_clipping", f=1, state=torch.zeros(29))
+
+
+def test_values_at_the_edges_of_the_types():
+    largest = torch.finfo(torch.float32).max
+    huge = torch.randn(7, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 1e300
+    for rule in RULES:
+        f = 0 if rule == "mean" else 1
+        assert torch.equal(aggregate(torch.full((7, 5), largest), rule, f=f), torch.full((5,), largest))
+        if RULES[rule].family == "distance":
+            with pytest.raises(TrainingError, match="too far"):
+                aggregate(huge, rule, f=f)
+        else:
+            assert bool(torch.isfinite(aggregate(huge, rule, f=f)).all())
+
+
+@pytest.mark.parametrize("n", [1, 2, 64, 65, 130])
+def test_few_and_many_rows(n):
+    draw = torch.Generator().manual_seed(n)
+    for rule in RULES:
+        f = min(5, largest_f(rule, n))
+        if f < 0:
+            continue
+        stack = torch.randn(n, 57, generator=draw)
+        stack[:f] = NAN
+        assert bool(torch.isfinite(aggregate(stack, rule, f=f)).all())
 
 
 def test_rules_by_name_are_the_one_call():

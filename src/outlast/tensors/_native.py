@@ -100,8 +100,15 @@ def library(program: Program) -> Library | None:
     with _lock:
         if program not in _loaded:
             path = _object_path(program)
-            _loaded[program] = Library(path) if path is not None and _trusted(path) else None
+            _loaded[program] = _load(path) if path is not None and _trusted(path) else None
         return _loaded[program]
+
+
+def _load(path: Path) -> Library | None:
+    try:
+        return Library(path)
+    except OSError:  # damaged, or on a file system that forbids execution
+        return None
 
 
 def build(program: Program) -> bool:

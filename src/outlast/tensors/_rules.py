@@ -86,11 +86,11 @@ class Rule:
             bad = _paths.mix(self._fixed, program, program, rows, out)
         return out, _paths.nonfinite_rows(rows) if bad else []
 
-    def admit_nonfinite(self, rows: Sequence[int]) -> None:
+    def admit_nonfinite(self, rows: Sequence[int], what: str = "not finite") -> None:
         """Raise TrainingError when more than f rows are non-finite: the rule's guarantee is then gone."""
         if len(rows) > self.f:
             raise TrainingError(
-                f"{len(rows)} of {self.num_rows} rows are not finite (rows {', '.join(map(str, rows))}), "
+                f"{len(rows)} of {self.num_rows} rows are {what} (rows {', '.join(map(str, rows))}), "
                 f"more than the f = {self.f} that {self.name} tolerates",
                 did="the result was refused",
                 remedy="skip or repeat the step, or find out why these replicas compute NaN or infinity",
@@ -111,9 +111,10 @@ class Rule:
         """Which rows to add up, from the whole vector's Gram matrix (N, N). TrainingError as in `reduce`."""
         matrix = _gram.canonical(gram).numpy()
         finite = np.isfinite(np.diagonal(matrix))
-        self.admit_nonfinite([int(i) for i in np.flatnonzero(~finite[: self.num_rows])])
+        out = [int(i) for i in np.flatnonzero(~finite[: self.num_rows])]
+        self.admit_nonfinite(out, "not finite, or too far from the others to measure")
         alive = [int(i) for i in np.flatnonzero(finite[: self.num_rows])]
-        beside = list(range(self.num_rows, len(matrix)))
+        beside = [i for i in range(self.num_rows, len(matrix)) if finite[i]]  # a memory of NaN is no memory
         kept = alive + beside
         chosen = self._choose(matrix[np.ix_(kept, kept)], len(alive), self.f - (self.num_rows - len(alive)))
         weights = np.zeros((len(chosen.weights), len(matrix)))
