@@ -48,6 +48,7 @@ class Member:
 
     pid: int
     rank: int
+    greeted_s: float
     link: socket.socket
     commits: list[Commit] = dataclasses.field(default_factory=list)
     numbers: dict[int, float] = dataclasses.field(default_factory=dict)
@@ -121,8 +122,8 @@ class Fleet:
             self._selector.unregister(link)
             link.close()
             return
-        _, rank, pid, *_ = RECORD.unpack(data)
-        member = Member(pid=pid, rank=rank, link=link)
+        _, rank, pid, greeted_s, *_ = RECORD.unpack(data)
+        member = Member(pid=pid, rank=rank, greeted_s=greeted_s, link=link)
         self.members.append(member)
         self._selector.modify(link, selectors.EVENT_READ, lambda _: self._hear(member))
 

@@ -12,6 +12,8 @@
     │   └── StepMisuse           the loop broke the rules of a step                    exit 5
     ├── FleetLost              nobody alive holds the training state                   exit 6
     ├── CheckpointError        a checkpoint cannot be written, read or trusted         exit 7
+    ├── WireRefusal            a connection that is not of this run                    exit 4
+    ├── ProveError             a run that should have survived did not                 exit 9
     ├── ProtocolViolation      an invariant does not hold: a bug in outlast            exit 8
     └── ViewAbandoned          internal: this view is over; never reaches the user
 
@@ -24,8 +26,8 @@ from typing import ClassVar
 
 __all__ = [
     "CheckpointError", "ConfigError", "EnvironmentFault", "Evicted", "FleetLost", "MembershipError", "OutlastError",
-    "PoisonMicrobatch", "ProtocolViolation", "SignatureMismatch", "StateDiverged", "StepMisuse", "TrainingError",
-    "ViewAbandoned",
+    "PoisonMicrobatch", "ProtocolViolation", "ProveError", "SignatureMismatch", "StateDiverged", "StepMisuse",
+    "TrainingError", "ViewAbandoned", "WireRefusal",
 ]  # fmt: skip
 
 
@@ -88,6 +90,18 @@ class FleetLost(OutlastError):
 
 class CheckpointError(OutlastError):
     code, exit_code = "CHECKPOINT", 7
+
+
+class WireRefusal(OutlastError):
+    """The other end of a connection does not know the run's secret, or breaks the framing."""
+
+    code, exit_code = "WIRE", 4
+
+
+class ProveError(OutlastError):
+    """A run that should have survived did not, or an expected moment never came."""
+
+    code, exit_code = "PROVE", 9
 
 
 class ProtocolViolation(OutlastError, AssertionError):

@@ -32,7 +32,7 @@ def member(steps: Sequence[tuple[int, float]], *, num_computed: int = 2, again: 
         for (step, at_s), count in zip(steps, counts, strict=True)
     ]
     with socket.socket() as link:
-        return Member(pid=1, rank=0, link=link, commits=commits)
+        return Member(pid=1, rank=0, greeted_s=0.0, link=link, commits=commits)
 
 
 def test_interruption_is_the_gap_less_a_median_step_and_what_was_computed_again() -> None:
@@ -106,7 +106,7 @@ def test_results_keep_the_other_sections(tmp_path: Path) -> None:
 def test_models_have_the_parameters_that_their_names_say() -> None:
     from benchmarks._workload import MODELS, build
 
-    for name in MODELS:
+    for name in sorted(MODELS.keys() - {"none"}):
         millions = sum(p.numel() for p in build(name, 0)[0].parameters()) / 1e6
         assert millions == pytest.approx(float(name.removesuffix("M")), rel=0.02)
 

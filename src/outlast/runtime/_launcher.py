@@ -25,11 +25,11 @@ import msgspec
 from outlast.config import Resolved
 from outlast.core import events
 from outlast.core.protocol import messages as m
-from outlast.errors import EnvironmentFault
+from outlast.errors import EnvironmentFault, WireRefusal
 from outlast.journal import Journal, RunLock
 from outlast.runtime._shared import Progress, Region
 from outlast.runtime._supervise import Child, start
-from outlast.runtime._wire import Link, Refusal
+from outlast.runtime._wire import Link
 
 __all__ = ["Launcher", "Outcome"]
 
@@ -250,7 +250,7 @@ class Launcher:
                 self._link = Link(self._address, self._secret, "launcher", "launcher", timeout_s=2.0)
             for message in messages:
                 self._link.send(message)
-        except (OSError, Refusal, msgspec.DecodeError):
+        except (OSError, WireRefusal, msgspec.DecodeError):
             self._drop_link()
 
     def _drop_link(self) -> None:
@@ -268,8 +268,10 @@ class Launcher:
         if self._interrupts >= 2:
             self._exit_code = 130
             self._kill_everything()
-        elif self._interrupts == 1 and self._exit_code is None:
+        elif self._exit_code is None:
             self._tell([m.Stop(reason=self._stopping)])
+        else:
+            self._ask_agents_to_stop()
 
     def _ask_agents_to_stop(self) -> None:
         """The coordinator is gone and cannot tell them."""

@@ -212,6 +212,7 @@ class Mesh:
         self.left: set[str] = set()
         self.answered: set[str] = set()
         self.ping_wanted = self.pinged = False
+        self.wake_fd = wake_fd
         self._wake_fd, self._abandoned, self._patience, self._on_stall = wake_fd, abandoned, patience, on_stall
         self._probe = probe
         self._poll = select.poll()
@@ -307,6 +308,10 @@ class Mesh:
         wanted = self.peers if names is None else names
         self._wait(lambda: [name for name in wanted if name not in box], phase)
         return box
+
+    def until(self, done: Callable[[], bool], suspects: list[str], phase: Phase) -> None:
+        """Wait for something that wakes `wake_fd`; `suspects` are named if it takes too long."""
+        self._wait(lambda: [] if done() else suspects, phase)
 
     def has_all(self, kind: type, step: int, bucket: int) -> bool:
         """Whether `collect` would return at once. Reads what has arrived, never waits."""

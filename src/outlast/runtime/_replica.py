@@ -27,6 +27,7 @@ from outlast.core.protocol import (
     Order,
     Plan,
     RollEntry,
+    ServeId,
     View,
     Wait,
     cover,
@@ -55,6 +56,11 @@ class Replica:
         self.member = Member(env.me, engine.num_leaves)
         self.lock = threading.RLock()
         self.probe, self.progress = env.probe, env.progress
+        self._store: Any = None
+        if env.exchange == "c10d":
+            from outlast.runtime._c10d import open_store
+
+            self._store, env.store = open_store()
         self.listener = Listener(env.run_id, env.me, env.secret)
         self.link = self._make_link()
         self.spare = Spare(env, engine, self.link, self.member, self.lock, self.enter)
@@ -145,6 +151,7 @@ class Replica:
                 if isinstance(todo, Wait):
                     self._abandon_if_over()
                     self._depart_if_told(todo)
+                    self._idle()
                     self.spare.idle(self._patience(Phase.CONNECT))
                 elif isinstance(todo, Follow):
                     self.spare.follow()
@@ -154,6 +161,11 @@ class Replica:
                     self._hand_over(todo)
             except ViewAbandoned as reason:
                 self.abandon(reason)
+
+    def _idle(self) -> None:
+        """Waiting for somebody's word is nobody's silence."""
+        if self._phase not in (Phase.IDLE, Phase.DEPART):
+            self.enter(Phase.IDLE)
 
     def _raise_if_refused(self) -> None:
         told = self.member.evicted
@@ -247,8 +259,10 @@ class Replica:
             return SharedPlane(mesh, self.engine.layout, self.engine.memory, self.memories, self.engine.out, enter)
         from outlast.runtime._c10d import NetworkPlane
 
-        store = self.member.store
-        return NetworkPlane(mesh, self.engine.layout, self.engine.memory, self.engine.out, enter, store, self.env)
+        engine = self.engine
+        return NetworkPlane(
+            mesh, engine.layout, engine.memory, engine.out, enter, self.env, self._store, self.member.store
+        )
 
     def _compare(self, view: View, entries: list[RollEntry]) -> None:
         """Equal steps must mean equal bits."""
@@ -397,10 +411,10 @@ class Replica:
             raise StepMisuse("the loop ended while others train on", where=f"replica {self.env.me}")
 
     # --- donors --------------------------------------------------------------------------------------------------
-    def _stream(self, joiner: str) -> Stream:
+    def _stream(self, joiner: str, serve: ServeId = (0, 0)) -> Stream:
         if joiner not in self.streams:
             address = self.member.contacts.get(joiner, "") + FEED
-            self.streams[joiner] = Stream(self.env.me, joiner, address, self.env.secret)
+            self.streams[joiner] = Stream(self.env.me, joiner, address, self.env.secret, serve)
         return self.streams[joiner]
 
     def _carry_out(self, order: Order, view: View) -> None:
@@ -412,7 +426,7 @@ class Replica:
             index = view.members.index(self.env.me)
             frozen, lo, hi, total, plain = self.engine.freeze(index, len(view.members))
             share = Share(self.member.committed, lo, hi, total, plain if index == 0 else b"")
-            self._stream(order.joiner).put(share, None, frozen)
+            self._stream(order.joiner, order.serve).put(share, None, frozen)
 
     def _feed(self, view: View) -> None:
         """My slices of the outcome to every joiner that I serve."""
@@ -438,6 +452,7 @@ class Replica:
 
     def close(self) -> None:
         """Leave nothing behind."""
+        self.progress.enter(Phase.IDLE)
         for stream in self.streams.values():
             stream.close()
         self._close_view()
