@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "status": ("outlast.cli._status", "Show who is alive in a run, in which view, at which step."),
     "why": ("outlast.cli._why", "Tell what happened in a run, what it cost, what to do next."),
     "prove": ("outlast.cli._prove", "Search for a schedule of faults that breaks the protocol."),
+    "rules": ("outlast.cli._rules", "List the robust aggregation rules with their conditions."),
     "config": ("outlast.cli._config", "Show every setting of a run and where its value came from."),
 }
 
