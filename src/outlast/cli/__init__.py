@@ -13,6 +13,7 @@ __all__ = ["main"]
 
 COMMANDS: dict[str, tuple[str, str]] = {
     # name: (module, one line)
+    "plan": ("outlast.cli._plan", "How reliable will this job be, and what should I do about it?"),
 }
 
 
