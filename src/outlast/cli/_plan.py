@@ -89,3 +89,15 @@ def nines(
         minutes=minutes,
     )  # fmt: skip
     emit(answer, json)
+
+
+@app.command(name="target-study")
+def target_study(
+    replications: Annotated[int, typer.Option(help="Simulated runs a row.")] = 2000,
+    seed: Annotated[int, typer.Option(help="Seed of the simulation.")] = 0,
+    json: Json = False,
+) -> None:
+    """The 1.5T target table by simulation, with intervals, parameters and what one run can show."""
+    from outlast.plan._target import target_answer
+
+    emit(target_answer(replications, seed), json)

@@ -99,13 +99,13 @@ def connected_sampled(
     reached: NDArray[np.bool_] = np.zeros((samples, leaves), dtype=np.bool_)
     reached[:, 0] = True
     while True:
-        hub_reached: NDArray[np.bool_] = (links & reached[:, :, None]).any(axis=1)
-        grown: NDArray[np.bool_] = reached | (links & hub_reached[:, None, :]).any(axis=2)
+        hub_reached = np.asarray(np.any(links & reached[:, :, None], axis=1))
+        grown = np.asarray(reached | np.any(links & hub_reached[:, None, :], axis=2))
         if (grown == reached).all():
             break
         reached = grown
-    good = (reached.all(axis=1) & links.any(axis=2).all(axis=1)).mean()
-    return float(good), float(np.sqrt(max(good * (1 - good), 1 / samples) / samples))
+    good = float(np.mean(np.all(reached, axis=1) & np.all(np.any(links, axis=2), axis=1)))
+    return good, float(np.sqrt(max(good * (1 - good), 1 / samples) / samples))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
