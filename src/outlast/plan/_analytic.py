@@ -117,7 +117,7 @@ def analyse(job: Job) -> Analytic:
     ladder = Ladder(interval=interval, every=tuple(int(n) for n in every))
     lag_loss = float((rates * lags).sum())
     chain = ladder_ettr(ladder, writes, rates, recoveries) * max(0.0, 1 - stalls - audit_loss - lag_loss) * places
-    total = float((1 / model.mean_s).sum())
+    total = float(sum(job.fleet_rate_h(c) for c in job.classes)) / 3600
     stops = float(rates.sum() + ((1 - model.masked) * model.planned / model.mean_s).sum())
     return Analytic(
         closed=closed, chain=chain, interval_s=interval, mtbf_h=1 / total / 3600, mtbi_h=_per_hour(stops),
@@ -134,12 +134,14 @@ def _outside(
     job: Job, model: Compiled, waste: float, stalls: float, filled: float, period: float, audit_loss: float
 ) -> tuple[str, ...]:
     """Why the closed form and the chain may miss the simulation here, in words."""
+    planned = float(((1 - model.masked) * model.planned / model.mean_s).sum())
     mixing_h = max((c.repair_mean_h for c in job.classes if c.repair), default=0.0)
     reasons = (
         (waste > 0.25, f"waste {waste:.0%}: first order holds below 25 %"),
         (any(c.shape != 1 for c in model.classes), "failures are not exponential: the chain assumes no memory"),
         (job.burst_variance > 0, "the fleet's rate changes from window to window: the chain takes its mean"),
         (stalls + audit_loss > 0.05, f"stalls and late detection take {stalls + audit_loss:.0%}: added, valid to 5 %"),
+        (planned * period > 0.1, "planned stops come within ten intervals: each also saves, which is left out here"),
         (filled < 0.99, f"spares fall short {1 - filled:.1%} of the time: waiting meets rollbacks"),
         (filled < 0.9999 and mixing_h > job.days * 2.4, "repairs last over a tenth of the run: no steady state"),
         (job.days * 86400 < 50 * period * job.tiers[-1].every, "fewer than 50 write cycles: the ends of the run show"),
