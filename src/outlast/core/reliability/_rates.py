@@ -89,10 +89,18 @@ class HierarchicalRates:
     mean_interval: tuple[float, float]
     shape: float
     shape_interval: tuple[float, float]
+    grid: tuple[FloatArray, FloatArray, FloatArray]
+    """The population's posterior: (mean, shape, weight) at the grid's points."""
     unit_mean: FloatArray
     unit_low: FloatArray
     unit_high: FloatArray
     lemons: FloatArray
+
+    def draw(self, rng: np.random.Generator) -> tuple[float, float]:
+        """One draw (mean, shape) of the population from its posterior."""
+        mean, shape, weight = self.grid
+        pick = int(rng.choice(len(weight), p=weight))
+        return float(mean[pick]), float(shape[pick])
 
 
 def _grid(failures: FloatArray, exposure: FloatArray, size: int) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -101,11 +109,11 @@ def _grid(failures: FloatArray, exposure: FloatArray, size: int) -> tuple[FloatA
     shapes = np.exp(np.linspace(np.log(0.02), np.log(200), size))
     shape, mean = (part.ravel() for part in np.meshgrid(shapes, means, indexing="ij"))
     a, b = shape[:, None], (shape / mean)[:, None]
-    log_like = (
-        special.gammaln(a + failures) - special.gammaln(a) + a * np.log(b) - (a + failures) * np.log(b + exposure)
-    )
+    pairs, times = np.unique(np.stack([failures, exposure]), axis=1, return_counts=True)
+    n, t = pairs
+    log_like = special.gammaln(a + n) - special.gammaln(a) + a * np.log(b) - (a + n) * np.log(b + t)
     # prior: flat in log mean; uniform in the shrinkage 1/(1+shape), the usual weak choice for a between-unit spread
-    log_post = log_like.sum(axis=1) + np.log(shape) - 2 * np.log1p(shape)
+    log_post = log_like @ times + np.log(shape) - 2 * np.log1p(shape)
     weight = np.exp(log_post - log_post.max())
     return mean, shape, weight / weight.sum()
 
@@ -142,6 +150,7 @@ def hierarchical_rates(failures: ArrayLike, exposure: ArrayLike, size: int = 40)
         mean=population,
         mean_interval=_weighted_quantiles(mean, weight),
         shape=float(weight @ shape),
+        grid=(mean, shape, weight),
         shape_interval=_weighted_quantiles(shape, weight),
         unit_mean=weight @ (alpha / beta),
         unit_low=low,

@@ -44,7 +44,9 @@ class Mapping(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def __post_init__(self) -> None:
         if not self.time or not self.node:
-            raise ConfigError("a mapping needs the columns of time and node", remedy='give time = "..." and node = "..."')
+            raise ConfigError(
+                "a mapping needs the columns of time and node", remedy='give time = "..." and node = "..."'
+            )
         if self.nodes < 0 or self.hours < 0:
             raise ConfigError("nodes and hours must not be negative", remedy="0 means: as the log shows")
 
@@ -106,8 +108,12 @@ def load_mapping(path: str) -> Mapping:
         if key not in Mapping.__struct_fields__:
             close = difflib.get_close_matches(key, Mapping.__struct_fields__, n=1)
             known = f"known keys: {', '.join(Mapping.__struct_fields__)}"
-            raise ConfigError(f"unknown key {key!r}", where=path, remedy=f"did you mean {close[0]!r}?" if close else known)
+            raise ConfigError(
+                f"unknown key {key!r}", where=path, remedy=f"did you mean {close[0]!r}?" if close else known
+            )
     try:
         return msgspec.convert({**base, **data}, Mapping)
     except msgspec.ValidationError as error:
-        raise ConfigError(str(error), where=path, remedy="see how-to/plan-traces for the keys and their types") from None
+        raise ConfigError(
+            str(error), where=path, remedy="see how-to/plan-traces for the keys and their types"
+        ) from None

@@ -138,7 +138,16 @@ def _finish(number: int, row: dict[str, Any], mapping: Mapping, event: RawEvent)
 # a node condition that means the machine is gone, and the one that means it is back
 _K8S_DOWN = {"NodeNotReady", "KubeletNotReady", "NodeNotSchedulable", "Shutdown"}
 _K8S_UP = {"NodeReady", "Starting", "NodeSchedulable"}
-_K8S_HIT = {"OOMKilling", "SystemOOM", "Evicted", "TaintManagerEviction", "Preempted", "FailedMount", "BackOff", "KernelDeadlock"}
+_K8S_HIT = {
+    "OOMKilling",
+    "SystemOOM",
+    "Evicted",
+    "TaintManagerEviction",
+    "Preempted",
+    "FailedMount",
+    "BackOff",
+    "KernelDeadlock",
+}
 
 
 def _k8s(text: str, mapping: Mapping) -> Iterator[Parsed]:
@@ -169,7 +178,9 @@ def _k8s_item(number: int, item: Any, mapping: Mapping) -> Iterator[Parsed]:
         yield None
         return
     on_node = _get(item, "involvedObject.kind") == "Node"
-    node = _get(item, "involvedObject.name") if on_node else _get(item, "source.host") or _get(item, "reportingInstance")
+    node = (
+        _get(item, "involvedObject.name") if on_node else _get(item, "source.host") or _get(item, "reportingInstance")
+    )
     moment = item.get(mapping.time) or item.get("eventTime") or item.get("firstTimestamp")
     try:
         time_h = _time_h(moment, mapping)
@@ -185,7 +196,8 @@ def _k8s_item(number: int, item: Any, mapping: Mapping) -> Iterator[Parsed]:
 
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<device>[0-9a-fA-F:.]+)\): (?P<code>\d+)")
 _STAMP = re.compile(
-    r"^(?:\[\s*(?P<seconds>\d+\.\d+)\]|\[(?P<ctime>\w{3} \w{3}\s+\d+ [\d:]+ \d{4})\]|(?P<iso>\d{4}-\d\d-\d\dT[\d:.,]+(?:Z|[+-]\d\d:?\d\d)?))"
+    r"^(?:\[\s*(?P<seconds>\d+\.\d+)\]|\[(?P<ctime>\w{3} \w{3}\s+\d+ [\d:]+ \d{4})\]"
+    r"|(?P<iso>\d{4}-\d\d-\d\dT[\d:.,]+(?:Z|[+-]\d\d:?\d\d)?))"
     r"\s*(?:(?P<host>[\w.-]+)\s+kernel:)?"
 )
 # NVIDIA's XID catalogue: what the common codes mean, in a word or two

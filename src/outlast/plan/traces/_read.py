@@ -15,11 +15,11 @@ from ._mapping import Mapping, load_mapping, preset
 from ._parse import Parsed, expand_nodes, parse
 from ._records import Failure, Problem, RawEvent, Trace
 
-__all__ = ["JournalReader", "read_trace", "trace_from_events"]
+__all__ = ["JournalReader", "read_trace", "trace_from_events", "trace_from_journal"]
 
 
 class JournalReader(Protocol):
-    """What this room needs of a run's journal: failures as (seconds since the start, host, kind, seconds down or None)."""
+    """What this room needs of a run's journal: failures as (seconds from the start, host, kind, seconds down)."""
 
     def failures(self) -> Iterable[tuple[float, str, str, float | None]]: ...
 
@@ -29,11 +29,18 @@ class JournalReader(Protocol):
 
 
 def read_trace(
-    path: str, *, preset_name: str = "", mapping_path: str = "", only: dict[str, tuple[str, ...]] | None = None, nodes: int = 0
+    path: str,
+    *,
+    preset_name: str = "",
+    mapping_path: str = "",
+    only: dict[str, tuple[str, ...]] | None = None,
+    nodes: int = 0,
 ) -> Trace:
     """A trace from a file. Give a preset or a mapping TOML; `only` filters rows further, `nodes` overrides the count."""
     if bool(preset_name) == bool(mapping_path):
-        raise ConfigError("a log needs one description of its columns", remedy="give --preset NAME or --mapping FILE.toml")
+        raise ConfigError(
+            "a log needs one description of its columns", remedy="give --preset NAME or --mapping FILE.toml"
+        )
     mapping = preset(preset_name) if preset_name else load_mapping(mapping_path)
     if mapping.format == "journal":
         from ._journal import open_journal
@@ -44,7 +51,9 @@ def read_trace(
     except FileNotFoundError:
         raise ConfigError(f"no such file: {path}", remedy="give the path of a log") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"not UTF-8 text: {error.reason} at byte {error.start}", where=path, remedy="convert the log") from None
+        raise ConfigError(
+            f"not UTF-8 text: {error.reason} at byte {error.start}", where=path, remedy="convert the log"
+        ) from None
     parsed = parse(text, _narrowed(mapping, only or {}))
     if preset_name == "slurm":
         parsed = _spread(parsed)
@@ -86,25 +95,36 @@ def trace_from_events(name: str, parsed: Iterable[Parsed], *, nodes: int = 0, ho
     rows = len(events) + len(problems) + skipped
     if not events:
         first = f"; first problem: {problems[0]}" if problems else ""
-        raise ConfigError(f"no usable row among {rows}{first}", where=name, remedy="check the preset or mapping against the log")
-    events.sort(key=lambda e: (e.time_h, e.what != "up", e.row))
+        raise ConfigError(
+            f"no usable row among {rows}{first}", where=name, remedy="check the preset or mapping against the log"
+        )
+    events.sort(key=lambda e: (e.time_h, e.row))  # a log in order of time keeps its order among equals
     # absolute dates start at the first row; a log that counts from its own start keeps its zero
     zero = events[0].time_h if events[0].time_h > 24 * 365 * 20 else 0.0
     failures, bad = _pair(events, zero)
     problems += bad
     if len(problems) > len(events) - len(bad):
         raise ConfigError(
-            f"{len(problems)} of {rows} rows cannot be used, more than the rest; first: {problems[0]}", where=name,
+            f"{len(problems)} of {rows} rows cannot be used, more than the rest; first: {problems[0]}",
+            where=name,
             remedy="mend the log or the mapping",
-        )  # fmt: skip
+        )
     last = max(max(e.time_h - zero, float(e.detail) - zero if e.what == "span" else 0.0) for e in events)
     seen = len({e.node for e in events})
-    notes = () if nodes else (f"machines watched: taken as the {seen} that appear; give their number if there are more",)
+    notes = (
+        () if nodes else (f"machines watched: taken as the {seen} that appear; give their number if there are more",)
+    )
     return Trace(
-        name=name, hours=max(hours, last, 1e-9), num_nodes=max(nodes, seen), problems=tuple(sorted(problems, key=lambda p: p.row)),
-        failures=tuple(sorted(failures, key=lambda f: (f.down_h, f.node))), rows_read=rows, rows_used=len(events) - len(bad),
-        rows_skipped=skipped, notes=notes,
-    )  # fmt: skip
+        name=name,
+        hours=max(hours, last, 1e-9),
+        num_nodes=max(nodes, seen),
+        problems=tuple(sorted(problems, key=lambda p: p.row)),
+        failures=tuple(sorted(failures, key=lambda f: (f.down_h, f.node))),
+        rows_read=rows,
+        rows_used=len(events) - len(bad),
+        rows_skipped=skipped,
+        notes=notes,
+    )
 
 
 def _pair(events: list[RawEvent], zero: float) -> tuple[list[Failure], list[Problem]]:
@@ -121,7 +141,9 @@ def _pair(events: list[RawEvent], zero: float) -> tuple[list[Failure], list[Prob
         elif event.what == "down":
             if event.node in down:
                 since = down[event.node].time_h - zero
-                problems.append(Problem(row=event.row, column="", reason=f"{event.node} is down already, since {since:g} h"))
+                problems.append(
+                    Problem(row=event.row, column="", reason=f"{event.node} is down already, since {since:g} h")
+                )
             else:
                 down[event.node] = event
         elif event.node in down:
@@ -139,10 +161,21 @@ def trace_from_journal(name: str, journal: JournalReader) -> Trace:
     """A trace of outlast's own run."""
     failures = tuple(
         Failure(
-            down_h=at / 3600, node=host, kind=kind, up_h=None if back is None else (at + back) / 3600, repair_known=back is not None
+            down_h=at / 3600,
+            node=host,
+            kind=kind,
+            up_h=None if back is None else (at + back) / 3600,
+            repair_known=back is not None,
         )
         for at, host, kind, back in sorted(journal.failures(), key=lambda item: item[0])
     )
     hosts = max(journal.num_hosts(), len({f.node for f in failures}), 1)
     num = len(failures)
-    return Trace(name=name, hours=max(journal.span_s() / 3600, 1e-9), num_nodes=hosts, failures=failures, rows_read=num, rows_used=num)
+    return Trace(
+        name=name,
+        hours=max(journal.span_s() / 3600, 1e-9),
+        num_nodes=hosts,
+        failures=failures,
+        rows_read=num,
+        rows_used=num,
+    )
