@@ -101,3 +101,123 @@ def target_study(
     from outlast.plan._target import target_answer
 
     emit(target_answer(replications, seed), json)
+
+
+@app.command(name=_DEFAULT)
+def job_command(
+    file: Annotated[str | None, typer.Argument(help="A job's TOML file.", metavar="JOB.TOML")] = None,
+    profile: Annotated[
+        str, typer.Option(help="Fleet to start from: llama3, rsc1, rsc2, infinitehbd, spot, target.")
+    ] = "",
+    params: Annotated[float | None, typer.Option(help="Parameters; write times scale with them.")] = None,
+    accelerators: Annotated[int | None, typer.Option(help="Accelerators of the job.")] = None,
+    days: Annotated[float | None, typer.Option(help="Length of the run, days.")] = None,
+    from_run: Annotated[str, typer.Option(help="Re-plan from the journal of this run.")] = "",
+    write_seconds: Annotated[float, typer.Option(help="With --from-run: seconds a checkpoint blocks.")] = 1.0,
+    report: Annotated[str, typer.Option(help="Also write a self-contained HTML page here.")] = "",
+    replications: Annotated[int, typer.Option(help="Simulated runs.")] = 256,
+    seed: Annotated[int, typer.Option(help="Seed of the simulation.")] = 0,
+    json: Json = False,
+) -> None:
+    """Design a job: clocks, ETTR, intervals, spares, placement, sensitivity (the default command)."""
+    if from_run:
+        from outlast.plan._rerun import rerun_answer
+
+        emit(rerun_answer(from_run, write_seconds), json)
+        return
+    from outlast.plan._design import design, write_report
+
+    plan, sources = design(
+        file, profile=profile, params=params, accelerators=accelerators, days=days, replications=replications, seed=seed
+    )
+    from outlast.plan._report import plan_answer
+
+    if report:
+        write_report(report, plan, sources)
+    emit(plan_answer(plan, sources), json)
+    if report and not json:
+        typer.echo(f"\nreport: {report}")
+
+
+@app.command()
+def compare(
+    first: Annotated[str | None, typer.Argument(help="A job's TOML; default: the lost weekend, before.")] = None,
+    second: Annotated[str | None, typer.Argument(help="Another; default: the lost weekend, after.")] = None,
+    replications: Annotated[int, typer.Option(help="Simulated runs of each.")] = 1000,
+    seed: Annotated[int, typer.Option(help="Seed of the simulation.")] = 0,
+    json: Json = False,
+) -> None:
+    """Two designs side by side, and how long a run must be to tell them apart."""
+    from outlast.errors import ConfigError
+    from outlast.plan._compare import compare_answer, example_paths
+
+    if (first is None) != (second is None):
+        raise ConfigError("one design cannot be compared", remedy="give two job files, or none for the example")
+    paths = (first, second) if first and second else example_paths()
+    emit(compare_answer(*paths, replications=replications, seed=seed), json)
+
+
+@app.command()
+def fit(
+    log: Annotated[str, typer.Argument(help="A failure log, or with --preset journal a run's directory.")],
+    preset: Annotated[str, typer.Option(help="infinitehbd, bamboo, slurm, k8s, xid or journal.")] = "",
+    mapping: Annotated[str, typer.Option(help="A TOML that names the log's columns.")] = "",
+    only: Annotated[list[str] | None, typer.Option(help="Keep rows with COLUMN=VALUE; may be repeated.")] = None,
+    nodes: Annotated[int, typer.Option(help="Machines watched; 0: those that appear.")] = 0,
+    rounds: Annotated[int, typer.Option(help="Bootstrap and predictive rounds; 0: none.")] = 200,
+    seed: Annotated[int, typer.Option(help="Seed of both.")] = 0,
+    job: Annotated[str, typer.Option(help="Also write the fitted classes as a job's TOML here.")] = "",
+    plot: Annotated[str, typer.Option(help="Also draw the trace: a self-contained HTML page here.")] = "",
+    json: Json = False,
+) -> None:
+    """Read a failure log, validate it, fit it, and test the fit on its held-out end."""
+    from outlast.plan._design import fit_log
+
+    emit(
+        fit_log(
+            log,
+            preset=preset,
+            mapping=mapping,
+            only=only or [],
+            nodes=nodes,
+            rounds=rounds,
+            seed=seed,
+            job=job,
+            plot=plot,
+        ),
+        json,
+    )
+
+
+trace = typer.Typer(help="Failure traces: make more of them.", add_completion=False, rich_markup_mode=None)
+app.add_typer(trace, name="trace")
+
+
+@trace.command()
+def generate(
+    log: Annotated[str, typer.Argument(help="The failure log to be like.")],
+    out: Annotated[str, typer.Option(help="CSV file to write.")],
+    preset: Annotated[str, typer.Option(help="infinitehbd, bamboo, slurm, k8s, xid or journal.")] = "",
+    mapping: Annotated[str, typer.Option(help="A TOML that names the log's columns.")] = "",
+    days: Annotated[float, typer.Option(help="Length; 0: the log's own.")] = 0.0,
+    nodes: Annotated[int, typer.Option(help="Machines; 0: the log's own.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed.")] = 0,
+    json: Json = False,
+) -> None:
+    """A new trace like a log: its bursts, incidents, lemons and repair tails."""
+    from outlast.plan._design import generate_like
+
+    emit(generate_like(log, out, preset=preset, mapping=mapping, days=days, nodes=nodes, seed=seed), json)
+
+
+@app.command()
+def system(
+    params: Annotated[str, typer.Option(help="Parameter counts, comma-separated.")] = "7e9,7e10,1.5e12",
+    nodes: Annotated[str, typer.Option(help="Node counts, comma-separated.")] = "64,512,2048",
+    steps: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 100,
+    json: Json = False,
+) -> None:
+    """R = R_compute x R_communication x R_synchronisation over parameters, nodes and topology."""
+    from outlast.plan._design import system_answer
+
+    emit(system_answer(params, nodes, steps), json)

@@ -72,6 +72,8 @@ def _plain(value: Any) -> Any:
 def significant(value: float, digits: int = 3) -> str:
     """`digits` significant digits, with thousands separated; no exponent between 1e-4 and 1e7."""
     number = float(value)
+    if math.isnan(number):
+        return "unknown"
     if not math.isfinite(number) or number == 0:
         return f"{number:g}"
     if 1e-4 <= abs(number) < 1e7:
@@ -84,7 +86,9 @@ def duration(seconds: float) -> str:
     """A span in its natural unit: 42 s, 12 min, 3.1 h, 9.2 d."""
     value = float(seconds)
     if not math.isfinite(value):
-        return f"{value:g}"
+        return "never" if value > 0 else "unknown"
+    if abs(value) < 1e-6:
+        return "0 s"
     for unit, size, limit in (
         ("s", 1.0, 120.0),
         ("min", 60.0, 7200.0),

@@ -154,6 +154,10 @@ def _remark(rows: list[TargetRow]) -> str:
     )
 
 
+def _percent(value: float, interval: tuple[float, float]) -> str:
+    return f"{100 * value:.1f} % ({100 * interval[0]:.1f}-{100 * interval[1]:.1f})"
+
+
 def target_answer(replications: int = 2000, seed: int = 0) -> Answer:
     """The table, its parameters, the predictions of what was not fitted, and the honest remark."""
     rows = target_rows(replications, seed)
@@ -166,7 +170,7 @@ def target_answer(replications: int = 2000, seed: int = 0) -> Answer:
                 r.name,
                 f"{r.mtbf_h:.1f} ({r.mtbf_interval_h[0]:.1f}-{r.mtbf_interval_h[1]:.1f})",
                 f"{r.mtbf_published_h}",
-                f"{100 * r.efficiency:.1f} % ({100 * r.efficiency_interval[0]:.1f}-{100 * r.efficiency_interval[1]:.1f})",
+                _percent(r.efficiency, r.efficiency_interval),
                 f"{100 * r.efficiency_published:.0f} %",
                 f"{r.one_run_mtbf_h[0]:.1f}-{r.one_run_mtbf_h[1]:.1f} h",
             )

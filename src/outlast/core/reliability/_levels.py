@@ -93,6 +93,9 @@ def ladder_ettr(ladder: Ladder, writes: ArrayLike, rates: ArrayLike, recoveries:
     num = ladder.every[-1]
     if rate.sum() == 0:
         return float(num * ladder.interval / _attempts(ladder, c).sum())
+    total = rate.sum()
+    if np.exp(-total * max(_attempts(ladder, c).max(), r.max())) < 1e-13:
+        return 0.0  # some attempt needs 1e13 tries: no progress, and a singular system
     matrix, known = ladder_chain(ladder, c, rate, r)
     return float(num * ladder.interval / np.linalg.solve(matrix, known)[0])
 

@@ -7,7 +7,7 @@ closed form. Sources: Ferreira et al., SC'11; Casanova, Robert, Vivien & Zaidoun
 from __future__ import annotations
 
 import numpy as np
-from scipy import signal, special
+from scipy import special
 
 from ._check import FloatArray, count, positive
 from ._structures import binomial_pmf
@@ -33,6 +33,8 @@ def survive_losses(num_groups: int, degree: int, losses: int) -> float:
 
 
 def _power(base: FloatArray, exponent: int, size: int) -> FloatArray:
+    from scipy import signal  # slow to import, and rarely needed
+
     result, square = np.ones(1), base
     while exponent:
         if exponent & 1:

@@ -94,10 +94,13 @@ class FleetFit:
     num_nodes: int
     hours: float
     num_failures: int
-    node_mtbf_h: rel.RateInterval
+    machine_hours: float
+    node_rate_h: rel.RateInterval
+    """The rate per machine-hour, with its interval: the MTBF is one over it."""
     classes: tuple[tuple[str, int], ...]
     weekly: rel.HierarchicalRates
     lemons: rel.HierarchicalRates
+    weekly_correlation: float
     transient_variance: float
     incident_sizes: tuple[int, ...]
     repair: RepairModel | None
@@ -133,6 +136,17 @@ def _incident_weeks(trace: Trace) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     starts = times[np.append(0, np.flatnonzero(np.diff(times) > INCIDENT_H) + 1)]
     edges = np.arange(0, trace.hours + 1e-9, WEEK_H)
     return np.histogram(starts, edges)[0].astype(np.int64)
+
+
+def _correlation(weekly: np.ndarray[tuple[int], np.dtype[np.int64]]) -> float:
+    """Correlation of the rate from one week to the next: lag-one covariance over the variance beyond Poisson's."""
+    if len(weekly) < 12:
+        return 0.0
+    centred = weekly - weekly.mean()
+    beyond = float(weekly.var(ddof=1) - weekly.mean())
+    if beyond <= 0:
+        return 0.0
+    return float(np.clip(np.mean(centred[1:] * centred[:-1]) / beyond, 0.0, 0.95))
 
 
 def _transient(trace: Trace) -> float:
@@ -248,7 +262,9 @@ def fit_trace(trace: Trace, seed: int = 0, rounds: int = 39) -> FleetFit:
         num_nodes=trace.num_nodes,
         hours=trace.hours,
         num_failures=len(trace.failures),
-        node_mtbf_h=rel.gamma_poisson(len(trace.failures), trace.num_nodes * trace.hours),
+        machine_hours=trace.exposure_h,
+        weekly_correlation=_correlation(weekly),
+        node_rate_h=rel.gamma_poisson(len(trace.failures), trace.exposure_h),
         classes=tuple(Counter(f.kind for f in trace.failures).most_common()),
         weekly=rel.hierarchical_rates(weekly, np.full(len(weekly), WEEK_H)),
         lemons=rel.hierarchical_rates(per_node, np.full(trace.num_nodes, trace.hours)),

@@ -11,6 +11,7 @@ import io
 from dataclasses import dataclass, fields
 
 import numpy as np
+from scipy import special
 
 from outlast.errors import ConfigError
 
@@ -22,9 +23,16 @@ __all__ = ["Check", "generate", "generate_poisson", "predictive_check", "to_csv"
 
 
 def _weekly_rates(fit: FleetFit, weeks: int, rng: np.random.Generator) -> Floats:
-    """Incidents per hour in each week: mean and spread drawn from their joint posterior, then a rate a week."""
+    """Incidents per hour in each week: mean and spread drawn from their joint posterior, then a rate a week.
+
+    Weeks follow each other as an autoregression of order one in normal scores: Gamma margins, the fitted correlation.
+    """
     mean, shape = fit.weekly.draw(rng)
-    return np.asarray(rng.gamma(shape, mean / shape, weeks))
+    rho = fit.weekly_correlation
+    scores = rng.standard_normal(weeks)
+    for i in range(1, weeks):
+        scores[i] = rho * scores[i - 1] + np.sqrt(1 - rho**2) * scores[i]
+    return np.asarray(special.gammaincinv(shape, special.ndtr(scores)) * mean / shape)
 
 
 def _node_weights(fit: FleetFit, num_nodes: int, blocks: int, rng: np.random.Generator) -> Floats:
@@ -74,10 +82,14 @@ def generate(
     sizes = np.minimum(rng.choice(np.array(fit.incident_sizes), len(starts)), nodes)
     weights = _node_weights(fit, nodes, int(length // BLOCK_H) + 1, rng)
     times = np.repeat(starts, sizes)
-    picked = [
-        rng.choice(nodes, size, replace=False, p=weights[int(at // BLOCK_H)])
-        for at, size in zip(starts, sizes, strict=True)
-    ]
+    cumulative = np.cumsum(weights, axis=1)
+    picked = []
+    for at, size in zip(starts, sizes, strict=True):
+        block = int(at // BLOCK_H)
+        if size == 1:
+            picked.append(np.minimum(np.searchsorted(cumulative[block], rng.random(1)), nodes - 1))
+        else:
+            picked.append(rng.choice(nodes, size, replace=False, p=weights[block]))
     machines = np.concatenate(picked) if picked else np.zeros(0, dtype=np.intp)
     return _assemble(fit, times, machines, _repair_h(fit, times, ahead_h, rng), length, nodes, rng)
 
@@ -122,7 +134,7 @@ def _assemble(
 
 def generate_poisson(fit: FleetFit, rng: np.random.Generator, *, hours: float, num_nodes: int) -> Trace:
     """The usual assumption: equal, independent machines, constant rate, exponential repairs of the fitted mean."""
-    num = rng.poisson(rng.gamma(fit.node_mtbf_h.alpha, 1 / fit.node_mtbf_h.beta) * num_nodes * hours)
+    num = rng.poisson(rng.gamma(fit.node_rate_h.alpha, 1 / fit.node_rate_h.beta) * num_nodes * hours)
     times = np.sort(rng.uniform(0, hours, num))
     mean = float(np.mean(np.exp(fit.repair.level + fit.repair.residuals))) if fit.repair else 0.0
     return _assemble(fit, times, rng.integers(0, num_nodes, num), rng.exponential(mean, num), hours, num_nodes, rng)
@@ -159,7 +171,8 @@ def predictive_check(
     checks = []
     for field in fields(Statistics):
         values = np.array([getattr(d, field.name) for d in drawn], dtype=np.float64)
-        values = values[~np.isnan(values)]
+        # a median never reached (most repairs open at the end) is longer than any seen
+        values = np.minimum(values[~np.isnan(values)], 1e9)
         if len(values) < rounds / 2:
             continue
         low, middle, high = (float(x) for x in np.quantile(values, [(1 - level) / 2, 0.5, (1 + level) / 2]))

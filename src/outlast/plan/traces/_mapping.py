@@ -38,6 +38,8 @@ class Mapping(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     delimiter: str = ","
     nodes: int = 0
     """Machines watched; 0: those that appear."""
+    joining: bool = False
+    """An up of a machine not seen before means that it joins: it is watched only while it is there (spot fleets)."""
     hours: float = 0.0
     """Length watched; 0: until the last row."""
     description: str = ""
@@ -61,7 +63,7 @@ PRESETS: dict[str, Mapping] = {
         description="InfiniteHBD fault trace as CSV: time_h, node, event down/up, level, class, desc",
     ),
     "bamboo": Mapping(
-        time="time_ms", unit="ms", node="node", event="event", down=("remove",), up=("add",),
+        time="time_ms", unit="ms", node="node", event="event", down=("remove",), up=("add",), joining=True,
         description="Bamboo and Oobleck preemption traces: trace, time_ms, event add/remove, node",
     ),
     "slurm": Mapping(

@@ -36,7 +36,7 @@ def read_trace(
     only: dict[str, tuple[str, ...]] | None = None,
     nodes: int = 0,
 ) -> Trace:
-    """A trace from a file. Give a preset or a mapping TOML; `only` filters rows further, `nodes` overrides the count."""
+    """A trace from a file. Give a preset or a mapping TOML; `only` filters rows further, `nodes` is the true count."""
     if bool(preset_name) == bool(mapping_path):
         raise ConfigError(
             "a log needs one description of its columns", remedy="give --preset NAME or --mapping FILE.toml"
@@ -57,7 +57,9 @@ def read_trace(
     parsed = parse(text, _narrowed(mapping, only or {}))
     if preset_name == "slurm":
         parsed = _spread(parsed)
-    return trace_from_events(Path(path).name, parsed, nodes=nodes or mapping.nodes, hours=mapping.hours)
+    return trace_from_events(
+        Path(path).name, parsed, nodes=nodes or mapping.nodes, hours=mapping.hours, joining=mapping.joining
+    )
 
 
 def _narrowed(mapping: Mapping, only: dict[str, tuple[str, ...]]) -> Mapping:
@@ -80,7 +82,9 @@ def _spread(parsed: Iterator[Parsed]) -> Iterator[Parsed]:
         yield RawEvent(row=item.row, time_h=item.time_h, node=first, what=item.what, kind=item.kind.split(" by ")[0])
 
 
-def trace_from_events(name: str, parsed: Iterable[Parsed], *, nodes: int = 0, hours: float = 0.0) -> Trace:
+def trace_from_events(
+    name: str, parsed: Iterable[Parsed], *, nodes: int = 0, hours: float = 0.0, joining: bool = False
+) -> Trace:
     """Pair each machine's downs and ups in order of time. nodes, hours: 0 means as seen."""
     events: list[RawEvent] = []
     problems: list[Problem] = []
@@ -111,9 +115,9 @@ def trace_from_events(name: str, parsed: Iterable[Parsed], *, nodes: int = 0, ho
         )
     last = max(max(e.time_h - zero, float(e.detail) - zero if e.what == "span" else 0.0) for e in events)
     seen = len({e.node for e in events})
-    notes = (
-        () if nodes else (f"machines watched: taken as the {seen} that appear; give their number if there are more",)
-    )
+    present = _present_h(events, zero, max(hours, last)) if joining else 0.0
+    guess = f"machines watched: taken as the {seen} that appear; give their number if there are more"
+    notes = () if nodes or joining else (guess,)
     return Trace(
         name=name,
         hours=max(hours, last, 1e-9),
@@ -124,7 +128,20 @@ def trace_from_events(name: str, parsed: Iterable[Parsed], *, nodes: int = 0, ho
         rows_used=len(events) - len(bad),
         rows_skipped=skipped,
         notes=notes,
+        machine_hours=present,
     )
+
+
+def _present_h(events: list[RawEvent], zero: float, end_h: float) -> float:
+    """Machine-hours between each machine's ups and its downs."""
+    total = 0.0
+    since: dict[str, float] = {}
+    for event in events:
+        if event.what == "up":
+            since.setdefault(event.node, event.time_h - zero)
+        elif event.node in since:
+            total += event.time_h - zero - since.pop(event.node)
+    return total + sum(end_h - start for start in since.values())
 
 
 def _pair(events: list[RawEvent], zero: float) -> tuple[list[Failure], list[Problem]]:

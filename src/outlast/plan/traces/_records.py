@@ -64,6 +64,8 @@ class Trace:
     rows_used: int = 0
     rows_skipped: int = 0
     notes: tuple[str, ...] = field(default=())
+    machine_hours: float = 0.0
+    """Hours that machines were there to fail; 0: all of them, all the time."""
 
     def __post_init__(self) -> None:
         if self.hours <= 0 or self.num_nodes < len({f.node for f in self.failures}):
@@ -73,6 +75,11 @@ class Trace:
             )
         if self.rows_read != self.rows_used + self.rows_skipped + len(self.problems):
             raise AssertionError("rows went missing between reading and reporting")
+
+    @property
+    def exposure_h(self) -> float:
+        """Machine-hours watched."""
+        return self.machine_hours or self.num_nodes * self.hours
 
     def times_h(self) -> Floats:
         """Failure times."""
@@ -95,4 +102,6 @@ class Trace:
             for f in self.failures if start_h <= f.down_h < end_h
         )  # fmt: skip
         name = f"{self.name} [{start_h:.0f}, {end_h:.0f}) h"
-        return Trace(name=name, hours=end_h - start_h, num_nodes=self.num_nodes, failures=part)
+        share = (end_h - start_h) / self.hours
+        hours = self.machine_hours * share
+        return Trace(name=name, hours=end_h - start_h, num_nodes=self.num_nodes, failures=part, machine_hours=hours)
