@@ -60,16 +60,18 @@ def publish(
         format=1, generation=0, step=save.step, view=save.view, save=save.token, run=run, certified=certified,
         created_s=created_s, bytes=0, parts=parts, extra=extra or {},
     )  # fmt: skip
+    same = _published(heads(store)[0], draft)
+    if same is not None:
+        return same
     draft = msgspec.structs.replace(draft, bytes=_stream_bytes(store, draft))
     parse_head(seal(draft), file="the head to be published")
     with Reader(draft, [store]):
         pass  # every part, piece and file size was held against the others
     for _ in range(_MAX_TRIES):
         found, unreadable = heads(store)
-        same = next((h for h in found if h.save == draft.save and h.parts == parts), None)
+        same = _published(found, draft)
         if same is not None:
-            return same.generation
-        _refuse_stale(found, draft)
+            return same
         number = max([h.generation for h in found] + list(unreadable), default=-1) + 1
         if store.publish(number, seal(msgspec.structs.replace(draft, generation=number))):
             return number
@@ -84,7 +86,11 @@ def _stream_bytes(store: Store, draft: Head) -> int:
     return total
 
 
-def _refuse_stale(found: list[Head], draft: Head) -> None:
+def _published(found: list[Head], draft: Head) -> int | None:
+    """The generation that this save is already. Raises `CheckpointError` if it is older than the newest one."""
+    for head in found:
+        if head.save == draft.save and head.parts == draft.parts:
+            return head.generation
     for head in found:
         if head.run == draft.run and (head.view, head.step) >= (draft.view, draft.step):
             raise CheckpointError(
@@ -93,6 +99,7 @@ def _refuse_stale(found: list[Head], draft: Head) -> None:
                 where=generation_name(head.generation),
                 did="the generation was not published; the newer one stays",
             )
+    return None
 
 
 def certify(store: Store, generation: int) -> None:
