@@ -188,7 +188,7 @@ def _allocate(sizes: Sequence[tuple[int, int]]) -> dict[int, memoryview]:
     placed: dict[int, memoryview] = {}
     group: list[tuple[int, int, int]] = []
     used = 0
-    for number, size in [*sizes, (-1, _GROUP_BYTES)]:
+    for number, size in [*sizes, (-1, _GROUP_BYTES + 1)]:
         if group and used + size > _GROUP_BYTES:
             area: mmap.mmap = map_private(used)
             placed |= {n: memoryview(area)[at : at + length] for n, at, length in group}

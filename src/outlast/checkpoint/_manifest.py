@@ -23,7 +23,7 @@ from outlast.errors import CheckpointError
 
 __all__ = [
     "DTYPE_BYTES", "FORMAT", "MAX_CHUNK_BYTES", "MAX_HEAD_BYTES", "MAX_PART_BYTES", "Chunk", "Damage", "FileRef",
-    "Head", "Part", "PartRef", "Piece", "TensorSpec", "check_name", "digest", "parse_head", "parse_part",
+    "Head", "Part", "PartRef", "Piece", "UNREADABLE", "TensorSpec", "check_name", "digest", "parse_head", "parse_part",
     "schema_digest", "seal",
 ]  # fmt: skip
 
@@ -36,6 +36,9 @@ _MAX_NDIM = 64
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 _SEAL_BYTES = len('{"xxh3_128":"') + 32 + len('",\n')
+
+UNREADABLE = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
+"""What decoding JSON of unknown origin raises."""
 
 DTYPE_BYTES: dict[str, int] = {
     "bool": 1, "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "uint32": 4, "int32": 4, "uint64": 8, "int64": 8,
@@ -175,7 +178,7 @@ def _unseal(data: bytes, file: str) -> None:
         raise Damage("its bytes do not match its own digest", file=file)
     try:
         version = msgspec.json.decode(data, type=_Version).format
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except UNREADABLE as error:
         raise Damage(f"is not a manifest: {error}", file=file) from error
     if version != FORMAT:
         relation = "a newer outlast" if version > FORMAT else "an unknown outlast"
@@ -190,7 +193,7 @@ def parse_head(data: bytes, *, file: str, generation: int | None = None) -> Head
     _unseal(data, file)
     try:
         head = msgspec.json.decode(data, type=Head)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except UNREADABLE as error:
         raise Damage(f"is not a head: {error}", file=file) from error
     if generation is not None and head.generation != generation:
         raise Damage(f"is generation {head.generation} under the name of generation {generation}", file=file)
@@ -213,7 +216,7 @@ def parse_part(data: bytes, ref: PartRef, *, num_writers: int, save: str | None 
     _unseal(data, file)
     try:
         part = msgspec.json.decode(data, type=Part)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except UNREADABLE as error:
         raise Damage(f"is not a part: {error}", file=file) from error
     if (part.writer, part.num_writers) != (ref.writer, num_writers) or (save is not None and part.save != save):
         raise Damage(f"belongs to save {part.save}, writer {part.writer} of {part.num_writers}", file=file)

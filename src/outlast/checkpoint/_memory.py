@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Sequence
 import msgspec
 
 from outlast.checkpoint._arena import Slot, touch
-from outlast.checkpoint._manifest import Damage, Head, Part, PartRef, digest, seal
+from outlast.checkpoint._manifest import UNREADABLE, Damage, Head, Part, PartRef, digest, seal
 from outlast.checkpoint._store import DataWriter
 from outlast.errors import CheckpointError, ConfigError
 
@@ -124,7 +124,7 @@ def _sealed(fd: int) -> _Sealed | None:
         return None
     try:
         return msgspec.json.decode(lines[1], type=_Sealed)
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return None
 
 

@@ -163,6 +163,13 @@ class Reader:
             for start, chunk in zip(self._starts[number], part.chunks, strict=False):
                 yield number, start, chunk
 
+    def chunks_in(self, part: int, start: int, size: int) -> list[tuple[int, Chunk]]:
+        """(start in the stream, chunk) of those that touch this range of a part's stream."""
+        starts, chunks = self._starts[part], self.parts[part].chunks
+        first = max(0, bisect.bisect_right(starts, start) - 1)
+        found = itertools.takewhile(lambda i: starts[i] < start + size, range(first, len(chunks)))
+        return [(starts[i], chunks[i]) for i in found]
+
     def tensors_in(self, part: int, start: int, size: int) -> list[str]:
         """Names of the tensors that have bytes in this range of a part's stream."""
         names = []

@@ -21,7 +21,7 @@ from outlast.checkpoint._plan import Shard, replicated
 from outlast.checkpoint._tree import decode_tree, encode_tree, tensor_names
 from outlast.errors import ConfigError
 
-__all__ = ["Local", "State", "bytes_of", "dtype_named", "flatten", "raw", "unflatten"]
+__all__ = ["Local", "State", "bytes_of", "dtype_named", "flatten", "plain_leaf", "raw", "unflatten"]
 
 _CARRIER = {
     1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128,
@@ -72,6 +72,17 @@ def bytes_of(view: memoryview, dtype: torch.dtype, shape: Sequence[int]) -> torc
     return torch.frombuffer(view, dtype=carrier, count=math.prod(shape)).view(tuple(shape))
 
 
+def plain_leaf(value: Any) -> Any:
+    """The node of torch's own small values; None for anything else."""
+    if isinstance(value, torch.Size):
+        return {"sz": list(value)}
+    if isinstance(value, torch.dtype):
+        return {"dt": str(value).removeprefix("torch.")}
+    if isinstance(value, torch.device):
+        return {"dev": str(value)}
+    return None
+
+
 class _Collector:
     """Gives each distinct tensor a number as the tree is walked."""
 
@@ -84,15 +95,9 @@ class _Collector:
     def leaf(self, value: Any, name: str) -> Any:
         if isinstance(value, torch.Tensor):
             return self._tensor(value, name)
-        if isinstance(value, torch.Size):
-            return {"sz": list(value)}
-        if isinstance(value, torch.dtype):
-            return {"dt": str(value).removeprefix("torch.")}
-        if isinstance(value, torch.device):
-            return {"dev": str(value)}
         if type(value).__module__ == "numpy":
             return self._array(value, name)
-        return None
+        return plain_leaf(value)
 
     def _array(self, value: Any, name: str) -> Any:
         import numpy as np

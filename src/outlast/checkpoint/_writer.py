@@ -91,9 +91,10 @@ def write_part(
         probe("save.part_written")
         store.barrier()
         probe("save.part_durable")
-    except BaseException:
-        # Not a handler: whatever ended the save (a full disk, a signal), its file must not stay.
-        job.abandon(f"{name}.json")
+    except BaseException as error:
+        # Not a handler: whatever ended the save (a full disk, a signal), its files must not stay. One that was there
+        # before is not ours.
+        job.abandon(None if isinstance(error, FileExistsError) else f"{name}.json")
         raise
     ref = PartRef(writer=part.writer, name=f"{name}.json", bytes=len(data), digest=digest(data))
     return Written(ref, full, written)
@@ -163,10 +164,10 @@ class _Job:
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def abandon(self, part_name: str) -> None:
+    def abandon(self, part_name: str | None) -> None:
         self._stop()
         if self._out is not None:
             self._out.abandon()
         with contextlib.suppress(OSError):
-            if self._store.size(part_name) is not None:
+            if part_name is not None and self._store.size(part_name) is not None:
                 self._store.discard([part_name])

@@ -13,6 +13,7 @@ __all__ = ["main"]
 
 COMMANDS: dict[str, tuple[str, str]] = {
     # name: (module, one line)
+    "ckpt": ("outlast.cli._ckpt", "List, show, verify, compare, convert and prune checkpoints."),
 }
 
 
