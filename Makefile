@@ -1,24 +1,38 @@
 # outlast: two commands do all the set-up: `make demo` and `make test`. Both make .venv first (once).
-PYTHON ?= python3
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do command -v $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.made
 EXTRAS := dev,docs
+DEMO_ARGS ?=
+TEST_ARGS ?=
+# Named by what it depends on, not dated: a fresh checkout or a switch of branches makes nothing again.
+STAMP := $(VENV)/.made-$(shell cat pyproject.toml constraints.txt | cksum | tr -d ' ')
 
-.PHONY: env demo test lint bench docs clean
+.PHONY: help env demo test lint docs bench clean
+help:
+	@echo "make demo    train, kill things, and compare the bits with an undisturbed run (DEMO_ARGS=...)"
+	@echo "make test    all tests but the long searches (TEST_ARGS=...)"
+	@echo "make lint    ruff, mypy --strict, import contracts"
+	@echo "make docs    the documentation, into docs/_build/html"
+	@echo "make bench   the measurements"
+	@echo "make env     .venv alone; make clean removes it"
+
 env: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
-	@echo "outlast: making $(VENV): outlast itself (editable), torch 2.13.0 (CPU), and the tools in constraints.txt"
+$(STAMP):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "outlast needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; name another: make PYTHON=python3.12")'
+	@echo "outlast: making $(VENV) with $$($(PYTHON) --version): outlast itself (editable), torch 2.13.0, and the tools"
+	@echo "outlast: in constraints.txt. This downloads about 400 MB, once; later it needs no network."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
-	@touch $(STAMP)
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@rm -f $(VENV)/.made-*
+	@touch $@
 
 demo: $(STAMP)
-	$(BIN)/outlast demo
+	$(BIN)/outlast demo $(DEMO_ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not campaign" $(TEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks
@@ -27,7 +41,7 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 
 docs: $(STAMP)
-	$(BIN)/sphinx-build -W -b html docs docs/_build/html
+	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks

@@ -1,1 +1,129 @@
-"""The run's configuration and the origin of each value: command line > environment > file > default."""
+"""The run's configuration and the origin of each value: command line > environment > file > default.
+
+Role: one frozen record of everything a user can set for a run; unknown keys are errors that suggest the right one.
+It reads the TOML file and the environment it is given, nothing else.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from outlast.errors import ConfigError
+
+__all__ = ["Resolved", "RunConfig", "resolve"]
+
+
+class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything a user can set for `outlast run`. In TOML: the table `[run]`; in the environment: `OUTLAST_<KEY>`."""
+
+    replicas: int = 1
+    """Full copies of the training state, one process each."""
+    spares: int = 0
+    """Replicas kept caught up beside the run, owning no microbatch."""
+    agents: int = 1
+    """Supervising processes on this machine; replicas are dealt to them in turn."""
+    exchange: Literal["auto", "shm", "c10d"] = "auto"
+    """How gradients travel: shared memory inside a host, or c10d (Gloo, NCCL). `auto`: shm on CPU, else c10d."""
+    lease_s: float = 600.0
+    """A view that cannot hear its coordinator stops committing after this long. `inf` leaves it to a person."""
+    heartbeat_s: float = 1.0
+    """Period of the heartbeats between members, agents and the coordinator."""
+    ack_s: float = 5.0
+    """A member that does not acknowledge leaving a view within this long stays out of the next one."""
+    outside_s: float = 1800.0
+    """How long the loop's own body may be silent before it counts as hung (`outlast.pause()` extends it)."""
+    stall_floor_s: float = 0.5
+    """No learned deadline is ever below this."""
+    formation_s: float = 30.0
+    """A view that has not formed by then is reported, and its silent members are examined."""
+    group_timeout_s: float = 60.0
+    """c10d's own timeout; met only on a silent network cut."""
+    max_restarts: int = 16
+    """Replacements of dead replicas over the whole run; beyond that it goes on shrinking."""
+    restart_backoff_s: float = 1.0
+    """Delay before a replacement starts, doubled each time the same slot dies within a minute, at most 60 s."""
+    start_s: float = 600.0
+    """How long to wait for all replicas to report before the run is given up."""
+    threads: int = 1
+    """Intra-op threads of each replica; part of the numerics signature. 0 leaves torch's default."""
+    bitwise: bool = True
+    """Refuse members whose numerics differ. `false` admits them, and every verdict then says so."""
+    port: int = 0
+    """The coordinator's port on loopback; 0 takes a free one."""
+
+
+_CHECKS: dict[str, tuple[float, float]] = {
+    "replicas": (1, 100_000), "spares": (0, 100_000), "agents": (1, 1024), "lease_s": (1, float("inf")),
+    "heartbeat_s": (0.05, 60), "ack_s": (0.05, 600), "outside_s": (0.1, float("inf")), "stall_floor_s": (0.05, 3600),
+    "formation_s": (0.5, 3600), "group_timeout_s": (1, 86400), "max_restarts": (0, 1_000_000),
+    "restart_backoff_s": (0, 3600), "start_s": (1, 86400), "threads": (0, 1024), "port": (0, 65535),
+}  # fmt: skip
+
+
+class Resolved(msgspec.Struct, frozen=True, kw_only=True):
+    """A configuration with, for each key, where its value came from."""
+
+    config: RunConfig
+    origins: dict[str, str]
+
+
+def resolve(*, cli: Mapping[str, Any], environ: Mapping[str, str], file: Path | None = None) -> Resolved:
+    """Merge the layers. `cli` values of None count as not given.
+
+    Raises ConfigError for an unreadable file, an unknown key, a value of the wrong type or out of range.
+    """
+    values: dict[str, Any] = {}
+    origins = dict.fromkeys(RunConfig.__struct_fields__, "default")
+    for key, value in (_from_file(file) if file else {}).items():
+        values[key], origins[key] = value, f"file {file}"
+    for field in RunConfig.__struct_fields__:
+        name = f"OUTLAST_{field.upper()}"
+        if name in environ:
+            values[field], origins[field] = environ[name], f"environment {name}"
+    for key, value in cli.items():
+        if value is not None:
+            values[key], origins[key] = value, f"command line --{key.replace('_', '-')}"
+    for key in values:
+        if key not in origins:
+            raise _unknown(key, str(file) if file else "the configuration")
+    try:
+        config = msgspec.convert(values, RunConfig, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"the run's configuration is invalid: {error}", remedy="outlast config show") from error
+    for key, (low, high) in _CHECKS.items():
+        value = getattr(config, key)
+        if not low <= value <= high:
+            raise ConfigError(
+                f"{key} = {value} (from {origins[key]}) is out of range",
+                remedy=f"give a value from {low:g} to {high:g}",
+            )
+    return Resolved(config=config, origins=origins)
+
+
+def _unknown(key: str, where: str) -> ConfigError:
+    close = difflib.get_close_matches(key, RunConfig.__struct_fields__, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else "the keys are " + ", ".join(RunConfig.__struct_fields__)
+    return ConfigError(f"unknown key {key!r} in {where}", remedy=hint)
+
+
+def _from_file(file: Path) -> dict[str, Any]:
+    try:
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}", remedy="give a readable TOML file") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is not TOML: {error}", remedy="see outlast config show for the keys") from error
+    for name in table:
+        if name != "run":
+            raise ConfigError(f"unknown table [{name}] in {file}", remedy="the run's settings stand under [run]")
+    run = table.get("run", {})
+    for key in run:
+        if key not in RunConfig.__struct_fields__:
+            raise _unknown(key, str(file))
+    return dict(run)

@@ -13,6 +13,10 @@ __all__ = ["main"]
 
 COMMANDS: dict[str, tuple[str, str]] = {
     # name: (module, one line)
+    "run": ("outlast.cli._run", "Train a script on replicas that may fail."),
+    "status": ("outlast.cli._status", "Show who is alive in a run, in which view, at which step."),
+    "why": ("outlast.cli._why", "Tell what happened in a run, what it cost, what to do next."),
+    "config": ("outlast.cli._config", "Show every setting of a run and where its value came from."),
     "ckpt": ("outlast.cli._ckpt", "List, show, verify, compare, convert and prune checkpoints."),
 }
 

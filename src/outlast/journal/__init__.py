@@ -1,1 +1,13 @@
-"""The run's record: written by the coordinator, read by everyone else. SQLite, one local writer. No torch."""
+"""The run's record on the local disk: written by the coordinator alone, read by everyone else. No torch.
+
+Two SQLite files in the run directory: `journal.db` holds events, `record.db` the coordinator's claims and records
+(docs/decisions/0020 says why two). This room must never decide anything, never make a view record wait for an event,
+and never stop a run because an event could not be written. Read `_journal.py` first, then `_record.py`.
+"""
+
+from outlast.journal._files import holds_run
+from outlast.journal._filesystem import Mount, find_mount, is_network
+from outlast.journal._journal import Entry, Journal
+from outlast.journal._lock import RunLock, is_held, started_at_s
+
+__all__ = ["Entry", "Journal", "Mount", "RunLock", "find_mount", "holds_run", "is_held", "is_network", "started_at_s"]

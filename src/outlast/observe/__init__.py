@@ -1,1 +1,21 @@
-"""Metrics, terminal view, web page: from journal and core only. Never torch."""
+"""What happened in a run, and what it cost: from the journal and core alone. No torch.
+
+Everything but `_live.py` and `_find.py` is pure: events in, records or text out. This room must never write to a run,
+and never know more than its journal says: terminal, page and metrics show the same record. Read `_status.py` first.
+`Live` loads rich when it is first used, so that `outlast status` stays instant.
+"""
+
+from outlast.observe._accounting import Accounting, accounting
+from outlast.observe._curve import losses, plot, sparkline
+from outlast.observe._find import Found, find_run
+from outlast.observe._live import Live
+from outlast.observe._status import Process, Replica, Status, StatusFold, status
+from outlast.observe._text import render_accounting, render_status, render_timeline, render_why, table
+from outlast.observe._timeline import Row, format_s, row_of, timeline
+from outlast.observe._why import Advice, Why, remedy, why
+
+__all__ = [
+    "Accounting", "Advice", "Found", "Live", "Process", "Replica", "Row", "Status", "StatusFold", "Why", "accounting",
+    "find_run", "format_s", "losses", "plot", "remedy", "render_accounting", "render_status", "render_timeline",
+    "render_why", "row_of", "sparkline", "status", "table", "timeline", "why",
+]  # fmt: skip

@@ -1,4 +1,41 @@
-"""Membership, steps and recovery as (state, event) -> (state, actions).
+"""Membership, steps and recovery as (state, event) -> (state, actions): no clock, no sockets, no tensors.
 
-Read `_types.py`, `_coordinator.py`, `_member.py`, in this order.
+Must never do I/O or look at a clock. Read `_types.py`, `_coordinator.py`, `_member.py`, in this order; `_tree.py` and
+`_roll.py` are the arithmetic under them.
 """
+
+from outlast.core.protocol import _messages as messages
+from outlast.core.protocol._coordinator import Coordinator
+from outlast.core.protocol._member import (
+    Compute,
+    Exchange,
+    Follow,
+    Form,
+    HandOver,
+    Leave,
+    Member,
+    Merge,
+    Todo,
+    Wait,
+)
+from outlast.core.protocol._roll import plan_of, resolve
+from outlast.core.protocol._roster import Settings
+from outlast.core.protocol._tree import (
+    Node,
+    combine,
+    cover,
+    leaves_of,
+    merges,
+    parent,
+    partials,
+    schedule,
+    shares,
+    split,
+)
+from outlast.core.protocol._types import Header, Order, Plan, RollEntry, ServeId, View, ViewId
+
+__all__ = [
+    "Compute", "Coordinator", "Exchange", "Follow", "Form", "HandOver", "Header", "Leave", "Member", "Merge", "Node",
+    "Order", "Plan", "RollEntry", "ServeId", "Settings", "Todo", "View", "ViewId", "Wait", "combine", "cover",
+    "leaves_of", "merges", "messages", "parent", "partials", "plan_of", "resolve", "schedule", "shares", "split",
+]  # fmt: skip

@@ -1,0 +1,31 @@
+"""outlast as a system under test: its command line, and what its run directory tells afterwards.
+
+The only module of the benchmarks that knows how outlast is started and read; `_outlast_worker.py` is what it runs.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["commands", "coordinator_pid"]
+
+
+def commands(*, replicas: int, worker: Sequence[str], run_dir: Path, options: Sequence[str] = ()) -> list[list[str]]:
+    """One command: `outlast run` of the benchmark's worker with `replicas` replicas."""
+    script = str(Path(__file__).with_name("_outlast_worker.py"))
+    launcher = [sys.executable, "-m", "outlast", "run", "--replicas", str(replicas), "--run-dir", str(run_dir)]
+    return [[*launcher, *options, script, *worker]]
+
+
+def coordinator_pid(run_dir: Path) -> int:
+    """The process to kill so that the run is without its coordinator, as `outlast status` names it."""
+    ask = [sys.executable, "-m", "outlast", "status", str(run_dir), "--json"]
+    status = json.loads(subprocess.run(ask, capture_output=True, text=True, check=True, timeout=30).stdout)
+    return int(status["coordinator"]["pid"])

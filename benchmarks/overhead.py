@@ -1,0 +1,161 @@
+"""A healthy step beside plain DDP's: same microbatches, same threads, block by block in turn.
+
+All fleets of a model are up at once; each runs a block of steps while the others wait, and the order turns around every
+round. A ratio is taken within a round, so what the machine does to one it does to the other. The time of a block is
+that of its slowest member, from its first commit to its last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks._common import Bounds, Spread, Table, alone, environment, options, publish, spread
+from benchmarks._probe import SHARE_BYTES
+from benchmarks._systems import SYSTEMS, Launch, peers_missing
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchmarks._fleet import Fleet
+
+__all__ = ["main"]
+
+BLOCKS = {"0.15M": 100, "3.2M": 20, "10M": 8}
+"""Steps in a block: one to three seconds on two cores."""
+LIMITS = {"outlast": 1.05, "outlast-c10d": 1.25}
+START_S, BLOCK_S = 240.0, 120.0
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class Series:
+    """One system with one model and fleet size: seconds a step, a figure a round.
+
+    `peak_bytes`: resident, of its largest member, shared pages counted whole; `share_bytes`: divided among users.
+    """
+
+    system: str
+    model: str
+    replicas: int
+    step_s: list[float] = dataclasses.field(default_factory=list)
+    peak_bytes: int = 0
+    share_bytes: float = 0.0
+
+    def ratio(self, reference: Series) -> Spread:
+        return spread(mine / other for mine, other in zip(self.step_s, reference.step_s, strict=True))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parse(argv)
+    machine, bounds, every = environment(args), Bounds(), list[Series]()
+    absent = {name: why for name in args.systems if (why := peers_missing(SYSTEMS[name], args))}
+    names = ["ddp", *(name for name in args.systems if name not in absent)]
+    for model in args.models:
+        every += compare(names, model, args.replicas, args)
+    tables = [tabulate(model, every, absent, args) for model in args.models]
+    for series in every:
+        if series.system in LIMITS:
+            what = f"{series.system}, {series.model}, {series.replicas} replicas: median step over DDP's"
+            bounds.check(what, series.ratio(reference(series, every)).median, LIMITS[series.system], "times")
+    return publish("overhead" + args.suffix, args, machine, tables, bounds, [dataclasses.asdict(s) for s in every])
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = options(__doc__)
+    parser.add_argument("--systems", nargs="+", default=["outlast", "outlast-c10d", "torchft", "torchft-ddp"],
+                        choices=[name for name in SYSTEMS if name != "ddp"])  # fmt: skip
+    parser.add_argument("--models", nargs="+", choices=BLOCKS, default=list(BLOCKS))
+    parser.add_argument("--replicas", type=int, default=4)
+    parser.add_argument("--shrunk", action="store_true", help="start one replica more under outlast, and kill it first")
+    parser.add_argument("--microbatches", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--peers-python", type=Path, help="interpreter of an environment with the peers")
+    args = parser.parse_args(argv)
+    args.suffix = " after shrinking" if args.shrunk else ""
+    return args
+
+
+def compare(names: Sequence[str], model: str, replicas: int, args: argparse.Namespace) -> list[Series]:
+    """Start all fleets, then rounds of blocks; the first round warms up and is dropped."""
+    with contextlib.ExitStack() as stack:
+        fleets = {name: stack.enter_context(start(name, model, args, stack)) for name in names}
+        for name, fleet in fleets.items():
+            prepare(name, fleet, replicas, args)
+        found = {name: Series(system=name, model=model, replicas=replicas) for name in names}
+        for turn in range(args.rounds + 1):
+            with alone(args.lock):
+                for name in names if turn % 2 else list(reversed(names)):
+                    step_s = run_block(fleets[name], replicas, BLOCKS[model])
+                    if turn:
+                        found[name].step_s.append(step_s)
+        for name, fleet in fleets.items():
+            found[name].peak_bytes = max(member.peak_bytes for member in fleet.living)
+            found[name].share_bytes = max(member.numbers[SHARE_BYTES] for member in fleet.living)
+        for series in found.values():
+            times = spread(series.step_s).show(1e3, 1)
+            print(f"{series.system} {model}: {times} ms, {series.peak_bytes / 2**20:.0f} MiB", file=sys.stderr)
+        return list(found.values())
+
+
+def start(name: str, model: str, args: argparse.Namespace, stack: contextlib.ExitStack) -> Fleet:
+    scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
+    own = name.startswith("outlast")
+    launch = Launch(
+        replicas=args.replicas + (args.shrunk and own), model=model, microbatches=args.microbatches, seed=args.seed,
+        python=args.peers_python or Path(sys.executable), scratch=scratch, timeout_s=60.0,
+        settings={"max_restarts": "0"} if args.shrunk else {},
+    )  # fmt: skip
+    fleet = SYSTEMS[name].fleet(launch)
+    fleet.set_block(BLOCKS[model])
+    return fleet
+
+
+def prepare(name: str, fleet: Fleet, replicas: int, args: argparse.Namespace) -> None:
+    """Every member waits at the end of its first block; if the fleet is to shrink, it does so in its second."""
+    extra = int(args.shrunk and name.startswith("outlast"))
+    fleet.wait_for("first block", lambda: fleet.all_wait(replicas + extra), START_S)
+    if extra:
+        os.kill(fleet.living[-1].pid, signal.SIGKILL)
+        fleet.wait_for("death of one", lambda: len(fleet.living) == replicas, BLOCK_S)
+
+
+def run_block(fleet: Fleet, replicas: int, num_steps: int) -> float:
+    """Let the fleet run one block. Seconds a step of its slowest member."""
+    fleet.release()
+    fleet.wait_for("end of a block", lambda: fleet.all_wait(replicas), BLOCK_S)
+    last = [member.commits[-num_steps:] for member in fleet.living]
+    return max((commits[-1].at_s - commits[0].at_s) / (len(commits) - 1) for commits in last)
+
+
+def reference(series: Series, every: Sequence[Series]) -> Series:
+    return next(s for s in every if s.system == "ddp" and s.model == series.model and s.replicas == series.replicas)
+
+
+def tabulate(model: str, every: Sequence[Series], absent: dict[str, str], args: argparse.Namespace) -> Table:
+    rows = []
+    for series in (s for s in every if s.model == model):
+        plain = reference(series, every)
+        ratio = series.ratio(plain)
+        rows.append([
+            SYSTEMS[series.system].title, spread(series.step_s).show(1e3, 1), f"{(ratio.median - 1) * 100:+.1f} %",
+            f"{(ratio.quartile1 - 1) * 100:+.1f} to {(ratio.quartile3 - 1) * 100:+.1f} %",
+            f"{series.peak_bytes / 2**20:.0f}", f"{(series.peak_bytes - plain.peak_bytes) / 2**20:+.0f}",
+            f"{(series.share_bytes - plain.share_bytes) / 2**20:+.0f}",
+        ])  # fmt: skip
+    rows += [[SYSTEMS[name].title, why, "", "", "", "", ""] for name, why in absent.items()]
+    return Table(
+        title=f"{model} parameters, {args.replicas} replicas{args.suffix}, {args.microbatches} microbatches",
+        columns=["system", "step ms", "over DDP, median", "middle half", "peak MiB a rank", "over DDP",
+                 "PSS over DDP, MiB"], rows=rows,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())

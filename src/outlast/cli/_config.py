@@ -1,0 +1,63 @@
+"""`outlast config show`: every setting of a run, its value, and where the value came from."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+
+
+@app.callback()
+def config() -> None:
+    """Look at the configuration of a run."""
+
+
+@app.command()
+def show(
+    file: Annotated[Path | None, typer.Option("--config", help="The run's TOML file, with a table [run].")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
+) -> int:
+    """Show each setting's value and origin: environment over file over default. A misspelt key is an error."""
+    import msgspec
+
+    from outlast.config import resolve
+
+    resolved = resolve(cli={}, environ=os.environ, file=file)
+    for doubt in _misspelt(os.environ, list(resolved.origins)):
+        print(f"outlast: {doubt}", file=sys.stderr)
+    values = msgspec.to_builtins(resolved.config)
+    if as_json:
+        settings = {key: {"value": _plain(value), "origin": resolved.origins[key]} for key, value in values.items()}
+        print(msgspec.json.format(msgspec.json.encode(settings), indent=2).decode())
+    else:
+        from outlast.observe import table
+
+        print(table(("SETTING", "VALUE", "FROM"), [(k, _toml(v), resolved.origins[k]) for k, v in values.items()]))
+    return 0
+
+
+def _misspelt(environ: Mapping[str, str], keys: Sequence[str]) -> list[str]:
+    """Variables that look like a setting's and are none's. Not errors: others may use the prefix for their own."""
+    import difflib
+
+    names = [f"OUTLAST_{key.upper()}" for key in keys]
+    strangers = [name for name in environ if name.startswith("OUTLAST_") and name not in names]
+    close = ((name, difflib.get_close_matches(name, names, n=1, cutoff=0.8)) for name in strangers)
+    return [f"{name} in the environment sets nothing; did you mean {match[0]}?" for name, match in close if match]
+
+
+def _plain(value: object) -> object:
+    """JSON has no infinity; a string that TOML and the environment read back stands for it."""
+    return "inf" if value == float("inf") else value
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)

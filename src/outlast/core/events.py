@@ -1,0 +1,176 @@
+"""Every event the system can report: frozen records, the one vocabulary of journal, terminal, metrics and page.
+
+Role: one record per fact, written once by the coordinator, shown the same everywhere. Times are Unix seconds
+(`at_s`), durations are seconds. Not the wire protocol between members: that is `core/protocol/_messages.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+__all__ = [
+    "AgentLost", "AgentStarted", "AnyEvent", "CoordinatorLost", "CoordinatorStarted", "Event", "JoinerCaughtUp",
+    "JoinerServed", "Notice", "Progress", "Recovery", "Refused", "ReplicaExited", "ReplicaStarted", "RunFinished",
+    "RunStarted", "Suspected", "ViewFormed", "ViewInstalled", "decode", "encode",
+]  # fmt: skip
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+    """Base of all events. `at_s`: Unix time."""
+
+    at_s: float
+
+
+class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
+    run_id: str
+    command: list[str]
+    num_replicas: int
+    num_spares: int
+    signature: dict[str, str]
+    config: dict[str, str | int | float | bool | None]
+
+
+class CoordinatorStarted(Event, frozen=True, kw_only=True, tag="coordinator_started"):
+    epoch: int
+    pid: int
+    takeover: bool
+
+
+class CoordinatorLost(Event, frozen=True, kw_only=True, tag="coordinator_lost"):
+    epoch: int
+    cause: str
+    noticed_by: str
+
+
+class AgentStarted(Event, frozen=True, kw_only=True, tag="agent_started"):
+    agent: str
+    pid: int
+
+
+class AgentLost(Event, frozen=True, kw_only=True, tag="agent_lost"):
+    agent: str
+    cause: str
+    replicas: list[str]
+
+
+class ReplicaStarted(Event, frozen=True, kw_only=True, tag="replica_started"):
+    """`replica`: slot.incarnation, e.g. `r2.1`."""
+
+    replica: str
+    agent: str
+    pid: int
+
+
+class ReplicaExited(Event, frozen=True, kw_only=True, tag="replica_exited"):
+    replica: str
+    cause: Literal["signal", "exit", "exception", "evicted", "left", "finished", "agent_lost"]
+    detail: str
+    noticed_by: str
+    step: int | None = None
+
+
+class ViewInstalled(Event, frozen=True, kw_only=True, tag="view_installed"):
+    """`num_microbatches`: G, of every step; 0 where it is not known yet (accounting prices orphans by it)."""
+
+    epoch: int
+    n: int
+    members: list[str]
+    cause: str
+    planned: bool
+    num_microbatches: int = 0
+
+
+class ViewFormed(Event, frozen=True, kw_only=True, tag="view_formed"):
+    epoch: int
+    n: int
+    step: int
+    roll_call_s: float
+
+
+class Recovery(Event, frozen=True, kw_only=True, tag="recovery"):
+    """One fault that the run survived: what, who noticed, how fast, what was lost. Shown the same everywhere.
+
+    `detect_s`: the victim's last sign of life to the first notice. `downtime_s`: first notice to the moment every
+    survivor computes again (orphans' recomputation excluded, leaving, forming and roll call included).
+    """
+
+    cause: str
+    replica: str
+    noticed_by: str
+    detect_s: float
+    downtime_s: float
+    microbatches_recomputed: int
+    lost_steps: int
+    step: int
+    view: list[int]
+    detail: str = ""
+
+
+class Suspected(Event, frozen=True, kw_only=True, tag="suspected"):
+    replica: str
+    evidence: str
+    decision: Literal["evict", "wait"]
+
+
+class JoinerServed(Event, frozen=True, kw_only=True, tag="joiner_served"):
+    replica: str
+    step: int
+    donors: list[str]
+
+
+class JoinerCaughtUp(Event, frozen=True, kw_only=True, tag="joiner_caught_up"):
+    replica: str
+    step: int
+    seconds: float
+
+
+class Progress(Event, frozen=True, kw_only=True, tag="progress"):
+    """Rides on heartbeats. `stable`: steps that no failure can take back; `losses`: (step, loss) since the last one."""
+
+    view: list[int]
+    stable: int
+    losses: list[tuple[int, float]]
+    step_s: float
+
+
+class Refused(Event, frozen=True, kw_only=True, tag="refused"):
+    """Bytes at the coordinator's port that were not of this run. Logged once a kind; `count` so far."""
+
+    reason: str
+    peer: str
+    count: int
+
+
+class Notice(Event, frozen=True, kw_only=True, tag="notice"):
+    level: Literal["info", "warning", "error"]
+    text: str
+
+
+class RunFinished(Event, frozen=True, kw_only=True, tag="run_finished"):
+    outcome: Literal["finished", "failed", "stopped"]
+    steps: int
+    detail: str
+    exit_code: int
+    seconds: dict[str, float]  # the accounting identity: productive, recovery, … sum to wall
+
+
+AnyEvent = (
+    RunStarted | CoordinatorStarted | CoordinatorLost | AgentStarted | AgentLost | ReplicaStarted | ReplicaExited
+    | ViewInstalled | ViewFormed | Recovery | Suspected | JoinerServed | JoinerCaughtUp | Progress | Refused | Notice
+    | RunFinished
+)  # fmt: skip
+
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
+
+
+def encode(event: AnyEvent) -> bytes:
+    """JSON, with the event's `kind`."""
+    return _encoder.encode(event)
+
+
+def decode(data: bytes | str) -> AnyEvent:
+    """Inverse of `encode`. Raises `msgspec.ValidationError` for anything else."""
+    return _decoder.decode(data)

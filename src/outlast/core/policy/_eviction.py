@@ -1,0 +1,97 @@
+"""Who has to go: a suspect that is silent for longer than it may be, or one end of every broken path.
+
+Pure (protocol, 19 and 20). It never looks at a clock: the evidence carries durations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from itertools import combinations
+from typing import Literal
+
+import msgspec
+
+from outlast.core.phases import OWNED, Phase
+
+__all__ = ["Evidence", "Verdict", "judge", "vertex_cover"]
+
+_WAITING = frozenset({Phase.SCATTERED, Phase.GATHERED, Phase.HEADER, Phase.ROLL_CALL, Phase.CONNECT, Phase.FINAL})
+_EXACT_UP_TO = 16
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a suspect. `state`: the kernel's letter; `allowed_s`: its learned deadline, inf if none."""
+
+    state: str
+    traced: bool
+    phase: Phase
+    silent_s: float
+    cpu_advanced: bool
+    allowed_s: float
+    waited_s: float  # how long a peer has waited for it
+    deadline_s: float  # that peer's learned deadline
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    decision: Literal["evict", "wait", "probe"]
+    reason: str
+
+
+def judge(evidence: Evidence, outside_s: float) -> Verdict:
+    """Evict, wait, or probe the paths (the suspect itself waits inside the exchange).
+
+    A traced process is never evicted. A stopped one is, once a peer waited beyond its deadline. One that uses its
+    processor is a straggler. In the loop's own body only `outside_s` counts.
+    """
+    e = evidence
+    if e.state in "XZ":
+        return Verdict(decision="wait", reason="already gone")
+    if e.traced:
+        return Verdict(decision="wait", reason="traced by a debugger")
+    if e.state == "T":
+        if e.waited_s >= e.deadline_s:
+            return Verdict(decision="evict", reason=f"stopped; a peer waited {e.waited_s:.2f} s for it")
+        return Verdict(decision="wait", reason="stopped, within the deadline")
+    if e.phase in _WAITING:
+        return Verdict(decision="probe", reason="it waits inside the exchange too")
+    limit = e.allowed_s if e.phase in OWNED else outside_s
+    if e.phase not in OWNED and e.silent_s > outside_s:
+        return Verdict(decision="evict", reason=f"the loop's body was silent for {e.silent_s:.1f} s (outside_s)")
+    if e.cpu_advanced or e.state == "R":
+        return Verdict(decision="wait", reason="slow: its processor time advances")
+    if e.silent_s > limit:
+        return Verdict(decision="evict", reason=f"silent for {e.silent_s:.2f} s in {e.phase.name.lower()}")
+    return Verdict(decision="wait", reason=f"silent for {e.silent_s:.2f} s of {limit:.2f} allowed")
+
+
+def vertex_cover(
+    pairs: Iterable[tuple[str, str]], reachable: Collection[str], age: Mapping[str, int]
+) -> tuple[str, ...]:
+    """The fewest members whose removal leaves no broken pair; ties: first who is out of the coordinator's reach,
+    then the newest (largest `age` number). Exact up to 16 members in broken pairs, greedy by degree beyond."""
+    edges = {tuple(sorted(pair)) for pair in pairs}
+    names = sorted({name for edge in edges for name in edge})
+
+    def weight(name: str) -> tuple[bool, int, str]:
+        return (name in reachable, -age.get(name, 0), name)
+
+    if len(names) > _EXACT_UP_TO:
+        return _greedy(edges, weight)
+    for size in range(len(names) + 1):
+        covers = [c for c in combinations(names, size) if all(a in c or b in c for a, b in edges)]
+        if covers:
+            return min(covers, key=lambda c: sorted(map(weight, c)))
+    return ()
+
+
+def _greedy(edges: set[tuple[str, ...]], weight: object) -> tuple[str, ...]:
+    out: list[str] = []
+    while edges:
+        degree: dict[str, int] = {}
+        for edge in edges:
+            for name in edge:
+                degree[name] = degree.get(name, 0) + 1
+        worst = min(degree, key=lambda name: (-degree[name], weight(name)))  # type: ignore[operator]
+        out.append(worst)
+        edges = {edge for edge in edges if worst not in edge}
+    return tuple(sorted(out))

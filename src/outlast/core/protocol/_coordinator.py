@@ -1,0 +1,488 @@
+"""The coordinator: orders membership, and nothing else. It is not on the step's path.
+
+`Coordinator.handle(now_s, event) -> actions` is the whole of it: no clock, no sockets, no randomness. Actions are
+carried out in order; a `Persist` must be durable before anything after it (protocol, 2 and 3). Read `_progress` first:
+after every event it does the one thing that is next. What that is lives beside this file: `_change` (a view is over),
+`_planned` (somebody in or out, a joiner to be served), `_silence` (who is asked to go), `_restart` (a new epoch),
+`_returning` (a lost connection).
+
+    no view ── enough fresh members ──► view formed ──(death, Left, eviction)──► change: everyone is told to leave
+                                          ▲   │ planned switch / serve a joiner         │ all alive acknowledged
+                                          │   ▼ (orders, carried out between steps)     ▼ or the deadline passed
+                                          └────────────── successor: durable, then told ┘
+
+Nothing that cannot be taken back (a view, a kill, the end of the run) is said before a durable write conditional on
+the epoch, so a coordinator that was stopped and resumed after its successor took over does no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from outlast.core.protocol import _change, _planned, _restart, _returning, _silence
+from outlast.core.protocol import _messages as m
+from outlast.core.protocol._change import Change
+from outlast.core.protocol._reports import Reports
+from outlast.core.protocol._roster import Peer, Roster, Settings, slot_of
+from outlast.core.protocol._types import View, ViewId
+
+__all__ = ["Coordinator"]
+
+
+class Coordinator:
+    """See the module. `record`: what the previous coordinator made durable, None for a new run."""
+
+    def __init__(self, settings: Settings, epoch: int, record: m.Record | None = None) -> None:
+        self.settings, self.epoch = settings, epoch
+        self.roster = Roster(settings)
+        self.view: View | None = None
+        self.planned: View | None = None  # told, and perhaps in effect already
+        self.planned_entered = False  # some member is known to be in it
+        self.change: Change | None = None
+        self.orders = 0  # given in this view
+        self.num_serves = 0
+        self.facts: dict[str, str] = {}
+        self.over = False
+        self.ever_formed = False
+        self.leaving = False  # some member was asked to go
+        self.awaiting: set[str] = set()  # after a restart: members of the last view that have not reported
+        self.unheard: set[str] = set()  # after a restart: the others that were placed and have not reported
+        self.disturbed = ""  # after a restart: why the last view cannot simply go on
+        self.ended: m.Record | None = None  # the run was over before this coordinator began
+        self.current: frozenset[str] = frozenset()  # members of the view and of the planned one
+        self.unformed: set[str] = set()  # members of the view that have not formed it yet
+        self.planned_unformed: set[str] = set()
+        self.reports = Reports(self.journal)
+        self.stalls: dict[str, m.Stalled] = {}
+        self.rows: dict[str, m.Rows] = {}
+        self.done: dict[ViewId, set[str]] = {}
+        self._failures: dict[tuple[int, int], dict[str, str]] = {}
+        self._early: dict[str, str] = {}
+        self._out: list[m.Action] = []
+        if record is not None:
+            _restart.recover(self, record)
+
+    def handle(self, now_s: float, event: m.Event) -> list[m.Action]:
+        """React to one event at monotonic time `now_s`; returns the actions, in order."""
+        if self.over:
+            return self._after_the_end(event)
+        if self.ended is not None:
+            self._end_again(self.ended)
+        else:
+            getattr(self, "_on_" + type(event).__name__.lower())(now_s, event)
+            self._progress(now_s)
+        out, self._out = self._out, []
+        return out
+
+    def _progress(self, now_s: float) -> None:
+        if self.over or self.awaiting:
+            return
+        if self.disturbed and self.change is None:
+            _restart.reconcile(self)
+        self._spawn()
+        if self.change is not None:
+            _change.try_install(self, now_s)
+        elif self.view is None:
+            self._try_start()
+        elif len(self.done.get(self.view.id, ())) == len(self.view.members):
+            steps = max(self.roster.peers[name].committed for name in self.view.members)
+            self.finish("finished", 0, steps, "")
+        elif self.planned is None and not self.unformed:
+            self.reports.recoveries(self.latest())
+            _planned.plan_next(self)
+
+    def latest(self) -> ViewId:
+        """The newest view that anybody may act in."""
+        newest = self.planned or self.view
+        return newest.id if newest else ViewId(self.epoch, 0)
+
+    def next_id(self) -> ViewId:
+        return ViewId(self.epoch, self.latest().n + 1)
+
+    # --- views ---------------------------------------------------------------------------------------------------
+    def _try_start(self) -> None:
+        if not self.roster.enough_to_start:
+            return
+        wanted = [f"r{i}" for i in range(self.settings.num_replicas)]
+        fresh = {slot_of(name): name for name in self.roster.having("fresh")}
+        if all(slot in fresh for slot in wanted):
+            members = tuple(fresh[slot] for slot in wanted)
+            self.install(View(id=self.next_id(), members=members, start=True), "start")
+
+    def install(self, view: View, cause: str) -> None:
+        """Durable first, then told (protocol, step 3 of a death)."""
+        before = self.change.old if self.change is not None else {}
+        for name in view.members:
+            self.roster.mark(name, "member")
+        self.change, self.orders = None, 0
+        self.set_views(view, None)
+        self.reports.formed.clear()
+        self.stalls.clear()
+        self.persist()
+        self.journal(
+            "view_installed", epoch=view.id.epoch, n=view.id.n, members=list(view.members), cause=cause, planned=False
+        )
+        self.tell(view.members, self.install_message(view, cause))
+        departed = [name for name in self.roster.alive(before) if name not in self.current]
+        self.tell([name for name in departed if self.roster.peers[name].leaving], self._departure())
+        self.timer(f"form:{view.id}", self.settings.formation_s)
+
+    def set_views(self, view: View | None, planned: View | None) -> None:
+        """The view that is and the one that may come; O(members)."""
+        self.view, self.planned, self.planned_entered = view, planned, False
+        self.current = frozenset((view.members if view else ()) + (planned.members if planned else ()))
+        self.unformed = self._yet_to_form(view)
+        self.planned_unformed = self._yet_to_form(planned)
+
+    def _yet_to_form(self, view: View | None) -> set[str]:
+        peers = self.roster.peers
+        return {name for name in view.members if peers[name].view != view.id} if view is not None else set()
+
+    def forget_view(self) -> None:
+        """Nobody ever formed the first view and all of it are gone: start again."""
+        self.change = None
+        self.set_views(None, None)
+
+    def install_message(self, view: View, cause: str) -> m.Install:
+        return m.Install(epoch=self.epoch, view=view, cause=cause, **self.contacts(view))
+
+    def _departure(self) -> m.Close:
+        return m.Close(epoch=self.epoch, reason="left as planned")
+
+    def contacts(self, view: View) -> dict[str, Any]:
+        peers = self.roster.peers
+        everyone = view.members + view.attached
+        return {
+            "addresses": {name: peers[name].address for name in everyone if name in peers},
+            "store": peers[view.members[0]].store,
+        }
+
+    def start_again(self, name: str) -> None:
+        """A joiner, or who cannot be a member: it drops what it has and waits to be served."""
+        self.roster.mark(name, "fresh")
+        self.roster.peers[name].serve = (0, 0)
+        self.tell([name], m.Rejoin(epoch=self.epoch, member=name))
+
+    # --- what members say ----------------------------------------------------------------------------------------
+    def _on_hello(self, now_s: float, hello: m.Hello) -> None:
+        if hello.epoch > self.epoch:
+            self._on_superseded(now_s, m.Superseded())
+            return
+        self.tell([hello.member], m.Welcome(epoch=self.epoch))
+        known = self.roster.peers.get(hello.member)
+        if (known is not None and not known.alive) or self.roster.superseded(hello.member):
+            reason = "the run went on without this replica"
+            self.tell([hello.member], m.Evict(epoch=self.epoch, reason=reason))
+            return
+        if not self._same_facts(hello):
+            return
+        self.unheard.discard(hello.member)
+        peer = known or self.roster.add(hello.member, hello.agent, "spawning")
+        peer.address, peer.store, peer.joined = hello.address, hello.store, True
+        peer.committed = max(peer.committed, hello.committed)
+        peer.leaving = peer.leaving or hello.leaving
+        self.leaving = self.leaving or peer.leaving
+        if peer.name in self.current:
+            _returning.member(self, peer, hello)
+        elif peer.leaving:
+            self.tell([peer.name], self._departure())
+        else:
+            _returning.outsider(self, peer, hello)
+
+    def _same_facts(self, hello: m.Hello) -> bool:
+        if not self.facts and hello.facts:
+            self.facts = dict(hello.facts)
+            self.persist()
+        different = sorted(k for k in self.facts.keys() | hello.facts.keys() if self.facts.get(k) != hello.facts.get(k))
+        if not different:
+            return True
+        shown = "; ".join(f"{k}: {hello.facts.get(k)} here, {self.facts.get(k)} in the run" for k in different)
+        self.tell([hello.member], m.Evict(epoch=self.epoch, reason=shown, remedy="facts"))
+        self.journal("notice", level="error", text=f"{hello.member} was refused: {shown}")
+        return False
+
+    def _on_left(self, now_s: float, left: m.Left) -> None:
+        peer = self.roster.peers.get(left.member)
+        if peer is None or not peer.alive:
+            return
+        peer.left = max(peer.left or left.view, left.view)
+        view = self.view
+        if view is None or left.member not in self.current or left.view < view.id:
+            return
+        _change.begin(self, left.cause or f"{left.member} left")
+        change = self.change
+        if change is None:
+            return
+        if left.view >= change.upto:
+            _change.acknowledge(self, left.member)
+        for name in left.stale:
+            _change.demote(self, name)
+        for name in left.suspects:
+            self.reports.noticed(name, left.member, left.at_s)
+            change.doubts.add((left.member, name))
+        if left.suspects and change.doubtful:
+            self.timer(f"doubt:{change.upto}", self.settings.doubt_s)
+
+    def _on_formed(self, now_s: float, formed: m.Formed) -> None:
+        peer = self.roster.peers.get(formed.member)
+        if peer is None or not peer.alive:
+            return
+        peer.committed = max(peer.committed, formed.step)
+        self.reports.formed[formed.member] = formed
+        if self.note_formed(peer, formed.view) and not self.awaiting:
+            self.reports.view_formed(formed)
+
+    def note_formed(self, peer: Peer, at: ViewId) -> bool:
+        """Returns whether this was the last member that its view waited for."""
+        peer.view = max(peer.view or at, at)
+        if self.planned is not None and at == self.planned.id:
+            self.planned_entered = True
+            self.planned_unformed.discard(peer.name)
+            if not self.planned_unformed and not self.awaiting and self.change is None:
+                _planned.switched(self)
+                return True
+        elif self.view is not None and at == self.view.id and peer.name in self.unformed:
+            self.unformed.discard(peer.name)
+            if not self.ever_formed:
+                self.ever_formed = True
+                self.persist()
+            return not self.unformed
+        return False
+
+    def _on_ready(self, now_s: float, ready: m.Ready) -> None:
+        peer = self.roster.peers.get(ready.member)
+        if peer is not None and peer.status == "joining" and peer.serve == ready.serve:
+            self.roster.mark(peer.name, "ready")
+            peer.committed = ready.step
+
+    def _on_rejoin(self, now_s: float, rejoin: m.Rejoin) -> None:
+        peer = self.roster.peers.get(rejoin.member)
+        if peer is None or not peer.alive:
+            return
+        if peer.name in self.current:
+            _change.begin(self, f"{peer.name} has no state to act with")
+            _change.demote(self, peer.name)
+        elif peer.status in ("joining", "ready"):
+            self.roster.mark(peer.name, "fresh")
+
+    def _on_leaving(self, now_s: float, leaving: m.Leaving) -> None:
+        peer = self.roster.peers.get(leaving.member)
+        if peer is not None and peer.alive:
+            peer.leaving = self.leaving = True
+            if peer.name not in self.current:
+                self.tell([peer.name], self._departure())
+
+    def _on_done(self, now_s: float, done: m.Done) -> None:
+        peer = self.roster.peers.get(done.member)
+        if peer is not None:
+            peer.committed = max(peer.committed, done.steps)
+            self.done.setdefault(done.view, set()).add(done.member)
+
+    def _on_failed(self, now_s: float, failed: m.Failed) -> None:
+        """Rule 21: two different replicas failing on the same microbatch is the user's fault."""
+        by_slot = self._failures.setdefault((failed.step, failed.microbatch), {})
+        by_slot[slot_of(failed.member)] = failed.error
+        if len(by_slot) > 1:
+            where = f"step {failed.step}, microbatch {failed.microbatch}"
+            self.finish("failed", 5, failed.step, f"two replicas failed on {where}:\n{failed.error}")
+
+    def _on_stalled(self, now_s: float, stalled: m.Stalled) -> None:
+        _silence.stalled(self, stalled)
+
+    def _on_examined(self, now_s: float, seen: m.Examined) -> None:
+        _silence.examined(self, now_s, seen)
+
+    def _on_rows(self, now_s: float, rows: m.Rows) -> None:
+        _silence.rows(self, rows)
+
+    # --- what agents and the launcher say ------------------------------------------------------------------------
+    def _on_agenthello(self, now_s: float, hello: m.AgentHello) -> None:
+        if hello.epoch > self.epoch:
+            self._on_superseded(now_s, m.Superseded())
+            return
+        self.tell([hello.agent], m.Welcome(epoch=self.epoch))
+        self.roster.agent_here(hello.agent)
+        listed = set(hello.members)
+        for name in hello.members:
+            if self.roster.superseded(name):
+                self.roster.add(name, hello.agent, "condemned")
+            peer = self.roster.peers.get(name) or self.roster.add(name, hello.agent, "spawning")
+            peer.agent = hello.agent
+            if not peer.alive:
+                self.kill(name, "the run went on without this replica")
+        started, unstarted = self.roster.unlisted(hello.agent, listed)
+        for name in started:
+            self._on_exited(now_s, m.Exited(member=name, cause="exit", detail="died while its agent was out of reach"))
+        for name in unstarted:
+            self.tell([hello.agent], m.Spawn(epoch=self.epoch, member=name, after_s=0.0))
+
+    def _on_agentgone(self, now_s: float, gone: m.AgentGone) -> None:
+        lost = [p.name for p in self.roster.peers.values() if p.agent == gone.agent and p.status != "gone"]
+        if gone.agent not in self.roster.agents and not lost:
+            return
+        self.roster.agent_lost(gone.agent)
+        self.journal("agent_lost", agent=gone.agent, cause=gone.cause, replicas=lost)
+        for name in lost:
+            detail = f"its agent {gone.agent} died: {gone.cause}"
+            self._on_exited(now_s, m.Exited(member=name, cause="agent_lost", detail=detail))
+
+    def _on_spawned(self, now_s: float, spawned: m.Spawned) -> None:
+        peer = self.roster.peers.get(spawned.member)
+        if peer is not None:
+            peer.pid = spawned.pid
+        self.journal("replica_started", replica=spawned.member, agent=spawned.agent, pid=spawned.pid)
+
+    def _on_spawnfailed(self, now_s: float, failed: m.SpawnFailed) -> None:
+        self.roster.drop(failed.member, now_s)
+        self.journal("notice", level="error", text=f"{failed.member} could not be started: {failed.error}")
+
+    def _on_exited(self, now_s: float, exited: m.Exited) -> None:
+        name = exited.member
+        known = self.roster.peers.get(name)
+        if known is not None and known.status == "gone":
+            return
+        planned_departure = known is not None and known.leaving and exited.cause in ("left", "finished", "exit")
+        self.roster.drop(name, now_s)
+        self.unheard.discard(name)
+        fault = not planned_departure or name in self.current
+        self.reports.exited(exited, known.committed if known else None, fault)
+        if fault and not exited.joined and exited.cause in ("exception", "exit"):
+            self._failed_early(exited)
+        if self.change is not None:
+            self.change.waiting.discard(name)
+            self.change.acked.discard(name)
+        elif name in self.current and not self.over:
+            self._member_gone(name, exited)
+
+    def _member_gone(self, name: str, exited: m.Exited) -> None:
+        cause = f"{name}: {exited.cause}"
+        if not self.awaiting:
+            _change.begin(self, cause)
+            return
+        self.awaiting.discard(name)
+        self.disturbed = cause
+        # the rest follows in _progress, once nobody is awaited
+
+    def _failed_early(self, exited: m.Exited) -> None:
+        """Two replicas that end before they reach protect() are the script's fault, not the machine's."""
+        self._early[slot_of(exited.member)] = exited.detail
+        if len(self._early) > 1 or self.settings.num_replicas + self.settings.num_spares == 1:
+            self.finish("failed", 5, 0, f"the script ends before training starts:\n{exited.detail}")
+
+    # --- what the driver says ------------------------------------------------------------------------------------
+    def _on_timer(self, now_s: float, timer: m.Timer) -> None:
+        kind, _, view = timer.name.partition(":")
+        change = self.change
+        if kind in ("ack", "lease", "doubt"):
+            if change is not None and str(change.upto) == view:
+                self._change_timer(kind, change)
+        elif kind == "probe":
+            _silence.probed(self, timer.name)
+        elif kind == "form":
+            self._form_overdue(view)
+        elif kind == "start" and self.view is None:
+            ready = self.roster.count("fresh")
+            reason = f"only {ready} of {self.settings.num_replicas} replicas were ready after {self.settings.start_s} s"
+            self.finish("failed", 3, 0, reason)
+
+    def _change_timer(self, kind: str, change: Change) -> None:
+        if kind == "ack":
+            change.expired = True
+            self.timer(f"lease:{change.upto}", self.settings.lease_s * (1.0 + self.settings.clock_margin))
+        elif kind == "lease":
+            change.lease_out = True
+        elif change.doubtful:
+            change.doubtful = False
+            doubts = {pair for pair in change.doubts if all(map(self.roster.is_alive, pair))}
+            _silence.cut(self, doubts, "its connection to a peer ended though both live")
+
+    def _form_overdue(self, which: str) -> None:
+        newest = self.planned or self.view
+        if newest is None or self.change is not None or str(newest.id) != which:
+            return
+        late = self.planned_unformed if self.planned is not None else self.unformed
+        if self.planned is not None and not self.planned_entered:
+            self.timer(f"form:{which}", self.settings.formation_s)  # the step before it still runs
+        elif late:
+            _change.begin(self, f"view {newest.id} did not form: {', '.join(sorted(late)[:5])} late")
+
+    def _on_superseded(self, now_s: float, _: m.Superseded) -> None:
+        self.over = True
+        self._out = [m.Finish(outcome="stopped", exit_code=0, steps=0, detail="superseded by a newer coordinator")]
+
+    def _on_stop(self, now_s: float, stop: m.Stop) -> None:
+        self.finish("stopped", 130 if stop.reason == "interrupt" else 0, 0, stop.reason)
+
+    # --- small things --------------------------------------------------------------------------------------------
+    def _spawn(self) -> None:
+        started = list(self.roster.vacancies())
+        if started:
+            self.persist()
+        for name, agent, delay in started:
+            self.tell([agent], m.Spawn(epoch=self.epoch, member=name, after_s=delay))
+
+    def condemn(self, name: str, why: str) -> None:
+        """It counts for nothing from here on, whether or not it can be reached."""
+        self.roster.mark(name, "condemned")
+        if self.change is not None:
+            self.change.waiting.discard(name)
+            self.change.acked.discard(name)
+        self.journal("suspected", replica=name, evidence=why, decision="evict")
+        self.kill(name, why)
+        self.tell([name], m.Evict(epoch=self.epoch, reason=why))
+
+    def kill(self, name: str, why: str) -> None:
+        agent = self.roster.peers[name].agent
+        if agent:
+            self.persist()
+            self.tell([agent], m.Kill(epoch=self.epoch, member=name, reason=why))
+
+    def persist(self, **ended: Any) -> None:
+        """Also where nothing changed: the write is what proves that this coordinator still is the coordinator."""
+        placement = {p.name: p.agent for p in self.roster.peers.values() if p.alive}
+        record = m.Record(
+            view=self.view, planned=self.planned, incarnations=dict(self.roster.incarnations), placement=placement,
+            facts=self.facts, formed=self.ever_formed, **ended,
+        )  # fmt: skip
+        if not any(isinstance(action, m.Persist) and action.record == record for action in self._out):
+            self._out.append(m.Persist(record=record))
+
+    def tell(self, to: Sequence[str], message: m.FromCoordinator) -> None:
+        if to:
+            self._out.append(m.Tell(to=tuple(to), message=message))
+
+    def timer(self, name: str, after_s: float) -> None:
+        self._out.append(m.SetTimer(name=name, after_s=after_s))
+
+    def journal(self, kind: str, **fields: object) -> None:
+        self._out.append(m.Journal(kind=kind, fields=fields))
+
+    def finish(
+        self, outcome: Literal["finished", "failed", "stopped"], exit_code: int, steps: int, detail: str
+    ) -> None:
+        if self.over:
+            return
+        self.over = True
+        self.reports.recoveries(self.latest())
+        self.persist(outcome=outcome, exit_code=exit_code, steps=steps, detail=detail)
+        everyone = [p.name for p in self.roster.peers.values() if p.alive]
+        self.tell(everyone, m.Close(epoch=self.epoch, reason=detail or outcome))
+        self.tell(sorted(self.roster.agents), m.Stop(epoch=self.epoch, reason=outcome))
+        self._out.append(m.Finish(outcome=outcome, exit_code=exit_code, steps=steps, detail=detail))
+
+    def _end_again(self, record: m.Record) -> None:
+        """The predecessor had ended the run durably; its farewells may not have arrived."""
+        self.ended, self.over = None, True
+        names = sorted(record.placement)
+        self.tell(names, m.Close(epoch=self.epoch, reason=record.detail or record.outcome))
+        self.tell(sorted(set(record.placement.values())), m.Stop(epoch=self.epoch, reason=record.outcome))
+        outcome: Any = record.outcome
+        self._out.append(
+            m.Finish(outcome=outcome, exit_code=record.exit_code, steps=record.steps, detail=record.detail)
+        )
+
+    def _after_the_end(self, event: m.Event) -> list[m.Action]:
+        if isinstance(event, m.Hello):
+            return [m.Tell(to=(event.member,), message=m.Close(epoch=self.epoch, reason="the run is over"))]
+        return []

@@ -1,0 +1,68 @@
+"""From a roll call to a plan: who is ahead, who hands over, which microbatches are orphans and who computes them.
+
+Pure: every member computes the same plan from the same roll (rule 5), so nobody is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from outlast.core.protocol._tree import Node, leaves_of, shares
+from outlast.core.protocol._types import Plan, RollEntry
+
+__all__ = ["plan_of", "resolve"]
+
+
+def plan_of(members: Sequence[str], step: int, num_microbatches: int) -> Plan:
+    """The plan of an undisturbed step: everybody computes its own range."""
+    leaves = {
+        m: tuple(range(lo, hi)) for m, (lo, hi) in zip(members, shares(len(members), num_microbatches), strict=True)
+    }
+    return Plan(step=step, donor=None, behind=(), stale=(), leaves=leaves, orphans=leaves)
+
+
+def resolve(entries: Sequence[RollEntry], num_microbatches: int) -> Plan:
+    """The plan for the view whose members said `entries`, in view order.
+
+    The newest committed step is where the view goes on. Whoever is one behind takes the outcome from the first that
+    keeps it; whoever is further behind is stale. Of the partial sums held at that step the largest count, each
+    microbatch once (invariant: exactly once); what nobody holds is spread evenly over all members.
+    """
+    top = max(entry.committed for entry in entries)
+    behind = tuple(e.member for e in entries if e.committed == top - 1)
+    stale = tuple(e.member for e in entries if e.committed < top - 1)
+    keepers = [e.member for e in entries if e.committed == top and e.keeps_output]
+    if behind and not keepers:
+        stale, behind = (*stale, *behind), ()
+    donor = keepers[0] if behind else None
+    members = [entry.member for entry in entries]
+    held = _hold_once(entries, top)
+    kept = {member: leaves_of(nodes) for member, nodes in held.items()}
+    if not kept:
+        fresh = plan_of(members, top, num_microbatches)
+        return msgspec.structs.replace(fresh, donor=donor, behind=behind, stale=stale)
+    have = {leaf for leaves in kept.values() for leaf in leaves}
+    lost = [leaf for leaf in range(num_microbatches) if leaf not in have]
+    orphans = {m: tuple(lost[lo:hi]) for m, (lo, hi) in zip(members, shares(len(members), len(lost)), strict=True)}
+    leaves = {m: tuple(sorted((*kept.get(m, ()), *orphans[m]))) for m in members}
+    return Plan(step=top, donor=donor, behind=behind, stale=stale, leaves=leaves, orphans=orphans)
+
+
+def _hold_once(entries: Sequence[RollEntry], step: int) -> dict[str, list[Node]]:
+    """Partial sums that count: the largest first, ties to the earlier member; a sum inside a chosen one is dropped."""
+    offers = [
+        (-(node[1] - node[0]), index, node)
+        for index, entry in enumerate(entries)
+        if entry.committed == step
+        for node in entry.held
+    ]
+    chosen: dict[str, list[Node]] = {}
+    taken: set[int] = set()
+    for _, index, node in sorted(offers):
+        span = range(*node)
+        if taken.isdisjoint(span):  # nodes nest or are disjoint, so one shared leaf means the whole is inside
+            taken.update(span)
+            chosen.setdefault(entries[index].member, []).append(node)
+    return chosen

@@ -1,0 +1,157 @@
+"""The fixed reduction tree over microbatch index, and who owns which leaves.
+
+A node is (lo, hi): the sum of microbatches lo..hi-1. Every node of more than one leaf splits after its largest power
+of two of leaves (the split of RFC 6962), so aligned groups are subtrees whatever the number of microbatches, and the
+sum has the same bits whoever adds. Nothing here knows tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
+
+__all__ = ["Node", "combine", "cover", "leaves_of", "merges", "parent", "partials", "schedule", "shares", "split"]
+
+Node = tuple[int, int]
+
+
+def split(node: Node) -> tuple[Node, Node]:
+    """The two children of a node of two or more leaves."""
+    lo, hi = node
+    middle = lo + (1 << ((hi - lo - 1).bit_length() - 1))
+    return (lo, middle), (middle, hi)
+
+
+@lru_cache(maxsize=65536)
+def parent(node: Node, num_leaves: int) -> tuple[Node, Node] | None:
+    """(parent, sibling) of a node in the tree over `num_leaves` leaves; None for the root. ValueError: not a node."""
+    at: Node = (0, num_leaves)
+    if node == at:
+        return None
+    while at[1] - at[0] > 1:
+        left, right = split(at)
+        if node in (left, right):
+            return at, right if node == left else left
+        at = left if node[1] <= left[1] else right
+    raise ValueError(f"{node} is not a node of the tree over {num_leaves} microbatches")
+
+
+def merges(held: Collection[Node], leaf: int, num_leaves: int) -> list[tuple[Node, Node, Node]]:
+    """The additions (left, right, parent) that a new leaf completes among the sums already held, in order."""
+    out: list[tuple[Node, Node, Node]] = []
+    node: Node = (leaf, leaf + 1)
+    while (up := parent(node, num_leaves)) is not None and up[1] in held:
+        out.append((min(node, up[1]), max(node, up[1]), up[0]))
+        node = up[0]
+    return out
+
+
+def partials(values: Mapping[int, float], num_leaves: int) -> tuple[tuple[int, int, float], ...]:
+    """Sums of scalars over the fewest nodes that cover their leaves: what a member contributes to a tree of scalars."""
+    out = []
+    for node in cover(values, num_leaves):
+        out.append((*node, combine([(i, i + 1, values[i]) for i in range(*node)], node)))
+    return tuple(out)
+
+
+def combine(parts: Iterable[tuple[int, int, float]], root: Node) -> float:
+    """The root of a tree of scalars from any tiling of it: the same bits whoever summed what (protocol, 9)."""
+    have = {(lo, hi): value for lo, hi, value in parts}
+
+    def value(node: Node) -> float:
+        if node in have:
+            return have[node]
+        left, right = split(node)
+        return value(left) + value(right)
+
+    return value(root)
+
+
+def leaves_of(nodes: Iterable[Node]) -> list[int]:
+    """The microbatches under the nodes, in order."""
+    return sorted(leaf for lo, hi in nodes for leaf in range(lo, hi))
+
+
+def cover(leaves: Collection[int], num_leaves: int) -> tuple[Node, ...]:
+    """The fewest nodes whose leaves are exactly `leaves`: what a member with these microbatches sends."""
+    have = sorted(leaves)
+    out: list[Node] = []
+    stack: list[tuple[Node, int, int]] = [((0, num_leaves), 0, len(have))]  # node, slice of `have` inside it
+    while stack:
+        node, start, stop = stack.pop()
+        if start == stop:
+            continue
+        if stop - start == node[1] - node[0]:
+            out.append(node)
+            continue
+        left, right = split(node)
+        cut = start
+        while cut < stop and have[cut] < left[1]:
+            cut += 1
+        stack += [(right, cut, stop), (left, start, cut)]
+    return tuple(out)
+
+
+@lru_cache(maxsize=4096)
+def schedule(nodes: tuple[Node, ...], num_leaves: int) -> tuple[tuple[Node, Node, Node], ...]:
+    """The additions (left, right, parent) that lead from these nodes to the root, children before parents.
+
+    ValueError if the nodes do not tile the tree: then some microbatch would count twice or never.
+    """
+    todo: list[tuple[Node, Node, Node]] = []
+    have = set(nodes)
+    stack: list[Node] = [(0, num_leaves)]
+    found = 0
+    while stack:
+        node = stack.pop()
+        if node in have:
+            found += 1
+        elif node[1] - node[0] == 1:
+            raise ValueError(f"microbatch {node[0]} is in no partial sum of {sorted(nodes)}")
+        else:
+            left, right = split(node)
+            todo.append((left, right, node))
+            stack += [left, right]
+    if found != len(nodes):
+        raise ValueError(f"partial sums overlap: {sorted(nodes)}")
+    return tuple(reversed(todo))
+
+
+@lru_cache(maxsize=1024)
+def shares(num_members: int, num_leaves: int) -> tuple[tuple[int, int], ...]:
+    """One contiguous range of microbatches a member, in order: first the least compute, then the least bytes.
+
+    The largest share is ceil(G/N) (compute decides); among the ways to place the larger shares, the one whose largest
+    number of subtrees is least, because k subtrees cost (1+k)/2 of ring all-reduce's bytes. O(N · (G mod N)); beyond
+    10,000 states the larger shares simply come first.
+    """
+    small, larger = divmod(num_leaves, num_members)
+    if larger == 0 or num_members * larger > 10_000:
+        sizes = [small + 1] * larger + [small] * (num_members - larger)
+        return _ranges(sizes)
+    # best[j]: (largest number of subtrees, total), after i members of which j took the larger share
+    best: list[tuple[tuple[int, int], tuple[int, ...]] | None] = [((0, 0), ())] + [None] * larger
+    for i in range(num_members):
+        new: list[tuple[tuple[int, int], tuple[int, ...]] | None] = [None] * (larger + 1)
+        for j, entry in enumerate(best):
+            if entry is None:
+                continue
+            start = i * small + j
+            for extra in (1, 0) if j < larger else (0,):
+                k = len(cover(range(start, start + small + extra), num_leaves))
+                cost = (max(entry[0][0], k), entry[0][1] + k)
+                old = new[j + extra]
+                if old is None or cost < old[0]:
+                    new[j + extra] = (cost, (*entry[1], small + extra))
+        best = new
+    final = best[larger]
+    assert final is not None
+    return _ranges(final[1])
+
+
+def _ranges(sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    out, at = [], 0
+    for size in sizes:
+        out.append((at, at + size))
+        at += size
+    return tuple(out)

@@ -1,0 +1,204 @@
+"""The journal of one run: events for people and tools, and the coordinator's durable record.
+
+Role: the facade. A writer (`create`, `open_writer`) holds the run's lock; readers (`open_reader`) hold nothing and
+change nothing. Invariants: `put` is durable before it returns and never waits for events; `append` never waits for
+the disk. It does not decide what to write, and keeps no clock.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import msgspec
+
+from outlast.core.events import AnyEvent, decode
+from outlast.errors import ConfigError, EnvironmentFault
+from outlast.journal._faults import damaged, os_fault, sqlite_fault
+from outlast.journal._files import EVENTS_NAME, holds_run, open_read_only, sync_directory
+from outlast.journal._filesystem import check_local
+from outlast.journal._lock import RunLock
+from outlast.journal._record import Record
+from outlast.journal._writer import EventWriter, tag_of
+
+__all__ = ["Entry", "Journal"]
+
+FLUSH_S = 10.0
+
+
+class Entry(NamedTuple):
+    """An event and its place in the file; `seq` rises by at least one from event to event."""
+
+    seq: int
+    event: AnyEvent
+
+
+class Journal:
+    """Use `create`, `open_writer` or `open_reader`. A context manager; `close` keeps what was appended."""
+
+    def __init__(self, run_dir: Path, *, record: Record, writer: EventWriter | None, lock: RunLock | None) -> None:
+        self.run_dir = run_dir
+        self._record, self._writer, self._lock = record, writer, lock
+        try:
+            self._reader = open_read_only(run_dir, EVENTS_NAME)
+        except (ConfigError, EnvironmentFault):
+            self._release()
+            raise
+        self._mutex = threading.Lock()
+
+    @classmethod
+    def create(cls, run_dir: Path, *, lock_fd: int | None = None) -> Journal:
+        """Make `run_dir` (and its parents) into a new run, and open it to write.
+
+        Raises EnvironmentFault for a network file system, a full or read-only disk and a directory in use;
+        ConfigError for a directory that already holds a run.
+        """
+        check_local(run_dir)
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise os_fault(error, run_dir) from error
+        lock = RunLock.take(run_dir) if lock_fd is None else RunLock.adopt(run_dir, lock_fd)
+        if holds_run(run_dir):
+            lock.release()
+            raise ConfigError(f"{run_dir} already holds a run", remedy="give --run-dir a new directory")
+        journal = cls._open(run_dir, lock, create=True)
+        sync_directory(run_dir)
+        sync_directory(run_dir.parent)
+        return journal
+
+    @classmethod
+    def open_writer(cls, run_dir: Path, *, lock_fd: int | None = None) -> Journal:
+        """Open an existing run to write: a coordinator's restart.
+
+        `lock_fd`: the run's lock, if it was inherited; the journal closes it with itself.
+
+        Raises EnvironmentFault (see `create`; a damaged file or one of a newer format too), ConfigError without a run.
+        """
+        check_local(run_dir)
+        if not holds_run(run_dir):
+            raise ConfigError(f"{run_dir} holds no run", remedy="start one with outlast run --run-dir")
+        lock = RunLock.take(run_dir) if lock_fd is None else RunLock.adopt(run_dir, lock_fd)
+        return cls._open(run_dir, lock, create=False)
+
+    @classmethod
+    def open_reader(cls, run_dir: Path) -> Journal:
+        """Open a run to read, whether it is running or not. Blocks nobody. Raises ConfigError, EnvironmentFault."""
+        return cls(run_dir, record=Record.open(run_dir, write=False), writer=None, lock=None)
+
+    @classmethod
+    def _open(cls, run_dir: Path, lock: RunLock, *, create: bool) -> Journal:
+        record = None
+        try:
+            record = Record.open(run_dir, write=True, create=create)
+            writer = EventWriter(run_dir, create=create)
+        except (ConfigError, EnvironmentFault):
+            if record is not None:
+                record.close()
+            lock.release()
+            raise
+        return cls(run_dir, record=record, writer=writer, lock=lock)
+
+    def append(self, event: AnyEvent) -> None:
+        """Take one event for writing; returns at once."""
+        self._writing().append([event])
+
+    def append_many(self, events: Iterable[AnyEvent]) -> None:
+        """Take events for writing, in one transaction if none are waiting; returns at once."""
+        self._writing().append(list(events))
+
+    def flush(self, timeout_s: float = FLUSH_S) -> bool:
+        """Wait until all appended events are on the disk; False if it refuses (see `trouble`) or time is up."""
+        return self._writing().flush(timeout_s)
+
+    @property
+    def trouble(self) -> str | None:
+        """Why events are not reaching the disk just now (they are held in memory), or None."""
+        return None if self._writer is None else self._writer.trouble
+
+    def events(
+        self, since_seq: int = 0, kinds: Sequence[type[AnyEvent]] | None = None, *, limit: int | None = None
+    ) -> list[Entry]:
+        """Entries with `seq > since_seq`, oldest first; `kinds`: event classes to keep; at most `limit`.
+
+        A writer sees what it has flushed. Raises EnvironmentFault for a body that cannot be read.
+        """
+        query = "SELECT seq, body FROM events WHERE seq > ?"
+        values: list[int | str] = [since_seq, *(tag_of(kind) for kind in kinds or ())]
+        if kinds is not None:
+            query += f" AND kind IN ({','.join('?' * len(kinds))})"
+        rows = self._query(f"{query} ORDER BY seq LIMIT ?", [*values, -1 if limit is None else limit])
+        return [self._entry(*row) for row in rows]
+
+    @property
+    def last_seq(self) -> int:
+        """The newest entry's number; 0 for none. Whoever follows asks for `events(since_seq=…)`."""
+        return int(self._query("SELECT coalesce(max(seq), 0) FROM events", [])[0][0])
+
+    def claim(self, owner: str = "") -> int:
+        """A new epoch, higher than all before; durable on return. Raises EnvironmentFault."""
+        self._writing()
+        return self._record.claim(owner)
+
+    def put(self, epoch: int, key: str, value: bytes) -> bool:
+        """Store a record; True when it is on the disk, False when a higher epoch was claimed and nothing was written.
+
+        Raises ProtocolViolation for an epoch that nobody claimed, EnvironmentFault if the disk refuses.
+        """
+        self._writing()
+        return self._record.put(epoch, key, value)
+
+    def get(self, key: str) -> bytes | None:
+        """The newest value stored under `key`, or None."""
+        return self._record.get(key)
+
+    @property
+    def epoch(self) -> int:
+        """The highest epoch claimed; 0 before the first."""
+        return self._record.newest_epoch()
+
+    def close(self, timeout_s: float = FLUSH_S) -> bool:
+        """Write what was appended and release the run; False if events were lost (the disk refused to the end).
+
+        What is appended afterwards is dropped: a run that ends is not to fail on its last words.
+        """
+        with self._mutex:
+            self._reader.close()
+        return self._release(timeout_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _release(self, timeout_s: float = FLUSH_S) -> bool:
+        kept = self._writer is None or self._writer.close(timeout_s)
+        self._record.close()
+        if self._lock is not None:
+            self._lock.release()
+        return kept
+
+    def _writing(self) -> EventWriter:
+        if self._writer is None:
+            raise ValueError("this journal was opened to read; use Journal.open_writer")
+        return self._writer
+
+    def _query(self, query: str, values: list[int | str]) -> list[tuple[int, str]]:
+        try:
+            with self._mutex:
+                return self._reader.execute(query, values).fetchall()
+        except sqlite3.Error as error:
+            raise sqlite_fault(error, self.run_dir / EVENTS_NAME, reading=True) from error
+
+    def _entry(self, seq: int, body: str) -> Entry:
+        try:
+            return Entry(seq, decode(body))
+        except msgspec.DecodeError as error:
+            raise damaged(self.run_dir / EVENTS_NAME, f"event {seq}: {error}") from error

@@ -1,0 +1,88 @@
+"""The loss curve as text: one line of blocks, or a plot of Braille dots with its axes.
+
+Role: pure text from numbers. Means of neighbours stand for more points than there is room for; a value that is not
+finite is shown as a cross and takes no part in the scale.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+
+from outlast.core import events as ev
+
+__all__ = ["losses", "plot", "sparkline"]
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # Braille bits by row and column of a 4 x 2 cell
+
+
+def losses(events: Iterable[ev.AnyEvent]) -> list[tuple[int, float]]:
+    """(step, loss) of every stable step the journal knows of, by step; the last word on a step holds."""
+    points: dict[int, float] = {}
+    for event in events:
+        if isinstance(event, ev.Progress):
+            points.update((step, loss) for step, loss in event.losses)
+    return sorted(points.items())
+
+
+def sparkline(values: Sequence[float], width: int = 60) -> str:
+    """One line of at most `width` blocks, lowest to highest value; empty for no values."""
+    cells = _thin(values, max(1, width))
+    low, high = _range(cells)
+    return "".join(_BLOCKS[_level(value, low, high, len(_BLOCKS))] if math.isfinite(value) else "×" for value in cells)
+
+
+def plot(points: Sequence[tuple[int, float]], *, width: int = 72, height: int = 10) -> str:
+    """Lines of a plot of loss over step, axes included, within `width` columns and `height` + 2 rows.
+
+    Returns one line that says so if there is nothing to draw.
+    """
+    finite = [(step, loss) for step, loss in points if math.isfinite(loss)]
+    if not finite:
+        return "no losses to plot"
+    low, high = _range([loss for _, loss in finite])
+    labels = [f"{high:.4g}", *([""] * (height - 2)), f"{low:.4g}"] if height > 1 else [f"{high:.4g}"]
+    margin = max(map(len, labels))
+    columns = max(4, width - margin - 2)
+    cells = _cells(_thin([loss for _, loss in points], columns * 2), low, high, columns, height)
+    rows = [f"{label:>{margin}} ┤{''.join(row)}".rstrip() for label, row in zip(labels, cells, strict=True)]
+    first, last = f"{points[0][0]}", f"step {points[-1][0]}"
+    axis = first + " " * max(1, columns - len(first) - len(last)) + last
+    return "\n".join([*rows, f"{'':>{margin}} └{'─' * columns}", f"{'':>{margin}}  {axis}"])
+
+
+def _cells(values: Sequence[float], low: float, high: float, columns: int, height: int) -> list[list[str]]:
+    bits = [[0] * columns for _ in range(height)]
+    crosses: set[int] = set()
+    for index, value in enumerate(values):
+        column = min(columns * 2 - 1, index * columns * 2 // len(values))
+        if not math.isfinite(value):
+            crosses.add(column // 2)
+            continue
+        row = height * 4 - 1 - _level(value, low, high, height * 4)
+        bits[row // 4][column // 2] |= _DOTS[row % 4][column % 2]
+    cells = [[chr(0x2800 + cell) if cell else " " for cell in row] for row in bits]
+    for column in crosses:
+        cells[0][column] = "×"
+    return cells
+
+
+def _thin(values: Sequence[float], limit: int) -> list[float]:
+    """At most `limit` values: means of even runs of neighbours. One that is not finite makes its mean not finite."""
+    if len(values) <= limit:
+        return list(values)
+    cuts = [index * len(values) // limit for index in range(limit + 1)]
+    return [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(cuts)]
+
+
+def _range(values: Sequence[float]) -> tuple[float, float]:
+    finite = [value for value in values if math.isfinite(value)]
+    return (min(finite), max(finite)) if finite else (0.0, 0.0)
+
+
+def _level(value: float, low: float, high: float, levels: int) -> int:
+    if high <= low:
+        return levels // 2
+    return min(levels - 1, int((value - low) / (high - low) * levels))

@@ -1,0 +1,194 @@
+"""The live view of a running run: follows its journal.
+
+Role: on a terminal a progress bar, the replicas' states and the loss, with what happened scrolling above; elsewhere
+plain lines. Invariants: it only reads; a journal that cannot be read is told once and never disturbs the run. Rich is
+loaded when a terminal is drawn to, not before. It keeps no clock of its own: events carry their times.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from outlast.core import events as ev
+from outlast.errors import ConfigError, OutlastError
+from outlast.journal import Journal, holds_run
+from outlast.observe._curve import sparkline
+from outlast.observe._status import Status, StatusFold
+from outlast.observe._timeline import Row, format_s, timeline
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.live import Live as RichLive
+
+__all__ = ["Live"]
+
+POLL_S = 0.2
+_LINE_EVERY_S = 10.0
+_NUM_LOSSES = 4096
+_NUM_ROWS = 16
+_BAR_COLUMNS = 40
+
+
+class Live:
+    """Shows the run in `run_dir` on `stream` (standard error by default) until `run_until`'s event is set.
+
+    `total_steps` makes the bar; `line_every_s`: how often a plain progress line is written, in the journal's time.
+    Used by one thread at a time. The directory may still be empty when it starts.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        total_steps: int | None = None,
+        *,
+        stream: TextIO | None = None,
+        line_every_s: float = _LINE_EVERY_S,
+    ) -> None:
+        self._run_dir, self._total, self._stream = run_dir, total_steps, stream or sys.stderr
+        self._line_every_s, self._next_line_s = line_every_s, 0.0
+        self._fold, self._seq, self._start_s = StatusFold(), 0, 0.0
+        self._losses: deque[float] = deque(maxlen=_NUM_LOSSES)
+        self._journal: Journal | None = None
+        self._screen: RichLive | None = None
+        self._broken = False
+
+    def run_until(self, done: threading.Event, *, poll_s: float = POLL_S) -> None:
+        """Show until `done` is set, then what is left, then close."""
+        try:
+            while not done.is_set():
+                self.poll()
+                done.wait(poll_s)
+            self.poll()
+        finally:
+            self.close()
+
+    def poll(self) -> Status:
+        """Show what has happened since the last call; returns the state now."""
+        fresh = self._read()
+        for event in fresh:
+            self._fold.take(event)
+            if isinstance(event, ev.Progress):
+                self._losses.extend(loss for _, loss in event.losses)
+        if fresh and self._start_s == 0.0:
+            self._start_s = fresh[0].at_s
+        state = self._fold.status()
+        rows = timeline(fresh, start_s=self._start_s)
+        if fresh:
+            if self._is_terminal():
+                self._draw(state, rows)
+            else:
+                self._write_lines(state, rows)
+        return state
+
+    def close(self) -> None:
+        """Leave the terminal as it was, the last picture in place."""
+        if self._screen is not None:
+            self._screen.stop()
+            self._screen = None
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+
+    def _read(self) -> list[ev.AnyEvent]:
+        if self._broken:
+            return []
+        try:
+            if self._journal is None:
+                if not holds_run(self._run_dir):
+                    return []
+                self._journal = Journal.open_reader(self._run_dir)
+            entries = self._journal.events(self._seq)
+        except ConfigError:
+            return []  # removed between the look and the opening
+        except OutlastError as error:
+            self._broken = True
+            print(f"outlast: the live view ends here, the run goes on\n{error}", file=self._stream, flush=True)
+            return []
+        self._seq = entries[-1].seq if entries else self._seq
+        return [entry.event for entry in entries]
+
+    def _is_terminal(self) -> bool:
+        return self._stream.isatty()
+
+    def _write_lines(self, state: Status, rows: list[Row]) -> None:
+        for row in rows:
+            print(_line(row), file=self._stream)
+        now_s = state.updated_at_s or 0.0
+        if state.step is not None and now_s >= self._next_line_s:
+            self._next_line_s = now_s + self._line_every_s
+            print(f"+{now_s - self._start_s:.1f} s  {_summary(state, self._total)}", file=self._stream)
+        self._stream.flush()
+
+    def _draw(self, state: Status, rows: list[Row]) -> None:
+        if self._screen is None:
+            self._screen = _open_screen(self._stream)
+        for row in rows:
+            self._screen.console.print(_styled(row))
+        self._screen.update(_picture(state, self._total, list(self._losses), self._screen.console), refresh=True)
+
+
+def _line(row: Row) -> str:
+    figures = [
+        f"noticed by {row.noticed_by}" if row.noticed_by else "",
+        f"after {format_s(row.detect_s)}" if row.detect_s is not None else "",
+        f"{row.microbatches_recomputed} microbatches recomputed" if row.microbatches_recomputed is not None else "",
+        f"downtime {format_s(row.downtime_s)}" if row.downtime_s is not None else "",
+    ]
+    mark = {"info": "", "warning": "! ", "error": "!! "}[row.level]
+    return f"+{row.since_s:.1f} s  {mark}{row.what}" + "".join(f"; {figure}" for figure in figures if figure)
+
+
+def _summary(state: Status, total: int | None) -> str:
+    steps = f"step {state.step}" + (f" of {total}" if total else "")
+    training = sum(replica.state == "training" for replica in state.replicas)
+    parts = [steps, f"{training} of {state.num_replicas} replicas training"]
+    parts += [f"loss {state.loss:.4g}"] if state.loss is not None else []
+    parts += [f"{format_s(state.step_s)} a step"] if state.step_s else []
+    parts += [f"{state.num_recoveries} recoveries"] if state.num_recoveries else []
+    return ", ".join(parts)
+
+
+def _open_screen(stream: TextIO) -> RichLive:
+    from rich.console import Console
+    from rich.live import Live as Screen
+
+    screen = Screen(console=Console(file=stream), auto_refresh=False, transient=False)
+    screen.start()
+    return screen
+
+
+def _styled(row: Row) -> RenderableType:
+    from rich.text import Text
+
+    return Text(_line(row), style={"info": "", "warning": "yellow", "error": "bold red"}[row.level])
+
+
+def _picture(state: Status, total: int | None, losses: list[float], console: Console) -> RenderableType:
+    from rich.console import Group
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    head = Table.grid(padding=(0, 1))
+    bar = ProgressBar(total=total, completed=state.step or 0, width=_BAR_COLUMNS) if total else ""
+    head.add_row(f"{state.state:<8}", bar)
+    people = Table.grid(padding=(0, 2))
+    for replica in state.replicas[:_NUM_ROWS]:
+        step = "" if replica.step is None else f"step {replica.step}"
+        people.add_row(f"  {replica.replica}", Text(replica.state, style=_STYLES[replica.state]), step, replica.detail)
+    parts: list[RenderableType] = [head, Text(f"  {_summary(state, total)}"), people]
+    if len(state.replicas) > _NUM_ROWS:
+        parts.append(Text(f"  and {len(state.replicas) - _NUM_ROWS} more replicas"))
+    if losses:
+        parts.append(Text(f"  loss {sparkline(losses, max(10, min(60, console.width - 8)))}"))
+    return Group(*parts)
+
+
+_STYLES = {
+    "starting": "dim", "joining": "cyan", "spare": "cyan", "forming": "yellow", "training": "green",
+    "suspected": "bold yellow", "leaving": "dim", "exited": "red",
+}  # fmt: skip

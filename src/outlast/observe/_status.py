@@ -1,0 +1,243 @@
+"""The state of a run, folded from its events: who is alive, in which view, at which step.
+
+Role: one fold, used at once by `outlast status` and step by step by the live view. Pure: what the journal does not
+say (whether anybody still holds the run's lock) is passed in. Invariant: folding the events in pieces or at once gives
+the same status. `step` speaks of stable steps only: those that no failure can take back.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+
+from outlast.core import events as ev
+
+__all__ = ["Process", "Replica", "RunState", "Status", "StatusFold", "status"]
+
+RunState = Literal["starting", "forming", "training", "finished", "failed", "stopped", "lost"]
+
+
+class Process(msgspec.Struct, frozen=True, kw_only=True):
+    """The coordinator or an agent. `view`: (epoch, n); `step`: the last stable step; None before the first."""
+
+    name: str
+    pid: int
+    state: Literal["running", "lost", "ended"]
+    view: tuple[int, int] | None
+    step: int | None
+    detail: str = ""
+
+
+class Replica(msgspec.Struct, frozen=True, kw_only=True):
+    """One incarnation of a slot. `view` is None outside the view; `step`: the last it is known to hold."""
+
+    replica: str
+    agent: str
+    pid: int
+    state: Literal["starting", "joining", "spare", "forming", "training", "suspected", "leaving", "exited"]
+    view: tuple[int, int] | None
+    step: int | None
+    detail: str = ""
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """A run at one moment. Times are Unix seconds; `step_s` is the mean of the last steps reported.
+
+    `agent` is the first of `agents`: the only one, unless the run was started with more. `replicas`: all that have not
+    ended, and of a slot where all have, the newest.
+    """
+
+    run_id: str
+    state: RunState
+    detail: str
+    started_at_s: float | None
+    updated_at_s: float | None
+    view: tuple[int, int] | None
+    step: int | None
+    step_s: float | None
+    loss: float | None
+    num_replicas: int
+    num_recoveries: int
+    last_recovery: ev.Recovery | None
+    coordinator: Process | None
+    agent: Process | None
+    agents: list[Process]
+    replicas: list[Replica]
+
+
+class StatusFold:
+    """Takes events one by one; `status()` may be asked at any time."""
+
+    def __init__(self) -> None:
+        self._started: ev.RunStarted | None = None
+        self._finished: ev.RunFinished | None = None
+        self._coordinator: Process | None = None
+        self._agents: dict[str, Process] = {}
+        self._replicas: dict[str, Replica] = {}
+        self._view: tuple[int, int] | None = None
+        self._formed = False
+        self._planned: ev.ViewInstalled | None = None
+        self._progress: ev.Progress | None = None
+        self._step: int | None = None
+        self._loss: float | None = None
+        self._recoveries = 0
+        self._last_recovery: ev.Recovery | None = None
+        self._updated_at_s: float | None = None
+
+    def take(self, event: ev.AnyEvent) -> None:
+        """Fold one event in."""
+        self._updated_at_s = max(event.at_s, self._updated_at_s or event.at_s)
+        match event:
+            case ev.RunStarted():
+                self._started = event
+            case ev.RunFinished():
+                self._finished = event
+                self._step = max(event.steps, self._step or 0) if event.steps else self._step
+            case ev.Recovery():
+                self._recoveries, self._last_recovery = self._recoveries + 1, event
+            case ev.Progress():
+                self._take_progress(event)
+            case ev.CoordinatorStarted() | ev.CoordinatorLost() | ev.AgentStarted() | ev.AgentLost():
+                self._take_process(event)
+            case ev.ViewInstalled() | ev.ViewFormed():
+                self._take_view(event)
+            case _:
+                self._take_replica(event)
+
+    def status(self, *, held: bool | None = None) -> Status:
+        """The state now. `held`: whether a process holds the run's lock; None if that is not known."""
+        over = self._finished is not None or held is False
+        agents = [self._placed(agent, over) for agent in self._agents.values()]
+        state, detail = self._state(held)
+        return Status(
+            run_id=self._started.run_id if self._started else "",
+            state=state,
+            detail=detail,
+            started_at_s=self._started.at_s if self._started else None,
+            updated_at_s=self._updated_at_s,
+            view=self._view,
+            step=self._step,
+            step_s=self._progress.step_s if self._progress else None,
+            loss=self._loss,
+            num_replicas=self._started.num_replicas if self._started else 0,
+            num_recoveries=self._recoveries,
+            last_recovery=self._last_recovery,
+            coordinator=self._placed(self._coordinator, over) if self._coordinator else None,
+            agent=agents[0] if agents else None,
+            agents=agents,
+            replicas=[self._replica(name, over) for name in self._shown()],
+        )
+
+    def _state(self, held: bool | None) -> tuple[RunState, str]:
+        if self._finished:
+            return self._finished.outcome, self._finished.detail
+        if held is False:
+            return "lost", "no process holds the run, and it did not finish: its launcher was killed"
+        if self._view is None or (not self._formed and self._step is None):
+            return "starting", ""
+        return ("training", "") if self._formed else ("forming", "a view is being formed")
+
+    def _placed(self, process: Process, over: bool) -> Process:
+        state = "ended" if over and process.state == "running" else process.state
+        return msgspec.structs.replace(process, state=state, view=self._view, step=self._step)
+
+    def _shown(self) -> list[str]:
+        newest = {name.partition(".")[0]: name for name in sorted(self._replicas, key=_natural)}
+        alive = {name for name, replica in self._replicas.items() if replica.state != "exited"}
+        manned = {name.partition(".")[0] for name in alive}
+        return sorted(alive | {name for slot, name in newest.items() if slot not in manned}, key=_natural)
+
+    def _replica(self, name: str, over: bool) -> Replica:
+        replica = self._replicas[name]
+        if replica.state in {"training", "suspected"} and replica.view is not None:
+            replica = msgspec.structs.replace(replica, step=self._step)
+        if over and replica.state != "exited":
+            replica = msgspec.structs.replace(replica, state="exited", detail="the run is over")
+        return replica
+
+    def _take_progress(self, event: ev.Progress) -> None:
+        self._progress = event
+        self._step = max(event.stable, self._step if self._step is not None else event.stable)
+        if event.losses:
+            self._loss = event.losses[-1][1]
+        for replica in [r for r in self._replicas.values() if r.state == "suspected" and r.view is not None]:
+            self._change(replica.replica, state="training", detail="")  # steps go on, so it does too
+
+    def _take_process(self, event: ev.CoordinatorStarted | ev.CoordinatorLost | ev.AgentStarted | ev.AgentLost) -> None:
+        match event:
+            case ev.CoordinatorStarted():
+                detail = f"epoch {event.epoch}" + (", took over" if event.takeover else "")
+                self._coordinator = _process("coordinator", event.pid, detail)
+            case ev.CoordinatorLost() if self._coordinator:
+                self._coordinator = _lost(self._coordinator, event.cause)
+            case ev.AgentStarted():
+                self._agents[event.agent] = _process(event.agent, event.pid, "")
+            case ev.AgentLost():
+                if event.agent in self._agents:
+                    self._agents[event.agent] = _lost(self._agents[event.agent], event.cause)
+                for replica in event.replicas:
+                    self._change(replica, state="exited", detail=f"agent {event.agent} was lost")
+
+    def _take_view(self, event: ev.ViewInstalled | ev.ViewFormed) -> None:
+        if isinstance(event, ev.ViewInstalled):
+            self._planned = event if event.planned else None
+            if not event.planned:  # a planned one leaves the old view at work until it has formed
+                self._enter(event)
+            return
+        if self._planned is not None and (self._planned.epoch, self._planned.n) == (event.epoch, event.n):
+            self._enter(self._planned)
+            self._planned = None
+        self._view, self._formed = (event.epoch, event.n), True
+        for replica in [r for r in self._replicas.values() if r.view == self._view and r.state == "forming"]:
+            self._change(replica.replica, state="training")
+
+    def _enter(self, event: ev.ViewInstalled) -> None:
+        self._view, self._formed = (event.epoch, event.n), False
+        for replica in [r for r in self._replicas.values() if r.view is not None]:
+            self._change(replica.replica, state="leaving" if replica.state != "exited" else "exited", view=None)
+        for name in event.members:
+            self._change(name, state="forming", view=self._view)
+
+    def _take_replica(self, event: ev.AnyEvent) -> None:
+        match event:
+            case ev.ReplicaStarted():
+                self._replicas[event.replica] = Replica(
+                    replica=event.replica, agent=event.agent, pid=event.pid, state="starting", view=None, step=None
+                )
+            case ev.ReplicaExited():
+                detail = f"{event.cause}: {event.detail}" if event.detail else event.cause
+                self._change(event.replica, state="exited", detail=detail, step=event.step)
+            case ev.JoinerServed():
+                self._change(event.replica, state="joining", step=event.step)
+            case ev.JoinerCaughtUp():
+                self._change(event.replica, state="spare", step=event.step)
+            case ev.Suspected():
+                self._change(event.replica, state="suspected", detail=event.evidence)
+
+    def _change(self, name: str, **changes: object) -> None:
+        if name in self._replicas:
+            self._replicas[name] = msgspec.structs.replace(self._replicas[name], **changes)
+
+
+def status(events: Iterable[ev.AnyEvent], *, held: bool | None = None) -> Status:
+    """The status after all `events`, in the journal's order; `held` as in `StatusFold.status`."""
+    fold = StatusFold()
+    for event in events:
+        fold.take(event)
+    return fold.status(held=held)
+
+
+def _process(name: str, pid: int, detail: str) -> Process:
+    return Process(name=name, pid=pid, state="running", view=None, step=None, detail=detail)
+
+
+def _lost(process: Process, cause: str) -> Process:
+    return msgspec.structs.replace(process, state="lost", detail=cause)
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """`r10.1` after `r9.2`: digits compare as numbers."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

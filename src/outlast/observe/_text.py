@@ -1,0 +1,101 @@
+"""Status, timeline and story as plain text for a terminal or a log.
+
+Role: columns and words from records. Pure, and without rich, so that `outlast status` and `why` answer at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outlast.observe._accounting import Accounting
+from outlast.observe._curve import sparkline
+from outlast.observe._status import Process, Replica, Status
+from outlast.observe._timeline import Row, format_s
+from outlast.observe._why import Why
+
+__all__ = ["render_accounting", "render_status", "render_timeline", "render_why", "table"]
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Left-aligned columns, two spaces apart; the last is as long as it likes."""
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (head, *rows))
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def render_status(state: Status, *, curve: Sequence[float] = ()) -> str:
+    """The whole status; `curve`: losses to draw in one line."""
+    lines = [f"run {state.run_id or '?'}: {state.state}" + (f" ({state.detail})" if state.detail else "")]
+    facts = [f"step {_or_dash(state.step)}", f"view {_view(state.view)}"]
+    facts += [f"{format_s(state.step_s)} a step"] if state.step_s else []
+    facts += [f"loss {state.loss:.4g}"] if state.loss is not None else []
+    facts += [f"recoveries {state.num_recoveries}"]
+    lines += [", ".join(facts)]
+    if curve:
+        lines += [f"loss {sparkline(curve)}"]
+    people = [state.coordinator, *state.agents] if state.coordinator else state.agents
+    rows = [_process_cells(process) for process in people] + [_replica_cells(replica) for replica in state.replicas]
+    lines += ["", table(("WHO", "PID", "STATE", "VIEW", "STEP", ""), rows)]
+    return "\n".join(lines)
+
+
+def render_timeline(rows: Sequence[Row]) -> str:
+    """One line a row: when, what, who noticed, how fast, what was computed again, how long nobody trained."""
+    cells = [
+        (
+            f"+{row.since_s:.3f} s",
+            row.noticed_by or "",
+            _seconds(row.detect_s),
+            "" if row.microbatches_recomputed is None else str(row.microbatches_recomputed),
+            _seconds(row.downtime_s),
+            {"info": "", "warning": "! ", "error": "!! "}[row.level] + row.what,
+        )
+        for row in rows
+    ]
+    return table(("WHEN", "NOTICED BY", "AFTER", "RECOMPUTED", "DOWNTIME", "WHAT"), cells)
+
+
+def render_accounting(account: Accounting) -> str:
+    """The identity as a table, largest part first."""
+    parts = {name: value for name, value in account.seconds().items() if name != "wall"}
+    wall = account.wall_s or 1.0
+    rows = [
+        (name, format_s(value), f"{value / wall:.1%}") for name, value in sorted(parts.items(), key=lambda p: -p[1])
+    ]
+    return table(("TIME", "SECONDS", "SHARE"), [*rows, ("wall", format_s(account.wall_s), "100.0%")])
+
+
+def render_why(story: Why) -> str:
+    """The story: what happened, what it cost, what to do next."""
+    parts = [story.headline, "", "What happened", render_timeline(story.timeline), "", "What it cost"]
+    parts += [
+        f"{story.lost_steps} steps lost, {story.microbatches_recomputed} microbatches computed again, "
+        f"{format_s(story.downtime_s)} of downtime; useful time {story.ettr:.1%}",
+        render_accounting(story.cost), "", "What to do next",
+    ]  # fmt: skip
+    parts += [f"- {a.cause} ({a.count}x: {', '.join(a.who)}): {a.remedy}" for a in story.advice]
+    return "\n".join(parts if story.advice else [*parts, "Nothing: no fault is on record."])
+
+
+def _process_cells(process: Process) -> tuple[str, ...]:
+    return (
+        process.name, str(process.pid), process.state, _view(process.view), _or_dash(process.step), process.detail,
+    )  # fmt: skip
+
+
+def _replica_cells(replica: Replica) -> tuple[str, ...]:
+    return (
+        replica.replica, str(replica.pid), replica.state, _view(replica.view), _or_dash(replica.step), replica.detail,
+    )  # fmt: skip
+
+
+def _view(view: tuple[int, int] | None) -> str:
+    return "-" if view is None else f"{view[0]}.{view[1]}"
+
+
+def _or_dash(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else format_s(value)

@@ -1,0 +1,164 @@
+"""The timeline: one row for each thing worth telling, in the order it happened.
+
+Role: the words. Each event is described in one place, so that terminal, `why` and page tell the same story. Pure.
+Not for cost: that is `_accounting`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Literal
+
+import msgspec
+
+from outlast.core import events as ev
+
+__all__ = ["Row", "format_s", "row_of", "timeline"]
+
+_ALWAYS = (ev.RunStarted, ev.Recovery, ev.CoordinatorLost, ev.AgentLost, ev.Refused, ev.RunFinished)
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One line. `since_s`: seconds since the run's start. The figures are None where the event has none."""
+
+    at_s: float
+    since_s: float
+    kind: str
+    what: str
+    level: Literal["info", "warning", "error"] = "info"
+    noticed_by: str | None = None
+    detect_s: float | None = None
+    microbatches_recomputed: int | None = None
+    downtime_s: float | None = None
+
+
+def timeline(events: Iterable[ev.AnyEvent], *, everything: bool = False, start_s: float | None = None) -> list[Row]:
+    """Rows for the events that matter to a reader; with `everything`, for all but progress.
+
+    An exit that led to a recovery is told by its recovery.
+    `start_s`: when the run began (Unix seconds); by default the first of `events` says so.
+    """
+    events = list(events)
+    if not events:
+        return []
+    start_s = events[0].at_s if start_s is None else start_s
+    told = {event.replica for event in events if isinstance(event, ev.Recovery)}
+    return [
+        row_of(event, start_s)
+        for event in events
+        if not isinstance(event, ev.Progress) and (everything or _matters(event, told))
+    ]
+
+
+def row_of(event: ev.AnyEvent, start_s: float) -> Row:
+    """The row of one event, in a run that began at `start_s`."""
+    what, level = _describe(event)
+    row = Row(
+        at_s=event.at_s, since_s=event.at_s - start_s, kind=str(event.__struct_config__.tag), what=what, level=level
+    )
+    match event:
+        case ev.Recovery():
+            return msgspec.structs.replace(
+                row,
+                noticed_by=event.noticed_by,
+                detect_s=event.detect_s,
+                downtime_s=event.downtime_s,
+                microbatches_recomputed=event.microbatches_recomputed,
+            )
+        case ev.CoordinatorLost() | ev.ReplicaExited():
+            return msgspec.structs.replace(row, noticed_by=event.noticed_by)
+    return row
+
+
+def format_s(seconds: float) -> str:
+    """A duration for people: `53 ms`, `1.25 s`, `2 min 03 s`, `1 h 05 min`."""
+    if seconds < 0.9995:
+        return f"{seconds * 1e3:.0f} ms"
+    if seconds < 59.95:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _matters(event: ev.AnyEvent, told: Collection[str]) -> bool:
+    match event:
+        case ev.Notice():
+            return event.level != "info"
+        case ev.CoordinatorStarted():
+            return event.takeover
+        case ev.ViewInstalled():
+            return event.planned
+        case ev.JoinerCaughtUp():
+            return True
+        case ev.Suspected():
+            return event.decision == "evict"
+        case ev.ReplicaExited():
+            return event.cause not in {"finished", "left"} and event.replica not in told
+    return isinstance(event, _ALWAYS)
+
+
+def _describe(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning", "error"]]:
+    match event:
+        case ev.RunStarted():
+            spares = f" and {_count(event.num_spares, 'spare')}" if event.num_spares else ""
+            return f"run {event.run_id} started with {_count(event.num_replicas, 'replica')}{spares}", "info"
+        case ev.RunFinished():
+            detail = f": {event.detail}" if event.detail else ""
+            level: Literal["info", "error"] = "error" if event.outcome == "failed" else "info"
+            return f"run {event.outcome} after {_count(event.steps, 'step')}{detail}", level
+        case ev.Recovery():
+            lost = f", {_count(event.lost_steps, 'step')} lost" if event.lost_steps else ""
+            detail = f" ({event.detail})" if event.detail else ""
+            step = f" in step {event.step}" if event.step else ""
+            cause = event.cause if event.cause == event.replica else f"{event.replica}: {event.cause}"
+            return f"{cause}{detail}; recovered{step}{lost}", "warning"
+        case ev.Refused():
+            return f"refused {event.reason} from {event.peer} ({_count(event.count, 'time')} so far)", "warning"
+        case ev.Notice():
+            return event.text, event.level
+        case ev.Suspected():
+            verdict = "evicted" if event.decision == "evict" else "given time"
+            return f"{event.replica} suspected: {event.evidence}; {verdict}", "warning"
+    return _describe_process(event)
+
+
+def _describe_process(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning", "error"]]:
+    match event:
+        case ev.CoordinatorStarted():
+            verb = "took over" if event.takeover else "started"
+            return f"coordinator {verb} with epoch {event.epoch}, process {event.pid}", "info"
+        case ev.CoordinatorLost():
+            return f"coordinator of epoch {event.epoch} lost: {event.cause}", "warning"
+        case ev.AgentStarted():
+            return f"agent {event.agent} started, process {event.pid}", "info"
+        case ev.AgentLost():
+            return (
+                f"agent {event.agent} lost: {event.cause}; with it {', '.join(event.replicas) or 'nobody'}",
+                "warning",
+            )
+        case ev.ReplicaStarted():
+            return f"{event.replica} started by {event.agent}, process {event.pid}", "info"
+        case ev.ReplicaExited():
+            at = f" in step {event.step}" if event.step is not None else ""
+            detail = f": {event.detail}" if event.detail else ""
+            calm = event.cause in {"finished", "left"}
+            return f"{event.replica} ended{at} ({event.cause}{detail})", "info" if calm else "warning"
+        case ev.ViewInstalled():
+            kind = "planned view" if event.planned else "view"
+            why = "" if event.cause == "planned" else f": {event.cause}"
+            members = _count(len(event.members), "member")
+            return f"{kind} {event.epoch}.{event.n} installed with {members}{why}", "info"
+        case ev.ViewFormed():
+            took = format_s(event.roll_call_s)
+            return f"view {event.epoch}.{event.n} formed for step {event.step}, roll call {took}", "info"
+        case ev.JoinerServed():
+            return f"{event.replica} receives the state of step {event.step} from {', '.join(event.donors)}", "info"
+        case ev.JoinerCaughtUp():
+            return f"{event.replica} caught up with step {event.step} in {format_s(event.seconds)}", "info"
+    return str(event.__struct_config__.tag), "info"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")

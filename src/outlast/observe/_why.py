@@ -1,0 +1,208 @@
+"""What happened to a run, what it cost, and what to do next.
+
+Role: causes and their remedies, in one table. Pure. Invariant: every fault in the journal appears, with a remedy; a
+cause that the table does not know gets the one that always helps. It guesses at nothing that no event says.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from outlast.core import events as ev
+from outlast.observe._accounting import Accounting, accounting
+from outlast.observe._status import Status, status
+from outlast.observe._timeline import Row, timeline
+
+__all__ = ["Advice", "Why", "remedy", "why"]
+
+
+class Advice(msgspec.Struct, frozen=True, kw_only=True):
+    """One cause, how often it struck and whom, and what to do about it."""
+
+    cause: str
+    count: int
+    who: list[str]
+    remedy: str
+
+
+class Why(msgspec.Struct, frozen=True, kw_only=True):
+    """The story of a run. `survived`: faults that training outlasted; `cost`: where the wall time went."""
+
+    run_id: str
+    state: str
+    headline: str
+    survived: int
+    lost_steps: int
+    microbatches_recomputed: int
+    downtime_s: float
+    cost: Accounting
+    ettr: float
+    advice: list[Advice]
+    timeline: list[Row]
+
+
+class _Cause(NamedTuple):
+    """`pattern`: what it looks like in an event's words; `remedy`: what helps."""
+
+    pattern: str
+    remedy: str
+
+
+_CAUSES: dict[str, _Cause] = {
+    "out of memory": _Cause(
+        r"out of ?memory|\boom\b|memoryerror",
+        "use a smaller microbatch (more microbatches a step keep the result), or fewer replicas on this machine"),
+    "the loop fails on one microbatch": _Cause(
+        r"poison|same microbatch|two replicas failed",
+        "two replicas failed on the same samples: the bug is in the loop or its data; reproduce it with one replica"),
+    "replicas differ": _Cause(
+        r"diverged|fingerprint",
+        "look for operations that are not deterministic in the layer named, or for memory that flips bits"),
+    "killed from outside": _Cause(
+        r"sigkill|signal 9\b|killed|\b137\b",
+        "see whether the kernel ran out of memory (dmesg | grep -i oom) or a person or scheduler sent SIGKILL"),
+    "a crash in native code": _Cause(
+        r"sigsegv|sigbus|sigill|sigabrt|sigfpe|signal (11|7|4|6|8)\b",
+        "read the end of the replica's log in the run directory; if it strikes one host only, test its memory"),
+    "asked to leave": _Cause(
+        r"sigterm|sigint|signal (15|2)\b|preempt|graceful",
+        "nothing to mend: a scheduler or a person asked for it; keep a spare if that happens often"),
+    "an agent lost": _Cause(
+        r"agent",
+        "its replicas died with it: look for what ended the agent's process; --agents 2 keeps half of them alive"),
+    "the coordinator lost": _Cause(
+        r"coordinator",
+        "training went on without it and it was restarted; its log in the run directory says why it ended"),
+    "a broken path between members": _Cause(
+        r"path|partition|connection|reset|network|unreachable",
+        "check the links and firewalls between the hosts named; outlast status shows which replica was left out"),
+    "silent for too long": _Cause(
+        r"stop|hang|hung|silen|deadline|evict|stall|suspect|progress",
+        "if it was slow rather than stuck, raise outside_s (the loop's body) or stall_floor_s (outlast's own phases); "
+        "if it was stuck, the replica's log shows where"),
+    "nobody left": _Cause(
+        r"every replica|nobody alive|fleet lost",
+        "what takes all replicas at once is usually the machine: its memory, its scheduler, its power; a spare or a "
+        "second agent does not outlast that, a checkpoint does"),
+    "an exception in the loop": _Cause(
+        r"exception|error|traceback", "read its traceback in the replica's log in the run directory and mend the loop"),
+    "a process ended by itself": _Cause(
+        r"exit", "something in the loop ended the process (sys.exit, os._exit, a library): see the replica's log"),
+    "another cause": _Cause("", "read the replica's log in the run directory around that time"),
+}  # fmt: skip
+_TELLING = ("out of memory", "the loop fails on one microbatch", "replicas differ", "nobody left")
+"""What decides wherever it stands, in the cause or in its detail."""
+
+_BY_CAUSE: dict[str, tuple[str, ...]] = {
+    "signal": ("killed from outside", "a crash in native code", "asked to leave", "another cause"),
+    "exit": ("killed from outside", "a process ended by itself"),
+    "exception": ("an exception in the loop",),
+    "evicted": ("a broken path between members", "silent for too long"),
+    "agent_lost": ("an agent lost",),
+    "coordinator": ("the coordinator lost",),
+}
+"""For causes that events name: what their detail may tell apart; the last one where it tells nothing."""
+
+
+def remedy(cause: str, detail: str = "") -> tuple[str, str]:
+    """(name of the cause, what to do about it) for a cause and detail as events have them."""
+    both = f"{cause} {detail}"
+    telling = next((name for name in _TELLING if _looks_like(name, both)), None)
+    if telling is None and cause in _BY_CAUSE:
+        *options, default = _BY_CAUSE[cause]
+        telling = next((name for name in options if _looks_like(name, detail)), default)
+    name = telling or next(name for name in _CAUSES if _looks_like(name, cause))
+    return name, _CAUSES[name].remedy
+
+
+def _looks_like(name: str, text: str) -> bool:
+    return re.search(_CAUSES[name].pattern, text, re.IGNORECASE) is not None
+
+
+def why(
+    events: Sequence[ev.AnyEvent], *, held: bool | None = None, now_s: float | None = None, everything: bool = False
+) -> Why:
+    """The story of a run from all its events.
+
+    `held` as in `status`, `now_s` as in `accounting`, `everything` as in `timeline`.
+    """
+    state = status(events, held=held)
+    running = state.state in {"starting", "forming", "training"}
+    cost = accounting(events, now_s=now_s if running else None)
+    recoveries = [event for event in events if isinstance(event, ev.Recovery)]
+    return Why(
+        run_id=state.run_id,
+        state=state.state,
+        headline=_headline(state, len(recoveries)),
+        survived=len(recoveries),
+        lost_steps=round(_once(recoveries, "lost_steps")),
+        microbatches_recomputed=round(_once(recoveries, "microbatches_recomputed")),
+        downtime_s=_once(recoveries, "downtime_s"),
+        cost=cost,
+        ettr=cost.ettr,
+        advice=_advice(events, state),
+        timeline=timeline(events, everything=everything),
+    )
+
+
+def _once(recoveries: Sequence[ev.Recovery], figure: str) -> float:
+    """The sum of a figure; of faults that one view mended, which share it, the largest."""
+    by_view: dict[tuple[int, ...], float] = {}
+    for event in recoveries:
+        view = tuple(event.view)
+        by_view[view] = max(by_view.get(view, 0.0), getattr(event, figure))
+    return sum(by_view.values())
+
+
+def _headline(state: Status, survived: int) -> str:
+    faults = "nothing failed" if not survived else f"it outlasted {survived} fault{'s' if survived > 1 else ''}"
+    step = f"step {state.step}" if state.step is not None else "its first step"
+    match state.state:
+        case "finished":
+            return f"The run finished; {faults}."
+        case "failed" | "stopped" | "lost":
+            detail = f": {state.detail}" if state.detail else ""
+            return f"The run {_ENDED[state.state]} at {step}{detail}. Before that, {faults}."
+    return f"The run is {state.state}, at {step}; so far, {faults}."
+
+
+_ENDED: dict[str, Literal["failed", "was stopped", "ended without a word"]] = {
+    "failed": "failed", "stopped": "was stopped", "lost": "ended without a word",
+}  # fmt: skip
+
+
+def _advice(events: Sequence[ev.AnyEvent], state: Status) -> list[Advice]:
+    found: dict[str, tuple[str, list[str]]] = {}
+    for cause, detail, who in _faults(events):
+        name, text = remedy(cause, detail)
+        found.setdefault(name, (text, []))[1].append(who)
+    if state.state == "lost":
+        text = "start it again; if a scheduler ended it, give the job more time, and let it send SIGTERM first"
+        found["the launcher ended without a word"] = (text, ["launcher"])
+    return [
+        Advice(cause=name, count=len(who), who=list(dict.fromkeys(who)), remedy=text)
+        for name, (text, who) in found.items()
+    ]
+
+
+def _faults(events: Sequence[ev.AnyEvent]) -> list[tuple[str, str, str]]:
+    """(cause, detail, who) of each fault once: an exit that led to a recovery is told by its recovery.
+
+    The exit's own words are added to the recovery's, as they may say more (which signal, which exception).
+    """
+    exits = {e.replica: e for e in events if isinstance(e, ev.ReplicaExited) and e.cause not in {"finished", "left"}}
+    faults: list[tuple[str, str, str]] = []
+    for event in events:
+        match event:
+            case ev.Recovery():
+                known = exits.pop(event.replica, None)
+                detail = f"{event.detail} {known.cause} {known.detail}" if known else event.detail
+                faults.append((event.cause, detail, event.replica))
+            case ev.RunFinished() if event.outcome == "failed":
+                faults.append((event.detail or "failed", "", "run"))
+    faults += [(e.cause, e.detail, e.replica) for e in exits.values() if e.cause != "agent_lost"]
+    return faults

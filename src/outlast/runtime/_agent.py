@@ -1,0 +1,313 @@
+"""The agent: starts, watches and kills the ranks of one host, and tells the coordinator what it sees for certain.
+
+One thread, one poll loop over pidfds, the coordinator's socket and delayed starts; no torch. Ranks die with it. It
+decides nothing: what a suspect's evidence means is `core/policy`'s matter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import os
+import select
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from outlast.config import RunConfig
+from outlast.core.phases import OWNED, Phase
+from outlast.core.protocol import messages as m
+from outlast.runtime._shared import Progress, Region
+from outlast.runtime._supervise import Child, Exit, start
+from outlast.runtime._wire import Heartbeat, HeartbeatReply, Link, Refusal
+
+__all__ = ["Agent", "main"]
+
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(m.FromCoordinator | HeartbeatReply)
+_LOOK_S = 0.15  # between two looks at a suspect's processor time
+_BUSY = 0.2  # share of that time that counts as working
+_GRACE_S = 3.0  # between asking a rank to stop and killing it
+_TAIL_BYTES = 3000
+
+
+@dataclass(slots=True)
+class Rank:
+    """A rank under this agent."""
+
+    name: str
+    child: Child
+    progress: Progress
+    log: Path
+    killed_for: str = ""
+
+
+class Agent:
+    """See the module. `environ`: what its ranks inherit, with the run's secrets; `command`: the user's script."""
+
+    def __init__(self, name: str, environ: dict[str, str], command: list[str]) -> None:
+        self.name, self.environ, self.command = name, environ, command
+        host, _, port = environ["OUTLAST_COORDINATOR"].rpartition(":")
+        self.address = (host, int(port))
+        self.secret = bytes.fromhex(environ["OUTLAST_SECRET"])
+        self.run_dir = Path(environ["OUTLAST_RUN_DIR"])
+        config = msgspec.json.decode(environ["OUTLAST_CONFIG"], type=RunConfig)
+        self.heartbeat_s, self.outside_s = config.heartbeat_s, config.outside_s
+        self.ranks: dict[str, Rank] = {}
+        self.exits: dict[str, m.Exited] = {}
+        self.pending: set[str] = set()
+        self.epoch = 0
+        self.link: Link | None = None
+        self.stopping = ""
+        self._agenda: list[tuple[float, int, Any]] = []
+        self._tie = 0
+        self._retry_s = 0.02
+
+    # --- the loop ------------------------------------------------------------------------------------------------
+    def run(self) -> int:
+        """Until told to stop and all ranks are gone."""
+        self._at(0.0, self._connect)
+        self._at(self.heartbeat_s, self._beat)
+        while not (self.stopping and not self.ranks):
+            self._turn()
+        if self.link is not None:
+            self.link.close()
+        return 0
+
+    def _at(self, delay_s: float, action: Any) -> None:
+        self._tie += 1
+        heapq.heappush(self._agenda, (time.monotonic() + delay_s, self._tie, action))
+
+    def _turn(self) -> None:
+        poll = select.poll()
+        by_fd = {rank.child.fd: rank for rank in self.ranks.values()}
+        for fd in by_fd:
+            poll.register(fd, select.POLLIN)
+        if self.link is not None:
+            poll.register(self.link.sock.fileno(), select.POLLIN)
+        due = self._agenda[0][0] if self._agenda else time.monotonic() + 3600.0
+        for fd, _ in poll.poll(max(0.0, due - time.monotonic()) * 1000.0):
+            if fd in by_fd:
+                self._ended(by_fd[fd])
+            else:
+                self._receive()
+        while self._agenda and self._agenda[0][0] <= time.monotonic():
+            heapq.heappop(self._agenda)[2]()
+
+    # --- the coordinator -----------------------------------------------------------------------------------------
+    def _connect(self) -> None:
+        if self.link is not None:
+            return
+        try:
+            self.link = Link(self.address, self.secret, "agent", self.name, timeout_s=2.0)
+        except (OSError, Refusal, msgspec.DecodeError):
+            self._retry_s = min(0.5, self._retry_s * 1.5)
+            self._at(self._retry_s, self._connect)
+            return
+        self._retry_s = 0.02
+        members = (*self.ranks, *sorted(self.pending))
+        self._send(m.AgentHello(agent=self.name, pid=os.getpid(), members=members, epoch=self.epoch))
+        for exited in self.exits.values():
+            self._send(exited)
+
+    def _send(self, message: Any) -> None:
+        if self.link is not None:
+            try:
+                self.link.send(message)
+            except OSError:
+                self._disconnected()
+
+    def _disconnected(self) -> None:
+        if self.link is not None:
+            self.link.close()
+        self.link = None
+        self._at(self._retry_s, self._connect)
+
+    def _beat(self) -> None:
+        """Now and then: a heartbeat, and a look at who is silent (in a view of one nobody else would notice)."""
+        self._send(Heartbeat(sender=self.name, sent_s=time.monotonic()))
+        for rank in self.ranks.values():
+            phase, _, _, alive_s, allowed_s = rank.progress.read()
+            limit_s = allowed_s if phase in OWNED else self.outside_s
+            if rank.progress.changes and phase is not Phase.IDLE and time.monotonic() - alive_s > limit_s:
+                self._examine(rank.name)
+        self._at(self.heartbeat_s, self._beat)
+
+    def _receive(self) -> None:
+        link = self.link
+        if link is None:
+            return
+        try:
+            message = link.receive(_decoder)
+        except (OSError, Refusal, msgspec.DecodeError):
+            self._disconnected()
+            return
+        if isinstance(message, HeartbeatReply) or message.epoch < self.epoch:
+            return
+        self.epoch = message.epoch
+        if isinstance(message, m.Spawn):
+            self._order(message)
+        elif isinstance(message, m.Kill):
+            self._kill(message.member, message.reason)
+        elif isinstance(message, m.Examine):
+            self._examine(message.member)
+        elif isinstance(message, m.Stop):
+            self._stop(message.reason)
+
+    # --- ranks ---------------------------------------------------------------------------------------------------
+    def _order(self, spawn: m.Spawn) -> None:
+        """Start it after its delay; the same incarnation never twice."""
+        if spawn.member in self.exits:
+            self._send(self.exits[spawn.member])
+        elif spawn.member not in self.ranks and spawn.member not in self.pending:
+            self.pending.add(spawn.member)
+            self._at(spawn.after_s, lambda: self._spawn(spawn.member))
+
+    def _spawn(self, member: str) -> None:
+        if self.stopping or member not in self.pending:
+            return
+        self.pending.discard(member)
+        log = self.run_dir / "logs" / f"{member}.log"
+        region = Region(Progress.SIZE, name=f"outlast-{member}")
+        environ = self.environ | {
+            "OUTLAST_MEMBER": member,
+            "OUTLAST_AGENT": self.name,
+            "OUTLAST_PARENT": str(os.getpid()),
+            "OUTLAST_PROGRESS_FD": str(region.fd),
+            "PYTHONUNBUFFERED": "1",
+        }
+        try:
+            child = start(self.command, environ=environ, log=log, pass_fds=[region.fd])
+        except OSError as error:
+            self._send(m.SpawnFailed(member=member, error=str(error)))
+            return
+        self.ranks[member] = Rank(member, child, Progress(region), log)
+        self._send(m.Spawned(member=member, agent=self.name, pid=child.pid))
+
+    def _ended(self, rank: Rank) -> None:
+        noticed = time.monotonic()
+        how = rank.child.reap()
+        if how is None:
+            return
+        del self.ranks[rank.name]
+        joined = rank.progress.changes > 0
+        exited = m.Exited(
+            member=rank.name, cause=self._cause(rank, how), detail=self._detail(rank, how),
+            last_alive_s=rank.progress.read()[3] if joined else 0.0, noticed_at_s=noticed, joined=joined,
+        )  # fmt: skip
+        rank.progress.region.close()
+        self._gone(exited)
+
+    def _gone(self, exited: m.Exited) -> None:
+        self.exits[exited.member] = exited
+        self._send(exited)
+
+    def _cause(self, rank: Rank, how: Exit) -> m.Cause:
+        if rank.killed_for:
+            return "evicted"
+        if how.signal is not None:
+            return "signal"
+        if how.code != 0:
+            return "exception"
+        return "left" if rank.progress.read()[0] is Phase.DEPART else "finished"
+
+    def _detail(self, rank: Rank, how: Exit) -> str:
+        if rank.killed_for:
+            return rank.killed_for
+        if how.signal is not None or how.code == 0:
+            return str(how)
+        try:
+            with rank.log.open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+                return f"{how}; {rank.log.name} ends:\n" + file.read().decode("utf-8", "replace")
+        except OSError:
+            return str(how)
+
+    def _kill(self, member: str, reason: str) -> None:
+        rank = self.ranks.get(member)
+        if member in self.pending:
+            self.pending.discard(member)
+            self._gone(m.Exited(member=member, cause="evicted", detail=reason, joined=False))
+        elif rank is not None:
+            rank.killed_for = rank.killed_for or reason
+            rank.child.send(signal.SIGKILL)
+
+    def _stop(self, reason: str) -> None:
+        """The run is over. A script that finished training may take its time; any other end is enforced."""
+        if self.stopping:
+            return
+        self.stopping = reason or "stopped"
+        for rank in self.ranks.values():
+            if reason != "finished":
+                rank.child.send(signal.SIGCONT)
+                rank.child.send(signal.SIGTERM)
+            elif rank.progress.changes == 0:
+                self._kill(rank.name, "it was still starting when the run finished")
+        self._at(_GRACE_S, self._enforce)
+
+    def _enforce(self) -> None:
+        for rank in list(self.ranks.values()):
+            if self.stopping != "finished" or rank.progress.read()[0] is not Phase.IDLE:
+                self._kill(rank.name, f"the run was {self.stopping}")
+
+    # --- evidence ------------------------------------------------------------------------------------------------
+    def _examine(self, member: str) -> None:
+        rank = self.ranks.get(member)
+        if rank is None:
+            gone = m.Examined(
+                member=member, state="X", traced=False, phase=0, silent_s=0.0, cpu_advanced=False, allowed_s=0.0
+            )
+            self._send(gone)
+            return
+        state, traced = _kernel_state(rank.child.pid)
+        if state in "Tt":
+            self._say(rank, state, traced, False)
+            return
+        before = _cpu_s(rank.child.pid)
+        self._at(_LOOK_S, lambda: self._look_again(rank, before))
+
+    def _look_again(self, rank: Rank, before_s: float) -> None:
+        if rank.name in self.ranks:
+            state, traced = _kernel_state(rank.child.pid)
+            self._say(rank, state, traced, _cpu_s(rank.child.pid) - before_s > _BUSY * _LOOK_S)
+
+    def _say(self, rank: Rank, state: str, traced: bool, advanced: bool) -> None:
+        phase, _, _, alive_s, allowed_s = rank.progress.read()
+        examined = m.Examined(
+            member=rank.name, state=state, traced=traced, phase=phase, silent_s=time.monotonic() - alive_s,
+            cpu_advanced=advanced, allowed_s=allowed_s,
+        )  # fmt: skip
+        self._send(examined)
+
+
+def _kernel_state(pid: int) -> tuple[str, bool]:
+    """(the kernel's state letter, whether a debugger is attached)."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return "X", False
+    rows = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    return rows["State"].split()[0], rows.get("TracerPid", "0").strip() != "0"
+
+
+def _cpu_s(pid: int) -> float:
+    """Processor time of all the process's threads, in seconds."""
+    total = 0
+    with contextlib.suppress(OSError):  # threads come and go
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            total += int((task / "schedstat").read_text().split()[0])
+    return total / 1e9
+
+
+def main() -> int:
+    """Entry of the agent's process: its name, then the script's command."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return Agent(sys.argv[1], dict(os.environ), sys.argv[2:]).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

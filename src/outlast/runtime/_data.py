@@ -1,0 +1,177 @@
+"""Data as a pure function: (seed, step, microbatch) -> samples. The sampler's state is the step number.
+
+Global batch and order never depend on membership. With workers, torch's DataLoader prefetches the microbatches that
+this replica is expected to own; what it did not foresee (orphans) is loaded in the process. Either way the random
+generators are seeded by position before a sample is fetched, so augmentations are reproducible too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from outlast.errors import ConfigError
+
+__all__ = ["Samples", "position_seed", "seed_everything"]
+
+_MASK = (1 << 64) - 1
+
+
+def position_seed(*position: int) -> int:
+    """63 bits from integers, by SplitMix64 (Steele et al. 2014) over each in turn."""
+    state = 0x9E3779B97F4A7C15
+    for value in position:
+        state = (state ^ (value & _MASK)) * 0xBF58476D1CE4E5B9 & _MASK
+        state = (state + 0x9E3779B97F4A7C15) & _MASK
+        state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+        state = (state ^ (state >> 27)) * 0x94D049BB133111EB & _MASK
+        state ^= state >> 31
+    return state >> 1
+
+
+def seed_everything(seed: int) -> None:
+    """torch (all devices), `random`, and numpy if the program uses it."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed & 0xFFFFFFFF)
+
+
+class _Keyed(Dataset[Any]):
+    """Fetches whole microbatches: a key is (seed, sample indices)."""
+
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
+        self.dataset, self.collate = dataset, collate
+
+    def __getitem__(self, key: tuple[int, list[int]]) -> Any:
+        seed_everything(key[0])
+        return self.collate([self.dataset[index] for index in key[1]])
+
+
+def _worker_dies_with_parent(_: int) -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+
+
+class Samples:
+    """The run's data. ConfigError if the dataset cannot fill one global batch."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        global_batch_size: int,
+        microbatches: int,
+        seed: int,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
+    ) -> None:
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            raise ConfigError(
+                f"{type(dataset).__name__} is not a map-style dataset", remedy="give it __len__ and __getitem__"
+            )
+        if global_batch_size % microbatches:
+            raise ConfigError(
+                f"global_batch_size {global_batch_size} is not a multiple of microbatches {microbatches}",
+                remedy=f"for example global_batch_size={-(-global_batch_size // microbatches) * microbatches}",
+            )
+        if len(dataset) < global_batch_size:
+            raise ConfigError(
+                f"the dataset has {len(dataset)} samples, one global batch takes {global_batch_size}",
+                remedy=f"give more samples, or global_batch_size of at most {len(dataset)}",
+            )
+        self.num_samples, self.batch, self.num_leaves = len(dataset), global_batch_size, microbatches
+        self.seed, self.shuffle = seed, shuffle
+        whole, rest = divmod(self.num_samples, global_batch_size)
+        self.steps_per_epoch = whole + (1 if rest and not drop_last else 0)
+        self._keyed = _Keyed(dataset, collate_fn or default_collate)
+        self._workers = num_workers
+        self._order: tuple[int, list[int]] = (-1, [])
+        self._share: Callable[[int], list[int]] = lambda step: []
+        self._next_key: tuple[int, int] = (0, 0)
+        self._issued: deque[tuple[int, int]] = deque()
+        self._loader: Iterator[Any] | None = None
+
+    # --- the pure part -------------------------------------------------------------------------------------------
+    def sizes(self, step: int) -> list[int]:
+        """Samples in each microbatch of the step; the last batch of an epoch may be short."""
+        start = (step % self.steps_per_epoch) * self.batch
+        size = min(self.batch, self.num_samples - start)
+        small, larger = divmod(size, self.num_leaves)
+        return [small + (leaf < larger) for leaf in range(self.num_leaves)]
+
+    def indices(self, step: int, leaf: int) -> list[int]:
+        """The microbatch's sample indices."""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        sizes = self.sizes(step)
+        start = place * self.batch + sum(sizes[:leaf])
+        return self._permutation(epoch)[start : start + sizes[leaf]]
+
+    def _permutation(self, epoch: int) -> list[int]:
+        if self._order[0] != epoch:
+            order = list(range(self.num_samples))
+            if self.shuffle:
+                generator = torch.Generator().manual_seed(position_seed(self.seed, epoch, 0x5EED))
+                order = torch.randperm(self.num_samples, generator=generator).tolist()
+            self._order = (epoch, order)
+        return self._order[1]
+
+    # --- fetching ------------------------------------------------------------------------------------------------
+    def expect(self, share: Callable[[int], list[int]], from_step: int) -> None:
+        """Which microbatches this replica will own from here on, for prefetching."""
+        self._share, self._next_key = share, (from_step, 0)
+
+    def fetch(self, step: int, leaf: int) -> Any:
+        """The microbatch, collated."""
+        if self._workers == 0:
+            return self._keyed[self._key(step, leaf)]
+        if self._loader is None:
+            self._loader = iter(self._make_loader())
+        if (step, leaf) not in self._issued:
+            return self._keyed[self._key(step, leaf)]
+        while True:
+            batch = next(self._loader)
+            if self._issued.popleft() == (step, leaf):
+                return batch
+
+    def _key(self, step: int, leaf: int) -> tuple[int, list[int]]:
+        return position_seed(self.seed, step, leaf, 1), self.indices(step, leaf)
+
+    def _make_loader(self) -> DataLoader[Any]:
+        return DataLoader(
+            self._keyed, batch_size=None, sampler=_Keys(self), num_workers=self._workers,
+            worker_init_fn=_worker_dies_with_parent,
+        )  # fmt: skip
+
+    def upcoming(self) -> Iterator[tuple[int, list[int]]]:
+        """Keys in the order in which they will be asked for, as far as foreseen; endless."""
+        while True:
+            step, place = self._next_key
+            leaves = self._share(step)
+            if place >= len(leaves):
+                self._next_key = (step + 1, 0)
+                continue
+            self._next_key = (step, place + 1)
+            if self.sizes(step)[leaves[place]]:
+                self._issued.append((step, leaves[place]))
+                yield self._key(step, leaves[place])
+
+
+class _Keys:
+    """What the DataLoader takes for its sampler."""
+
+    def __init__(self, samples: Samples) -> None:
+        self._samples = samples
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._samples.upcoming()

@@ -1,0 +1,222 @@
+"""The tensors of one replica: gradients in, one outcome a step out, applied to the state.
+
+An outcome (raw reduced gradient, scaled at most by the recorded clip factor, and `Meta`) fully determines what a step
+does to the state, whoever applies it: a member after its exchange, one who was behind, a joiner that replays. It does
+not know views; `_replica.py` decides when.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import torch
+import xxhash
+from torch import Tensor
+
+from outlast.core.phases import Phase
+from outlast.core.protocol import Header, combine, partials
+from outlast.runtime._data import Samples, position_seed, seed_everything
+from outlast.runtime._gradients import Accumulator, Memory
+from outlast.runtime._state import State
+from outlast.runtime._streams import Frozen, Outcome, raw
+from outlast.tensors import Layout, fingerprint
+
+__all__ = ["Engine", "Meta"]
+
+
+class Meta(msgspec.Struct, frozen=True, kw_only=True):
+    """A step's outcome beside the gradient. `used`: bitmap of parameters; `buffers`: after microbatch 0."""
+
+    step: int
+    loss: float
+    norm: float | None
+    used: bytes
+    buffers: tuple[bytes, ...]
+    output: int
+
+
+class Engine:
+    """See the module. `clip_norm`: None, or the largest global gradient norm applied."""
+
+    def __init__(
+        self, state: State, samples: Samples, layout: Layout, memory: Memory, clip_norm: float | None, seed: int
+    ) -> None:
+        self.state, self.samples, self.layout, self.memory = state, samples, layout, memory
+        self.clip_norm, self.seed = clip_norm, seed
+        self.num_leaves = samples.num_leaves
+        self.sums = Accumulator(state.params, layout, memory, self.num_leaves)
+        self.out = Memory(layout, 1, shared=False).flats(0)
+        self._grads = layout.views(self.out)
+        self.losses: dict[int, tuple[float, float]] = {}
+        self.meta: Meta | None = None  # of the last step applied
+        self.frozen: list[Frozen] = []
+        self._buffers = list(state.buffers.values())
+        self._start_buffers = [b.clone() for b in self._buffers]
+        self._end_buffers: tuple[bytes, ...] = ()
+
+    # --- a microbatch --------------------------------------------------------------------------------------------
+    def prepare(self, step: int, leaf: int) -> Any:
+        """Everything a microbatch starts from: its samples, the step's first buffers, its random state (15, 16)."""
+        batch = self.samples.fetch(step, leaf)
+        self._restore_buffers()
+        seed_everything(self._seed_of(step, leaf))
+        return batch
+
+    def _seed_of(self, step: int, leaf: int) -> int:
+        return position_seed(self.seed, step, leaf, 2)
+
+    def _restore_buffers(self) -> None:
+        for buffer, start in zip(self._buffers, self._start_buffers, strict=True):
+            buffer.copy_(start)
+
+    def weight(self, step: int, leaf: int) -> float:
+        """Share of the microbatch in the step's gradient if the batch is short, else 1 (then 1/G at the root)."""
+        sizes = self.samples.sizes(step)
+        return 1.0 if len(set(sizes)) == 1 else sizes[leaf] / sum(sizes)
+
+    def scale(self, step: int) -> float:
+        """Applied once at the root."""
+        return 1.0 / self.num_leaves if len(set(self.samples.sizes(step))) == 1 else 1.0
+
+    def begin(self, step: int, leaf: int, on_bucket: Callable[[int], None] | None) -> None:
+        self.sums.begin(leaf, self.weight(step, leaf), on_bucket)
+
+    def end(self, step: int, leaf: int, loss: float) -> None:
+        """The backward is over: fold, and keep what microbatch 0 did to the buffers."""
+        self.sums.end()
+        self.losses[leaf] = (loss, float(self.samples.sizes(step)[leaf]))
+        if leaf == 0:
+            self._end_buffers = tuple(raw(b.cpu()).numpy().tobytes() for b in self._buffers)
+
+    def skip(self, step: int, leaf: int) -> None:
+        """A microbatch without samples (the short last batch): a gradient of zeros."""
+        for param in self.state.params:
+            param.grad = None
+        self.begin(step, leaf, None)
+        self.end(step, leaf, 0.0)
+
+    # --- a step --------------------------------------------------------------------------------------------------
+    def evidence(self, leaves: Sequence[int], norms: dict[int, float], output: int) -> dict[str, Any]:
+        """My part of the header."""
+        return {
+            "losses": tuple((leaf, *self.losses[leaf]) for leaf in leaves if leaf in self.losses),
+            "used": bytes(self.sums.used),
+            "norms": partials(norms, self.layout.num_blocks) if norms else (),
+            "output": output & ((1 << 64) - 1),
+        }
+
+    @property
+    def end_buffers(self) -> tuple[bytes, ...]:
+        """Buffers after microbatch 0, if it was computed here."""
+        return self._end_buffers if 0 in self.losses else ()
+
+    def conclude(self, headers: Sequence[Header], buffers: tuple[bytes, ...]) -> Meta:
+        """The outcome that follows from the headers, the same on every member; scales `out` if the norm is clipped."""
+        first = headers[0]
+        used = bytearray(len(first.used))
+        for header in headers:
+            for i, byte in enumerate(header.used):
+                used[i] |= byte
+        norm = self._clip([part for header in headers for part in header.norms])
+        return Meta(
+            step=first.step, loss=self._loss(headers), norm=norm, used=bytes(used), buffers=buffers,
+            output=sum(h.output for h in headers) & ((1 << 64) - 1),
+        )  # fmt: skip
+
+    def _loss(self, headers: Sequence[Header]) -> float:
+        rows = {leaf: (loss, weight) for header in headers for leaf, loss, weight in header.losses}
+        sums = [(i, i + 1, rows.get(i, (0.0, 0.0))[0] * rows.get(i, (0.0, 0.0))[1]) for i in range(self.num_leaves)]
+        weights = [(i, i + 1, rows.get(i, (0.0, 0.0))[1]) for i in range(self.num_leaves)]
+        root = (0, self.num_leaves)
+        total = combine(weights, root)
+        return combine(sums, root) / total if total else math.nan
+
+    def _clip(self, parts: Sequence[tuple[int, int, float]]) -> float | None:
+        if self.clip_norm is None:
+            return None
+        norm = math.sqrt(combine(parts, (0, self.layout.num_blocks)))
+        factor = self.clip_norm / (norm + 1e-6)
+        if factor < 1.0:
+            for flat in self.out:
+                flat.mul_(factor)
+        return norm
+
+    def apply(self, meta: Meta, enter: Callable[[Phase], None]) -> None:
+        """One optimizer step with the outcome in `out`. An exception in here must end the process (rule 12)."""
+        for frozen in self.frozen:
+            frozen.wait()
+        self.frozen.clear()
+        for index, param in enumerate(self.state.params):
+            if meta.used[index >> 3] >> (index & 7) & 1:
+                grad = self._grads[index]
+                param.grad = grad if grad.dtype == param.dtype else grad.to(param.dtype)
+            else:
+                param.grad = None
+        enter(Phase.OPTIMIZER)
+        for optimizer in self.state.optimizers:
+            optimizer.step()
+        for scheduler in self.state.schedulers:
+            scheduler.step()
+        for param in self.state.params:
+            param.grad = None
+        for data, start, buffer in zip(meta.buffers, self._start_buffers, self._buffers, strict=bool(meta.buffers)):
+            raw(start).copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+            buffer.copy_(start)
+        self.sums.clear()
+        self.losses.clear()
+        self.meta = meta
+
+    @property
+    def outcome(self) -> int:
+        """Digest of the last outcome; 0 before the first."""
+        if self.meta is None:
+            return 0
+        text = msgspec.msgpack.encode((self.meta.step, self.meta.loss, self.meta.norm, self.meta.output))
+        return xxhash.xxh3_64_intdigest(text)
+
+    def fingerprint(self) -> int:
+        """Of the whole state as it is between two steps (buffers as the step starts)."""
+        self._restore_buffers()
+        return self.state.fingerprint()
+
+    def sample(self, step: int) -> tuple[int, int]:
+        """(part, fingerprint) of one tensor of the state, another one every step."""
+        index = step % len(self.state.params)
+        return index, fingerprint(self.state.params[index])
+
+    # --- joining -------------------------------------------------------------------------------------------------
+    def freeze(self, index: int, count: int) -> tuple[Frozen, int, int, int, bytes]:
+        """My share of the state as it is now: (copy in progress, lo, hi, total, plain data)."""
+        self._restore_buffers()
+        plain, tensors = self.state.encoded()
+        values = list(tensors.values())
+        total = sum(t.numel() * t.element_size() for t in values)
+        lo, hi = total * index // count, total * (index + 1) // count
+        loose = [
+            i
+            for i, n in enumerate(tensors)
+            if n.startswith("/extra") or n.removeprefix("/model/") in self.state.buffers
+        ]
+        frozen = Frozen(values, lo, hi, set(loose))
+        self.frozen.append(frozen)
+        return frozen, lo, hi, total, plain
+
+    def thaw(self, plain: bytes, tensors: dict[str, Tensor]) -> None:
+        """Become the state that a snapshot holds."""
+        self.state.load(plain, tensors)
+        for buffer, start in zip(self._buffers, self._start_buffers, strict=True):
+            start.copy_(buffer)
+        self.sums.clear()
+        self.losses.clear()
+
+    def portion(self, step: int, slices: Sequence[tuple[int, int, int]], whole: bool) -> tuple[Outcome, list[Tensor]]:
+        """Slices of the last outcome, copied, for a joiner."""
+        assert self.meta is not None
+        assert self.meta.step == step
+        wanted = [(b, 0, flat.numel()) for b, flat in enumerate(self.out)] if whole else slices
+        payload = [raw(self.out[b][lo:hi].cpu().clone()) for b, lo, hi in wanted if hi > lo]
+        kept = tuple(part for part in wanted if part[2] > part[1])
+        return Outcome(step, msgspec.msgpack.encode(self.meta), kept, whole), payload

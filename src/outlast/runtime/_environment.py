@@ -1,0 +1,66 @@
+"""What a replica is told by its agent through the environment; without any, it is a fleet of one.
+
+Names: OUTLAST_MEMBER, OUTLAST_AGENT, OUTLAST_RUN, OUTLAST_RUN_DIR, OUTLAST_COORDINATOR (host:port), OUTLAST_SECRET
+(hex), OUTLAST_CONFIG (JSON of RunConfig), OUTLAST_PROGRESS_FD, OUTLAST_PARENT, OUTLAST_FAULTS. Read once, by `join`.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from outlast.config import RunConfig
+from outlast.errors import ConfigError, MembershipError
+from outlast.runtime._probe import Probe
+from outlast.runtime._shared import Progress, Region
+
+__all__ = ["Environment"]
+
+
+@dataclass(slots=True)
+class Environment:
+    """See the module. `coordinator`: None for a fleet of one."""
+
+    me: str
+    agent: str
+    run_id: str
+    run_dir: Path | None
+    coordinator: tuple[str, int] | None
+    secret: bytes
+    config: RunConfig
+    probe: Probe
+    progress: Progress
+    exchange: str
+    store: str = ""
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str]) -> Environment:
+        """From the environment that the agent made. MembershipError if the agent is already gone."""
+        me = environ.get("OUTLAST_MEMBER")
+        faults = environ.get("OUTLAST_FAULTS")
+        if me is None:
+            config = RunConfig()
+            return cls(
+                me="r0.1", agent="", run_id=secrets.token_hex(4), run_dir=None, coordinator=None,
+                secret=secrets.token_bytes(16), config=config, probe=Probe("r0.1", faults),
+                progress=Progress(Region(Progress.SIZE)), exchange="shm",
+            )  # fmt: skip
+        if os.getppid() != int(environ["OUTLAST_PARENT"]):
+            raise MembershipError(f"the agent of {me} died before it started", did="it exits", remedy="none needed")
+        host, _, port = environ["OUTLAST_COORDINATOR"].rpartition(":")
+        try:
+            config = msgspec.json.decode(environ["OUTLAST_CONFIG"], type=RunConfig)
+        except (msgspec.DecodeError, KeyError) as error:
+            raise ConfigError("OUTLAST_CONFIG is not a configuration", remedy="start with outlast run") from error
+        return cls(
+            me=me, agent=environ["OUTLAST_AGENT"], run_id=environ["OUTLAST_RUN"],
+            run_dir=Path(environ["OUTLAST_RUN_DIR"]), coordinator=(host, int(port)),
+            secret=bytes.fromhex(environ["OUTLAST_SECRET"]), config=config, probe=Probe(me, faults),
+            progress=Progress(Region(Progress.SIZE, fd=int(environ["OUTLAST_PROGRESS_FD"]))),
+            exchange="shm" if config.exchange == "auto" else config.exchange,
+        )  # fmt: skip

@@ -1,0 +1,70 @@
+"""The numerics signature and what else must be equal on all replicas of a run; and the process settings behind it."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import signal
+from typing import Any
+
+import torch
+
+from outlast.config import RunConfig
+from outlast.runtime._data import Samples
+from outlast.runtime._environment import Environment
+from outlast.runtime._state import State
+
+__all__ = ["facts_of", "prepare_process"]
+
+
+def prepare_process(env: Environment) -> None:
+    """Die with the agent, and use as many threads as the run's signature says."""
+    if env.coordinator is not None:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+        os.environ.pop("OUTLAST_SECRET", None)
+    if env.config.threads:
+        torch.set_num_threads(env.config.threads)
+
+
+def facts_of(config: RunConfig, state: State, samples: Samples, clip_norm: float | None) -> dict[str, str]:
+    """Name -> value; members that differ in one are refused with the difference named (16)."""
+    schema = "|".join(f"{n}:{tuple(p.shape)}:{p.dtype}" for n, p in zip(state.names, state.params, strict=True))
+    facts = {
+        "microbatches": str(samples.num_leaves),
+        "global_batch_size": str(samples.batch),
+        "samples": str(samples.num_samples),
+        "seed": str(samples.seed),
+        "shuffle": str(samples.shuffle),
+        "clip_norm": str(clip_norm),
+        "parameters": f"{len(state.params)} ({hashlib.sha256(schema.encode()).hexdigest()[:12]})",
+        "optimizers": ", ".join(type(o).__name__ for o in state.optimizers),
+    }
+    return facts | (_numerics(state) if config.bitwise else {})
+
+
+def _numerics(state: State) -> dict[str, str]:
+    device = state.params[0].device
+    facts = {
+        "torch": str(torch.__version__),
+        "machine": platform.machine(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "device": device.type,
+        "threads": str(torch.get_num_threads()),
+        "deterministic": str(torch.are_deterministic_algorithms_enabled()),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "mkldnn": str(torch.backends.mkldnn.enabled),
+    }
+    if device.type == "cuda":
+        facts |= _cuda(device)
+    return facts
+
+
+def _cuda(device: Any) -> dict[str, str]:
+    return {
+        "gpu": torch.cuda.get_device_name(device),
+        "cuda": str(torch.version.cuda),
+        "cudnn_benchmark": str(torch.backends.cudnn.benchmark),
+        "tf32": str(torch.backends.cuda.matmul.allow_tf32),
+    }

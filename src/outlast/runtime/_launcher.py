@@ -1,0 +1,290 @@
+"""`outlast run`: makes the run directory, starts the coordinator and the agents, and keeps them alive until the end.
+
+It holds what must outlive the coordinator: the listening socket, the run's lock and secret. It decides nothing about
+membership; it only says for certain that an agent has died. Ctrl-C stops the run, twice kills it; nothing is orphaned,
+because every process dies with the one that started it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from outlast.config import Resolved
+from outlast.core import events
+from outlast.core.protocol import messages as m
+from outlast.errors import EnvironmentFault
+from outlast.journal import Journal, RunLock
+from outlast.runtime._shared import Progress, Region
+from outlast.runtime._supervise import Child, start
+from outlast.runtime._wire import Link, Refusal
+
+__all__ = ["Launcher", "Outcome"]
+
+_COORDINATOR_TRIES = 8  # restarts in a row without a minute of life between them
+_TURN_S = 0.25  # how often the watcher is called at least
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How the run ended."""
+
+    exit_code: int
+    run_dir: Path
+
+
+@dataclass(slots=True)
+class _Agent:
+    name: str
+    child: Child
+
+
+@dataclass(slots=True)
+class Launcher:
+    """See the module. `watch` is called now and then, at least four times a second, with nothing."""
+
+    resolved: Resolved
+    command: list[str]
+    run_dir: Path
+    watch: Callable[[], Any] | None = None
+    run_id: str = field(default_factory=lambda: secrets.token_hex(4))
+    _secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
+    _agents: list[_Agent] = field(default_factory=list)
+    _coordinator: Child | None = None
+    _progress: Progress | None = None
+    _lost_agents: list[m.AgentGone] = field(default_factory=list)
+    _link: Link | None = None
+    _restarts: list[float] = field(default_factory=list)
+    _interrupts: int = 0
+    _stopping: str = ""
+    _exit_code: int | None = None
+    _told: int = 0
+    _address: tuple[str, int] = ("127.0.0.1", 0)
+
+    def run(self) -> Outcome:
+        """From nothing to the end of the run. ConfigError, EnvironmentFault before anything was started."""
+        lock = self._prepare()
+        listening = self._listen()
+        environ = self._environ(listening)
+        wake_r, wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        old_fd = signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
+        old = {s: signal.signal(s, self._signalled) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            self._start_coordinator(environ, listening, lock, None)
+            for index in range(self.resolved.config.agents):
+                self._start_agent(environ, f"a{index}")
+            while self._exit_code is None or self._agents:
+                self._turn(environ, listening, lock, wake_r)
+        finally:
+            self._kill_everything()
+            for number, handler in old.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(old_fd)
+            os.close(wake_r)
+            os.close(wake_w)
+            listening.close()
+            lock.release()
+        if self.watch is not None:
+            self.watch()
+        return Outcome(exit_code=self._exit_code if self._exit_code is not None else 130, run_dir=self.run_dir)
+
+    # --- preparing -----------------------------------------------------------------------------------------------
+    def _prepare(self) -> RunLock:
+        config = self.resolved.config
+        try:
+            self.run_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            reason = f"cannot make the run directory {self.run_dir}: {error.strerror}"
+            raise EnvironmentFault(reason, remedy="give --run-dir a directory that can be written") from error
+        lock = RunLock.take(self.run_dir)
+        journal = Journal.create(self.run_dir, lock_fd=os.dup(lock.fileno()))
+        shown = msgspec.structs.asdict(config)
+        journal.append(
+            events.RunStarted(
+                at_s=time.time(), run_id=self.run_id, command=self.command, num_replicas=config.replicas,
+                num_spares=config.spares, signature={}, config=shown,
+            )
+        )  # fmt: skip
+        journal.close()
+        (self.run_dir / "logs").mkdir(exist_ok=True)
+        written = {key: {"value": value, "origin": self.resolved.origins[key]} for key, value in shown.items()}
+        (self.run_dir / "config.json").write_text(json.dumps(written, indent=1, default=str) + "\n", encoding="utf-8")
+        return lock
+
+    def _listen(self) -> socket.socket:
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        port = self.resolved.config.port
+        try:
+            if port:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise EnvironmentFault(
+                f"the coordinator's port {port} is busy: {error.strerror}",
+                remedy="give another --port, or 0 for any free one",
+            ) from error
+        sock.listen(1024)
+        return sock
+
+    def _environ(self, listening: socket.socket) -> dict[str, str]:
+        host, port = self._address = listening.getsockname()
+        return dict(os.environ) | {
+            "OUTLAST_RUN": self.run_id,
+            "OUTLAST_RUN_DIR": str(self.run_dir.resolve()),
+            "OUTLAST_COORDINATOR": f"{host}:{port}",
+            "OUTLAST_SECRET": self._secret.hex(),
+            "OUTLAST_CONFIG": msgspec.json.encode(self.resolved.config).decode(),
+        }
+
+    # --- children ------------------------------------------------------------------------------------------------
+    def _start_coordinator(
+        self, environ: dict[str, str], listening: socket.socket, lock: RunLock, takeover: dict[str, Any] | None
+    ) -> None:
+        region = Region(Progress.SIZE, name="outlast-coordinator")
+        self._progress = Progress(region)
+        self._progress.alive()
+        mine = {
+            "OUTLAST_LISTEN_FD": str(listening.fileno()),
+            "OUTLAST_LOCK_FD": str(lock.fileno()),
+            "OUTLAST_PROGRESS_FD": str(region.fd),
+        }
+        if takeover is not None:
+            mine["OUTLAST_TAKEOVER"] = json.dumps(takeover)
+        self._coordinator = start(
+            [sys.executable, "-m", "outlast.runtime._server"], environ=environ | mine,
+            log=self.run_dir / "logs" / "coordinator.log",
+            pass_fds=[listening.fileno(), lock.fileno(), region.fd],
+        )  # fmt: skip
+
+    def _start_agent(self, environ: dict[str, str], name: str) -> None:
+        command = [sys.executable, "-m", "outlast.runtime._agent", name, *self.command]
+        child = start(command, environ=environ, log=self.run_dir / "logs" / f"agent-{name}.log")
+        self._agents.append(_Agent(name, child))
+
+    # --- the loop ------------------------------------------------------------------------------------------------
+    def _turn(self, environ: dict[str, str], listening: socket.socket, lock: RunLock, wake_fd: int) -> None:
+        poll = select.poll()
+        poll.register(wake_fd, select.POLLIN)
+        if self._coordinator is not None:
+            poll.register(self._coordinator.fd, select.POLLIN)
+        for agent in self._agents:
+            poll.register(agent.child.fd, select.POLLIN)
+        ready = {fd for fd, _ in poll.poll(_TURN_S * 1000.0)}
+        if wake_fd in ready:
+            os.read(wake_fd, 64)
+            self._on_signals()
+        if self._coordinator is not None and self._coordinator.fd in ready:
+            self._coordinator_ended(environ, listening, lock)
+        for agent in [agent for agent in self._agents if agent.child.fd in ready]:
+            self._agent_ended(agent, environ)
+        if self._exit_code is None and self._lost_agents:
+            self._tell_losses()
+        if self.watch is not None:
+            self.watch()
+
+    def _coordinator_ended(self, environ: dict[str, str], listening: socket.socket, lock: RunLock) -> None:
+        noticed = time.monotonic()
+        assert self._coordinator is not None
+        assert self._progress is not None
+        how = self._coordinator.reap()
+        if how is None:
+            return
+        self._coordinator = None
+        self._drop_link()
+        ended = self._ended_code()
+        if ended is not None:
+            self._exit_code = ended
+            if ended != 0:
+                self._ask_agents_to_stop()
+            return
+        self._restarts = [t for t in self._restarts if noticed - t < 60.0] + [noticed]
+        if len(self._restarts) > _COORDINATOR_TRIES or self._stopping:
+            self._exit_code = 3 if not self._stopping else 130
+            self._ask_agents_to_stop()
+            return
+        takeover = {
+            "cause": "coordinator", "replica": "coordinator", "noticed_by": "launcher", "lost_steps": 0, "step": 0,
+            "detect_s": max(0.0, noticed - self._progress.read()[3]), "downtime_s": 0.0, "microbatches_recomputed": 0,
+            "detail": f"it ended by {how}; training went on without it",
+        }  # fmt: skip
+        self._progress.region.close()
+        self._start_coordinator(environ, listening, lock, takeover)
+
+    def _ended_code(self) -> int | None:
+        """The run's exit code if the coordinator left because the run was over, None if it died."""
+        with Journal.open_reader(self.run_dir) as journal:
+            found = journal.events(kinds=[events.RunFinished])
+        return found[-1].event.exit_code if found and isinstance(found[-1].event, events.RunFinished) else None
+
+    def _agent_ended(self, agent: _Agent, environ: dict[str, str]) -> None:
+        how = agent.child.reap()
+        if how is None:
+            return
+        self._agents.remove(agent)
+        if self._exit_code is not None or self._stopping:
+            return
+        self._lost_agents.append(m.AgentGone(agent=agent.name, cause=str(how)))
+        base, _, number = agent.name.partition(".")
+        self._start_agent(environ, f"{base}.{int(number or 1) + 1}")
+
+    def _tell_losses(self) -> None:
+        """Agents that died, to the coordinator; all of them again after a reconnection (it is idempotent)."""
+        self._tell(self._lost_agents[self._told if self._link is not None else 0 :])
+        self._told = len(self._lost_agents) if self._link is not None else 0
+
+    def _tell(self, messages: Sequence[Any]) -> None:
+        try:
+            if self._link is None:
+                self._link = Link(self._address, self._secret, "launcher", "launcher", timeout_s=2.0)
+            for message in messages:
+                self._link.send(message)
+        except (OSError, Refusal, msgspec.DecodeError):
+            self._drop_link()
+
+    def _drop_link(self) -> None:
+        if self._link is not None:
+            self._link.close()
+        self._link, self._told = None, 0
+
+    # --- stopping ------------------------------------------------------------------------------------------------
+    def _signalled(self, number: int, _: Any) -> None:
+        self._interrupts += 1
+        self._stopping = "interrupt" if number == signal.SIGINT else "terminated"
+
+    def _on_signals(self) -> None:
+        """Once: stop in order. Twice: kill."""
+        if self._interrupts >= 2:
+            self._exit_code = 130
+            self._kill_everything()
+        elif self._exit_code is None:
+            self._tell([m.Stop(reason=self._stopping)])
+        else:
+            self._ask_agents_to_stop()
+
+    def _ask_agents_to_stop(self) -> None:
+        """The coordinator is gone and cannot tell them."""
+        for agent in self._agents:
+            agent.child.send(signal.SIGTERM)
+
+    def _kill_everything(self) -> None:
+        children = [agent.child for agent in self._agents]
+        if self._coordinator is not None:
+            children.append(self._coordinator)
+        for child in children:
+            child.send(signal.SIGKILL)
+        for child in children:
+            child.wait()
+        self._agents.clear()
+        self._coordinator = None

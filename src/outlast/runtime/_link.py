@@ -1,0 +1,156 @@
+"""A member's connection to the coordinator: one thread that listens, answers, beats and reconnects.
+
+It runs while user code holds the training thread, so a notice is acknowledged at once; the shared `Member` is touched
+under one lock, and the training thread is woken through an eventfd. A healthy step sends nothing here but heartbeats.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import select
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from outlast.core.protocol import Member, View, ViewId
+from outlast.core.protocol import messages as m
+from outlast.errors import ProtocolViolation
+from outlast.runtime._wire import Heartbeat, HeartbeatReply, Link, Refusal
+
+__all__ = ["MemberLink", "SoloLink"]
+
+_decoder: msgspec.msgpack.Decoder[m.FromCoordinator | HeartbeatReply] = msgspec.msgpack.Decoder(
+    m.FromCoordinator | HeartbeatReply
+)
+
+
+class MemberLink:
+    """See the module. `hello()` and `beat()` make the messages; `asked(probe)` is called on a Probe."""
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        secret: bytes,
+        member: Member,
+        lock: threading.RLock,
+        *,
+        hello: Callable[[], m.Hello],
+        beat: Callable[[], Heartbeat],
+        asked: Callable[[m.Probe], None],
+        heartbeat_s: float,
+        lease_s: float,
+    ) -> None:
+        self.address, self._secret, self.member, self.lock = address, secret, member, lock
+        self._hello, self._beat, self._asked = hello, beat, asked
+        self._heartbeat_s, self._lease_s = heartbeat_s, lease_s
+        self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.sent = 0  # messages besides heartbeats
+        self._link: Link | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="outlast-link", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def send(self, messages: Iterable[m.ToCoordinator]) -> None:
+        """Best effort: what is lost with a connection is said again by Hello."""
+        for message in messages:
+            self.sent += 1
+            link = self._link
+            if link is not None:
+                with contextlib.suppress(OSError), self.lock:
+                    link.send(message)
+
+    def wake(self) -> None:
+        os.eventfd_write(self.wake_fd, 1)
+
+    def close(self) -> None:
+        self._over.set()
+        if self._link is not None:
+            self._link.close()
+
+    # --- the thread ----------------------------------------------------------------------------------------------
+    def _run(self) -> None:
+        try:
+            self._talk()
+        except Exception:  # noqa: BLE001 - the boundary: without this thread the replica would hang unseen
+            traceback.print_exc()
+            os._exit(ProtocolViolation.exit_code)
+
+    def _talk(self) -> None:
+        pause_s = 0.02
+        while not self._over.is_set():
+            try:
+                link = Link(self.address, self._secret, "member", self.member.me, timeout_s=5.0)
+                pause_s = 0.02
+                self._converse(link)
+            except (OSError, Refusal, msgspec.DecodeError):
+                self._link = None
+            self._over.wait(pause_s * (0.5 + random.random()))
+            pause_s = min(1.0, pause_s * 2)
+
+    def _converse(self, link: Link) -> None:
+        with self.lock:
+            link.send(self._hello())
+            self._link = link
+        try:
+            poll = select.poll()
+            poll.register(link.sock.fileno(), select.POLLIN)
+            next_beat = 0.0
+            while not self._over.is_set():
+                now = time.monotonic()
+                if now >= next_beat:
+                    beat = self._beat()
+                    with self.lock:
+                        link.send(beat)
+                    next_beat = now + self._heartbeat_s
+                if poll.poll(max(0.0, next_beat - now) * 1000.0):
+                    self._receive(link)
+        finally:
+            self._link = None
+            link.close()
+
+    def _receive(self, link: Link) -> None:
+        message = link.receive(_decoder)
+        if isinstance(message, HeartbeatReply):
+            if message.epoch >= self.member.epoch:
+                self.member.renewed(message.sent_s + self._lease_s)
+            return
+        if isinstance(message, m.Probe):
+            self._asked(message)
+        else:
+            with self.lock:
+                for answer in self.member.told(message):
+                    self.sent += 1
+                    link.send(answer)
+        self.wake()
+
+
+class SoloLink:
+    """A fleet of one: the view that a coordinator would install, and nobody to talk to."""
+
+    def __init__(self, member: Member, lock: threading.RLock) -> None:
+        self.member, self.lock = member, lock
+        self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.sent = 0
+
+    def start(self) -> None:
+        with self.lock:
+            view = View(id=ViewId(1, 1), members=(self.member.me,), start=True)
+            self.member.told(m.Install(view=view))
+
+    def send(self, messages: Iterable[m.ToCoordinator]) -> None:
+        if any(isinstance(message, m.Done) for message in messages):
+            with self.lock:
+                self.member.told(m.Close(epoch=1, reason="finished"))
+
+    def wake(self) -> None:
+        os.eventfd_write(self.wake_fd, 1)
+
+    def close(self) -> None:
+        """Nothing to close."""

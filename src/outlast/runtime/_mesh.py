@@ -1,0 +1,413 @@
+"""The connections between a view's members on one host: made afresh for every view, closed with a goodbye.
+
+Role: small frames in order between every pair (roll call, bucket announcements, headers, hand-over), descriptors of
+shared regions, and the first evidence of a death: an end of stream without goodbye. All I/O is the training thread's;
+it waits on sockets and on a wake descriptor, never in a sleep. Frames of an older view cannot arrive: its sockets are
+closed. Between hosts another mesh will stand in its place.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import hmac
+import os
+import select
+import socket
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from outlast.core.phases import Phase
+from outlast.core.protocol import Header, RollEntry, View, ViewId
+from outlast.errors import ViewAbandoned
+from outlast.runtime._probe import Probe
+from outlast.runtime._shared import Region
+
+__all__ = ["Bye", "Final", "Hand", "Head", "Listener", "Mesh", "PeersLost", "Ready", "Reduced", "Roll"]
+
+
+class _Hi(msgspec.Struct, frozen=True, tag=True):
+    member: str
+    view: ViewId
+    token: bytes
+
+
+class Roll(msgspec.Struct, frozen=True, tag=True):
+    entry: RollEntry
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """My partial sums of a bucket lie in these slots of my region, in the order of my nodes."""
+
+    step: int
+    bucket: int
+    slots: tuple[int, ...]
+
+
+class Reduced(msgspec.Struct, frozen=True, tag=True):
+    """My slice of a bucket is reduced and lies in my region's outcome slot."""
+
+    step: int
+    bucket: int
+
+
+class Head(msgspec.Struct, frozen=True, tag=True):
+    """My header; and the module buffers after microbatch 0, from who computed it."""
+
+    header: Header
+    buffers: tuple[bytes, ...] = ()
+
+
+class Hand(msgspec.Struct, frozen=True, tag=True):
+    """The outcome of `step` lies in my outcome slot; `meta` is the rest of it."""
+
+    step: int
+    meta: bytes
+
+
+class Final(msgspec.Struct, frozen=True, tag=True):
+    """I committed the last step."""
+
+    step: int
+
+
+class Bye(msgspec.Struct, frozen=True, tag=True):
+    """I leave this view."""
+
+
+class _Ping(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+class _Pong(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+_Frame = _Hi | Roll | Ready | Reduced | Head | Hand | Final | Bye | _Ping | _Pong
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Frame)
+_encoder = msgspec.msgpack.Encoder()
+
+
+class PeersLost(ViewAbandoned):
+    """Connections ended without a goodbye: `suspects`."""
+
+    def __init__(self, suspects: tuple[str, ...]) -> None:
+        super().__init__(f"the connections to {', '.join(suspects)} ended")
+        self.suspects = suspects
+
+
+class _Conn:
+    """One unix stream with a peer: frames in, frames out, descriptors in."""
+
+    def __init__(self, sock: socket.socket, peer: str = "") -> None:
+        self.sock, self.peer = sock, peer
+        self.buffer = bytearray()
+        self.pending = bytearray()
+        self.fds: list[int] = []
+        self.ended = False
+        sock.setblocking(False)
+
+    def send(self, message: Any) -> None:
+        body = _encoder.encode(message)
+        self.pending += len(body).to_bytes(4, "big") + body
+        self.flush()
+
+    def flush(self) -> None:
+        try:
+            while self.pending:
+                del self.pending[: self.sock.send(self.pending)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.ended = True
+
+    def read(self) -> list[Any]:
+        """Frames that have arrived. Sets `ended` at the end of the stream."""
+        while not self.ended:
+            try:
+                data, ancillary, _, _ = self.sock.recvmsg(65536, socket.CMSG_LEN(16))
+            except BlockingIOError:
+                break
+            except OSError:
+                data, ancillary = b"", []
+            for level, kind, body in ancillary:
+                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                    fds = array.array("i")
+                    fds.frombytes(body[: len(body) - len(body) % fds.itemsize])
+                    self.fds += fds
+            self.ended = not data
+            self.buffer += data
+            if len(data) < 65536:
+                break
+        return list(self._frames())
+
+    def _frames(self) -> Any:
+        while len(self.buffer) >= 4:
+            length = int.from_bytes(self.buffer[:4], "big")
+            if len(self.buffer) < 4 + length:
+                return
+            body = bytes(self.buffer[4 : 4 + length])
+            del self.buffer[: 4 + length]
+            yield _decoder.decode(body)
+
+    def close(self) -> None:
+        for fd in self.fds:
+            os.close(fd)
+        self.fds.clear()
+        self.sock.close()
+
+
+class Listener:
+    """A member's address on this host (abstract unix socket) and what outlives a view: peers' mapped regions."""
+
+    def __init__(self, run_id: str, me: str, secret: bytes) -> None:
+        self.me, self.secret = me, secret
+        self.address = f"outlast/{run_id}/{me}/{os.getpid()}"
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.bind("\0" + self.address)
+        self.sock.listen(1024)
+        self.sock.setblocking(False)
+        self.early: list[tuple[_Conn, _Hi]] = []
+        self.regions: dict[str, Region] = {}
+
+    def token(self, view: ViewId, sender: str, receiver: str) -> bytes:
+        text = f"mesh|{view}|{sender}|{receiver}".encode()
+        return hmac.digest(self.secret, text, "sha256")
+
+    def keep_region(self, conn: _Conn) -> None:
+        """Map a peer's region once; it is the same for all its views."""
+        if conn.fds and conn.peer not in self.regions:
+            self.regions[conn.peer] = Region(0, fd=conn.fds.pop(0))
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+class Mesh:
+    """All pairs of one view. `abandoned()` is asked whenever `wake_fd` is readable. `on_stall(phase, missing, s)`
+    is called when a wait exceeds `patience(phase)` seconds, and then each time that again has passed."""
+
+    def __init__(
+        self,
+        listener: Listener,
+        view: View,
+        addresses: dict[str, str],
+        region: Region | None,
+        *,
+        wake_fd: int,
+        abandoned: Callable[[], bool],
+        patience: Callable[[Phase], float],
+        on_stall: Callable[[Phase, tuple[str, ...], float], None],
+        probe: Probe,
+    ) -> None:
+        self.listener, self.view, self.addresses, self.region = listener, view, addresses, region
+        self.me = listener.me
+        self.peers = [name for name in view.members if name != self.me]
+        self.conns: dict[str, _Conn] = {}
+        self.boxes: dict[tuple[type, int, int], dict[str, Any]] = defaultdict(dict)
+        self.left: set[str] = set()
+        self.answered: set[str] = set()
+        self.ping_wanted = self.pinged = False
+        self._wake_fd, self._abandoned, self._patience, self._on_stall = wake_fd, abandoned, patience, on_stall
+        self._probe = probe
+        self._poll = select.poll()
+        self._by_fd: dict[int, _Conn] = {}
+        self._strangers: dict[int, _Conn] = {}
+        self._poll.register(wake_fd, select.POLLIN)
+
+    # --- forming -------------------------------------------------------------------------------------------------
+    def form(self) -> None:
+        """Connect to every member. Raises ViewAbandoned or PeersLost."""
+        self._poll.register(self.listener.sock.fileno(), select.POLLIN)
+        early, self.listener.early = self.listener.early, []
+        for conn, hi in early:
+            self._welcome(conn, hi)
+        mine = self.view.members.index(self.me)
+        for name in self.view.members[:mine]:
+            self._connect(name)
+        self._wait(lambda: [n for n in self.peers if n not in self.conns or not self.conns[n].peer], Phase.CONNECT)
+        self._poll.unregister(self.listener.sock.fileno())
+        for fd, conn in list(self._strangers.items()):
+            self._poll.unregister(fd)
+            conn.close()
+        self._strangers.clear()
+
+    def _connect(self, name: str) -> None:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(5.0)
+            sock.connect("\0" + self.addresses[name])
+        except (OSError, KeyError) as error:
+            sock.close()
+            raise PeersLost((name,)) from error
+        conn = _Conn(sock)
+        self.conns[name] = conn
+        self._by_fd[sock.fileno()] = conn
+        self._poll.register(sock.fileno(), select.POLLIN)
+        self._greet(conn, name)
+
+    def _greet(self, conn: _Conn, name: str) -> None:
+        if self.region is not None:
+            with contextlib.suppress(OSError):
+                rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [self.region.fd]))
+                body = _encoder.encode(_Hi(self.me, self.view.id, self.listener.token(self.view.id, self.me, name)))
+                conn.sock.sendmsg([len(body).to_bytes(4, "big") + body], [rights])
+            return
+        conn.send(_Hi(self.me, self.view.id, self.listener.token(self.view.id, self.me, name)))
+
+    def _accept(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                sock, _ = self.listener.sock.accept()
+                conn = _Conn(sock)
+                self._strangers[sock.fileno()] = conn
+                self._poll.register(sock.fileno(), select.POLLIN)
+
+    def _welcome(self, conn: _Conn, hi: _Hi) -> None:
+        """A connection said who it is: ours, of a newer view (kept for it), or refused."""
+        genuine = hmac.compare_digest(hi.token, self.listener.token(hi.view, hi.member, self.me))
+        fd = conn.sock.fileno()
+        self._strangers.pop(fd, None)
+        if not genuine or hi.view < self.view.id or (hi.view == self.view.id and hi.member not in self.peers):
+            with contextlib.suppress(KeyError):
+                self._poll.unregister(fd)
+            conn.close()
+        elif hi.view > self.view.id:
+            with contextlib.suppress(KeyError):
+                self._poll.unregister(fd)
+            self.listener.early.append((conn, hi))
+        else:
+            self.conns[hi.member] = conn
+            self._by_fd[fd] = conn
+            self._poll.register(fd, select.POLLIN)
+            self._introduce(conn, hi.member)
+            self._greet(conn, hi.member)
+
+    def _introduce(self, conn: _Conn, name: str) -> None:
+        conn.peer = name
+        self.listener.keep_region(conn)
+
+    # --- sending -------------------------------------------------------------------------------------------------
+    def broadcast(self, message: Any) -> None:
+        for name in self.peers:
+            self.send(name, message)
+
+    def send(self, name: str, message: Any) -> None:
+        if name not in self._probe.muted:
+            self.conns[name].send(message)
+
+    # --- waiting -------------------------------------------------------------------------------------------------
+    def collect(self, kind: type, step: int, bucket: int, phase: Phase, names: list[str] | None = None) -> Any:
+        """Wait for one message of this kind from each of `names` (all peers): {member: message}."""
+        box = self.boxes[kind, step, bucket]
+        wanted = self.peers if names is None else names
+        self._wait(lambda: [name for name in wanted if name not in box], phase)
+        return box
+
+    def has_all(self, kind: type, step: int, bucket: int) -> bool:
+        """Whether `collect` would return at once. Reads what has arrived, never waits."""
+        box = self.boxes[kind, step, bucket]
+        if len(box) < len(self.peers):
+            self._pump(0.0)
+        return len(box) == len(self.peers)
+
+    def forget(self, step: int) -> None:
+        """Drop what was collected for steps before `step`."""
+        for key in [key for key in self.boxes if 0 <= key[1] < step]:
+            del self.boxes[key]
+
+    def _wait(self, missing: Callable[[], list[str]], phase: Phase) -> None:
+        start = time.monotonic()
+        patience = self._patience(phase)
+        told = start
+        while absent := missing():
+            self._check(absent)
+            now = time.monotonic()
+            if now - told >= patience:
+                self._on_stall(phase, tuple(absent), now - start)
+                told = now
+            self._pump(min(patience - (now - told), 3600.0))
+
+    def _check(self, absent: list[str]) -> None:
+        if self._abandoned():
+            raise ViewAbandoned("a newer view or a notice ended this one")
+        if self.left.intersection(absent):
+            raise ViewAbandoned(f"{', '.join(sorted(self.left))} left the view")
+        ended = tuple(n for n in absent if n in self.conns and self.conns[n].ended)
+        if ended:
+            raise PeersLost(ended)
+
+    def _pump(self, timeout_s: float) -> None:
+        """Read everything that has arrived, waiting for the first of it at most `timeout_s`."""
+        for fd, events in self._poll.poll(timeout_s * 1000.0):
+            if fd == self._wake_fd:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(fd)
+            elif fd == self.listener.sock.fileno():
+                self._accept()
+            elif fd in self._strangers:
+                self._stranger(self._strangers[fd])
+            else:
+                self._read(fd, events)
+
+    def _stranger(self, conn: _Conn) -> None:
+        for message in conn.read()[:1]:
+            if isinstance(message, _Hi):
+                self._welcome(conn, message)
+                return
+        if conn.ended:
+            self._poll.unregister(conn.sock.fileno())
+            del self._strangers[conn.sock.fileno()]
+            conn.close()
+
+    def _read(self, fd: int, events: int) -> None:
+        conn = self._by_fd[fd]
+        if events & select.POLLOUT:
+            conn.flush()
+        for message in conn.read():
+            self._dispatch(conn, message)
+        if conn.ended:
+            self._poll.unregister(fd)
+        else:
+            self._poll.modify(fd, select.POLLIN | (select.POLLOUT if conn.pending else 0))
+
+    def _dispatch(self, conn: _Conn, message: Any) -> None:
+        name = conn.peer
+        if isinstance(message, _Hi):
+            if not hmac.compare_digest(message.token, self.listener.token(self.view.id, message.member, self.me)):
+                conn.ended = True
+                return
+            self._introduce(conn, message.member)
+        elif isinstance(message, Bye):
+            self.left.add(name)
+        elif isinstance(message, _Ping):
+            self.send(name, _Pong())
+        elif isinstance(message, _Pong):
+            self.answered.add(name)
+        elif isinstance(message, Roll):
+            self.boxes[Roll, -1, 0][name] = message
+        elif isinstance(message, Head):
+            self.boxes[Head, message.header.step, 0][name] = message
+        else:
+            bucket = message.bucket if isinstance(message, Ready | Reduced) else 0
+            self.boxes[type(message), message.step, bucket][name] = message
+
+    def ping(self) -> None:
+        """Ask every peer for a sign of life on this mesh; answers gather in `answered`."""
+        self.answered.clear()
+        self.ping_wanted, self.pinged = False, True
+        self.broadcast(_Ping())
+
+    # --- leaving -------------------------------------------------------------------------------------------------
+    def close(self, goodbye: bool = True) -> None:
+        """Leave the view; peers learn at once that it was no death."""
+        for conn in [*self.conns.values(), *self._strangers.values()]:
+            if goodbye and not conn.ended:
+                conn.send(Bye())
+            conn.close()
+        self.conns.clear()
+        self._strangers.clear()

@@ -1,0 +1,153 @@
+"""The exchange: all-to-all of slices, reduce my slice by the fixed tree, all-gather. Through shared memory.
+
+One `Plane` a view. Buckets are offered in one fixed order, under the backward; `finish` ends when every slice of every
+bucket is in `out`. Each member writes only its own memory: partial sums before it offers them, its slices after all
+members offered theirs (which proves that all have copied the last step's). See `_c10d.py` for the same over a network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+from torch import Tensor
+
+from outlast.core.phases import Phase
+from outlast.core.protocol import Node, schedule
+from outlast.runtime._gradients import OUTCOME, Memory
+from outlast.runtime._mesh import Hand, Mesh, Ready, Reduced
+from outlast.tensors import BLOCK, Layout, block_norms, fingerprint_blocks, reduce_slice
+
+__all__ = ["Plane", "Reduction", "SharedPlane", "Task"]
+
+Enter = Callable[[Phase, int], None]  # publish the phase and the bucket, and pass the fault point
+
+
+class Task(msgspec.Struct, kw_only=True):
+    """One step's exchange. `nodes`: each member's partial sums in view order; `slots`: where mine lie."""
+
+    step: int
+    nodes: tuple[tuple[Node, ...], ...]
+    slots: tuple[int, ...]
+    num_leaves: int
+    scale: float
+    with_norms: bool
+    on_scattered: Callable[[], None]
+
+
+class Reduction(msgspec.Struct, kw_only=True):
+    """What I found while reducing my slices: fingerprint, and sums of squares by block."""
+
+    fingerprint: int = 0
+    norms: dict[int, float] = {}
+
+
+class Plane(Protocol):
+    """How gradients travel in one view."""
+
+    def begin(self, task: Task) -> None: ...
+    def offer(self, bucket: int) -> None: ...
+    def finish(self) -> Reduction: ...
+    def give(self, step: int, meta: bytes, to: Sequence[str]) -> None: ...
+    def take(self, step: int, donor: str) -> bytes: ...
+    def close(self) -> None: ...
+
+
+class SharedPlane:
+    """Members of one host read each other's memory; the mesh says when."""
+
+    def __init__(
+        self, mesh: Mesh, layout: Layout, mine: Memory, peers: dict[str, Memory], out: list[Tensor], enter: Enter
+    ) -> None:
+        self.mesh, self.layout, self.mine, self.peers, self.out, self.enter = mesh, layout, mine, peers, out, enter
+        self.members = mesh.view.members
+        self.index = self.members.index(mesh.me)
+        self.ranges = [bucket.slices(len(self.members)) for bucket in layout.buckets]
+        self._task: Task | None = None
+        self._reduced = 0
+        self._found = Reduction()
+
+    def begin(self, task: Task) -> None:
+        """A new step; sums may still be under way."""
+        self.mesh.forget(task.step)
+        self._task, self._reduced, self._found = task, 0, Reduction(norms={})
+        flat_nodes = tuple(node for nodes in task.nodes for node in nodes)
+        self._schedule = list(schedule(flat_nodes, task.num_leaves))
+
+    def offer(self, bucket: int) -> None:
+        """My sums of this bucket are final. Never waits; reduces earlier buckets whose sums have all arrived."""
+        task = self._now()
+        self.enter(Phase.SCATTER, bucket)
+        self.mesh.broadcast(Ready(task.step, bucket, task.slots))
+        while self._reduced < bucket and self.mesh.has_all(Ready, task.step, self._reduced):
+            self._reduce(self._reduced)
+
+    def finish(self) -> Reduction:
+        """Wait for the others, reduce, gather. Raises ViewAbandoned when the view ends first."""
+        task = self._now()
+        while self._reduced < len(self.layout.buckets):
+            self.enter(Phase.SCATTERED, self._reduced)
+            self.mesh.collect(Ready, task.step, self._reduced, Phase.SCATTERED)
+            self._reduce(self._reduced)
+        for bucket in range(len(self.layout.buckets)):
+            self.enter(Phase.GATHERED, bucket)
+            self.mesh.collect(Reduced, task.step, bucket, Phase.GATHERED)
+            self._copy(bucket)
+        return self._found
+
+    def _reduce(self, bucket: int) -> None:
+        task = self._now()
+        if bucket == 0:
+            task.on_scattered()
+        self.enter(Phase.REDUCE, bucket)
+        lo, hi = self.ranges[bucket][self.index]
+        target = self.mine.flats(OUTCOME)[bucket][lo:hi]
+        if hi > lo:
+            parts = self._parts(bucket, lo, hi)
+            reduce_slice(parts, self._schedule, (0, task.num_leaves), task.scale, target)
+            first = self.layout.buckets[bucket].first_block + lo // BLOCK
+            self._found.fingerprint += fingerprint_blocks(target, BLOCK, first)
+            if task.with_norms:
+                self._found.norms.update(enumerate(block_norms(target), first))
+        self._reduced = bucket + 1
+        self.enter(Phase.GATHER, bucket)
+        self.mesh.broadcast(Reduced(task.step, bucket))
+
+    def _parts(self, bucket: int, lo: int, hi: int) -> dict[Node, Tensor]:
+        task = self._now()
+        offers = self.mesh.boxes[Ready, task.step, bucket]
+        parts: dict[Node, Tensor] = {}
+        for name, nodes in zip(self.members, task.nodes, strict=True):
+            mine = name == self.mesh.me
+            memory, slots = (self.mine, task.slots) if mine else (self.peers[name], offers[name].slots)
+            for node, slot in zip(nodes, slots, strict=True):
+                parts[node] = memory.flats(slot)[bucket][lo:hi]
+        return parts
+
+    def _copy(self, bucket: int) -> None:
+        for name, (lo, hi) in zip(self.members, self.ranges[bucket], strict=True):
+            memory = self.mine if name == self.mesh.me else self.peers[name]
+            if hi > lo:
+                self.out[bucket][lo:hi].copy_(memory.flats(OUTCOME)[bucket][lo:hi])
+
+    def give(self, step: int, meta: bytes, to: Sequence[str]) -> None:
+        """Hand the step's outcome to members that are behind: through my outcome slot."""
+        for own, out in zip(self.mine.flats(OUTCOME), self.out, strict=True):
+            own.copy_(out)
+        for name in to:
+            self.mesh.send(name, Hand(step, meta))
+
+    def take(self, step: int, donor: str) -> bytes:
+        """Receive a step's outcome into `out`; returns its meta."""
+        message = self.mesh.collect(Hand, step, 0, Phase.HAND_OVER_RECEIVE, [donor])[donor]
+        for out, theirs in zip(self.out, self.peers[donor].flats(OUTCOME), strict=True):
+            out.copy_(theirs)
+        return bytes(message.meta)
+
+    def close(self) -> None:
+        """Nothing is held beyond the mesh."""
+
+    def _now(self) -> Task:
+        assert self._task is not None
+        return self._task

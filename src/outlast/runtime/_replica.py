@@ -1,0 +1,448 @@
+"""One member of a run: carries out what `core/protocol.Member` decides, over real sockets.
+
+`resume()` forms views, calls rolls, hands outcomes over and follows as a spare until there is a microbatch to compute
+or a step to exchange; `exchange()` takes a step to its commit. Every wait ends on an event: a peer's frame, the
+coordinator's word, or a deadline. An exception between verdict and commit leaves this object unusable (rule 12).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from typing import Any
+
+import msgspec
+
+from outlast.core.phases import OWNED, Phase
+from outlast.core.policy._deadline import Durations, deadline
+from outlast.core.protocol import (
+    Compute,
+    Exchange,
+    Follow,
+    Form,
+    HandOver,
+    Leave,
+    Member,
+    Order,
+    Plan,
+    RollEntry,
+    ServeId,
+    View,
+    Wait,
+    cover,
+    plan_of,
+)
+from outlast.core.protocol import messages as m
+from outlast.errors import Evicted, SignatureMismatch, StateDiverged, StepMisuse, ViewAbandoned
+from outlast.runtime._engine import Engine, Meta
+from outlast.runtime._environment import Environment
+from outlast.runtime._gradients import Memory
+from outlast.runtime._link import MemberLink, SoloLink
+from outlast.runtime._mesh import Final, Head, Listener, Mesh, PeersLost, Roll
+from outlast.runtime._plane import Plane, SharedPlane, Task
+from outlast.runtime._spare import Spare
+from outlast.runtime._streams import FEED, Flushed, Share, Stream
+from outlast.runtime._wire import Heartbeat
+
+__all__ = ["Replica"]
+
+
+class Replica:
+    """See the module."""
+
+    def __init__(self, env: Environment, engine: Engine, facts: dict[str, str]) -> None:
+        self.env, self.engine, self.facts = env, engine, facts
+        self.member = Member(env.me, engine.num_leaves)
+        self.lock = threading.RLock()
+        self.probe, self.progress = env.probe, env.progress
+        self.listener = Listener(env.run_id, env.me, env.secret)
+        self.link = self._make_link()
+        self.spare = Spare(env, engine, self.link, self.member, self.lock, self.enter)
+        self.mesh: Mesh | None = None
+        self.plane: Plane | None = None
+        self.memories: dict[str, Memory] = {}
+        self.streams: dict[str, Stream] = {}
+        self.durations: dict[Phase, Durations] = defaultdict(Durations)
+        self._phase, self._since_ns = Phase.IDLE, 0
+        self._left_at_s = 0.0
+        self._last_plan: Plan | None = None
+        self._losses: list[tuple[int, float]] = []
+        self._step_s = 0.0
+        self._departed = False
+
+    def _make_link(self) -> MemberLink | SoloLink:
+        env = self.env
+        if env.coordinator is None:
+            return SoloLink(self.member, self.lock)
+        return MemberLink(
+            env.coordinator, env.secret, self.member, self.lock, hello=self._hello, beat=self._beat, asked=self._asked,
+            heartbeat_s=env.config.heartbeat_s, lease_s=env.config.lease_s,
+        )  # fmt: skip
+
+    # --- what others see -----------------------------------------------------------------------------------------
+    def enter(self, phase: Phase, microbatch: int = -1, bucket: int = -1) -> None:
+        """Publish where I am, learn how long the last phase took, and pass the fault point."""
+        step = self.member.committed
+        allowed = deadline(self.durations[phase], self.env.config.stall_floor_s) if phase in OWNED else 0.0
+        now = self.progress.enter(phase, step, microbatch, bucket, 0.0 if allowed == float("inf") else allowed)
+        if self._since_ns:
+            self.durations[self._phase].observe((now - self._since_ns) / 1e9)
+        self._phase, self._since_ns = phase, now
+        if self.probe.faults:
+            self.probe(phase, step, microbatch, bucket)
+
+    def _patience(self, phase: Phase) -> float:
+        return min(deadline(self.durations[phase], self.env.config.stall_floor_s), self.env.config.formation_s)
+
+    def _hello(self) -> m.Hello:
+        return self.member.hello(self.env.agent, self.facts, self.listener.address, self.env.store)
+
+    def _beat(self) -> Heartbeat:
+        with self.lock:
+            view, losses, self._losses = self.member.view, tuple(self._losses), []
+            return Heartbeat(
+                sender=self.env.me, sent_s=time.monotonic(), view=(view.id.epoch, view.id.n) if view else (0, 0),
+                committed=self.member.committed, stable=self.member.stable, losses=losses, step_s=self._step_s,
+                sent_messages=self.link.sent,
+            )  # fmt: skip
+
+    def _asked(self, probe: m.Probe) -> None:
+        """The coordinator wants to know which paths work: the training thread pings, a timer reports."""
+        mesh = self.mesh
+        if mesh is None or mesh.view.id != probe.view:
+            return
+        mesh.ping_wanted = True
+
+        def report() -> None:
+            if mesh.pinged:
+                self.link.send([m.Rows(member=self.env.me, view=probe.view, reached=tuple(sorted(mesh.answered)))])
+
+        timer = threading.Timer(0.25, report)
+        timer.daemon = True
+        timer.start()
+
+    def _stalled(self, phase: Phase, missing: tuple[str, ...], waited_s: float) -> None:
+        view = self.member.view
+        if view is not None:
+            stalled = m.Stalled(
+                member=self.env.me, view=view.id, phase=phase, missing=missing, waited_s=waited_s,
+                deadline_s=self._patience(phase),
+            )  # fmt: skip
+            self.link.send([stalled])
+
+    # --- until there is work -------------------------------------------------------------------------------------
+    def resume(self) -> Compute | Exchange | Leave | None:
+        """Whatever it takes until a microbatch, an exchange or the end is next. None: the run has closed for me."""
+        while True:
+            with self.lock:
+                todo = self.member.next(time.monotonic())
+                self._raise_if_refused()
+                if self.member.closed is not None:
+                    return None
+            try:
+                if isinstance(todo, Compute | Exchange | Leave):
+                    return todo
+                if isinstance(todo, Wait):
+                    self._abandon_if_over()
+                    self._depart_if_told(todo)
+                    self.spare.idle(self._patience(Phase.CONNECT))
+                elif isinstance(todo, Follow):
+                    self.spare.follow()
+                elif isinstance(todo, Form):
+                    self._form(todo.view)
+                else:
+                    self._hand_over(todo)
+            except ViewAbandoned as reason:
+                self.abandon(reason)
+
+    def _raise_if_refused(self) -> None:
+        told = self.member.evicted
+        if told is None:
+            return
+        where = f"replica {self.env.me}"
+        if told.remedy == "facts":
+            raise SignatureMismatch(
+                f"this replica differs from its run: {told.reason}", where=where, did="it was refused; the run goes on",
+                remedy="start every replica with the same script, data and environment; or bitwise = false",
+            )  # fmt: skip
+        raise Evicted(told.reason, where=where, did="the run went on without it", remedy="outlast why says more")
+
+    def _depart_if_told(self, todo: Wait) -> None:
+        if todo.why == "departed" and not self._departed:
+            self._departed = True
+            self.enter(Phase.DEPART)
+
+    def _abandon_if_over(self) -> None:
+        if self.mesh is not None and self.member.over(self.mesh.view.id):
+            self.abandon(ViewAbandoned("told to leave"))
+
+    def abandon(self, reason: ViewAbandoned) -> None:
+        """Leave the view: peers hear a goodbye, the coordinator hears why unless it already knows."""
+        now = time.monotonic()
+        self._since_ns = 0  # an interrupted wait teaches no deadline
+        if not self._left_at_s:
+            self._left_at_s = now
+        self.enter(Phase.LEAVE)
+        suspects = reason.suspects if isinstance(reason, PeersLost) else ()
+        with self.lock:
+            answers = self.member.lost(suspects, str(reason.message), now)
+        self.link.send(answers)
+        self._close_view()
+
+    def _close_view(self) -> None:
+        if self.plane is not None:
+            self.plane.close()
+        if self.mesh is not None:
+            self.mesh.close()
+        self.plane = self.mesh = None
+
+    # --- a new view ----------------------------------------------------------------------------------------------
+    def _form(self, view: View) -> None:
+        self._close_view()
+        if not self._left_at_s and not view.start:
+            self._left_at_s = time.monotonic()
+        self._flush_streams(view)
+        self.spare.drain(view.id)
+        self.enter(Phase.CONNECT)
+        self.mesh = Mesh(
+            self.listener, view, dict(self.member.contacts), self.engine.memory.region, wake_fd=self.link.wake_fd,
+            abandoned=lambda: self._over(view), patience=self._patience, on_stall=self._stalled, probe=self.probe,
+        )  # fmt: skip
+        self.mesh.form()
+        self._remember_peers(view)
+        self.enter(Phase.ROLL_CALL)
+        with self.lock:
+            entry = self.member.roll(self.engine.fingerprint(), self.engine.outcome)
+        self.mesh.broadcast(Roll(entry))
+        rolls = self.mesh.collect(Roll, -1, 0, Phase.ROLL_CALL)
+        entries = [entry if name == self.env.me else rolls[name].entry for name in view.members]
+        self._compare(view, entries)
+        with self.lock:
+            answers = self.member.called(entries, time.monotonic())
+            self.engine.sums.keep(sorted(self.member.held))
+        if answers:
+            self.link.send(answers)
+            self._close_view()
+            return
+        self.plane = self._make_plane(self.mesh)
+        if self.member.formed:
+            self._formed(view)
+
+    def _over(self, view: View) -> bool:
+        mesh = self.mesh
+        if mesh is not None and mesh.ping_wanted:
+            mesh.ping()
+        return self.member.over(view.id) or self.member.evicted is not None or self.member.closed is not None
+
+    def _remember_peers(self, view: View) -> None:
+        for name, region in self.listener.regions.items():
+            if name not in self.memories:
+                self.memories[name] = Memory(self.engine.layout, self.engine.memory.num_slots, region)
+
+    def _make_plane(self, mesh: Mesh) -> Plane:
+        def enter(phase: Phase, bucket: int) -> None:
+            self.enter(phase, bucket=bucket)
+
+        if self.env.exchange == "shm":
+            return SharedPlane(mesh, self.engine.layout, self.engine.memory, self.memories, self.engine.out, enter)
+        from outlast.runtime._c10d import NetworkPlane
+
+        store = self.member.store
+        return NetworkPlane(mesh, self.engine.layout, self.engine.memory, self.engine.out, enter, store, self.env)
+
+    def _compare(self, view: View, entries: list[RollEntry]) -> None:
+        """Equal steps must mean equal bits."""
+        groups: dict[tuple[int, int], list[str]] = defaultdict(list)
+        for entry in entries:
+            groups[entry.committed, entry.fingerprint].append(entry.member)
+        if len(groups) == len({step for step, _ in groups}):
+            return
+        text = "; ".join(f"{', '.join(names)} at step {step}: {fp:016x}" for (step, fp), names in groups.items())
+        remedy = "build the model from the same seed on every replica: torch.manual_seed(seed) before it"
+        if not view.start:
+            remedy = "outlast why; look for nondeterministic operations or failing memory"
+        raise StateDiverged(f"replicas that must be equal differ ({text})", where=f"view {view.id}", remedy=remedy)
+
+    def _hand_over(self, todo: HandOver) -> None:
+        assert self.plane is not None
+        view = self.member.view
+        assert view is not None
+        if todo.donor == self.env.me:
+            self.enter(Phase.HAND_OVER_SEND)
+            assert self.engine.meta is not None
+            self.plane.give(todo.step, msgspec.msgpack.encode(self.engine.meta), todo.behind)
+        elif self.env.me in todo.behind:
+            self.enter(Phase.HAND_OVER_RECEIVE)
+            data = self.plane.take(todo.step, todo.donor)
+            self.engine.apply(msgspec.msgpack.decode(data, type=Meta), self.enter)
+            self._record_loss()
+        with self.lock:
+            self.member.handed_over()
+        self._formed(view)
+
+    def _formed(self, view: View) -> None:
+        """The view works: tell the coordinator, feed the spares, expect my share of the data."""
+        plan = self.member.plan
+        assert plan is not None
+        now = time.monotonic()
+        recomputed = 0
+        if self._last_plan is not None and self._last_plan.step == plan.step:
+            dead = [name for name in self._last_plan.leaves if name not in view.members]
+            lost = {leaf for name in dead for leaf in self._last_plan.leaves[name]}
+            recomputed = len(lost.intersection(leaf for part in plan.orphans.values() for leaf in part))
+        formed = m.Formed(
+            member=self.env.me, view=view.id, step=plan.step, recomputed=recomputed, left_at_s=self._left_at_s,
+            formed_at_s=now,
+        )  # fmt: skip
+        self.link.send([formed])
+        self._left_at_s = 0.0
+        self._last_plan = plan
+        if self.engine.meta is not None and view.members[0] == self.env.me and self.member.keeps_output:
+            for name in view.attached:
+                self._stream(name).put(*self.engine.portion(self.engine.meta.step, (), whole=True))
+        shares = self._standard_share(view)
+        self.engine.samples.expect(lambda step: shares, self.member.committed)
+
+    def _standard_share(self, view: View) -> list[int]:
+        return list(plan_of(view.members, 0, self.engine.num_leaves).leaves[self.env.me])
+
+    # --- a step --------------------------------------------------------------------------------------------------
+    def task(self, todo: Exchange | None = None) -> Task:
+        """The exchange of the current step, also before the last microbatch is in."""
+        view, plan = self.member.view, self.member.plan
+        assert view is not None
+        assert plan is not None
+        nodes = tuple(cover(plan.leaves[name], self.engine.num_leaves) for name in view.members)
+        slots = self.engine.sums.slots if todo is not None else self.engine.sums.after()
+        mine = nodes[view.members.index(self.env.me)]
+        return Task(
+            step=self.member.committed, nodes=nodes, slots=tuple(slots[node] for node in mine),
+            num_leaves=self.engine.num_leaves, scale=self.engine.scale(self.member.committed),
+            with_norms=self.engine.clip_norm is not None, on_scattered=self._scattered,
+        )  # fmt: skip
+
+    def _scattered(self) -> None:
+        with self.lock:
+            self.member.scattered()
+
+    def exchange(self, todo: Exchange, begun: bool) -> None:
+        """Take the step to its commit. Raises ViewAbandoned if the view ends before it is decided."""
+        plane, mesh = self.plane, self.mesh
+        if plane is None or mesh is None:
+            raise ViewAbandoned("the view is closed")
+        started = time.monotonic()
+        if not begun:
+            plane.begin(self.task(todo))
+            for bucket in range(len(self.engine.layout.buckets)):
+                plane.offer(bucket)
+        found = plane.finish()
+        plan = self.member.plan
+        assert plan is not None
+        evidence = self.engine.evidence(plan.leaves[self.env.me], found.norms, found.fingerprint)
+        with self.lock:
+            header = self.member.header(**evidence, state=self.engine.sample(todo.step))
+        self.enter(Phase.HEADER)
+        mesh.broadcast(Head(header, self.engine.end_buffers))
+        heads = mesh.collect(Head, todo.step, 0, Phase.HEADER)
+        headers = [header if name == self.env.me else heads[name].header for name in todo.view.members]
+        buffers = next((b for b in (self.engine.end_buffers, *(h.buffers for h in heads.values())) if b), ())
+        with self.lock:
+            self.member.decide(headers, time.monotonic())
+        self._apply(todo, headers, buffers)
+        self._step_s = time.monotonic() - started
+
+    def _apply(self, todo: Exchange, headers: list[Any], buffers: tuple[bytes, ...]) -> None:
+        """From the verdict to the commit (rule 12)."""
+        self.enter(Phase.VERDICT)
+        if len({header.state for header in headers}) > 1:
+            said = "; ".join(f"{h.member}: {h.state[1]:016x}" for h in headers)
+            name = self.engine.state.names[headers[0].state[0]]
+            raise StateDiverged(f"{name} differs between replicas ({said})", where=f"step {todo.step}")
+        meta = self.engine.conclude(headers, buffers)
+        self.engine.apply(meta, self.enter)
+        with self.lock:
+            due = self.member.commit()
+        self.enter(Phase.COMMIT)
+        self._record_loss()
+        self._last_plan = self.member.plan or self._last_plan
+        self._feed(todo.view)
+        for order in due:
+            self._carry_out(order, todo.view)
+
+    def _record_loss(self) -> None:
+        assert self.engine.meta is not None
+        with self.lock:
+            self._losses.append((self.engine.meta.step, self.engine.meta.loss))
+
+    def finish(self, todo: Leave) -> None:
+        """The closing barrier: everybody committed the last step."""
+        if self.mesh is None:
+            raise ViewAbandoned("the view is closed")
+        self.enter(Phase.FINAL)
+        self.mesh.broadcast(Final(self.member.committed))
+        self.mesh.collect(Final, self.member.committed, 0, Phase.FINAL)
+        with self.lock:
+            answers = self.member.finished()
+        self.link.send(answers)
+
+    def leave_early(self) -> None:
+        """The loop ends before `until`: every replica must end at the same step."""
+        with self.lock:
+            self.member.until = self.member.committed
+        todo = self.resume()
+        if isinstance(todo, Leave):
+            self.finish(todo)
+            self.resume()
+        elif todo is not None:
+            raise StepMisuse("the loop ended while others train on", where=f"replica {self.env.me}")
+
+    # --- donors --------------------------------------------------------------------------------------------------
+    def _stream(self, joiner: str, serve: ServeId = (0, 0)) -> Stream:
+        if joiner not in self.streams:
+            address = self.member.contacts.get(joiner, "") + FEED
+            self.streams[joiner] = Stream(self.env.me, joiner, address, self.env.secret, serve)
+        return self.streams[joiner]
+
+    def _carry_out(self, order: Order, view: View) -> None:
+        if order.kind == "serve":
+            self.enter(Phase.SERVE_SNAPSHOT)
+            old = self.streams.pop(order.joiner, None)
+            if old is not None:
+                old.close()
+            index = view.members.index(self.env.me)
+            frozen, lo, hi, total, plain = self.engine.freeze(index, len(view.members))
+            share = Share(self.member.committed, lo, hi, total, plain if index == 0 else b"")
+            self._stream(order.joiner, order.serve).put(share, None, frozen)
+
+    def _feed(self, view: View) -> None:
+        """My slices of the outcome to every joiner that I serve."""
+        live = {name: stream for name, stream in self.streams.items() if not stream.broken}
+        self.streams = live
+        if not live:
+            return
+        self.enter(Phase.SERVE_STREAM)
+        index = view.members.index(self.env.me)
+        slices = [(b.index, *b.slices(len(view.members))[index]) for b in self.engine.layout.buckets]
+        outcome, payload = self.engine.portion(self.member.committed - 1, slices, whole=False)
+        for stream in live.values():
+            stream.put(outcome, payload)
+
+    def _flush_streams(self, view: View) -> None:
+        """Nothing of the old view follows; who is a member now is fed no more."""
+        for name, stream in list(self.streams.items()):
+            if name in view.members or name in view.attached:
+                stream.put(Flushed(view.id))
+            if name not in view.attached:
+                stream.close()
+                del self.streams[name]
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        self.progress.enter(Phase.IDLE)
+        for stream in self.streams.values():
+            stream.close()
+        self._close_view()
+        self.link.close()
+        self.spare.close()
+        self.listener.close()

@@ -1,0 +1,251 @@
+"""The coordinator's process: sockets, timers and the durable record around `core/protocol.Coordinator`.
+
+One asyncio loop. A view is told only after its record is on the disk; a refused write means that a newer coordinator
+exists, and this one stops. Strangers at the port are refused before they can cost anything, counted, and logged once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import struct
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from outlast.config import RunConfig
+from outlast.core import events
+from outlast.core.protocol import Coordinator, Settings
+from outlast.core.protocol import messages as m
+from outlast.journal import Journal
+from outlast.runtime._shared import Progress, Region
+from outlast.runtime._wire import (
+    Heartbeat,
+    HeartbeatReply,
+    Refusal,
+    frame,
+    frame_length,
+    server_challenge,
+    server_check,
+)
+
+__all__ = ["Server", "main"]
+
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(m.ToCoordinator | Heartbeat)
+_HANDSHAKE_S = 5.0
+_STRANGERS = 64
+_RECORD = "protocol"
+_LENGTH = struct.Struct(">I")
+
+
+class Server:
+    """See the module. `finished` resolves to the exit code."""
+
+    def __init__(self, journal: Journal, config: RunConfig, secret: bytes, progress: Progress) -> None:
+        self.journal, self.secret, self.progress = journal, secret, progress
+        self.epoch = journal.claim("coordinator")
+        stored = journal.get(_RECORD)
+        record = msgspec.msgpack.decode(stored, type=m.Record) if stored else None
+        settings = Settings(
+            num_replicas=config.replicas, num_spares=config.spares, ack_s=config.ack_s, lease_s=config.lease_s,
+            start_s=config.start_s, formation_s=config.formation_s, outside_s=config.outside_s,
+            max_restarts=config.max_restarts, backoff_s=config.restart_backoff_s,
+        )  # fmt: skip
+        self.coordinator = Coordinator(settings, self.epoch, record)
+        self.finished: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.writers: dict[str, asyncio.StreamWriter] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._stored = stored
+        self._strangers = 0
+        self._refused: Counter[str] = Counter()
+        self._beats: dict[str, Heartbeat] = {}
+        self._losses: dict[int, float] = {}
+        self._next_loss = 0
+        self._started_s = time.monotonic()
+        self.write("coordinator_started", epoch=self.epoch, pid=os.getpid(), takeover=record is not None)
+        if record is None or record.view is None:
+            self._set_timer(m.SetTimer(name="start", after_s=config.start_s))
+
+    # --- one connection ------------------------------------------------------------------------------------------
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """A connection, from its challenge to its end."""
+        name = ""
+        peer = "{}:{}".format(*(writer.get_extra_info("peername") or ("?", "?"))[:2])
+        self._strangers += 1
+        try:
+            if self._strangers > _STRANGERS:
+                raise Refusal("too many connections that prove nothing")
+            async with asyncio.timeout(_HANDSHAKE_S):
+                name = await self._admit(reader, writer)
+            self._strangers -= 1
+            self.writers[name] = writer
+            while True:
+                await self._receive(name, await _read_frame(reader))
+        except (Refusal, msgspec.DecodeError) as error:
+            self._refuse(error, peer)
+        except TimeoutError:
+            self._refuse(Refusal("no answer to the challenge in time"), peer)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            if not name:
+                self._refuse(Refusal("a connection ended in the middle of the challenge"), peer)
+        finally:
+            if not name:
+                self._strangers -= 1
+            elif self.writers.get(name) is writer:
+                del self.writers[name]
+            writer.close()
+
+    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
+        sock = writer.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        nonce, challenge = server_challenge()
+        writer.write(challenge)
+        head = await reader.readexactly(_LENGTH.size)
+        length = frame_length(head)
+        if length > 4096:
+            raise Refusal("an answer to a challenge is short; this one announces too much")
+        _, name, welcome = server_check(self.secret, nonce, await reader.readexactly(length))
+        writer.write(welcome)
+        return name
+
+    async def _receive(self, name: str, body: bytes) -> None:
+        message = _decoder.decode(body)
+        self.progress.alive()
+        if isinstance(message, Heartbeat):
+            self._beat(name, message)
+        else:
+            self.handle(message)
+
+    def _refuse(self, error: Exception, peer: str) -> None:
+        """Logged once a kind; the count follows at the end."""
+        reason = error.message if isinstance(error, Refusal) else "a message that is not of this protocol"
+        self._refused[reason] += 1
+        if self._refused[reason] == 1:
+            self.write("refused", reason=reason, peer=peer, count=1)
+
+    def _beat(self, name: str, beat: Heartbeat) -> None:
+        self._beats[name] = beat
+        writer = self.writers.get(name)
+        if writer is not None:
+            writer.write(frame(HeartbeatReply(epoch=self.epoch, sent_s=beat.sent_s)))
+        peer = self.coordinator.roster.peers.get(name)
+        if peer is not None and beat.committed > peer.committed:
+            peer.committed = beat.committed
+        new = {step: loss for step, loss in beat.losses if step >= self._next_loss}
+        self._losses.update(new)
+        view = self.coordinator.view
+        if view is not None and name == view.members[0] and self._losses:
+            losses, self._losses = sorted(self._losses.items()), {}
+            self._next_loss = losses[-1][0] + 1
+            self.write("progress", view=list(beat.view), stable=beat.stable, losses=losses, step_s=beat.step_s)
+
+    # --- the machine ---------------------------------------------------------------------------------------------
+    def handle(self, event: Any) -> None:
+        """One event through the machine, and its actions carried out in order."""
+        for action in self.coordinator.handle(time.monotonic(), event):
+            if isinstance(action, m.Persist):
+                self._persist(action.record)
+            elif isinstance(action, m.Tell):
+                self._tell(action)
+            elif isinstance(action, m.SetTimer):
+                self._set_timer(action)
+            elif isinstance(action, m.Journal):
+                self.write(action.kind, **action.fields)
+            elif isinstance(action, m.Finish):
+                self._finish(action)
+            if self.finished.done() and not isinstance(action, m.Tell | m.Finish | m.Journal):
+                return
+
+    def _persist(self, record: m.Record) -> None:
+        data = msgspec.msgpack.encode(record)
+        if data == self._stored:
+            return
+        if not self.journal.put(self.epoch, _RECORD, data):
+            self.handle(m.Superseded())
+            return
+        self._stored = data
+
+    def _tell(self, tell: m.Tell) -> None:
+        data = frame(tell.message)
+        for name in tell.to:
+            writer = self.writers.get(name)
+            if writer is not None:
+                writer.write(data)
+
+    def _set_timer(self, timer: m.SetTimer) -> None:
+        old = self._timers.pop(timer.name, None)
+        if old is not None:
+            old.cancel()
+        if timer.after_s != float("inf"):
+            loop = asyncio.get_running_loop()
+            self._timers[timer.name] = loop.call_later(timer.after_s, self.handle, m.Timer(name=timer.name))
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """Append an event to the journal, with the time."""
+        self.journal.append(msgspec.convert({"kind": kind, "at_s": time.time(), **fields}, events.AnyEvent))
+
+    def _finish(self, finish: m.Finish) -> None:
+        if self.finished.done():
+            return
+        for reason, count in self._refused.items():
+            if count > 1:
+                self.write("refused", reason=reason, peer="", count=count)
+        superseded = finish.detail.startswith("superseded")
+        if not superseded:
+            self.write(
+                "run_finished", outcome=finish.outcome, steps=finish.steps, detail=finish.detail,
+                exit_code=finish.exit_code, seconds={},
+            )  # fmt: skip
+        self.finished.set_result(finish.exit_code)
+
+
+async def _read_frame(reader: asyncio.StreamReader) -> bytes:
+    return await reader.readexactly(frame_length(await reader.readexactly(_LENGTH.size)))
+
+
+async def _run(environ: dict[str, str]) -> int:
+    run_dir = Path(environ["OUTLAST_RUN_DIR"])
+    config = msgspec.json.decode(environ["OUTLAST_CONFIG"], type=RunConfig)
+    progress = Progress(Region(Progress.SIZE, fd=int(environ["OUTLAST_PROGRESS_FD"])))
+    journal = Journal.open_writer(run_dir, lock_fd=int(environ["OUTLAST_LOCK_FD"]))
+    server = Server(journal, config, bytes.fromhex(environ["OUTLAST_SECRET"]), progress)
+    if "OUTLAST_TAKEOVER" in environ:
+        server.write("recovery", **json.loads(environ["OUTLAST_TAKEOVER"]), view=[server.epoch, 0])
+    sock = socket.socket(fileno=int(environ["OUTLAST_LISTEN_FD"]))
+    conversations: set[asyncio.Task[None]] = set()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(server.serve(reader, writer))
+        conversations.add(task)
+        task.add_done_callback(conversations.discard)
+
+    listening = await asyncio.start_server(accept, sock=sock)
+    code = await server.finished
+    for writer in list(server.writers.values()):
+        try:
+            async with asyncio.timeout(2.0):
+                await writer.drain()
+        except (TimeoutError, ConnectionError):
+            continue
+    listening.close()
+    for task in conversations:
+        task.cancel()
+    await asyncio.gather(*conversations, return_exceptions=True)
+    journal.close()
+    return code
+
+
+def main() -> int:
+    """Entry of the coordinator's process; its exit code is the run's."""
+    return asyncio.run(_run(dict(os.environ)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

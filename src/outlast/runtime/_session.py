@@ -1,0 +1,315 @@
+"""The user's loop: `join`, `protect`, `steps`. Everything under it is somebody else's (`_replica.py`, `_engine.py`).
+
+    run = outlast.join()
+    training = run.protect(model, optimizer, dataset, global_batch_size=64, microbatches=8, seed=0)
+    for step in training.steps(until=2000):
+        for batch in step:                              # this replica's microbatches
+            step.backward(loss_fn(model, batch))
+        log(step.number, step.loss)                     # committed
+
+Exhausting the inner loop commits the step; `break` or an exception never does.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outlast.core.phases import Phase
+from outlast.core.protocol import Compute, Exchange, Leave
+from outlast.core.protocol import messages as m
+from outlast.errors import ConfigError, StepMisuse, ViewAbandoned
+from outlast.runtime._data import Samples
+from outlast.runtime._engine import Engine, Meta
+from outlast.runtime._environment import Environment
+from outlast.runtime._facts import facts_of, prepare_process
+from outlast.runtime._gradients import Memory
+from outlast.runtime._plain import PlainTraining
+from outlast.runtime._replica import Replica
+from outlast.runtime._state import State, digest_of
+from outlast.tensors import Layout
+
+__all__ = ["Run", "Step", "Training", "join"]
+
+
+def join() -> Run:
+    """Become part of the run that started this process, or a fleet of one. `OUTLAST=off` makes a plain loop of it."""
+    env = Environment.read(os.environ)
+    prepare_process(env)
+    return Run(env, plain=os.environ.get("OUTLAST", "on").lower() == "off")
+
+
+class Run:
+    """This process's part in a run."""
+
+    def __init__(self, env: Environment, plain: bool = False) -> None:
+        self._env, self._plain = env, plain
+        self._training: Training | None = None
+
+    @property
+    def name(self) -> str:
+        """This replica's name, slot.incarnation, e.g. `r2.1`."""
+        return self._env.me
+
+    @property
+    def is_writer(self) -> bool:
+        """Whether this replica writes what only one should: the first member of the view."""
+        view = self._training.replica.member.view if self._training is not None else None
+        return view is None or view.members[0] == self._env.me
+
+    def protect(
+        self,
+        model: torch.nn.Module,
+        optimizer: Any,
+        dataset: Any,
+        *,
+        global_batch_size: int,
+        microbatches: int,
+        seed: int = 0,
+        scheduler: Any = None,
+        clip_norm: float | None = None,
+        state: Mapping[str, Any] | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        bucket_mb: float = 4.0,
+    ) -> Training | PlainTraining:
+        """Put the model's training under protection.
+
+        `optimizer`, `scheduler`: one, or a list. `microbatches`: units of work in a step, the same whoever computes
+        them. `state`: what else the loop changes, by name, each with `state_dict` and `load_state_dict`; what is not
+        given here cannot be joined or rewound. `clip_norm`: largest global gradient norm. Batches come from
+        `collate_fn` (torch's default) as in a `DataLoader`.
+
+        Raises ConfigError for arguments that cannot work, each with what would.
+        """
+        samples = Samples(
+            dataset, global_batch_size=_positive("global_batch_size", global_batch_size),
+            microbatches=_positive("microbatches", microbatches), seed=seed, shuffle=shuffle, drop_last=drop_last,
+            collate_fn=collate_fn, num_workers=num_workers,
+        )  # fmt: skip
+        replicas = self._env.config.replicas
+        if replicas > microbatches:
+            raise ConfigError(
+                f"{replicas} replicas cannot share {microbatches} microbatches",
+                remedy=f"microbatches={replicas} or more, or --replicas {microbatches} or fewer",
+            )
+        parts = State(model, _listed(optimizer), _listed(scheduler), state or {})
+        if self._plain:
+            return PlainTraining(parts, samples, clip_norm, seed)
+        layout = Layout(parts.params, int(bucket_mb * (1 << 20)))
+        shared = self._env.exchange == "shm" and layout.device.type == "cpu"
+        engine = Engine(parts, samples, layout, Memory(layout, microbatches + 2, shared=shared), clip_norm, seed)
+        facts = facts_of(self._env.config, parts, samples, clip_norm)
+        self._training = Training(Replica(self._env, engine, facts))
+        return self._training
+
+
+class Training:
+    """What `protect` returns."""
+
+    def __init__(self, replica: Replica) -> None:
+        self.replica, self.engine = replica, replica.engine
+        self._started = False
+        self._step: Step | None = None
+        self._begun = False
+
+    def steps(self, until: int) -> Iterator[Step]:
+        """Steps 0 … until-1 that are still to be done, one object each. Returns when all replicas committed the last.
+
+        `break` out of this loop is allowed if every replica does it after the same step.
+        """
+        self.replica.member.until = _positive("until", until)
+        self._start()
+        try:
+            while (todo := self.replica.resume()) is not None:
+                if isinstance(todo, Leave):
+                    self._close(todo)
+                    continue
+                self._step = Step(self, todo.step)
+                yield self._step
+                if self.replica.member.committed == todo.step:
+                    raise StepMisuse(
+                        f"step {todo.step} was left before its microbatches were done",
+                        where=f"replica {self.replica.env.me}", did="nothing was committed",
+                        remedy="let the inner loop end; `break` belongs into the outer one",
+                    )  # fmt: skip
+        except GeneratorExit:
+            self.replica.leave_early()
+            raise
+        finally:
+            self.replica.close()
+
+    def _start(self) -> None:
+        if self._started:
+            raise StepMisuse("steps() was called twice", remedy="one protect() for each training")
+        self._started = True
+        _warm_up()
+        self.replica.link.start()
+        if threading.current_thread() is threading.main_thread() and self.replica.env.coordinator is not None:
+            signal.signal(signal.SIGTERM, self._asked_to_leave)
+
+    def _asked_to_leave(self, *_: Any) -> None:
+        """SIGTERM: tell the coordinator; the view without this replica takes effect after a step."""
+        answers = self.replica.member.leave()
+        threading.Thread(target=self.replica.link.send, args=(answers,), daemon=True).start()
+
+    def _close(self, todo: Leave) -> None:
+        try:
+            self.replica.finish(todo)
+        except ViewAbandoned as reason:
+            self.replica.abandon(reason)
+
+    def fingerprint(self) -> str:
+        """SHA-256 over parameters and optimizer state by name: name, dtype, shape, bytes."""
+        return digest_of(self.engine.state)
+
+    # --- one step ------------------------------------------------------------------------------------------------
+    def _microbatches(self, step: int) -> Iterator[Any]:
+        """Batches until the step is committed: mine, and orphans of the dead."""
+        replica, engine = self.replica, self.engine
+        while replica.member.committed == step:
+            todo = replica.resume()
+            if replica.member.committed != step or todo is None:
+                return
+            if isinstance(todo, Compute):
+                if engine.samples.sizes(step)[todo.microbatch] == 0:
+                    engine.skip(step, todo.microbatch)
+                    self._computed(todo)
+                    continue
+                yield from self._one(todo)
+            elif isinstance(todo, Exchange):
+                self._exchange(todo)
+
+    def _one(self, todo: Compute) -> Iterator[Any]:
+        replica = self.replica
+        replica.enter(Phase.RECOMPUTE if todo.orphan else Phase.LOAD, todo.microbatch)
+        batch = self.engine.prepare(todo.step, todo.microbatch)
+        self._current, self._loss = todo, None
+        replica.enter(Phase.BODY, todo.microbatch)
+        yield batch
+        if self._loss is None:
+            raise StepMisuse(
+                f"microbatch {todo.microbatch} of step {todo.step} got no backward",
+                remedy="call step.backward(loss) once for each batch",
+            )
+        self._computed(todo)
+
+    def _backward(self, loss: Tensor) -> None:
+        todo, replica = self._current, self.replica
+        if todo is None or self._loss is not None:
+            raise StepMisuse("step.backward was called twice for one batch", remedy="add the losses, then call it once")
+        replica.enter(Phase.BACKWARD, todo.microbatch)
+        self.engine.begin(todo.step, todo.microbatch, self._announcer(todo))
+        loss.backward()  # type: ignore[no-untyped-call]
+        replica.enter(Phase.MERGE, todo.microbatch)
+        self.engine.end(todo.step, todo.microbatch, float(loss.detach()))
+        self._loss = float(loss.detach())
+        replica.enter(Phase.BODY, todo.microbatch)
+
+    def _announcer(self, todo: Compute) -> Callable[[int], None] | None:
+        """For the last microbatch before an exchange: offer each bucket as soon as it is folded. Never raises."""
+        replica = self.replica
+        plan = replica.member.plan
+        with replica.lock:
+            over = replica.mesh is None or replica.member.over(replica.mesh.view.id)
+        last = plan is not None and plan.leaves[replica.env.me][-1:] == (todo.microbatch,)
+        if over or not last or replica.plane is None or plan is None or self._missing(plan.leaves) > 1:
+            return None
+        plane, self._begun = replica.plane, True
+        trouble: list[ViewAbandoned] = []
+
+        def announce(bucket: int) -> None:
+            if bucket == 0:
+                plane.begin(replica.task())
+            if not trouble:
+                try:
+                    plane.offer(bucket)
+                except ViewAbandoned as reason:  # recorded: acted on after the backward (13)
+                    trouble.append(reason)
+
+        return announce
+
+    def _missing(self, leaves: Mapping[str, Sequence[int]]) -> int:
+        held = {leaf for lo, hi in self.replica.member.held for leaf in range(lo, hi)}
+        return len(set(leaves[self.replica.env.me]) - held)
+
+    def _computed(self, todo: Compute) -> None:
+        with self.replica.lock:
+            self.replica.member.computed(todo.microbatch)
+        self._current = None
+
+    _current: Compute | None = None
+    _loss: float | None = None
+
+    def _exchange(self, todo: Exchange) -> None:
+        begun, self._begun = self._begun, False
+        try:
+            self.replica.exchange(todo, begun)
+        except ViewAbandoned as reason:
+            self.replica.abandon(reason)
+
+
+class Step:
+    """One step. Iterate it for its batches; after that it is committed and `loss` is known."""
+
+    def __init__(self, training: Training, number: int) -> None:
+        self._training, self.number = training, number
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._training._microbatches(self.number)
+
+    def backward(self, loss: Tensor) -> None:
+        """Backward of this microbatch's mean loss; its gradient goes into the step's tree."""
+        self._training._backward(loss)
+
+    @property
+    def loss(self) -> float:
+        """Mean loss over the global batch, the same on every replica. StepMisuse before the commit."""
+        return self._meta.loss
+
+    @property
+    def grad_norm(self) -> float | None:
+        """Global norm before clipping; None without `clip_norm`."""
+        return self._meta.norm
+
+    @property
+    def _meta(self) -> Meta:
+        meta = self._training.engine.meta
+        if meta is None or meta.step != self.number:
+            raise StepMisuse(f"step {self.number} is not committed", remedy="read it after the inner loop")
+        return meta
+
+
+def _listed(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _positive(name: str, value: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{name}={value!r} is not a positive whole number", remedy=f"{name}=1 or more")
+    return value
+
+
+def _warm_up() -> None:
+    """The first optimizer step of a process imports for a second: take that before anybody waits."""
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.zeros(1)
+    torch.optim.AdamW([parameter]).step()
+
+
+def report_failure(replica: Replica, error: BaseException) -> m.Failed:
+    """What to tell the coordinator when user code raised."""
+    text = "".join(traceback.format_exception(error))[-4000:]
+    current = replica.progress.read()
+    return m.Failed(member=replica.env.me, step=replica.member.committed, microbatch=current[2], error=text)

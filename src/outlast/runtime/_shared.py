@@ -1,0 +1,88 @@
+"""Memory shared between the processes of a host, without names: memfds passed over sockets or inherited.
+
+A region has one writer, so a late write into somebody else's buffer cannot happen (protocol, 14); it vanishes with the
+last process that maps it, so nothing is left behind after any crash.
+"""
+
+from __future__ import annotations
+
+import array
+import mmap
+import os
+import socket
+import time
+
+from outlast.core.phases import Phase
+
+__all__ = ["Progress", "Region", "receive_fd", "send_fd"]
+
+
+class Region:
+    """A memfd mapped shared. `size` bytes, sparse until touched."""
+
+    def __init__(self, size: int, fd: int | None = None, name: str = "outlast") -> None:
+        self.fd = os.memfd_create(name, os.MFD_CLOEXEC) if fd is None else fd
+        if fd is None:
+            os.ftruncate(self.fd, max(size, mmap.PAGESIZE))
+        self.size = os.fstat(self.fd).st_size
+        self.map = mmap.mmap(self.fd, self.size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+
+    def close(self) -> None:
+        """Forget the descriptor; the mapping lives as long as a tensor views it."""
+        os.close(self.fd)
+
+
+def send_fd(sock: socket.socket, fd: int) -> None:
+    """Pass a descriptor over a unix socket, with one byte."""
+    sock.sendmsg([b"F"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))])
+
+
+def receive_fd(sock: socket.socket) -> int:
+    """The descriptor that `send_fd` passed. ConnectionError if the stream ended."""
+    fds = array.array("i")
+    data, ancillary, _, _ = sock.recvmsg(1, socket.CMSG_LEN(fds.itemsize))
+    if not data:
+        raise ConnectionError("the connection ended")
+    for level, kind, body in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(body[: fds.itemsize])
+            return int(fds[0])
+    raise ConnectionError("no descriptor came with the byte")
+
+
+class Progress:
+    """Where a rank is, in 64 bytes that its agent can read while user code holds the GIL (protocol, 19).
+
+    Words: count of changes, phase, step, microbatch, bucket, since (monotonic ns), allowed (ns, 0 for no deadline),
+    last sign of life (monotonic ns).
+    """
+
+    SIZE = 64
+
+    def __init__(self, region: Region) -> None:
+        self.region = region
+        self._words = memoryview(region.map).cast("q")
+
+    def enter(self, phase: Phase, step: int = -1, microbatch: int = -1, bucket: int = -1, allowed_s: float = 0) -> int:
+        """Publish the phase; returns the monotonic time in ns."""
+        words, now = self._words, time.monotonic_ns()
+        words[1], words[2], words[3], words[4] = phase, step, microbatch, bucket
+        words[5] = words[7] = now
+        words[6] = int(allowed_s * 1e9)
+        words[0] += 1
+        return now
+
+    @property
+    def changes(self) -> int:
+        """How often a phase was entered: 0 until the process has reached `protect`."""
+        return self._words[0]
+
+    def alive(self) -> None:
+        """A sign of life inside a phase."""
+        self._words[7] = time.monotonic_ns()
+
+    def read(self) -> tuple[Phase, int, int, float, float]:
+        """(phase, step, microbatch, monotonic s of the last sign of life, allowed s or inf)."""
+        words = self._words
+        allowed = words[6] / 1e9 if words[6] else float("inf")
+        return Phase(words[1]), words[2], words[3], max(words[5], words[7]) / 1e9, allowed

@@ -1,0 +1,201 @@
+"""A joiner's life: wait to be served, receive the snapshot, replay outcomes, be at most one step behind for ever.
+
+Runs on the training thread of a process that is in no view. What it holds is complete at every moment: a state at a
+step, and pieces of the next outcomes. What cannot be completed any more is thrown away and asked for again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import torch
+
+from outlast.core.phases import Phase
+from outlast.core.protocol import Member, ServeId, ViewId
+from outlast.errors import ViewAbandoned
+from outlast.runtime._engine import Engine, Meta
+from outlast.runtime._environment import Environment
+from outlast.runtime._link import MemberLink, SoloLink
+from outlast.runtime._state import empty_like_encoded
+from outlast.runtime._streams import Outcome, Share, Streams, raw
+
+__all__ = ["Spare"]
+
+
+class _Pieces:
+    """What has arrived of one step's outcome."""
+
+    def __init__(self) -> None:
+        self.meta: Meta | None = None
+        self.slices: dict[tuple[int, int, int], memoryview] = {}
+
+    def covers(self, numels: list[int]) -> bool:
+        have = [0] * len(numels)
+        for bucket, lo, hi in self.slices:
+            have[bucket] += hi - lo
+        return self.meta is not None and have == numels
+
+
+class Spare:
+    """See the module."""
+
+    def __init__(
+        self,
+        env: Environment,
+        engine: Engine,
+        link: MemberLink | SoloLink,
+        member: Member,
+        lock: threading.RLock,
+        enter: Callable[..., None],
+    ) -> None:
+        self.engine, self.link, self.member, self.lock, self.enter = engine, link, member, lock, enter
+        self.streams = Streams(env.run_id, env.me, env.secret, link.wake_fd)
+        self._grace_s = env.config.ack_s
+        self._serve: ServeId = (0, 0)
+        self._shares: list[tuple[ServeId, Share, memoryview]] = []
+        self._steps: dict[int, _Pieces] = {}
+        self._numels = [bucket.numel for bucket in engine.layout.buckets]
+        self._orphaned_at = 0.0
+        self._loaded = False
+
+    def idle(self, timeout_s: float) -> None:
+        """Wait for the coordinator's word; streams are read meanwhile."""
+        self._take_in(min(timeout_s, 1.0))
+
+    def follow(self) -> None:
+        """One turn of following: take in what arrived, replay what is complete, say when caught up."""
+        if self.member.serve_id != self._serve:
+            self._restart()
+        self._take_in(1.0)
+        self._replay()
+        self._give_up_if_orphaned()
+
+    def _restart(self) -> None:
+        """A new serving was ordered (or the old one called off)."""
+        self.enter(Phase.JOIN_HELLO)
+        self._serve = self.member.serve_id
+        self.streams.keep(self._serve)
+        self._shares = [row for row in self._shares if row[0] == self._serve]
+        self._steps.clear()
+        self._loaded = False
+        self._orphaned_at = 0.0
+
+    def _take_in(self, timeout_s: float) -> None:
+        for stream, head, payload in self.streams.wait(timeout_s):
+            if isinstance(head, Share):
+                self.enter(Phase.JOIN_SNAPSHOT)
+                self._shares.append((stream.serve, head, payload))
+            elif isinstance(head, Outcome):
+                self._keep(head, payload)
+
+    def _keep(self, head: Outcome, payload: memoryview) -> None:
+        if self._loaded and head.step < self.member.committed:
+            return
+        pieces = self._steps.setdefault(head.step, _Pieces())
+        if head.whole:
+            pieces.slices.clear()
+        elif pieces.covers(self._numels):
+            return
+        pieces.meta = msgspec.msgpack.decode(head.meta, type=Meta)
+        at = 0
+        for bucket, lo, hi in head.slices:
+            size = (hi - lo) * self.engine.layout.buckets[bucket].dtype.itemsize
+            pieces.slices[bucket, lo, hi] = payload[at : at + size]
+            at += size
+
+    def _replay(self) -> None:
+        if not self._loaded:
+            self._load()
+        if not self._loaded:
+            return
+        while (pieces := self._steps.get(self.member.committed)) is not None and pieces.covers(self._numels):
+            self.enter(Phase.JOIN_REPLAY)
+            for (bucket, lo, hi), data in pieces.slices.items():
+                raw(self.engine.out[bucket][lo:hi]).copy_(torch.frombuffer(data, dtype=torch.uint8))
+            assert pieces.meta is not None
+            self.engine.apply(pieces.meta, self.enter)
+            with self.lock:
+                del self._steps[self.member.committed]
+                self.member.replayed(self.member.committed + 1, keeps_output=True)
+        if len(self._steps) <= 1 and self.member.state == "joining":
+            self.enter(Phase.JOIN_READY)
+            with self.lock:
+                answers = self.member.caught_up(self.member.committed)
+            self.link.send(answers)
+
+    def _load(self) -> None:
+        """The snapshot is complete when the shares tile the state."""
+        rows = [(share, payload) for serve, share, payload in self._shares if serve == self._serve]
+        shares = sorted(rows, key=lambda row: row[0].lo)
+        if not shares or sum(s.hi - s.lo for s, _ in shares) != shares[0][0].total:
+            return
+        if len({s.committed for s, _ in shares}) > 1 or not any(s.plain for s, _ in shares):
+            self._ask_again()
+            return
+        self.enter(Phase.JOIN_SCHEMA)
+        plain = next(s.plain for s, _ in shares if s.plain)
+        tensors = empty_like_encoded(plain)
+        views = [raw(tensor) for tensor in tensors.values()]
+        for share, payload in shares:
+            _scatter(views, share.lo, payload)
+        self.engine.thaw(plain, tensors)
+        with self.lock:
+            self.member.replayed(shares[0][0].committed)
+        self._shares.clear()
+        self._loaded = True
+
+    def drain(self, view: ViewId) -> None:
+        """Before joining a view: everything that its members sent up to it. Ends when each stream said so or ended."""
+        while any(not s.ended and (s.flushed is None or s.flushed < view) for s in self.streams.incoming):
+            if self.member.over(view):
+                break
+            self._take_in(1.0)
+        if self._loaded:
+            self._replay()
+        self.streams.keep(None)
+        self._loaded = False
+        self._steps.clear()
+        self._serve = (0, 0)
+        if self.member.over(view):
+            raise ViewAbandoned("the view ended while the joiner caught up")
+
+    def _give_up_if_orphaned(self) -> None:
+        """A stream that ended leaves a gap, unless a new view sends the outcome whole: then ask to be served anew."""
+        now = time.monotonic()
+        behind = any(step > self.member.committed for step in self._steps)
+        if not any(s.ended for s in self.streams.incoming) and not behind:
+            self._orphaned_at = 0.0
+        elif not self._orphaned_at:
+            self._orphaned_at = now
+        elif now - self._orphaned_at > self._grace_s:
+            live = [s for s in self.streams.incoming if not s.ended]
+            if behind or not live:
+                self._ask_again()
+            else:
+                self.streams.incoming = live
+                self._orphaned_at = 0.0
+
+    def _ask_again(self) -> None:
+        with self.lock:
+            answers = self.member.rejoin()
+        self.link.send(answers)
+        self._restart()
+
+    def close(self) -> None:
+        self.streams.close()
+
+
+def _scatter(views: list[Any], lo: int, payload: memoryview) -> None:
+    """Write bytes at offset `lo` of tensors laid end to end."""
+    at, offset = 0, 0
+    data = torch.frombuffer(payload, dtype=torch.uint8) if len(payload) else torch.empty(0, dtype=torch.uint8)
+    for view in views:
+        start, stop = max(lo, at), min(lo + len(payload), at + view.numel())
+        if start < stop:
+            offset = start - lo
+            view[start - at : stop - at].copy_(data[offset : offset + stop - start])
+        at += view.numel()

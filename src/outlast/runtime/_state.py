@@ -1,0 +1,159 @@
+"""The training state as a tree: live tensors by name, and everything else as plain data without pickle.
+
+One walk serves fingerprints, joining, and (later) checkpoints: parameters, buffers, optimizers, schedulers and
+whatever was registered. State that is not registered cannot be joined or rewound.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import torch
+import xxhash
+from torch import Tensor
+
+from outlast.errors import ConfigError
+from outlast.tensors import combine, fingerprint, fingerprint_named
+
+__all__ = ["State", "digest_of", "empty_like_encoded"]
+
+
+class State:
+    """The parts of a training run that must survive."""
+
+    def __init__(
+        self, model: torch.nn.Module, optimizers: Sequence[Any], schedulers: Sequence[Any], extra: Mapping[str, Any]
+    ) -> None:
+        self.model, self.optimizers, self.schedulers, self.extra = model, optimizers, schedulers, dict(extra)
+        names = {id(p): name for name, p in model.named_parameters()}
+        self.params: list[Tensor] = []
+        self.names: list[str] = []
+        for number, optimizer in enumerate(optimizers):
+            for g, group in enumerate(optimizer.param_groups):
+                for i, param in enumerate(group["params"]):
+                    if param.requires_grad and not any(param is known for known in self.params):
+                        self.params.append(param)
+                        self.names.append(names.get(id(param), f"optimizer{number}.group{g}.{i}"))
+        if not self.params:
+            raise ConfigError("the optimizer has no parameter that requires a gradient", remedy="pass the model's")
+        self._name_of = {id(p): n for p, n in zip(self.params, self.names, strict=True)} | names
+        self.buffers: dict[str, Tensor] = dict(model.named_buffers())
+
+    # --- reading -------------------------------------------------------------------------------------------------
+    def tree(self) -> dict[str, Any]:
+        """The live state: nested plain data with tensors at its leaves."""
+        model = {name: p.detach() for name, p in self.model.named_parameters()} | dict(self.model.named_buffers())
+        loose = {n: p.detach() for p, n in zip(self.params, self.names, strict=True) if n not in model}
+        return {
+            "model": model | loose,
+            "optimizers": [self._optimizer(o) for o in self.optimizers],
+            "schedulers": [s.state_dict() for s in self.schedulers],
+            "extra": {key: value.state_dict() for key, value in self.extra.items()},
+        }
+
+    def _optimizer(self, optimizer: Any) -> dict[str, Any]:
+        rows = [(self._name_of[id(p)], dict(v)) for p, v in optimizer.state.items() if isinstance(p, Tensor)]
+        state = dict(sorted(rows, key=lambda row: row[0]))
+        groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+        return {"state": state, "groups": groups}
+
+    def encoded(self) -> tuple[bytes, dict[str, Tensor]]:
+        """(plain data with tensors replaced by their names, the tensors by name)."""
+        tensors: dict[str, Tensor] = {}
+        plain = _encode(self.tree(), "", tensors)
+        return msgspec.msgpack.encode(plain), tensors
+
+    def fingerprint(self) -> int:
+        """64 bits over everything, positions and names included."""
+        plain, tensors = self.encoded()
+        return combine([fingerprint_named(tensors.items()), xxhash.xxh3_64_intdigest(plain)])
+
+    def parts(self) -> list[tuple[str, int]]:
+        """Fingerprint of each tensor, to name the first that differs."""
+        return [(name, fingerprint(tensor)) for name, tensor in self.encoded()[1].items()]
+
+    # --- writing -------------------------------------------------------------------------------------------------
+    def load(self, plain: bytes, tensors: Mapping[str, Tensor]) -> None:
+        """Take over a state that `encoded` gave. Parameters and buffers are written in place."""
+        tree = _decode(msgspec.msgpack.decode(plain), tensors)
+        mine = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
+        mine |= dict(zip(self.names, self.params, strict=True))
+        with torch.no_grad():
+            for name, value in tree["model"].items():
+                mine[name].copy_(value)
+        for optimizer, saved in zip(self.optimizers, tree["optimizers"], strict=True):
+            optimizer.state.clear()
+            for name, values in saved["state"].items():
+                optimizer.state[mine[name]] = values
+            for group, values in zip(optimizer.param_groups, saved["groups"], strict=True):
+                group.update(values)
+        for scheduler, values in zip(self.schedulers, tree["schedulers"], strict=True):
+            scheduler.load_state_dict(values)
+        for key, values in tree["extra"].items():
+            self.extra[key].load_state_dict(values)
+
+
+def digest_of(state: State) -> str:
+    """SHA-256 over parameters by name, then optimizer tensors by (parameter, key): name, dtype, shape, bytes."""
+    sha = hashlib.sha256()
+    tree = state.tree()
+    rows = sorted((n, t) for n, t in tree["model"].items() if n in dict(state.model.named_parameters()))
+    for optimizer in tree["optimizers"]:
+        for name, values in sorted(optimizer["state"].items()):
+            rows += [(f"{name}.{key}", v) for key, v in sorted(values.items()) if isinstance(v, Tensor)]
+    for name, tensor in rows:
+        sha.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        sha.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()
+
+
+def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        tensors[path] = value.detach()
+        return ["T", path, str(value.dtype).removeprefix("torch."), list(value.shape)]
+    if isinstance(value, Mapping):
+        return ["D", [[key, _encode(item, f"{path}/{key}", tensors)] for key, item in value.items()]]
+    if isinstance(value, tuple):
+        return ["U", [_encode(item, f"{path}/{i}", tensors) for i, item in enumerate(value)]]
+    if isinstance(value, list):
+        return ["L", [_encode(item, f"{path}/{i}", tensors) for i, item in enumerate(value)]]
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return ["S", value]
+    raise ConfigError(
+        f"state at {path or '/'} is a {type(value).__name__}, which cannot be stored without pickle",
+        remedy="keep it as tensors, numbers, strings, lists and dicts",
+    )
+
+
+def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    kind, body = value[0], value[1]
+    if kind == "T":
+        return tensors[body]
+    if kind == "D":
+        return {key: _decode(item, tensors) for key, item in body}
+    if kind == "U":
+        return tuple(_decode(item, tensors) for item in body)
+    if kind == "L":
+        return [_decode(item, tensors) for item in body]
+    return body
+
+
+def empty_like_encoded(plain: bytes) -> dict[str, Tensor]:
+    """Tensors of the dtypes and shapes that an encoded state names, uninitialised: where a joiner receives into."""
+    found: dict[str, Tensor] = {}
+
+    def walk(value: Any) -> None:
+        if value[0] == "T":
+            found[value[1]] = torch.empty(value[3], dtype=getattr(torch, value[2]))
+        elif value[0] == "D":
+            for _, item in value[1]:
+                walk(item)
+        elif value[0] in "UL":
+            for item in value[1]:
+                walk(item)
+
+    walk(msgspec.msgpack.decode(plain))
+    return found

@@ -1,0 +1,249 @@
+"""Donors and joiners: a frozen snapshot from all donors at once, then the outcome of each step since.
+
+A donor freezes its share of the state on a thread while the next step computes (nothing writes parameters between two
+optimizer steps; the next one waits for what is not copied yet) and sends from that thread, so a joiner's slowness or
+death touches no exchange. What waits for it is bounded; beyond that the stream ends and the joiner starts again
+(protocol, 18). Streams are unix sockets of this host's; between hosts another transport will stand in their place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import queue
+import select
+import socket
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from outlast.core.protocol import ServeId, ViewId
+
+__all__ = ["FEED", "Flushed", "Frozen", "Outcome", "Share", "Stream", "Streams", "raw"]
+
+_QUEUE = 16  # outcomes and snapshots that may wait for one joiner
+_CHUNK = 1 << 20
+FEED = "/feed"  # a joiner's streams arrive at its mesh address with this added
+
+
+class Share(msgspec.Struct, frozen=True, tag=True):
+    """Bytes lo..hi of the state at `committed`, all tensors laid end to end; `plain` from the first donor only."""
+
+    committed: int
+    lo: int
+    hi: int
+    total: int
+    plain: bytes = b""
+
+
+class Outcome(msgspec.Struct, frozen=True, tag=True):
+    """Slices (bucket, lo, hi) of a step's outcome, payload in this order; `whole`: all of it."""
+
+    step: int
+    meta: bytes
+    slices: tuple[tuple[int, int, int], ...]
+    whole: bool = False
+
+
+class Flushed(msgspec.Struct, frozen=True, tag=True):
+    """The sender is about to form this view; nothing of earlier views follows."""
+
+    view: ViewId
+
+
+class _Hi(msgspec.Struct, frozen=True, tag=True):
+    """`serve`: the attempt to serve that this stream belongs to; (0, 0) for outcomes alone."""
+
+    member: str
+    serve: ServeId
+    token: bytes
+
+
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Hi | Share | Outcome | Flushed)
+
+
+def raw(tensor: Tensor) -> Tensor:
+    """A contiguous CPU tensor's bytes, as a view."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _token(secret: bytes, sender: str, receiver: str) -> bytes:
+    return hmac.digest(secret, f"stream|{sender}|{receiver}".encode(), "sha256")
+
+
+def _send(sock: socket.socket, head: Any, payload: Sequence[Tensor]) -> None:
+    body = msgspec.msgpack.encode(head)
+    size = sum(part.numel() for part in payload)
+    sock.sendall(len(body).to_bytes(4, "big") + size.to_bytes(8, "big") + body)
+    for part in payload:
+        sock.sendall(part.numpy().data)
+
+
+class Frozen:
+    """Bytes lo..hi of a state, copied by a thread. `wait` before anything writes the state's tensors."""
+
+    def __init__(self, tensors: Sequence[Tensor], lo: int, hi: int, at_once: set[int]) -> None:
+        self.buffer = torch.empty(hi - lo, dtype=torch.uint8)
+        self._done = threading.Event()
+        later = []
+        at = 0
+        for index, tensor in enumerate(tensors):
+            size = tensor.numel() * tensor.element_size()
+            start, stop = max(lo, at), min(hi, at + size)
+            if start < stop:
+                piece = (tensor, start - at, stop - at, start - lo)
+                if index in at_once or tensor.device.type != "cpu" or not tensor.is_contiguous():
+                    self._copy(*piece)
+                else:
+                    later.append(piece)
+            at += size
+        self._thread = threading.Thread(target=self._run, args=(later,), name="outlast-freeze", daemon=True)
+        self._thread.start()
+
+    def _run(self, pieces: list[tuple[Tensor, int, int, int]]) -> None:
+        for piece in pieces:
+            self._copy(*piece)
+        self._done.set()
+
+    def _copy(self, tensor: Tensor, start: int, stop: int, at: int) -> None:
+        self.buffer[at : at + stop - start].copy_(raw(tensor.cpu())[start:stop])
+
+    def wait(self) -> None:
+        self._done.wait()
+
+
+class Stream:
+    """One donor's connection to one joiner, with a thread that sends."""
+
+    def __init__(self, me: str, joiner: str, address: str, secret: bytes, serve: ServeId) -> None:
+        self.joiner = joiner
+        self._queue: queue.Queue[tuple[Any, list[Tensor], Frozen | None] | None] = queue.Queue(_QUEUE)
+        self.broken = False
+        self._hi = _Hi(me, serve, _token(secret, me, joiner))
+        self._address = address
+        self._thread = threading.Thread(target=self._run, name=f"outlast-feed-{joiner}", daemon=True)
+        self._thread.start()
+
+    def put(self, head: Any, payload: list[Tensor] | None = None, frozen: Frozen | None = None) -> None:
+        """Queue something; a joiner that cannot keep up loses the stream."""
+        if self.broken:
+            return
+        try:
+            self._queue.put_nowait((head, payload or [], frozen))
+        except queue.Full:
+            self.broken = True
+
+    def close(self) -> None:
+        """Send what is queued, then end."""
+        with contextlib.suppress(queue.Full):
+            self._queue.put_nowait(None)
+
+    def _run(self) -> None:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(30.0)
+            sock.connect("\0" + self._address)
+            _send(sock, self._hi, [])
+            while not self.broken and (item := self._queue.get()) is not None:
+                head, payload, frozen = item
+                if frozen is not None:
+                    frozen.wait()
+                    payload = [frozen.buffer]
+                _send(sock, head, payload)
+        except OSError:
+            self.broken = True  # the joiner is gone or too slow: its agent or itself will say so
+        finally:
+            sock.close()
+
+
+class _Incoming:
+    """A joiner's end of one stream: non-blocking, so that many are read by one thread."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self.sock, self.member, self.ended = sock, "", False
+        self.serve: ServeId = (0, 0)
+        self.flushed: ViewId | None = None
+        self._buffer = bytearray()
+
+    def read(self) -> list[tuple[Any, memoryview]]:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                try:
+                    data = self.sock.recv(_CHUNK)
+                except ConnectionError:
+                    data = b""
+                self._buffer += data
+                if not data:
+                    self.ended = True
+                    break
+        out = []
+        at = 0
+        while len(self._buffer) - at >= 12:
+            head = int.from_bytes(self._buffer[at : at + 4], "big")
+            size = int.from_bytes(self._buffer[at + 4 : at + 12], "big")
+            if len(self._buffer) - at < 12 + head + size:
+                break
+            body = bytes(self._buffer[at + 12 : at + 12 + head])
+            payload = bytes(self._buffer[at + 12 + head : at + 12 + head + size])
+            out.append((_decoder.decode(body), memoryview(payload)))
+            at += 12 + head + size
+        del self._buffer[:at]
+        return out
+
+
+class Streams:
+    """All streams that reach one joiner. `wait` returns what arrived."""
+
+    def __init__(self, run_id: str, me: str, secret: bytes, wake_fd: int) -> None:
+        self.me, self._secret, self._wake_fd = me, secret, wake_fd
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(f"\0outlast/{run_id}/{me}/{os.getpid()}{FEED}")
+        self._listener.listen(256)
+        self._listener.setblocking(False)
+        self.incoming: list[_Incoming] = []
+
+    def wait(self, timeout_s: float) -> list[tuple[_Incoming, Any, memoryview]]:
+        """Everything that has arrived, after waiting at most `timeout_s` for the first of it or a wake-up."""
+        poll = select.poll()
+        for fd in (self._wake_fd, self._listener.fileno(), *(s.sock.fileno() for s in self.incoming if not s.ended)):
+            poll.register(fd, select.POLLIN)
+        ready = {fd for fd, _ in poll.poll(timeout_s * 1000.0)}
+        if self._wake_fd in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._wake_fd)
+        if self._listener.fileno() in ready:
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    self.incoming.append(_Incoming(self._listener.accept()[0]))
+        out = []
+        for stream in self.incoming:
+            if not stream.ended and (stream.sock.fileno() in ready or stream.member == ""):
+                out += [(stream, head, payload) for head, payload in stream.read() if self._expected(stream, head)]
+        return out
+
+    def _expected(self, stream: _Incoming, head: Any) -> bool:
+        if isinstance(head, _Hi):
+            genuine = hmac.compare_digest(head.token, _token(self._secret, head.member, self.me))
+            stream.member, stream.serve, stream.ended = head.member, head.serve, not genuine
+            return False
+        if isinstance(head, Flushed):
+            stream.flushed = head.view
+        return bool(stream.member)
+
+    def keep(self, serve: ServeId | None) -> None:
+        """Forget all streams but those of this attempt to serve (they may come before it is told); None: all."""
+        kept = [s for s in self.incoming if serve is not None and (s.serve == serve or not s.member)]
+        for stream in self.incoming:
+            if stream not in kept:
+                stream.sock.close()
+        self.incoming = kept
+
+    def close(self) -> None:
+        self.keep(None)
+        self._listener.close()

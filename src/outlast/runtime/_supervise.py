@@ -1,0 +1,87 @@
+"""Starting, watching and killing child processes, one by one, through pidfds.
+
+A child gets PR_SET_PDEATHSIG before it executes anything and compares its parent, so it never outlives the thread that
+started it: start children from a main thread only (protocol, 22). It decides nothing about who should live.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Child", "Exit", "start"]
+
+_libc = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """How a child ended: `signal` or `code`, whichever applies."""
+
+    signal: int | None
+    code: int | None
+
+    def __str__(self) -> str:
+        if self.signal is not None:
+            return signal.Signals(self.signal).name if self.signal in set(signal.Signals) else f"signal {self.signal}"
+        return f"exit code {self.code}"
+
+
+class Child:
+    """A running child. `fd` becomes readable when it ends; then `reap` tells how."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self.pid = process.pid
+        self.fd = os.pidfd_open(process.pid)
+
+    def send(self, number: signal.Signals) -> None:
+        """A signal to exactly this process, whatever its number is reused for."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.fd, number)
+
+    def wait(self) -> None:
+        """Until a child that was killed is gone."""
+        if self._process.returncode is None:
+            self._process.wait()
+            os.close(self.fd)
+
+    def reap(self) -> Exit | None:
+        """None while it lives. Call it after `fd` was readable."""
+        code = self._process.poll()
+        if code is None:
+            return None
+        os.close(self.fd)
+        return Exit(signal=-code, code=None) if code < 0 else Exit(signal=None, code=code)
+
+
+def start(
+    command: Sequence[str],
+    *,
+    environ: Mapping[str, str],
+    log: Path | None = None,
+    pass_fds: Sequence[int] = (),
+    cwd: Path | None = None,
+) -> Child:
+    """Start a child in a session of its own (a terminal's Ctrl-C is for the launcher), output to `log`. OSError."""
+    parent = os.getpid()
+
+    def before_exec() -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    with contextlib.ExitStack() as stack:
+        out = stack.enter_context(log.open("ab")) if log is not None else None
+        process = subprocess.Popen(
+            list(command), env=dict(environ), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
+            pass_fds=tuple(pass_fds), preexec_fn=before_exec, start_new_session=True, cwd=cwd,
+        )  # fmt: skip
+    return Child(process)

@@ -1,0 +1,108 @@
+"""Where each parameter's gradient lies in flat buckets, and how buckets fall into blocks and slices.
+
+Blocks of 64 Ki elements never depend on membership; slices are whole blocks, so every per-block number (norm,
+fingerprint) is the same however many members share the work (protocol, 9). Knows shapes, not values.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["BLOCK", "Bucket", "Layout"]
+
+BLOCK = 65536
+_ALIGN = 64  # bytes; every parameter and bucket starts on a cache line
+_HALF = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """Consecutive gradients of one dtype. `params`: (parameter index, offset in elements, elements)."""
+
+    index: int
+    dtype: torch.dtype
+    params: tuple[tuple[int, int, int], ...]
+    numel: int
+    offset_bytes: int  # in a buffer that holds all buckets
+    first_block: int
+
+    @property
+    def num_blocks(self) -> int:
+        return -(-self.numel // BLOCK)
+
+    def slices(self, num_members: int) -> tuple[tuple[int, int], ...]:
+        """Element range of each member's slice, ascending; whole blocks. Who gets one more turns with the bucket."""
+        n, turn = self.num_blocks, self.index % num_members
+        edges = [min((n * i + turn) // num_members * BLOCK, self.numel) for i in range(num_members + 1)]
+        return tuple(itertools.pairwise(edges))
+
+
+class Layout:
+    """Buckets for a list of parameters, last parameter first (the order in which a backward finishes them).
+
+    Gradients of bf16 and fp16 parameters are summed and exchanged in float32: stated, so that the tree's bits do not
+    depend on who adds. ValueError if a parameter is not a floating-point tensor.
+    """
+
+    def __init__(self, params: Sequence[Tensor], bucket_bytes: int = 4 << 20) -> None:
+        self.shapes = [tuple(p.shape) for p in params]
+        self.device = params[0].device if params else torch.device("cpu")
+        self.buckets: list[Bucket] = []
+        self._place(params, bucket_bytes)
+        self.num_blocks = sum(b.num_blocks for b in self.buckets)
+        last = self.buckets[-1] if self.buckets else None
+        end = last.offset_bytes + last.numel * last.dtype.itemsize if last else 0
+        self.total_bytes = math.ceil(end / 4096) * 4096
+        self.bucket_of = {p: b.index for b in self.buckets for p, _, _ in b.params}
+
+    def _place(self, params: Sequence[Tensor], bucket_bytes: int) -> None:
+        pending: list[tuple[int, int, int]] = []
+        size = offset = block = 0
+        dtype: torch.dtype | None = None
+
+        def close() -> None:
+            nonlocal pending, size, offset, block
+            if pending and dtype is not None:
+                bucket = Bucket(
+                    index=len(self.buckets), dtype=dtype, params=tuple(pending), numel=size, offset_bytes=offset,
+                    first_block=block,
+                )  # fmt: skip
+                self.buckets.append(bucket)
+                offset += math.ceil(size * dtype.itemsize / _ALIGN) * _ALIGN
+                block += bucket.num_blocks
+            pending, size = [], 0
+
+        for index in reversed(range(len(params))):
+            param = params[index]
+            if not param.is_floating_point():
+                raise ValueError(f"parameter {index} has dtype {param.dtype}; gradients are floating point")
+            wanted = torch.float32 if param.dtype in _HALF else param.dtype
+            if dtype is not wanted or (size and (size + param.numel()) * wanted.itemsize > bucket_bytes):
+                close()
+                dtype = wanted
+            pending.append((index, size, param.numel()))
+            unit = _ALIGN // wanted.itemsize
+            size += math.ceil(param.numel() / unit) * unit
+        close()
+
+    def flats(self, storage: Tensor) -> list[Tensor]:
+        """One flat tensor a bucket, viewing `storage` (1-D uint8 of at least `total_bytes`)."""
+        out = []
+        for b in self.buckets:
+            raw = storage[b.offset_bytes : b.offset_bytes + b.numel * b.dtype.itemsize]
+            out.append(raw.view(b.dtype))
+        return out
+
+    def views(self, flats: Sequence[Tensor]) -> list[Tensor]:
+        """One view a parameter, in parameter order and shape."""
+        out: list[Tensor] = [flats[0][:0]] * len(self.shapes) if flats else []
+        for b, flat in zip(self.buckets, flats, strict=True):
+            for index, start, numel in b.params:
+                out[index] = flat[start : start + numel].view(self.shapes[index])
+        return out

@@ -1,0 +1,46 @@
+"""Adding partial sums: a slice of the fixed tree, whoever computed its leaves.
+
+`reduce_slice` gives the same bits for any way of cutting the tree into nodes (protocol, 8). It never writes its inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from outlast.tensors._layout import BLOCK
+
+__all__ = ["block_norms", "reduce_slice"]
+
+Node = tuple[int, int]
+
+
+def reduce_slice(
+    parts: Mapping[Node, Tensor], schedule: list[tuple[Node, Node, Node]], root: Node, scale: float, out: Tensor
+) -> None:
+    """out = scale · (the tree's root), from 1-D partial sums of equal length.
+
+    `schedule`: the additions (left, right, parent) still to be done, children before parents. Works in blocks that
+    stay in cache; needs one block of scratch per pending addition.
+    """
+    if not schedule:
+        torch.mul(parts[root], scale, out=out) if scale != 1.0 else out.copy_(parts[root])
+        return
+    scratch = [out.new_empty(min(BLOCK, out.numel())) for _ in range(max(0, len(schedule) - 1))]
+    for start in range(0, out.numel(), BLOCK):
+        stop = min(start + BLOCK, out.numel())
+        have = {node: part[start:stop] for node, part in parts.items()}
+        for index, (left, right, parent) in enumerate(schedule):
+            last = index == len(schedule) - 1
+            into = out[start:stop] if last else scratch[index][: stop - start]
+            have[parent] = torch.add(have[left], have[right], out=into)
+        if scale != 1.0:
+            out[start:stop].mul_(scale)
+
+
+def block_norms(flat: Tensor, block: int = BLOCK) -> list[float]:
+    """Sum of squares of each block, in float64 once the block's own norm is taken in float32."""
+    norms = [torch.linalg.vector_norm(flat[start : start + block]) for start in range(0, flat.numel(), block)]
+    return [float(value) ** 2 for value in torch.stack(norms).double().tolist()] if norms else []

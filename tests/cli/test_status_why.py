@@ -1,0 +1,128 @@
+"""`outlast status` and `outlast why` on real run directories."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outlast.cli import main
+from outlast.core import events as ev
+from outlast.journal import Journal
+
+EVENTS: list[ev.AnyEvent] = [
+    ev.RunStarted(
+        at_s=100.0, run_id="quiet-heron", command=["t.py"], num_replicas=2, num_spares=0, signature={}, config={}
+    ),
+    ev.CoordinatorStarted(at_s=100.1, epoch=1, pid=11, takeover=False),
+    ev.AgentStarted(at_s=100.2, agent="a0", pid=12),
+    ev.ReplicaStarted(at_s=100.3, replica="r0.0", agent="a0", pid=13),
+    ev.ReplicaStarted(at_s=100.3, replica="r1.0", agent="a0", pid=14),
+    ev.ViewInstalled(at_s=101.0, epoch=1, n=1, members=["r0.0", "r1.0"], cause="start", planned=True),
+    ev.ViewFormed(at_s=101.0, epoch=1, n=1, step=0, roll_call_s=0.01),
+    ev.Progress(at_s=102.0, view=[1, 1], stable=9, losses=[(8, 2.0), (9, 1.5)], step_s=0.1),
+    ev.ReplicaExited(at_s=103.0, replica="r1.0", cause="signal", detail="SIGKILL", noticed_by="agent a0", step=10),
+]  # fmt: skip
+
+
+def outlast(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
+    code = main(list(args))
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    with Journal.create(tmp_path / "runs" / "one") as journal:
+        journal.append_many(EVENTS)
+    return tmp_path / "runs" / "one"
+
+
+def test_status_json_holds_process_state_view_and_step_of_everyone(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Journal.open_writer(run_dir):  # somebody holds the run: it is alive
+        code, out, err = outlast(capsys, "status", str(run_dir), "--json")
+    document: dict[str, Any] = json.loads(out)
+    assert (code, err) == (0, "")
+    assert document["state"] == "training"
+    assert document["run_dir"] == str(run_dir)
+    expected = {"pid": 11, "state": "running", "view": [1, 1], "step": 9}
+    assert {key: document["coordinator"][key] for key in expected} == expected
+    assert [(agent["pid"], agent["state"]) for agent in document["agents"]] == [(12, "running")]
+    rows = [(r["replica"], r["pid"], r["state"], r["view"], r["step"]) for r in document["replicas"]]
+    assert rows == [("r0.0", 13, "training", [1, 1], 9), ("r1.0", 14, "exited", [1, 1], 10)]
+
+
+def test_status_of_a_run_that_nobody_holds(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = outlast(capsys, "status", str(run_dir))
+    assert code == 0
+    assert "run quiet-heron: lost" in out
+    assert "signal: SIGKILL" in out
+
+
+def test_a_parent_directory_means_its_newest_run_and_says_so(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Journal.create(run_dir.with_name("older")).close()
+    os.utime(run_dir.with_name("older") / "run.lock", (1, 1))
+    code, out, err = outlast(capsys, "status", str(run_dir.parent), "--json")
+    assert code == 0
+    assert json.loads(out)["run_id"] == "quiet-heron"
+    assert "the newest of 2" in err
+
+
+def test_why_tells_what_it_was_and_what_to_do(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = outlast(capsys, "why", str(run_dir))
+    assert code == 0
+    for word in ("ended without a word at step 9", "r1.0 ended in step 10", "dmesg", "wall", "Loss"):
+        assert word in out
+    assert "r0.0 started" not in out
+    assert "r0.0 started" in outlast(capsys, "why", str(run_dir), "--all")[1]
+
+
+def test_why_json_accounts_for_all_the_time(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = json.loads(outlast(capsys, "why", str(run_dir), "--json")[1])
+    cost = document["cost"]
+    assert sum(value for name, value in cost.items() if name != "wall_s") == pytest.approx(cost["wall_s"])
+    assert cost["wall_s"] == pytest.approx(3.0)
+    assert all(advice["remedy"] for advice in document["advice"])
+
+
+@pytest.mark.parametrize("command", ["status", "why"])
+def test_no_run_is_a_usage_error_with_a_remedy(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = outlast(capsys, command, str(tmp_path / "nowhere"))
+    assert (code, out) == (2, "")
+    assert "does not exist" in err
+    assert "remedy" in err
+
+
+@pytest.mark.parametrize("command", ["status", "why"])
+def test_a_damaged_journal_is_an_environment_fault(
+    command: str, run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run_dir / "journal.db").write_bytes(b"noise" * 1000)
+    code, _, err = outlast(capsys, command, str(run_dir))
+    assert code == 3
+    assert "damaged" in err
+
+
+@pytest.mark.parametrize(
+    "args", [["status", "--bogus"], ["why", "a", "b"], ["config", "shew"], ["config", "show", "x"]]
+)
+def test_a_wrong_command_line_is_told_without_a_traceback(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = outlast(capsys, *args)
+    assert code == 2
+    assert "Error" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("command", ["status", "why"])
+def test_help_says_what_each_argument_and_option_is(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = outlast(capsys, command, "--help")
+    assert code == 0
+    assert "A run directory, or one that holds runs" in out
+    assert "--json" in out

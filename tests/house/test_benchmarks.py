@@ -1,0 +1,159 @@
+"""The benchmarks' arithmetic and harness: what they would report must be right before anything is measured."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+
+
+def member(steps: Sequence[tuple[int, float]], *, num_computed: int = 2, again: dict[int, int] | None = None) -> Any:
+    """A member that committed (step, at second) …, computing 0.01 s a microbatch."""
+    from benchmarks._fleet import Commit, Member
+
+    counts = [num_computed + (again or {}).get(index, 0) for index in range(len(steps))]
+    commits = [
+        Commit(step=step, at_s=at_s, compute_s=0.01 * count, num_computed=count)
+        for (step, at_s), count in zip(steps, counts, strict=True)
+    ]
+    with socket.socket() as link:
+        return Member(pid=1, rank=0, greeted_s=0.0, link=link, commits=commits)
+
+
+def test_interruption_is_the_gap_less_a_median_step_and_what_was_computed_again() -> None:
+    from benchmarks._analysis import measure_survivors
+
+    calm = [(step, step * 0.1) for step in range(10)]
+    kept = member([*calm, (10, 1.5), (11, 1.6), (12, 1.7)], again={10: 3})
+    late = member([*calm, (10, 1.52), (11, 1.6), (12, 1.7)])
+    found = measure_survivors([kept], at_s=0.95)
+    assert found.net_s == pytest.approx(0.6 - 0.1 - 0.03)
+    assert found.gross_s == pytest.approx(0.55)
+    assert (found.recomputed, found.redone_steps) == (3, 0)
+    assert measure_survivors([kept, late], at_s=0.95).net_s == pytest.approx(0.52), "the worst survivor counts"
+
+
+def test_a_fault_after_the_last_exchange_shows_in_the_next_step() -> None:
+    from benchmarks._analysis import measure_survivors
+
+    calm = [(step, step * 0.1) for step in range(10)]
+    found = measure_survivors([member([*calm, (10, 1.0), (11, 2.1), (12, 2.2)])], at_s=0.95)
+    assert found.net_s == pytest.approx(1.0)
+
+
+def test_steps_redone_in_the_same_process_are_taken_off() -> None:
+    from benchmarks._analysis import measure_survivors
+
+    calm = [(step, step * 0.1) for step in range(10)]
+    again = [(8, 3.0), (9, 3.1), (10, 3.2), (11, 3.3)]
+    found = measure_survivors([member([*calm, *again])], at_s=0.95)
+    assert found.redone_steps == 2
+    assert found.net_s == pytest.approx(3.2 - 0.9 - 0.3)
+
+
+def test_restarted_processes_are_measured_to_the_first_step_beyond() -> None:
+    from benchmarks._analysis import measure_restart, newest_step
+
+    old = [member([(step, step * 0.1) for step in range(10)])]
+    new = [member([(5 + step, 7.0 + step * 0.1) for step in range(8)])]
+    reached = newest_step(old, 0.95)
+    assert reached == 9
+    found = measure_restart(old, new, 0.95, reached)
+    assert found.redone_steps == 5
+    assert found.net_s == pytest.approx((7.5 - 0.9) - 0.1 * 6)
+
+
+def test_spread_and_bounds() -> None:
+    from benchmarks._common import Bounds, spread
+
+    assert spread([3.0, 1.0, 2.0]).median == 2.0
+    assert spread([5.0]).quartile3 == 5.0
+    with pytest.raises(ValueError, match="no samples"):
+        spread([])
+    bounds = Bounds()
+    bounds.check("fast", 0.1, 0.1)
+    assert bounds.hold
+    bounds.check("slow", float("inf"), 0.1)
+    assert not bounds.hold
+
+
+def test_results_keep_the_other_sections(tmp_path: Path) -> None:
+    from benchmarks._common import _replace_section
+
+    page = tmp_path / "RESULTS.md"
+    for name, text in [("a", "one"), ("b", "two"), ("a", "three")]:
+        _replace_section(page, name, text)
+    text = page.read_text()
+    assert "one" not in text
+    assert text.index("three") < text.index("two")
+
+
+def test_models_have_the_parameters_that_their_names_say() -> None:
+    from benchmarks._workload import MODELS, build
+
+    for name in sorted(MODELS.keys() - {"none"}):
+        millions = sum(p.numel() for p in build(name, 0)[0].parameters()) / 1e6
+        assert millions == pytest.approx(float(name.removesuffix("M")), rel=0.02)
+
+
+def test_every_benchmark_is_listed_with_a_line() -> None:
+    from benchmarks.__main__ import available, main
+
+    names = available()
+    assert {"recovery", "overhead", "membership"} <= set(names)
+    assert all(names.values())
+    assert main([]) == 0
+    assert main(["recoverry"]) == 2
+
+
+@pytest.mark.process
+def test_a_fleet_hears_its_members_and_leaves_nobody_behind() -> None:
+    from benchmarks._fleet import Fleet
+
+    worker = "from benchmarks._probe import Probe\np = Probe(3)\nfor step in range(10**9):\n"
+    worker += "    with p.computing(): pass\n    p.commit(step)\n"
+    with Fleet("two loops", [[sys.executable, "-c", worker]] * 2) as fleet:
+        fleet.set_block(0)
+        fleet.wait_for("commits", lambda: sum(len(m.commits) > 50 for m in fleet.living) == 2, 20)
+        pids = [member.pid for member in fleet.members]
+        assert [commit.step for commit in fleet.members[0].commits[:3]] == [0, 1, 2]
+        assert fleet.members[0].commits[0].num_computed == 1
+        os.kill(pids[0], signal.SIGKILL)
+        fleet.wait_for("death", lambda: len(fleet.living) == 1, 20)
+        os.kill(pids[1], signal.SIGSTOP)
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+@pytest.mark.process
+def test_a_block_ends_when_released_and_a_fleet_that_ends_is_reported() -> None:
+    from benchmarks._fleet import Fleet, FleetStuck
+
+    worker = "from benchmarks._probe import Probe\np = Probe(0)\nfor step in range(10): p.commit(step)\n"
+    fleet = Fleet("one loop", [[sys.executable, "-c", worker]])
+    fleet.set_block(5)
+    with fleet:
+        fleet.wait_for("first block", lambda: fleet.all_wait(1), 20)
+        assert [commit.step for commit in fleet.members[0].commits] == [0, 1, 2, 3, 4]
+        assert fleet.members[0].peak_bytes > 2**20
+        fleet.release()
+        fleet.wait_for("second block", lambda: fleet.all_wait(1), 20)
+        fleet.release()
+        with pytest.raises(FleetStuck, match="no third block"):
+            fleet.wait_for("third block", lambda: fleet.all_wait(1), 20)

@@ -1,0 +1,143 @@
+"""Who is alive, in which view, at which step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from outlast.core import events as ev
+from outlast.observe import Status, StatusFold, render_status, status
+
+
+def states(state: Status) -> dict[str, str]:
+    return {replica.replica: replica.state for replica in state.replicas}
+
+
+def test_before_the_first_view(story: Any) -> None:
+    state = status(story.started)
+    assert state.state == "starting"
+    assert set(states(state).values()) == {"starting"}
+    assert state.coordinator is not None
+    assert (state.coordinator.pid, state.coordinator.state, state.coordinator.step) == (100, "running", None)
+    assert [(agent.name, agent.pid) for agent in state.agents] == [("a0", 200)]
+
+
+def test_training_with_a_spare(story: Any) -> None:
+    state = status([*story.started, *story.training])
+    assert state.state == "training"
+    assert states(state) == {**{f"r{slot}.0": "training" for slot in range(4)}, "r4.0": "spare"}
+    assert state.view == (1, 1)
+    assert [replica.step for replica in state.replicas] == [20, 20, 20, 20, 5]
+    assert [replica.view for replica in state.replicas] == [(1, 1)] * 4 + [None]
+    assert state.coordinator is not None
+    assert state.coordinator.step == 20
+    assert state.loss == 3.0
+
+
+def test_a_view_that_has_not_formed(story: Any) -> None:
+    state = status([*story.started, *story.training, *story.killed[:2]])
+    assert state.state == "forming"
+    assert states(state) == {"r0.0": "forming", "r1.0": "forming", "r2.0": "exited", "r3.0": "forming", "r4.0": "spare"}
+    dead = state.replicas[2]
+    assert (dead.view, dead.step, dead.detail) == (None, 30, "signal: SIGKILL")
+
+
+def test_the_spare_takes_over_and_the_slot_s_next_incarnation_replaces_the_dead(story: Any) -> None:
+    state = status([*story.started, *story.training, *story.killed])
+    expected = {"r0.0": "training", "r1.0": "training", "r2.1": "starting", "r3.0": "training", "r4.0": "training"}
+    assert states(state) == expected
+    late = ev.ReplicaExited(at_s=2e3, replica="r2.0", cause="evicted", detail="late news", noticed_by="x")
+    assert states(status([*story.started, *story.training, *story.killed, late])) == expected
+    assert state.num_recoveries == 1
+
+
+def test_a_planned_view_leaves_the_old_one_at_work_until_it_has_formed(story: Any) -> None:
+    *before, planned, _, _ = story.killed
+    assert isinstance(planned, ev.ViewInstalled)
+    assert planned.planned
+    state = status([*story.started, *story.training, *before, planned])
+    assert (state.state, state.view) == ("training", (1, 2))
+    assert states(state)["r4.0"] == "spare"
+    died = ev.ViewInstalled(at_s=2e3, epoch=1, n=4, members=["r0.0", "r4.0"], cause="r1.0 died", planned=False)
+    state = status([*story.started, *story.training, *before, planned, died])
+    assert (state.state, state.view) == ("forming", (1, 4))
+
+
+def test_all_that_live_are_shown_and_of_the_dead_the_newest() -> None:
+    def born(replica: str) -> ev.AnyEvent:
+        return ev.ReplicaStarted(at_s=1.0, replica=replica, agent="a0", pid=1)
+
+    def gone(replica: str) -> ev.AnyEvent:
+        return ev.ReplicaExited(at_s=2.0, replica=replica, cause="signal", detail="SIGKILL", noticed_by="a0")
+
+    two_lives = status([born("r1.1"), gone("r1.1"), born("r1.2"), born("r1.3"), born("r0.1"), gone("r0.1")])
+    assert states(two_lives) == {"r0.1": "exited", "r1.2": "starting", "r1.3": "starting"}
+    assert states(status([born("r1.2"), gone("r1.2"), born("r1.10"), gone("r1.10")])) == {"r1.10": "exited"}
+
+
+def test_the_coordinator_s_loss_and_takeover(story: Any) -> None:
+    before = [*story.started, *story.training, *story.killed]
+    lost = status([*before, story.coordinator_lost[0]]).coordinator
+    assert lost is not None
+    assert (lost.pid, lost.state) == (100, "lost")
+    again = status([*before, *story.coordinator_lost]).coordinator
+    assert again is not None
+    assert (again.pid, again.state) == (101, "running")
+
+
+def test_an_agent_takes_its_replicas_with_it(story: Any) -> None:
+    gone = ev.AgentLost(at_s=2e3, agent="a0", cause="SIGKILL", replicas=["r0.0", "r4.0"])
+    state = status([*story.started, *story.training, gone])
+    assert state.agent is not None
+    assert state.agent.state == "lost"
+    assert [name for name, s in states(state).items() if s == "exited"] == ["r0.0", "r4.0"]
+
+
+def test_a_suspect_that_goes_on_is_one_no_more(story: Any) -> None:
+    before = [*story.started, *story.training]
+    suspected = ev.Suspected(at_s=1_004.5, replica="r1.0", evidence="processor time advances", decision="wait")
+    assert states(status([*before, suspected]))["r1.0"] == "suspected"
+    progress = ev.Progress(at_s=1_005.0, view=[1, 1], stable=21, losses=[], step_s=0.1)
+    assert states(status([*before, suspected, progress]))["r1.0"] == "training"
+
+
+def test_a_run_ends_by_its_own_word_or_without_one(story: Any) -> None:
+    state = status(story.whole, held=False)
+    assert state.state == "finished"
+    assert state.coordinator is not None
+    assert state.coordinator.state == "ended"
+    assert set(states(state).values()) == {"exited"}
+    assert status([*story.started, *story.training], held=False).state == "lost"
+    assert status([*story.started, *story.training], held=True).state == "training"
+
+
+def test_folding_in_pieces_is_folding_at_once(story: Any) -> None:
+    fold = StatusFold()
+    for index, event in enumerate(story.whole):
+        fold.take(event)
+        assert fold.status() == status(story.whole[: index + 1])
+
+
+def test_slots_are_in_the_order_of_their_numbers() -> None:
+    events = [ev.ReplicaStarted(at_s=1.0, replica=f"r{n}.0", agent="a0", pid=n) for n in (10, 2, 1)]
+    assert [replica.replica for replica in status(events).replicas] == ["r1.0", "r2.0", "r10.0"]
+
+
+def test_nothing_is_known_of_an_empty_journal() -> None:
+    state = status([])
+    assert state.state == "starting"
+    assert state.coordinator is None
+    assert "starting" in render_status(state)
+
+
+def test_the_json_has_process_state_view_and_step_of_everyone(story: Any) -> None:
+    document = msgspec.json.decode(msgspec.json.encode(status([*story.started, *story.training])))
+    for entry in (document["coordinator"], document["agent"], *document["agents"], *document["replicas"]):
+        assert {"pid", "state", "view", "step"} <= entry.keys()
+
+
+def test_the_table_names_everyone(story: Any) -> None:
+    text = render_status(status([*story.started, *story.training, *story.killed]), curve=[3.0, 2.0, 1.0])
+    for word in ("brave-otter", "coordinator", "a0", "r2.1", "r4.0", "1.3", "step 60", "█"):
+        assert word in text

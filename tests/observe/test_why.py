@@ -1,0 +1,88 @@
+"""The story and its remedies."""
+
+from __future__ import annotations
+
+from typing import Any, get_args, get_type_hints
+
+import pytest
+
+from outlast.core import events as ev
+from outlast.observe import remedy, render_why, why
+
+
+def test_a_survived_run(story: Any) -> None:
+    told = why(story.whole)
+    assert told.headline == "The run finished; it outlasted 2 faults."
+    assert (told.survived, told.lost_steps, told.microbatches_recomputed) == (2, 0, 2)
+    assert told.downtime_s == pytest.approx(0.05)
+    assert {advice.cause: advice.who for advice in told.advice} == {
+        "killed from outside": ["r2.0"], "the coordinator lost": ["coordinator"],
+    }  # fmt: skip
+    text = render_why(told)
+    for word in ("What happened", "What it cost", "What to do next", "oom", "productive"):
+        assert word in text
+
+
+def test_a_failed_run_names_its_cause(story: Any) -> None:
+    failed = ev.RunFinished(
+        at_s=1_009.0, outcome="failed", steps=20, detail="poison microbatch 3 of step 21", exit_code=5, seconds={}
+    )
+    told = why([*story.started, *story.training, failed])
+    assert told.headline.startswith("The run failed at step 20: poison")
+    assert [advice.cause for advice in told.advice] == ["the loop fails on one microbatch"]
+
+
+def test_a_run_that_ended_without_a_word(story: Any) -> None:
+    told = why([*story.started, *story.training], held=False)
+    assert told.state == "lost"
+    assert "without a word" in told.headline
+    assert [advice.who for advice in told.advice] == [["launcher"]]
+
+
+def test_a_run_in_which_nothing_happened(story: Any) -> None:
+    told = why([*story.started, *story.training, *story.finished])
+    assert told.advice == []
+    assert "nothing failed" in told.headline
+    assert "no fault is on record" in render_why(told)
+
+
+def test_an_exit_without_a_recovery_is_a_fault_too(story: Any) -> None:
+    spare = ev.ReplicaExited(
+        at_s=1_005.0, replica="r4.0", cause="exception", detail="ValueError: bad sample", noticed_by="agent a0"
+    )
+    left = ev.ReplicaExited(at_s=1_006.0, replica="r0.0", cause="left", detail="SIGTERM", noticed_by="agent a0")
+    told = why([*story.started, *story.training, spare, left])
+    assert [(advice.cause, advice.who) for advice in told.advice] == [("an exception in the loop", ["r4.0"])]
+
+
+@pytest.mark.parametrize(
+    ("cause", "detail", "name"),
+    [
+        ("signal", "SIGKILL", "killed from outside"),
+        ("signal", "SIGSEGV", "a crash in native code"),
+        ("exception", "torch.OutOfMemoryError: CUDA out of memory", "out of memory"),
+        ("exception", "ValueError: the signal path stopped", "an exception in the loop"),
+        ("evicted", "no progress in BACKWARD for 0.6 s", "silent for too long"),
+        ("evicted", "stopped; a peer waited 0.61 s for it", "silent for too long"),
+        ("evicted", "broken path to r1.0", "a broken path between members"),
+        ("hang", "", "silent for too long"),
+        ("every replica that held the training state is gone", "", "nobody left"),
+        ("two replicas failed on step 3, microbatch 1:\nValueError", "", "the loop fails on one microbatch"),
+        ("exit", "died while the coordinator was away", "a process ended by itself"),
+        ("agent_lost", "its agent a0 died: SIGKILL", "an agent lost"),
+        ("agent_lost", "", "an agent lost"),
+        ("exit", "exit code 3", "a process ended by itself"),
+        ("broken path", "r1.0 and r2.0", "a broken path between members"),
+        ("gremlins", "", "another cause"),
+    ],
+)
+def test_each_cause_has_its_remedy(cause: str, detail: str, name: str) -> None:
+    found, advice = remedy(cause, detail)
+    assert found == name
+    assert len(advice) > 20
+
+
+def test_every_cause_that_an_exit_can_have_is_known() -> None:
+    causes = get_args(get_type_hints(ev.ReplicaExited)["cause"])
+    unknown = [cause for cause in causes if remedy(cause)[0] == "another cause"]
+    assert set(unknown) <= {"signal", "left", "finished"}  # a signal is known by its name, the others are no faults
