@@ -20,9 +20,9 @@ from safetensors.torch import load_file, save_file
 
 from outlast.adapters._dcp import export_dcp, import_dcp, read_metadata
 from outlast.adapters._safetensors import _CODES, export_safetensors, import_safetensors
-from outlast.checkpoint import Damage, Engine, LocalStore, Reader
+from outlast.checkpoint import Engine, LocalStore, Reader
 from outlast.checkpoint._publish import read_head
-from outlast.errors import ConfigError
+from outlast.errors import ConfigError, Damage
 
 
 def generation(path: pathlib.Path, tree: Any) -> Reader:

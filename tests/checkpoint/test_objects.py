@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from outlast.checkpoint import Damage, Engine, ObjectStore, Retention, heads, open_store, verify
+from outlast.checkpoint import Engine, ObjectStore, Retention, heads, open_store, verify
 from outlast.checkpoint import _events as events
-from outlast.errors import CheckpointError, ConfigError
+from outlast.errors import CheckpointError, ConfigError, Damage
 
 moto_server = pytest.importorskip("moto.server", reason="needs moto[server]")
 

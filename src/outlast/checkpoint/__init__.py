@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from outlast.checkpoint._engine import Engine, Handle, LoadedState
     from outlast.checkpoint._events import CheckpointEvent
     from outlast.checkpoint._local import LocalStore
-    from outlast.checkpoint._manifest import Damage, Head
+    from outlast.checkpoint._manifest import Head
     from outlast.checkpoint._memory import Hold, MemoryStore
     from outlast.checkpoint._objects import ObjectStore
     from outlast.checkpoint._publish import certify, heads, publish
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from outlast.checkpoint._verify import Problem, Verified, verify
 
 _HOMES = {
-    "CheckpointEvent": "_events", "Damage": "_manifest", "Drain": "_drain", "Engine": "_engine", "Handle": "_engine",
+    "CheckpointEvent": "_events", "Drain": "_drain", "Engine": "_engine", "Handle": "_engine",
     "Head": "_manifest", "Hold": "_memory", "LoadedState": "_engine", "LocalStore": "_local",
     "MemoryStore": "_memory", "ObjectStore": "_objects", "Problem": "_verify", "Reader": "_reader",
     "Retention": "_retention", "Skip": "_reader", "Store": "_store", "Verified": "_verify", "certify": "_publish",
@@ -54,7 +54,7 @@ _HOMES = {
 }  # fmt: skip
 
 __all__ = [
-    "CheckpointEvent", "Damage", "Drain", "Engine", "Handle", "Head", "Hold", "LoadedState", "LocalStore",
+    "CheckpointEvent", "Drain", "Engine", "Handle", "Head", "Hold", "LoadedState", "LocalStore",
     "MemoryStore", "ObjectStore", "Problem", "Reader", "Retention", "Skip", "Store", "Verified", "certify", "drain",
     "heads", "open_store", "prune", "publish", "verify",
 ]  # fmt: skip

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import xxhash
 
-from outlast.errors import CheckpointError
+from outlast.errors import Damage
 
 __all__ = [
     "DTYPE_BYTES", "FORMAT", "MAX_CHUNK_BYTES", "MAX_HEAD_BYTES", "MAX_PART_BYTES", "Chunk", "Damage", "FileRef",
@@ -48,20 +48,6 @@ DTYPE_BYTES: dict[str, int] = {
     **{f"int{k}": 1 for k in range(1, 8)}, **{f"uint{k}": 1 for k in range(1, 8)},
 }  # fmt: skip
 """Bytes of one element. The names are torch's; packed types count their packed elements."""
-
-
-class Damage(CheckpointError):
-    """Bytes that are not what a manifest says, or a manifest that says what cannot be.
-
-    `file`: the file's name in the store; `offset` and `bytes`: where in it, if known; `what`: the finding.
-    """
-
-    code = "CHECKPOINT_DAMAGED"
-
-    def __init__(self, what: str, *, file: str, offset: int = 0, bytes: int = 0) -> None:
-        place = f"{file}, bytes {offset} to {offset + bytes}" if bytes else file
-        super().__init__(what, where=place, remedy="`outlast ckpt verify` lists every wrong byte and its tensors")
-        self.what, self.file, self.offset, self.bytes = what, file, offset, bytes
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
