@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pathlib
+import shutil
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -84,6 +85,42 @@ def test_back_pressure_delays_the_save_and_bounds_the_memory(gated: tuple[Engine
     assert [engine.commit(h) for h in (first, second)] == [0, 1]
     assert engine.save(4, state(4.0)) is not None
     assert engine.host_bytes == 2 * (2 << 20)
+
+
+def test_commits_in_the_background_keep_their_order(gated: tuple[Engine, Gate]) -> None:
+    engine, gate = gated
+    handles = [engine.save(step, state(step)) for step in (1, 2)]
+    done = [engine.commit_later(handle) for handle in handles if handle is not None]
+    assert not any(future.done() for future in done)
+    gate.open.set()
+    assert [future.result(10) for future in done] == [0, 1]
+
+
+def test_a_share_that_grows_is_allocated_beside_the_step(tmp_path: pathlib.Path, log: list[Any]) -> None:
+    engine = Engine(str(tmp_path), replica=0, num_replicas=4, on_event=log.append)
+    engine.prepare(state(1.0, 4_000_000))
+    before = engine.host_bytes
+    engine.set_members(0, 1)
+    assert engine.save(1, state(1.0, 4_000_000)) is None
+    assert "enlarged" in log[-1].reason
+    engine._publisher.submit(int).result(10)
+    assert engine.host_bytes > before
+    handle = engine.save(2, state(2.0, 4_000_000))
+    assert handle is not None
+    engine.commit(handle)
+    engine.close()
+
+
+def test_a_directory_that_was_removed_is_made_again(tmp_path: pathlib.Path, log: list[Any]) -> None:
+    engine = Engine(str(tmp_path / "c"), on_event=log.append, retry_s=0.001)
+    for step in (1, 2):
+        handle = engine.save(step, state(step))
+        assert handle is not None
+        assert engine.commit(handle) == 0
+        if step == 1:
+            shutil.rmtree(tmp_path / "c")
+    assert [type(e) for e in log].count(events.SaveRetried) == 1
+    engine.close()
 
 
 def test_a_final_save_can_wait_for_its_slot(gated: tuple[Engine, Gate]) -> None:

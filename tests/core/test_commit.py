@@ -11,6 +11,7 @@ from outlast.core.protocol._commit import (
     Abandon,
     Announce,
     Certified,
+    Certify,
     CommitAction,
     CommitEvent,
     CommitState,
@@ -79,6 +80,18 @@ def test_certification_before_publication_is_recorded() -> None:
     _, actions = feed(fresh(1), SaveWanted(step=5), StepStable(step=5), Certified(step=5), *durable(SAVE, 0))
     assert isinstance(actions[-1], Publish)
     assert actions[-1].certified
+
+
+def test_certification_after_publication_marks_the_generation_once() -> None:
+    state, _ = feed(fresh(1), SaveWanted(step=5), StepStable(step=5), *durable(SAVE, 0))
+    state, actions = feed(state, Published(save=SAVE, generation=3), Certified(step=4))
+    assert actions == [Announce(save=SAVE, generation=3)]
+    state, actions = feed(state, Certified(step=6), Certified(step=7))
+    assert actions == [Certify(generation=3)]
+    # Certified while the publication was under way: its head said no.
+    state, _ = feed(fresh(1), SaveWanted(step=5), StepStable(step=5), *durable(SAVE, 0), Certified(step=5))
+    _, actions = feed(state, Published(save=SAVE, generation=3))
+    assert actions == [Announce(save=SAVE, generation=3), Certify(generation=3)]
 
 
 def test_a_view_change_drops_what_lost_a_writer_and_keeps_what_is_complete() -> None:

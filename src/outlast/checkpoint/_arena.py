@@ -63,11 +63,11 @@ class Arena:
         with self._lock:
             return sum(len(slot.area) for slot in self._slots.values())
 
-    def reserve(self, size_bytes: int) -> None:
-        """Make every free slot at least `size_bytes` large, touched."""
+    def reserve(self, size_bytes: int, *, keep: frozenset[int] = frozenset()) -> None:
+        """Make every free slot, but those of `keep`, at least `size_bytes` large, touched."""
         for index in range(self.num_slots):
             with self._lock:
-                if index not in self._leased:
+                if index not in self._leased and index not in keep:
                     self._ensure(index, size_bytes)
 
     def _ensure(self, index: int, size_bytes: int) -> Slot:
@@ -76,6 +76,12 @@ class Arena:
             self._slots.pop(index, None)
             slot = self._slots[index] = self._make(index, size_bytes)
         return slot
+
+    def is_too_small(self, size_bytes: int, *, keep: frozenset[int] = frozenset()) -> bool:
+        """Whether a free slot that exists would have to be made again, larger, to hold this."""
+        with self._lock:
+            free = self._slots.keys() - self._leased - keep
+            return any(self._slots[index].size_bytes < size_bytes for index in free)
 
     def lease(self, size_bytes: int, *, keep: frozenset[int] = frozenset()) -> Slot | None:
         """A free slot of at least `size_bytes`, none of `keep`; or None."""

@@ -125,6 +125,7 @@ class Engine:
         self._keep: frozenset[int] = frozenset() if hold is None else self._newest_in_memory(hold)
         self._copier = concurrent.futures.ThreadPoolExecutor(1, "outlast-copy")
         self._writers = concurrent.futures.ThreadPoolExecutor(num_slots, "outlast-write", _be_nice)
+        self._publisher = concurrent.futures.ThreadPoolExecutor(1, "outlast-publish")
         self._drainer = concurrent.futures.ThreadPoolExecutor(1, "outlast-drain", _be_nice)
         self._closing = threading.Event()
         self._plans: dict[tuple[str, int], list[Layout]] = {}
@@ -152,7 +153,7 @@ class Engine:
     def prepare(self, tree: Any) -> int:
         """Plan, allocate and touch the slots before the first save. Returns this replica's share in bytes."""
         layout = self._layouts(flatten(tree, num_writers=self.num_replicas, writer_of=self._writer_of))[self.replica]
-        self._arena.reserve(layout.stream_bytes)
+        self._arena.reserve(layout.stream_bytes, keep=self._keep)
         return layout.stream_bytes
 
     def set_members(self, replica: int, num_replicas: int) -> None:
@@ -186,9 +187,8 @@ class Engine:
         save = SaveId(epoch=view[0], n=view[1], step=step, attempt=attempt)
         state = flatten(tree, num_writers=self.num_replicas, writer_of=self._writer_of)
         layout = self._layouts(state)[self.replica]
-        slot = self._lease(layout.stream_bytes, wait=wait)
+        slot = self._lease(layout.stream_bytes, step, wait=wait)
         if slot is None:
-            self._tell(events.SaveDelayed(step=step, reason="every snapshot slot is still being written"))
             return None
         snapshot = Snapshot(copies_of(state, layout, slot), layout.stream_bytes, clock=self._clock)
         if changing:
@@ -206,7 +206,13 @@ class Engine:
         work.add_done_callback(lambda done: self._ended(handle, done))
         return handle
 
-    def _lease(self, size_bytes: int, *, wait: bool) -> Slot | None:
+    def _lease(self, size_bytes: int, step: int, *, wait: bool) -> Slot | None:
+        """A slot, at once or (with `wait`) when one is free; None delays the save, and its reason is told."""
+        if not wait and self._arena.is_too_small(size_bytes, keep=self._keep):
+            # The share grew with a view change. Faulting pages in takes longer than a step may: beside it, then.
+            self._publisher.submit(self._arena.reserve, size_bytes, keep=self._keep)
+            self._tell(events.SaveDelayed(step=step, reason="the snapshot slots are being enlarged"))
+            return None
         slot = self._arena.lease(size_bytes, keep=self._keep)
         while slot is None and wait and not self._closing.is_set():
             busy = [h.durable for h in self._handles.values() if not h.durable.done()]
@@ -214,7 +220,9 @@ class Engine:
                 break
             concurrent.futures.wait(busy, self._timeout_s, concurrent.futures.FIRST_COMPLETED)
             slot = self._arena.lease(size_bytes, keep=self._keep)
-        if slot is not None and self._hold is not None:
+        if slot is None:
+            self._tell(events.SaveDelayed(step=step, reason="every snapshot slot is still being written"))
+        elif self._hold is not None:
             self._hold.clear(self._local, slot.index)
         return slot
 
@@ -331,9 +339,16 @@ class Engine:
         report = handle.durable.result(self._timeout_s)
         generation = self.publish(handle.save, [report], certified=certified, extra=extra)
         self.settle(handle.save, generation)
-        self.prune()
+        try:
+            self.prune()
+        except OSError as error:  # the generation stands; old ones go another time
+            self._tell(events.Pruned(generations=[], freed_bytes=0, note=str(error)))
         self.drain(generation)
         return generation
+
+    def commit_later(self, handle: Handle, *, certified: bool = False) -> concurrent.futures.Future[int]:
+        """`commit` in the background, one after the other: the training loop goes on. Failures are in the future."""
+        return self._publisher.submit(self.commit, handle, certified=certified)
 
     def prune(self, *, protected: Collection[int] = ()) -> Pruned:
         """Apply the retention policy to the store; for the one process that publishes. Raises `OSError`."""
@@ -456,7 +471,7 @@ class Engine:
         """Stop the threads. With `wait`, saves and drains under way end first; else they stop at their next chunk."""
         if not wait:
             self._closing.set()
-        for pool in (self._copier, self._writers, self._drainer):
+        for pool in (self._copier, self._writers, self._publisher, self._drainer):
             pool.shutdown(wait=wait)
 
 

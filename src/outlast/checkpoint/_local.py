@@ -114,7 +114,11 @@ class LocalStore:
     def create(self, name: str, size_bytes: int) -> LocalWriter:
         self._prepare()
         path = os.path.join(self._data, name)
-        return LocalWriter(self._fs, path, name, recycled=self._claim(path, size_bytes))
+        try:
+            return LocalWriter(self._fs, path, name, recycled=self._claim(path, size_bytes))
+        except FileNotFoundError:  # somebody removed the directory: a retry makes it again
+            self._ready = False
+            raise
 
     def _claim(self, path: str, size_bytes: int) -> bool:
         """Give the spare file nearest in size this name. Another writer may be faster: then the next."""

@@ -21,6 +21,7 @@ from outlast.errors import CheckpointError
 __all__ = ["certify", "heads", "publish", "read_head", "report_of"]
 
 _MAX_TRIES = 64
+_LOOK_BACK = 8  # heads of one run grow in view and step, so its newest few tell all
 
 
 def read_head(store: Store, generation: int) -> Head:
@@ -28,10 +29,11 @@ def read_head(store: Store, generation: int) -> Head:
     return parse_head(store.read_head(generation), file=generation_name(generation), generation=generation)
 
 
-def heads(store: Store) -> tuple[list[Head], dict[int, str]]:
-    """The readable heads, newest first, and why the others are not."""
+def heads(store: Store, *, newest: int | None = None) -> tuple[list[Head], dict[int, str]]:
+    """The readable heads, newest first, and why the others are not; only the `newest` so many if given."""
     good, bad = [], {}
-    for generation in reversed(store.generations()):
+    numbers = store.generations()
+    for generation in reversed(numbers if newest is None else numbers[-newest:]):
         try:
             good.append(read_head(store, generation))
         except (Damage, OSError) as error:
@@ -60,7 +62,7 @@ def publish(
         format=1, generation=0, step=save.step, view=save.view, save=save.token, run=run, certified=certified,
         created_s=created_s, bytes=0, parts=parts, extra=extra or {},
     )  # fmt: skip
-    same = _published(heads(store)[0], draft)
+    same = _published(heads(store, newest=_LOOK_BACK)[0], draft)
     if same is not None:
         return same
     draft = msgspec.structs.replace(draft, bytes=_stream_bytes(store, draft))
@@ -68,7 +70,7 @@ def publish(
     with Reader(draft, [store]):
         pass  # every part, piece and file size was held against the others
     for _ in range(_MAX_TRIES):
-        found, unreadable = heads(store)
+        found, unreadable = heads(store, newest=_LOOK_BACK)
         same = _published(found, draft)
         if same is not None:
             return same

@@ -18,9 +18,9 @@ from typing import Literal
 import msgspec
 
 __all__ = [
-    "Abandon", "Announce", "Certified", "CommitAction", "CommitEvent", "CommitState", "DelaySave", "OrderSave",
-    "PartReport", "Pending", "Publish", "PublishFailed", "Published", "Refuse", "SaveId", "SaveWanted", "StepStable",
-    "ViewChanged", "WriterDurable", "WriterFailed", "commit_step",
+    "Abandon", "Announce", "Certified", "Certify", "CommitAction", "CommitEvent", "CommitState", "DelaySave",
+    "OrderSave", "PartReport", "Pending", "Publish", "PublishFailed", "Published", "Refuse", "SaveId", "SaveWanted",
+    "StepStable", "ViewChanged", "WriterDurable", "WriterFailed", "commit_step",
 ]  # fmt: skip
 
 ViewNumber = tuple[int, int]
@@ -77,6 +77,7 @@ class CommitState(msgspec.Struct, frozen=True, kw_only=True):
     certified: int = -1
     pending: tuple[Pending, ...] = ()
     newest: tuple[SaveId, int] | None = None
+    newest_certified: bool = False
     max_in_flight: int = 2
 
     @property
@@ -164,6 +165,12 @@ class Publish(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     certified: bool
 
 
+class Certify(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The newest generation was published before its step was certified: mark it now (`checkpoint.certify`)."""
+
+    generation: int
+
+
 class Announce(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Tell the writers (and the journal) that the save is generation `generation`: slots and bases move on."""
 
@@ -187,7 +194,7 @@ class Refuse(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     reason: str
 
 
-CommitAction = OrderSave | DelaySave | Publish | Announce | Abandon | Refuse
+CommitAction = OrderSave | DelaySave | Publish | Certify | Announce | Abandon | Refuse
 Outcome = tuple[CommitState, tuple[CommitAction, ...]]
 
 
@@ -205,7 +212,7 @@ def commit_step(state: CommitState, event: CommitEvent) -> Outcome:
         case StepStable():
             return _issue(msgspec.structs.replace(state, stable=max(state.stable, event.step)))
         case Certified():
-            return msgspec.structs.replace(state, certified=max(state.certified, event.step)), ()
+            return _certified(state, event.step)
         case Published():
             return _published(state, event)
         case PublishFailed():
@@ -322,6 +329,13 @@ def _issue(state: CommitState) -> Outcome:
     return _with(state, [*others, msgspec.structs.replace(first, publishing=True)]), (action,)
 
 
+def _certified(state: CommitState, step: int) -> Outcome:
+    after = msgspec.structs.replace(state, certified=max(state.certified, step))
+    if state.newest is None or state.newest_certified or state.newest[0].step > after.certified:
+        return after, ()
+    return msgspec.structs.replace(after, newest_certified=True), (Certify(generation=state.newest[1]),)
+
+
 def _published(state: CommitState, event: Published) -> Outcome:
     """Older saves that are still being written are dropped: a later generation must never hold an earlier step."""
     if _find(state, event.save) is None:
@@ -329,8 +343,11 @@ def _published(state: CommitState, event: Published) -> Outcome:
     done = (event.save.view, event.save.step)
     older = [p for p in state.pending if p.save != event.save and (p.save.view, p.save.step) <= done]
     rest = [p for p in state.pending if p.save != event.save and (p.save.view, p.save.step) > done]
-    after = msgspec.structs.replace(_with(state, rest), newest=(event.save, event.generation))
+    kept = _with(state, rest)
+    after = msgspec.structs.replace(kept, newest=(event.save, event.generation), newest_certified=False)
+    # It may have become certified while it was being published; marking it twice does nothing.
+    after, sure = _certified(after, after.certified)
     after, more = _issue(after)
     reason = f"step {event.save.step} was published first"
     dropped = tuple(Abandon(save=p.save, reason=reason, cause="superseded") for p in older)
-    return after, (Announce(save=event.save, generation=event.generation), *dropped, *more)
+    return after, (Announce(save=event.save, generation=event.generation), *sure, *dropped, *more)
