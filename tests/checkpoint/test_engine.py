@@ -155,8 +155,8 @@ def test_the_waiter_copies_what_is_left_and_a_name_waits_only_for_itself() -> No
     area = torch.empty(sum(s.nbytes for s in sources), dtype=torch.uint8)
     copies, at = [], 0
     for k, source in enumerate(sources):
-        dest = area[at : at + source.nbytes].view(torch.int32)
-        copies.append(Copy(f"t{k}", source, dest, dest.data_ptr(), at, source.nbytes))
+        memory = memoryview(area.numpy())  # type: ignore[arg-type]
+        copies.append(Copy(f"t{k}", source, tuple(source.shape), memory, area.data_ptr() + at, at, source.nbytes))
         at += source.nbytes
     snapshot = Snapshot(copies, at)
     snapshot.wait_for({"t1"}, timeout_s=5)

@@ -8,11 +8,12 @@ one is in at most one lease. Never grows on its own: `reserve` says what it take
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import threading
 from collections.abc import Callable
 
-__all__ = ["Arena", "Slot", "map_private"]
+__all__ = ["Arena", "Slot", "address_of", "map_private", "thread_buffer"]
 
 _HUGE = 2 << 20
 _PAGE = 4096
@@ -33,6 +34,22 @@ def touch(area: mmap.mmap) -> None:
     except OSError:
         for offset in range(0, len(area), _PAGE):
             area[offset] = 0
+
+
+def address_of(buffer: memoryview) -> int:
+    """Of a writable buffer's first byte. It must outlive every use of the address."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+
+
+_threads = threading.local()
+
+
+def thread_buffer(size_bytes: int) -> memoryview:
+    """This thread's page-aligned scratch memory: warm, and good until the thread asks again."""
+    held: mmap.mmap | None = getattr(_threads, "buffer", None)
+    if held is None or len(held) < size_bytes:
+        held = _threads.buffer = mmap.mmap(-1, -(-size_bytes // _PAGE) * _PAGE)
+    return memoryview(held)[: -(-size_bytes // _PAGE) * _PAGE]
 
 
 class Slot:

@@ -152,7 +152,8 @@ class Engine:
 
     def prepare(self, tree: Any) -> int:
         """Plan, allocate and touch the slots before the first save. Returns this replica's share in bytes."""
-        layout = self._layouts(flatten(tree, num_writers=self.num_replicas, writer_of=self._writer_of))[self.replica]
+        state = flatten(tree, writer_of=self._writer_of)
+        layout = self._layouts(state, schema_digest(state.specs))[self.replica]
         self._arena.reserve(layout.stream_bytes, keep=self._keep)
         return layout.stream_bytes
 
@@ -160,8 +161,9 @@ class Engine:
         """The view changed: other shares from the next save on."""
         self.replica, self.num_replicas = replica, num_replicas
 
-    def _layouts(self, state: State) -> list[Layout]:
-        key = (schema_digest(state.specs) + digest(repr(state.shards).encode()), self.num_replicas)
+    def _layouts(self, state: State, schema: str) -> list[Layout]:
+        sharded = [shards for shards in state.shards if shards is not None]
+        key = (f"{schema} {sharded}", self.num_replicas)
         if key not in self._plans:
             self._plans = {key: plan(state.specs, state.shards, self.num_replicas)}
         return self._plans[key]
@@ -185,8 +187,9 @@ class Engine:
         """
         began_s = self._clock()
         save = SaveId(epoch=view[0], n=view[1], step=step, attempt=attempt)
-        state = flatten(tree, num_writers=self.num_replicas, writer_of=self._writer_of)
-        layout = self._layouts(state)[self.replica]
+        state = flatten(tree, writer_of=self._writer_of)
+        schema = schema_digest(state.specs)
+        layout = self._layouts(state, schema)[self.replica]
         slot = self._lease(layout.stream_bytes, step, wait=wait)
         if slot is None:
             return None
@@ -194,7 +197,7 @@ class Engine:
         if changing:
             names = [spec.name for spec in state.specs]
             snapshot.copy_now({n for n in names if any(fnmatch.fnmatchcase(n, p) for p in changing)})
-        handle = Handle(save, snapshot, slot, self._part(save, state, layout), self._timeout_s)
+        handle = Handle(save, snapshot, slot, self._part(save, state, layout, schema), self._timeout_s)
         self._handles[save] = handle
         total = sum(spec.bytes for spec in state.specs)
         self._tell(events.SaveBegan(
@@ -226,11 +229,11 @@ class Engine:
             self._hold.clear(self._local, slot.index)
         return slot
 
-    def _part(self, save: SaveId, state: State, layout: Layout) -> Part:
+    def _part(self, save: SaveId, state: State, layout: Layout, schema: str) -> Part:
         first = self.replica == 0
         return Part(
             format=FORMAT, save=save.token, writer=self.replica, num_writers=self.num_replicas,
-            schema=schema_digest(state.specs), stream_bytes=layout.stream_bytes, files=[], chunks=[],
+            schema=schema, stream_bytes=layout.stream_bytes, files=[], chunks=[],
             pieces=list(layout.pieces), tensors=state.specs if first else None, tree=state.tree if first else None,
         )  # fmt: skip
 
@@ -453,7 +456,7 @@ class Engine:
         self, reader: Reader, into: Any, names: Sequence[str] | None, strict: bool,
         progress: Callable[[int], None] | None,
     ) -> dict[int, torch.Tensor]:  # fmt: skip
-        found = flatten(into, num_writers=self.num_replicas, writer_of=self._writer_of)
+        found = flatten(into, writer_of=self._writer_of)
         pairs, difference = match(reader, found, names)
         if strict and difference:
             raise CheckpointError(
@@ -477,4 +480,4 @@ class Engine:
 
 def _be_nice() -> None:
     """Background threads yield the processor to training where the two compete."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)

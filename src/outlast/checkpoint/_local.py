@@ -10,13 +10,13 @@ Does not decide what to keep, and never looks inside a file.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
-import mmap
 import os
 import secrets
-import threading
 from collections.abc import Callable, Collection, Iterator
 
+from outlast.checkpoint._arena import address_of, thread_buffer
 from outlast.checkpoint._fs import ALIGN, Disk, FileSystem
 from outlast.checkpoint._manifest import MAX_HEAD_BYTES, Damage
 from outlast.checkpoint._store import generation_name, generation_number
@@ -312,16 +312,18 @@ class LocalReader:
         return done
 
     def _read_direct(self, offset: int, buffer: memoryview) -> int:
-        """Through an aligned buffer of this thread, because the caller's memory lies where it lies."""
+        """Straight into memory that is aligned, else through a buffer of this thread that is."""
         assert self._direct is not None
-        bounce = _bounce(-(-len(buffer) // ALIGN) * ALIGN)
+        straight = len(buffer) % ALIGN == 0 and address_of(buffer) % ALIGN == 0
+        place = buffer if straight else thread_buffer(len(buffer))
         try:
-            count = min(_read_fully(self._fs, self._direct, bounce, offset), len(buffer))
+            count = min(_read_fully(self._fs, self._direct, place, offset), len(buffer))
         except OSError as error:
             if error.errno in _NO_DIRECT:
                 return 0
             raise
-        buffer[:count] = bounce[:count]
+        if not straight:
+            ctypes.memmove(address_of(buffer), address_of(place), count)
         return count
 
     def close(self) -> None:
@@ -329,17 +331,6 @@ class LocalReader:
             if fd is not None:
                 self._fs.close(fd)
         self._direct = None
-
-
-_threads = threading.local()
-
-
-def _bounce(size: int) -> memoryview:
-    """This thread's page-aligned buffer, grown to `size` bytes when it must."""
-    held: mmap.mmap | None = getattr(_threads, "buffer", None)
-    if held is None or len(held) < size:
-        held = _threads.buffer = mmap.mmap(-1, size)
-    return memoryview(held)[:size]
 
 
 def _open_to_read(fs: FileSystem, path: str) -> int:

@@ -43,8 +43,8 @@ def piece_bytes(piece: Piece, spec: TensorSpec) -> int:
     return Box(piece.offset, piece.shape).volume * DTYPE_BYTES[spec.dtype]
 
 
-def plan(tensors: Sequence[TensorSpec], shards: Sequence[Sequence[Shard]], num_writers: int) -> list[Layout]:
-    """One layout for each writer. `shards[i]`: distinct boxes that together hold tensor i once.
+def plan(tensors: Sequence[TensorSpec], shards: Sequence[Sequence[Shard] | None], num_writers: int) -> list[Layout]:
+    """One layout for each writer. `shards[i]`: distinct boxes that together hold tensor i once; None: all have it all.
 
     Large boxes with several owners are cut along their first dimension; then each box goes, largest first, to the
     least loaded of its owners.
@@ -53,7 +53,7 @@ def plan(tensors: Sequence[TensorSpec], shards: Sequence[Sequence[Shard]], num_w
     jobs: list[tuple[int, int, Shard]] = []
     for index, spec in enumerate(tensors):
         size = DTYPE_BYTES[spec.dtype]
-        for shard in shards[index]:
+        for shard in shards[index] or replicated(spec.shape, num_writers):
             jobs += [(cut.box.volume * size, index, cut) for cut in _cut(shard, size, target) if cut.box.volume]
     jobs.sort(key=lambda job: (-job[0], job[1], job[2]))
     loads = [0] * num_writers

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from outlast.checkpoint._arena import thread_buffer
 from outlast.checkpoint._boxes import Box, check_cover, contiguous_span, intersect
 from outlast.checkpoint._manifest import (
     DTYPE_BYTES,
@@ -34,6 +35,9 @@ from outlast.checkpoint._manifest import (
 from outlast.checkpoint._store import DataReader, Store
 
 __all__ = ["Reader", "Run", "Skip", "runs_of_box"]
+
+
+_NUM_READERS = 4  # one waits for the disk while others hash and copy
 
 
 class Skip(NamedTuple):
@@ -214,12 +218,12 @@ class Reader:
             for index, inside, dest in self._split(run):
                 jobs[run.part, index].append((inside, dest))
         ordered = sorted(jobs.items(), key=lambda job: self._place(*job[0]))
-        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        with concurrent.futures.ThreadPoolExecutor(_NUM_READERS) as pool:
             waiting: collections.deque[concurrent.futures.Future[int]] = collections.deque()
             try:
                 for (part, index), wanted in ordered:
                     waiting.append(pool.submit(self._job, part, index, wanted))
-                    if len(waiting) >= 4:
+                    if len(waiting) >= 2 * _NUM_READERS:
                         _tell(progress, waiting.popleft().result())
                 while waiting:
                     _tell(progress, waiting.popleft().result())
@@ -247,7 +251,7 @@ class Reader:
         if len(wanted) == 1 and len(wanted[0][1]) == chunk.bytes:
             self.fetch(part, chunk, wanted[0][1])
             return chunk.bytes
-        buffer = memoryview(bytearray(chunk.bytes))
+        buffer = thread_buffer(chunk.bytes)[: chunk.bytes]
         self.fetch(part, chunk, buffer)
         for inside, dest in wanted:
             dest[:] = buffer[inside : inside + len(dest)]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from outlast.checkpoint._tensors import raw
+from outlast.checkpoint._tensors import bytes_of, raw
 from outlast.errors import CheckpointError
 
 __all__ = ["Copy", "Snapshot"]
@@ -24,11 +24,12 @@ _BLOCK_BYTES = 8 << 20
 
 
 class Copy(NamedTuple):
-    """Fill stream bytes `at`..`at + bytes` (memory at `address`) with `source`, row-major. `dest`: the same memory."""
+    """Fill `memory[at : at + bytes]`, which lies at `address`, with `source`, a box of `shape`, row-major."""
 
     name: str
     source: torch.Tensor
-    dest: torch.Tensor
+    shape: tuple[int, ...]
+    memory: memoryview
     address: int
     at: int
     bytes: int
@@ -164,8 +165,9 @@ def _copy(copy: Copy, block: _Block) -> None:
         # memmove through ctypes gives the interpreter lock up, and starts no thread pool of its own.
         ctypes.memmove(copy.address + block.low, copy.source.data_ptr() + block.low, block.high - block.low)
     else:
+        dest = bytes_of(copy.memory[copy.at : copy.at + copy.bytes], copy.source.dtype, copy.shape)
         with torch.no_grad():
-            copy.dest.copy_(raw(copy.source))
+            dest.copy_(raw(copy.source))
 
 
 def _device_events(copies: Sequence[Copy]) -> list[torch.cuda.Event]:

@@ -7,6 +7,7 @@ them cover its stream exactly, so that nothing of an earlier snapshot is left in
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 
 import torch
@@ -16,7 +17,7 @@ from outlast.checkpoint._boxes import Box, intersect
 from outlast.checkpoint._manifest import DTYPE_BYTES, Piece
 from outlast.checkpoint._plan import Layout
 from outlast.checkpoint._snapshot import Copy
-from outlast.checkpoint._tensors import Local, State, bytes_of, dtype_named
+from outlast.checkpoint._tensors import Local, State
 from outlast.errors import ProtocolViolation
 
 __all__ = ["copies_of"]
@@ -28,12 +29,11 @@ def copies_of(state: State, layout: Layout, slot: Slot) -> list[Copy]:
     base = ctypes.addressof(ctypes.c_char.from_buffer(slot.area, slot.start))
     for piece in layout.pieces:
         spec = state.specs[piece.tensor]
-        size = Box(piece.offset, piece.shape).volume * DTYPE_BYTES[spec.dtype]
-        ctypes.memset(base + end, 0, piece.at - end)
-        view = slot.view[piece.at : piece.at + size]
-        dest = bytes_of(view, dtype_named(spec.dtype), piece.shape)
+        size = math.prod(piece.shape) * DTYPE_BYTES[spec.dtype]
+        if piece.at > end:
+            ctypes.memset(base + end, 0, piece.at - end)
         source = _source(state.local[piece.tensor], piece, spec.name)
-        copies.append(Copy(spec.name, source, dest, base + piece.at, piece.at, size))
+        copies.append(Copy(spec.name, source, piece.shape, slot.view, base + piece.at, piece.at, size))
         end = piece.at + size
     ctypes.memset(base + end, 0, layout.stream_bytes - end)
     return copies
@@ -41,6 +41,8 @@ def copies_of(state: State, layout: Layout, slot: Slot) -> list[Copy]:
 
 def _source(local: Sequence[Local], piece: Piece, name: str) -> torch.Tensor:
     """The values of a piece, out of the box that holds them."""
+    if local and local[0].box.offset == piece.offset and local[0].box.shape == piece.shape:
+        return local[0].values.detach()
     wanted = Box(piece.offset, piece.shape)
     for box, values in local:
         if intersect(box, wanted) == wanted:

@@ -7,6 +7,7 @@ leaves that are one tensor stay one. Holds no file and no thread.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -15,9 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from outlast.checkpoint._boxes import Box, whole
+from outlast.checkpoint._boxes import Box
 from outlast.checkpoint._manifest import DTYPE_BYTES, TensorSpec
-from outlast.checkpoint._plan import Shard, replicated
+from outlast.checkpoint._plan import Shard
 from outlast.checkpoint._tree import decode_tree, encode_tree, tensor_names
 from outlast.errors import ConfigError
 
@@ -38,12 +39,15 @@ class Local(NamedTuple):
 
 
 class State(NamedTuple):
-    """A flattened state: the tree as JSON, and tensor by tensor what it is, who holds which box, what is held here."""
+    """A flattened state: the tree as JSON, and tensor by tensor what it is, who holds which box, what is held here.
+
+    `shards[i]` is None for a tensor that every writer has whole.
+    """
 
     tree: Any
     tensors: list[torch.Tensor]
     specs: list[TensorSpec]
-    shards: list[list[Shard]]
+    shards: list[list[Shard] | None]
     local: list[list[Local]]
 
 
@@ -72,6 +76,11 @@ def bytes_of(view: memoryview, dtype: torch.dtype, shape: Sequence[int]) -> torc
     return torch.frombuffer(view, dtype=carrier, count=math.prod(shape)).view(tuple(shape))
 
 
+@functools.cache
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def plain_leaf(value: Any) -> Any:
     """The node of torch's own small values; None for anything else."""
     if isinstance(value, torch.Size):
@@ -86,8 +95,8 @@ def plain_leaf(value: Any) -> Any:
 class _Collector:
     """Gives each distinct tensor a number as the tree is walked."""
 
-    def __init__(self, num_writers: int, writer_of: RankToWriter) -> None:
-        self._num_writers, self._writer_of = num_writers, writer_of
+    def __init__(self, writer_of: RankToWriter) -> None:
+        self._writer_of = writer_of
         self.names: list[str] = []
         self.tensors: list[torch.Tensor] = []
         self._seen: dict[tuple[Any, ...], int] = {}
@@ -123,7 +132,7 @@ class _Collector:
             )
         if value.dtype in _QUANTISED:
             return {"q": self._quantised(value, name)}
-        if str(value.dtype).removeprefix("torch.") not in DTYPE_BYTES:
+        if _dtype_name(value.dtype) not in DTYPE_BYTES:
             raise ConfigError(f"checkpoints do not hold {value.dtype} ({name!r})", remedy="keep its unpacked values")
         return {"T": self._number(value, name)}
 
@@ -145,16 +154,17 @@ class _Collector:
         return self._seen[key]
 
     def describe(self, tree: Any) -> State:
-        specs, shards, local = [], [], []
+        specs, shards, local = [], list[list[Shard] | None](), []
         for name, tensor in zip(tensor_names(self.names), self.tensors, strict=True):
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            specs.append(TensorSpec(name, dtype, tuple(tensor.shape)))
+            spec = TensorSpec(name, _dtype_name(tensor.dtype), tuple(tensor.shape))
+            specs.append(spec)
             if _is_dtensor(tensor):
                 owners, held = _sharded(tensor, self._writer_of)
+                shards.append(owners)
+                local.append(held)
             else:
-                owners, held = replicated(tensor.shape, self._num_writers), [Local(whole(tensor.shape), tensor)]
-            shards.append(owners)
-            local.append(held)
+                shards.append(None)
+                local.append([Local(Box((0,) * len(spec.shape), spec.shape), tensor)])
         return State(tree, self.tensors, specs, shards, local)
 
 
@@ -170,12 +180,12 @@ def _is_dtensor(tensor: torch.Tensor) -> bool:
     return type(tensor) is not torch.Tensor and hasattr(tensor, "_spec") and hasattr(tensor, "to_local")
 
 
-def flatten(tree: Any, *, num_writers: int = 1, writer_of: RankToWriter | None = None) -> State:
+def flatten(tree: Any, *, writer_of: RankToWriter | None = None) -> State:
     """The state's tree and tensors. `writer_of` maps a global rank (of a DTensor's mesh) to its writer number.
 
     Raises `ConfigError` naming what cannot be kept.
     """
-    collector = _Collector(num_writers, writer_of if writer_of is not None else lambda rank: rank)
+    collector = _Collector(writer_of if writer_of is not None else lambda rank: rank)
     return collector.describe(encode_tree(tree, collector.leaf))
 
 
