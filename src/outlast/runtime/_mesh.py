@@ -325,7 +325,7 @@ class Mesh:
 
     def _same_end(self, kind: type, step: int, absent: list[str]) -> None:
         """Who waits for the end of the run while others train on would wait for ever, and so would they."""
-        other = {Final: Ready, Ready: Final}.get(kind)
+        other = Ready if kind is Final else Final if kind is Ready else None
         differ = [name for name in absent if other is not None and name in self.boxes.get((other, step, 0), ())]
         if differ:
             what = "train on" if kind is Final else "ended their loop"

@@ -36,10 +36,11 @@ from outlast.runtime._gradients import Memory
 from outlast.runtime._plain import PlainTraining
 from outlast.runtime._plane import Plane
 from outlast.runtime._replica import Replica
+from outlast.runtime._shared import Progress
 from outlast.runtime._state import State, digest_of
 from outlast.tensors import Layout
 
-__all__ = ["Run", "Step", "Training", "join"]
+__all__ = ["Run", "Step", "Training", "join", "pause"]
 
 
 def join() -> Run:
@@ -49,11 +50,26 @@ def join() -> Run:
     return Run(env, plain=os.environ.get("OUTLAST", "on").lower() == "off")
 
 
+def pause(seconds: float) -> None:
+    """The loop's own code is about to be silent for up to `seconds` (a long evaluation, an upload): not a hang.
+
+    Without it the limit is `outside_s`. Does nothing outside a run. Raises ConfigError for a negative number.
+    """
+    if not seconds >= 0:
+        raise ConfigError(f"pause({seconds!r}) is no duration", remedy="give seconds, 0 or more")
+    for progress in _active:
+        progress.alive(ahead_s=seconds)
+
+
+_active: list[Progress] = []  # the progress block of this process's run, once joined
+
+
 class Run:
     """This process's part in a run."""
 
     def __init__(self, env: Environment, plain: bool = False) -> None:
         self._env, self._plain = env, plain
+        _active[:] = [env.progress]
         self._training: Training | None = None
 
     @property
