@@ -57,3 +57,11 @@ def test_a_slow_loop_and_a_debugger_evict_nobody(tmp_path: Path) -> None:
 @pytest.mark.timeout(1200)
 def test_ten_thousand_steps_over_subscribed_evict_nobody(tmp_path: Path) -> None:
     no_one_was_evicted(patient_run(tmp_path, 2 * (os.cpu_count() or 2), 10_000, lambda driven: None))
+
+
+@pytest.mark.process
+def test_a_healthy_step_sends_the_coordinator_nothing_but_heartbeats(tmp_path: Path) -> None:
+    driven = patient_run(tmp_path, 2, 400, lambda driven: None)
+    counts = [e.messages for e in driven.events if isinstance(e, ev.Progress)]
+    assert len(counts) >= 3
+    assert set(counts[1:]) == {2}, "each member says once that its view has formed"

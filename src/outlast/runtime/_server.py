@@ -144,7 +144,11 @@ class Server:
         if view is not None and name == view.members[0] and self._losses:
             losses, self._losses = sorted(self._losses.items()), {}
             self._next_loss = losses[-1][0] + 1
-            self.write("progress", view=list(beat.view), stable=beat.stable, losses=losses, step_s=beat.step_s)
+            messages = sum(self._beats[member].sent_messages for member in view.members if member in self._beats)
+            self.write(
+                "progress", view=list(beat.view), stable=beat.stable, losses=losses, step_s=beat.step_s,
+                messages=messages,
+            )  # fmt: skip
 
     # --- the machine ---------------------------------------------------------------------------------------------
     def handle(self, event: Any) -> None:
