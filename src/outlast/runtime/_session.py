@@ -12,6 +12,7 @@ Exhausting the inner loop commits the step; `break` or an exception never does.
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -35,10 +36,11 @@ from outlast.runtime._gradients import Memory
 from outlast.runtime._plain import PlainTraining
 from outlast.runtime._plane import Plane
 from outlast.runtime._replica import Replica
+from outlast.runtime._shared import Progress
 from outlast.runtime._state import State, digest_of
 from outlast.tensors import Layout
 
-__all__ = ["Run", "Step", "Training", "join"]
+__all__ = ["Run", "Step", "Training", "join", "pause"]
 
 
 def join() -> Run:
@@ -48,11 +50,26 @@ def join() -> Run:
     return Run(env, plain=os.environ.get("OUTLAST", "on").lower() == "off")
 
 
+def pause(seconds: float) -> None:
+    """The loop's own code is about to be silent for up to `seconds` (a long evaluation, an upload): not a hang.
+
+    Without it the limit is `outside_s`. Does nothing outside a run. Raises ConfigError for a negative number.
+    """
+    if not seconds >= 0:
+        raise ConfigError(f"pause({seconds!r}) is no duration", remedy="give seconds, 0 or more")
+    for progress in _active:
+        progress.alive(ahead_s=seconds)
+
+
+_active: list[Progress] = []  # the progress block of this process's run, once joined
+
+
 class Run:
     """This process's part in a run."""
 
     def __init__(self, env: Environment, plain: bool = False) -> None:
         self._env, self._plain = env, plain
+        _active[:] = [env.progress]
         self._training: Training | None = None
 
     @property
@@ -123,7 +140,7 @@ class Training:
         self._started = False
         self._step: Step | None = None
         self._begun: Plane | None = None  # the view's plane in which the current step's exchange has begun
-        self._failed = False
+        self._failed = self._broke_out = False
 
     def steps(self, until: int) -> Iterator[Step]:
         """Steps 0 … until-1 that are still to be done, one object each. Returns when all replicas committed the last.
@@ -135,7 +152,7 @@ class Training:
         try:
             while (todo := self.replica.resume()) is not None:
                 if isinstance(todo, Leave):
-                    self._close(todo)
+                    self.replica.close_barrier(todo)
                     continue
                 self._step = Step(self, todo.step)
                 yield self._step
@@ -146,12 +163,12 @@ class Training:
                         remedy="let the inner loop end; `break` belongs into the outer one",
                     )  # fmt: skip
             self._ended()
-        except GeneratorExit as closing:
-            if not self._failed and closing.__context__ is None:
-                self.replica.leave_early()
-            raise
-        finally:
             self.replica.close()
+        except GeneratorExit:
+            # `break`, or an exception on its way out: which of them is known when the process ends. In the middle of
+            # a step it is never a good end.
+            self._broke_out = self._step is not None and self.replica.member.committed > self._step.number
+            raise
 
     def _ended(self) -> None:
         """The coordinator closed the run for this replica: finished is the only end after which the script goes on."""
@@ -178,21 +195,31 @@ class Training:
             previous(kind, error, trace)
 
         sys.excepthook = failed
+        atexit.register(self._at_exit)
         _warm_up()
         self.replica.link.start()
         if threading.current_thread() is threading.main_thread() and self.replica.env.coordinator is not None:
             signal.signal(signal.SIGTERM, self._asked_to_leave)
 
+    def _at_exit(self) -> None:
+        """The script is over. After `break` the others must have ended at the same step."""
+        try:
+            if self._broke_out and not self._failed:
+                self.replica.leave_early()
+        except MembershipError as error:
+            print(error, file=sys.stderr, flush=True)
+            os._exit(error.exit_code)
+        except StepMisuse as error:
+            self.replica.link.send([report_failure(self.replica, error)])
+            print(error, file=sys.stderr, flush=True)
+            os._exit(error.exit_code)
+        finally:
+            self.replica.close()
+
     def _asked_to_leave(self, *_: Any) -> None:
         """SIGTERM: tell the coordinator; the view without this replica takes effect after a step."""
         answers = self.replica.member.leave()
         threading.Thread(target=self.replica.link.send, args=(answers,), daemon=True).start()
-
-    def _close(self, todo: Leave) -> None:
-        try:
-            self.replica.finish(todo)
-        except ViewAbandoned as reason:
-            self.replica.abandon(reason)
 
     def fingerprint(self) -> str:
         """SHA-256 over parameters and optimizer state by name: name, dtype, shape, bytes."""
