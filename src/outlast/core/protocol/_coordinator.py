@@ -222,8 +222,7 @@ class Coordinator:
             return
         if left.view >= change.upto:
             _change.acknowledge(self, left.member)
-        for name in left.stale:
-            _change.demote(self, name)
+        change.stale.update(left.stale)
         for name in left.suspects:
             self.reports.noticed(name, left.member, left.at_s)
             change.doubts.add((left.member, name))
