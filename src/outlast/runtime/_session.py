@@ -12,11 +12,11 @@ Exhausting the inner loop commits the step; `break` or an exception never does.
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,12 +25,12 @@ from torch import Tensor
 
 from outlast.core.phases import Phase
 from outlast.core.protocol import Compute, Exchange, Leave
-from outlast.core.protocol import messages as m
 from outlast.errors import ConfigError, MembershipError, StepMisuse, ViewAbandoned
 from outlast.runtime._data import Samples
 from outlast.runtime._engine import Engine, Meta
 from outlast.runtime._environment import Environment
 from outlast.runtime._facts import facts_of, prepare_process
+from outlast.runtime._failing import Left, exit_by_code, how_left, report_failure
 from outlast.runtime._gradients import Memory
 from outlast.runtime._plain import PlainTraining
 from outlast.runtime._plane import Plane
@@ -45,6 +45,7 @@ def join() -> Run:
     """Become part of the run that started this process, or a fleet of one. `OUTLAST=off` makes a plain loop of it."""
     env = Environment.read(os.environ)
     prepare_process(env)
+    sys.excepthook = exit_by_code(sys.excepthook)
     return Run(env, plain=os.environ.get("OUTLAST", "on").lower() == "off")
 
 
@@ -123,7 +124,7 @@ class Training:
         self._started = False
         self._step: Step | None = None
         self._begun: Plane | None = None  # the view's plane in which the current step's exchange has begun
-        self._failed = False
+        self._failed = self._undecided = self._caught = False
 
     def steps(self, until: int) -> Iterator[Step]:
         """Steps 0 … until-1 that are still to be done, one object each. Returns when all replicas committed the last.
@@ -140,18 +141,55 @@ class Training:
                 self._step = Step(self, todo.step)
                 yield self._step
                 if self.replica.member.committed == todo.step:
-                    raise StepMisuse(
-                        f"step {todo.step} was left before its microbatches were done",
-                        where=f"replica {self.replica.env.me}", did="nothing was committed",
-                        remedy="let the inner loop end; `break` belongs into the outer one",
-                    )  # fmt: skip
+                    raise self._left_open(todo.step)
             self._ended()
-        except GeneratorExit as closing:
-            if not self._failed and closing.__context__ is None:
-                self.replica.leave_early()
+        except GeneratorExit:
+            self._left_by(how_left(sys._getframe(1)))
+            raise
+        except Exception as error:
+            if not isinstance(error, MembershipError):
+                self._close_later()
             raise
         finally:
-            self.replica.close()
+            if not self._undecided:
+                self.replica.close()
+
+    def _left_open(self, step: int) -> StepMisuse:
+        return StepMisuse(
+            f"step {step} was left before its microbatches were done", where=f"replica {self.replica.env.me}",
+            did="nothing was committed", remedy="let the inner loop end; `break` belongs into the outer one",
+        )  # fmt: skip
+
+    def _left_by(self, how: Left) -> None:
+        """The outer loop was left. What is raised here, in the closing of a generator, Python would only print."""
+        step = self._step
+        if self._failed or step is None:
+            return
+        if how == "error":
+            self._close_later()
+            return
+        if step.number == self.replica.member.committed and self.replica.env.coordinator is not None:
+            error = self._left_open(step.number)
+            self.replica.link.send([report_failure(self.replica, error)])
+            print(error, file=sys.stderr, flush=True)
+            os._exit(error.exit_code)
+        if how == "break":
+            self.replica.leave_early()
+        else:
+            self._undecided = True
+
+    def _close_later(self) -> None:
+        """The hook of `_start` reports the exception; a script that catches it and goes on is let go after a while."""
+        self._undecided = self._caught = True
+        timer = threading.Timer(self.replica.env.config.ack_s, self.replica.close)
+        timer.daemon = True
+        timer.start()
+
+    def _at_exit(self) -> None:
+        """The loop was left through somebody else's iterator, and no exception came of it: a `break`."""
+        if self._undecided and not self._caught and not self._failed:
+            self.replica.leave_early()
+        self.replica.close()
 
     def _ended(self) -> None:
         """The coordinator closed the run for this replica: finished is the only end after which the script goes on."""
@@ -178,6 +216,7 @@ class Training:
             previous(kind, error, trace)
 
         sys.excepthook = failed
+        atexit.register(self._at_exit)
         _warm_up()
         self.replica.link.start()
         if threading.current_thread() is threading.main_thread() and self.replica.env.coordinator is not None:
@@ -335,10 +374,3 @@ def _warm_up() -> None:
     parameter = torch.nn.Parameter(torch.zeros(1))
     parameter.grad = torch.zeros(1)
     torch.optim.AdamW([parameter]).step()
-
-
-def report_failure(replica: Replica, error: BaseException) -> m.Failed:
-    """What to tell the coordinator when user code raised."""
-    text = "".join(traceback.format_exception(error))[-4000:]
-    current = replica.progress.read()
-    return m.Failed(member=replica.env.me, step=replica.member.committed, microbatch=current[2], error=text)

@@ -105,6 +105,8 @@ def _without_survivors(c: Coordinator, change: Change) -> None:
         return  # after a restart: a spare may still say that it is ready
     elif not c.ever_formed:
         c.forget_view()
+    elif words := c.failures.of_all(change.view):
+        c.finish("failed", 5, 0, f"all replicas failed, the last one so:\n{words}")
     else:
         c.finish("failed", 6, 0, "every replica that held the training state is gone")
 
