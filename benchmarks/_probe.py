@@ -66,11 +66,11 @@ class Probe:
             self.wait_turn(step)
 
     def wait_turn(self, step: int) -> None:
-        """Ends when the harness has sent one byte, or is gone."""
+        """Ends when the harness has sent one byte. Raises SystemExit when it is gone."""
         self.number(SHARE_BYTES, _kib("/proc/self/smaps_rollup", "Pss:") * 1024)
         self._send(b"r", step, count=_kib("/proc/self/status", "VmHWM:") * 1024)
-        if self._socket is not None:
-            self._socket.recv(1)
+        if self._socket is not None and not self._socket.recv(1):
+            raise SystemExit("the benchmark's harness is gone")
 
     def number(self, key: int, value: float) -> None:
         """Report any other figure under a key that the benchmark chooses."""

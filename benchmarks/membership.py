@@ -141,7 +141,7 @@ class _Driver:
         self.coordinator = Coordinator(Settings(num_replicas=size), epoch=1)
         self.members: list[str] = []
         self.view = ViewId(1, 0)
-        self.joiner = ""
+        self.joiner, self.serve = "", (0, 0)
         self.install_bytes = 0
         self._encoder, self._now_s = msgspec.msgpack.Encoder(), 0.0
 
@@ -159,6 +159,8 @@ class _Driver:
         if isinstance(told, messages.Spawn):
             self.joiner = told.member
             self.members.append(told.member)
+        elif isinstance(told, messages.BeginServe):
+            self.serve = told.serve
         elif isinstance(told, messages.Install):
             self.view, self.members, self.install_bytes = told.view.id, list(told.view.members), len(encoded)
         elif isinstance(told, messages.Take) and told.order.next is not None:
@@ -188,7 +190,8 @@ class _Driver:
 
     def replace(self) -> None:
         old, joiner = self.view, self.joiner
-        self.hear([self._hello(joiner), messages.Ready(member=joiner, step=20)])
+        self.hear([self._hello(joiner)])
+        self.hear([messages.Ready(member=joiner, step=20, serve=self.serve)])
         assert self.view > old, "the coordinator planned no view with the replacement"
         self._formed(step=21)
 

@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     claim(outcomes, bounds)
     shown = [name for name in SYSTEMS if name in args.systems or any(o.system == name for o in outcomes)]
     faults = [fault for fault in FAULTS if fault in args.faults or any(o.fault == fault for o in outcomes)]
-    tables = [summary(fault, shown, outcomes, absent) for fault in faults]
+    tables = [summary(fault, shown, outcomes, absent, args.timeout_s) for fault in faults]
     return publish("recovery", args, machine, tables, bounds, [dataclasses.asdict(outcome) for outcome in outcomes])
 
 
@@ -128,7 +128,9 @@ def claim(outcomes: Sequence[Outcome], bounds: Bounds) -> None:
             bounds.check(f"{system}: a joiner's stall after {fault}, worst of {len(stalls)}", max(stalls), JOIN_LIMIT_S)
 
 
-def summary(fault: str, systems: Sequence[str], outcomes: Sequence[Outcome], absent: dict[str, str]) -> Table:
+def summary(
+    fault: str, systems: Sequence[str], outcomes: Sequence[Outcome], absent: dict[str, str], timeout_s: float
+) -> Table:
     rows = []
     for name in systems:
         mine = [o for o in outcomes if o.system == name and o.fault == fault]
@@ -149,7 +151,10 @@ def summary(fault: str, systems: Sequence[str], outcomes: Sequence[Outcome], abs
     columns = ["system", "net s: median (low to high)", "gross s", "steps redone", "worst joiner's stall ms",
                "median step ms", "failed"]  # fmt: skip
     phases = ", ".join(sorted({o.phase for o in outcomes if o.fault == fault and o.phase}))
-    notes = ["net: the interrupted step less a median step, less what was computed again"]
+    notes = [
+        "net: the interrupted step less a median step, less what was computed again",
+        f"the peers' collectives time out after {timeout_s:g} s (their defaults: 60 s and more); outlast's after 60 s",
+    ]
     return Table(
         title=f"{fault} of one replica", columns=columns, rows=rows, notes=[*notes, f"the victims were in: {phases}"]
     )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -157,3 +159,27 @@ def test_a_block_ends_when_released_and_a_fleet_that_ends_is_reported() -> None:
         fleet.release()
         with pytest.raises(FleetStuck, match="no third block"):
             fleet.wait_for("third block", lambda: fleet.all_wait(1), 20)
+
+
+@pytest.mark.process
+def test_a_harness_that_is_ended_leaves_nobody_behind() -> None:
+    worker = "from benchmarks._probe import Probe\np = Probe(0)\nfor step in range(10**9): p.commit(step)\n"
+    harness = f"""
+import signal, sys
+from benchmarks.__main__ import _ended
+from benchmarks._fleet import Fleet
+signal.signal(signal.SIGTERM, _ended)
+with Fleet("one loop", [[sys.executable, "-c", {worker!r}]]) as fleet:
+    fleet.wait_for("commits", lambda: any(m.commits for m in fleet.living), 20)
+    print(fleet.members[0].pid, flush=True)
+    fleet.wait_for("the end", lambda: False, 60)
+"""
+    for number, status in ((signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)):
+        with subprocess.Popen([sys.executable, "-c", harness], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            pid = int(process.stdout.readline())
+            watch = os.pidfd_open(pid)
+            process.send_signal(number)
+            assert process.wait(timeout=20) == status
+            assert select.select([watch], [], [], 20)[0], "the worker outlived its harness"
+            os.close(watch)

@@ -11,9 +11,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from outlast.runtime._session import Run, Step, Training, join
+    from outlast.runtime._session import Run, Step, Training, join, pause
 
-__all__ = ["Run", "Step", "Training", "join"]
+__all__ = ["Run", "Step", "Training", "join", "pause"]
 
 
 def __getattr__(name: str) -> Any:

@@ -12,10 +12,10 @@ from types import FrameType
 from typing import Any, Literal
 
 from outlast.core.protocol import messages as m
-from outlast.errors import OutlastError
+from outlast.errors import OutlastError, StepMisuse
 from outlast.runtime._replica import Replica
 
-__all__ = ["Left", "exit_by_code", "how_left", "report_failure"]
+__all__ = ["Left", "exit_by_code", "how_left", "left_open", "report_failure"]
 
 Left = Literal["break", "error", "unknown"]
 
@@ -47,6 +47,14 @@ def _alike(error: BaseException) -> str:
     where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     words = error.code if isinstance(error, OutlastError) else str(error)[:500]
     return f"{type(error).__name__} at {where}: {words}"
+
+
+def left_open(step: int, replica: Replica) -> StepMisuse:
+    """The loop was left inside this step."""
+    return StepMisuse(
+        f"step {step} was left before its microbatches were done", where=f"replica {replica.env.me}",
+        did="nothing was committed", remedy="let the inner loop end; `break` belongs into the outer one",
+    )  # fmt: skip
 
 
 def exit_by_code(previous: Callable[..., Any]) -> Callable[..., Any]:

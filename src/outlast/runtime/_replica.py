@@ -411,12 +411,17 @@ class Replica:
         """The loop ends before `until`: every replica must end at the same step."""
         with self.lock:
             self.member.until = self.member.committed
-        todo = self.resume()
-        if isinstance(todo, Leave):
+        while (todo := self.resume()) is not None:
+            if not isinstance(todo, Leave):
+                raise StepMisuse("the loop ended while others train on", where=f"replica {self.env.me}")
+            self.close_barrier(todo)
+
+    def close_barrier(self, todo: Leave) -> None:
+        """`finish`, in this view or after the next one has formed."""
+        try:
             self.finish(todo)
-            self.resume()
-        elif todo is not None:
-            raise StepMisuse("the loop ended while others train on", where=f"replica {self.env.me}")
+        except ViewAbandoned as reason:
+            self.abandon(reason)
 
     # --- donors --------------------------------------------------------------------------------------------------
     def _stream(self, joiner: str, serve: ServeId = (0, 0)) -> Stream:

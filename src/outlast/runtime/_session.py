@@ -30,15 +30,16 @@ from outlast.runtime._data import Samples
 from outlast.runtime._engine import Engine, Meta
 from outlast.runtime._environment import Environment
 from outlast.runtime._facts import facts_of, prepare_process
-from outlast.runtime._failing import Left, exit_by_code, how_left, report_failure
+from outlast.runtime._failing import Left, exit_by_code, how_left, left_open, report_failure
 from outlast.runtime._gradients import Memory
 from outlast.runtime._plain import PlainTraining
 from outlast.runtime._plane import Plane
 from outlast.runtime._replica import Replica
+from outlast.runtime._shared import Progress
 from outlast.runtime._state import State, digest_of
 from outlast.tensors import Layout
 
-__all__ = ["Run", "Step", "Training", "join"]
+__all__ = ["Run", "Step", "Training", "join", "pause"]
 
 
 def join() -> Run:
@@ -49,11 +50,26 @@ def join() -> Run:
     return Run(env, plain=os.environ.get("OUTLAST", "on").lower() == "off")
 
 
+def pause(seconds: float) -> None:
+    """The loop's own code is about to be silent for up to `seconds` (a long evaluation, an upload): not a hang.
+
+    Without it the limit is `outside_s`. Does nothing outside a run. Raises ConfigError for a negative number.
+    """
+    if not seconds >= 0:
+        raise ConfigError(f"pause({seconds!r}) is no duration", remedy="give seconds, 0 or more")
+    for progress in _active:
+        progress.alive(ahead_s=seconds)
+
+
+_active: list[Progress] = []  # the progress block of this process's run, once joined
+
+
 class Run:
     """This process's part in a run."""
 
     def __init__(self, env: Environment, plain: bool = False) -> None:
         self._env, self._plain = env, plain
+        _active[:] = [env.progress]
         self._training: Training | None = None
 
     @property
@@ -124,7 +140,8 @@ class Training:
         self._started = False
         self._step: Step | None = None
         self._begun: Plane | None = None  # the view's plane in which the current step's exchange has begun
-        self._failed = self._undecided = self._caught = False
+        self._failed = False
+        self._left: Left | None = None
 
     def steps(self, until: int) -> Iterator[Step]:
         """Steps 0 … until-1 that are still to be done, one object each. Returns when all replicas committed the last.
@@ -136,60 +153,19 @@ class Training:
         try:
             while (todo := self.replica.resume()) is not None:
                 if isinstance(todo, Leave):
-                    self._close(todo)
+                    self.replica.close_barrier(todo)
                     continue
                 self._step = Step(self, todo.step)
                 yield self._step
                 if self.replica.member.committed == todo.step:
-                    raise self._left_open(todo.step)
+                    raise left_open(todo.step, self.replica)
             self._ended()
+            self.replica.close()
         except GeneratorExit:
-            self._left_by(how_left(sys._getframe(1)))
+            # `break`, or an exception on its way out: through somebody else's iterator that is known only when the
+            # process ends. In the middle of a step it is never a good end.
+            self._left = how_left(sys._getframe(1))
             raise
-        except Exception as error:
-            if not isinstance(error, MembershipError):
-                self._close_later()
-            raise
-        finally:
-            if not self._undecided:
-                self.replica.close()
-
-    def _left_open(self, step: int) -> StepMisuse:
-        return StepMisuse(
-            f"step {step} was left before its microbatches were done", where=f"replica {self.replica.env.me}",
-            did="nothing was committed", remedy="let the inner loop end; `break` belongs into the outer one",
-        )  # fmt: skip
-
-    def _left_by(self, how: Left) -> None:
-        """The outer loop was left. What is raised here, in the closing of a generator, Python would only print."""
-        step = self._step
-        if self._failed or step is None:
-            return
-        if how == "error":
-            self._close_later()
-            return
-        if step.number == self.replica.member.committed and self.replica.env.coordinator is not None:
-            error = self._left_open(step.number)
-            self.replica.link.send([report_failure(self.replica, error)])
-            print(error, file=sys.stderr, flush=True)
-            os._exit(error.exit_code)
-        if how == "break":
-            self.replica.leave_early()
-        else:
-            self._undecided = True
-
-    def _close_later(self) -> None:
-        """The hook of `_start` reports the exception; a script that catches it and goes on is let go after a while."""
-        self._undecided = self._caught = True
-        timer = threading.Timer(self.replica.env.config.ack_s, self.replica.close)
-        timer.daemon = True
-        timer.start()
-
-    def _at_exit(self) -> None:
-        """The loop was left through somebody else's iterator, and no exception came of it: a `break`."""
-        if self._undecided and not self._caught and not self._failed:
-            self.replica.leave_early()
-        self.replica.close()
 
     def _ended(self) -> None:
         """The coordinator closed the run for this replica: finished is the only end after which the script goes on."""
@@ -222,16 +198,27 @@ class Training:
         if threading.current_thread() is threading.main_thread() and self.replica.env.coordinator is not None:
             signal.signal(signal.SIGTERM, self._asked_to_leave)
 
+    def _at_exit(self) -> None:
+        """The script is over. After `break` the others must have ended at the same step."""
+        try:
+            if self._left in ("break", "unknown") and not self._failed and self._step is not None:
+                if self.replica.member.committed == self._step.number:
+                    raise left_open(self._step.number, self.replica)
+                self.replica.leave_early()
+        except MembershipError as error:
+            print(error, file=sys.stderr, flush=True)
+            os._exit(error.exit_code)
+        except StepMisuse as error:
+            self.replica.link.send([report_failure(self.replica, error)])
+            print(error, file=sys.stderr, flush=True)
+            os._exit(error.exit_code)
+        finally:
+            self.replica.close()
+
     def _asked_to_leave(self, *_: Any) -> None:
         """SIGTERM: tell the coordinator; the view without this replica takes effect after a step."""
         answers = self.replica.member.leave()
         threading.Thread(target=self.replica.link.send, args=(answers,), daemon=True).start()
-
-    def _close(self, todo: Leave) -> None:
-        try:
-            self.replica.finish(todo)
-        except ViewAbandoned as reason:
-            self.replica.abandon(reason)
 
     def fingerprint(self) -> str:
         """SHA-256 over parameters and optimizer state by name: name, dtype, shape, bytes."""

@@ -24,6 +24,7 @@ _CODES = (_SAME_ON_ALL, 3, _REFUSED)  # what a script's end before training may 
 class Failures:
     """What raised where. Slots are counted, not incarnations: one bad machine may fail as often as it likes."""
 
+    calm: set[str] = field(default_factory=set)  # members that ended by themselves, with exit code 0
     words: dict[str, str] = field(default_factory=dict)  # of members that ended by an exception
     _places: dict[tuple[int, str], set[str]] = field(default_factory=dict)
     _early: dict[str, int] = field(default_factory=dict)  # slot -> ends before training
@@ -44,6 +45,8 @@ class Failures:
         say so at once. Once a view has formed, survivors train on, and only replacements are missing."""
         if exited.cause == "exception":
             self.words.setdefault(exited.member, exited.detail)
+        elif exited.cause == "finished":
+            self.calm.add(exited.member)
         if not fault or exited.joined or c.ever_formed or exited.cause not in ("exception", "exit"):
             return
         slot = slot_of(exited.member)

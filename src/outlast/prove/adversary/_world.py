@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import traceback
 from typing import Any
 
 from outlast.core.protocol import ViewId
@@ -59,7 +60,11 @@ class World:
     def run(self) -> Outcome:
         """Until the run is over, an invariant is broken, or patience ends."""
         bound_s = self.scenario.calm_after_s + self.scenario.patience_s
-        self.kernel.run(bound_s, _MAX_EVENTS)
+        try:
+            self.kernel.run(bound_s, _MAX_EVENTS)
+        except Exception as error:  # noqa: BLE001 - the boundary: a crash of the protocol is a finding like any other
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            self.oracle.violated("Crash", f"{error!r} in {where.name}, line {where.lineno}")
         if self.oracle.violation is None and self.finish is None:
             why = f"after {self.kernel.now:.1f} s and {self.kernel.events} events the run is not over"
             self.oracle.violated("Liveness", why)

@@ -1,0 +1,223 @@
+"""`outlast plan`: how reliable a job will be and what to do about it. Options in, one `Answer` out.
+
+Nothing heavy is imported at module level: numpy and scipy load inside a command, so that `--help` is instant.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+if TYPE_CHECKING:
+    from outlast.plan._answer import Answer
+
+__all__ = ["app"]
+
+_DEFAULT = "job"
+
+
+class _PlanGroup(TyperGroup):
+    """`outlast plan [OPTIONS | job.toml]` without a subcommand's name means `outlast plan job ...`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or (args[0] not in self.commands and args[0] not in {"--help", "-h"}):
+            args = [_DEFAULT, *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_PlanGroup,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="How reliable will this job be, and what should be done about it? Without a subcommand: `plan job`.",
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print data instead of text.")]
+
+
+def emit(answer: Answer, as_json: bool) -> None:
+    """Print an answer in the form asked for."""
+    typer.echo(answer.json() if as_json else answer.text())
+
+
+@app.command()
+def fleet(
+    nodes: Annotated[int, typer.Option(help="Machines that must all work.")],
+    node_mtbf_hours: Annotated[float, typer.Option(help="Mean time between failures of one machine, hours.")],
+    mttr_hours: Annotated[float, typer.Option(help="Mean time to repair one, hours.")] = 2.0,
+    hours: Annotated[float, typer.Option(help="Length of the job, hours.")] = 720.0,
+    json: Json = False,
+) -> None:
+    """What many machines do together: first failure, availability, failures, spares."""
+    from outlast.plan._quick import fleet_answer
+
+    emit(fleet_answer(nodes, node_mtbf_hours, mttr_hours, hours), json)
+
+
+@app.command()
+def interval(
+    mtbf_hours: Annotated[float, typer.Option(help="Mean time between interruptions of the whole fleet, hours.")],
+    write_seconds: Annotated[float, typer.Option(help="Time that one checkpoint blocks the job, seconds.")],
+    recovery_seconds: Annotated[float, typer.Option(help="From an interruption until work goes on, seconds.")] = 0.0,
+    json: Json = False,
+) -> None:
+    """When to checkpoint: Young, Daly, the exact optimum, and what a wrong choice costs."""
+    from outlast.plan._quick import interval_answer
+
+    emit(interval_answer(mtbf_hours, write_seconds, recovery_seconds), json)
+
+
+@app.command()
+def nines(
+    mtbf_hours: Annotated[float, typer.Option(help="Mean time between incidents, hours.")] = 1000.0,
+    mttr_hours: Annotated[float, typer.Option(help="Mean time to repair, hours.")] = 1.0,
+    target: Annotated[float | None, typer.Option(help="Availability wanted; default: one more nine.")] = None,
+    cost_incidents: Annotated[float, typer.Option(help="Cost of halving the number of incidents.")] = 1.0,
+    cost_repair: Annotated[float, typer.Option(help="Cost of halving the time to repair.")] = 1.0,
+    incidents: Annotated[float, typer.Option(help="Incidents a month, for the budget.")] = 3.0,
+    minutes: Annotated[float, typer.Option(help="Minutes each, for the budget.")] = 12.0,
+    json: Json = False,
+) -> None:
+    """Availability, downtime, error budgets, and the cheaper way to one more nine."""
+    from outlast.plan._quick import nines_answer
+
+    answer = nines_answer(
+        mtbf_hours, mttr_hours, target, cost_incidents=cost_incidents, cost_repair=cost_repair, incidents=incidents,
+        minutes=minutes,
+    )  # fmt: skip
+    emit(answer, json)
+
+
+@app.command(name="target-study")
+def target_study(
+    replications: Annotated[int, typer.Option(help="Simulated runs a row.")] = 2000,
+    seed: Annotated[int, typer.Option(help="Seed of the simulation.")] = 0,
+    json: Json = False,
+) -> None:
+    """The 1.5T target table by simulation, with intervals, parameters and what one run can show."""
+    from outlast.plan._target import target_answer
+
+    emit(target_answer(replications, seed), json)
+
+
+@app.command(name=_DEFAULT)
+def job_command(
+    file: Annotated[str | None, typer.Argument(help="A job's TOML file.", metavar="JOB.TOML")] = None,
+    profile: Annotated[
+        str, typer.Option(help="Fleet to start from: llama3, rsc1, rsc2, infinitehbd, spot, target.")
+    ] = "",
+    params: Annotated[float | None, typer.Option(help="Parameters; write times scale with them.")] = None,
+    accelerators: Annotated[int | None, typer.Option(help="Accelerators of the job.")] = None,
+    days: Annotated[float | None, typer.Option(help="Length of the run, days.")] = None,
+    from_run: Annotated[str, typer.Option(help="Re-plan from the journal of this run.")] = "",
+    write_seconds: Annotated[float, typer.Option(help="With --from-run: seconds a checkpoint blocks.")] = 1.0,
+    report: Annotated[str, typer.Option(help="Also write a self-contained HTML page here.")] = "",
+    replications: Annotated[int, typer.Option(help="Simulated runs.")] = 256,
+    seed: Annotated[int, typer.Option(help="Seed of the simulation.")] = 0,
+    json: Json = False,
+) -> None:
+    """Design a job: clocks, ETTR, intervals, spares, placement, sensitivity (the default command)."""
+    if from_run:
+        from outlast.plan._rerun import rerun_answer
+
+        emit(rerun_answer(from_run, write_seconds), json)
+        return
+    from outlast.plan._design import design, write_report
+
+    plan, sources = design(
+        file, profile=profile, params=params, accelerators=accelerators, days=days, replications=replications, seed=seed
+    )
+    from outlast.plan._report import plan_answer
+
+    if report:
+        write_report(report, plan, sources)
+    emit(plan_answer(plan, sources), json)
+    if report and not json:
+        typer.echo(f"\nreport: {report}")
+
+
+@app.command()
+def compare(
+    first: Annotated[str | None, typer.Argument(help="A job's TOML; default: the lost weekend, before.")] = None,
+    second: Annotated[str | None, typer.Argument(help="Another; default: the lost weekend, after.")] = None,
+    replications: Annotated[int, typer.Option(help="Simulated runs of each.")] = 1000,
+    seed: Annotated[int, typer.Option(help="Seed of the simulation.")] = 0,
+    json: Json = False,
+) -> None:
+    """Two designs side by side, and how long a run must be to tell them apart."""
+    from outlast.errors import ConfigError
+    from outlast.plan._compare import compare_answer, example_paths
+
+    if (first is None) != (second is None):
+        raise ConfigError("one design cannot be compared", remedy="give two job files, or none for the example")
+    paths = (first, second) if first and second else example_paths()
+    emit(compare_answer(*paths, replications=replications, seed=seed), json)
+
+
+@app.command()
+def fit(
+    log: Annotated[str, typer.Argument(help="A failure log, or with --preset journal a run's directory.")],
+    preset: Annotated[str, typer.Option(help="infinitehbd, bamboo, slurm, k8s, xid or journal.")] = "",
+    mapping: Annotated[str, typer.Option(help="A TOML that names the log's columns.")] = "",
+    only: Annotated[list[str] | None, typer.Option(help="Keep rows with COLUMN=VALUE; may be repeated.")] = None,
+    nodes: Annotated[int, typer.Option(help="Machines watched; 0: those that appear.")] = 0,
+    rounds: Annotated[int, typer.Option(help="Bootstrap and predictive rounds; 0: none.")] = 200,
+    seed: Annotated[int, typer.Option(help="Seed of both.")] = 0,
+    job: Annotated[str, typer.Option(help="Also write the fitted classes as a job's TOML here.")] = "",
+    plot: Annotated[str, typer.Option(help="Also draw the trace: a self-contained HTML page here.")] = "",
+    json: Json = False,
+) -> None:
+    """Read a failure log, validate it, fit it, and test the fit on its held-out end."""
+    from outlast.plan._design import fit_log
+
+    emit(
+        fit_log(
+            log,
+            preset=preset,
+            mapping=mapping,
+            only=only or [],
+            nodes=nodes,
+            rounds=rounds,
+            seed=seed,
+            job=job,
+            plot=plot,
+        ),
+        json,
+    )
+
+
+trace = typer.Typer(help="Failure traces: make more of them.", add_completion=False, rich_markup_mode=None)
+app.add_typer(trace, name="trace")
+
+
+@trace.command()
+def generate(
+    log: Annotated[str, typer.Argument(help="The failure log to be like.")],
+    out: Annotated[str, typer.Option(help="CSV file to write.")],
+    preset: Annotated[str, typer.Option(help="infinitehbd, bamboo, slurm, k8s, xid or journal.")] = "",
+    mapping: Annotated[str, typer.Option(help="A TOML that names the log's columns.")] = "",
+    days: Annotated[float, typer.Option(help="Length; 0: the log's own.")] = 0.0,
+    nodes: Annotated[int, typer.Option(help="Machines; 0: the log's own.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed.")] = 0,
+    json: Json = False,
+) -> None:
+    """A new trace like a log: its bursts, incidents, lemons and repair tails."""
+    from outlast.plan._design import generate_like
+
+    emit(generate_like(log, out, preset=preset, mapping=mapping, days=days, nodes=nodes, seed=seed), json)
+
+
+@app.command()
+def system(
+    params: Annotated[str, typer.Option(help="Parameter counts, comma-separated.")] = "7e9,7e10,1.5e12",
+    nodes: Annotated[str, typer.Option(help="Node counts, comma-separated.")] = "64,512,2048",
+    steps: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 100,
+    json: Json = False,
+) -> None:
+    """R = R_compute x R_communication x R_synchronisation over parameters, nodes and topology."""
+    from outlast.plan._design import system_answer
+
+    emit(system_answer(params, nodes, steps), json)

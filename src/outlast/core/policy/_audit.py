@@ -1,0 +1,62 @@
+"""What share of microbatches to compute twice, so that silent corruption is found early but cheaply.
+
+A corrupting device keeps corrupting: at audit rate a, of one bad machine among `machines`, an audit hits it once in
+about machines_hit / a steps, and all work since is lost; the audit itself costs a share a of all compute.
+Minimising a + rate x step_s / a gives a = sqrt(rate x step_s x damage). Invariant: a in [min_rate, max_rate].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from outlast.errors import ConfigError
+
+from ._arithmetic import clamp
+from ._belief import Belief
+
+__all__ = ["AuditDecision", "AuditPolicy", "AuditState"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AuditState:
+    """Now: machines exposed, seconds a step takes, fixed seconds that finding a corruption costs besides lost steps."""
+
+    machines: Any
+    step_s: float
+    recovery_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AuditDecision:
+    """Share of microbatches computed twice, expected seconds from corruption to detection, expected total overhead."""
+
+    rate: Any
+    detection_s: Any
+    overhead: Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AuditPolicy:
+    """weights[k]: the share of class k that corrupts silently (0: never). `fixed`: a rate held whatever is believed."""
+
+    weights: tuple[float, ...] = ()
+    min_rate: float = 1e-4
+    max_rate: float = 1.0
+    fixed: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.min_rate <= self.max_rate <= 1:
+            raise ConfigError(f"audit rates {self.min_rate} to {self.max_rate}", remedy="0 < min <= max <= 1")
+        if self.fixed is not None and not 0 < self.fixed <= 1:
+            raise ConfigError(f"audit rate {self.fixed}", remedy="a share: above 0, at most 1")
+
+    def decide(self, belief: Belief, state: AuditState) -> AuditDecision:
+        """The rate with the least expected overhead: audits computed plus work lost until one hits."""
+        silent = belief.total(self.weights) * state.machines if self.weights else 0.0 * state.machines
+        best = (silent * state.step_s) ** 0.5
+        rate = clamp(best, self.min_rate, self.max_rate) if self.fixed is None else self.fixed + 0 * best
+        detection_s = state.step_s / rate
+        return AuditDecision(
+            rate=rate, detection_s=detection_s, overhead=rate + silent * (detection_s + state.recovery_s)
+        )

@@ -1,0 +1,125 @@
+"""A `Job` as arrays, and the real policies that decide for it: what the simulator and the closed form share.
+
+Invariant: false alarms of the predictors are a class of their own here, at the rate that precision implies; nothing of
+the model is left out. It draws nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from outlast.core.policy import AuditPolicy, AuditState, Belief, ClassPrior, IntervalPolicy, SparesPolicy
+
+from ._cycle import Cycle
+from ._model import FailureClass, Job
+from ._source import Floats
+
+__all__ = ["Compiled", "Policies", "compile_job", "default_policies", "plan_belief"]
+
+ALARM = "false alarm"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Policies:
+    """The policy objects that decide: the ones a run would use."""
+
+    interval: IntervalPolicy = field(default_factory=IntervalPolicy)
+    spares: SparesPolicy = field(default_factory=SparesPolicy)
+    audit: AuditPolicy = field(default_factory=AuditPolicy)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compiled:
+    """Arrays over classes, false alarms last if any; `masked` + `planned` + the rest (rollbacks, slow, silent) = 1."""
+
+    job: Job
+    classes: tuple[FailureClass, ...]
+    mean_s: Floats
+    masked: Floats
+    planned: Floats
+    severity: np.ndarray[tuple[int], np.dtype[np.intp]]
+    nodes: Floats
+    silent: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    slow_factor: Floats
+    slow_s: Floats
+    detection_s: Floats
+    late_s: Floats
+    coverage: Floats
+    recovery_s: Floats
+    cycle: Cycle
+    audit_s: float
+    audit_rate: float
+
+    @property
+    def loses_work(self) -> tuple[float, ...]:
+        """Per class, the share of failures that roll work back."""
+        share = (1 - self.masked) * (1 - self.planned) * (self.slow_factor == 1)
+        return tuple(float(x) for x in share)
+
+
+def default_policies(job: Job, compiled_weights: tuple[float, ...], silent: tuple[float, ...]) -> Policies:
+    """The policies that the job's settings name."""
+    return Policies(
+        interval=IntervalPolicy(kind=job.interval, fixed_s=job.interval_s, weights=compiled_weights),
+        spares=SparesPolicy(min_share=job.min_share),
+        audit=AuditPolicy(weights=silent, fixed=job.audit_rate or None),
+    )
+
+
+def plan_belief(job: Job, classes: tuple[FailureClass, ...]) -> Belief:
+    """The controller's belief before the run: the planned rates times `believed`, worth `prior_weight` failures."""
+    priors = {
+        c.name: ClassPrior(
+            rate=job.believed * job.rate_multiplier / (c.node_mtbf_h * 3600), weight=job.prior_weight, shape=c.shape
+        )
+        for c in classes
+    }
+    return Belief.from_priors(priors)
+
+
+def _with_alarms(job: Job) -> tuple[FailureClass, ...]:
+    alarms = sum((1 - c.masked) * c.predicted * (1 / c.precision - 1) / c.node_mtbf_h for c in job.classes)
+    if alarms == 0:
+        return job.classes
+    return (*job.classes, FailureClass(name=ALARM, node_mtbf_h=1 / alarms, predicted=1.0, notice_s=1e12))
+
+
+def compile_job(job: Job, audit: AuditPolicy | None = None) -> Compiled:
+    """Arrays for the engines; the audit rate is what the audit policy decides on the plan's belief."""
+    classes = _with_alarms(job)
+
+    def column(name: str) -> Floats:
+        return np.array([getattr(c, name) for c in classes], dtype=np.float64)
+
+    in_time = np.array([c.notice_s >= min(t.write_s for t in job.tiers) for c in classes])
+    silent = np.array([c.silent for c in classes])
+    policy = audit or AuditPolicy(weights=tuple(float(s) for s in silent), fixed=job.audit_rate or None)
+    decision = policy.decide(plan_belief(job, classes), AuditState(machines=float(job.num_nodes), step_s=job.step_s))
+    audited = float(decision.rate) if silent.any() or job.audit_rate else 0.0
+    return Compiled(
+        job=job,
+        classes=classes,
+        mean_s=column("node_mtbf_h") * 3600 / (job.num_nodes * job.rate_multiplier),
+        masked=column("masked"),
+        planned=np.where(in_time, column("predicted"), 0.0),
+        severity=column("severity").astype(np.intp),
+        nodes=column("nodes"),
+        silent=silent,
+        slow_factor=column("slow_factor"),
+        slow_s=column("slow_s"),
+        detection_s=column("detection_s"),
+        late_s=column("late_detection_s"),
+        coverage=column("coverage"),
+        recovery_s=np.array([t.recovery_s for t in job.tiers]),
+        cycle=Cycle(job.tiers),
+        audit_s=job.step_s / max(audited, 1e-9),
+        audit_rate=audited,
+    )
+
+
+def replace_job(job: Job, **changes: object) -> Job:
+    """The same job with some fields changed, validated again."""
+    return msgspec.structs.replace(job, **changes)

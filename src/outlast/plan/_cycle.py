@@ -1,0 +1,55 @@
+"""Where a ladder's schedule stands: wall seconds since the pattern's start to training seconds and finished writes.
+
+The pattern: every[1] base cycles (train `interval`, write tier 0), then a write of tier 1, and so on up. Invariant:
+`locate` is exact and inverts `start_of` for any position; all arrays are (replications,).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ._model import Tier
+from ._source import Floats
+
+__all__ = ["Cycle"]
+
+
+class Cycle:
+    """The schedule of a ladder; the base interval is given with each call, as it differs by replication."""
+
+    def __init__(self, tiers: tuple[Tier, ...]) -> None:
+        self.every = tuple(t.every for t in tiers)
+        self.writes = tuple(t.write_s for t in tiers)
+        self.multiples = tuple(b // a for a, b in zip(self.every, self.every[1:], strict=False))
+
+    def mean_write_s(self) -> float:
+        """Write seconds per base interval, over the whole pattern."""
+        return sum(w / n for w, n in zip(self.writes, self.every, strict=True))
+
+    def locate(self, position: Floats, interval: Floats) -> tuple[Floats, list[Floats]]:
+        """(training seconds, per tier the base index of its last finished write) at a wall position."""
+        spans = [interval + self.writes[0]]
+        for multiple, write in zip(self.multiples, self.writes[1:], strict=True):
+            spans.append(multiple * spans[-1] + write)
+        left, index, found = position, np.zeros_like(position), []
+        full = None
+        for level in range(len(spans) - 1, -1, -1):
+            cycles = np.floor(left / spans[level])
+            if level < len(spans) - 1:
+                cycles = np.minimum(cycles, self.multiples[level])
+                # inside the write of the tier above: all its lower cycles are done
+                full = cycles == self.multiples[level]
+            left = left - cycles * spans[level]
+            if full is not None:
+                left = np.where(full, 0.0, left)
+                full = None
+            index = index + cycles * self.every[level]
+            found.append(index)
+        return index * interval + np.minimum(left, interval), found[::-1]
+
+    def start_of(self, index: Floats, interval: Floats) -> Floats:
+        """Wall position at which training of base interval `index` starts (all writes due before it done)."""
+        position = index * interval
+        for every, write in zip(self.every, self.writes, strict=True):
+            position = position + (np.floor(index / every) if every > 1 else index) * write
+        return position

@@ -1,0 +1,17 @@
+"""Failure logs: read, validated, fitted, tested, generated anew.
+
+For: knowing how a fleet really fails. It must never drop a row in silence, nor give a figure without its interval.
+Read first: `_mapping.py` (how columns are read), then `_fit.py` and `_generate.py`.
+"""
+
+from ._fit import FleetFit, Statistics, fit_trace, statistics
+from ._generate import Check, generate, generate_poisson, predictive_check, to_csv
+from ._mapping import PRESETS, Mapping, load_mapping, preset
+from ._read import JournalReader, read_trace, trace_from_events, trace_from_journal
+from ._records import Failure, Problem, Trace
+
+__all__ = [
+    "PRESETS", "Check", "Failure", "FleetFit", "JournalReader", "Mapping", "Problem", "Statistics", "Trace",
+    "fit_trace", "generate", "generate_poisson", "load_mapping", "predictive_check", "preset", "read_trace",
+    "statistics", "to_csv", "trace_from_events", "trace_from_journal",
+]  # fmt: skip
