@@ -73,7 +73,7 @@ class Replica:
         self._left_at_s = 0.0
         self._last_plan: Plan | None = None
         self._losses: list[tuple[int, float]] = []
-        self._step_s = 0.0
+        self._step_s = self._committed_at_s = 0.0
         self._departed = False
 
     def _make_link(self) -> MemberLink | SoloLink:
@@ -309,7 +309,7 @@ class Replica:
             formed_at_s=now,
         )  # fmt: skip
         self.link.send([formed])
-        self._left_at_s = 0.0
+        self._left_at_s = self._committed_at_s = 0.0
         self._last_plan = plan
         if self.engine.meta is not None and view.members[0] == self.env.me and self.member.keeps_output:
             for name in view.attached:
@@ -344,7 +344,6 @@ class Replica:
         plane, mesh = self.plane, self.mesh
         if plane is None or mesh is None:
             raise ViewAbandoned("the view is closed")
-        started = time.monotonic()
         if not begun:
             plane.begin(self.task(todo))
             for bucket in range(len(self.engine.layout.buckets)):
@@ -363,7 +362,7 @@ class Replica:
         with self.lock:
             self.member.decide(headers, time.monotonic())
         self._apply(todo, headers, buffers)
-        self._step_s = time.monotonic() - started
+        self._time_step()
 
     def _apply(self, todo: Exchange, headers: list[Any], buffers: tuple[bytes, ...]) -> None:
         """From the verdict to the commit (rule 12)."""
@@ -383,6 +382,14 @@ class Replica:
         for order in due:
             self._carry_out(order, todo.view)
 
+    def _time_step(self) -> None:
+        """A running mean of the time from commit to commit; a view change starts it again."""
+        now = time.monotonic()
+        if self._committed_at_s:
+            took = now - self._committed_at_s
+            self._step_s = 0.8 * self._step_s + 0.2 * took if self._step_s else took
+        self._committed_at_s = now
+
     def _record_loss(self) -> None:
         assert self.engine.meta is not None
         with self.lock:
@@ -397,6 +404,7 @@ class Replica:
         self.mesh.collect(Final, self.member.committed, 0, Phase.FINAL)
         with self.lock:
             answers = self.member.finished()
+        self.link.beat()
         self.link.send(answers)
 
     def leave_early(self) -> None:

@@ -115,6 +115,10 @@ def _without_survivors(c: Coordinator, change: Change) -> None:
         return  # after a restart: a spare may still say that it is ready
     elif not c.ever_formed:
         c.forget_view()
+    elif words := c.failures.of_all(change.view):
+        c.finish("failed", 5, 0, f"all replicas failed, the last one so:\n{words}")
+    elif c.failures.calm.issuperset(change.view):
+        c.finish("stopped", 0, 0, "the script ended by itself before all steps were done")
     else:
         c.finish("failed", 6, 0, "every replica that held the training state is gone")
 

@@ -46,7 +46,10 @@ def _switch(c: Coordinator, view: View, vacant: int) -> bool:
     planned = View(id=c.next_id(), members=members, attached=attached)
     c.set_views(view, planned)
     c.persist()
-    c.journal("view_installed", epoch=c.epoch, n=planned.id.n, members=list(members), cause="planned", planned=True)
+    c.journal(
+        "view_installed", epoch=c.epoch, n=planned.id.n, members=list(members), cause="planned", planned=True,
+        num_microbatches=c.num_microbatches,
+    )  # fmt: skip
     order = _order(c, "switch", next_view=planned)
     c.tell(
         tuple(dict.fromkeys(view.members + members)),
@@ -63,6 +66,8 @@ def _serve_all(c: Coordinator, view: View) -> None:
         c.roster.mark(name, "joining")
         peer.serve = (c.epoch, c.num_serves)
         order = _order(c, "serve", joiner=name, serve=peer.serve)
+        newest = max(c.roster.peers[member].committed for member in view.members)
+        c.journal("joiner_served", replica=name, step=newest, donors=list(view.members))
         c.tell([name], m.BeginServe(epoch=c.epoch, donors=view.members, serve=peer.serve))
         c.tell(view.members, m.Take(epoch=c.epoch, order=order, addresses={name: peer.address}))
 
