@@ -9,6 +9,7 @@ size have seeds of their own, so a result depends on the seed and the number of 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -78,6 +79,7 @@ class Kernel:
         self.exposure, self.adaptive = np.zeros(size), policies.interval.kind != "fixed"
         self.any_slow = bool((model.slow_factor < 1).any())
         self.any_silent = bool(model.silent.any())
+        self.mean_write_s = model.cycle.mean_write_s()
         self.interval = np.zeros(size)
         self._decide(np.arange(size))
 
@@ -277,20 +279,26 @@ class Kernel:
             self.saved_index[level, rows] = np.floor(first / every) * every
 
     def _belief(self, rows: Ints) -> Belief:
+        """The controller's belief in these replications; plain floats where it is one, as at run time."""
         prior = self.prior
-        seen = self.failures[:, rows]
+        if len(rows) == 1:
+            seen: Any = self.failures[:, rows[0]].tolist()
+            exposure: Any = float(self.exposure[rows[0]])
+        else:
+            seen, exposure = self.failures[:, rows], self.exposure[rows]
         return Belief(
-            classes=prior.classes, alpha=tuple(a + n for a, n in zip(prior.alpha, seen, strict=True)),
-            beta_s=prior.beta_s, shape=prior.shape, exposure_s=self.exposure[rows],
-        )  # fmt: skip
+            classes=prior.classes,
+            alpha=tuple(a + n for a, n in zip(prior.alpha, seen, strict=True)),
+            beta_s=prior.beta_s,
+            shape=prior.shape,
+            exposure_s=exposure,
+        )
 
     def _decide(self, rows: Ints) -> None:
         if not self.adaptive and self.interval[0]:
             return
         job = self.model.job
         state = IntervalState(
-            machines=float(job.num_nodes),
-            write_s=max(self.model.cycle.mean_write_s(), 1e-9),
-            durable_s=job.tiers[0].lag_s,
+            machines=float(job.num_nodes), write_s=max(self.mean_write_s, 1e-9), durable_s=job.tiers[0].lag_s
         )
         self.interval[rows] = self.policies.interval.decide(self._belief(rows), state).interval_s
