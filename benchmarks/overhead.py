@@ -89,8 +89,8 @@ def compare(names: Sequence[str], model: str, replicas: int, args: argparse.Name
         for name, fleet in fleets.items():
             prepare(name, fleet, replicas, args)
         found = {name: Series(system=name, model=model, replicas=replicas) for name in names}
-        for turn in range(args.rounds + 1):
-            with alone(args.lock):
+        with alone(args.lock):
+            for turn in range(args.rounds + 1):
                 for name in names if turn % 2 else list(reversed(names)):
                     step_s = run_block(fleets[name], replicas, BLOCKS[model])
                     if turn:

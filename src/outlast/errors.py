@@ -13,6 +13,8 @@
     ├── FleetLost              nobody alive holds the training state                   exit 6
     ├── CheckpointError        a checkpoint cannot be written, read or trusted         exit 7
     │   └── Damage               bytes of it are not what its manifest says             exit 7
+    ├── WireRefusal            a connection that is not of this run                    exit 4
+    ├── ProveError             a run that should have survived did not                 exit 9
     ├── ProtocolViolation      an invariant does not hold: a bug in outlast            exit 8
     └── ViewAbandoned          internal: this view is over; never reaches the user
 
@@ -25,8 +27,8 @@ from typing import ClassVar
 
 __all__ = [
     "CheckpointError", "ConfigError", "Damage", "EnvironmentFault", "Evicted", "FleetLost", "MembershipError",
-    "OutlastError", "PoisonMicrobatch", "ProtocolViolation", "SignatureMismatch", "StateDiverged", "StepMisuse",
-    "TrainingError", "ViewAbandoned",
+    "OutlastError", "PoisonMicrobatch", "ProtocolViolation", "ProveError", "SignatureMismatch", "StateDiverged",
+    "StepMisuse", "TrainingError", "ViewAbandoned", "WireRefusal",
 ]  # fmt: skip
 
 
@@ -103,6 +105,18 @@ class Damage(CheckpointError):
         place = f"{file}, bytes {offset} to {offset + bytes}" if bytes else file
         super().__init__(what, where=place, remedy="`outlast ckpt verify` lists every wrong byte and its tensors")
         self.what, self.file, self.offset, self.bytes = what, file, offset, bytes
+
+
+class WireRefusal(OutlastError):
+    """The other end of a connection does not know the run's secret, or breaks the framing."""
+
+    code, exit_code = "WIRE", 4
+
+
+class ProveError(OutlastError):
+    """A run that should have survived did not, or an expected moment never came."""
+
+    code, exit_code = "PROVE", 9
 
 
 class ProtocolViolation(OutlastError, AssertionError):

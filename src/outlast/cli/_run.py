@@ -11,7 +11,7 @@ import typer
 
 from outlast.errors import ConfigError
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False})

@@ -35,7 +35,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 def timeline(events: Iterable[ev.AnyEvent], *, everything: bool = False, start_s: float | None = None) -> list[Row]:
     """Rows for the events that matter to a reader; with `everything`, for all but progress.
 
-    An exit that led to a recovery is told by its recovery.
+    An exit or a suspicion that led to a recovery is told by its recovery.
     `start_s`: when the run began (Unix seconds); by default the first of `events` says so.
     """
     events = list(events)
@@ -93,7 +93,7 @@ def _matters(event: ev.AnyEvent, told: Collection[str]) -> bool:
         case ev.JoinerCaughtUp():
             return True
         case ev.Suspected():
-            return event.decision == "evict"
+            return event.decision == "evict" and event.replica not in told
         case ev.ReplicaExited():
             return event.cause not in {"finished", "left"} and event.replica not in told
     return isinstance(event, _ALWAYS)

@@ -22,9 +22,10 @@ import msgspec
 from outlast.config import RunConfig
 from outlast.core.phases import OWNED, Phase
 from outlast.core.protocol import messages as m
+from outlast.errors import WireRefusal
 from outlast.runtime._shared import Progress, Region
 from outlast.runtime._supervise import Child, Exit, start
-from outlast.runtime._wire import Heartbeat, HeartbeatReply, Link, Refusal
+from outlast.runtime._wire import Heartbeat, HeartbeatReply, Link
 
 __all__ = ["Agent", "main"]
 
@@ -104,7 +105,7 @@ class Agent:
             return
         try:
             self.link = Link(self.address, self.secret, "agent", self.name, timeout_s=2.0)
-        except (OSError, Refusal, msgspec.DecodeError):
+        except (OSError, WireRefusal, msgspec.DecodeError):
             self._retry_s = min(0.5, self._retry_s * 1.5)
             self._at(self._retry_s, self._connect)
             return
@@ -143,7 +144,7 @@ class Agent:
             return
         try:
             message = link.receive(_decoder)
-        except (OSError, Refusal, msgspec.DecodeError):
+        except (OSError, WireRefusal, msgspec.DecodeError):
             self._disconnected()
             return
         if isinstance(message, HeartbeatReply) or message.epoch < self.epoch:

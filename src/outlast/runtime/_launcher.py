@@ -25,11 +25,11 @@ import msgspec
 from outlast.config import Resolved
 from outlast.core import events
 from outlast.core.protocol import messages as m
-from outlast.errors import EnvironmentFault
+from outlast.errors import EnvironmentFault, WireRefusal
 from outlast.journal import Journal, RunLock
 from outlast.runtime._shared import Progress, Region
 from outlast.runtime._supervise import Child, start
-from outlast.runtime._wire import Link, Refusal
+from outlast.runtime._wire import Link
 
 __all__ = ["Launcher", "Outcome"]
 
@@ -250,7 +250,7 @@ class Launcher:
                 self._link = Link(self._address, self._secret, "launcher", "launcher", timeout_s=2.0)
             for message in messages:
                 self._link.send(message)
-        except (OSError, Refusal, msgspec.DecodeError):
+        except (OSError, WireRefusal, msgspec.DecodeError):
             self._drop_link()
 
     def _drop_link(self) -> None:

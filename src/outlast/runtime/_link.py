@@ -19,8 +19,8 @@ import msgspec
 
 from outlast.core.protocol import Member, View, ViewId
 from outlast.core.protocol import messages as m
-from outlast.errors import ProtocolViolation
-from outlast.runtime._wire import Heartbeat, HeartbeatReply, Link, Refusal
+from outlast.errors import ProtocolViolation, WireRefusal
+from outlast.runtime._wire import Heartbeat, HeartbeatReply, Link
 
 __all__ = ["MemberLink", "SoloLink"]
 
@@ -89,7 +89,7 @@ class MemberLink:
                 link = Link(self.address, self._secret, "member", self.member.me, timeout_s=5.0)
                 pause_s = 0.02
                 self._converse(link)
-            except (OSError, Refusal, msgspec.DecodeError):
+            except (OSError, WireRefusal, msgspec.DecodeError):
                 self._link = None
             self._over.wait(pause_s * (0.5 + random.random()))
             pause_s = min(1.0, pause_s * 2)

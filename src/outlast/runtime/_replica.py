@@ -56,6 +56,11 @@ class Replica:
         self.member = Member(env.me, engine.num_leaves)
         self.lock = threading.RLock()
         self.probe, self.progress = env.probe, env.progress
+        self._store: Any = None
+        if env.exchange == "c10d":
+            from outlast.runtime._c10d import open_store
+
+            self._store, env.store = open_store()
         self.listener = Listener(env.run_id, env.me, env.secret)
         self.link = self._make_link()
         self.spare = Spare(env, engine, self.link, self.member, self.lock, self.enter)
@@ -146,6 +151,7 @@ class Replica:
                 if isinstance(todo, Wait):
                     self._abandon_if_over()
                     self._depart_if_told(todo)
+                    self._idle()
                     self.spare.idle(self._patience(Phase.CONNECT))
                 elif isinstance(todo, Follow):
                     self.spare.follow()
@@ -155,6 +161,11 @@ class Replica:
                     self._hand_over(todo)
             except ViewAbandoned as reason:
                 self.abandon(reason)
+
+    def _idle(self) -> None:
+        """Waiting for somebody's word is nobody's silence."""
+        if self._phase not in (Phase.IDLE, Phase.DEPART):
+            self.enter(Phase.IDLE)
 
     def _raise_if_refused(self) -> None:
         told = self.member.evicted
@@ -248,8 +259,10 @@ class Replica:
             return SharedPlane(mesh, self.engine.layout, self.engine.memory, self.memories, self.engine.out, enter)
         from outlast.runtime._c10d import NetworkPlane
 
-        store = self.member.store
-        return NetworkPlane(mesh, self.engine.layout, self.engine.memory, self.engine.out, enter, store, self.env)
+        engine = self.engine
+        return NetworkPlane(
+            mesh, engine.layout, engine.memory, engine.out, enter, self.env, self._store, self.member.store
+        )
 
     def _compare(self, view: View, entries: list[RollEntry]) -> None:
         """Equal steps must mean equal bits."""
@@ -390,12 +403,17 @@ class Replica:
         """The loop ends before `until`: every replica must end at the same step."""
         with self.lock:
             self.member.until = self.member.committed
-        todo = self.resume()
-        if isinstance(todo, Leave):
+        while (todo := self.resume()) is not None:
+            if not isinstance(todo, Leave):
+                raise StepMisuse("the loop ended while others train on", where=f"replica {self.env.me}")
+            self.close_barrier(todo)
+
+    def close_barrier(self, todo: Leave) -> None:
+        """`finish`, in this view or after the next one has formed."""
+        try:
             self.finish(todo)
-            self.resume()
-        elif todo is not None:
-            raise StepMisuse("the loop ended while others train on", where=f"replica {self.env.me}")
+        except ViewAbandoned as reason:
+            self.abandon(reason)
 
     # --- donors --------------------------------------------------------------------------------------------------
     def _stream(self, joiner: str, serve: ServeId = (0, 0)) -> Stream:

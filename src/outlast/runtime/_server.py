@@ -23,12 +23,12 @@ from outlast.config import RunConfig
 from outlast.core import events
 from outlast.core.protocol import Coordinator, Settings
 from outlast.core.protocol import messages as m
+from outlast.errors import WireRefusal
 from outlast.journal import Journal
 from outlast.runtime._shared import Progress, Region
 from outlast.runtime._wire import (
     Heartbeat,
     HeartbeatReply,
-    Refusal,
     frame,
     frame_length,
     server_challenge,
@@ -80,20 +80,20 @@ class Server:
         self._strangers += 1
         try:
             if self._strangers > _STRANGERS:
-                raise Refusal("too many connections that prove nothing")
+                raise WireRefusal("too many connections that prove nothing")
             async with asyncio.timeout(_HANDSHAKE_S):
                 name = await self._admit(reader, writer)
             self._strangers -= 1
             self.writers[name] = writer
             while True:
                 await self._receive(name, await _read_frame(reader))
-        except (Refusal, msgspec.DecodeError) as error:
+        except (WireRefusal, msgspec.DecodeError) as error:
             self._refuse(error, peer)
         except TimeoutError:
-            self._refuse(Refusal("no answer to the challenge in time"), peer)
+            self._refuse(WireRefusal("no answer to the challenge in time"), peer)
         except (ConnectionError, asyncio.IncompleteReadError):
             if not name:
-                self._refuse(Refusal("a connection ended in the middle of the challenge"), peer)
+                self._refuse(WireRefusal("a connection ended in the middle of the challenge"), peer)
         finally:
             if not name:
                 self._strangers -= 1
@@ -110,7 +110,7 @@ class Server:
         head = await reader.readexactly(_LENGTH.size)
         length = frame_length(head)
         if length > 4096:
-            raise Refusal("an answer to a challenge is short; this one announces too much")
+            raise WireRefusal("an answer to a challenge is short; this one announces too much")
         _, name, welcome = server_check(self.secret, nonce, await reader.readexactly(length))
         writer.write(welcome)
         return name
@@ -125,7 +125,7 @@ class Server:
 
     def _refuse(self, error: Exception, peer: str) -> None:
         """Logged once a kind; the count follows at the end."""
-        reason = error.message if isinstance(error, Refusal) else "a message that is not of this protocol"
+        reason = error.message if isinstance(error, WireRefusal) else "a message that is not of this protocol"
         self._refused[reason] += 1
         if self._refused[reason] == 1:
             self.write("refused", reason=reason, peer=peer, count=1)

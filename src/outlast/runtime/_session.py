@@ -12,8 +12,10 @@ Exhausting the inner loop commits the step; `break` or an exception never does.
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,13 +27,14 @@ from torch import Tensor
 from outlast.core.phases import Phase
 from outlast.core.protocol import Compute, Exchange, Leave
 from outlast.core.protocol import messages as m
-from outlast.errors import ConfigError, StepMisuse, ViewAbandoned
+from outlast.errors import ConfigError, MembershipError, StepMisuse, ViewAbandoned
 from outlast.runtime._data import Samples
 from outlast.runtime._engine import Engine, Meta
 from outlast.runtime._environment import Environment
 from outlast.runtime._facts import facts_of, prepare_process
 from outlast.runtime._gradients import Memory
 from outlast.runtime._plain import PlainTraining
+from outlast.runtime._plane import Plane
 from outlast.runtime._replica import Replica
 from outlast.runtime._state import State, digest_of
 from outlast.tensors import Layout
@@ -120,7 +123,8 @@ class Training:
         self.replica, self.engine = replica, replica.engine
         self._started = False
         self._step: Step | None = None
-        self._begun = False
+        self._begun: Plane | None = None  # the view's plane in which the current step's exchange has begun
+        self._failed = self._broke_out = False
 
     def steps(self, until: int) -> Iterator[Step]:
         """Steps 0 … until-1 that are still to be done, one object each. Returns when all replicas committed the last.
@@ -132,7 +136,7 @@ class Training:
         try:
             while (todo := self.replica.resume()) is not None:
                 if isinstance(todo, Leave):
-                    self._close(todo)
+                    self.replica.close_barrier(todo)
                     continue
                 self._step = Step(self, todo.step)
                 yield self._step
@@ -142,31 +146,64 @@ class Training:
                         where=f"replica {self.replica.env.me}", did="nothing was committed",
                         remedy="let the inner loop end; `break` belongs into the outer one",
                     )  # fmt: skip
-        except GeneratorExit:
-            self.replica.leave_early()
-            raise
-        finally:
+            self._ended()
             self.replica.close()
+        except GeneratorExit:
+            # `break`, or an exception on its way out: which of them is known when the process ends. In the middle of
+            # a step it is never a good end.
+            self._broke_out = self._step is not None and self.replica.member.committed > self._step.number
+            raise
+
+    def _ended(self) -> None:
+        """The coordinator closed the run for this replica: finished is the only end after which the script goes on."""
+        member = self.replica.member
+        if member.leaving and not member.done:
+            raise SystemExit(0)
+        if not member.done:
+            raise MembershipError(
+                f"the run is over: {member.closed}", where=f"replica {member.me}, step {member.committed}",
+                did="this replica stops", remedy="outlast why tells what happened",
+            )  # fmt: skip
 
     def _start(self) -> None:
         if self._started:
             raise StepMisuse("steps() was called twice", remedy="one protect() for each training")
         self._started = True
+        previous = sys.excepthook
+
+        def failed(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+            self._failed = True
+            if isinstance(error, Exception) and not isinstance(error, MembershipError):
+                self.replica.link.send([report_failure(self.replica, error)])
+            self.replica.close()
+            previous(kind, error, trace)
+
+        sys.excepthook = failed
+        atexit.register(self._at_exit)
         _warm_up()
         self.replica.link.start()
         if threading.current_thread() is threading.main_thread() and self.replica.env.coordinator is not None:
             signal.signal(signal.SIGTERM, self._asked_to_leave)
 
+    def _at_exit(self) -> None:
+        """The script is over. After `break` the others must have ended at the same step."""
+        try:
+            if self._broke_out and not self._failed:
+                self.replica.leave_early()
+        except MembershipError as error:
+            print(error, file=sys.stderr, flush=True)
+            os._exit(error.exit_code)
+        except StepMisuse as error:
+            self.replica.link.send([report_failure(self.replica, error)])
+            print(error, file=sys.stderr, flush=True)
+            os._exit(error.exit_code)
+        finally:
+            self.replica.close()
+
     def _asked_to_leave(self, *_: Any) -> None:
         """SIGTERM: tell the coordinator; the view without this replica takes effect after a step."""
         answers = self.replica.member.leave()
         threading.Thread(target=self.replica.link.send, args=(answers,), daemon=True).start()
-
-    def _close(self, todo: Leave) -> None:
-        try:
-            self.replica.finish(todo)
-        except ViewAbandoned as reason:
-            self.replica.abandon(reason)
 
     def fingerprint(self) -> str:
         """SHA-256 over parameters and optimizer state by name: name, dtype, shape, bytes."""
@@ -178,8 +215,10 @@ class Training:
         replica, engine = self.replica, self.engine
         while replica.member.committed == step:
             todo = replica.resume()
-            if replica.member.committed != step or todo is None:
-                return
+            if todo is None:
+                self._ended()
+            if replica.member.committed != step:
+                break
             if isinstance(todo, Compute):
                 if engine.samples.sizes(step)[todo.microbatch] == 0:
                     engine.skip(step, todo.microbatch)
@@ -188,6 +227,7 @@ class Training:
                 yield from self._one(todo)
             elif isinstance(todo, Exchange):
                 self._exchange(todo)
+        replica.enter(Phase.BODY)  # the loop's own time: an evaluation may take as long as it likes
 
     def _one(self, todo: Compute) -> Iterator[Any]:
         replica = self.replica
@@ -224,7 +264,7 @@ class Training:
         last = plan is not None and plan.leaves[replica.env.me][-1:] == (todo.microbatch,)
         if over or not last or replica.plane is None or plan is None or self._missing(plan.leaves) > 1:
             return None
-        plane, self._begun = replica.plane, True
+        plane = self._begun = replica.plane
         trouble: list[ViewAbandoned] = []
 
         def announce(bucket: int) -> None:
@@ -251,9 +291,9 @@ class Training:
     _loss: float | None = None
 
     def _exchange(self, todo: Exchange) -> None:
-        begun, self._begun = self._begun, False
+        begun, self._begun = self._begun, None
         try:
-            self.replica.exchange(todo, begun)
+            self.replica.exchange(todo, begun is not None and begun is self.replica.plane)
         except ViewAbandoned as reason:
             self.replica.abandon(reason)
 

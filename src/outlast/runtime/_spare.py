@@ -72,6 +72,7 @@ class Spare:
             self._restart()
         self._take_in(1.0)
         self._replay()
+        self.enter(Phase.IDLE)
         self._give_up_if_orphaned()
 
     def _restart(self) -> None:
@@ -115,7 +116,7 @@ class Spare:
         while (pieces := self._steps.get(self.member.committed)) is not None and pieces.covers(self._numels):
             self.enter(Phase.JOIN_REPLAY)
             for (bucket, lo, hi), data in pieces.slices.items():
-                raw(self.engine.out[bucket][lo:hi]).copy_(torch.frombuffer(data, dtype=torch.uint8))
+                raw(self.engine.out[bucket][lo:hi]).copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
             assert pieces.meta is not None
             self.engine.apply(pieces.meta, self.enter)
             with self.lock:
@@ -192,7 +193,9 @@ class Spare:
 def _scatter(views: list[Any], lo: int, payload: memoryview) -> None:
     """Write bytes at offset `lo` of tensors laid end to end."""
     at, offset = 0, 0
-    data = torch.frombuffer(payload, dtype=torch.uint8) if len(payload) else torch.empty(0, dtype=torch.uint8)
+    data = (
+        torch.frombuffer(bytearray(payload), dtype=torch.uint8) if len(payload) else torch.empty(0, dtype=torch.uint8)
+    )
     for view in views:
         start, stop = max(lo, at), min(lo + len(payload), at + view.numel())
         if start < stop:

@@ -17,7 +17,7 @@ from outlast.core.protocol._types import View, ViewId
 if TYPE_CHECKING:
     from outlast.core.protocol._coordinator import Coordinator
 
-__all__ = ["Change", "acknowledge", "begin", "demote", "try_install"]
+__all__ = ["Change", "acknowledge", "begin", "demote", "successor", "try_install"]
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ def try_install(c: Coordinator, now_s: float) -> None:
     elif any(name in of_view for name in carriers) or (carriers and not c.roster.alive(change.view)):
         for name in sorted(change.waiting):
             c.condemn(name, f"did not acknowledge leaving view {change.upto}")
-        c.install(_successor(c, change, carriers), change.cause)
+        c.install(successor(c, change, carriers), change.cause)
     elif change.lease_out and (carriers or c.roster.count("ready")):
         for name in sorted(change.waiting):
             c.condemn(name, "silent for longer than the lease")
@@ -100,7 +100,7 @@ def _open_doubts(c: Coordinator, change: Change) -> bool:
 def _without_survivors(c: Coordinator, change: Change) -> None:
     ready = [name for name in c.roster.having("ready") if not c.roster.peers[name].leaving]
     if ready:  # a spare is a replica that owned nothing; it goes on from its own last step, to the same bits
-        c.install(_successor(c, change, ready[: c.settings.num_replicas]), change.cause)
+        c.install(successor(c, change, ready[: c.settings.num_replicas]), change.cause)
     elif c.unheard:
         return  # after a restart: a spare may still say that it is ready
     elif not c.ever_formed:
@@ -109,7 +109,7 @@ def _without_survivors(c: Coordinator, change: Change) -> None:
         c.finish("failed", 6, 0, "every replica that held the training state is gone")
 
 
-def _successor(c: Coordinator, change: Change, carriers: Sequence[str]) -> View:
+def successor(c: Coordinator, change: Change, carriers: Sequence[str]) -> View:
     """Survivors in their order, ready spares in the places of the dead, the other spares attached.
 
     Who was asked to leave is left out, unless nobody else of the old view carries the state.

@@ -24,7 +24,7 @@ from outlast.core.protocol import _change, _planned, _restart, _returning, _sile
 from outlast.core.protocol import _messages as m
 from outlast.core.protocol._change import Change
 from outlast.core.protocol._reports import Reports
-from outlast.core.protocol._roster import Peer, Roster, Settings, slot_of
+from outlast.core.protocol._roster import Peer, Roster, Settings, incarnation_of, slot_of
 from outlast.core.protocol._types import View, ViewId
 
 __all__ = ["Coordinator"]
@@ -41,6 +41,7 @@ class Coordinator:
         self.planned_entered = False  # some member is known to be in it
         self.change: Change | None = None
         self.orders = 0  # given in this view
+        self._number = 0  # of the newest view that was ever made
         self.num_serves = 0
         self.facts: dict[str, str] = {}
         self.over = False
@@ -83,7 +84,9 @@ class Coordinator:
         self._spawn()
         if self.change is not None:
             _change.try_install(self, now_s)
-        elif self.view is None:
+        if self.over or self.change is not None:
+            return
+        if self.view is None:
             self._try_start()
         elif len(self.done.get(self.view.id, ())) == len(self.view.members):
             steps = max(self.roster.peers[name].committed for name in self.view.members)
@@ -98,7 +101,9 @@ class Coordinator:
         return newest.id if newest else ViewId(self.epoch, 0)
 
     def next_id(self) -> ViewId:
-        return ViewId(self.epoch, self.latest().n + 1)
+        """Never used before in this epoch, even if the view that had it is forgotten."""
+        self._number = max(self._number, self.latest().n) + 1
+        return ViewId(self.epoch, self._number)
 
     # --- views ---------------------------------------------------------------------------------------------------
     def _try_start(self) -> None:
@@ -180,6 +185,7 @@ class Coordinator:
         self.unheard.discard(hello.member)
         peer = known or self.roster.add(hello.member, hello.agent, "spawning")
         peer.address, peer.store, peer.joined = hello.address, hello.store, True
+        peer.since_s = peer.since_s or now_s
         peer.committed = max(peer.committed, hello.committed)
         peer.leaving = peer.leaving or hello.leaving
         self.leaving = self.leaving or peer.leaving
@@ -255,6 +261,7 @@ class Coordinator:
         if peer is not None and peer.status == "joining" and peer.serve == ready.serve:
             self.roster.mark(peer.name, "ready")
             peer.committed = ready.step
+            self.journal("joiner_caught_up", replica=peer.name, step=ready.step, seconds=max(0.0, now_s - peer.since_s))
 
     def _on_rejoin(self, now_s: float, rejoin: m.Rejoin) -> None:
         peer = self.roster.peers.get(rejoin.member)
@@ -341,6 +348,9 @@ class Coordinator:
         name = exited.member
         known = self.roster.peers.get(name)
         if known is not None and known.status == "gone":
+            return
+        if known is None and incarnation_of(name) <= self.roster.incarnations.get(slot_of(name), 0):
+            self.roster.drop(name, now_s)  # an agent repeats what an earlier coordinator has dealt with
             return
         planned_departure = known is not None and known.leaving and exited.cause in ("left", "finished", "exit")
         self.roster.drop(name, now_s)

@@ -38,7 +38,7 @@ def _switch(c: Coordinator, view: View, vacant: int) -> bool:
         c.finish("stopped", 0, 0, "every replica was asked to leave")
         return True
     if not staying:  # somebody has to hand the state on: the last one goes with the next change
-        staying, vacant = [view.members[0]], vacant - 1
+        staying = [view.members[0]]
     members = (*staying, *ready[: max(0, vacant)])
     if members == view.members:
         return False

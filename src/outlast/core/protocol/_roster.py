@@ -49,6 +49,7 @@ class Peer:
     serve: ServeId = (0, 0)
     leaving: bool = False
     joined: bool = False
+    since_s: float = 0.0  # when it said Hello
     address: str = ""
     store: str = ""
     pid: int = 0

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from outlast.prove.adversary._hosts import Agent, CoordinatorProcess
 from outlast.prove.adversary._kernel import Ended, Process
+from outlast.prove.adversary._network import COORDINATOR
 from outlast.prove.adversary._replica import Replica
 from outlast.prove.adversary._scenario import Fault
 
@@ -184,18 +185,18 @@ class Faults:
             self._stall(pair[0].name, pair[1].name, fault.lasts)
 
     def _cut(self, fault: Fault, up: bool, down: bool) -> None:
-        """Replicas of one or more slots, perhaps all of a view, are cut off from the coordinator."""
+        """A replica, or all members of the view, are cut off from the coordinator."""
         coordinator = self._coordinator()
         first = self._replica(fault.who)
         if coordinator is None or first is None:
             return
-        group = [first] if fault.other % 3 else [r for r in self.world.replicas.values() if not r.ended]
+        group = [first] if fault.other % 3 else self.world.holders()
         for replica in group:
             self._touch(replica)
             if up:
-                self._stall(replica.name, coordinator.name, fault.lasts)
+                self._stall(replica.name, COORDINATOR, fault.lasts)
             if down:
-                self._stall(coordinator.name, replica.name, fault.lasts)
+                self._stall(COORDINATOR, replica.name, fault.lasts)
 
     def _cut_off(self, fault: Fault) -> None:
         self._cut(fault, True, True)

@@ -45,6 +45,7 @@ class CoordinatorProcess(Process):
     def __init__(self, world: World, serial: int) -> None:
         super().__init__(world.kernel, f"c{serial}")
         self.world = world
+        self.given_up = False  # the launcher has put another in its place
         self.epoch = world.durable.claim()
         self.machine = world.variant.coordinator(world.settings, self.epoch, world.durable.record)
         self.links: dict[str, Connection] = {}
@@ -67,6 +68,8 @@ class CoordinatorProcess(Process):
         self.handle(event)
 
     def handle(self, event: m.Event) -> None:
+        if self.world.trace is not None:
+            self.world.note(f"{self.name} hears {m.describe(event)[:200]}")
         self._events.append(event)
         self._go_on()
 
@@ -85,6 +88,8 @@ class CoordinatorProcess(Process):
 
     def _carry_out(self, action: m.Action) -> None:
         world = self.world
+        if world.trace is not None and not isinstance(action, m.Persist | m.Journal):
+            world.note(f"{self.name} {m.describe(action)[:300]}")
         if isinstance(action, m.Tell):
             for name in action.to:
                 link = self.links.get(name)
@@ -233,5 +238,5 @@ class Agent(Dialler):
                 silent_s=silent_s,
                 cpu_advanced=computing,
                 allowed_s=self.world.scenario.stall_s,
-            )  # fmt: skip
+            )
         )

@@ -12,9 +12,11 @@ from typing import Any
 
 from outlast.prove.adversary._kernel import Kernel, Process
 
-__all__ = ["Connection", "Network"]
+__all__ = ["COORDINATOR", "Connection", "Network"]
 
 _TICK = 1e-6
+COORDINATOR = "coordinator"
+"""The coordinator's end of a path, whichever process it is."""
 _Sent = tuple[tuple[object, ...], Process, Callable[..., None], tuple[Any, ...]]
 
 
@@ -36,14 +38,13 @@ class Network:
         self.kernel, self.mean_s, self.tail = kernel, mean_s, tail
         self._stalled: dict[tuple[str, str], list[_Sent]] = {}
         self._serial = 0
+        self._random = kernel.rng.random
         self._last: dict[tuple[object, ...], float] = {}
         self.cut_meshes: set[tuple[object, frozenset[str]]] = set()  # (view, the two ends) whose connection broke
         self.no_path: set[frozenset[str]] = set()  # pairs that cannot connect
 
     def delay(self) -> float:
-        random = self.kernel.rng.random
-        base = self.mean_s * (0.2 + random())
-        return base * 12.0 if random() < self.tail else base
+        return self.mean_s * (0.2 + self._random()) * (12.0 if self._random() < self.tail else 1.0)
 
     def send(
         self, channel: tuple[object, ...], path: tuple[str, str], to: Process, call: Callable[..., None], *args: Any
@@ -57,12 +58,14 @@ class Network:
     def _deliver(
         self, channel: tuple[object, ...], to: Process, call: Callable[..., None], args: tuple[Any, ...]
     ) -> None:
-        at = self.kernel.now + self.delay()
-        last = self._last.get(channel, 0.0)
-        if at <= last:
-            at = last + _TICK
-        self._last[channel] = at
-        self.kernel.at(at, to, call, *args)
+        kernel, last = self.kernel, self._last
+        random = self._random
+        at = kernel.now + self.mean_s * (0.2 + random()) * (12.0 if random() < self.tail else 1.0)
+        before = last.get(channel, 0.0)
+        if at <= before:
+            at = before + _TICK
+        last[channel] = at
+        kernel.at(at, to, call, *args)
 
     def lag(self, channel: tuple[object, ...], delay_s: float) -> None:
         """What is sent on the channel from now on arrives after `delay_s` at the earliest."""
@@ -74,11 +77,11 @@ class Network:
 
     def up(self, link: Connection, call: Callable[..., None], *args: Any) -> None:
         if not link.broken:
-            self.send((link.serial, 1), (link.client.name, link.server.name), link.server, call, link, *args)
+            self.send((link.serial, 1), (link.client.name, COORDINATOR), link.server, call, link, *args)
 
     def down(self, link: Connection, call: Callable[..., None], *args: Any) -> None:
         if not link.broken:
-            self.send((link.serial, 0), (link.server.name, link.client.name), link.client, call, link, *args)
+            self.send((link.serial, 0), (COORDINATOR, link.client.name), link.client, call, link, *args)
 
     def stall(self, source: str, target: str) -> None:
         self._stalled.setdefault((source, target), [])

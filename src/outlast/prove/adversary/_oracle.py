@@ -112,8 +112,7 @@ class Oracle:
         for other, first in self._first_decided.items():
             if other > view.id and step > first:
                 self.violated("One outcome", f"views {view.id} and {other} both commit past step {first}")
-        lease = replica.member.lease_until_s
-        if self.world.kernel.now > lease + 1e-9:
+        if self.world.kernel.now > replica.lease_until_s + 1e-9:
             self.violated("Lease", f"{replica.name} decided step {step} after its lease")
 
     def applied(self, replica: Replica, how: str) -> None:

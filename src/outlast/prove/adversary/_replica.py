@@ -6,6 +6,7 @@ to the coordinator (`told`, `heartbeat_answered`) acts at any moment, also while
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,9 @@ class Replica(Dialler):
         scenario = world.scenario
         self.agent = agent
         self.member: Member = world.variant.member(name, scenario.num_microbatches, until=scenario.num_steps)
-        self.epoch_heard = 0
+        self.lease_until_s = math.inf  # as granted, whatever the member makes of it
+        if scenario.lease_s < math.inf:
+            self.lease_until_s = self.member.lease_until_s = -1.0  # until the first heartbeat is answered
         self.state = algebra.INITIAL
         self.sums: dict[Node, algebra.Gradient] = {}
         self.out: list[int] = [0] * (algebra.BUCKETS * algebra.BLOCKS)
@@ -66,7 +69,7 @@ class Replica(Dialler):
         self._exchange: _Exchange | None = None
         self.dial()
         self.kernel.after(scenario.stall_s, self, self._watch)
-        if scenario.lease_s < 1e6:
+        if scenario.lease_s < math.inf:
             self._beat()
 
     # --- the link to the coordinator -----------------------------------------------------------------------------
@@ -76,6 +79,8 @@ class Replica(Dialler):
     def told(self, link: Connection, message: Any) -> None:
         if link.broken:
             return
+        if isinstance(message, m.Welcome) and self.world.scenario.lease_s < math.inf:
+            self.say(self.kernel.now)
         if isinstance(message, m.Probe):
             self._probed(message)
             return
@@ -86,6 +91,7 @@ class Replica(Dialler):
 
     def heartbeat_answered(self, link: Connection, sent_at_s: float) -> None:
         if not link.broken:
+            self.lease_until_s = max(self.lease_until_s, sent_at_s + self.world.scenario.lease_s)
             self.member.renewed(sent_at_s + self.world.scenario.lease_s)
             self.run()
 
@@ -266,7 +272,7 @@ class Replica(Dialler):
         for source, key, payload in self.early.pop(view.id, ()):
             self.from_peer(view.id, source, key, payload)
         for peer in self.mesh.peers if self.mesh is not None else ():
-            if self.world.network.no_path and not self.world.reaches(self.name, peer):
+            if frozenset((self.name, peer)) in self.world.network.no_path:
                 self.kernel.after(0.01, self, self.peer_lost, view.id, peer)
         if not self.spare.drained(view.id):
             self.kernel.after(self.world.scenario.drain_s, self, self.run)

@@ -1,5 +1,4 @@
-"""The protocol as it is, and the ways in which it can be wrong. `Variant` is the first; the others are for testing the
-adversary itself: each is one mistake that an implementation could make, and must be caught."""
+"""The protocol as it is, as seen by the simulated world. `_broken.py` has the ways in which it can be wrong."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import traceback
 from typing import Any
 
 from outlast.core.protocol import ViewId
@@ -59,7 +60,11 @@ class World:
     def run(self) -> Outcome:
         """Until the run is over, an invariant is broken, or patience ends."""
         bound_s = self.scenario.calm_after_s + self.scenario.patience_s
-        self.kernel.run(bound_s, _MAX_EVENTS)
+        try:
+            self.kernel.run(bound_s, _MAX_EVENTS)
+        except Exception as error:  # noqa: BLE001 - the boundary: a crash of the protocol is a finding like any other
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            self.oracle.violated("Crash", f"{error!r} in {where.name}, line {where.lineno}")
         if self.oracle.violation is None and self.finish is None:
             why = f"after {self.kernel.now:.1f} s and {self.kernel.events} events the run is not over"
             self.oracle.violated("Liveness", why)
@@ -75,6 +80,8 @@ class World:
 
     # --- coordinators --------------------------------------------------------------------------------------------
     def _start_coordinator(self) -> None:
+        if any(not c.ended and not c.given_up for c in self.coordinators):
+            return
         coordinator = CoordinatorProcess(self, self.serial())
         self.note(f"{coordinator.name} starts with epoch {coordinator.epoch}")
         self.coordinators.append(coordinator)
@@ -94,12 +101,13 @@ class World:
         for client in [*self.replicas.values(), *self.agents.values()]:
             if client.link is not None and client.link.server is which:
                 client.hang_up()
-        if all(c.ended for c in self.coordinators) and self.finish is None:
+        if all(c.ended or c.given_up for c in self.coordinators) and self.finish is None:
             self.kernel.after(restart_s, self.launcher, self._start_coordinator)
 
     def replace_coordinator(self, which: CoordinatorProcess, lasts_s: float) -> None:
         """It is stopped, given up, replaced, and goes on later as if nothing had happened."""
         which.pause()
+        which.given_up = True
         self.kernel.after(0.05, self.launcher, self._start_coordinator)
         rng = self.kernel.rng
         for client in [*self.replicas.values(), *self.agents.values()]:
