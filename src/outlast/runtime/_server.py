@@ -172,7 +172,8 @@ class Server:
         if self._losses and beat is not None:
             losses, self._losses = sorted(self._losses.items()), {}
             self._next_loss = losses[-1][0] + 1
-            messages = sum(self._beats[member].sent_messages for member in view.members if member in self._beats)
+            members = self.coordinator.view.members if self.coordinator.view is not None else ()
+            messages = sum(self._beats[member].sent_messages for member in members if member in self._beats)
             self.write(
                 "progress", view=list(beat.view), stable=beat.stable, losses=losses, step_s=beat.step_s,
                 messages=messages,
