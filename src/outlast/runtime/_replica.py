@@ -47,6 +47,8 @@ from outlast.runtime._wire import Heartbeat
 
 __all__ = ["Replica"]
 
+_ANSWERS_S = 0.25  # how long answers to a ping are collected before they are reported
+
 
 class Replica:
     """See the module."""
@@ -113,17 +115,20 @@ class Replica:
             )  # fmt: skip
 
     def _asked(self, probe: m.Probe) -> None:
-        """The coordinator wants to know which paths work: the training thread pings, a timer reports."""
+        """The coordinator wants to know which paths work: asks the training thread to ping, if it waits or once it
+        does."""
         mesh = self.mesh
-        if mesh is None or mesh.view.id != probe.view:
-            return
-        mesh.ping_wanted = True
+        if mesh is not None and mesh.view.id == probe.view:
+            mesh.ping_wanted = True
+
+    def _ping(self, mesh: Mesh) -> None:
+        """Ping all; a timer reports who answered. Counted from the pings: who was busy until now reaches everybody."""
+        mesh.ping()
 
         def report() -> None:
-            if mesh.pinged:
-                self.link.send([m.Rows(member=self.env.me, view=probe.view, reached=tuple(sorted(mesh.answered)))])
+            self.link.send([m.Rows(member=self.env.me, view=mesh.view.id, reached=tuple(sorted(mesh.answered)))])
 
-        timer = threading.Timer(0.25, report)
+        timer = threading.Timer(_ANSWERS_S, report)
         timer.daemon = True
         timer.start()
 
@@ -243,7 +248,7 @@ class Replica:
     def _over(self, view: View) -> bool:
         mesh = self.mesh
         if mesh is not None and mesh.ping_wanted:
-            mesh.ping()
+            self._ping(mesh)
         return self.member.over(view.id) or self.member.evicted is not None or self.member.closed is not None
 
     def _remember_peers(self, view: View) -> None:
