@@ -58,6 +58,8 @@ class Coordinator:
         self.reports = Reports(self.journal)
         self.stalls: dict[str, m.Stalled] = {}
         self.rows: dict[str, m.Rows] = {}
+        self.idle: set[str] = set()  # members that only wait, as their agents say, while paths are probed
+        self.probing: ViewId | None = None
         self.done: dict[ViewId, set[str]] = {}
         self.failures = Failures()
         self._out: list[m.Action] = []
