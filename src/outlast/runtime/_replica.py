@@ -27,7 +27,6 @@ from outlast.core.protocol import (
     Member,
     Order,
     Plan,
-    RollEntry,
     ServeId,
     View,
     Wait,
@@ -36,6 +35,7 @@ from outlast.core.protocol import (
 )
 from outlast.core.protocol import messages as m
 from outlast.errors import Evicted, SignatureMismatch, StateDiverged, StepMisuse, ViewAbandoned
+from outlast.runtime._divergence import compare
 from outlast.runtime._engine import Engine, Meta
 from outlast.runtime._environment import Environment
 from outlast.runtime._gradients import Memory
@@ -236,7 +236,7 @@ class Replica:
         self.mesh.broadcast(Roll(entry))
         rolls = self.mesh.collect(Roll, -1, 0, Phase.ROLL_CALL)
         entries = [entry if name == self.env.me else rolls[name].entry for name in view.members]
-        self._compare(view, entries)
+        compare(self.mesh, view, entries, self.engine.state)
         with self.lock:
             answers = self.member.called(entries, time.monotonic())
             self.engine.sums.keep(sorted(self.member.held))
@@ -271,19 +271,6 @@ class Replica:
         return NetworkPlane(
             mesh, engine.layout, engine.memory, engine.out, enter, self.env, self._store, self.member.store
         )
-
-    def _compare(self, view: View, entries: list[RollEntry]) -> None:
-        """Equal steps must mean equal bits."""
-        groups: dict[tuple[int, int], list[str]] = defaultdict(list)
-        for entry in entries:
-            groups[entry.committed, entry.fingerprint].append(entry.member)
-        if len(groups) == len({step for step, _ in groups}):
-            return
-        text = "; ".join(f"{', '.join(names)} at step {step}: {fp:016x}" for (step, fp), names in groups.items())
-        remedy = "build the model from the same seed on every replica: torch.manual_seed(seed) before it"
-        if not view.start:
-            remedy = "outlast why; look for nondeterministic operations or failing memory"
-        raise StateDiverged(f"replicas that must be equal differ ({text})", where=f"view {view.id}", remedy=remedy)
 
     def _hand_over(self, todo: HandOver) -> None:
         assert self.plane is not None
