@@ -8,13 +8,14 @@ TEST_ARGS ?=
 # Named by what it depends on, not dated: a fresh checkout or a switch of branches makes nothing again.
 STAMP := $(VENV)/.made-$(shell cat pyproject.toml constraints.txt | cksum | tr -d ' ')
 
-.PHONY: help env demo test lint docs bench clean
+.PHONY: help env demo test lint docs bench names clean
 help:
 	@echo "make demo    train, kill things, and compare the bits with an undisturbed run (DEMO_ARGS=...)"
 	@echo "make test    all tests but the long searches (TEST_ARGS=...)"
 	@echo "make lint    ruff, mypy --strict, import contracts"
 	@echo "make docs    the documentation, into docs/_build/html"
 	@echo "make bench   the measurements"
+	@echo "make names   write the list of public names that the tests hold the code to"
 	@echo "make env     .venv alone; make clean removes it"
 
 env: $(STAMP)
@@ -45,6 +46,9 @@ docs: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
+
+names:
+	$(PYTHON) tests/house/public_names.py > tests/house/public_names.txt
 
 clean:
 	rm -rf $(VENV) docs/_build

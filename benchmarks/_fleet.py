@@ -7,6 +7,7 @@ launcher included. It waits on sockets and process descriptors with deadlines; i
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import os
 import selectors
@@ -48,6 +49,7 @@ class Member:
 
     pid: int
     rank: int
+    greeted_s: float
     link: socket.socket
     commits: list[Commit] = dataclasses.field(default_factory=list)
     numbers: dict[int, float] = dataclasses.field(default_factory=dict)
@@ -100,7 +102,7 @@ class Fleet:
         """One more process, in a session of its own."""
         process = subprocess.Popen(
             list(command), env=self._env, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=self._log,
-            stderr=subprocess.STDOUT, start_new_session=True,
+            stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_die_with_harness,
         )  # fmt: skip
         self.processes.append(process)
         self._selector.register(os.pidfd_open(process.pid), selectors.EVENT_READ, self._mark_ended)
@@ -121,8 +123,8 @@ class Fleet:
             self._selector.unregister(link)
             link.close()
             return
-        _, rank, pid, *_ = RECORD.unpack(data)
-        member = Member(pid=pid, rank=rank, link=link)
+        _, rank, pid, greeted_s, *_ = RECORD.unpack(data)
+        member = Member(pid=pid, rank=rank, greeted_s=greeted_s, link=link)
         self.members.append(member)
         self._selector.modify(link, selectors.EVENT_READ, lambda _: self._hear(member))
 
@@ -197,6 +199,10 @@ _QUIET = {
     "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TORCH_CPP_LOG_LEVEL": "ERROR",
     "PYTHONWARNINGS": "ignore", "PYTHONUNBUFFERED": "1",
 }  # fmt: skip
+
+
+def _die_with_harness() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

@@ -11,10 +11,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from outlast.config import RunConfig
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["commands", "coordinator_pid"]
+__all__ = ["LEAST_DEADLINE_S", "commands", "coordinator_pid"]
+
+LEAST_DEADLINE_S = RunConfig().stall_floor_s
+"""A stopped replica's learned deadline is never below this, so a bound less this much is at least as strict."""
 
 
 def commands(*, replicas: int, worker: Sequence[str], run_dir: Path, options: Sequence[str] = ()) -> list[list[str]]:

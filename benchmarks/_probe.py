@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["COMPUTE", "EXCHANGE", "OTHER", "RECORD", "Probe"]
+__all__ = ["COMPUTE", "EXCHANGE", "OTHER", "RECORD", "SHARE_BYTES", "Probe"]
 
 RECORD = struct.Struct("<cxxxiqddq")
 """kind, rank, step, monotonic seconds, value, count. Kinds: h hello (step = pid), c commit (seconds and number of
 microbatches computed), r ready for the next block (count = peak bytes), n any number (step = key)."""
 OTHER, COMPUTE, EXCHANGE = 0, 1, 2
+SHARE_BYTES = 1
+"""Key of a number: resident memory, each page divided by how many processes map it (PSS), at a block's end."""
 
 
 class Probe:
@@ -64,10 +66,11 @@ class Probe:
             self.wait_turn(step)
 
     def wait_turn(self, step: int) -> None:
-        """Ends when the harness has sent one byte, or is gone."""
-        self._send(b"r", step, count=_peak_bytes())
-        if self._socket is not None:
-            self._socket.recv(1)
+        """Ends when the harness has sent one byte. Raises SystemExit when it is gone."""
+        self.number(SHARE_BYTES, _kib("/proc/self/smaps_rollup", "Pss:") * 1024)
+        self._send(b"r", step, count=_kib("/proc/self/status", "VmHWM:") * 1024)
+        if self._socket is not None and not self._socket.recv(1):
+            raise SystemExit("the benchmark's harness is gone")
 
     def number(self, key: int, value: float) -> None:
         """Report any other figure under a key that the benchmark chooses."""
@@ -80,9 +83,9 @@ def _map(path: Path) -> mmap.mmap:
         return mmap.mmap(file.fileno(), mmap.PAGESIZE)
 
 
-def _peak_bytes() -> int:
-    """Peak resident memory of this process."""
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
+def _kib(path: str, field: str) -> int:
+    """A figure that the kernel keeps about this process, in KiB."""
+    for line in Path(path).read_text(encoding="utf-8").splitlines():
+        if line.startswith(field):
+            return int(line.split()[1])
     return 0

@@ -62,7 +62,10 @@ class Striker:
             return dataclasses.replace(told, failed=str(stuck))
         new = [member for member in fleet.members if member not in before]
         found = measure_survivors(others, at_s) if self.system.keeps else measure_restart(before, new, at_s, reached)
-        return dataclasses.replace(found, system=self.name, fault=fault, phase=told.phase)
+        own = fault == "SIGSTOP" and self.name.startswith("outlast")
+        return dataclasses.replace(
+            found, system=self.name, fault=fault, phase=told.phase, deadline_s=_outlast.LEAST_DEADLINE_S if own else 0.0
+        )
 
     def rejoin(self, fleet: Fleet, outcome: Outcome) -> Outcome:
         """Wait until a replacement trains too; adds how long it held up the others at worst."""

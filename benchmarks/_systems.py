@@ -39,7 +39,8 @@ class System:
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def fleet(self, launch: Launch) -> Fleet:
-        return Fleet(self.title, self.commands(launch), self.env)
+        own = {f"OUTLAST_{key.upper()}": value for key, value in launch.settings.items()}
+        return Fleet(self.title, self.commands(launch), {**self.env, **own})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +54,8 @@ class Launch:
     python: Path
     scratch: Path
     timeout_s: float = 5.0
-    options: Sequence[str] = ()
+    settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """For outlast: keys of its configuration, e.g. `max_restarts`."""
 
     @property
     def run_dir(self) -> Path:
@@ -114,10 +116,7 @@ def _ddp(launch: Launch) -> Commands:
 
 def _own(*options: str) -> Callable[[Launch], Commands]:
     return lambda launch: _outlast.commands(
-        replicas=launch.replicas,
-        worker=launch.worker,
-        run_dir=launch.run_dir,
-        options=[*options, *launch.options],
+        replicas=launch.replicas, worker=launch.worker, run_dir=launch.run_dir, options=options
     )
 
 

@@ -31,11 +31,12 @@ class Shape:
 
 
 MODELS = {
+    "none": Shape(inputs=1, width=1, num_hidden=1, outputs=2, samples=1),
     "0.15M": Shape(inputs=64, width=256, num_hidden=3, outputs=10, samples=16),
     "3.2M": Shape(inputs=256, width=980, num_hidden=4, outputs=64, samples=32),
     "10M": Shape(inputs=256, width=1760, num_hidden=4, outputs=64, samples=32),
 }
-"""By number of parameters: 0.15 million, 3.2 million, 10 million (the tests hold them to it)."""
+"""By number of parameters: next to none, 0.15 million, 3.2 million, 10 million (the tests hold them to it)."""
 
 
 def build(name: str, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:

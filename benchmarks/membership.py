@@ -3,6 +3,9 @@
 The machine: N members report, form a view, lose one, form the next, take in the replacement. Every action is carried
 out as its driver does (records and messages are encoded), one member computes the roll call's plan; nothing is sent.
 Each size runs in a process of its own, so that peak memory is its own.
+
+The processes: `outlast run` with 64 replicas of a model of a few parameters, one microbatch each, on the cores that
+there are. How long from the last greeting to the first step of all, and how long the step in which one is killed.
 """
 
 from __future__ import annotations
@@ -12,19 +15,27 @@ import dataclasses
 import itertools
 import json
 import math
+import os
 import resource
+import signal
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from benchmarks._common import ROOT, Bounds, Table, alone, environment, options, publish
+from benchmarks._analysis import Outcome, measure_survivors
+from benchmarks._common import ROOT, Bounds, Table, alone, environment, options, publish, spread
+from benchmarks._systems import SYSTEMS, Launch
 from outlast.core.protocol import Coordinator, RollEntry, Settings, ViewId, messages, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from benchmarks._fleet import Fleet
 
 __all__ = ["main"]
 
@@ -33,6 +44,7 @@ EXPONENT = 1.2
 """Near linear: from one size to the next, time and memory grow by at most the ratio of the sizes to this power."""
 VISIBLE_BYTES = 4 * 2**20
 """Less than this is lost in what the interpreter had left over."""
+CROWD_S, CALM_STEPS = 300.0, 5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,13 +85,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         bounds.check(f"{step}: time grows by N to the power", exponent(before, after, "total_s"), EXPONENT, "")
         if before.peak_bytes > VISIBLE_BYTES:
             bounds.check(f"{step}: memory grows by N to the power", exponent(before, after, "peak_bytes"), EXPONENT, "")
-    return publish("membership", args, machine, [tabulate(found, notes)], bounds, found)
+    crowd = gather(args) if args.processes else None
+    tables = [tabulate(found, notes), *([tabulate_crowd(crowd)] if crowd else [])]
+    return publish("membership", args, machine, tables, bounds, {"machine": found, "processes": crowd})
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = options(__doc__)
     parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES), help="members in the pure machine")
     parser.add_argument("--limit-s", type=float, default=120.0, help="give up on a size after this long")
+    parser.add_argument("--processes", type=int, default=64, help="real ones; 0 leaves them out")
+    parser.add_argument("--kills", type=int, default=5, help="of the real processes, one after the other")
     parser.add_argument("--machine", type=int, default=0, help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
@@ -125,7 +141,7 @@ class _Driver:
         self.coordinator = Coordinator(Settings(num_replicas=size), epoch=1)
         self.members: list[str] = []
         self.view = ViewId(1, 0)
-        self.joiner = ""
+        self.joiner, self.serve = "", (0, 0)
         self.install_bytes = 0
         self._encoder, self._now_s = msgspec.msgpack.Encoder(), 0.0
 
@@ -143,6 +159,8 @@ class _Driver:
         if isinstance(told, messages.Spawn):
             self.joiner = told.member
             self.members.append(told.member)
+        elif isinstance(told, messages.BeginServe):
+            self.serve = told.serve
         elif isinstance(told, messages.Install):
             self.view, self.members, self.install_bytes = told.view.id, list(told.view.members), len(encoded)
         elif isinstance(told, messages.Take) and told.order.next is not None:
@@ -172,7 +190,8 @@ class _Driver:
 
     def replace(self) -> None:
         old, joiner = self.view, self.joiner
-        self.hear([self._hello(joiner), messages.Ready(member=joiner, step=20)])
+        self.hear([self._hello(joiner)])
+        self.hear([messages.Ready(member=joiner, step=20, serve=self.serve)])
         assert self.view > old, "the coordinator planned no view with the replacement"
         self._formed(step=21)
 
@@ -186,6 +205,55 @@ class _Driver:
         ]  # fmt: skip
         orphans = resolve(roll, size).orphans
         assert sum(map(len, orphans.values())) == 1, "one microbatch was nobody's"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Crowd:
+    """Real processes. `form_s`: last greeting to everybody's first step; `changes`: one a kill."""
+
+    processes: int
+    form_s: float
+    changes: list[Outcome]
+
+
+def gather(args: argparse.Namespace) -> Crowd:
+    """Start them, let them form a view, kill some one by one. Raises FleetStuck when they do not go on."""
+    num = args.processes
+    with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
+        launch = Launch(
+            replicas=num, model="none", microbatches=num, seed=args.seed, python=Path(sys.executable),
+            scratch=Path(scratch), settings={"max_restarts": "0"},
+        )  # fmt: skip
+        with SYSTEMS["outlast"].fleet(launch) as fleet, alone(args.lock):
+            fleet.wait_for("first view", lambda: sum(bool(m.commits) for m in fleet.living) == num, CROWD_S)
+            firsts = [member.commits[0].at_s for member in fleet.living]
+            form_s = max(firsts) - max(member.greeted_s for member in fleet.living)
+            changes = [lose(fleet, num - 1 - index) for index in range(args.kills)]
+    return Crowd(processes=num, form_s=form_s, changes=changes)
+
+
+def lose(fleet: Fleet, left: int) -> Outcome:
+    """Kill the newest member after a few calm steps."""
+    goal = max(len(member.commits) for member in fleet.living) + CALM_STEPS
+    fleet.wait_for("calm steps", lambda: all(len(m.commits) >= goal for m in fleet.living), CROWD_S)
+    victim, *others = reversed(fleet.living)
+    at_s = time.monotonic()
+    os.kill(victim.pid, signal.SIGKILL)
+
+    def gone_on() -> bool:
+        return all(sum(commit.at_s > at_s for commit in member.commits) > CALM_STEPS for member in others)
+
+    fleet.wait_for(f"a view of {left}", gone_on, CROWD_S)
+    return dataclasses.replace(measure_survivors(others, at_s), system="outlast", fault="SIGKILL")
+
+
+def tabulate_crowd(crowd: Crowd) -> Table:
+    nets, steps = spread(o.net_s for o in crowd.changes), spread(o.median_step_s for o in crowd.changes)
+    return Table(
+        title=f"{crowd.processes} processes that compute next to nothing",
+        columns=["form s", "change after a kill: net s", "median step ms"],
+        rows=[[f"{crowd.form_s:.3f}", nets.show(), steps.show(1e3, 1)]],
+    )
 
 
 def tabulate(found: Sequence[Growth], notes: Sequence[str]) -> Table:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks._common import Bounds, Spread, Table, alone, environment, options, publish, spread
+from benchmarks._probe import SHARE_BYTES
 from benchmarks._systems import SYSTEMS, Launch, peers_missing
 
 if TYPE_CHECKING:
@@ -35,13 +36,17 @@ START_S, BLOCK_S = 240.0, 120.0
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class Series:
-    """One system with one model and fleet size: seconds a step, a figure a round; peak bytes of its largest member."""
+    """One system with one model and fleet size: seconds a step, a figure a round.
+
+    `peak_bytes`: resident, of its largest member, shared pages counted whole; `share_bytes`: divided among users.
+    """
 
     system: str
     model: str
     replicas: int
     step_s: list[float] = dataclasses.field(default_factory=list)
     peak_bytes: int = 0
+    share_bytes: float = 0.0
 
     def ratio(self, reference: Series) -> Spread:
         return spread(mine / other for mine, other in zip(self.step_s, reference.step_s, strict=True))
@@ -84,14 +89,15 @@ def compare(names: Sequence[str], model: str, replicas: int, args: argparse.Name
         for name, fleet in fleets.items():
             prepare(name, fleet, replicas, args)
         found = {name: Series(system=name, model=model, replicas=replicas) for name in names}
-        for turn in range(args.rounds + 1):
-            with alone(args.lock):
+        with alone(args.lock):
+            for turn in range(args.rounds + 1):
                 for name in names if turn % 2 else list(reversed(names)):
                     step_s = run_block(fleets[name], replicas, BLOCKS[model])
                     if turn:
                         found[name].step_s.append(step_s)
         for name, fleet in fleets.items():
             found[name].peak_bytes = max(member.peak_bytes for member in fleet.living)
+            found[name].share_bytes = max(member.numbers[SHARE_BYTES] for member in fleet.living)
         for series in found.values():
             times = spread(series.step_s).show(1e3, 1)
             print(f"{series.system} {model}: {times} ms, {series.peak_bytes / 2**20:.0f} MiB", file=sys.stderr)
@@ -104,7 +110,7 @@ def start(name: str, model: str, args: argparse.Namespace, stack: contextlib.Exi
     launch = Launch(
         replicas=args.replicas + (args.shrunk and own), model=model, microbatches=args.microbatches, seed=args.seed,
         python=args.peers_python or Path(sys.executable), scratch=scratch, timeout_s=60.0,
-        options=["--max-restarts", "0"] if args.shrunk and own else [],
+        settings={"max_restarts": "0"} if args.shrunk else {},
     )  # fmt: skip
     fleet = SYSTEMS[name].fleet(launch)
     fleet.set_block(BLOCKS[model])
@@ -141,11 +147,13 @@ def tabulate(model: str, every: Sequence[Series], absent: dict[str, str], args: 
             SYSTEMS[series.system].title, spread(series.step_s).show(1e3, 1), f"{(ratio.median - 1) * 100:+.1f} %",
             f"{(ratio.quartile1 - 1) * 100:+.1f} to {(ratio.quartile3 - 1) * 100:+.1f} %",
             f"{series.peak_bytes / 2**20:.0f}", f"{(series.peak_bytes - plain.peak_bytes) / 2**20:+.0f}",
+            f"{(series.share_bytes - plain.share_bytes) / 2**20:+.0f}",
         ])  # fmt: skip
-    rows += [[SYSTEMS[name].title, why, "", "", "", ""] for name, why in absent.items()]
+    rows += [[SYSTEMS[name].title, why, "", "", "", "", ""] for name, why in absent.items()]
     return Table(
         title=f"{model} parameters, {args.replicas} replicas{args.suffix}, {args.microbatches} microbatches",
-        columns=["system", "step ms", "over DDP, median", "middle half", "peak MiB a rank", "over DDP, MiB"], rows=rows,
+        columns=["system", "step ms", "over DDP, median", "middle half", "peak MiB a rank", "over DDP",
+                 "PSS over DDP, MiB"], rows=rows,
     )  # fmt: skip
 
 

@@ -26,8 +26,12 @@ from benchmarks._systems import SYSTEMS, Launch, peers_missing
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from benchmarks._fleet import Fleet
+
 __all__ = ["main"]
 
+VOLLEY = 8
+"""Strikes in a row under one --lock: about a minute."""
 JOIN_LIMIT_S = 0.05
 MEDIAN_S = {"SIGKILL": 0.1}
 WORST_S = {"SIGKILL": 0.3, "SIGKILL-coordinator": 1.0}
@@ -48,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     claim(outcomes, bounds)
     shown = [name for name in SYSTEMS if name in args.systems or any(o.system == name for o in outcomes)]
     faults = [fault for fault in FAULTS if fault in args.faults or any(o.fault == fault for o in outcomes)]
-    tables = [summary(fault, shown, outcomes, absent) for fault in faults]
+    tables = [summary(fault, shown, outcomes, absent, args.timeout_s) for fault in faults]
     return publish("recovery", args, machine, tables, bounds, [dataclasses.asdict(outcome) for outcome in outcomes])
 
 
@@ -76,7 +80,7 @@ def sample(name: str, fault: str, args: argparse.Namespace, rng: random.Random) 
             launch = Launch(
                 replicas=args.replicas, model=args.model, microbatches=args.microbatches, seed=args.seed,
                 python=args.peers_python or Path(sys.executable), scratch=Path(scratch), timeout_s=args.timeout_s,
-                options=[f"--max-restarts={count + 1}"] if SYSTEMS[name].replaces else [],
+                settings={"max_restarts": str(2 * count + 2)},
             )  # fmt: skip
             striker = Striker(name=name, system=SYSTEMS[name], launch=launch, rng=rng)
             yield from campaign(striker, fault, count, args.lock)
@@ -90,14 +94,22 @@ def campaign(striker: Striker, fault: str, count: int, lock: Path | None) -> Ite
         except FleetStuck as stuck:
             yield Outcome(system=striker.name, fault=fault, failed=str(stuck))
             return
-        for _ in range(count):
+        while count > 0:
             with alone(lock):
-                outcome = striker.strike(fleet, fault)
-                if striker.system.replaces and not outcome.failed:
-                    outcome = striker.rejoin(fleet, outcome)
-            yield outcome
-            if outcome.failed:
-                return
+                for outcome in volley(striker, fleet, fault, min(count, VOLLEY)):
+                    yield outcome
+                    count = 0 if outcome.failed else count - 1
+
+
+def volley(striker: Striker, fleet: Fleet, fault: str, count: int) -> Iterator[Outcome]:
+    """Some strikes in a row; the last is the first that is not survived."""
+    for _ in range(count):
+        outcome = striker.strike(fleet, fault)
+        if striker.system.replaces and not outcome.failed:
+            outcome = striker.rejoin(fleet, outcome)
+        yield outcome
+        if outcome.failed:
+            return
 
 
 def claim(outcomes: Sequence[Outcome], bounds: Bounds) -> None:
@@ -116,7 +128,9 @@ def claim(outcomes: Sequence[Outcome], bounds: Bounds) -> None:
             bounds.check(f"{system}: a joiner's stall after {fault}, worst of {len(stalls)}", max(stalls), JOIN_LIMIT_S)
 
 
-def summary(fault: str, systems: Sequence[str], outcomes: Sequence[Outcome], absent: dict[str, str]) -> Table:
+def summary(
+    fault: str, systems: Sequence[str], outcomes: Sequence[Outcome], absent: dict[str, str], timeout_s: float
+) -> Table:
     rows = []
     for name in systems:
         mine = [o for o in outcomes if o.system == name and o.fault == fault]
@@ -137,7 +151,10 @@ def summary(fault: str, systems: Sequence[str], outcomes: Sequence[Outcome], abs
     columns = ["system", "net s: median (low to high)", "gross s", "steps redone", "worst joiner's stall ms",
                "median step ms", "failed"]  # fmt: skip
     phases = ", ".join(sorted({o.phase for o in outcomes if o.fault == fault and o.phase}))
-    notes = ["net: the interrupted step less a median step, less what was computed again"]
+    notes = [
+        "net: the interrupted step less a median step, less what was computed again",
+        f"the peers' collectives time out after {timeout_s:g} s (their defaults: 60 s and more); outlast's after 60 s",
+    ]
     return Table(
         title=f"{fault} of one replica", columns=columns, rows=rows, notes=[*notes, f"the victims were in: {phases}"]
     )

@@ -66,6 +66,16 @@ _CHECKS: dict[str, tuple[float, float]] = {
 }  # fmt: skip
 
 
+_INTERNAL = frozenset(
+    f"OUTLAST_{name}"
+    for name in (
+        "AGENT", "CONFIG", "COORDINATOR", "FAULTS", "LISTEN_FD", "LOCK_FD", "MEMBER", "PARENT", "PROGRESS_FD", "RUN",
+        "RUN_DIR", "SECRET", "TAKEOVER",
+    )
+)  # fmt: skip
+"""What processes of a run tell each other; no setting."""
+
+
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     """A configuration with, for each key, where its value came from."""
 
@@ -82,6 +92,7 @@ def resolve(*, cli: Mapping[str, Any], environ: Mapping[str, str], file: Path | 
     origins = dict.fromkeys(RunConfig.__struct_fields__, "default")
     for key, value in (_from_file(file) if file else {}).items():
         values[key], origins[key] = value, f"file {file}"
+    _refuse_misspelt(environ)
     for field in RunConfig.__struct_fields__:
         name = f"OUTLAST_{field.upper()}"
         if name in environ:
@@ -110,6 +121,15 @@ def _unknown(key: str, where: str) -> ConfigError:
     close = difflib.get_close_matches(key, RunConfig.__struct_fields__, n=1)
     hint = f"did you mean {close[0]!r}?" if close else "the keys are " + ", ".join(RunConfig.__struct_fields__)
     return ConfigError(f"unknown key {key!r} in {where}", remedy=hint)
+
+
+def _refuse_misspelt(environ: Mapping[str, str]) -> None:
+    for name in sorted(environ):
+        key = name.removeprefix("OUTLAST_").lower()
+        if name.startswith("OUTLAST_") and key not in RunConfig.__struct_fields__ and name not in _INTERNAL:
+            close = difflib.get_close_matches(key, RunConfig.__struct_fields__, n=1)
+            hint = f"did you mean OUTLAST_{close[0].upper()}?" if close else "outlast config show lists the keys"
+            raise ConfigError(f"unknown variable {name} in the environment", remedy=hint)
 
 
 def _from_file(file: Path) -> dict[str, Any]:

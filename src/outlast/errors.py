@@ -12,6 +12,9 @@
     │   └── StepMisuse           the loop broke the rules of a step                    exit 5
     ├── FleetLost              nobody alive holds the training state                   exit 6
     ├── CheckpointError        a checkpoint cannot be written, read or trusted         exit 7
+    ├── WireRefusal            a connection that is not of this run                    exit 4
+    ├── ProveError             a run that should have survived did not                 exit 9
+    │   └── Damage               bytes of it are not what its manifest says             exit 7
     ├── ProtocolViolation      an invariant does not hold: a bug in outlast            exit 8
     └── ViewAbandoned          internal: this view is over; never reaches the user
 
@@ -23,9 +26,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 __all__ = [
-    "CheckpointError", "ConfigError", "EnvironmentFault", "Evicted", "FleetLost", "MembershipError", "OutlastError",
-    "PoisonMicrobatch", "ProtocolViolation", "SignatureMismatch", "StateDiverged", "StepMisuse", "TrainingError",
-    "ViewAbandoned",
+    "CheckpointError", "ConfigError", "Damage", "EnvironmentFault", "Evicted", "FleetLost", "MembershipError",
+    "OutlastError", "PoisonMicrobatch", "ProtocolViolation", "ProveError", "SignatureMismatch", "StateDiverged",
+    "StepMisuse", "TrainingError", "ViewAbandoned", "WireRefusal",
 ]  # fmt: skip
 
 
@@ -88,6 +91,32 @@ class FleetLost(OutlastError):
 
 class CheckpointError(OutlastError):
     code, exit_code = "CHECKPOINT", 7
+
+
+class WireRefusal(OutlastError):
+    """The other end of a connection does not know the run's secret, or breaks the framing."""
+
+    code, exit_code = "WIRE", 4
+
+
+class ProveError(OutlastError):
+    """A run that should have survived did not, or an expected moment never came."""
+
+    code, exit_code = "PROVE", 9
+
+
+class Damage(CheckpointError):
+    """Bytes that are not what a manifest says, or a manifest that says what cannot be.
+
+    `file`: the file's name in the store; `offset` and `bytes`: where in it, if known; `what`: the finding.
+    """
+
+    code = "CHECKPOINT_DAMAGED"
+
+    def __init__(self, what: str, *, file: str, offset: int = 0, bytes: int = 0) -> None:
+        place = f"{file}, bytes {offset} to {offset + bytes}" if bytes else file
+        super().__init__(what, where=place, remedy="`outlast ckpt verify` lists every wrong byte and its tensors")
+        self.what, self.file, self.offset, self.bytes = what, file, offset, bytes
 
 
 class ProtocolViolation(OutlastError, AssertionError):

@@ -118,3 +118,11 @@ def test_a_wrong_command_line_is_told_without_a_traceback(args: list[str], capsy
     assert code == 2
     assert "Error" in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("command", ["status", "why"])
+def test_help_says_what_each_argument_and_option_is(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = outlast(capsys, command, "--help")
+    assert code == 0
+    assert "A run directory, or one that holds runs" in out
+    assert "--json" in out

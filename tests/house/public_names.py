@@ -1,7 +1,7 @@
 """Every public name of outlast, by module, read from the source without importing it.
 
-`python tests/house/public_names.py > tests/house/public_names.txt` writes the list that the test holds the code to:
-a name is added or taken away on purpose, in the same change.
+`make names` writes the list that the test holds the code to: a name is added or taken away on purpose, in the same
+change.
 """
 
 from __future__ import annotations

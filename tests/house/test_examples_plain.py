@@ -14,6 +14,7 @@ from outlast.examples import digits, digits_plain, gpt, gpt_plain
 from outlast.examples._data import CONTEXT, HelpText
 from outlast.examples._fingerprint import state_fingerprint
 from outlast.examples._script import parse, write_result
+from outlast.runtime._state import State, digest_of
 
 TWINS = {"gpt": (gpt_plain, gpt), "digits": (digits_plain, digits)}
 
@@ -93,6 +94,11 @@ def test_fingerprint_sees_names_and_swaps_but_not_order() -> None:
     model, optimizer = trained()
     turned = torch.nn.ModuleDict({name: model[name] for name in ("right", "left")})
     assert state_fingerprint(turned, optimizer) == whole
+
+
+def test_the_twins_fingerprint_is_the_one_that_training_gives() -> None:
+    model, optimizer = trained()
+    assert digest_of(State(model, [optimizer], [], {})) == state_fingerprint(model, optimizer)
 
 
 def test_windows_overlap_by_half_and_cover_the_text() -> None:

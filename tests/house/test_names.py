@@ -28,7 +28,7 @@ def test_public_names_change_only_on_purpose() -> None:
     golden = (HERE / "public_names.txt").read_text(encoding="utf-8").splitlines()
     found = names.listing().splitlines()
     gone, new = sorted(set(golden) - set(found)), sorted(set(found) - set(golden))
-    remedy = "python tests/house/public_names.py > tests/house/public_names.txt (and a line in CHANGELOG.md)"
+    remedy = "make names (and a line in CHANGELOG.md)"
     assert not gone, f"gone: {gone}; if that is meant: {remedy}"
     assert not new, f"new: {new}; if that is meant: {remedy}"
 

@@ -14,6 +14,7 @@ import pytest
 from outlast.core.events import AnyEvent, Notice, Progress
 from outlast.errors import EnvironmentFault
 from outlast.journal import Journal
+from outlast.journal._faults import sqlite_fault
 from outlast.journal._writer import EventWriter
 
 
@@ -197,6 +198,46 @@ for make in (lambda: Journal.open_writer(run_dir), lambda: Journal.create(top / 
     else:
         raise AssertionError("wrote to a read-only disk")
 """)  # fmt: skip
+
+
+def test_a_coordinator_stopped_in_the_middle_of_a_write_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outlast.journal._files._BUSY_S", 0.05)
+    with Journal.create(tmp_path) as journal:
+        held = sqlite3.connect(tmp_path / "record.db", isolation_level=None)
+        held.execute("BEGIN IMMEDIATE")
+        with pytest.raises(EnvironmentFault, match="middle of a write") as caught:
+            journal.claim()
+        assert "coordinator" in caught.value.remedy
+        held.execute("ROLLBACK")
+        held.close()
+        assert journal.claim() == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "reading", "words"),
+    [
+        (sqlite3.SQLITE_CANTOPEN, True, "cannot be read"),
+        (sqlite3.SQLITE_CANTOPEN, False, "cannot be written"),
+        (sqlite3.SQLITE_IOERR_FSYNC, False, "the write was undone"),
+        (sqlite3.SQLITE_CORRUPT, True, "damaged"),
+    ],
+)
+def test_each_refusal_of_the_disk_has_a_remedy(code: int, reading: bool, words: str) -> None:
+    error = sqlite3.OperationalError("as SQLite says it")
+    error.sqlite_errorcode = code
+    fault = sqlite_fault(error, Path("/runs/one/journal.db"), reading=reading)
+    assert words in str(fault)
+    assert fault.remedy
+
+
+def test_words_after_the_end_are_dropped(tmp_path: Path) -> None:
+    journal = Journal.create(tmp_path)
+    journal.append(notice(1))
+    assert journal.close()
+    journal.append(notice(2))
+    assert stored(tmp_path) == [notice(1)]
 
 
 def test_a_file_in_the_way_is_an_environment_fault(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from pathlib import Path
 
@@ -103,6 +104,18 @@ def test_a_record_is_in_the_file_when_put_returns_although_events_wait(tmp_path:
         held.close()
         assert journal.flush()
         assert [entry.event for entry in journal.events()] == [notice(1)]
+
+
+def test_the_file_of_an_ended_run_can_be_copied_alone_though_somebody_reads(tmp_path: Path) -> None:
+    journal = Journal.create(tmp_path / "run")
+    with Journal.open_reader(tmp_path / "run") as reader:
+        journal.append_many([notice(number) for number in range(50)])
+        assert journal.flush()
+        assert len(reader.events()) == 50
+        journal.close()
+        copy = sqlite3.connect(shutil.copy(tmp_path / "run" / "journal.db", tmp_path / "alone.db"))
+        assert copy.execute("SELECT count(*) FROM events").fetchone() == (50,)
+        copy.close()
 
 
 def test_a_directory_takes_one_run(tmp_path: Path) -> None:

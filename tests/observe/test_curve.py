@@ -50,3 +50,13 @@ def test_a_plot_keeps_to_its_size_and_shows_its_range() -> None:
 
 def test_no_points_are_said_to_be_none() -> None:
     assert plot([]) == "no losses to plot"
+
+
+def test_values_over_many_decades_are_drawn_by_their_logarithms() -> None:
+    decades = [10.0**-exponent for exponent in range(8)]
+    assert sparkline(decades) == "█▇▆▅▄▃▂▁"
+    text = plot(list(enumerate(decades)), width=40, height=8)
+    assert "log scale, step 7" in text
+    assert all(line.partition("┤")[2].strip() for line in text.splitlines()[:8])
+    assert "log scale" not in plot([(0, 0.0), (1, 5.0)])
+    assert "log scale" not in plot([(0, 1.0), (1, 5.0)])

@@ -35,7 +35,7 @@ def test_off_a_terminal_plain_lines_come_as_things_happen(tmp_path: Path, story:
         assert journal.flush()
         live.poll()
         told = out.getvalue()[len(before) :]
-        assert "+5.0 s  ! r2.0 ended in step 30 (signal: SIGKILL)" in told
+        assert "+5.0 s  ! r2.0: signal (SIGKILL); recovered in step 30" in told
         assert "noticed by agent a0; after 10 ms; 2 microbatches recomputed; downtime 50 ms" in told
         assert "\x1b" not in out.getvalue()
     live.close()

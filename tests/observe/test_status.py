@@ -64,6 +64,18 @@ def test_a_planned_view_leaves_the_old_one_at_work_until_it_has_formed(story: An
     assert (state.state, state.view) == ("forming", (1, 4))
 
 
+def test_all_that_live_are_shown_and_of_the_dead_the_newest() -> None:
+    def born(replica: str) -> ev.AnyEvent:
+        return ev.ReplicaStarted(at_s=1.0, replica=replica, agent="a0", pid=1)
+
+    def gone(replica: str) -> ev.AnyEvent:
+        return ev.ReplicaExited(at_s=2.0, replica=replica, cause="signal", detail="SIGKILL", noticed_by="a0")
+
+    two_lives = status([born("r1.1"), gone("r1.1"), born("r1.2"), born("r1.3"), born("r0.1"), gone("r0.1")])
+    assert states(two_lives) == {"r0.1": "exited", "r1.2": "starting", "r1.3": "starting"}
+    assert states(status([born("r1.2"), gone("r1.2"), born("r1.10"), gone("r1.10")])) == {"r1.10": "exited"}
+
+
 def test_the_coordinator_s_loss_and_takeover(story: Any) -> None:
     before = [*story.started, *story.training, *story.killed]
     lost = status([*before, story.coordinator_lost[0]]).coordinator

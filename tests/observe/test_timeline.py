@@ -21,6 +21,14 @@ def test_each_recovery_is_one_row_with_its_figures(story: Any) -> None:
     assert len(rows) == 2
 
 
+def test_an_exit_that_led_to_a_recovery_is_told_once(story: Any) -> None:
+    assert not [row for row in timeline(story.whole) if row.kind == "replica_exited"]
+    unmended = [event for event in story.whole if not isinstance(event, ev.Recovery)]
+    assert [row.what for row in timeline(unmended) if row.kind == "replica_exited"] == [
+        "r2.0 ended in step 30 (signal: SIGKILL)"
+    ]
+
+
 def test_everything_but_progress_can_be_asked_for(story: Any) -> None:
     rows = timeline(story.whole, everything=True)
     assert [row.kind for row in rows] == [

@@ -13,11 +13,15 @@ __all__ = ["main"]
 
 COMMANDS: dict[str, tuple[str, str]] = {
     # name: (module, one line)
+    "demo": ("outlast.cli._demo", "Train, kill things, and show that nothing was lost."),
     "plan": ("outlast.cli._plan", "How reliable will this job be, and what should I do about it?"),
     "run": ("outlast.cli._run", "Train a script on replicas that may fail."),
     "status": ("outlast.cli._status", "Show who is alive in a run, in which view, at which step."),
     "why": ("outlast.cli._why", "Tell what happened in a run, what it cost, what to do next."),
+    "prove": ("outlast.cli._prove", "Search for a schedule of faults that breaks the protocol."),
+    "rules": ("outlast.cli._rules", "List the robust aggregation rules with their conditions."),
     "config": ("outlast.cli._config", "Show every setting of a run and where its value came from."),
+    "ckpt": ("outlast.cli._ckpt", "List, show, verify, compare, convert and prune checkpoints."),
 }
 
 

@@ -21,11 +21,12 @@ def state_fingerprint(model: torch.nn.Module, optimizer: torch.optim.Optimizer) 
     """Hex SHA-256 over each parameter by name, then each tensor of optimizer state by (parameter name, key).
 
     Each tensor contributes its label, dtype, shape and raw bytes (little-endian, row-major), so renaming, retyping and
-    reshaping all show. State that is not a tensor, or that the optimizer has not created yet, contributes nothing.
+    reshaping all show. `Training.fingerprint` gives the same number for the same state. State that is not a tensor, or
+    that the optimizer has not created yet, contributes nothing.
     """
     digest = hashlib.sha256()
     for label, tensor in _named_tensors(model, optimizer):
-        digest.update(f"{label}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+        digest.update(f"{label}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
@@ -36,4 +37,4 @@ def _named_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> 
     for name, parameter in parameters:
         for key, value in sorted(optimizer.state.get(parameter, {}).items()):
             if isinstance(value, torch.Tensor):
-                yield f"{name}/{key}", value
+                yield f"{name}.{key}", value

@@ -66,6 +66,12 @@ def read_only(path: Path) -> EnvironmentFault:
     )
 
 
+def unreadable(path: Path) -> EnvironmentFault:
+    return EnvironmentFault(
+        f"{path} cannot be read", remedy="ask for permission to read it, or for a copy of its directory"
+    )
+
+
 def os_fault(error: OSError, path: Path) -> EnvironmentFault:
     """The operating system refused `path`."""
     if error.errno in _FULL_ERRNO:
@@ -77,18 +83,19 @@ def os_fault(error: OSError, path: Path) -> EnvironmentFault:
     )
 
 
-def sqlite_fault(error: sqlite3.Error, path: Path) -> EnvironmentFault:
-    """SQLite refused `path`."""
+def sqlite_fault(error: sqlite3.Error, path: Path, *, reading: bool = False) -> EnvironmentFault:
+    """SQLite refused `path`; `reading`: it was to be read only."""
     code = _primary(error)
     if code == sqlite3.SQLITE_FULL:
         return full(path)
     if code in _DAMAGED:
         return damaged(path, str(error))
     if code in {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN}:
-        return read_only(path)
+        return unreadable(path) if reading else read_only(path)
     if code == sqlite3.SQLITE_BUSY:
         return EnvironmentFault(
             f"{path} is held by another process in the middle of a write",
+            did="nothing was changed",
             remedy="end the stopped or hanging coordinator of this run (outlast status names its process)",
         )
     return EnvironmentFault(

@@ -17,8 +17,8 @@ from outlast.errors import ConfigError, OutlastError
 from outlast.journal._faults import damaged, newer, os_fault, sqlite_fault
 
 __all__ = [
-    "EVENTS_NAME", "FORMAT", "RECORD_NAME", "holds_run", "open_read_only", "open_writable", "sync_directory",
-    "transaction",
+    "EVENTS_NAME", "FORMAT", "RECORD_NAME", "close_whole", "holds_run", "open_read_only", "open_writable",
+    "sync_directory", "transaction",
 ]  # fmt: skip
 
 EVENTS_NAME, RECORD_NAME = "journal.db", "record.db"
@@ -80,6 +80,16 @@ def open_writable(run_dir: Path, name: str, *, create: bool) -> sqlite3.Connecti
     return connection
 
 
+def close_whole(connection: sqlite3.Connection) -> None:
+    """Close after moving the log into the file, without waiting for readers: the file can be copied alone."""
+    try:
+        connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+    except sqlite3.Error:
+        return  # a full or lost disk; the log holds what it holds
+    finally:
+        connection.close()
+
+
 def open_read_only(run_dir: Path, name: str) -> sqlite3.Connection:
     """A connection that changes nothing and blocks nobody. Raises EnvironmentFault, or ConfigError if there is no run.
 
@@ -97,12 +107,12 @@ def open_read_only(run_dir: Path, name: str) -> sqlite3.Connection:
             check_same_thread=False,
         )  # fmt: skip
     except sqlite3.Error as error:
-        raise sqlite_fault(error, path) from error
+        raise sqlite_fault(error, path, reading=True) from error
     try:
         _check_format(connection, path)
     except sqlite3.Error as error:
         connection.close()
-        raise sqlite_fault(error, path) from error
+        raise sqlite_fault(error, path, reading=True) from error
     except OutlastError:
         connection.close()
         raise

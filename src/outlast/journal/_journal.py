@@ -73,7 +73,9 @@ class Journal:
 
     @classmethod
     def open_writer(cls, run_dir: Path, *, lock_fd: int | None = None) -> Journal:
-        """Open an existing run to write: a coordinator's restart. `lock_fd`: the run's lock, if it was inherited.
+        """Open an existing run to write: a coordinator's restart.
+
+        `lock_fd`: the run's lock, if it was inherited; the journal closes it with itself.
 
         Raises EnvironmentFault (see `create`; a damaged file or one of a newer format too), ConfigError without a run.
         """
@@ -160,7 +162,10 @@ class Journal:
         return self._record.newest_epoch()
 
     def close(self, timeout_s: float = FLUSH_S) -> bool:
-        """Write what was appended and release the run; False if events were lost (the disk refused to the end)."""
+        """Write what was appended and release the run; False if events were lost (the disk refused to the end).
+
+        What is appended afterwards is dropped: a run that ends is not to fail on its last words.
+        """
         with self._mutex:
             self._reader.close()
         return self._release(timeout_s)
@@ -190,7 +195,7 @@ class Journal:
             with self._mutex:
                 return self._reader.execute(query, values).fetchall()
         except sqlite3.Error as error:
-            raise sqlite_fault(error, self.run_dir / EVENTS_NAME) from error
+            raise sqlite_fault(error, self.run_dir / EVENTS_NAME, reading=True) from error
 
     def _entry(self, seq: int, body: str) -> Entry:
         try:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from outlast.errors import EnvironmentFault
 from outlast.journal._faults import os_fault
+from outlast.journal._filesystem import check_local
 
 __all__ = ["LOCK_NAME", "RunLock", "is_held", "started_at_s"]
 
@@ -28,7 +29,8 @@ class RunLock:
 
     @classmethod
     def take(cls, run_dir: Path) -> RunLock:
-        """Lock `run_dir`, which must exist. Raises EnvironmentFault if another run holds it."""
+        """Lock `run_dir`, which must exist, on a local disk. Raises EnvironmentFault; also if another run holds it."""
+        check_local(run_dir)
         path = run_dir / LOCK_NAME
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -54,9 +56,8 @@ class RunLock:
         """
         path = run_dir / LOCK_NAME
         try:
-            if not os.path.sameopenfile(fd, other := os.open(path, os.O_RDONLY | os.O_CLOEXEC)):
+            if not os.path.samestat(os.fstat(fd), path.stat()):
                 raise EnvironmentFault(f"descriptor {fd} is not the lock {path}", remedy="pass RunLock.fileno()")
-            os.close(other)
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the same open file description: held already
         except BlockingIOError:
             raise _in_use(run_dir, "unknown") from None

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from outlast.errors import ProtocolViolation
 from outlast.journal._faults import sqlite_fault
-from outlast.journal._files import RECORD_NAME, open_read_only, open_writable, transaction
+from outlast.journal._files import RECORD_NAME, close_whole, open_read_only, open_writable, transaction
 
 __all__ = ["Record"]
 
@@ -24,15 +24,16 @@ _CHECKPOINT_PAGES = 64  # of 4 KiB: the log is emptied long before it outgrows t
 class Record:
     """`record.db`, opened to write or to read. Calls from several threads are taken one at a time."""
 
-    def __init__(self, run_dir: Path, connection: sqlite3.Connection) -> None:
+    def __init__(self, run_dir: Path, connection: sqlite3.Connection, *, write: bool) -> None:
         self._path, self._connection, self._mutex = run_dir / RECORD_NAME, connection, threading.Lock()
+        self._write = write
 
     @classmethod
     def open(cls, run_dir: Path, *, write: bool, create: bool = False) -> Record:
         """Raises EnvironmentFault, or ConfigError where there is no run."""
         if not write:
-            return cls(run_dir, open_read_only(run_dir, RECORD_NAME))
-        record = cls(run_dir, open_writable(run_dir, RECORD_NAME, create=create))
+            return cls(run_dir, open_read_only(run_dir, RECORD_NAME), write=False)
+        record = cls(run_dir, open_writable(run_dir, RECORD_NAME, create=create), write=True)
         try:
             record._reserve()
         except sqlite3.Error as error:
@@ -88,7 +89,10 @@ class Record:
 
     def close(self) -> None:
         with self._mutex:
-            self._connection.close()
+            if self._write:
+                close_whole(self._connection)
+            else:
+                self._connection.close()
 
     def _epoch(self) -> int:
         return int(self._connection.execute("SELECT coalesce(max(epoch), 0) FROM claims").fetchone()[0])

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from outlast.core.events import AnyEvent, Notice, Progress, encode
 from outlast.journal._faults import is_transient, sqlite_fault
-from outlast.journal._files import EVENTS_NAME, open_writable, transaction
+from outlast.journal._files import EVENTS_NAME, close_whole, open_writable, transaction
 
 __all__ = ["EventWriter", "tag_of"]
 
@@ -63,9 +63,11 @@ class EventWriter:
         return self._trouble
 
     def append(self, events: list[AnyEvent]) -> None:
-        """Take events for writing; returns at once."""
+        """Take events for writing; returns at once. After `close` they are dropped."""
         rows = [_Row(event.at_s, tag_of(event), encode(event).decode()) for event in events]
         with self._changed:
+            if self._closing:
+                return
             self._rows.extend(rows)
             self._bytes += sum(len(row.body) for row in rows)
             self._accepted += len(rows)
@@ -94,7 +96,7 @@ class EventWriter:
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             return False  # stuck in the kernel: the connection is the thread's, and dies with the process
-        self._connection.close()
+        close_whole(self._connection)
         return not self._rows
 
     def _alive(self) -> bool:

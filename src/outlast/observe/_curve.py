@@ -1,7 +1,8 @@
 """The loss curve as text: one line of blocks, or a plot of Braille dots with its axes.
 
 Role: pure text from numbers. Means of neighbours stand for more points than there is room for; a value that is not
-finite is shown as a cross and takes no part in the scale.
+finite is shown as a cross and takes no part in the scale. Positive values over three decades or more get a logarithmic
+scale, as else all but the first would lie on the floor.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from outlast.core import events as ev
 __all__ = ["losses", "plot", "sparkline"]
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
+_WIDE = 1e3
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # Braille bits by row and column of a 4 x 2 cell
 
 
@@ -29,7 +31,7 @@ def losses(events: Iterable[ev.AnyEvent]) -> list[tuple[int, float]]:
 
 def sparkline(values: Sequence[float], width: int = 60) -> str:
     """One line of at most `width` blocks, lowest to highest value; empty for no values."""
-    cells = _thin(values, max(1, width))
+    cells = _scaled(_thin(values, max(1, width)))
     low, high = _range(cells)
     return "".join(_BLOCKS[_level(value, low, high, len(_BLOCKS))] if math.isfinite(value) else "×" for value in cells)
 
@@ -43,12 +45,16 @@ def plot(points: Sequence[tuple[int, float]], *, width: int = 72, height: int = 
     if not finite:
         return "no losses to plot"
     low, high = _range([loss for _, loss in finite])
+    log = _is_wide([loss for _, loss in finite])
     labels = [f"{high:.4g}", *([""] * (height - 2)), f"{low:.4g}"] if height > 1 else [f"{high:.4g}"]
     margin = max(map(len, labels))
     columns = max(4, width - margin - 2)
-    cells = _cells(_thin([loss for _, loss in points], columns * 2), low, high, columns, height)
+    values = _thin([loss for _, loss in points], columns * 2)
+    if log:
+        values, low, high = _logs(values), math.log10(low), math.log10(high)
+    cells = _cells(values, low, high, columns, height)
     rows = [f"{label:>{margin}} ┤{''.join(row)}".rstrip() for label, row in zip(labels, cells, strict=True)]
-    first, last = f"{points[0][0]}", f"step {points[-1][0]}"
+    first, last = f"{points[0][0]}", ("log scale, " if log else "") + f"step {points[-1][0]}"
     axis = first + " " * max(1, columns - len(first) - len(last)) + last
     return "\n".join([*rows, f"{'':>{margin}} └{'─' * columns}", f"{'':>{margin}}  {axis}"])
 
@@ -75,6 +81,19 @@ def _thin(values: Sequence[float], limit: int) -> list[float]:
         return list(values)
     cuts = [index * len(values) // limit for index in range(limit + 1)]
     return [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(cuts)]
+
+
+def _is_wide(values: Sequence[float]) -> bool:
+    finite = [value for value in values if math.isfinite(value)]
+    return bool(finite) and min(finite) > 0 and max(finite) >= _WIDE * min(finite)
+
+
+def _scaled(values: Sequence[float]) -> Sequence[float]:
+    return _logs(values) if _is_wide(values) else values
+
+
+def _logs(values: Sequence[float]) -> list[float]:
+    return [math.log10(value) if math.isfinite(value) else math.nan for value in values]
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:

@@ -31,6 +31,7 @@ _LINE_EVERY_S = 10.0
 _NUM_LOSSES = 4096
 _NUM_ROWS = 16
 _BAR_COLUMNS = 40
+_OVER = frozenset({"finished", "failed", "stopped", "lost"})
 
 
 class Live:
@@ -83,6 +84,15 @@ class Live:
             else:
                 self._write_lines(state, rows)
         return state
+
+    def say(self, line: str) -> None:
+        """A line of the training script: above the picture on a terminal, else plainly on standard output."""
+        if self._screen is not None and sys.stdout.isatty():
+            from rich.text import Text
+
+            self._screen.console.print(Text.from_ansi(line), soft_wrap=True)
+        else:
+            print(line, flush=True)
 
     def close(self) -> None:
         """Leave the terminal as it was, the last picture in place."""
@@ -145,7 +155,8 @@ def _line(row: Row) -> str:
 def _summary(state: Status, total: int | None) -> str:
     steps = f"step {state.step}" + (f" of {total}" if total else "")
     training = sum(replica.state == "training" for replica in state.replicas)
-    parts = [steps, f"{training} of {state.num_replicas} replicas training"]
+    over = state.state in _OVER
+    parts = [steps] if over else [steps, f"{training} of {state.num_replicas} replicas training"]
     parts += [f"loss {state.loss:.4g}"] if state.loss is not None else []
     parts += [f"{format_s(state.step_s)} a step"] if state.step_s else []
     parts += [f"{state.num_recoveries} recoveries"] if state.num_recoveries else []
@@ -177,12 +188,13 @@ def _picture(state: Status, total: int | None, losses: list[float], console: Con
     bar = ProgressBar(total=total, completed=state.step or 0, width=_BAR_COLUMNS) if total else ""
     head.add_row(f"{state.state:<8}", bar)
     people = Table.grid(padding=(0, 2))
-    for replica in state.replicas[:_NUM_ROWS]:
+    shown = [] if state.state in _OVER else state.replicas
+    for replica in shown[:_NUM_ROWS]:
         step = "" if replica.step is None else f"step {replica.step}"
         people.add_row(f"  {replica.replica}", Text(replica.state, style=_STYLES[replica.state]), step, replica.detail)
-    parts: list[RenderableType] = [head, Text(f"  {_summary(state, total)}"), people]
-    if len(state.replicas) > _NUM_ROWS:
-        parts.append(Text(f"  and {len(state.replicas) - _NUM_ROWS} more replicas"))
+    parts: list[RenderableType] = [head, Text(f"  {_summary(state, total)}"), *([people] if shown else [])]
+    if len(shown) > _NUM_ROWS:
+        parts.append(Text(f"  and {len(shown) - _NUM_ROWS} more replicas"))
     if losses:
         parts.append(Text(f"  loss {sparkline(losses, max(10, min(60, console.width - 8)))}"))
     return Group(*parts)

@@ -7,6 +7,7 @@ the same status. `step` speaks of stable steps only: those that no failure can t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Literal
 
@@ -31,7 +32,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest incarnation of one slot. `view` is None outside the view; `step`: the last it is known to hold."""
+    """One incarnation of a slot. `view` is None outside the view; `step`: the last it is known to hold."""
 
     replica: str
     agent: str
@@ -45,7 +46,8 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """A run at one moment. Times are Unix seconds; `step_s` is the mean of the last steps reported.
 
-    `agent` is the first of `agents`: the only one, unless the run was started with more.
+    `agent` is the first of `agents`: the only one, unless the run was started with more. `replicas`: all that have not
+    ended, and of a slot where all have, the newest.
     """
 
     run_id: str
@@ -74,7 +76,7 @@ class StatusFold:
         self._finished: ev.RunFinished | None = None
         self._coordinator: Process | None = None
         self._agents: dict[str, Process] = {}
-        self._slots: dict[str, Replica] = {}
+        self._replicas: dict[str, Replica] = {}
         self._view: tuple[int, int] | None = None
         self._formed = False
         self._planned: ev.ViewInstalled | None = None
@@ -93,6 +95,7 @@ class StatusFold:
                 self._started = event
             case ev.RunFinished():
                 self._finished = event
+                self._step = max(event.steps, self._step or 0) if event.steps else self._step
             case ev.Recovery():
                 self._recoveries, self._last_recovery = self._recoveries + 1, event
             case ev.Progress():
@@ -125,7 +128,7 @@ class StatusFold:
             coordinator=self._placed(self._coordinator, over) if self._coordinator else None,
             agent=agents[0] if agents else None,
             agents=agents,
-            replicas=[self._replica(slot, over) for slot in sorted(self._slots, key=_natural)],
+            replicas=[self._replica(name, over) for name in self._shown()],
         )
 
     def _state(self, held: bool | None) -> tuple[RunState, str]:
@@ -141,8 +144,14 @@ class StatusFold:
         state = "ended" if over and process.state == "running" else process.state
         return msgspec.structs.replace(process, state=state, view=self._view, step=self._step)
 
-    def _replica(self, slot: str, over: bool) -> Replica:
-        replica = self._slots[slot]
+    def _shown(self) -> list[str]:
+        newest = {name.partition(".")[0]: name for name in sorted(self._replicas, key=_natural)}
+        alive = {name for name, replica in self._replicas.items() if replica.state != "exited"}
+        manned = {name.partition(".")[0] for name in alive}
+        return sorted(alive | {name for slot, name in newest.items() if slot not in manned}, key=_natural)
+
+    def _replica(self, name: str, over: bool) -> Replica:
+        replica = self._replicas[name]
         if replica.state in {"training", "suspected"} and replica.view is not None:
             replica = msgspec.structs.replace(replica, step=self._step)
         if over and replica.state != "exited":
@@ -154,7 +163,7 @@ class StatusFold:
         self._step = max(event.stable, self._step if self._step is not None else event.stable)
         if event.losses:
             self._loss = event.losses[-1][1]
-        for replica in [r for r in self._slots.values() if r.state == "suspected" and r.view is not None]:
+        for replica in [r for r in self._replicas.values() if r.state == "suspected" and r.view is not None]:
             self._change(replica.replica, state="training", detail="")  # steps go on, so it does too
 
     def _take_process(self, event: ev.CoordinatorStarted | ev.CoordinatorLost | ev.AgentStarted | ev.AgentLost) -> None:
@@ -182,12 +191,12 @@ class StatusFold:
             self._enter(self._planned)
             self._planned = None
         self._view, self._formed = (event.epoch, event.n), True
-        for replica in [r for r in self._slots.values() if r.view == self._view and r.state == "forming"]:
+        for replica in [r for r in self._replicas.values() if r.view == self._view and r.state == "forming"]:
             self._change(replica.replica, state="training")
 
     def _enter(self, event: ev.ViewInstalled) -> None:
         self._view, self._formed = (event.epoch, event.n), False
-        for replica in [r for r in self._slots.values() if r.view is not None]:
+        for replica in [r for r in self._replicas.values() if r.view is not None]:
             self._change(replica.replica, state="leaving" if replica.state != "exited" else "exited", view=None)
         for name in event.members:
             self._change(name, state="forming", view=self._view)
@@ -195,7 +204,7 @@ class StatusFold:
     def _take_replica(self, event: ev.AnyEvent) -> None:
         match event:
             case ev.ReplicaStarted():
-                self._slots[_slot(event.replica)] = Replica(
+                self._replicas[event.replica] = Replica(
                     replica=event.replica, agent=event.agent, pid=event.pid, state="starting", view=None, step=None
                 )
             case ev.ReplicaExited():
@@ -209,10 +218,8 @@ class StatusFold:
                 self._change(event.replica, state="suspected", detail=event.evidence)
 
     def _change(self, name: str, **changes: object) -> None:
-        """Change one replica; news of an incarnation that was replaced meanwhile is no longer of interest."""
-        replica = self._slots.get(_slot(name))
-        if replica is not None and replica.replica == name:
-            self._slots[_slot(name)] = msgspec.structs.replace(replica, **changes)
+        if name in self._replicas:
+            self._replicas[name] = msgspec.structs.replace(self._replicas[name], **changes)
 
 
 def status(events: Iterable[ev.AnyEvent], *, held: bool | None = None) -> Status:
@@ -231,12 +238,6 @@ def _lost(process: Process, cause: str) -> Process:
     return msgspec.structs.replace(process, state="lost", detail=cause)
 
 
-def _slot(replica: str) -> str:
-    return replica.partition(".")[0]
-
-
-def _natural(slot: str) -> tuple[str, int, str]:
-    """`r10` after `r9`."""
-    head = slot.rstrip("0123456789")
-    digits = slot[len(head) :]
-    return head, int(digits) if digits else -1, slot
+def _natural(name: str) -> list[tuple[int, str]]:
+    """`r10.1` after `r9.2`: digits compare as numbers."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

@@ -6,7 +6,7 @@ Not for cost: that is `_accounting`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Literal
 
 import msgspec
@@ -35,14 +35,19 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 def timeline(events: Iterable[ev.AnyEvent], *, everything: bool = False, start_s: float | None = None) -> list[Row]:
     """Rows for the events that matter to a reader; with `everything`, for all but progress.
 
+    An exit or a suspicion that led to a recovery is told by its recovery.
     `start_s`: when the run began (Unix seconds); by default the first of `events` says so.
     """
-    rows: list[Row] = []
-    for event in events:
-        start_s = event.at_s if start_s is None else start_s
-        if not isinstance(event, ev.Progress) and (everything or _matters(event)):
-            rows.append(row_of(event, start_s))
-    return rows
+    events = list(events)
+    if not events:
+        return []
+    start_s = events[0].at_s if start_s is None else start_s
+    told = {event.replica for event in events if isinstance(event, ev.Recovery)}
+    return [
+        row_of(event, start_s)
+        for event in events
+        if not isinstance(event, ev.Progress) and (everything or _matters(event, told))
+    ]
 
 
 def row_of(event: ev.AnyEvent, start_s: float) -> Row:
@@ -77,7 +82,7 @@ def format_s(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def _matters(event: ev.AnyEvent) -> bool:
+def _matters(event: ev.AnyEvent, told: Collection[str]) -> bool:
     match event:
         case ev.Notice():
             return event.level != "info"
@@ -88,9 +93,9 @@ def _matters(event: ev.AnyEvent) -> bool:
         case ev.JoinerCaughtUp():
             return True
         case ev.Suspected():
-            return event.decision == "evict"
+            return event.decision == "evict" and event.replica not in told
         case ev.ReplicaExited():
-            return event.cause not in {"finished", "left"}
+            return event.cause not in {"finished", "left"} and event.replica not in told
     return isinstance(event, _ALWAYS)
 
 
@@ -100,13 +105,15 @@ def _describe(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning", "erro
             spares = f" and {_count(event.num_spares, 'spare')}" if event.num_spares else ""
             return f"run {event.run_id} started with {_count(event.num_replicas, 'replica')}{spares}", "info"
         case ev.RunFinished():
-            detail = f": {event.detail}" if event.detail else ""
+            detail = f": {_first_line(event.detail)}" if event.detail else ""
             level: Literal["info", "error"] = "error" if event.outcome == "failed" else "info"
             return f"run {event.outcome} after {_count(event.steps, 'step')}{detail}", level
         case ev.Recovery():
             lost = f", {_count(event.lost_steps, 'step')} lost" if event.lost_steps else ""
-            detail = f" ({event.detail})" if event.detail else ""
-            return f"{event.replica}: {event.cause}{detail}; recovered in step {event.step}{lost}", "warning"
+            detail = f" ({_first_line(event.detail)})" if event.detail else ""
+            step = f" in step {event.step}" if event.step else ""
+            cause = event.cause if event.cause == event.replica else f"{event.replica}: {event.cause}"
+            return f"{cause}{detail}; recovered{step}{lost}", "warning"
         case ev.Refused():
             return f"refused {event.reason} from {event.peer} ({_count(event.count, 'time')} so far)", "warning"
         case ev.Notice():
@@ -135,13 +142,14 @@ def _describe_process(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning
             return f"{event.replica} started by {event.agent}, process {event.pid}", "info"
         case ev.ReplicaExited():
             at = f" in step {event.step}" if event.step is not None else ""
-            detail = f": {event.detail}" if event.detail else ""
+            detail = f": {_first_line(event.detail)}" if event.detail else ""
             calm = event.cause in {"finished", "left"}
             return f"{event.replica} ended{at} ({event.cause}{detail})", "info" if calm else "warning"
         case ev.ViewInstalled():
             kind = "planned view" if event.planned else "view"
+            why = "" if event.cause == "planned" else f": {event.cause}"
             members = _count(len(event.members), "member")
-            return f"{kind} {event.epoch}.{event.n} installed with {members}: {event.cause}", "info"
+            return f"{kind} {event.epoch}.{event.n} installed with {members}{why}", "info"
         case ev.ViewFormed():
             took = format_s(event.roll_call_s)
             return f"view {event.epoch}.{event.n} formed for step {event.step}, roll call {took}", "info"
@@ -150,6 +158,11 @@ def _describe_process(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning
         case ev.JoinerCaughtUp():
             return f"{event.replica} caught up with step {event.step} in {format_s(event.seconds)}", "info"
     return str(event.__struct_config__.tag), "info"
+
+
+def _first_line(text: str) -> str:
+    """A row is one line; the tracebacks that some details carry stand in the journal and in the replica's log."""
+    return text.partition("\n")[0].removesuffix(":")
 
 
 def _count(number: int, noun: str) -> str:

@@ -82,7 +82,7 @@ _CAUSES: dict[str, _Cause] = {
         "check the links and firewalls between the hosts named; outlast status shows which replica was left out"),
     "silent for too long": _Cause(
         r"stop|hang|hung|silen|deadline|evict|stall|suspect|progress",
-        "if it was slow rather than stuck, raise outside_s or call outlast.pause() around slow parts of the loop; "
+        "if it was slow rather than stuck, raise outside_s (the loop's body) or stall_floor_s (outlast's own phases); "
         "if it was stuck, the replica's log shows where"),
     "nobody left": _Cause(
         r"every replica|nobody alive|fleet lost",

@@ -19,11 +19,13 @@ from typing import Any
 
 import msgspec
 
-from outlast.core.phases import Phase
+from outlast.config import RunConfig
+from outlast.core.phases import OWNED, Phase
 from outlast.core.protocol import messages as m
+from outlast.errors import WireRefusal
 from outlast.runtime._shared import Progress, Region
 from outlast.runtime._supervise import Child, Exit, start
-from outlast.runtime._wire import Heartbeat, HeartbeatReply, Link, Refusal
+from outlast.runtime._wire import Heartbeat, HeartbeatReply, Link
 
 __all__ = ["Agent", "main"]
 
@@ -54,9 +56,12 @@ class Agent:
         self.address = (host, int(port))
         self.secret = bytes.fromhex(environ["OUTLAST_SECRET"])
         self.run_dir = Path(environ["OUTLAST_RUN_DIR"])
-        self.heartbeat_s = float(msgspec.json.decode(environ["OUTLAST_CONFIG"])["heartbeat_s"])
+        config = msgspec.json.decode(environ["OUTLAST_CONFIG"], type=RunConfig)
+        self.heartbeat_s, self.outside_s = config.heartbeat_s, config.outside_s
         self.ranks: dict[str, Rank] = {}
-        self.exits: list[m.Exited] = []
+        self.exits: dict[str, m.Exited] = {}
+        self.pending: set[str] = set()
+        self.epoch = 0
         self.link: Link | None = None
         self.stopping = ""
         self._agenda: list[tuple[float, int, Any]] = []
@@ -100,13 +105,14 @@ class Agent:
             return
         try:
             self.link = Link(self.address, self.secret, "agent", self.name, timeout_s=2.0)
-        except (OSError, Refusal, msgspec.DecodeError):
+        except (OSError, WireRefusal, msgspec.DecodeError):
             self._retry_s = min(0.5, self._retry_s * 1.5)
             self._at(self._retry_s, self._connect)
             return
         self._retry_s = 0.02
-        self._send(m.AgentHello(agent=self.name, pid=os.getpid(), members=tuple(self.ranks)))
-        for exited in self.exits:
+        members = (*self.ranks, *sorted(self.pending))
+        self._send(m.AgentHello(agent=self.name, pid=os.getpid(), members=members, epoch=self.epoch))
+        for exited in self.exits.values():
             self._send(exited)
 
     def _send(self, message: Any) -> None:
@@ -123,7 +129,13 @@ class Agent:
         self._at(self._retry_s, self._connect)
 
     def _beat(self) -> None:
+        """Now and then: a heartbeat, and a look at who is silent (in a view of one nobody else would notice)."""
         self._send(Heartbeat(sender=self.name, sent_s=time.monotonic()))
+        for rank in self.ranks.values():
+            phase, _, _, alive_s, allowed_s = rank.progress.read()
+            limit_s = allowed_s if phase in OWNED else self.outside_s
+            if rank.progress.changes and phase is not Phase.IDLE and time.monotonic() - alive_s > limit_s:
+                self._examine(rank.name)
         self._at(self.heartbeat_s, self._beat)
 
     def _receive(self) -> None:
@@ -132,11 +144,14 @@ class Agent:
             return
         try:
             message = link.receive(_decoder)
-        except (OSError, Refusal, msgspec.DecodeError):
+        except (OSError, WireRefusal, msgspec.DecodeError):
             self._disconnected()
             return
+        if isinstance(message, HeartbeatReply) or message.epoch < self.epoch:
+            return
+        self.epoch = message.epoch
         if isinstance(message, m.Spawn):
-            self._at(message.after_s, lambda: self._spawn(message.member))
+            self._order(message)
         elif isinstance(message, m.Kill):
             self._kill(message.member, message.reason)
         elif isinstance(message, m.Examine):
@@ -145,9 +160,18 @@ class Agent:
             self._stop(message.reason)
 
     # --- ranks ---------------------------------------------------------------------------------------------------
+    def _order(self, spawn: m.Spawn) -> None:
+        """Start it after its delay; the same incarnation never twice."""
+        if spawn.member in self.exits:
+            self._send(self.exits[spawn.member])
+        elif spawn.member not in self.ranks and spawn.member not in self.pending:
+            self.pending.add(spawn.member)
+            self._at(spawn.after_s, lambda: self._spawn(spawn.member))
+
     def _spawn(self, member: str) -> None:
-        if self.stopping or member in self.ranks:
+        if self.stopping or member not in self.pending:
             return
+        self.pending.discard(member)
         log = self.run_dir / "logs" / f"{member}.log"
         region = Region(Progress.SIZE, name=f"outlast-{member}")
         environ = self.environ | {
@@ -175,9 +199,13 @@ class Agent:
         exited = m.Exited(
             member=rank.name, cause=self._cause(rank, how), detail=self._detail(rank, how),
             last_alive_s=rank.progress.read()[3] if joined else 0.0, noticed_at_s=noticed, joined=joined,
+            code=how.code,
         )  # fmt: skip
         rank.progress.region.close()
-        self.exits = [*self.exits[-255:], exited]
+        self._gone(exited)
+
+    def _gone(self, exited: m.Exited) -> None:
+        self.exits[exited.member] = exited
         self._send(exited)
 
     def _cause(self, rank: Rank, how: Exit) -> m.Cause:
@@ -197,30 +225,36 @@ class Agent:
         try:
             with rank.log.open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-                return f"{how}; {rank.log.name} ends:\n" + file.read().decode("utf-8", "replace")
+                return f"{how}; the end of {rank.log.name}:\n" + file.read().decode("utf-8", "replace")
         except OSError:
             return str(how)
 
     def _kill(self, member: str, reason: str) -> None:
         rank = self.ranks.get(member)
-        if rank is not None:
+        if member in self.pending:
+            self.pending.discard(member)
+            self._gone(m.Exited(member=member, cause="evicted", detail=reason, joined=False))
+        elif rank is not None:
             rank.killed_for = rank.killed_for or reason
             rank.child.send(signal.SIGKILL)
 
     def _stop(self, reason: str) -> None:
-        """The run is over. A finished script may take its time; any other end is enforced after a grace."""
+        """The run is over. A script that finished training may take its time; any other end is enforced."""
         if self.stopping:
             return
         self.stopping = reason or "stopped"
-        if reason != "finished":
-            for rank in self.ranks.values():
+        for rank in self.ranks.values():
+            if reason != "finished":
                 rank.child.send(signal.SIGCONT)
                 rank.child.send(signal.SIGTERM)
-            self._at(_GRACE_S, self._kill_all)
+            elif rank.progress.changes == 0:
+                self._kill(rank.name, "it was still starting when the run finished")
+        self._at(_GRACE_S, self._enforce)
 
-    def _kill_all(self) -> None:
-        for name in list(self.ranks):
-            self._kill(name, f"the run was {self.stopping}")
+    def _enforce(self) -> None:
+        for rank in list(self.ranks.values()):
+            if self.stopping != "finished" or rank.progress.read()[0] is not Phase.IDLE:
+                self._kill(rank.name, f"the run was {self.stopping}")
 
     # --- evidence ------------------------------------------------------------------------------------------------
     def _examine(self, member: str) -> None:

@@ -19,8 +19,8 @@ import msgspec
 
 from outlast.core.protocol import Member, View, ViewId
 from outlast.core.protocol import messages as m
-from outlast.errors import ProtocolViolation
-from outlast.runtime._wire import Heartbeat, HeartbeatReply, Link, Refusal
+from outlast.errors import ProtocolViolation, WireRefusal
+from outlast.runtime._wire import Heartbeat, HeartbeatReply, Link
 
 __all__ = ["MemberLink", "SoloLink"]
 
@@ -66,6 +66,14 @@ class MemberLink:
                 with contextlib.suppress(OSError), self.lock:
                     link.send(message)
 
+    def beat(self) -> None:
+        """A heartbeat now: the last words before the end carry the last losses."""
+        link = self._link
+        if link is not None:
+            beat = self._beat()
+            with contextlib.suppress(OSError), self.lock:
+                link.send(beat)
+
     def wake(self) -> None:
         os.eventfd_write(self.wake_fd, 1)
 
@@ -78,7 +86,7 @@ class MemberLink:
     def _run(self) -> None:
         try:
             self._talk()
-        except Exception:  # the boundary: without this thread the replica would hang unseen
+        except Exception:  # noqa: BLE001 - the boundary: without this thread the replica would hang unseen
             traceback.print_exc()
             os._exit(ProtocolViolation.exit_code)
 
@@ -89,7 +97,7 @@ class MemberLink:
                 link = Link(self.address, self._secret, "member", self.member.me, timeout_s=5.0)
                 pause_s = 0.02
                 self._converse(link)
-            except (OSError, Refusal, msgspec.DecodeError):
+            except (OSError, WireRefusal, msgspec.DecodeError):
                 self._link = None
             self._over.wait(pause_s * (0.5 + random.random()))
             pause_s = min(1.0, pause_s * 2)
@@ -148,6 +156,9 @@ class SoloLink:
         if any(isinstance(message, m.Done) for message in messages):
             with self.lock:
                 self.member.told(m.Close(epoch=1, reason="finished"))
+
+    def beat(self) -> None:
+        """Nobody listens."""
 
     def wake(self) -> None:
         os.eventfd_write(self.wake_fd, 1)

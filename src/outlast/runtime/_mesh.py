@@ -23,7 +23,7 @@ import msgspec
 
 from outlast.core.phases import Phase
 from outlast.core.protocol import Header, RollEntry, View, ViewId
-from outlast.errors import ViewAbandoned
+from outlast.errors import StepMisuse, ViewAbandoned
 from outlast.runtime._probe import Probe
 from outlast.runtime._shared import Region
 
@@ -108,10 +108,14 @@ class _Conn:
         self.buffer = bytearray()
         self.pending = bytearray()
         self.fds: list[int] = []
+        self.early: list[Any] = []  # frames that came with the greeting
         self.ended = False
+        self.deaf = False  # the peer takes nothing more; what it said before may still have to be read
         sock.setblocking(False)
 
     def send(self, message: Any) -> None:
+        if self.deaf:
+            return
         body = _encoder.encode(message)
         self.pending += len(body).to_bytes(4, "big") + body
         self.flush()
@@ -123,7 +127,8 @@ class _Conn:
         except BlockingIOError:
             pass
         except OSError:
-            self.ended = True
+            self.deaf = True
+            self.pending.clear()
 
     def read(self) -> list[Any]:
         """Frames that have arrived. Sets `ended` at the end of the stream."""
@@ -212,6 +217,7 @@ class Mesh:
         self.left: set[str] = set()
         self.answered: set[str] = set()
         self.ping_wanted = self.pinged = False
+        self.wake_fd = wake_fd
         self._wake_fd, self._abandoned, self._patience, self._on_stall = wake_fd, abandoned, patience, on_stall
         self._probe = probe
         self._poll = select.poll()
@@ -286,6 +292,9 @@ class Mesh:
             self._poll.register(fd, select.POLLIN)
             self._introduce(conn, hi.member)
             self._greet(conn, hi.member)
+            early, conn.early = conn.early, []
+            for message in early:
+                self._dispatch(conn, message)
 
     def _introduce(self, conn: _Conn, name: str) -> None:
         conn.peer = name
@@ -305,8 +314,29 @@ class Mesh:
         """Wait for one message of this kind from each of `names` (all peers): {member: message}."""
         box = self.boxes[kind, step, bucket]
         wanted = self.peers if names is None else names
-        self._wait(lambda: [name for name in wanted if name not in box], phase)
+
+        def missing() -> list[str]:
+            absent = [name for name in wanted if name not in box]
+            self._same_end(kind, step, absent)
+            return absent
+
+        self._wait(missing, phase)
         return box
+
+    def _same_end(self, kind: type, step: int, absent: list[str]) -> None:
+        """Who waits for the end of the run while others train on would wait for ever, and so would they."""
+        other = Ready if kind is Final else Final if kind is Ready else None
+        differ = [name for name in absent if other is not None and name in self.boxes.get((other, step, 0), ())]
+        if differ:
+            what = "train on" if kind is Final else "ended their loop"
+            raise StepMisuse(
+                f"replicas end their loops at different steps: {', '.join(differ)} {what} at step {step}",
+                where=f"replica {self.me}", remedy="decide on `break` by what is equal everywhere, such as step.loss",
+            )  # fmt: skip
+
+    def until(self, done: Callable[[], bool], suspects: list[str], phase: Phase) -> None:
+        """Wait for something that wakes `wake_fd`; `suspects` are named if it takes too long."""
+        self._wait(lambda: [] if done() else suspects, phase)
 
     def has_all(self, kind: type, step: int, bucket: int) -> bool:
         """Whether `collect` would return at once. Reads what has arrived, never waits."""
@@ -355,10 +385,11 @@ class Mesh:
                 self._read(fd, events)
 
     def _stranger(self, conn: _Conn) -> None:
-        for message in conn.read()[:1]:
-            if isinstance(message, _Hi):
-                self._welcome(conn, message)
-                return
+        messages = conn.read()
+        if messages and isinstance(messages[0], _Hi):
+            conn.early = messages[1:]
+            self._welcome(conn, messages[0])
+            return
         if conn.ended:
             self._poll.unregister(conn.sock.fileno())
             del self._strangers[conn.sock.fileno()]

@@ -27,6 +27,7 @@ from outlast.core.protocol import (
     Order,
     Plan,
     RollEntry,
+    ServeId,
     View,
     Wait,
     cover,
@@ -55,6 +56,11 @@ class Replica:
         self.member = Member(env.me, engine.num_leaves)
         self.lock = threading.RLock()
         self.probe, self.progress = env.probe, env.progress
+        self._store: Any = None
+        if env.exchange == "c10d":
+            from outlast.runtime._c10d import open_store
+
+            self._store, env.store = open_store()
         self.listener = Listener(env.run_id, env.me, env.secret)
         self.link = self._make_link()
         self.spare = Spare(env, engine, self.link, self.member, self.lock, self.enter)
@@ -67,7 +73,7 @@ class Replica:
         self._left_at_s = 0.0
         self._last_plan: Plan | None = None
         self._losses: list[tuple[int, float]] = []
-        self._step_s = 0.0
+        self._step_s = self._committed_at_s = 0.0
         self._departed = False
 
     def _make_link(self) -> MemberLink | SoloLink:
@@ -145,6 +151,7 @@ class Replica:
                 if isinstance(todo, Wait):
                     self._abandon_if_over()
                     self._depart_if_told(todo)
+                    self._idle()
                     self.spare.idle(self._patience(Phase.CONNECT))
                 elif isinstance(todo, Follow):
                     self.spare.follow()
@@ -154,6 +161,11 @@ class Replica:
                     self._hand_over(todo)
             except ViewAbandoned as reason:
                 self.abandon(reason)
+
+    def _idle(self) -> None:
+        """Waiting for somebody's word is nobody's silence."""
+        if self._phase not in (Phase.IDLE, Phase.DEPART):
+            self.enter(Phase.IDLE)
 
     def _raise_if_refused(self) -> None:
         told = self.member.evicted
@@ -247,8 +259,10 @@ class Replica:
             return SharedPlane(mesh, self.engine.layout, self.engine.memory, self.memories, self.engine.out, enter)
         from outlast.runtime._c10d import NetworkPlane
 
-        store = self.member.store
-        return NetworkPlane(mesh, self.engine.layout, self.engine.memory, self.engine.out, enter, store, self.env)
+        engine = self.engine
+        return NetworkPlane(
+            mesh, engine.layout, engine.memory, engine.out, enter, self.env, self._store, self.member.store
+        )
 
     def _compare(self, view: View, entries: list[RollEntry]) -> None:
         """Equal steps must mean equal bits."""
@@ -295,7 +309,7 @@ class Replica:
             formed_at_s=now,
         )  # fmt: skip
         self.link.send([formed])
-        self._left_at_s = 0.0
+        self._left_at_s = self._committed_at_s = 0.0
         self._last_plan = plan
         if self.engine.meta is not None and view.members[0] == self.env.me and self.member.keeps_output:
             for name in view.attached:
@@ -330,7 +344,6 @@ class Replica:
         plane, mesh = self.plane, self.mesh
         if plane is None or mesh is None:
             raise ViewAbandoned("the view is closed")
-        started = time.monotonic()
         if not begun:
             plane.begin(self.task(todo))
             for bucket in range(len(self.engine.layout.buckets)):
@@ -349,7 +362,7 @@ class Replica:
         with self.lock:
             self.member.decide(headers, time.monotonic())
         self._apply(todo, headers, buffers)
-        self._step_s = time.monotonic() - started
+        self._time_step()
 
     def _apply(self, todo: Exchange, headers: list[Any], buffers: tuple[bytes, ...]) -> None:
         """From the verdict to the commit (rule 12)."""
@@ -369,6 +382,14 @@ class Replica:
         for order in due:
             self._carry_out(order, todo.view)
 
+    def _time_step(self) -> None:
+        """A running mean of the time from commit to commit; a view change starts it again."""
+        now = time.monotonic()
+        if self._committed_at_s:
+            took = now - self._committed_at_s
+            self._step_s = 0.8 * self._step_s + 0.2 * took if self._step_s else took
+        self._committed_at_s = now
+
     def _record_loss(self) -> None:
         assert self.engine.meta is not None
         with self.lock:
@@ -383,24 +404,30 @@ class Replica:
         self.mesh.collect(Final, self.member.committed, 0, Phase.FINAL)
         with self.lock:
             answers = self.member.finished()
+        self.link.beat()
         self.link.send(answers)
 
     def leave_early(self) -> None:
         """The loop ends before `until`: every replica must end at the same step."""
         with self.lock:
             self.member.until = self.member.committed
-        todo = self.resume()
-        if isinstance(todo, Leave):
+        while (todo := self.resume()) is not None:
+            if not isinstance(todo, Leave):
+                raise StepMisuse("the loop ended while others train on", where=f"replica {self.env.me}")
+            self.close_barrier(todo)
+
+    def close_barrier(self, todo: Leave) -> None:
+        """`finish`, in this view or after the next one has formed."""
+        try:
             self.finish(todo)
-            self.resume()
-        elif todo is not None:
-            raise StepMisuse("the loop ended while others train on", where=f"replica {self.env.me}")
+        except ViewAbandoned as reason:
+            self.abandon(reason)
 
     # --- donors --------------------------------------------------------------------------------------------------
-    def _stream(self, joiner: str) -> Stream:
+    def _stream(self, joiner: str, serve: ServeId = (0, 0)) -> Stream:
         if joiner not in self.streams:
             address = self.member.contacts.get(joiner, "") + FEED
-            self.streams[joiner] = Stream(self.env.me, joiner, address, self.env.secret)
+            self.streams[joiner] = Stream(self.env.me, joiner, address, self.env.secret, serve)
         return self.streams[joiner]
 
     def _carry_out(self, order: Order, view: View) -> None:
@@ -412,7 +439,7 @@ class Replica:
             index = view.members.index(self.env.me)
             frozen, lo, hi, total, plain = self.engine.freeze(index, len(view.members))
             share = Share(self.member.committed, lo, hi, total, plain if index == 0 else b"")
-            self._stream(order.joiner).put(share, None, frozen)
+            self._stream(order.joiner, order.serve).put(share, None, frozen)
 
     def _feed(self, view: View) -> None:
         """My slices of the outcome to every joiner that I serve."""
@@ -438,6 +465,7 @@ class Replica:
 
     def close(self) -> None:
         """Leave nothing behind."""
+        self.progress.enter(Phase.IDLE)
         for stream in self.streams.values():
             stream.close()
         self._close_view()

@@ -12,10 +12,11 @@ Exhausting the inner loop commits the step; `break` or an exception never does.
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
+import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,26 +25,43 @@ from torch import Tensor
 
 from outlast.core.phases import Phase
 from outlast.core.protocol import Compute, Exchange, Leave
-from outlast.core.protocol import messages as m
-from outlast.errors import ConfigError, StepMisuse, ViewAbandoned
+from outlast.errors import ConfigError, MembershipError, StepMisuse, ViewAbandoned
 from outlast.runtime._data import Samples
 from outlast.runtime._engine import Engine, Meta
 from outlast.runtime._environment import Environment
 from outlast.runtime._facts import facts_of, prepare_process
+from outlast.runtime._failing import Left, exit_by_code, how_left, left_open, report_failure
 from outlast.runtime._gradients import Memory
 from outlast.runtime._plain import PlainTraining
+from outlast.runtime._plane import Plane
 from outlast.runtime._replica import Replica
+from outlast.runtime._shared import Progress
 from outlast.runtime._state import State, digest_of
 from outlast.tensors import Layout
 
-__all__ = ["Run", "Step", "Training", "join"]
+__all__ = ["Run", "Step", "Training", "join", "pause"]
 
 
 def join() -> Run:
     """Become part of the run that started this process, or a fleet of one. `OUTLAST=off` makes a plain loop of it."""
     env = Environment.read(os.environ)
     prepare_process(env)
+    sys.excepthook = exit_by_code(sys.excepthook)
     return Run(env, plain=os.environ.get("OUTLAST", "on").lower() == "off")
+
+
+def pause(seconds: float) -> None:
+    """The loop's own code is about to be silent for up to `seconds` (a long evaluation, an upload): not a hang.
+
+    Without it the limit is `outside_s`. Does nothing outside a run. Raises ConfigError for a negative number.
+    """
+    if not seconds >= 0:
+        raise ConfigError(f"pause({seconds!r}) is no duration", remedy="give seconds, 0 or more")
+    for progress in _active:
+        progress.alive(ahead_s=seconds)
+
+
+_active: list[Progress] = []  # the progress block of this process's run, once joined
 
 
 class Run:
@@ -51,6 +69,7 @@ class Run:
 
     def __init__(self, env: Environment, plain: bool = False) -> None:
         self._env, self._plain = env, plain
+        _active[:] = [env.progress]
         self._training: Training | None = None
 
     @property
@@ -120,7 +139,9 @@ class Training:
         self.replica, self.engine = replica, replica.engine
         self._started = False
         self._step: Step | None = None
-        self._begun = False
+        self._begun: Plane | None = None  # the view's plane in which the current step's exchange has begun
+        self._failed = False
+        self._left: Left | None = None
 
     def steps(self, until: int) -> Iterator[Step]:
         """Steps 0 … until-1 that are still to be done, one object each. Returns when all replicas committed the last.
@@ -132,42 +153,72 @@ class Training:
         try:
             while (todo := self.replica.resume()) is not None:
                 if isinstance(todo, Leave):
-                    self._close(todo)
+                    self.replica.close_barrier(todo)
                     continue
                 self._step = Step(self, todo.step)
                 yield self._step
                 if self.replica.member.committed == todo.step:
-                    raise StepMisuse(
-                        f"step {todo.step} was left before its microbatches were done",
-                        where=f"replica {self.replica.env.me}", did="nothing was committed",
-                        remedy="let the inner loop end; `break` belongs into the outer one",
-                    )  # fmt: skip
-        except GeneratorExit:
-            self.replica.leave_early()
-            raise
-        finally:
+                    raise left_open(todo.step, self.replica)
+            self._ended()
             self.replica.close()
+        except GeneratorExit:
+            # `break`, or an exception on its way out: through somebody else's iterator that is known only when the
+            # process ends. In the middle of a step it is never a good end.
+            self._left = how_left(sys._getframe(1))
+            raise
+
+    def _ended(self) -> None:
+        """The coordinator closed the run for this replica: finished is the only end after which the script goes on."""
+        member = self.replica.member
+        if member.leaving and not member.done:
+            raise SystemExit(0)
+        if not member.done:
+            raise MembershipError(
+                f"the run is over: {member.closed}", where=f"replica {member.me}, step {member.committed}",
+                did="this replica stops", remedy="outlast why tells what happened",
+            )  # fmt: skip
 
     def _start(self) -> None:
         if self._started:
             raise StepMisuse("steps() was called twice", remedy="one protect() for each training")
         self._started = True
+        previous = sys.excepthook
+
+        def failed(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+            self._failed = True
+            if isinstance(error, Exception) and not isinstance(error, MembershipError):
+                self.replica.link.send([report_failure(self.replica, error)])
+            self.replica.close()
+            previous(kind, error, trace)
+
+        sys.excepthook = failed
+        atexit.register(self._at_exit)
         _warm_up()
         self.replica.link.start()
         if threading.current_thread() is threading.main_thread() and self.replica.env.coordinator is not None:
             signal.signal(signal.SIGTERM, self._asked_to_leave)
 
+    def _at_exit(self) -> None:
+        """The script is over. After `break` the others must have ended at the same step."""
+        try:
+            if self._left in ("break", "unknown") and not self._failed and self._step is not None:
+                if self.replica.member.committed == self._step.number:
+                    raise left_open(self._step.number, self.replica)
+                self.replica.leave_early()
+        except MembershipError as error:
+            print(error, file=sys.stderr, flush=True)
+            os._exit(error.exit_code)
+        except StepMisuse as error:
+            self.replica.link.send([report_failure(self.replica, error)])
+            print(error, file=sys.stderr, flush=True)
+            os._exit(error.exit_code)
+        finally:
+            self.replica.close()
+
     def _asked_to_leave(self, *_: Any) -> None:
         """SIGTERM: tell the coordinator; the view without this replica takes effect after a step."""
-        threading.Thread(
-            target=self.replica.link.send, args=([m.Leaving(member=self.replica.env.me)],), daemon=True
-        ).start()
-
-    def _close(self, todo: Leave) -> None:
-        try:
-            self.replica.finish(todo)
-        except ViewAbandoned as reason:
-            self.replica.abandon(reason)
+        answers = self.replica.member.leave()
+        threading.Thread(target=self.replica.link.send, args=(answers,), daemon=True).start()
 
     def fingerprint(self) -> str:
         """SHA-256 over parameters and optimizer state by name: name, dtype, shape, bytes."""
@@ -179,8 +230,10 @@ class Training:
         replica, engine = self.replica, self.engine
         while replica.member.committed == step:
             todo = replica.resume()
-            if replica.member.committed != step or todo is None:
-                return
+            if todo is None:
+                self._ended()
+            if replica.member.committed != step:
+                break
             if isinstance(todo, Compute):
                 if engine.samples.sizes(step)[todo.microbatch] == 0:
                     engine.skip(step, todo.microbatch)
@@ -189,6 +242,7 @@ class Training:
                 yield from self._one(todo)
             elif isinstance(todo, Exchange):
                 self._exchange(todo)
+        replica.enter(Phase.BODY)  # the loop's own time: an evaluation may take as long as it likes
 
     def _one(self, todo: Compute) -> Iterator[Any]:
         replica = self.replica
@@ -225,7 +279,7 @@ class Training:
         last = plan is not None and plan.leaves[replica.env.me][-1:] == (todo.microbatch,)
         if over or not last or replica.plane is None or plan is None or self._missing(plan.leaves) > 1:
             return None
-        plane, self._begun = replica.plane, True
+        plane = self._begun = replica.plane
         trouble: list[ViewAbandoned] = []
 
         def announce(bucket: int) -> None:
@@ -252,9 +306,9 @@ class Training:
     _loss: float | None = None
 
     def _exchange(self, todo: Exchange) -> None:
-        begun, self._begun = self._begun, False
+        begun, self._begun = self._begun, None
         try:
-            self.replica.exchange(todo, begun)
+            self.replica.exchange(todo, begun is not None and begun is self.replica.plane)
         except ViewAbandoned as reason:
             self.replica.abandon(reason)
 
@@ -307,10 +361,3 @@ def _warm_up() -> None:
     parameter = torch.nn.Parameter(torch.zeros(1))
     parameter.grad = torch.zeros(1)
     torch.optim.AdamW([parameter]).step()
-
-
-def report_failure(replica: Replica, error: BaseException) -> m.Failed:
-    """What to tell the coordinator when user code raised."""
-    text = "".join(traceback.format_exception(error))[-4000:]
-    current = replica.progress.read()
-    return m.Failed(member=replica.env.me, step=replica.member.committed, microbatch=current[2], error=text)

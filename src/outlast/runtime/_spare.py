@@ -15,8 +15,7 @@ import msgspec
 import torch
 
 from outlast.core.phases import Phase
-from outlast.core.protocol import Member, ViewId
-from outlast.core.protocol import messages as m
+from outlast.core.protocol import Member, ServeId, ViewId
 from outlast.errors import ViewAbandoned
 from outlast.runtime._engine import Engine, Meta
 from outlast.runtime._environment import Environment
@@ -56,8 +55,8 @@ class Spare:
         self.engine, self.link, self.member, self.lock, self.enter = engine, link, member, lock, enter
         self.streams = Streams(env.run_id, env.me, env.secret, link.wake_fd)
         self._grace_s = env.config.ack_s
-        self._donors: tuple[str, ...] = ()
-        self._shares: list[tuple[Share, memoryview]] = []
+        self._serve: ServeId = (0, 0)
+        self._shares: list[tuple[ServeId, Share, memoryview]] = []
         self._steps: dict[int, _Pieces] = {}
         self._numels = [bucket.numel for bucket in engine.layout.buckets]
         self._orphaned_at = 0.0
@@ -69,28 +68,28 @@ class Spare:
 
     def follow(self) -> None:
         """One turn of following: take in what arrived, replay what is complete, say when caught up."""
-        if self.member.serve != self._donors:
+        if self.member.serve_id != self._serve:
             self._restart()
-        if not self._donors:
-            self.enter(Phase.JOIN_HELLO)
         self._take_in(1.0)
         self._replay()
+        self.enter(Phase.IDLE)
         self._give_up_if_orphaned()
 
     def _restart(self) -> None:
         """A new serving was ordered (or the old one called off)."""
-        self.streams.reset()
-        self._shares.clear()
+        self.enter(Phase.JOIN_HELLO)
+        self._serve = self.member.serve_id
+        self.streams.keep(self._serve)
+        self._shares = [row for row in self._shares if row[0] == self._serve]
         self._steps.clear()
         self._loaded = False
         self._orphaned_at = 0.0
-        self._donors = self.member.serve
 
     def _take_in(self, timeout_s: float) -> None:
-        for _, head, payload in self.streams.wait(timeout_s):
+        for stream, head, payload in self.streams.wait(timeout_s):
             if isinstance(head, Share):
                 self.enter(Phase.JOIN_SNAPSHOT)
-                self._shares.append((head, payload))
+                self._shares.append((stream.serve, head, payload))
             elif isinstance(head, Outcome):
                 self._keep(head, payload)
 
@@ -117,12 +116,12 @@ class Spare:
         while (pieces := self._steps.get(self.member.committed)) is not None and pieces.covers(self._numels):
             self.enter(Phase.JOIN_REPLAY)
             for (bucket, lo, hi), data in pieces.slices.items():
-                raw(self.engine.out[bucket][lo:hi]).copy_(torch.frombuffer(data, dtype=torch.uint8))
+                raw(self.engine.out[bucket][lo:hi]).copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
             assert pieces.meta is not None
             self.engine.apply(pieces.meta, self.enter)
             with self.lock:
                 del self._steps[self.member.committed]
-                self.member.replayed(self.member.committed + 1)
+                self.member.replayed(self.member.committed + 1, keeps_output=True)
         if len(self._steps) <= 1 and self.member.state == "joining":
             self.enter(Phase.JOIN_READY)
             with self.lock:
@@ -131,7 +130,8 @@ class Spare:
 
     def _load(self) -> None:
         """The snapshot is complete when the shares tile the state."""
-        shares = sorted(self._shares, key=lambda pair: pair[0].lo)
+        rows = [(share, payload) for serve, share, payload in self._shares if serve == self._serve]
+        shares = sorted(rows, key=lambda row: row[0].lo)
         if not shares or sum(s.hi - s.lo for s, _ in shares) != shares[0][0].total:
             return
         if len({s.committed for s, _ in shares}) > 1 or not any(s.plain for s, _ in shares):
@@ -157,10 +157,10 @@ class Spare:
             self._take_in(1.0)
         if self._loaded:
             self._replay()
-        self.streams.reset()
+        self.streams.keep(None)
         self._loaded = False
         self._steps.clear()
-        self._donors = ()
+        self._serve = (0, 0)
         if self.member.over(view):
             raise ViewAbandoned("the view ended while the joiner caught up")
 
@@ -181,10 +181,10 @@ class Spare:
                 self._orphaned_at = 0.0
 
     def _ask_again(self) -> None:
-        self._restart()
         with self.lock:
-            self.member.told(m.Rejoin(member=self.member.me))
-        self.link.send([m.Rejoin(member=self.member.me)])
+            answers = self.member.rejoin()
+        self.link.send(answers)
+        self._restart()
 
     def close(self) -> None:
         self.streams.close()
@@ -193,7 +193,9 @@ class Spare:
 def _scatter(views: list[Any], lo: int, payload: memoryview) -> None:
     """Write bytes at offset `lo` of tensors laid end to end."""
     at, offset = 0, 0
-    data = torch.frombuffer(payload, dtype=torch.uint8) if len(payload) else torch.empty(0, dtype=torch.uint8)
+    data = (
+        torch.frombuffer(bytearray(payload), dtype=torch.uint8) if len(payload) else torch.empty(0, dtype=torch.uint8)
+    )
     for view in views:
         start, stop = max(lo, at), min(lo + len(payload), at + view.numel())
         if start < stop:

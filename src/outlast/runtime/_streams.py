@@ -22,7 +22,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from outlast.core.protocol import ViewId
+from outlast.core.protocol import ServeId, ViewId
 
 __all__ = ["FEED", "Flushed", "Frozen", "Outcome", "Share", "Stream", "Streams", "raw"]
 
@@ -57,7 +57,10 @@ class Flushed(msgspec.Struct, frozen=True, tag=True):
 
 
 class _Hi(msgspec.Struct, frozen=True, tag=True):
+    """`serve`: the attempt to serve that this stream belongs to; (0, 0) for outcomes alone."""
+
     member: str
+    serve: ServeId
     token: bytes
 
 
@@ -117,11 +120,11 @@ class Frozen:
 class Stream:
     """One donor's connection to one joiner, with a thread that sends."""
 
-    def __init__(self, me: str, joiner: str, address: str, secret: bytes) -> None:
+    def __init__(self, me: str, joiner: str, address: str, secret: bytes, serve: ServeId) -> None:
         self.joiner = joiner
         self._queue: queue.Queue[tuple[Any, list[Tensor], Frozen | None] | None] = queue.Queue(_QUEUE)
         self.broken = False
-        self._hi = _Hi(me, _token(secret, me, joiner))
+        self._hi = _Hi(me, serve, _token(secret, me, joiner))
         self._address = address
         self._thread = threading.Thread(target=self._run, name=f"outlast-feed-{joiner}", daemon=True)
         self._thread.start()
@@ -164,6 +167,7 @@ class _Incoming:
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self.sock, self.member, self.ended = sock, "", False
+        self.serve: ServeId = (0, 0)
         self.flushed: ViewId | None = None
         self._buffer = bytearray()
 
@@ -226,18 +230,20 @@ class Streams:
     def _expected(self, stream: _Incoming, head: Any) -> bool:
         if isinstance(head, _Hi):
             genuine = hmac.compare_digest(head.token, _token(self._secret, head.member, self.me))
-            stream.member, stream.ended = head.member, not genuine
+            stream.member, stream.serve, stream.ended = head.member, head.serve, not genuine
             return False
         if isinstance(head, Flushed):
             stream.flushed = head.view
         return bool(stream.member)
 
-    def reset(self) -> None:
-        """Forget all streams: a new serving starts from nothing."""
+    def keep(self, serve: ServeId | None) -> None:
+        """Forget all streams but those of this attempt to serve (they may come before it is told); None: all."""
+        kept = [s for s in self.incoming if serve is not None and (s.serve == serve or not s.member)]
         for stream in self.incoming:
-            stream.sock.close()
-        self.incoming.clear()
+            if stream not in kept:
+                stream.sock.close()
+        self.incoming = kept
 
     def close(self) -> None:
-        self.reset()
+        self.keep(None)
         self._listener.close()

@@ -15,24 +15,19 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from outlast.errors import MembershipError
+from outlast.errors import WireRefusal
 
 __all__ = [
-    "MAX_FRAME", "Decoder", "Heartbeat", "HeartbeatReply", "Link", "Refusal", "frame", "prove_client", "read_frame",
+    "MAX_FRAME", "Decoder", "Heartbeat", "HeartbeatReply", "Link", "frame", "prove_client", "read_frame",
     "server_challenge", "server_check",
 ]  # fmt: skip
 
 MAX_FRAME = 16 << 20
 _LENGTH = struct.Struct(">I")
 _MAGIC = b"outlast1"
+_ROLES = ("member", "agent", "launcher")
 _encoder = msgspec.msgpack.Encoder()
 T = TypeVar("T")
-
-
-class Refusal(MembershipError):
-    """The other end is not of this run, or breaks the framing."""
-
-    code = "WIRE"
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="Heartbeat"):
@@ -78,10 +73,10 @@ def frame(message: Any) -> bytes:
 
 
 def frame_length(head: bytes) -> int:
-    """Length that a frame's head announces. Refusal beyond MAX_FRAME."""
+    """Length that a frame's head announces. WireRefusal beyond MAX_FRAME."""
     (length,) = _LENGTH.unpack(head)
     if length > MAX_FRAME:
-        raise Refusal(f"a frame announces {length} bytes, over the limit of {MAX_FRAME}")
+        raise WireRefusal(f"a frame announces more than the limit of {MAX_FRAME} bytes")
     return int(length)
 
 
@@ -96,32 +91,38 @@ def server_challenge() -> tuple[bytes, bytes]:
 
 
 def server_check(secret: bytes, nonce: bytes, body: bytes) -> tuple[str, str, bytes]:
-    """Check the client's answer: (role, name, frame to send back). Refusal if it does not know the secret."""
+    """Check the client's answer: (role, name, frame to send back). WireRefusal if it does not know the secret.
+
+    Reasons are fixed texts, here and in `frame_length`: refusals are counted by them, and strangers must not choose
+    what is stored.
+    """
     try:
         answer = msgspec.msgpack.decode(body, type=_Answer)
     except msgspec.DecodeError as error:
-        raise Refusal(f"bytes that are no answer to a challenge: {error}") from error
+        raise WireRefusal("bytes that are no answer to a challenge") from error
     expected = _proof(secret, b"client", nonce, answer.nonce, answer.role.encode(), answer.name.encode())
     if not hmac.compare_digest(expected, answer.proof):
-        raise Refusal("a wrongly signed answer: another run's secret, or a replay")
+        raise WireRefusal("a wrongly signed answer: another run's secret, or a replay")
+    if answer.role not in _ROLES:
+        raise WireRefusal("a role that does not exist")
     return answer.role, answer.name, frame(_proof(secret, b"server", answer.nonce, nonce))
 
 
 def prove_client(sock: socket.socket, secret: bytes, role: str, name: str) -> None:
-    """The client's side of the handshake on a connected socket with a timeout set. Refusal, OSError."""
+    """The client's side of the handshake on a connected socket with a timeout set. WireRefusal, OSError."""
     challenge = msgspec.msgpack.decode(read_frame(sock), type=_Challenge)
     if challenge.magic != _MAGIC:
-        raise Refusal("the other end is not an outlast coordinator of this version")
+        raise WireRefusal("the other end is not an outlast coordinator of this version")
     nonce = secrets.token_bytes(16)
     proof = _proof(secret, b"client", challenge.nonce, nonce, role.encode(), name.encode())
     sock.sendall(frame(_Answer(role=role, name=name, nonce=nonce, proof=proof)))
     answer = msgspec.msgpack.decode(read_frame(sock), type=bytes)
     if not hmac.compare_digest(answer, _proof(secret, b"server", nonce, challenge.nonce)):
-        raise Refusal("the coordinator does not know this run's secret")
+        raise WireRefusal("the coordinator does not know this run's secret")
 
 
 def read_frame(sock: socket.socket) -> bytes:
-    """One frame's body from a blocking socket. ConnectionError at the end of the stream, Refusal if oversized."""
+    """One frame's body from a blocking socket. ConnectionError at the end of the stream, WireRefusal if oversized."""
     return _read(sock, frame_length(_read(sock, _LENGTH.size)))
 
 

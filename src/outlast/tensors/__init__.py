@@ -1,13 +1,32 @@
 """One process, no network: buckets and blocks, the fixed reduction tree, fingerprints, robust rules. torch only.
 
-Must never open a socket, read a clock or know membership. Read `_layout.py` first, then `_reduce.py`.
+Must never open a socket, read a clock or know membership. Read `_layout.py` first, then `_reduce.py`; for the robust
+rules `_program.py`, then `_rules.py`.
 """
 
 from outlast.tensors._fingerprint import combine, fingerprint, fingerprint_blocks, fingerprint_named
 from outlast.tensors._layout import BLOCK, Bucket, Layout
 from outlast.tensors._reduce import block_norms, reduce_slice
 
+# robust rules
+from outlast.tensors._attacks import ATTACKS, flip_labels, inconsistent, lying_reducer, strongest  # isort: skip
+from outlast.tensors._gram import partial_grams, total_gram  # isort: skip
+from outlast.tensors._guards import (  # isort: skip
+    ActivationStats, Band, Nonfinite, Reading, activation_stats, collapse_reasons, find_nonfinite,
+)  # fmt: skip
+from outlast.tensors._mixture import Mixture  # isort: skip
+from outlast.tensors._named import (  # isort: skip
+    bulyan, centered_clipping, geometric_median, krum, krum_all_honest, mean, mean_around_median, median,
+    minimum_diameter, multi_krum, trimmed_mean,
+)  # fmt: skip
+from outlast.tensors._rules import Rule, aggregate, make_rule  # isort: skip
+
 __all__ = [
     "BLOCK", "Bucket", "Layout", "block_norms", "combine", "fingerprint", "fingerprint_blocks", "fingerprint_named",
     "reduce_slice",
+    "ATTACKS", "ActivationStats", "Band", "Mixture", "Nonfinite", "Reading", "Rule", "activation_stats", "aggregate",
+    "collapse_reasons", "find_nonfinite", "flip_labels", "inconsistent", "lying_reducer", "make_rule", "partial_grams",
+    "strongest", "total_gram",
+    "bulyan", "centered_clipping", "geometric_median", "krum", "krum_all_honest", "mean", "mean_around_median",
+    "median", "minimum_diameter", "multi_krum", "trimmed_mean",
 ]  # fmt: skip

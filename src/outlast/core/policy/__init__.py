@@ -1,15 +1,18 @@
 """decide(belief, state) -> Decision. The same objects decide at plan time and at run time; scalars or arrays.
 
 For: every choice that failures force. It must never read a clock, draw a number or import torch; with floats it does
-not import numpy either. Read first: `_belief.py`, then `_interval.py`.
+not import numpy either. Read first: `_belief.py`, then `_interval.py`; at run time also `_deadline.py`, `_eviction.py`.
 """
 
-from ._audit import AuditDecision, AuditPolicy, AuditState
-from ._belief import Belief, ClassPrior
-from ._interval import IntervalDecision, IntervalPolicy, IntervalState
-from ._spares import SparesDecision, SparesPolicy, SparesState
+from outlast.core.policy._admission import Admission, admit_view, most_rows_per_host
+from outlast.core.policy._audit import AuditDecision, AuditPolicy, AuditState
+from outlast.core.policy._belief import Belief, ClassPrior
+from outlast.core.policy._interval import IntervalDecision, IntervalPolicy, IntervalState
+from outlast.core.policy._rules_catalogue import PRE_STEPS, RULES, PreFact, RuleFact, check_rule, kappa, largest_f
+from outlast.core.policy._spares import SparesDecision, SparesPolicy, SparesState
 
 __all__ = [
-    "AuditDecision", "AuditPolicy", "AuditState", "Belief", "ClassPrior", "IntervalDecision", "IntervalPolicy",
-    "IntervalState", "SparesDecision", "SparesPolicy", "SparesState",
+    "PRE_STEPS", "RULES", "Admission", "AuditDecision", "AuditPolicy", "AuditState", "Belief", "ClassPrior",
+    "IntervalDecision", "IntervalPolicy", "IntervalState", "PreFact", "RuleFact", "SparesDecision", "SparesPolicy",
+    "SparesState", "admit_view", "check_rule", "kappa", "largest_f", "most_rows_per_host",
 ]  # fmt: skip

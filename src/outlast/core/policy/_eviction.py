@@ -15,7 +15,12 @@ from outlast.core.phases import OWNED, Phase
 
 __all__ = ["Evidence", "Verdict", "judge", "vertex_cover"]
 
-_WAITING = frozenset({Phase.SCATTERED, Phase.GATHERED, Phase.HEADER, Phase.ROLL_CALL, Phase.CONNECT, Phase.FINAL})
+_WAITING = frozenset(
+    {
+        Phase.SCATTERED, Phase.GATHERED, Phase.HEADER, Phase.ROLL_CALL, Phase.CONNECT, Phase.FINAL,
+        Phase.HAND_OVER_SEND, Phase.HAND_OVER_RECEIVE,
+    }
+)  # fmt: skip
 _EXACT_UP_TO = 16
 
 

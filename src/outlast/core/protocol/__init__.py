@@ -32,10 +32,10 @@ from outlast.core.protocol._tree import (
     shares,
     split,
 )
-from outlast.core.protocol._types import Header, Order, Plan, RollEntry, View, ViewId
+from outlast.core.protocol._types import Header, Order, Plan, RollEntry, ServeId, View, ViewId
 
 __all__ = [
     "Compute", "Coordinator", "Exchange", "Follow", "Form", "HandOver", "Header", "Leave", "Member", "Merge", "Node",
-    "Order", "Plan", "RollEntry", "Settings", "Todo", "View", "ViewId", "Wait", "combine", "cover", "leaves_of",
-    "merges", "messages", "parent", "partials", "plan_of", "resolve", "schedule", "shares", "split",
+    "Order", "Plan", "RollEntry", "ServeId", "Settings", "Todo", "View", "ViewId", "Wait", "combine", "cover",
+    "leaves_of", "merges", "messages", "parent", "partials", "plan_of", "resolve", "schedule", "shares", "split",
 ]  # fmt: skip

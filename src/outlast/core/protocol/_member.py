@@ -16,7 +16,7 @@ import msgspec
 from outlast.core.protocol import _messages as m
 from outlast.core.protocol._roll import plan_of, resolve
 from outlast.core.protocol._tree import Node, cover, leaves_of, parent
-from outlast.core.protocol._types import Header, Order, Plan, RollEntry, View, ViewId
+from outlast.core.protocol._types import Header, Order, Plan, RollEntry, ServeId, View, ViewId
 from outlast.errors import ProtocolViolation, ViewAbandoned
 
 __all__ = ["Compute", "Exchange", "Follow", "Form", "HandOver", "Leave", "Member", "Merge", "Todo", "Wait"]
@@ -92,53 +92,67 @@ class Member:
         self.closed: str | None = None
         self.evicted: m.Evict | None = None
         self.serve: tuple[str, ...] = ()  # donors that the coordinator promised this joiner
+        self.serve_id: ServeId = (0, 0)  # which attempt that is; streams carry it
+        self.leaving = False
         self.contacts: dict[str, str] = {}
         self.store = ""
         self.lease_until_s = math.inf
+        self.heard = 0  # orders of this view known without a gap
         self._orders: dict[int, Order] = {}
         self._carried_out = 0
         self._agreed = 0
         self._decided_in: ViewId | None = None
+        self._at: ViewId | None = None  # the view that the training thread was last told to act in
+        self._handing: HandOver | None = None
 
     # --- from the coordinator's link -----------------------------------------------------------------------------
     def told(self, message: m.FromCoordinator) -> list[m.ToCoordinator]:
         """React to the coordinator; returns what to answer. Older epochs are ignored (1)."""
-        epoch = getattr(message, "epoch", None)
+        epoch = message.epoch
         if isinstance(message, m.Install):
-            epoch = message.view.id.epoch
-        if epoch is not None:
-            if epoch < self.epoch:
-                return []
-            self.epoch = epoch
+            epoch = max(epoch, message.view.id.epoch)
+        if 0 < epoch < self.epoch:
+            return []
+        self.epoch = max(epoch, self.epoch)
         if isinstance(message, m.Install):
-            self._install(message)
+            return self._install(message)
         elif isinstance(message, m.Notify):
             return self._notified(message)
         elif isinstance(message, m.Take):
-            self._take(message)
+            return self._take(message)
         elif isinstance(message, m.BeginServe):
-            self.state, self.serve = "joining", message.donors
+            self._start_again("joining", message.donors, message.serve)
         elif isinstance(message, m.Rejoin):
-            self.state, self.serve, self.view, self.formed = "fresh", (), None, False
+            self._start_again("fresh", (), (0, 0))
         elif isinstance(message, m.Evict):
             self.evicted = message
         elif isinstance(message, m.Close):
             self.closed = message.reason or "closed"
         return []
 
-    def _install(self, message: m.Install) -> None:
+    def _install(self, message: m.Install) -> list[m.ToCoordinator]:
         view = message.view
         if (self.view is not None and view.id <= self.view.id) or self.me not in view.members:
-            return
+            return []
+        if not view.start and self.state not in ("ready", "member"):
+            return [m.Rejoin(member=self.me)]  # there is no state here to act with
         self._enter(view)
         self.contacts, self.store = dict(message.addresses), message.store
+        return []
+
+    def _start_again(self, state: Literal["fresh", "joining"], donors: tuple[str, ...], serve: ServeId) -> None:
+        """Whatever is here counts for nothing; a snapshot replaces it (18)."""
+        self.state, self.serve, self.serve_id = state, donors, serve
+        self.view, self.formed, self.plan = None, False, None
+        self.held.clear()
+        self.keeps_output = self.decided = False
 
     def _enter(self, view: View) -> None:
         self.view, self.formed, self.plan = view, False, None
         self.state = "member"
         self.done = False
         self._orders.clear()
-        self._carried_out = 0
+        self._carried_out = self.heard = 0
 
     def _notified(self, message: m.Notify) -> list[m.ToCoordinator]:
         """The view is over. From here no exchange of it is decided, so the answer may be given at once (2)."""
@@ -146,23 +160,45 @@ class Member:
             self.left = message.view
         return [m.Left(member=self.me, view=message.view, cause=message.cause)]
 
-    def _take(self, message: m.Take) -> None:
+    def _take(self, message: m.Take) -> list[m.ToCoordinator]:
         order = message.order
         if self.view is not None and order.view == self.view.id:
-            self._orders[order.number] = order
-        elif order.next is not None and self.me in order.next.members and self.state == "ready":
+            self._orders.setdefault(order.number, order)
+            while self.heard + 1 in self._orders:
+                self.heard += 1
+        elif order.next is not None and self.me in order.next.members and self._newer(order.next.id):
+            if self.state != "ready":
+                return [m.Rejoin(member=self.me)]
             self._enter(order.next)
         self.contacts.update(message.addresses)
         if order.next is not None:
             self.store = message.store
+        return []
+
+    def _newer(self, view: ViewId) -> bool:
+        return (self.view is None or view > self.view.id) and (self.left is None or view > self.left)
 
     def renewed(self, until_s: float) -> None:
-        """The coordinator was heard: the lease runs to `until_s`."""
-        self.lease_until_s = until_s
+        """The lease runs to `until_s`: `lease_s` after the *sending* of a heartbeat that the coordinator answered
+        (counted from the answer's arrival, a late answer would outlast the coordinator's own count)."""
+        self.lease_until_s = max(until_s, self.lease_until_s) if self.lease_until_s < math.inf else until_s
+
+    def leave(self) -> list[m.ToCoordinator]:
+        """I was asked to go (SIGTERM)."""
+        self.leaving = True
+        return [m.Leaving(member=self.me)]
+
+    def rejoin(self) -> list[m.ToCoordinator]:
+        """A joiner's stream broke or has a gap: ask to be served again."""
+        if self.state not in ("joining", "ready"):
+            return []
+        self._start_again("fresh", (), (0, 0))
+        return [m.Rejoin(member=self.me)]
 
     def lost(self, suspects: Sequence[str], cause: str, now_s: float) -> list[m.ToCoordinator]:
-        """Connections to peers of the view ended without a goodbye: leave at once, unasked."""
-        if self.view is None or self.over(self.view.id):
+        """The view that `next` last named cannot go on (`suspects`: peers whose connection ended without a goodbye):
+        leave it at once, unasked. Nothing to say if it is over already; a newer view is not touched."""
+        if self.view is None or self.view.id != self._at or self.over(self.view.id):
             return []
         self.left = self.view.id
         return [m.Left(member=self.me, view=self.view.id, cause=cause, suspects=tuple(suspects), at_s=now_s)]
@@ -171,29 +207,23 @@ class Member:
         """Whether this view is over for me: left, or a newer one was installed."""
         return (self.left is not None and view <= self.left) or self.view is None or self.view.id != view
 
-    @property
-    def heard(self) -> int:
-        """Orders of this view known without a gap."""
-        count = 0
-        while count + 1 in self._orders:
-            count += 1
-        return count
-
     def hello(self, agent: str, facts: dict[str, str], address: str, store: str) -> m.Hello:
         """Who I am and what I am in the middle of."""
         left = self.view is not None and self.over(self.view.id)
         return m.Hello(
             member=self.me, agent=agent, epoch=self.epoch, view=self.view, left=left, formed=self.formed,
-            heard=self.heard, committed=self.committed, state=self.state, done=self.done, facts=facts,
-            address=address, store=store,
+            heard=self.heard, committed=self.committed, state=self.state, done=self.done, leaving=self.leaving,
+            serve=self.serve_id, facts=facts, address=address, store=store,
         )  # fmt: skip
 
     # --- the training thread -------------------------------------------------------------------------------------
     def next(self, now_s: float = 0.0) -> Todo:
-        """What to do next."""
+        """What to do next. What the caller then reports belongs to this view; if another was installed meanwhile the
+        report raises ViewAbandoned."""
         view = self.view
+        self._at = view.id if view is not None else None
         if view is None:
-            return Wait(why="no view") if self.state == "fresh" and not self.serve else Follow()
+            return Wait(why="no view") if self.state == "fresh" else Follow()
         if self.over(view.id):
             return Wait(why="left")
         if self.me not in view.members:
@@ -203,7 +233,8 @@ class Member:
             if plan is None or not plan.behind:
                 return Form(view=view)
             assert plan.donor is not None
-            return HandOver(step=plan.step - 1, donor=plan.donor, behind=plan.behind)
+            self._handing = HandOver(step=plan.step - 1, donor=plan.donor, behind=plan.behind)
+            return self._handing
         if self.until is not None and self.committed >= self.until:
             return Wait(why="done") if self.done else Leave(view=view)
         if now_s > self.lease_until_s:
@@ -249,10 +280,16 @@ class Member:
         self.held = {node for node in self.held if mine.issuperset(range(*node))}
 
     def handed_over(self) -> None:
-        """The hand-over of step plan.step - 1 is complete here (given, taken, or not my business) (12)."""
-        assert self.plan is not None
-        if self.me in self.plan.behind:
+        """The hand-over of step plan.step - 1 is complete here: given, applied, or not my business (12).
+
+        What was applied stays applied though the view be over; that is said by ViewAbandoned, after it was noted.
+        """
+        todo, self._handing = self._handing, None
+        if todo is None:
+            raise ProtocolViolation("a hand-over ended that was not begun")
+        if self.me in todo.behind:
             self._advance()
+        self._acting()
         self.formed = True
 
     def computed(self, leaf: int) -> list[Merge]:
@@ -282,7 +319,8 @@ class Member:
     def decide(self, headers: Sequence[Header], now_s: float = 0.0) -> None:
         """All headers and all buckets are complete: from here this step has one outcome here (11).
 
-        Raises ViewAbandoned when the view ended meanwhile or the lease ran out: then nothing is decided.
+        Raises ViewAbandoned when the view ended meanwhile or the lease ran out: then nothing is decided, and the caller
+        leaves the view (`lost`), because an exchange cannot be repeated in the same view.
         """
         view = self._acting()
         if now_s > self.lease_until_s:
@@ -323,21 +361,24 @@ class Member:
         self.stable, self.done = self.committed, True
         return [m.Done(member=self.me, view=view.id, steps=self.committed, fingerprint=fingerprint)]
 
-    def replayed(self, committed: int) -> None:
-        """A joiner's state is the one at `committed`."""
-        self.committed, self.keeps_output = committed, False
+    def replayed(self, committed: int, *, keeps_output: bool = False) -> None:
+        """A joiner's state is the one at `committed`. `keeps_output`: it came by replaying an outcome, which is still
+        here. A spare that is ahead of the survivors (the donor died) can then hand it over, where otherwise the
+        survivors would count as stale and be thrown away."""
+        self.committed, self.keeps_output = committed, keeps_output
 
     def caught_up(self, committed: int) -> list[m.ToCoordinator]:
         """A joiner replayed up to `committed` and is at most one step behind (18)."""
-        self.replayed(committed)
+        if committed != self.committed:
+            self.replayed(committed)
         if self.state != "joining":
             return []
         self.state = "ready"
-        return [m.Ready(member=self.me, step=committed)]
+        return [m.Ready(member=self.me, step=committed, serve=self.serve_id)]
 
     def _acting(self) -> View:
-        """The view I act in. Raises ViewAbandoned if it is over."""
+        """The view I act in. Raises ViewAbandoned if it is over, or if a newer one came since `next`."""
         view = self.view
-        if view is None or self.over(view.id):
+        if view is None or view.id != self._at or self.over(view.id):
             raise ViewAbandoned(f"view {view.id if view else None} is over")
         return view

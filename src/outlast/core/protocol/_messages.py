@@ -9,13 +9,13 @@ from typing import Literal
 
 import msgspec
 
-from outlast.core.protocol._types import Order, View, ViewId
+from outlast.core.protocol._types import Order, ServeId, View, ViewId
 
 __all__ = [
     "Action", "AgentGone", "AgentHello", "BeginServe", "Close", "Done", "Event", "Evict", "Examine", "Examined",
     "Exited", "Failed", "Finish", "Formed", "FromCoordinator", "Hello", "Install", "Journal", "Kill", "Leaving", "Left",
     "Notify", "Persist", "Probe", "Ready", "Record", "Rejoin", "Rows", "SetTimer", "Spawn", "SpawnFailed", "Spawned",
-    "Stalled", "Stop", "Superseded", "Take", "Tell", "Timer", "ToCoordinator", "describe",
+    "Stalled", "Stop", "Superseded", "Take", "Tell", "Timer", "ToCoordinator", "Welcome", "describe",
 ]  # fmt: skip
 
 Cause = Literal["signal", "exit", "exception", "evicted", "left", "finished", "agent_lost"]
@@ -39,6 +39,8 @@ class Hello(Wire, frozen=True, kw_only=True, tag=True):
     committed: int = 0
     state: Literal["fresh", "joining", "ready", "member"] = "fresh"
     done: bool = False
+    leaving: bool = False  # I was asked to go
+    serve: ServeId = (0, 0)  # the attempt to serve me that I follow
     facts: dict[str, str] = {}  # numerics and run facts; equal on all members or refused
     address: str = ""  # where donors reach me
     store: str = ""  # my c10d store
@@ -71,12 +73,14 @@ class Ready(Wire, frozen=True, kw_only=True, tag=True):
 
     member: str
     step: int
+    serve: ServeId = (0, 0)
 
 
 class Rejoin(Wire, frozen=True, kw_only=True, tag=True):
     """Both ways. Joiner: my stream broke, serve me again. Coordinator: drop what you have and wait to be served."""
 
     member: str
+    epoch: int = 0
 
 
 class Leaving(Wire, frozen=True, kw_only=True, tag=True):
@@ -95,12 +99,14 @@ class Done(Wire, frozen=True, kw_only=True, tag=True):
 
 
 class Failed(Wire, frozen=True, kw_only=True, tag=True):
-    """User code raised; I exit after this."""
+    """User code raised; I exit after this. `alike`: what, and at which line; two replicas that say the same in one
+    step met one bug, whichever microbatch each was at."""
 
     member: str
     step: int
     microbatch: int
     error: str
+    alike: str = ""
 
 
 class Stalled(Wire, frozen=True, kw_only=True, tag=True):
@@ -124,9 +130,12 @@ class Rows(Wire, frozen=True, kw_only=True, tag=True):
 
 # --- to the coordinator: from agents and the launcher ----------------------------------------------------------------
 class AgentHello(Wire, frozen=True, kw_only=True, tag=True):
+    """An agent (re)connects. `members`: alive under it, or about to be started."""
+
     agent: str
     pid: int
-    members: tuple[str, ...] = ()  # alive under it
+    members: tuple[str, ...] = ()
+    epoch: int = 0  # highest epoch seen
 
 
 class AgentGone(Wire, frozen=True, kw_only=True, tag=True):
@@ -156,10 +165,12 @@ class Exited(Wire, frozen=True, kw_only=True, tag=True):
     last_alive_s: float = 0.0  # its last sign of life, host's monotonic clock
     noticed_at_s: float = 0.0
     joined: bool = True  # it had reached protect()
+    code: int | None = None  # exit code; None for a signal
 
 
 class Examined(Wire, frozen=True, kw_only=True, tag=True):
-    """What an agent finds when it looks at a suspect: evidence for `core/policy`."""
+    """What an agent finds when it looks at a suspect: evidence for `core/policy`. Sent when asked (Examine), and
+    unasked when a member is silent for longer than it may be: in a view of one nobody else would notice."""
 
     member: str
     state: str  # the kernel's letter: R S D T t Z, or X for gone
@@ -183,9 +194,18 @@ class Stop(Wire, frozen=True, kw_only=True, tag=True):
     """Both ways. Launcher: the user wants the run to end. Coordinator to agents: kill everything."""
 
     reason: str = ""
+    epoch: int = 0
 
 
 # --- from the coordinator --------------------------------------------------------------------------------------------
+# Each carries the epoch of the coordinator that sent it; members and agents drop what is older than the newest epoch
+# they have seen (rule 1).
+class Welcome(Wire, frozen=True, kw_only=True, tag=True):
+    """The first answer to every Hello: from here on, older coordinators are ignored by who reads it."""
+
+    epoch: int
+
+
 class Install(Wire, frozen=True, kw_only=True, tag=True):
     """Act in this view. Told only after it is durable."""
 
@@ -193,6 +213,7 @@ class Install(Wire, frozen=True, kw_only=True, tag=True):
     addresses: dict[str, str] = {}
     store: str = ""
     cause: str = ""
+    epoch: int = 0  # of the coordinator that says so: a later one may repeat an earlier one's view
 
 
 class Notify(Wire, frozen=True, kw_only=True, tag=True):
@@ -209,6 +230,7 @@ class Take(Wire, frozen=True, kw_only=True, tag=True):
     order: Order
     addresses: dict[str, str] = {}
     store: str = ""
+    epoch: int = 0
 
 
 class BeginServe(Wire, frozen=True, kw_only=True, tag=True):
@@ -216,6 +238,7 @@ class BeginServe(Wire, frozen=True, kw_only=True, tag=True):
 
     epoch: int
     donors: tuple[str, ...]
+    serve: ServeId = (0, 0)
 
 
 class Evict(Wire, frozen=True, kw_only=True, tag=True):
@@ -238,23 +261,32 @@ class Spawn(Wire, frozen=True, kw_only=True, tag=True):
 
     member: str
     after_s: float
+    epoch: int = 0
 
 
 class Kill(Wire, frozen=True, kw_only=True, tag=True):
     member: str
     reason: str
+    epoch: int = 0
 
 
 class Examine(Wire, frozen=True, kw_only=True, tag=True):
     """To an agent: look at this member and say what you find."""
 
     member: str
+    epoch: int = 0
 
 
 class Probe(Wire, frozen=True, kw_only=True, tag=True):
     """To the members of a view in which all wait: ping each other and report who answers."""
 
     view: ViewId
+    epoch: int = 0
+
+
+FromCoordinator = (
+    Welcome | Install | Notify | Take | BeginServe | Evict | Close | Spawn | Kill | Examine | Probe | Stop | Rejoin
+)  # fmt: skip
 
 
 # --- to the driver ---------------------------------------------------------------------------------------------------
@@ -266,6 +298,11 @@ class Record(Wire, frozen=True, kw_only=True, tag=True):
     incarnations: dict[str, int] = {}  # slot -> the newest
     placement: dict[str, str] = {}  # member -> its agent
     facts: dict[str, str] = {}
+    formed: bool = False  # whether any view ever formed
+    outcome: str = ""  # the run is over: how, and the fields of Finish
+    exit_code: int = 0
+    steps: int = 0
+    detail: str = ""
 
 
 class Persist(Wire, frozen=True, kw_only=True, tag=True):
@@ -278,7 +315,7 @@ class Tell(Wire, frozen=True, kw_only=True, tag=True):
     """Send to members or agents by name; who is not connected misses it and is told when it says Hello."""
 
     to: tuple[str, ...]
-    message: Install | Notify | Take | BeginServe | Evict | Close | Spawn | Kill | Examine | Probe | Stop | Rejoin
+    message: FromCoordinator
 
 
 class SetTimer(Wire, frozen=True, kw_only=True, tag=True):
@@ -308,7 +345,6 @@ ToCoordinator = (
     Hello | Left | Formed | Ready | Rejoin | Leaving | Done | Failed | Stalled | AgentHello | AgentGone | Spawned
     | SpawnFailed | Exited | Examined | Rows | Stop
 )  # fmt: skip
-FromCoordinator = Install | Notify | Take | BeginServe | Evict | Close | Spawn | Kill | Examine | Probe | Stop | Rejoin
 Event = ToCoordinator | Timer | Superseded
 Action = Persist | Tell | SetTimer | Journal | Finish
 

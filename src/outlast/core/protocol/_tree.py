@@ -74,7 +74,11 @@ def leaves_of(nodes: Iterable[Node]) -> list[int]:
 
 def cover(leaves: Collection[int], num_leaves: int) -> tuple[Node, ...]:
     """The fewest nodes whose leaves are exactly `leaves`: what a member with these microbatches sends."""
-    have = sorted(leaves)
+    return _cover(tuple(sorted(leaves)), num_leaves)
+
+
+@lru_cache(maxsize=4096)
+def _cover(have: tuple[int, ...], num_leaves: int) -> tuple[Node, ...]:
     out: list[Node] = []
     stack: list[tuple[Node, int, int]] = [((0, num_leaves), 0, len(have))]  # node, slice of `have` inside it
     while stack:

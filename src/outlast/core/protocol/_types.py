@@ -8,7 +8,10 @@ import msgspec
 
 from outlast.core.protocol._tree import Node
 
-__all__ = ["Header", "Order", "Plan", "RollEntry", "View", "ViewId"]
+__all__ = ["Header", "Order", "Plan", "RollEntry", "ServeId", "View", "ViewId"]
+
+ServeId = tuple[int, int]
+"""(epoch, running number) of one attempt to bring a joiner up to date; (0, 0): none."""
 
 
 class ViewId(msgspec.Struct, frozen=True, order=True, array_like=True):
@@ -76,3 +79,4 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["switch", "serve"]
     next: View | None = None
     joiner: str = ""
+    serve: ServeId = (0, 0)  # names the streams of this attempt, so that a joiner tells them from older ones

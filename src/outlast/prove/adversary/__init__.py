@@ -1,1 +1,15 @@
-"""core/protocol alone under a seeded adversarial network in virtual time. Never torch."""
+"""core/protocol alone under a seeded adversarial network in virtual time: find the schedule that breaks it.
+
+Must never import torch, look at a clock or draw from any randomness but the schedule's. Read `_world.py` first, then
+`_replica.py` (what a member does), `_oracle.py` (the invariants) and `_broken.py` (mistakes that must be caught).
+"""
+
+from outlast.prove.adversary._broken import BROKEN
+from outlast.prove.adversary._oracle import Violation
+from outlast.prove.adversary._scenario import Fault, Scenario, scenario_of
+from outlast.prove.adversary._search import Finding, Tally, play, replayed, search, shrink
+
+__all__ = [
+    "BROKEN", "Fault", "Finding", "Scenario", "Tally", "Violation", "play", "replayed", "scenario_of", "search",
+    "shrink",
+]  # fmt: skip

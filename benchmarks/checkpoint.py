@@ -1,0 +1,485 @@
+"""What a checkpoint costs the training loop: outlast beside its peers and beside what the machine can do.
+
+One run, every contender once a round, the order turned each round, each measurement held back until the machine is
+quiet. State: bf16 parameters and fp32 AdamW moments of a GPT, 300 tensors. Reported: seconds blocked (call to return,
+and until the state may be overwritten), seconds to durable (fsynced), the largest gap that a loop of short steps saw
+while the save went on, seconds to load back in place.
+
+    python -m benchmarks checkpoint --rounds 3 --out out.json
+    python -m benchmarks checkpoint --only outlast,limits --rounds 5
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib.util
+import math
+import mmap
+import os
+import pathlib
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from benchmarks._common import Bounds, Table, alone, environment, options, publish
+
+GIB = 1 << 30
+Result = dict[str, float]
+
+
+def gpt_state(gib: float, seed: int = 0) -> dict[str, Any]:
+    """100 parameters of 16 layers, each with two fp32 moments: 300 tensors, 10 bytes a parameter."""
+    generator = torch.Generator().manual_seed(seed)
+    params = gib * GIB / 10
+    width = int(math.sqrt(params / (16 * 12.2)) // 64 * 64)
+    shapes = [(4 * width, width), (width, 4 * width), (3 * width, width), (width, width), (width,), (width,)]
+    names = {f"h.{i}.{k}": shape for i in range(16) for k, shape in enumerate(shapes)}
+    rest = int(params - sum(math.prod(s) for s in names.values())) // width // 4
+    names |= {f"embed.{k}": (max(1, rest), width) for k in range(4)}
+    make = {k: torch.randn(s, generator=generator) for k, s in names.items()}
+    return {
+        "model": {k: t.bfloat16() for k, t in make.items()},
+        "optim": {k: {"exp_avg": t * 0.1, "exp_avg_sq": t * t} for k, t in make.items()},
+    }
+
+
+def leaves(tree: Any) -> Iterator[torch.Tensor]:
+    for value in tree.values():
+        yield from leaves(value) if isinstance(value, dict) else [value]
+
+
+def flat(tree: Any, prefix: str = "") -> dict[str, torch.Tensor]:
+    out: dict[str, torch.Tensor] = {}
+    for key, value in tree.items():
+        out |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return out
+
+
+def sync_tree(path: pathlib.Path) -> None:
+    """What a caller must do who wants the peer's files to survive a power cut."""
+    for directory, _, files in os.walk(path):
+        for name in [*files, "."]:
+            fd = os.open(os.path.join(directory, name), os.O_RDONLY)
+            os.fsync(fd)
+            os.close(fd)
+
+
+# The machine
+
+
+def busy_share(span_s: float = 0.2) -> float:
+    def read() -> tuple[int, int]:
+        fields = [int(x) for x in pathlib.Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+        return sum(fields), fields[3] + fields[4]
+
+    total, idle = read()
+    time.sleep(span_s)
+    total2, idle2 = read()
+    return 1 - (idle2 - idle) / max(1, total2 - total)
+
+
+def wait_quiet(limit_s: float, waits: list[float]) -> None:
+    """Hold the next measurement back until others leave the processors alone, or the limit is reached."""
+    began = time.perf_counter()
+    while busy_share() > 0.15 and time.perf_counter() - began < limit_s:
+        pass
+    os.sync()
+    waits.append(time.perf_counter() - began)
+
+
+def step_gaps(done: Callable[[], bool], window_s: float = 30.0) -> tuple[float, float]:
+    """(largest, median) seconds of short steps of a training loop, run until `done`."""
+    a, b = torch.randn(128, 256), torch.randn(256, 256)
+    steps = []
+    began = last = time.perf_counter()
+    while not done() and last - began < window_s:
+        torch.tanh(a @ b).sum().item()
+        now = time.perf_counter()
+        steps.append(now - last)
+        last = now
+    return (max(steps), statistics.median(steps)) if steps else (0.0, 0.0)
+
+
+# Contenders: each has save(step) -> Result and load() -> seconds
+
+
+class Outlast:
+    def __init__(self, state: Any, where: pathlib.Path) -> None:
+        from outlast.checkpoint import Engine, Retention
+
+        self.state, self.where = state, where
+        self.engine = Engine(str(where), retention=Retention(keep_last=1), incremental=False)
+        self.engine.prepare(state)
+        for step in range(3):  # fills both slots and the spare files
+            handle = self.engine.save(step, state)
+            assert handle is not None
+            self.engine.commit(handle)
+        self.step = 3
+
+    def _begin(self) -> Any:
+        self.step += 1
+        handle = self.engine.save(self.step, self.state)
+        assert handle is not None
+        return handle
+
+    def save(self) -> Result:
+        """Blocked: the optimizer waits at once, nothing hides the copy."""
+        began = time.perf_counter()
+        handle = self._begin()
+        handle.wait_copied()
+        blocked = time.perf_counter() - began
+        gap, median = step_gaps(handle.durable.done)
+        handle.durable.result()
+        self.engine.commit(handle)
+        return {"blocked_s": blocked, "durable_s": handle.durable_s, "gap_s": gap, "median_step_s": median}
+
+    def hidden(self) -> Result:
+        """A step whose forward and backward are long enough to hide the copy: what does the save add to it?"""
+        x = torch.randn(768, 768)
+
+        def work(seconds: float) -> int:
+            count, end = 0, time.perf_counter() + seconds
+            while time.perf_counter() < end:
+                x @ x
+                count += 1
+            return count
+
+        work(0.1)
+        rate = work(0.4)
+        began = time.perf_counter()
+        handle = self._begin()
+        called = time.perf_counter() - began
+        beside = work(0.4)
+        began = time.perf_counter()
+        handle.wait_copied()
+        waited = time.perf_counter() - began
+        handle.durable.result()
+        self.engine.commit(handle)
+        slowed = 0.4 * (rate - beside) / rate
+        return {"call_s": called, "wait_s": waited, "added_s": called + waited, "slowed_compute_s": max(0.0, slowed)}
+
+    def load(self) -> float:
+        target = {"model": {k: torch.empty_like(v).fill_(0) for k, v in self.state["model"].items()},
+                  "optim": {k: {n: torch.empty_like(t).fill_(0) for n, t in v.items()}
+                            for k, v in self.state["optim"].items()}}  # fmt: skip
+        began = time.perf_counter()
+        loaded = self.engine.load(into=target)
+        seconds = time.perf_counter() - began
+        assert loaded is not None
+        assert all(torch.equal(a, b) for a, b in zip(leaves(target), leaves(self.state), strict=True))
+        return seconds
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+class TorchSave:
+    def __init__(self, state: Any, where: pathlib.Path) -> None:
+        self.state, self.where = state, where
+        where.mkdir()
+
+    def save(self) -> Result:
+        began = time.perf_counter()
+        self._write(self.where / "new")
+        sync_tree(self.where)
+        os.rename(self.where / "new", self.where / "state")
+        seconds = time.perf_counter() - began
+        return {"blocked_s": seconds, "durable_s": seconds}
+
+    def _write(self, path: pathlib.Path) -> None:
+        torch.save(self.state, path)
+
+    def load(self) -> float:
+        began = time.perf_counter()
+        found = torch.load(self.where / "state", weights_only=True)
+        for a, b in zip(leaves(self.state), leaves(found), strict=True):
+            a.copy_(b)
+        return time.perf_counter() - began
+
+    def close(self) -> None:
+        pass
+
+
+class Safetensors(TorchSave):
+    def _write(self, path: pathlib.Path) -> None:
+        from safetensors.torch import save_file
+
+        save_file(flat(self.state), path)
+
+    def load(self) -> float:
+        from safetensors.torch import load_file
+
+        began = time.perf_counter()
+        found = load_file(self.where / "state")
+        for name, tensor in flat(self.state).items():
+            tensor.copy_(found[name])
+        return time.perf_counter() - began
+
+
+class Dcp:
+    """`kind`: thread (the default), kept (one stager kept over saves), process."""
+
+    def __init__(self, state: Any, where: pathlib.Path, kind: str) -> None:
+        from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+        self.state, self.where, self.kind, self.count = state, where, kind, 0
+        where.mkdir()
+        options = StagingOptions(
+            use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
+        )
+        self.stager = DefaultStager(options) if kind == "kept" else None
+        if not torch.distributed.is_initialized():  # the process variant asks for a group; the others may have it
+            os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+            os.environ.setdefault("MASTER_PORT", "0")
+            torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
+
+    def save(self) -> Result:
+        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+        path = self.where / f"g{self.count}"
+        self.count += 1
+        kind = AsyncCheckpointerType.PROCESS if self.kind == "process" else AsyncCheckpointerType.THREAD
+        more: dict[str, Any] = {"async_stager": self.stager} if self.stager is not None else {}
+        began = time.perf_counter()
+        pending: Any = dcp.async_save(self.state, checkpoint_id=path, async_checkpointer_type=kind, **more)
+        blocked = time.perf_counter() - began
+        if hasattr(pending, "upload_completion"):
+            pending.staging_completion.result()
+            blocked = time.perf_counter() - began
+            pending = pending.upload_completion
+        gap, median = step_gaps(pending.done)
+        pending.result()
+        sync_tree(path)
+        durable = time.perf_counter() - began
+        for old in range(self.count - 1):
+            shutil.rmtree(self.where / f"g{old}", ignore_errors=True)
+        return {"blocked_s": blocked, "durable_s": durable, "gap_s": gap, "median_step_s": median}
+
+    def load(self) -> float:
+        import torch.distributed.checkpoint as dcp
+
+        began = time.perf_counter()
+        dcp.load(self.state, checkpoint_id=self.where / f"g{self.count - 1}")
+        return time.perf_counter() - began
+
+    def close(self) -> None:
+        pass
+
+
+class TorchSnapshot:
+    def __init__(self, state: Any, where: pathlib.Path) -> None:
+        from torchsnapshot import StateDict
+
+        self.app, self.where, self.count = {"state": StateDict(**state)}, where, 0
+        where.mkdir()
+
+    def save(self) -> Result:
+        from torchsnapshot import Snapshot
+
+        path = self.where / f"g{self.count}"
+        self.count += 1
+        began = time.perf_counter()
+        pending = Snapshot.async_take(str(path), self.app)
+        blocked = time.perf_counter() - began
+        gap, median = step_gaps(pending.done)
+        pending.wait()
+        sync_tree(path)
+        durable = time.perf_counter() - began
+        for old in range(self.count - 1):
+            shutil.rmtree(self.where / f"g{old}", ignore_errors=True)
+        return {"blocked_s": blocked, "durable_s": durable, "gap_s": gap, "median_step_s": median}
+
+    def load(self) -> float:
+        from torchsnapshot import Snapshot
+
+        began = time.perf_counter()
+        Snapshot(str(self.where / f"g{self.count - 1}")).restore(self.app)
+        return time.perf_counter() - began
+
+    def close(self) -> None:
+        pass
+
+
+class Limits:
+    """What the machine can do with the same bytes: a warm copy, a bare direct write into a recycled file, a read."""
+
+    def __init__(self, state: Any, where: pathlib.Path) -> None:
+        where.mkdir()
+        self.tensors = list(leaves(state))
+        self.size = sum(t.nbytes for t in self.tensors)
+        self.area = mmap.mmap(-1, -(-self.size // (2 << 20)) * (2 << 20))
+        self.area.madvise(mmap.MADV_HUGEPAGE)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.area))
+        ctypes.memset(self.address, 1, len(self.area))
+        self.path = where / "recycled"
+        self._write()
+
+    def _copy(self) -> float:
+        began, at = time.perf_counter(), self.address
+        for tensor in self.tensors:
+            ctypes.memmove(at, tensor.data_ptr(), tensor.nbytes)
+            at += tensor.nbytes
+        return time.perf_counter() - began
+
+    def _write(self, block: int = 32 << 20) -> float:
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600)
+        view = memoryview(self.area)
+        began = time.perf_counter()
+        for at in range(0, len(view), block):
+            os.pwrite(fd, view[at : at + block], at)
+        os.fsync(fd)
+        seconds = time.perf_counter() - began
+        os.close(fd)
+        return seconds
+
+    def save(self) -> Result:
+        # The second copy: the first also brings the source's pages back into reach.
+        self._copy()
+        return {"memcpy_s": self._copy(), "write_s": self._write()}
+
+    def load(self, block: int = 4 << 20) -> float:
+        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECT)
+        view = memoryview(self.area)
+        began = time.perf_counter()
+        for at in range(0, len(view), block):
+            os.preadv(fd, [view[at : at + block]], at)
+        seconds = time.perf_counter() - began
+        os.close(fd)
+        return seconds
+
+    def close(self) -> None:
+        pass
+
+
+MAKERS: dict[str, Callable[[Any, pathlib.Path], Any]] = {
+    "limits": Limits,
+    "outlast": Outlast,
+    "dcp-default": lambda s, p: Dcp(s, p, "thread"),
+    "dcp-kept": lambda s, p: Dcp(s, p, "kept"),
+    "dcp-process": lambda s, p: Dcp(s, p, "process"),
+    "torchsnapshot": TorchSnapshot,
+    "torch.save": TorchSave,
+    "safetensors": Safetensors,
+}
+
+
+def run_one(contender: Any, waits: list[float], *, load: bool) -> Result:
+    wait_quiet(5.0, waits)
+    result: Result = dict(contender.save())
+    if load:
+        wait_quiet(5.0, waits)
+        result["load_s"] = contender.load()
+    if hasattr(contender, "hidden"):
+        wait_quiet(5.0, waits)
+        result |= contender.hidden()
+    return result
+
+
+def split_of_four(state: Any, where: pathlib.Path) -> dict[str, float]:
+    """Four replicas of the same state: how many bytes do they stage and write together?"""
+    from outlast.checkpoint import Engine
+
+    engines = [Engine(str(where), replica=r, num_replicas=4, num_slots=1) for r in range(4)]
+    handles = [engine.save(1, state) for engine in engines]
+    staged = [handle.staged_bytes for handle in handles if handle is not None]
+    for handle in handles:
+        assert handle is not None
+        handle.durable.result()
+    for engine in engines:
+        engine.close()
+    size = sum(t.nbytes for t in leaves(state))
+    return {"state_bytes": size, "staged_bytes": sum(staged), "largest_share": max(staged) / size}
+
+
+def medians_of(rows: dict[str, list[Result]]) -> dict[str, Result]:
+    return {name: {key: statistics.median(r[key] for r in results) for key in results[-1]}
+            for name, results in rows.items()}  # fmt: skip
+
+
+def tables(medians: dict[str, Result], waits: list[float]) -> list[Table]:
+    rows = []
+    for name, result in medians.items():
+        if name == "limits":
+            cells = [f"{result['memcpy_s']:.3f}", f"{result['write_s']:.3f}", "", f"{result.get('load_s', 0):.3f}"]
+            rows.append(["limits: warm copy, bare O_DIRECT write, bare O_DIRECT read", *cells])
+            continue
+        gap = f"{result['gap_s'] * 1e3:.1f}" if "gap_s" in result else ""
+        load = f"{result['load_s']:.3f}" if "load_s" in result else ""
+        rows.append([name, f"{result['blocked_s']:.3f}", f"{result['durable_s']:.3f}", gap, load])
+    columns = ["", "blocked, s", "durable, s", "largest step gap, ms", "load, s"]
+    notes = [
+        "medians over the rounds; every contender once a round, the order turned each round",
+        "blocked: until the state may be overwritten, with nothing to hide the copy; durable: fsynced",
+        "loads: outlast reads around the page cache and checks every chunk; the peers' files are warm and unchecked",
+        f"waited {sum(waits):.1f} s in all for a quiet machine, longest {max(waits):.1f} s",
+    ]
+    return [Table(title="A checkpoint beside its peers", columns=columns, rows=rows, notes=notes)]
+
+
+def check(medians: dict[str, Result], share: dict[str, float], bounds: Bounds) -> None:
+    limits, ours = medians.get("limits"), medians.get("outlast")
+    if ours:
+        bounds.check("largest step gap during a save", ours["gap_s"] * 1e3, 10, "ms")
+        bounds.check("added to a step that is long enough to hide it", ours["added_s"] * 1e3, 5, "ms")
+    if limits and ours:
+        bounds.check("blocked / warm copy of the same bytes", ours["blocked_s"] / limits["memcpy_s"], 1.2, "×")
+        bounds.check("durable / bare direct write", ours["durable_s"] / limits["write_s"], 1.5, "×")
+        if "load_s" in ours:
+            bounds.check("load, verified / bare direct read", ours["load_s"] / limits["load_s"], 1.2, "×")
+    if share:
+        total = share["staged_bytes"] / share["state_bytes"]
+        bounds.check("bytes that four replicas write / bytes of the state", total, 1.01, "×")
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = options((__doc__ or "").partition("\n")[0])
+    parser.add_argument("--gib", type=float, default=1.0, help="size of the state")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="", help="comma-separated contenders")
+    parser.add_argument("--no-load", action="store_true", help="leave the loads out")
+    parser.add_argument("--dir", default=None, help="where to write; default: the temporary directory")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parse(argv)
+    warnings.simplefilter("ignore")
+    names = [n for n in MAKERS if not args.only or n in args.only.split(",")]
+    if importlib.util.find_spec("torchsnapshot") is None and "torchsnapshot" in names:
+        names.remove("torchsnapshot")
+        print("torchsnapshot is not installed: left out", file=sys.stderr)
+    machine, bounds = environment(args, ("torch", "safetensors", "torchsnapshot")), Bounds()
+    root = pathlib.Path(tempfile.mkdtemp(prefix="outlast-bench-", dir=args.dir))
+    waits: list[float] = []
+    try:
+        state = gpt_state(args.gib, args.seed)
+        rows: dict[str, list[Result]] = {name: [] for name in names}
+        with alone(args.lock):
+            contenders = {name: MAKERS[name](state, root / name) for name in names}
+            for contender in contenders.values():
+                contender.save()  # first saves start processes and allocate: not counted, for nobody
+            for turn in range(args.rounds):
+                for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                    rows[name].append(run_one(contenders[name], waits, load=not args.no_load))
+            for contender in contenders.values():
+                contender.close()
+            share = split_of_four(state, root / "four") if "outlast" in names else {}
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+    medians = medians_of(rows)
+    check(medians, share, bounds)
+    data = {"rounds": rows, "medians": medians, "four_replicas": share, "bytes": sum(t.nbytes for t in leaves(state))}
+    return publish("checkpoint", args, machine, tables(medians, waits), bounds, data)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,108 @@
+"""What a checkpoint engine has to say: frozen records for the journal and the terminal. No torch.
+
+Role: one record a fact; the runtime maps them onto `core.events`. Sizes are bytes, durations seconds.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = [
+    "CheckpointEvent", "Drained", "DrainFailed", "Loaded", "Pruned", "PublishedGeneration", "SaveBegan", "SaveDelayed",
+    "SaveDurable", "SaveFailed", "SaveRetried", "Skipped",
+]  # fmt: skip
+
+
+class SaveBegan(msgspec.Struct, frozen=True, kw_only=True, tag="save_began"):
+    """`staged_bytes`: what this writer will write, of the state's `state_bytes`."""
+
+    save: str
+    step: int
+    writer: int
+    staged_bytes: int
+    state_bytes: int
+
+
+class SaveDelayed(msgspec.Struct, frozen=True, kw_only=True, tag="save_delayed"):
+    step: int
+    reason: str
+
+
+class SaveDurable(msgspec.Struct, frozen=True, kw_only=True, tag="save_durable"):
+    """`copied_s`: begin to the end of the snapshot; `durable_s`: begin to durable."""
+
+    save: str
+    step: int
+    writer: int
+    stream_bytes: int
+    written_bytes: int
+    copied_s: float
+    durable_s: float
+
+
+class SaveRetried(msgspec.Struct, frozen=True, kw_only=True, tag="save_retried"):
+    save: str
+    writer: int
+    attempt: int
+    reason: str
+
+
+class SaveFailed(msgspec.Struct, frozen=True, kw_only=True, tag="save_failed"):
+    save: str
+    step: int
+    writer: int
+    reason: str
+
+
+class PublishedGeneration(msgspec.Struct, frozen=True, kw_only=True, tag="published"):
+    save: str
+    step: int
+    generation: int
+    certified: bool
+    url: str
+
+
+class Pruned(msgspec.Struct, frozen=True, kw_only=True, tag="pruned"):
+    generations: list[int]
+    freed_bytes: int
+    note: str
+
+
+class Skipped(msgspec.Struct, frozen=True, kw_only=True, tag="skipped"):
+    """A load could not use this: where and why, and it went on elsewhere."""
+
+    generation: int
+    step: int
+    tier: str
+    url: str
+    file: str
+    reason: str
+
+
+class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag="loaded"):
+    """`bytes_read`: by tier."""
+
+    generation: int
+    step: int
+    tier: str
+    bytes_read: dict[str, int]
+    seconds: float
+
+
+class Drained(msgspec.Struct, frozen=True, kw_only=True, tag="drained"):
+    generation: int
+    url: str
+    copied_bytes: int
+    seconds: float
+
+
+class DrainFailed(msgspec.Struct, frozen=True, kw_only=True, tag="drain_failed"):
+    generation: int
+    url: str
+    reason: str
+
+
+CheckpointEvent = (
+    SaveBegan | SaveDelayed | SaveDurable | SaveRetried | SaveFailed | PublishedGeneration | Pruned | Skipped | Loaded
+    | Drained | DrainFailed
+)  # fmt: skip

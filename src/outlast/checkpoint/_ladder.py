@@ -1,0 +1,131 @@
+"""Which generation to load, and from where: nearest tier first, then farther ones, then older generations. No torch.
+
+Role: order candidates over several stores and try them until one serves. A generation that lies in several stores is
+one candidate: its chunks come from the nearest store where they are right. Invariants: nothing is skipped silently;
+an older generation is used only when no store has the newer one whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
+
+from outlast.checkpoint._manifest import Damage, Head, parse_head
+from outlast.checkpoint._reader import Reader, Skip
+from outlast.checkpoint._store import Store, generation_name
+from outlast.errors import CheckpointError
+
+__all__ = ["Candidate", "candidates", "first_valid", "open_reader"]
+
+T = TypeVar("T")
+
+
+class Candidate(NamedTuple):
+    head: Head
+    stores: tuple[Store, ...]
+
+
+def candidates(stores: Sequence[Store], note: Callable[[Skip], None]) -> list[Candidate]:
+    """Every generation that some store has a head of, newest first; `stores` nearest first."""
+    found: list[Candidate] = []
+    for store in stores:
+        for generation in reversed(_listed(store, note)):
+            head = _head(store, generation, note)
+            if head is not None:
+                _add(found, head, store)
+    return found
+
+
+def _listed(store: Store, note: Callable[[Skip], None]) -> list[int]:
+    try:
+        return store.generations()
+    except OSError as error:
+        note(Skip(-1, -1, store.tier, store.url, "", str(error)))
+        return []
+
+
+def _head(store: Store, generation: int, note: Callable[[Skip], None]) -> Head | None:
+    try:
+        return parse_head(store.read_head(generation), file=generation_name(generation), generation=generation)
+    except (Damage, OSError) as error:
+        reason = error.what if isinstance(error, Damage) else str(error)
+        note(Skip(generation, -1, store.tier, store.url, generation_name(generation), reason))
+        return None
+
+
+def _add(found: list[Candidate], head: Head, store: Store) -> None:
+    """Same save and parts: another place of the same generation. Else by number; memory's own heads by step."""
+    for index, known in enumerate(found):
+        if known.head.save == head.save and known.head.parts == head.parts:
+            found[index] = Candidate(known.head, (*known.stores, store))
+            return
+        if not _is_newer(known, head, store):
+            found.insert(index, Candidate(head, (store,)))
+            return
+    found.append(Candidate(head, (store,)))
+
+
+def _is_newer(known: Candidate, head: Head, store: Store) -> bool:
+    """Whether `known` stays before `head`. Snapshots in memory have no generation number to compare."""
+    if "memory" in {known.stores[0].tier, store.tier} and known.stores[0].tier != store.tier:
+        return (known.head.view, known.head.step) >= (head.view, head.step)
+    return known.head.generation >= head.generation
+
+
+def open_reader(candidate: Candidate, note: Callable[[Skip], None]) -> Reader:
+    return Reader(candidate.head, candidate.stores, note=note)
+
+
+def first_valid(
+    stores: Sequence[Store],
+    use: Callable[[Reader, Candidate], T],
+    *,
+    note: Callable[[Skip], None],
+    generation: int | None = None,
+) -> T | None:
+    """`use` the newest generation that can be read to the end (or only `generation`); None if there is none at all.
+
+    `use` may be called again with an older generation after it raised `Damage`. Raises `CheckpointError` when there
+    are generations but none of them serves.
+    """
+    reasons: list[str] = []
+
+    def remember(skip: Skip) -> None:
+        reasons.append(f"{skip.file or skip.url} ({skip.tier}): {skip.reason}")
+        note(skip)
+
+    found = candidates(stores, remember)
+    if generation is not None:
+        found = [c for c in found if c.head.generation == generation]
+    for candidate in found:
+        try:
+            with _held(candidate, remember), open_reader(candidate, remember) as reader:
+                return use(reader, candidate)
+        except (Damage, OSError) as error:
+            tier, url = candidate.stores[0].tier, candidate.stores[0].url
+            where = error.file if isinstance(error, Damage) else ""
+            reason = error.what if isinstance(error, Damage) else str(error)
+            remember(Skip(candidate.head.generation, candidate.head.step, tier, url, where, f"not loaded: {reason}"))
+    if not found and not reasons and generation is None:
+        return None
+    wanted = "no generation" if generation is None else f"generation {generation} not"
+    raise CheckpointError(
+        f"{wanted} of {len(found)} could be loaded: " + "; ".join(reasons[:8] or ["no such generation"]),
+        where=", ".join(store.url for store in stores),
+        did="nothing of them is used; a state that was being filled in place is not to be trained on",
+        remedy="`outlast ckpt verify` shows what is wrong in each",
+    )
+
+
+@contextlib.contextmanager
+def _held(candidate: Candidate, note: Callable[[Skip], None]) -> Iterator[None]:
+    """Keep a generation from being removed while it is read, in each store that still has it."""
+    with contextlib.ExitStack() as stack:
+        for store in candidate.stores:
+            try:
+                stack.enter_context(store.in_use(candidate.head.generation))
+            except (Damage, OSError) as error:
+                reason = error.what if isinstance(error, Damage) else str(error)
+                note(Skip(candidate.head.generation, candidate.head.step, store.tier, store.url, "", reason))
+        yield

@@ -1,0 +1,360 @@
+"""Checkpoints in a directory: aligned direct writes into recycled files, atomic publication, fsync at every turn.
+
+Role: the `disk` tier. `manifests/` holds heads, `data/` what they reach, `spare/` files that no head reaches and that
+the next save writes over. Order that every crash test leans on: data and parts are fsynced, then their directory,
+then the head under a temporary name, then it gets its name (a link, so that a taken number is refused), then its
+directory is fsynced. Removing goes backwards: the head first, *durably*, before any file it reached may be reused.
+Does not decide what to keep, and never looks inside a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import secrets
+from collections.abc import Callable, Collection, Iterator
+
+from outlast.checkpoint._arena import address_of, thread_buffer
+from outlast.checkpoint._fs import ALIGN, Disk, FileSystem
+from outlast.checkpoint._manifest import MAX_HEAD_BYTES, Damage
+from outlast.checkpoint._store import generation_name, generation_number
+
+__all__ = ["LocalStore"]
+
+_NO_DIRECT = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP}
+_NO_LINK = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}
+
+
+class LocalStore:
+    """See `Store`. Raises `OSError` as the file system does; `Damage` for what is missing or cut short."""
+
+    tier = "disk"
+
+    def __init__(
+        self, path: str, *, fs: FileSystem | None = None, nonce: Callable[[], str] | None = None, num_spare: int = 16
+    ) -> None:
+        self.url = path
+        self._fs: FileSystem = fs if fs is not None else Disk()
+        self._nonce = nonce if nonce is not None else lambda: secrets.token_hex(4)
+        self._num_spare = num_spare
+        self._ready = False
+        self._data, self._heads, self._spare = (os.path.join(path, d) for d in ("data", "manifests", "spare"))
+
+    # reading
+
+    def generations(self) -> list[int]:
+        numbers = [generation_number(name) for name in self._fs.names(self._heads)]
+        return sorted(n for n in numbers if n is not None)
+
+    def read_head(self, generation: int) -> bytes:
+        return self._read_whole(os.path.join(self._heads, generation_name(generation)), MAX_HEAD_BYTES)
+
+    def read_part(self, name: str, max_bytes: int) -> bytes:
+        return self._read_whole(os.path.join(self._data, name), max_bytes)
+
+    def _read_whole(self, path: str, max_bytes: int) -> bytes:
+        with self._opened(path) as fd:
+            size = self._fs.size(path) or 0
+            if size > max_bytes:
+                raise Damage(f"holds {size} bytes; at most {max_bytes} are allowed", file=os.path.basename(path))
+            buffer = bytearray(size)
+            done = _read_fully(self._fs, fd, memoryview(buffer), 0)
+            return bytes(buffer[:done])
+
+    @contextlib.contextmanager
+    def _opened(self, path: str) -> Iterator[int]:
+        fd = _open_to_read(self._fs, path)
+        try:
+            yield fd
+        finally:
+            self._fs.close(fd)
+
+    def open_data(self, name: str) -> LocalReader:
+        return LocalReader(self._fs, os.path.join(self._data, name), name)
+
+    def names(self) -> list[str]:
+        return self._fs.names(self._data)
+
+    def size(self, name: str) -> int | None:
+        return self._fs.size(os.path.join(self._data, name))
+
+    @contextlib.contextmanager
+    def in_use(self, generation: int) -> Iterator[bytes]:
+        path = os.path.join(self._heads, generation_name(generation))
+        with self._opened(path) as fd:
+            # A pruner that holds the lock is about to remove the name; one that had removed it left us a dead file.
+            if not self._fs.lock(fd, exclusive=False) or not self._fs.is_at(fd, path):
+                raise Damage("is being removed", file=generation_name(generation))
+            yield self.read_head(generation)
+
+    # writing
+
+    def _prepare(self) -> None:
+        if self._ready:
+            return
+        self._make(self.url)
+        for directory in (self._data, self._heads, self._spare):
+            self._fs.mkdir(directory)
+        # Unconditional: another writer may have made them and died before it came to this.
+        self._fs.sync_dir(self.url)
+        self._ready = True
+
+    def _make(self, path: str) -> None:
+        parent = os.path.dirname(os.path.abspath(path))
+        try:
+            made = self._fs.mkdir(path)
+        except FileNotFoundError:
+            self._make(parent)
+            made = self._fs.mkdir(path)
+        if made:
+            self._fs.sync_dir(parent)
+
+    def create(self, name: str, size_bytes: int) -> LocalWriter:
+        self._prepare()
+        path = os.path.join(self._data, name)
+        try:
+            return LocalWriter(self._fs, path, name, recycled=self._claim(path, size_bytes))
+        except FileNotFoundError:  # somebody removed the directory: a retry makes it again
+            self._ready = False
+            raise
+
+    def _claim(self, path: str, size_bytes: int) -> bool:
+        """Give the spare file nearest in size this name. Another writer may be faster: then the next."""
+        names = [(self._fs.size(os.path.join(self._spare, n)) or 0, n) for n in self._fs.names(self._spare)]
+        for _, name in sorted(names, key=lambda pair: (abs(pair[0] - size_bytes), pair[1])):
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.rename(os.path.join(self._spare, name), path)
+                return True
+        return False
+
+    def put_part(self, name: str, data: bytes) -> None:
+        self._prepare()
+        self._write_whole(os.path.join(self._data, name), data)
+
+    def _write_whole(self, path: str, data: bytes) -> None:
+        fd = self._fs.open(path, "create")
+        try:
+            _write_fully(self._fs, fd, memoryview(data), 0)
+            self._fs.fsync(fd)
+        finally:
+            self._fs.close(fd)
+
+    def barrier(self) -> None:
+        self._fs.sync_dir(self._data)
+
+    def publish(self, generation: int, head: bytes) -> bool:
+        self._prepare()
+        final = os.path.join(self._heads, generation_name(generation))
+        temporary = os.path.join(self._heads, f".tmp-{generation}-{self._nonce()}")
+        self._write_whole(temporary, head)
+        try:
+            self._fs.link(temporary, final)
+        except FileExistsError:
+            self._fs.unlink(temporary)
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LINK:
+                raise
+            return self._publish_by_rename(temporary, final)
+        self._fs.unlink(temporary)
+        self._fs.sync_dir(self._heads)
+        return True
+
+    def _publish_by_rename(self, temporary: str, final: str) -> bool:
+        """For file systems without hard links: as atomic, but two publishers at the same instant are not refused."""
+        if self._fs.size(final) is not None:
+            self._fs.unlink(temporary)
+            return False
+        self._fs.rename(temporary, final)
+        self._fs.sync_dir(self._heads)
+        return True
+
+    def replace_head(self, generation: int, head: bytes) -> None:
+        temporary = os.path.join(self._heads, f".tmp-{generation}-{self._nonce()}")
+        self._write_whole(temporary, head)
+        self._fs.rename(temporary, os.path.join(self._heads, generation_name(generation)))
+        self._fs.sync_dir(self._heads)
+
+    # removing
+
+    def withdraw(self, generations: Collection[int]) -> list[int]:
+        gone = [g for g in sorted(generations) if self._withdraw_one(os.path.join(self._heads, generation_name(g)))]
+        if gone:
+            # Before anything it reached may be written over: else a crash brings the head back, its data gone.
+            self._fs.sync_dir(self._heads)
+        return gone
+
+    def _withdraw_one(self, path: str) -> bool:
+        try:
+            fd = self._fs.open(path, "read")
+        except FileNotFoundError:
+            return False
+        try:
+            if not self._fs.lock(fd, exclusive=True):
+                return False
+            self._fs.unlink(path)
+        finally:
+            self._fs.close(fd)
+        return True
+
+    def discard(self, names: Collection[str], *, recycle: Collection[str] = ()) -> None:
+        room = self._num_spare - len(self._fs.names(self._spare))
+        for name in sorted(names):
+            path = os.path.join(self._data, name)
+            with contextlib.suppress(FileNotFoundError):
+                if name in recycle and room > 0:
+                    self._fs.rename(path, os.path.join(self._spare, name))
+                    room -= 1
+                else:
+                    self._fs.unlink(path)
+        for name in self._fs.names(self._heads):
+            if name.startswith(".tmp-"):
+                with contextlib.suppress(FileNotFoundError):
+                    self._fs.unlink(os.path.join(self._heads, name))
+
+    def make_room(self) -> int:
+        """Give the spare files back to the file system; returns how many there were."""
+        names = self._fs.names(self._spare)
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.unlink(os.path.join(self._spare, name))
+        return len(names)
+
+
+class LocalWriter:
+    """One data file. Direct where the file system and the caller's alignment allow it, buffered where not."""
+
+    concurrent = True
+
+    def __init__(self, fs: FileSystem, path: str, name: str, *, recycled: bool) -> None:
+        self.name, self._fs, self._path = name, fs, path
+        self._fd = fs.open(path, "overwrite" if recycled else "create")
+        self._direct: int | None = None
+        try:
+            self._direct = self._open_direct()
+        except OSError:
+            self.abandon()
+            raise
+
+    def _open_direct(self) -> int | None:
+        try:
+            return self._fs.open(self._path, "overwrite", direct=True)
+        except OSError as error:
+            if error.errno in _NO_DIRECT:
+                return None
+            raise
+
+    def write(self, offset: int, data: memoryview) -> None:
+        done = 0
+        if self._direct is not None and offset % ALIGN == 0 and len(data) % ALIGN == 0:
+            try:
+                done = self._fs.pwrite(self._direct, data, offset)
+            except OSError as error:
+                if error.errno not in _NO_DIRECT:
+                    raise
+        _write_fully(self._fs, self._fd, data[done:], offset + done)
+
+    def finish(self, size_bytes: int) -> None:
+        if self._fs.size(self._path) != size_bytes:
+            self._fs.truncate(self._fd, size_bytes)
+        self._fs.fsync(self._fd)
+        self._close()
+
+    def abandon(self) -> None:
+        self._close()
+        with contextlib.suppress(OSError):
+            self._fs.unlink(self._path)
+
+    def _close(self) -> None:
+        for fd in (self._fd, self._direct):
+            if fd is not None:
+                with contextlib.suppress(OSError):
+                    self._fs.close(fd)
+
+
+class LocalReader:
+    """One data file. What the page cache holds is copied from it; the rest is read around it, directly."""
+
+    def __init__(self, fs: FileSystem, path: str, name: str) -> None:
+        self._fs, self._path, self._name = fs, path, name
+        self._fd = _open_to_read(fs, path)
+        self.bytes = fs.size(path) or 0
+        self._direct: int | None = None
+        try:
+            self._direct = fs.open(path, "read", direct=True)
+        except OSError as error:
+            if error.errno not in _NO_DIRECT:
+                self.close()
+                raise
+
+    def read(self, offset: int, buffer: memoryview) -> None:
+        done = self._read_cached(offset, buffer)
+        if done < len(buffer) and self._direct is not None and (offset + done) % ALIGN == 0:
+            done += self._read_direct(offset + done, buffer[done:])
+        done += _read_fully(self._fs, self._fd, buffer[done:], offset + done)
+        if done < len(buffer):
+            raise Damage("ends too early", file=self._name, offset=offset + done, bytes=len(buffer) - done)
+
+    def _read_cached(self, offset: int, buffer: memoryview) -> int:
+        done = 0
+        while done < len(buffer):
+            try:
+                count = self._fs.pread(self._fd, buffer[done:], offset + done, cached=True)
+            except OSError as error:
+                if error.errno in {errno.EAGAIN, *_NO_DIRECT}:
+                    return done
+                raise
+            if count == 0:
+                return done
+            done += count
+        return done
+
+    def _read_direct(self, offset: int, buffer: memoryview) -> int:
+        """Straight into memory that is aligned, else through a buffer of this thread that is."""
+        assert self._direct is not None
+        straight = len(buffer) % ALIGN == 0 and address_of(buffer) % ALIGN == 0
+        place = buffer if straight else thread_buffer(len(buffer))
+        try:
+            count = min(_read_fully(self._fs, self._direct, place, offset), len(buffer))
+        except OSError as error:
+            if error.errno in _NO_DIRECT:
+                return 0
+            raise
+        if not straight:
+            ctypes.memmove(address_of(buffer), address_of(place), count)
+        return count
+
+    def close(self) -> None:
+        for fd in (self._fd, self._direct):
+            if fd is not None:
+                self._fs.close(fd)
+        self._direct = None
+
+
+def _open_to_read(fs: FileSystem, path: str) -> int:
+    try:
+        return fs.open(path, "read")
+    except FileNotFoundError as error:
+        raise Damage("is missing", file=os.path.basename(path)) from error
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise Damage("is a symbolic link", file=os.path.basename(path)) from error
+        raise
+
+
+def _read_fully(fs: FileSystem, fd: int, buffer: memoryview, offset: int) -> int:
+    done = 0
+    while done < len(buffer):
+        count = fs.pread(fd, buffer[done:], offset + done)
+        if count == 0:
+            break
+        done += count
+    return done
+
+
+def _write_fully(fs: FileSystem, fd: int, data: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(data):
+        done += fs.pwrite(fd, data[done:], offset + done)

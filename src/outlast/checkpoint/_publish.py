@@ -1,0 +1,115 @@
+"""The one act that makes a generation: checking every promise, then writing the head. No torch.
+
+Role: what the coordinator (or whoever it names) does with a `Publish` action of `core.protocol._commit`. Invariants:
+a head is written only after every part was read back and every data file seen with its size; numbers grow by one and
+are taken exclusively, so two publishers cannot both have one; what is older than the newest generation of the same
+run, by view and step, is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from outlast.checkpoint._manifest import MAX_PART_BYTES, Damage, Head, PartRef, parse_head, parse_part, seal
+from outlast.checkpoint._reader import Reader
+from outlast.checkpoint._store import Store, generation_name
+from outlast.core.protocol._commit import PartReport, SaveId
+from outlast.errors import CheckpointError
+
+__all__ = ["certify", "heads", "publish", "read_head", "report_of"]
+
+_MAX_TRIES = 64
+_LOOK_BACK = 8  # heads of one run grow in view and step, so its newest few tell all
+
+
+def read_head(store: Store, generation: int) -> Head:
+    """Raises `Damage` or `OSError`."""
+    return parse_head(store.read_head(generation), file=generation_name(generation), generation=generation)
+
+
+def heads(store: Store, *, newest: int | None = None) -> tuple[list[Head], dict[int, str]]:
+    """The readable heads, newest first, and why the others are not; only the `newest` so many if given."""
+    good, bad = [], {}
+    numbers = store.generations()
+    for generation in reversed(numbers if newest is None else numbers[-newest:]):
+        try:
+            good.append(read_head(store, generation))
+        except (Damage, OSError) as error:
+            bad[generation] = error.what if isinstance(error, Damage) else str(error)
+    return good, bad
+
+
+def publish(
+    store: Store,
+    save: SaveId,
+    reports: Iterable[PartReport],
+    *,
+    created_s: float,
+    run: str = "",
+    certified: bool = False,
+    extra: dict[str, str] | None = None,
+) -> int:
+    """Make `save` the newest generation and return its number. The same call again returns the same number.
+
+    Raises `CheckpointError` if the save is older than what is published, `Damage` if a part is not as reported, and
+    `OSError` if the store fails; nothing is published then.
+    """
+    parts = [PartRef(writer=r.writer, name=r.name, bytes=r.bytes, digest=r.digest) for r in reports]
+    parts.sort(key=lambda ref: ref.writer)
+    draft = Head(
+        format=1, generation=0, step=save.step, view=save.view, save=save.token, run=run, certified=certified,
+        created_s=created_s, bytes=0, parts=parts, extra=extra or {},
+    )  # fmt: skip
+    same = _published(heads(store, newest=_LOOK_BACK)[0], draft)
+    if same is not None:
+        return same
+    draft = msgspec.structs.replace(draft, bytes=_stream_bytes(store, draft))
+    parse_head(seal(draft), file="the head to be published")
+    with Reader(draft, [store]):
+        pass  # every part, piece and file size was held against the others
+    for _ in range(_MAX_TRIES):
+        found, unreadable = heads(store, newest=_LOOK_BACK)
+        same = _published(found, draft)
+        if same is not None:
+            return same
+        number = max([h.generation for h in found] + list(unreadable), default=-1) + 1
+        if store.publish(number, seal(msgspec.structs.replace(draft, generation=number))):
+            return number
+    raise CheckpointError(f"no free generation number after {_MAX_TRIES} tries", where=store.url)
+
+
+def _stream_bytes(store: Store, draft: Head) -> int:
+    total = 0
+    for ref in draft.parts:
+        data = store.read_part(ref.name, MAX_PART_BYTES)
+        total += parse_part(data, ref, num_writers=len(draft.parts), save=draft.save).stream_bytes
+    return total
+
+
+def _published(found: list[Head], draft: Head) -> int | None:
+    """The generation that this save is already. Raises `CheckpointError` if it is older than the newest one."""
+    for head in found:
+        if head.save == draft.save and head.parts == draft.parts:
+            return head.generation
+    for head in found:
+        if head.run == draft.run and (head.view, head.step) >= (draft.view, draft.step):
+            raise CheckpointError(
+                f"step {draft.step} of view {draft.view} is not newer than generation {head.generation}, which holds "
+                f"step {head.step} of view {head.view}",
+                where=generation_name(head.generation),
+                did="the generation was not published; the newer one stays",
+            )
+    return None
+
+
+def certify(store: Store, generation: int) -> None:
+    """Mark a published generation certified, by replacing its head in one act."""
+    head = read_head(store, generation)
+    if not head.certified:
+        store.replace_head(generation, seal(msgspec.structs.replace(head, certified=True)))
+
+
+def report_of(ref: PartRef, schema: str) -> PartReport:
+    return PartReport(writer=ref.writer, name=ref.name, bytes=ref.bytes, digest=ref.digest, schema=schema)

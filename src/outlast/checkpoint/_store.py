@@ -1,0 +1,111 @@
+"""What a place for checkpoints must be able to do, whatever it is made of.
+
+Role: the one interface between the engine and local disks, object stores and shared memory. Names are plain file
+names (`_manifest.check_name`); a store never interprets what it holds. Invariants every store keeps: a name is
+written once and never changed while a head reaches it; `publish` is atomic, exclusive and durable when it returns,
+and so is `withdraw`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from outlast.errors import ConfigError
+
+__all__ = ["DataReader", "DataWriter", "Store", "generation_name", "generation_number", "open_store"]
+
+
+class DataWriter(Protocol):
+    """One data file being written. `concurrent`: `write` may be called by several threads at once."""
+
+    concurrent: bool
+    name: str
+
+    def write(self, offset: int, data: memoryview) -> None: ...
+    def finish(self, size_bytes: int) -> None:
+        """Cut to `size_bytes`, which is what was written. Durable when it returns (its name after `barrier`)."""
+
+    def abandon(self) -> None:
+        """Close and remove what was written; never raises."""
+
+
+class DataReader(Protocol):
+    """One data file being read. `bytes`: its size."""
+
+    bytes: int
+
+    def read(self, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer`. Raises `Damage` if the file ends first, `OSError` if it cannot be read."""
+
+    def close(self) -> None: ...
+
+
+class Store(Protocol):
+    """`url` names it to people; `tier` is `memory`, `disk` or `object`, nearest first."""
+
+    url: str
+    tier: str
+
+    def generations(self) -> list[int]: ...
+    def read_head(self, generation: int) -> bytes: ...
+    def read_part(self, name: str, max_bytes: int) -> bytes: ...
+    def open_data(self, name: str) -> DataReader: ...
+    def create(self, name: str, size_bytes: int) -> DataWriter: ...
+    def put_part(self, name: str, data: bytes) -> None: ...
+    def barrier(self) -> None: ...
+    def publish(self, generation: int, head: bytes) -> bool:
+        """False if that number is taken. When it returns, the head is there whole, or will never be."""
+
+    def replace_head(self, generation: int, head: bytes) -> None: ...
+    def withdraw(self, generations: Collection[int]) -> list[int]:
+        """Remove heads, but those in use by a reader; returns the removed, durably gone."""
+
+    def names(self) -> list[str]:
+        """Parts and data files."""
+
+    def size(self, name: str) -> int | None: ...
+    def discard(self, names: Collection[str], *, recycle: Collection[str] = ()) -> None:
+        """Drop files that no head reaches. Those in `recycle` have no writer any more and may be written over."""
+
+    def make_room(self) -> int:
+        """Give back space that is only kept for reuse; returns how many files that were."""
+
+    def in_use(self, generation: int) -> AbstractContextManager[bytes]:
+        """Hold a generation against `withdraw`; yields its head. Raises `Damage` if it is not there."""
+
+
+def generation_name(generation: int) -> str:
+    return f"g{generation:010d}.json"
+
+
+def generation_number(name: str) -> int | None:
+    digits = name.removeprefix("g").removesuffix(".json")
+    if name.startswith("g") and name.endswith(".json") and digits.isascii() and digits.isdigit():
+        return int(digits) if generation_name(int(digits)) == name else None
+    return None
+
+
+def open_store(target: str, **options: Any) -> Store:
+    """A directory, or a URL (`file://`, `s3://`, `gs://`, `az://`, `memory://`). `options` go to the object store.
+
+    Raises `ConfigError` for a scheme that is not known.
+    """
+    scheme, separator, rest = target.partition("://")
+    if not separator:
+        from outlast.checkpoint._local import LocalStore
+
+        return LocalStore(target)
+    if scheme == "file":
+        from outlast.checkpoint._local import LocalStore
+
+        return LocalStore(rest)
+    if scheme in {"s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "memory", "http", "https"}:
+        from outlast.checkpoint._objects import ObjectStore
+
+        return ObjectStore(target, **options)
+    raise ConfigError(
+        f"checkpoints cannot be kept at {target!r}: the scheme {scheme!r} is not known",
+        remedy="give a directory, or a URL that starts with file://, s3://, gs:// or az://",
+    )

@@ -1,0 +1,302 @@
+"""Tensors of a state, whatever they are, as named boxes of bytes and back. The only module that knows dtypes in torch.
+
+Role: turn leaves (tensors, DTensors, arrays, quantised tensors, dtypes) into tree nodes, specs and boxes, and rebuild
+them. Invariants: bytes are moved, never converted: every tensor is viewed as an integer type of its element size; two
+leaves that are one tensor stay one. Holds no file and no thread.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from outlast.checkpoint._boxes import Box
+from outlast.checkpoint._manifest import DTYPE_BYTES, TensorSpec
+from outlast.checkpoint._plan import Shard
+from outlast.checkpoint._tree import decode_tree, encode_tree, tensor_names
+from outlast.errors import ConfigError
+
+__all__ = ["Local", "State", "bytes_of", "dtype_named", "flatten", "plain_leaf", "raw", "unflatten"]
+
+_CARRIER = {
+    1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128,
+}  # fmt: skip
+_QUANTISED = {torch.qint8, torch.quint8, torch.qint32}
+RankToWriter = Callable[[int], int]
+
+
+class Local(NamedTuple):
+    """A box of a tensor that this process holds, and the (strided) values of it."""
+
+    box: Box
+    values: torch.Tensor
+
+
+class State(NamedTuple):
+    """A flattened state: the tree as JSON, and tensor by tensor what it is, who holds which box, what is held here.
+
+    `shards[i]` is None for a tensor that every writer has whole.
+    """
+
+    tree: Any
+    tensors: list[torch.Tensor]
+    specs: list[TensorSpec]
+    shards: list[list[Shard] | None]
+    local: list[list[Local]]
+
+
+def dtype_named(name: str) -> torch.dtype:
+    found = getattr(torch, name, None) if name in DTYPE_BYTES else None
+    if not isinstance(found, torch.dtype):
+        raise ConfigError(f"this torch ({torch.__version__}) has no dtype {name!r}", remedy="install a newer torch")
+    return found
+
+
+def raw(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as an integer type of the element's size, so that nothing is converted or refused."""
+    plain = tensor.detach()
+    if plain.is_complex() and plain.is_conj():
+        plain = plain.resolve_conj()
+    if plain.is_neg():
+        plain = plain.resolve_neg()
+    return plain.view(_CARRIER[plain.element_size()])
+
+
+def bytes_of(view: memoryview, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+    """A tensor over a writable buffer, of `raw`'s integer type for this dtype."""
+    carrier = _CARRIER[dtype.itemsize]
+    if math.prod(shape) == 0:
+        return torch.empty(tuple(shape), dtype=carrier)
+    return torch.frombuffer(view, dtype=carrier, count=math.prod(shape)).view(tuple(shape))
+
+
+@functools.cache
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def plain_leaf(value: Any) -> Any:
+    """The node of torch's own small values; None for anything else."""
+    if isinstance(value, torch.Size):
+        return {"sz": list(value)}
+    if isinstance(value, torch.dtype):
+        return {"dt": str(value).removeprefix("torch.")}
+    if isinstance(value, torch.device):
+        return {"dev": str(value)}
+    return None
+
+
+class _Collector:
+    """Gives each distinct tensor a number as the tree is walked."""
+
+    def __init__(self, writer_of: RankToWriter) -> None:
+        self._writer_of = writer_of
+        self.names: list[str] = []
+        self.tensors: list[torch.Tensor] = []
+        self._seen: dict[tuple[Any, ...], int] = {}
+
+    def leaf(self, value: Any, name: str) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value, name)
+        if type(value).__module__ == "numpy":
+            return self._array(value, name)
+        return plain_leaf(value)
+
+    def _array(self, value: Any, name: str) -> Any:
+        import numpy as np
+
+        if not isinstance(value, np.ndarray | np.generic) or value.dtype.hasobject:
+            return None
+        try:
+            tensor = torch.from_numpy(np.array(value, order="C"))
+        except TypeError:
+            return None
+        return {"N" if isinstance(value, np.ndarray) else "n": self._number(tensor, name)}
+
+    def _tensor(self, value: torch.Tensor, name: str) -> Any:
+        if value.is_meta or value.layout != torch.strided:
+            raise ConfigError(
+                f"the state holds a {'meta' if value.is_meta else str(value.layout)} tensor at {name!r}",
+                remedy="give it values, or keep its dense parts",
+            )
+        if is_traceable_wrapper_subclass(value) and not _is_dtensor(value):
+            raise ConfigError(
+                f"the state holds a {type(value).__qualname__} at {name!r}, whose parts are not known here",
+                remedy="keep its plain tensors",
+            )
+        if value.dtype in _QUANTISED:
+            return {"q": self._quantised(value, name)}
+        if _dtype_name(value.dtype) not in DTYPE_BYTES:
+            raise ConfigError(f"checkpoints do not hold {value.dtype} ({name!r})", remedy="keep its unpacked values")
+        return {"T": self._number(value, name)}
+
+    def _quantised(self, value: torch.Tensor, name: str) -> list[Any]:
+        integers = self._number(value.int_repr(), name)
+        kind = str(value.dtype).removeprefix("torch.")
+        if value.qscheme() == torch.per_tensor_affine:
+            return [kind, integers, {"f": float(value.q_scale()).hex()}, value.q_zero_point()]
+        scales = self._number(value.q_per_channel_scales(), f"{name}.scales")
+        zeros = self._number(value.q_per_channel_zero_points(), f"{name}.zero_points")
+        return [kind, integers, scales, zeros, value.q_per_channel_axis()]
+
+    def _number(self, tensor: torch.Tensor, name: str) -> int:
+        key = _identity(tensor)
+        if key not in self._seen:
+            self._seen[key] = len(self.tensors)
+            self.tensors.append(tensor)
+            self.names.append(name)
+        return self._seen[key]
+
+    def describe(self, tree: Any) -> State:
+        specs, shards, local = [], list[list[Shard] | None](), []
+        for name, tensor in zip(tensor_names(self.names), self.tensors, strict=True):
+            spec = TensorSpec(name, _dtype_name(tensor.dtype), tuple(tensor.shape))
+            specs.append(spec)
+            if _is_dtensor(tensor):
+                owners, held = _sharded(tensor, self._writer_of)
+                shards.append(owners)
+                local.append(held)
+            else:
+                shards.append(None)
+                local.append([Local(Box((0,) * len(spec.shape), spec.shape), tensor)])
+        return State(tree, self.tensors, specs, shards, local)
+
+
+def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Equal for two leaves that are the same elements of the same storage, and for nothing else."""
+    if tensor.numel() == 0 or _is_dtensor(tensor):
+        return (id(tensor),)
+    place = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.is_conj(), tensor.is_neg())
+    return (*place, tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
+
+
+def _is_dtensor(tensor: torch.Tensor) -> bool:
+    return type(tensor) is not torch.Tensor and hasattr(tensor, "_spec") and hasattr(tensor, "to_local")
+
+
+def flatten(tree: Any, *, writer_of: RankToWriter | None = None) -> State:
+    """The state's tree and tensors. `writer_of` maps a global rank (of a DTensor's mesh) to its writer number.
+
+    Raises `ConfigError` naming what cannot be kept.
+    """
+    collector = _Collector(writer_of if writer_of is not None else lambda rank: rank)
+    return collector.describe(encode_tree(tree, collector.leaf))
+
+
+def unflatten(node: Any, tensors: Callable[[int], torch.Tensor], *, file: str) -> Any:
+    """Inverse of `flatten`: `tensors(i)` gives tensor number i. Raises `Damage` for a tree that is none."""
+
+    def make(tag: str, payload: Any) -> Any:
+        if tag == "T":
+            return tensors(_index(payload))
+        if tag in {"N", "n"}:
+            array = tensors(_index(payload)).numpy()
+            return array if tag == "N" else array[()]
+        if tag == "sz":
+            return torch.Size([_index(n) for n in payload])
+        if tag == "dt":
+            return dtype_named(payload)
+        if tag == "dev":
+            return torch.device(payload)
+        if tag == "q":
+            return _requantised(payload, tensors)
+        raise KeyError(tag)
+
+    return decode_tree(node, make, file=file)
+
+
+def _index(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is no number")
+    return value
+
+
+def _requantised(payload: Any, tensors: Callable[[int], torch.Tensor]) -> torch.Tensor:
+    integers = tensors(_index(payload[1]))
+    if len(payload) == 4:
+        scale, zero = float.fromhex(payload[2]["f"]), int(payload[3])
+        made: torch.Tensor = torch._make_per_tensor_quantized_tensor(integers, scale, zero)
+    else:
+        scales, zeros = tensors(_index(payload[2])), tensors(_index(payload[3]))
+        made = torch._make_per_channel_quantized_tensor(integers, scales, zeros, int(payload[4]))
+    return made
+
+
+# DTensor
+
+
+def _sharded(tensor: Any, writer_of: RankToWriter) -> tuple[list[Shard], list[Local]]:
+    """Every rank's boxes follow from the mesh and the placements alone: nobody has to be asked."""
+    mesh, placements, shape = tensor.device_mesh, tensor.placements, tuple(tensor.shape)
+    if any(p.is_partial() for p in placements):
+        raise ConfigError("a DTensor with a partial placement has no value yet", remedy="redistribute it first")
+    owners: dict[Box, list[int]] = {}
+    sizes = tuple(mesh.mesh.shape)
+    for coordinate in itertools.product(*(range(n) for n in sizes)):
+        rank = int(mesh.mesh[coordinate])
+        for box, _ in _boxes_at(shape, placements, sizes, coordinate):
+            owners.setdefault(box, []).append(writer_of(rank))
+    local = tensor.to_local()
+    mine = _boxes_at(shape, placements, sizes, mesh.get_coordinate() or ())
+    held = [Local(box, _narrow(local, offset, box.shape)) for box, offset in mine]
+    return [Shard(box, tuple(sorted(ranks))) for box, ranks in sorted(owners.items())], held
+
+
+def _narrow(tensor: torch.Tensor, offset: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
+    for dim, (start, length) in enumerate(zip(offset, shape, strict=True)):
+        tensor = tensor.narrow(dim, start, length)
+    return tensor
+
+
+def _boxes_at(
+    shape: tuple[int, ...], placements: Sequence[Any], mesh: Sequence[int], coordinate: Sequence[int]
+) -> list[tuple[Box, tuple[int, ...]]]:
+    """(global box, offset in the local tensor) of what the rank at `coordinate` holds, none empty."""
+    if len(coordinate) != len(mesh):
+        return []
+    spans: list[list[tuple[int, int]]] = [[(0, n)] for n in shape]
+    for size, where, placement in zip(mesh, coordinate, placements, strict=True):
+        if not placement.is_replicate():
+            spans[placement.dim] = _split(spans[placement.dim], size, where, placement)
+    boxes = []
+    offsets = [list(itertools.accumulate((n for _, n in dim), initial=0))[:-1] for dim in spans]
+    for choice in itertools.product(*(range(len(dim)) for dim in spans)):
+        picked = [spans[dim][k] for dim, k in enumerate(choice)]
+        box = Box(tuple(start for start, _ in picked), tuple(length for _, length in picked))
+        if box.volume:
+            boxes.append((box, tuple(offsets[dim][k] for dim, k in enumerate(choice))))
+    return boxes
+
+
+def _split(spans: list[tuple[int, int]], size: int, where: int, placement: Any) -> list[tuple[int, int]]:
+    """One mesh dimension's cut of one tensor dimension, given as (start, length) runs of global indices."""
+    total = sum(length for _, length in spans)
+    factor = getattr(placement, "split_factor", 1)
+    if factor == 1:
+        step = -(-total // size)
+        return _cut(spans, min(total, where * step), min(total, (where + 1) * step))
+    # FSDP over TP: the dimension counts as cut into `factor` pieces already, and each of those is cut again.
+    outer = -(-total // factor)
+    kept: list[tuple[int, int]] = []
+    for k in range(factor):
+        low, high = min(total, k * outer), min(total, (k + 1) * outer)
+        step = -(-(high - low) // size)
+        kept += _cut(spans, min(high, low + where * step), min(high, low + (where + 1) * step))
+    return kept
+
+
+def _cut(spans: list[tuple[int, int]], low: int, high: int) -> list[tuple[int, int]]:
+    """The runs of positions low..high of a list of runs."""
+    kept, at = [], 0
+    for start, length in spans:
+        a, b = max(low, at), min(high, at + length)
+        if b > a:
+            kept.append((start + a - at, b - a))
+        at += length
+    return kept

@@ -1,0 +1,341 @@
+"""`outlast ckpt`: look into checkpoints, check them, compare, convert, tidy up. Paths and URLs alike.
+
+Role: the terminal over `outlast.checkpoint`. Never imports torch, but for DCP, whose format is torch's. Every command
+prints JSON with `--json`. Exit codes: 0 fine, 1 `diff` found differences, 7 damage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from outlast.checkpoint import Head, Reader, Store
+
+app = typer.Typer(help="List, show, verify, compare, convert and prune checkpoints.", no_args_is_help=True)
+
+Place = Annotated[str, typer.Argument(help="A checkpoint directory or URL (file://, s3://, gs://, az://).")]
+Generation = Annotated[int | None, typer.Option("--generation", "-g", help="Which one. Default: the newest.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Names = Annotated[list[str] | None, typer.Option("--names", "-n", help="Only tensors that match (* and ?).")]
+
+
+@app.callback()
+def _main() -> None:
+    """List, show, verify, compare, convert and prune checkpoints."""
+
+
+@app.command("ls")
+def ls(place: Place, as_json: Json = False) -> None:
+    """The generations of a checkpoint directory, newest first, with those that cannot be read."""
+    from outlast.checkpoint import heads
+
+    store = _store(place)
+    good, bad = heads(store)
+    rows = [_row(head) for head in good]
+    rows += [{"generation": generation, "unreadable": reason} for generation, reason in bad.items()]
+    rows.sort(key=lambda row: -row["generation"])
+    if as_json:
+        _json(rows)
+        return
+    if not rows:
+        print(f"{place}: no generation is published here")
+    else:
+        _table(["generation", "step", "view", "writers", "size", "certified", "created"], [_cells(row) for row in rows])
+
+
+def _row(head: Head) -> dict[str, Any]:
+    return {
+        "generation": head.generation, "step": head.step, "view": list(head.view), "num_writers": len(head.parts),
+        "bytes": head.bytes, "certified": head.certified, "created_s": head.created_s, "run": head.run,
+        "extra": head.extra,
+    }  # fmt: skip
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    if "unreadable" in row:
+        return [str(row["generation"]), f"unreadable: {_plain(row['unreadable'])}", "", "", "", "", ""]
+    import datetime
+
+    made = datetime.datetime.fromtimestamp(row["created_s"], datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    view, certified = f"{row['view'][0]}.{row['view'][1]}", "yes" if row["certified"] else "no"
+    size = _size(row["bytes"])
+    return [str(row["generation"]), str(row["step"]), view, str(row["num_writers"]), size, certified, made]
+
+
+@app.command("show")
+def show(place: Place, generation: Generation = None, names: Names = None, as_json: Json = False) -> None:
+    """One generation: its head, and its tensors with dtype, shape and size."""
+    with _reader(place, generation) as reader:
+        tensors: list[dict[str, Any]] = [
+            {"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape), "bytes": spec.bytes,
+             "num_pieces": len(reader.pieces[number])}
+            for number, spec in enumerate(reader.tensors) if _matches(spec.name, names)
+        ]  # fmt: skip
+        head = _row(reader.head)
+    if as_json:
+        _json({**head, "tensors": tensors})
+        return
+    _table(["generation", "step", "view", "writers", "size", "certified", "created"], [_cells(head)])
+    print()
+    cells = [
+        [_plain(t["name"]), t["dtype"], "×".join(map(str, t["shape"])) or "scalar", _size(t["bytes"])] for t in tensors
+    ]
+    _table(["tensor", "dtype", "shape", "size"], cells)
+
+
+@app.command("verify")
+def verify_(
+    place: Place,
+    generation: Generation = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every generation, not only the newest.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Read every byte that a generation reaches; name each wrong one and the tensors it touches."""
+    from outlast.checkpoint import verify
+
+    store = _store(place)
+    numbers = store.generations() if everything else [_newest(store, generation)]
+    reports = []
+    for number in reversed(numbers):
+        with _progress(f"generation {number}") as progress:
+            reports.append(verify(store, number, progress=progress))
+    if as_json:
+        _json([{**r._asdict(), "problems": [p._asdict() for p in r.problems]} for r in reports])
+    for report in [] if as_json else reports:
+        state = f"{len(report.problems)} problems" if report.problems else "right"
+        print(f"generation {report.generation}, step {report.step}: {state} ({_size(report.bytes_read)} read)")
+        for problem in report.problems:
+            where = f" at {problem.offset}+{problem.bytes}" if problem.bytes else ""
+            touched = ", ".join(map(_plain, problem.tensors)) or "the whole generation"
+            print(f"  {_plain(problem.file)}{where}: {_plain(problem.what)}\n    touches: {touched}")
+    return 7 if any(report.problems for report in reports) else 0
+
+
+@app.command("diff")
+def diff_(
+    first: Annotated[str, typer.Argument(help="A directory or URL, with @N for generation N.")],
+    second: Annotated[str, typer.Argument(help="Likewise.")],
+    as_json: Json = False,
+) -> int:
+    """Which tensors differ between two generations, where first, and by how much."""
+    from outlast.checkpoint._diff import diff
+
+    with _reader(*_at(first)) as a, _reader(*_at(second)) as b:
+        found = diff(a, b)
+        trees = a.tree != b.tree
+    if as_json:
+        _json({"tensors": [d._asdict() for d in found], "other_values_differ": trees})
+        return 1 if found or trees else 0
+    rows = []
+    for d in found:
+        share = f"{d.num_differing} of {d.num_elements}" if d.num_elements else ""
+        rows.append([_plain(d.name), d.kind, share, "" if d.max_abs is None else f"{d.max_abs:.6g}", d.detail])
+    if rows:
+        _table(["tensor", "differs in", "elements", "largest |a-b|", ""], rows)
+    if trees:
+        print("the values beside the tensors (numbers, texts, structure) differ")
+    if not rows and not trees:
+        print("the same, to the bit")
+    return 1 if found or trees else 0
+
+
+@app.command("export")
+def export(
+    place: Place,
+    target: Annotated[str, typer.Argument(help="The directory to write.")],
+    format_: Annotated[str, typer.Option("--format", "-f", help="safetensors or dcp.")] = "safetensors",
+    generation: Generation = None,
+    names: Names = None,
+    shard_gib: Annotated[float, typer.Option(help="safetensors: size at which a new file begins, in GiB.")] = 5.0,
+    as_json: Json = False,
+) -> None:
+    """Write a generation, or some of its tensors, in another format. Memory stays at a tensor, however large."""
+    with _reader(place, generation) as reader, _progress(f"export to {format_}") as progress:
+        numbers = [n for n, spec in enumerate(reader.tensors) if _matches(spec.name, names)]
+        if format_ == "safetensors":
+            write = _adapter("_safetensors").export_safetensors
+            files = write(reader, target, numbers, shard_bytes=int(shard_gib * (1 << 30)), progress=progress)
+        else:
+            _known_format(format_)
+            files = _adapter("_dcp").export_dcp(reader, target, numbers, progress=progress)
+        done = {"generation": reader.head.generation, "format": format_, "files": files, "num_tensors": len(numbers)}
+    if as_json:
+        _json(done)
+    else:
+        print(f"generation {done['generation']}: {len(numbers)} tensors as {format_} in {target} ({len(files)} files)")
+
+
+@app.command("import")
+def import_(
+    source: Annotated[str, typer.Argument(help="A safetensors file, index or directory, or a DCP directory.")],
+    place: Place,
+    step: Annotated[int, typer.Option(help="The step that the generation is to say.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Make a generation out of another format's checkpoint."""
+    import secrets
+    import time
+
+    from outlast.checkpoint import open_store
+    from outlast.errors import ConfigError
+
+    store, nonce = open_store(place), secrets.token_hex(4)
+    safetensors = _adapter("_safetensors")
+    read: Callable[..., int]
+    with _progress("import") as progress:
+        if safetensors.is_safetensors(source):
+            read = safetensors.import_safetensors
+        elif _has_metadata(source):
+            read = _adapter("_dcp").import_dcp
+        else:
+            raise ConfigError(
+                f"{source} is neither a safetensors nor a DCP checkpoint",
+                remedy="give a .safetensors file, a directory of them, or a directory with a .metadata",
+            )
+        number = read(source, store, step=step, created_s=time.time(), nonce=nonce, progress=progress)
+    if as_json:
+        _json({"generation": number, "step": step})
+    else:
+        print(f"{source} is generation {number} of {place}")
+
+
+@app.command("prune")
+def prune_(
+    place: Place,
+    keep_last: Annotated[int, typer.Option(help="Keep the newest N.")] = 3,
+    keep_every: Annotated[int, typer.Option(help="Keep every N-th for good (0: none).")] = 0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, remove nothing.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Remove old generations, and the files that none reaches any more. Certified ones make room only for such."""
+    from outlast.checkpoint import Retention, prune
+
+    store = _store(place)
+    done = prune(store, Retention(keep_last=keep_last, keep_every=keep_every), dry_run=dry_run)
+    if as_json:
+        _json({"dry_run": dry_run, **done._asdict()})
+        return
+    listed = ", ".join(map(str, done.generations)) or "none"
+    what = f"would remove generations: {listed}" if dry_run else f"removed generations: {listed}"
+    print(what + ("" if dry_run else f"; {done.files} files, {_size(done.freed_bytes)} freed or kept for reuse"))
+    if done.note:
+        print(f"note: {_plain(done.note)}")
+
+
+# what the commands share
+
+
+def _store(place: str) -> Store:
+    """An existing place: looking must never make a directory."""
+    import os
+
+    from outlast.checkpoint import open_store
+    from outlast.errors import ConfigError
+
+    path = place.removeprefix("file://")
+    if "://" not in path and not os.path.isdir(path):
+        raise ConfigError(f"{place} is no directory", remedy="give a checkpoint directory or a URL")
+    return open_store(place)
+
+
+def _newest(store: Store, generation: int | None) -> int:
+    from outlast.errors import ConfigError
+
+    numbers = store.generations()
+    if not numbers or (generation is not None and generation not in numbers):
+        there = ", ".join(map(str, numbers[-10:])) or "none"
+        wanted = "no generation" if generation is None else f"no generation {generation}"
+        raise ConfigError(f"{wanted} in {store.url}", remedy=f"there: {there}; `outlast ckpt ls` lists them")
+    return numbers[-1] if generation is None else generation
+
+
+@contextlib.contextmanager
+def _reader(place: str, generation: int | None) -> Iterator[Reader]:
+    from outlast.checkpoint import Reader
+    from outlast.checkpoint._manifest import parse_head
+    from outlast.checkpoint._store import generation_name
+
+    store = _store(place)
+    number = _newest(store, generation)
+    with store.in_use(number) as data:
+        head = parse_head(data, file=generation_name(number), generation=number)
+        with Reader(head, [store]) as reader:
+            yield reader
+
+
+def _at(text: str) -> tuple[str, int | None]:
+    place, at, number = text.rpartition("@")
+    return (place, int(number)) if at and number.isdigit() else (text, None)
+
+
+def _adapter(name: str) -> Any:
+    """By name: the adapters stand beside the command line, each needs its own extra."""
+    return importlib.import_module(f"outlast.adapters.{name}")
+
+
+def _has_metadata(path: str) -> bool:
+    import os
+
+    return os.path.isfile(os.path.join(path, ".metadata"))
+
+
+def _known_format(name: str) -> None:
+    from outlast.errors import ConfigError
+
+    if name != "dcp":
+        import difflib
+
+        close = difflib.get_close_matches(name, ["safetensors", "dcp"], n=1)
+        hint = f"did you mean {close[0]!r}?" if close else "safetensors or dcp"
+        raise ConfigError(f"no format {name!r}", remedy=hint)
+
+
+def _matches(name: str, patterns: list[str] | None) -> bool:
+    return not patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _json(value: Any) -> None:
+    import msgspec
+
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+
+
+def _plain(text: str) -> str:
+    """Names come from files: nothing of them may steer the terminal."""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError("unreachable")
+
+
+def _table(header: list[str], rows: list[list[str]]) -> None:
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    for row in [header, *rows]:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+@contextlib.contextmanager
+def _progress(label: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on a terminal's standard error, nothing anywhere else."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(label, total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)

@@ -1,0 +1,72 @@
+"""Faults until they can be reported whole: one record a fault, once the view after it works. Decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from outlast.core.protocol import _messages as m
+from outlast.core.protocol._types import ViewId
+
+__all__ = ["Fault", "Reports"]
+
+
+@dataclass(slots=True)
+class Fault:
+    """One thing that went wrong. Times are the host's monotonic clock."""
+
+    cause: str
+    member: str
+    noticed_by: str
+    noticed_at_s: float
+    last_alive_s: float
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class Reports:
+    """What the journal will be told; `journal(kind, **fields)` writes it."""
+
+    journal: Callable[..., None]
+    faults: list[Fault] = field(default_factory=list)
+    formed: dict[str, m.Formed] = field(default_factory=dict)
+    _noticed: dict[str, tuple[str, float]] = field(default_factory=dict)
+
+    def noticed(self, victim: str, by: str, at_s: float) -> None:
+        """The first to notice is who counts."""
+        self._noticed.setdefault(victim, (by, at_s))
+
+    def exited(self, exited: m.Exited, step: int | None, fault: bool) -> None:
+        by, at_s = self._noticed.pop(exited.member, ("agent", exited.noticed_at_s))
+        self.journal(
+            "replica_exited", replica=exited.member, cause=exited.cause, detail=exited.detail, noticed_by=by, step=step
+        )
+        if fault:
+            self.faults.append(Fault(exited.cause, exited.member, by, at_s, exited.last_alive_s, exited.detail))
+
+    def view_formed(self, formed: m.Formed) -> None:
+        spans = [f.formed_at_s - f.left_at_s for f in self.formed.values() if f.left_at_s]
+        self.journal(
+            "view_formed", epoch=formed.view.epoch, n=formed.view.n, step=formed.step,
+            roll_call_s=max(spans, default=0.0),
+        )  # fmt: skip
+
+    def recoveries(self, latest: ViewId) -> None:
+        """One record a fault, once the view after it works."""
+        if not self.faults:
+            return
+        formed = list(self.formed.values())
+        left = min((f.left_at_s for f in formed if f.left_at_s), default=0.0)
+        back = max((f.formed_at_s for f in formed), default=0.0)
+        interrupted = bool(left) and bool(formed)
+        for fault in self.faults:
+            noticed = min((t for t in (left, fault.noticed_at_s) if t), default=0.0)
+            self.journal(
+                "recovery", cause=fault.cause, replica=fault.member, noticed_by=fault.noticed_by,
+                detect_s=max(0.0, noticed - fault.last_alive_s) if fault.last_alive_s else 0.0,
+                downtime_s=max(0.0, back - noticed) if interrupted else 0.0,
+                microbatches_recomputed=max((f.recomputed for f in formed), default=0) if interrupted else 0,
+                lost_steps=0, step=max((f.step for f in formed), default=0),
+                view=[latest.epoch, latest.n], detail=fault.detail,
+            )  # fmt: skip
+        self.faults.clear()

@@ -1,0 +1,86 @@
+"""Silence and broken paths: who is asked to go, on what evidence (protocol, 19, 20). Judgement is `core/policy`'s."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from outlast.core.phases import Phase
+from outlast.core.policy._eviction import Evidence, judge, vertex_cover
+from outlast.core.protocol import _messages as m
+
+if TYPE_CHECKING:
+    from outlast.core.protocol._coordinator import Coordinator
+
+__all__ = ["cut", "examined", "probed", "rows", "stalled"]
+
+
+def stalled(c: Coordinator, message: m.Stalled) -> None:
+    """Somebody waits too long: have the ones it waits for looked at."""
+    if c.view is None or c.change is not None:
+        return
+    if c.planned is not None and message.view == c.planned.id:
+        c.planned_entered = True
+    elif message.view != c.view.id:
+        return
+    for name in c.roster.alive(message.missing):
+        c.stalls[name] = message
+        c.tell([c.roster.peers[name].agent], m.Examine(epoch=c.epoch, member=name))
+
+
+def examined(c: Coordinator, now_s: float, seen: m.Examined) -> None:
+    """An agent's evidence about a suspect: evict, wait, or probe the paths. Unasked, it stands for itself: in a view
+    of one nobody waits for who hangs."""
+    asked = c.stalls.pop(seen.member, None)
+    if c.view is None or c.change is not None or not c.roster.is_alive(seen.member):
+        return
+    waited_s, deadline_s = (asked.waited_s, asked.deadline_s) if asked else (seen.silent_s, seen.allowed_s)
+    evidence = Evidence(
+        state=seen.state, traced=seen.traced, phase=Phase(seen.phase), silent_s=seen.silent_s,
+        cpu_advanced=seen.cpu_advanced, allowed_s=seen.allowed_s, waited_s=waited_s, deadline_s=deadline_s,
+    )  # fmt: skip
+    verdict = judge(evidence, c.settings.outside_s)
+    if verdict.decision == "evict":
+        c.reports.noticed(seen.member, asked.member if asked else c.roster.peers[seen.member].agent, now_s)
+        c.journal("suspected", replica=seen.member, evidence=verdict.reason, decision="evict")
+        c.kill(seen.member, verdict.reason)
+    elif verdict.decision == "probe" and asked is not None:
+        newest = c.planned if c.planned is not None and asked.view == c.planned.id else c.view
+        c.rows.clear()
+        c.tell(newest.members, m.Probe(epoch=c.epoch, view=newest.id))
+        c.timer(f"probe:{newest.id}", c.settings.doubt_s)
+
+
+def rows(c: Coordinator, message: m.Rows) -> None:
+    """Whom a member of the probed view reaches."""
+    c.rows[message.member] = message
+
+
+def probed(c: Coordinator, name: str) -> None:
+    """The time for answers to the probe of view `name` is over: cut the broken paths."""
+    view = next((v for v in (c.view, c.planned) if v is not None and f"probe:{v.id}" == name), None)
+    if view is None or c.change is not None:
+        return
+    answers = {member: row.reached for member, row in c.rows.items() if row.view == view.id}
+    alive = set(c.roster.alive(view.members))
+    pairs = {
+        (member, other)
+        for member, reached in answers.items()
+        for other in alive
+        if other != member and member in alive and other in answers and other not in reached
+    }
+    if pairs:
+        cut(c, pairs, "no path between two members")
+
+
+def cut(c: Coordinator, pairs: Iterable[tuple[str, str]], why: str) -> None:
+    """Evict a minimum vertex cover of the broken pairs."""
+    members = c.view.members if c.view else ()
+    age = {name: index for index, name in enumerate(members)}
+    reachable = set(c.rows) or set(c.roster.alive(age))
+    for name in vertex_cover(pairs, reachable=reachable, age=age):
+        if c.change is not None:
+            c.condemn(name, why)
+        else:
+            c.journal("suspected", replica=name, evidence=why, decision="evict")
+            c.kill(name, why)

@@ -1,0 +1,130 @@
+"""Driving a real `outlast run` from outside: start it, follow its journal, strike at its processes.
+
+Used by the demonstration and by campaigns. It touches only processes that the run's own journal names.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from outlast.core import events as ev
+from outlast.errors import EnvironmentFault, ProveError
+from outlast.journal import Journal, holds_run
+from outlast.runtime._probe import Fault
+
+__all__ = ["Driven"]
+
+_POLL_S = 0.05
+
+
+class Driven:
+    """A run under observation. A context manager: leaving it ends the run if it still goes on."""
+
+    def __init__(
+        self, run_dir: Path, options: Sequence[str], script: Sequence[str], faults: Sequence[Fault] = ()
+    ) -> None:
+        self.run_dir = run_dir
+        self.events: list[ev.AnyEvent] = []
+        self._journal: Journal | None = None
+        self._seq = 0
+        environ = {k: v for k, v in os.environ.items() if not k.startswith("OUTLAST_")}
+        if faults:
+            environ["OUTLAST_FAULTS"] = msgspec.json.encode(list(faults)).decode()
+        command = [sys.executable, "-m", "outlast", "run", "--json", "--run-dir", str(run_dir), *options, *script]
+        self.process = subprocess.Popen(
+            command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def __enter__(self) -> Driven:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(10.0)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        if self._journal is not None:
+            self._journal.close()
+
+    # --- following -----------------------------------------------------------------------------------------------
+    def poll(self) -> list[ev.AnyEvent]:
+        """Events since the last call."""
+        if self._journal is None:
+            if not holds_run(self.run_dir):
+                return []
+            try:
+                self._journal = Journal.open_reader(self.run_dir)
+            except EnvironmentFault:  # it is being made just now
+                return []
+        new = self._journal.events(since_seq=self._seq)
+        if new:
+            self._seq = new[-1].seq
+            self.events += [entry.event for entry in new]
+        return [entry.event for entry in new]
+
+    def until(self, what: str, test: Callable[[], bool], timeout_s: float, watch: Callable[[], None]) -> None:
+        """Follow until `test()`. ProveError if the run ends or the time is up first."""
+        end = time.monotonic() + timeout_s
+        while not test():
+            ended = self._wait(_POLL_S)
+            self.poll()
+            watch()
+            if test():
+                return
+            if ended:
+                raise ProveError(f"the run ended before {what}", remedy=f"outlast why {self.run_dir}")
+            if time.monotonic() > end:
+                raise ProveError(f"{what} did not happen within {timeout_s:g} s", remedy=f"logs under {self.run_dir}")
+
+    def finish(self, timeout_s: float, watch: Callable[[], None]) -> int:
+        """Follow to the end; the run's exit code."""
+        end = time.monotonic() + timeout_s
+        while not self._wait(_POLL_S):
+            self.poll()
+            watch()
+            if time.monotonic() > end:
+                raise ProveError(f"the run did not end within {timeout_s:g} s", remedy=f"logs under {self.run_dir}")
+        self.poll()
+        return int(self.process.returncode)
+
+    def _wait(self, seconds: float) -> bool:
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    # --- what the journal says -----------------------------------------------------------------------------------
+    @property
+    def step(self) -> int:
+        """The newest step known to be committed."""
+        return max((e.losses[-1][0] for e in self.events if isinstance(e, ev.Progress) and e.losses), default=-1)
+
+    @property
+    def coordinator_pid(self) -> int:
+        return next(e.pid for e in reversed(self.events) if isinstance(e, ev.CoordinatorStarted))
+
+    @property
+    def members(self) -> list[str]:
+        return next((e.members for e in reversed(self.events) if isinstance(e, ev.ViewInstalled)), [])
+
+    def spares(self, ready: bool = True) -> dict[str, int]:
+        """Replicas outside the view with their process ids; `ready`: only those that have caught up."""
+        caught_up = {e.replica for e in self.events if isinstance(e, ev.JoinerCaughtUp)}
+        gone = {e.replica for e in self.events if isinstance(e, ev.ReplicaExited)} | set(self.members)
+        started = [e for e in self.events if isinstance(e, ev.ReplicaStarted) and e.replica not in gone]
+        return {e.replica: e.pid for e in started if e.replica in caught_up or not ready}
+
+    def recoveries(self) -> list[ev.Recovery]:
+        return [e for e in self.events if isinstance(e, ev.Recovery)]

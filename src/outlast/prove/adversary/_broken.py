@@ -1,0 +1,253 @@
+"""Mistakes that an implementation could make, one each. They test the adversary: every one must be caught.
+
+Each class changes what it says and nothing else; `BROKEN` names them and says within how many schedules from seed 0
+they are caught.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from outlast.core.protocol import Coordinator, Header, Member, RollEntry, Settings, plan_of
+from outlast.core.protocol import messages as m
+from outlast.core.protocol._change import successor
+from outlast.prove.adversary import _algebra as algebra
+from outlast.prove.adversary._variants import Variant
+
+if TYPE_CHECKING:
+    from outlast.prove.adversary._mesh import Mesh
+    from outlast.prove.adversary._replica import Replica
+
+__all__ = ["BROKEN"]
+
+
+class _WithMember(Variant):
+    """Base of those in which only the member is wrong."""
+
+    wrong: type[Member] = Member
+
+    def member(self, name: str, num_microbatches: int, *, until: int) -> Member:
+        return self.wrong(name, num_microbatches, until=until)
+
+
+class _WithCoordinator(Variant):
+    """Base of those in which only the coordinator is wrong."""
+
+    wrong: type[Coordinator] = Coordinator
+
+    def coordinator(self, settings: Settings, epoch: int, record: m.Record | None) -> Coordinator:
+        return self.wrong(settings, epoch, record)
+
+
+# --- views -----------------------------------------------------------------------------------------------------------
+class _Unfenced(Member):
+    def told(self, message: m.FromCoordinator) -> list[m.ToCoordinator]:
+        self.epoch = 0
+        return super().told(message)
+
+
+class NoEpochs(_WithMember):
+    """The record takes any write, and members do whatever the last speaker says."""
+
+    fenced = False
+    wrong = _Unfenced
+
+
+class ToldBeforeDurable(Variant):
+    """A view is told first and written afterwards."""
+
+    def actions(self, actions: list[m.Action]) -> list[m.Action]:
+        return sorted(actions, key=lambda action: isinstance(action, m.Persist))
+
+
+class _Impatient(Coordinator):
+    def _progress(self, now_s: float) -> None:
+        change = self.change
+        ready = self.roster.having("ready")
+        if change is not None and change.expired and not change.acked and ready and not self.awaiting:
+            for name in sorted(change.waiting):
+                self.roster.mark(name, "condemned")
+            self.install(successor(self, change, ready), change.cause)
+        super()._progress(now_s)
+
+
+class StrangersSucceed(_WithCoordinator):
+    """When nobody acknowledges in time, spares go on: a successor without a member of the old view."""
+
+    wrong = _Impatient
+
+
+class _Gullible(Coordinator):
+    def _on_hello(self, now_s: float, hello: m.Hello) -> None:
+        if self.awaiting and hello.view is not None and hello.formed:
+            self.awaiting.clear()
+            self.disturbed = ""
+            self.set_views(hello.view, None)
+            self.unformed.clear()
+        super()._on_hello(now_s, hello)
+
+
+class FirstReportDecides(_WithCoordinator):
+    """A restarted coordinator believes the first who reports."""
+
+    wrong = _Gullible
+
+
+class _Deaf(Coordinator):
+    def _on_agenthello(self, now_s: float, hello: m.AgentHello) -> None:
+        if hello.epoch <= self.epoch:
+            self.tell([hello.agent], m.Welcome(epoch=self.epoch))
+            self.roster.agent_here(hello.agent)
+
+
+class AgentsForgotten(_WithCoordinator):
+    """What an agent lists when it returns is not compared with what is known."""
+
+    wrong = _Deaf
+
+
+class NoGoodbye(Variant):
+    """A member that leaves a view just closes its connections."""
+
+    says_goodbye = False
+
+
+class _Unbounded(Member):
+    def renewed(self, until_s: float) -> None:
+        super().renewed(math.inf)
+
+
+class LeaseIgnored(_WithMember):
+    """Members go on without the coordinator for ever, though it counts on the lease."""
+
+    wrong = _Unbounded
+
+
+# --- steps -----------------------------------------------------------------------------------------------------------
+class _Lenient(Member):
+    def called(self, entries: Sequence[RollEntry], now_s: float = 0.0) -> list[m.ToCoordinator]:
+        top = max(entry.committed for entry in entries)
+        near = [msgspec.structs.replace(entry, committed=max(entry.committed, top - 1)) for entry in entries]
+        return super().called(near, now_s)
+
+
+class StaleTaken(_WithMember):
+    """Whoever is behind, however far, takes the last outcome."""
+
+    wrong = _Lenient
+
+
+class _Eager(Member):
+    def called(self, entries: Sequence[RollEntry], now_s: float = 0.0) -> list[m.ToCoordinator]:
+        answers = super().called(entries, now_s)
+        plan = self.plan
+        if plan is not None and any(entry.held for entry in entries):
+            usual = plan_of([entry.member for entry in entries], plan.step, self.num_microbatches).leaves
+            leaves = {
+                e.member: plan.leaves[e.member] if e.held else tuple({*plan.leaves[e.member], *usual[e.member]})
+                for e in entries
+            }
+            self.plan = msgspec.structs.replace(plan, leaves=leaves)
+        return answers
+
+
+class CountedTwice(_WithMember):
+    """Who brings nothing to an interrupted step computes its usual share, which others hold already."""
+
+    wrong = _Eager
+
+
+class _Careless(Member):
+    def called(self, entries: Sequence[RollEntry], now_s: float = 0.0) -> list[m.ToCoordinator]:
+        answers = super().called(entries, now_s)
+        plan = self.plan
+        if plan is not None and any(entry.held for entry in entries):
+            lost = {leaf for leaves in plan.orphans.values() for leaf in leaves}
+            leaves = {name: tuple(leaf for leaf in mine if leaf not in lost) for name, mine in plan.leaves.items()}
+            self.plan = msgspec.structs.replace(plan, leaves=leaves)
+        return answers
+
+
+class OrphansForgotten(_WithMember):
+    """What the dead had computed is computed by nobody."""
+
+    wrong = _Careless
+
+
+class _Rash(Member):
+    def decide(self, headers: Sequence[Header], now_s: float = 0.0) -> None:
+        super().decide(headers, now_s)
+        self._agreed = self.heard
+
+
+class OrdersAtOnce(_WithMember):
+    """Orders are carried out when heard, not when all have heard them."""
+
+    wrong = _Rash
+
+
+class _Claimant(Member):
+    def scattered(self) -> None:
+        kept = self.keeps_output
+        super().scattered()
+        self.keeps_output = kept
+
+
+class OutputClaimed(_WithMember):
+    """The output is said to be there after the next step has begun to write over it."""
+
+    wrong = _Claimant
+
+
+class OutputReused(Variant):
+    """The next exchange writes over the last output before all are known to have it."""
+
+    def before_exchange(self, replica: Replica) -> None:
+        replica.out = [0] * len(replica.out)
+
+
+class VerdictForgotten(Variant):
+    """The raw output is handed over without what was decided about it."""
+
+    def handed(self, replica: Replica) -> algebra.Outcome:
+        return tuple(replica.out), 0
+
+
+class NormBySlices(Variant):
+    """Each member sums its slices first."""
+
+    def norm(self, parts: Sequence[Sequence[tuple[int, int]]]) -> int:
+        return algebra.norm_of(tuple(hash(tuple(value for _, value in part)) for part in parts))
+
+
+class BuffersReused(Variant):
+    """A new view receives into the buffers that an abandoned one may still be written into."""
+
+    def late_write(self, replica: Replica, old: Mesh, key: Any, source: str, payload: Any) -> None:
+        mesh = replica.mesh
+        if mesh is not None and source in mesh.buffers.get(key, ()):
+            mesh.buffers[key][source] = payload
+
+
+BROKEN: dict[str, tuple[type[Variant], int]] = {
+    "no-epochs": (NoEpochs, 2000),
+    "told-before-durable": (ToldBeforeDurable, 2000),
+    "strangers-succeed": (StrangersSucceed, 20000),
+    "first-report-decides": (FirstReportDecides, 2000),
+    "agents-forgotten": (AgentsForgotten, 2000),
+    "no-goodbye": (NoGoodbye, 2000),
+    "lease-ignored": (LeaseIgnored, 20000),
+    "stale-taken": (StaleTaken, 20000),
+    "counted-twice": (CountedTwice, 2000),
+    "orphans-forgotten": (OrphansForgotten, 2000),
+    "orders-at-once": (OrdersAtOnce, 2000),
+    "output-claimed": (OutputClaimed, 20000),
+    "output-reused": (OutputReused, 2000),
+    "verdict-forgotten": (VerdictForgotten, 2000),
+    "norm-by-slices": (NormBySlices, 100),
+    "buffers-reused": (BuffersReused, 20000),
+}

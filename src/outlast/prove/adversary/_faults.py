@@ -1,0 +1,213 @@
+"""Carries out a schedule's faults: at their second, or when the process at hand passes their point."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from outlast.prove.adversary._hosts import Agent, CoordinatorProcess
+from outlast.prove.adversary._kernel import Ended, Process
+from outlast.prove.adversary._network import COORDINATOR
+from outlast.prove.adversary._replica import Replica
+from outlast.prove.adversary._scenario import Fault
+
+if TYPE_CHECKING:
+    from outlast.prove.adversary._world import World
+
+__all__ = ["Faults"]
+
+
+class Faults:
+    """`touched`: who was stopped, cut off or slowed down, so that evicting it is not the eviction of an innocent."""
+
+    def __init__(self, world: World, faults: Sequence[Fault]) -> None:
+        self.world = world
+        self.touched: set[str] = set()
+        self.everybody_touched = False
+        self._points: dict[tuple[str, int], list[Fault]] = {}
+        self._passed: dict[str, int] = {}
+        for fault in faults:
+            if fault.point:
+                self._points.setdefault((fault.point, fault.nth), []).append(fault)
+            else:
+                world.kernel.at(fault.at, world.launcher, self._strike, fault, None)
+        world.kernel.at(world.scenario.calm_after_s, world.launcher, self._calm)
+
+    def point(self, name: str, process: Process) -> None:
+        """`process` passes a point. Raises Ended if that was its end."""
+        if not self._points:
+            return
+        count = self._passed[name] = self._passed.get(name, 0) + 1
+        for fault in self._points.pop((name, count), ()):
+            self._strike(fault, process if fault.who < 0 else None)
+        if process.ended:
+            raise Ended
+
+    def _calm(self) -> None:
+        self._points.clear()
+        self.world.network.heal_all()
+        for process in [*self.world.replicas.values(), *self.world.agents.values(), *self.world.coordinators]:
+            process.resume()
+        for replica in self.world.replicas.values():
+            replica.slowness = 1.0
+
+    # --- one fault -----------------------------------------------------------------------------------------------
+    def _strike(self, fault: Fault, process: Process | None) -> None:
+        self.world.note(f"fault: {fault.kind} {process.name if process else ''} {fault}")
+        if process is not None:
+            self._on_process(fault, process)
+        else:
+            getattr(self, "_" + fault.kind.replace(" ", "_"))(fault)
+
+    def _on_process(self, fault: Fault, process: Process) -> None:
+        if isinstance(process, CoordinatorProcess):
+            if fault.kind == "pause":
+                self._stop_coordinator(process, fault)
+            else:
+                self.world.crash_coordinator(process, fault.lasts)
+        elif isinstance(process, Replica):
+            if fault.kind == "pause":
+                self._stop(process, fault.lasts)
+            else:
+                self.world.replica_ended(process)
+
+    def _replica(self, index: int) -> Replica | None:
+        alive = [r for r in self.world.replicas.values() if not r.ended]
+        return alive[index % len(alive)] if alive else None
+
+    def _agent(self, index: int) -> Agent | None:
+        agents = list(self.world.agents.values())
+        return agents[index % len(agents)] if agents else None
+
+    def _coordinator(self) -> CoordinatorProcess | None:
+        alive = [c for c in self.world.coordinators if not c.ended]
+        return alive[-1] if alive else None
+
+    def _pair(self, fault: Fault) -> tuple[Replica, Replica] | None:
+        one, other = self._replica(fault.who), self._replica(fault.who + fault.other)
+        return (one, other) if one is not None and other is not None and one is not other else None
+
+    def _touch(self, *processes: Process) -> None:
+        self.touched.update(process.name for process in processes)
+
+    def _stop(self, process: Process, lasts_s: float) -> None:
+        process.pause()
+        self._touch(process)
+        self.world.kernel.after(lasts_s, self.world.launcher, process.resume)
+
+    def _crash(self, fault: Fault) -> None:
+        if (replica := self._replica(fault.who)) is not None:
+            self.world.replica_ended(replica)
+
+    def _pause(self, fault: Fault) -> None:
+        if (replica := self._replica(fault.who)) is not None:
+            self._stop(replica, fault.lasts)
+
+    def _hang(self, fault: Fault) -> None:
+        if (replica := self._replica(fault.who)) is not None and replica.busy:
+            replica.hung = True
+            self._touch(replica)
+
+    def _slow(self, fault: Fault) -> None:
+        if (replica := self._replica(fault.who)) is not None:
+            replica.slowness = 8.0
+            self._touch(replica)
+
+    def _leave(self, fault: Fault) -> None:
+        if (replica := self._replica(fault.who)) is not None:
+            replica.say(*replica.member.leave())
+
+    def _agent_crash(self, fault: Fault) -> None:
+        if (agent := self._agent(fault.who)) is not None:
+            self.world.crash_agent(agent)
+
+    def _agent_pause(self, fault: Fault) -> None:
+        if (agent := self._agent(fault.who)) is not None:
+            self._stop(agent, fault.lasts)
+            self.everybody_touched = True
+
+    def _coordinator_crash(self, fault: Fault) -> None:
+        if (coordinator := self._coordinator()) is not None:
+            self.world.crash_coordinator(coordinator, fault.lasts)
+
+    def _coordinator_pause(self, fault: Fault) -> None:
+        if (coordinator := self._coordinator()) is not None:
+            self._stop_coordinator(coordinator, fault)
+
+    def _stop_coordinator(self, coordinator: CoordinatorProcess, fault: Fault) -> None:
+        self.everybody_touched = True
+        if fault.other % 2:
+            self.world.replace_coordinator(coordinator, fault.lasts)
+        else:
+            self._stop(coordinator, fault.lasts)
+
+    def _coordinator_replaced(self, fault: Fault) -> None:
+        if (coordinator := self._coordinator()) is not None:
+            self.everybody_touched = True
+            self.world.replace_coordinator(coordinator, fault.lasts)
+
+    def _hang_up(self, fault: Fault) -> None:
+        if (replica := self._replica(fault.who)) is not None:
+            replica.hang_up(late=fault.other % 2 == 0)
+
+    def _hang_up_agent(self, fault: Fault) -> None:
+        if (agent := self._agent(fault.who)) is not None:
+            agent.hang_up(late=fault.other % 2 == 0)
+
+    def _mesh_break(self, fault: Fault) -> None:
+        pair = self._pair(fault)
+        if pair is None or pair[0].mesh is None or pair[1].mesh is None:
+            return
+        one, other = pair
+        view = pair[0].mesh.view
+        if pair[1].mesh.view.id == view.id:
+            self.world.network.cut_meshes.add((view.id, frozenset((one.name, other.name))))
+            self._touch(one, other)
+            for a, b in ((one, other), (other, one)):
+                self.world.kernel.after(self.world.network.delay(), a, a.peer_lost, view.id, b.name)
+
+    def _no_path(self, fault: Fault) -> None:
+        if (pair := self._pair(fault)) is not None:
+            ends = frozenset((pair[0].name, pair[1].name))
+            self.world.network.no_path.add(ends)
+            self._touch(*pair)
+            self._mesh_break(fault)
+            self.world.kernel.after(fault.lasts, self.world.launcher, self.world.network.no_path.discard, ends)
+
+    def _stall(self, source: str, target: str, lasts_s: float) -> None:
+        network = self.world.network
+        network.stall(source, target)
+        self.world.kernel.after(lasts_s, self.world.launcher, network.heal, source, target)
+
+    def _mesh_stall(self, fault: Fault) -> None:
+        if (pair := self._pair(fault)) is not None:
+            self._touch(*pair)
+            self._stall(pair[0].name, pair[1].name, fault.lasts)
+
+    def _cut(self, fault: Fault, up: bool, down: bool) -> None:
+        """A replica, or all members of the view, are cut off from the coordinator."""
+        coordinator = self._coordinator()
+        first = self._replica(fault.who)
+        if coordinator is None or first is None:
+            return
+        group = [first] if fault.other % 3 else self.world.holders()
+        for replica in group:
+            self._touch(replica)
+            if up:
+                self._stall(replica.name, COORDINATOR, fault.lasts)
+            if down:
+                self._stall(COORDINATOR, replica.name, fault.lasts)
+
+    def _cut_off(self, fault: Fault) -> None:
+        self._cut(fault, True, True)
+
+    def _cut_up(self, fault: Fault) -> None:
+        self._cut(fault, True, False)
+
+    def _cut_down(self, fault: Fault) -> None:
+        self._cut(fault, False, True)
+
+    def _feed_break(self, fault: Fault) -> None:
+        if (replica := self._replica(fault.who)) is not None:
+            for feed in replica.feeds.values():
+                feed.close()

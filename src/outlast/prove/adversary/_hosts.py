@@ -1,0 +1,242 @@
+"""What stands beside the replicas: the durable record, coordinators, agents, and the launcher that starts them again.
+
+A coordinator process runs the real `Coordinator` and carries out its actions one by one, so it can end or stop between
+a durable write and the words that follow it. The launcher does not fail: it is the user's own shell.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from outlast.core.phases import Phase
+from outlast.core.protocol import messages as m
+from outlast.prove.adversary._kernel import Process
+from outlast.prove.adversary._network import Connection
+
+if TYPE_CHECKING:
+    from outlast.prove.adversary._world import World
+
+__all__ = ["Agent", "CoordinatorProcess", "Dialler", "Durable"]
+
+
+class Durable:
+    """The run's record: every write is conditional on the epoch that the writer claimed."""
+
+    def __init__(self, fenced: bool) -> None:
+        self.epoch, self.record, self.fenced = 0, None, fenced
+
+    record: m.Record | None
+
+    def claim(self) -> int:
+        self.epoch += 1
+        return self.epoch
+
+    def write(self, epoch: int, record: m.Record) -> bool:
+        if self.fenced and epoch != self.epoch:
+            return False
+        self.record = record
+        return True
+
+
+class CoordinatorProcess(Process):
+    """One incarnation of the coordinator."""
+
+    def __init__(self, world: World, serial: int) -> None:
+        super().__init__(world.kernel, f"c{serial}")
+        self.world = world
+        self.given_up = False  # the launcher has put another in its place
+        self.epoch = world.durable.claim()
+        self.machine = world.variant.coordinator(world.settings, self.epoch, world.durable.record)
+        self.links: dict[str, Connection] = {}
+        self._events: deque[m.Event] = deque()
+        self._actions: deque[m.Action] = deque()
+        self._timers: dict[str, int] = {}
+
+    def receive(self, link: Connection, event: Any) -> None:
+        """Words over a connection; a Hello makes it the one to answer on."""
+        if link.broken and not link.late:
+            return
+        if isinstance(event, m.Hello | m.AgentHello):
+            name = event.member if isinstance(event, m.Hello) else event.agent
+            if not link.broken:
+                self.links[name] = link
+        elif isinstance(event, float):  # a heartbeat, sent at this time; answered only by who still holds the epoch
+            if self.world.durable.epoch == self.epoch or not self.world.durable.fenced:
+                self.world.network.down(link, link.client.heartbeat_answered, event)  # type: ignore[attr-defined]
+            return
+        self.handle(event)
+
+    def handle(self, event: m.Event) -> None:
+        if self.world.trace is not None:
+            self.world.note(f"{self.name} hears {m.describe(event)[:200]}")
+        self._events.append(event)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        while (self._actions or self._events) and not self.ended:
+            if not self._actions:
+                event = self._events.popleft()
+                self._actions.extend(self.world.variant.actions(self.machine.handle(self.kernel.now, event)))
+            while self._actions:
+                self._carry_out(self._actions.popleft())
+                if self.ended:
+                    return
+                if self.paused:
+                    self.hold(self._go_on, (), first=True)
+                    return
+
+    def _carry_out(self, action: m.Action) -> None:
+        world = self.world
+        if world.trace is not None and not isinstance(action, m.Persist | m.Journal):
+            world.note(f"{self.name} {m.describe(action)[:300]}")
+        if isinstance(action, m.Tell):
+            for name in action.to:
+                link = self.links.get(name)
+                if link is not None and not link.broken:
+                    world.network.down(link, link.client.told, action.message)  # type: ignore[attr-defined]
+            world.point("tell", self)
+        elif isinstance(action, m.Persist):
+            if not world.durable.write(self.epoch, action.record):
+                self._actions.clear()
+                self._events.clear()
+                self._events.append(m.Superseded())
+                return
+            world.oracle.durable(self, action.record)
+            world.point("persist", self)
+        elif isinstance(action, m.SetTimer):
+            token = self._timers[action.name] = self._timers.get(action.name, 0) + 1
+            if action.after_s < 1e6:
+                self.kernel.after(action.after_s, self, self._timer, action.name, token)
+        elif isinstance(action, m.Finish):
+            world.ended(self, action)
+
+    def _timer(self, name: str, token: int) -> None:
+        if self._timers.get(name) == token:
+            self.handle(m.Timer(name=name))
+
+
+class Dialler(Process):
+    """A process that keeps a connection to the coordinator. Subclasses say hello and are told."""
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world.kernel, name)
+        self.world = world
+        self.link: Connection | None = None
+
+    def dial(self) -> None:
+        server = self.world.listening()
+        if self.link is not None:
+            return
+        if server is None:
+            self.kernel.after(0.02 + 0.03 * self.kernel.rng.random(), self, self.dial)
+            return
+        self.link = self.world.network.dial(self, server)
+        self.say(self.greeting())
+
+    def greeting(self) -> m.ToCoordinator:
+        raise NotImplementedError
+
+    def say(self, *messages: Any) -> None:
+        """What cannot be said is lost; the next hello says it again."""
+        if self.link is not None:
+            for message in messages:
+                self.world.network.up(self.link, self.link.server.receive, message)  # type: ignore[attr-defined]
+
+    def hang_up(self, late: bool = False) -> None:
+        """The connection is gone; dial again soon."""
+        link, self.link = self.link, None
+        if link is not None:
+            link.broken, link.late = True, late
+            self.kernel.after(0.005 + 0.03 * self.kernel.rng.random(), self, self.dial)
+
+
+class Agent(Dialler):
+    """Starts, watches, examines and kills the replicas of its host. It never starts the same incarnation twice."""
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world, name)
+        self.known: dict[str, str] = {}  # member -> pending, alive or gone
+        self.epoch = 0
+        self.dial()
+        self._look()
+
+    def greeting(self) -> m.AgentHello:
+        listed = tuple(name for name, state in self.known.items() if state != "gone")
+        return m.AgentHello(agent=self.name, pid=1, members=listed, epoch=self.epoch)
+
+    def told(self, link: Connection, message: Any) -> None:
+        if link.broken or message.epoch < self.epoch:
+            return
+        self.epoch = message.epoch
+        if isinstance(message, m.Spawn):
+            self._spawn(message)
+        elif isinstance(message, m.Kill):
+            self.world.oracle.killed(message.member)
+            if self.known.get(message.member) == "pending":
+                self._gone(message.member)
+            self.world.crash_replica(message.member)
+        elif isinstance(message, m.Examine):
+            self._examine(message.member)
+        elif isinstance(message, m.Stop):
+            for name in list(self.known):
+                self.world.crash_replica(name)
+
+    def _spawn(self, message: m.Spawn) -> None:
+        state = self.known.get(message.member)
+        if state == "gone":
+            self.say(m.Exited(member=message.member, cause="signal", joined=True))
+        elif state is None:
+            self.known[message.member] = "pending"
+            start_s = message.after_s + 0.02 + 0.1 * self.kernel.rng.random()
+            self.kernel.after(start_s, self, self._start, message.member)
+
+    def _start(self, name: str) -> None:
+        if self.known[name] == "pending":
+            self.known[name] = "alive"
+            self.world.start_replica(name, self)
+            self.say(m.Spawned(member=name, agent=self.name, pid=2))
+
+    def child_ended(self, name: str) -> None:
+        """The pidfd became readable."""
+        if self.known.get(name) != "gone":
+            self._gone(name)
+
+    def _gone(self, name: str) -> None:
+        self.known[name] = "gone"
+        self.say(m.Exited(member=name, cause="signal", joined=True))
+
+    def _look(self) -> None:
+        """Whoever is silent for longer than it may be is reported unasked."""
+        stall_s = self.world.scenario.stall_s
+        self.kernel.after(stall_s, self, self._look)
+        for name, state in self.known.items():
+            replica = self.world.replicas.get(name) if state == "alive" else None
+            if (
+                replica is not None
+                and replica.busy | replica.paused
+                and self.kernel.now - replica.progress_at > stall_s
+            ):
+                self._examine(name)
+
+    def _examine(self, name: str) -> None:
+        replica = self.world.replicas.get(name)
+        if replica is None or replica.ended:
+            return
+        silent_s = self.kernel.now - replica.progress_at
+        computing = replica.busy and not replica.hung
+        self.say(
+            m.Examined(
+                member=name,
+                state="T" if replica.paused else "R" if computing else "S",
+                traced=False,
+                phase=Phase.BACKWARD
+                if replica.busy
+                else Phase.SCATTERED
+                if replica.mesh is not None
+                else Phase.CONNECT,
+                silent_s=silent_s,
+                cpu_advanced=computing,
+                allowed_s=self.world.scenario.stall_s,
+            )
+        )

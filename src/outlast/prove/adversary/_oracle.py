@@ -1,0 +1,149 @@
+"""The invariants, checked where something happens that could break them. It sees everything and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from outlast.core.protocol import Header, RollEntry, View, ViewId
+from outlast.core.protocol import messages as m
+from outlast.prove.adversary import _algebra as algebra
+
+if TYPE_CHECKING:
+    from outlast.prove.adversary._hosts import CoordinatorProcess
+    from outlast.prove.adversary._replica import Replica
+    from outlast.prove.adversary._world import World
+
+__all__ = ["Oracle", "Violation"]
+
+
+class Violation(msgspec.Struct, frozen=True, kw_only=True):
+    """An invariant that does not hold, and where."""
+
+    invariant: str
+    what: str
+    at_s: float
+
+
+class Oracle:
+    """See the module. Stops the world at the first violation."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.violation: Violation | None = None
+        self.num_killed = 0
+        self.stable = 0  # steps that some member called stable
+        self.views_formed: set[ViewId] = set()
+        self._durable: set[ViewId] = set()
+        self._last_epoch_written = 0
+        self._first_decided: dict[ViewId, int] = {}
+        self._epochs: dict[str, int] = {}
+
+    def violated(self, invariant: str, what: str) -> None:
+        if self.violation is None:
+            self.violation = Violation(invariant=invariant, what=what, at_s=self.world.kernel.now)
+            self.world.note(f"VIOLATION {invariant}: {what}")
+            self.world.kernel.stop()
+
+    # --- epochs and durability -----------------------------------------------------------------------------------
+    def durable(self, coordinator: CoordinatorProcess, record: m.Record) -> None:
+        """A record was written."""
+        if coordinator.epoch < self._last_epoch_written:
+            self.violated("Epochs", f"{coordinator.name} wrote after epoch {self._last_epoch_written} had")
+        self._last_epoch_written = max(self._last_epoch_written, coordinator.epoch)
+        for view in (record.view, record.planned):
+            if view is not None:
+                self._durable.add(view.id)
+
+    def told(self, replica: Replica, message: object) -> None:
+        """A member reacted to the coordinator: its epoch never falls."""
+        epoch = replica.member.epoch
+        if epoch < self._epochs.get(replica.name, 0):
+            self.violated("Epochs", f"{replica.name} went back to epoch {epoch}")
+        self._epochs[replica.name] = epoch
+
+    def entered(self, replica: Replica, view: View) -> None:
+        """A member begins to form a view."""
+        self.world.note(f"{replica.name} forms {view.id} {view.members}")
+        if view.id not in self._durable:
+            self.violated("Durable", f"{replica.name} forms view {view.id}, which was never written")
+        if view.id.epoch < self._epochs.get(replica.name, 0) and replica.member.formed:
+            self.violated("Epochs", f"{replica.name} forms view {view.id} after epoch {self._epochs[replica.name]}")
+
+    # --- steps ---------------------------------------------------------------------------------------------------
+    def called(self, replica: Replica, view: View, entries: Sequence[RollEntry]) -> None:
+        """A roll call is complete: nothing stable may be lost while somebody has it."""
+        self.views_formed.add(view.id)
+        top = max(entry.committed for entry in entries)
+        self.world.note(f"{replica.name} called the roll of {view.id}: {[e.committed for e in entries]}")
+        if top < self.stable:
+            names = [r.name for r in self._unlost() if r.member.committed >= self.stable]
+            if names:
+                self.violated(
+                    "Bounded loss", f"view {view.id} goes back to step {top} of {self.stable}; {names} had it"
+                )
+
+    def _unlost(self) -> list[Replica]:
+        """Living members that nobody was entitled to give up."""
+        coordinator = self.world.coordinators[-1].machine
+        peers = coordinator.roster.peers
+        return [r for r in self.world.holders() if r.name not in peers or peers[r.name].alive]
+
+    def scattered(self, replica: Replica, view: View) -> None:
+        """A member calls its committed steps stable: all members must have committed them."""
+        step = replica.member.committed
+        self.stable = max(self.stable, step)
+        for name in view.members:
+            other = self.world.replicas[name]
+            if other.member.committed < step:
+                self.violated("Stable", f"{replica.name} calls {step} stable, {name} is at {other.member.committed}")
+
+    def decided(self, replica: Replica, view: View, step: int, headers: Sequence[Header]) -> None:
+        """A member decided a step in a view."""
+        num = self.world.scenario.num_microbatches
+        leaves = sorted(leaf for header in headers for leaf, _, _ in header.losses)
+        if leaves != list(range(num)):
+            self.violated("Exactly once", f"step {step} in view {view.id} counts microbatches {leaves} of {num}")
+        if (tuple(replica.out), replica.norm) != algebra.outcome_of(step, num):
+            self.violated("Bits", f"{replica.name} decided another step {step} in view {view.id}")
+        self._first_decided.setdefault(view.id, step)
+        for other, first in self._first_decided.items():
+            if other > view.id and step > first:
+                self.violated("One outcome", f"views {view.id} and {other} both commit past step {first}")
+        if self.world.kernel.now > replica.lease_until_s + 1e-9:
+            self.violated("Lease", f"{replica.name} decided step {step} after its lease")
+
+    def applied(self, replica: Replica, how: str) -> None:
+        """A member's state changed."""
+        committed = replica.member.committed
+        self.world.note(f"{replica.name} is at step {committed} by {how}")
+        if replica.state != algebra.chain(committed, self.world.scenario.num_microbatches):
+            self.violated("Bits", f"{replica.name} has another state at step {committed} after {how}")
+
+    # --- ends ----------------------------------------------------------------------------------------------------
+    def killed(self, name: str) -> None:
+        """The coordinator has somebody killed: it must have been stopped, slow, cut off, or condemned with cause."""
+        self.num_killed += 1
+        faults = self.world.faults
+        replica = self.world.replicas.get(name)
+        if replica is None or replica.ended or faults.everybody_touched or name in faults.touched:
+            return
+        self.violated("Innocent", f"{name} is killed though nothing befell it")
+
+    def finished(self, coordinator: CoordinatorProcess, finish: m.Finish) -> None:
+        """The run is over: done, or lost with good reason."""
+        steps = self.world.scenario.num_steps
+        if finish.outcome == "finished":
+            view = coordinator.machine.view
+            members = view.members if view is not None else ()
+            late = [name for name in members if self.world.replicas[name].member.committed < steps]
+            if late or finish.steps != steps:
+                self.violated("Liveness", f"finished after {finish.steps} of {steps} steps, {late} are not done")
+        elif finish.exit_code == 6:
+            holders = [r.name for r in self._unlost() if not r.member.leaving]  # who was let go may be on its way out
+            if holders:
+                self.violated("Bounded loss", f"the fleet is called lost while {holders} live")
+        elif finish.outcome == "failed":
+            self.violated("Liveness", f"the run failed: {finish.detail}")

@@ -1,0 +1,498 @@
+"""A replica: the real `Member`, carried through everything that it asks for, with expressions in place of tensors.
+
+The training thread is `run`: it asks `next()`, begins what that says and goes on whenever something arrived. The link
+to the coordinator (`told`, `heartbeat_answered`) acts at any moment, also while the training thread computes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from outlast.core.protocol import (
+    Compute,
+    Exchange,
+    Follow,
+    Form,
+    HandOver,
+    Header,
+    Leave,
+    Member,
+    Node,
+    Order,
+    RollEntry,
+    View,
+    ViewId,
+)
+from outlast.core.protocol import messages as m
+from outlast.errors import ProtocolViolation, ViewAbandoned
+from outlast.prove.adversary import _algebra as algebra
+from outlast.prove.adversary._hosts import Dialler
+from outlast.prove.adversary._mesh import Feed, Mesh
+from outlast.prove.adversary._network import Connection
+from outlast.prove.adversary._spare import Spare
+
+if TYPE_CHECKING:
+    from outlast.prove.adversary._hosts import Agent
+    from outlast.prove.adversary._world import World
+
+__all__ = ["Replica"]
+
+_SCATTER, _GATHER, _HEADER, _ROLL, _OUTCOME, _FINAL, _BYE = "S", "G", "H", "R", "O", "F", "bye"
+
+
+class Replica(Dialler):
+    """See the module."""
+
+    def __init__(self, world: World, name: str, agent: Agent) -> None:
+        super().__init__(world, name)
+        scenario = world.scenario
+        self.agent = agent
+        self.member: Member = world.variant.member(name, scenario.num_microbatches, until=scenario.num_steps)
+        self.lease_until_s = math.inf  # as granted, whatever the member makes of it
+        if scenario.lease_s < math.inf:
+            self.lease_until_s = self.member.lease_until_s = -1.0  # until the first heartbeat is answered
+        self.state = algebra.INITIAL
+        self.sums: dict[Node, algebra.Gradient] = {}
+        self.out: list[int] = [0] * (algebra.BUCKETS * algebra.BLOCKS)
+        self.norm = 0
+        self.mesh: Mesh | None = None
+        self.abandoned: dict[ViewId, Mesh] = {}
+        self.early: dict[ViewId, list[tuple[str, Any, Any]]] = {}
+        self.feeds: dict[str, Feed] = {}
+        self.spare = Spare(self)
+        self.busy = self.hung = self._running = False
+        self.slowness = 1.0
+        self.progress_at = self.kernel.now
+        self._doing: Callable[[], bool] | None = None
+        self._exchange: _Exchange | None = None
+        self.dial()
+        self.kernel.after(scenario.stall_s, self, self._watch)
+        if scenario.lease_s < math.inf:
+            self._beat()
+
+    # --- the link to the coordinator -----------------------------------------------------------------------------
+    def greeting(self) -> m.Hello:
+        return self.member.hello(self.agent.name, {}, self.name, self.name)
+
+    def told(self, link: Connection, message: Any) -> None:
+        if link.broken:
+            return
+        if isinstance(message, m.Welcome) and self.world.scenario.lease_s < math.inf:
+            self.say(self.kernel.now)
+        if isinstance(message, m.Probe):
+            self._probed(message)
+            return
+        answers = self.member.told(message)
+        self.world.oracle.told(self, message)
+        self.say(*answers)
+        self.run()
+
+    def heartbeat_answered(self, link: Connection, sent_at_s: float) -> None:
+        if not link.broken:
+            self.lease_until_s = max(self.lease_until_s, sent_at_s + self.world.scenario.lease_s)
+            self.member.renewed(sent_at_s + self.world.scenario.lease_s)
+            self.run()
+
+    def _beat(self) -> None:
+        if self.link is not None:
+            self.say(self.kernel.now)
+        self.kernel.after(self.world.scenario.lease_s / 4, self, self._beat)
+
+    def _probed(self, probe: m.Probe) -> None:
+        if self.mesh is not None and self.mesh.view.id == probe.view:
+            reached = tuple(name for name in self.mesh.peers if self.world.reaches(self.name, name))
+            self.say(m.Rows(member=self.name, view=probe.view, reached=reached))
+
+    def _watch(self) -> None:
+        """Say who is waited for, as long as the training thread waits for peers; and look after a joiner's streams."""
+        stall_s = self.world.scenario.stall_s
+        self.kernel.after(stall_s, self, self._watch)
+        if self.member.view is None:
+            self.spare.give_up_if_orphaned()
+        mesh, waited_s = self.mesh, self.kernel.now - self.progress_at
+        if self.busy or self._doing is None or waited_s < stall_s or mesh is None:
+            return
+        self.run()
+        missing = tuple(self._missing())
+        if missing and self.mesh is mesh:
+            stalled = m.Stalled(
+                member=self.name, view=mesh.view.id, phase=0, missing=missing, waited_s=waited_s, deadline_s=stall_s
+            )
+            self.say(stalled)
+
+    def _missing(self) -> list[str]:
+        mesh = self.mesh
+        assert mesh is not None
+        waiting = [key for key in self._awaited if not mesh.whole(key)]
+        return [name for name in mesh.peers if any(name not in mesh.buffers.get(key, ()) for key in waiting)]
+
+    # --- the training thread -------------------------------------------------------------------------------------
+    def run(self) -> None:
+        """Go as far as possible."""
+        if self._running:
+            return
+        self._running = True
+        try:
+            while not self.busy and not self.ended:
+                if self._doing is None and not self._begin():
+                    return
+                if self._doing is None:
+                    continue
+                try:
+                    done = self._doing()
+                except ViewAbandoned:
+                    self._abandon()
+                    done = True
+                if not done:
+                    return
+                self._doing = None
+                self.progress_at = self.kernel.now
+        except ProtocolViolation as violation:
+            self.world.oracle.violated("Protocol", f"{self.name}: {violation.message}")
+        finally:
+            self._running = False
+
+    def _begin(self) -> bool:
+        """Ask what to do; False: nothing."""
+        member = self.member
+        todo = member.next(self.kernel.now)
+        if member.closed is not None or member.evicted is not None:
+            self.leave_run()
+            return False
+        if isinstance(todo, Compute):
+            self._occupy(self.world.scenario.compute_s, self._computed, todo.step, todo.microbatch)
+        elif isinstance(todo, Exchange):
+            self._begin_exchange(todo)
+        elif isinstance(todo, Form):
+            self._begin_form(todo.view)
+        elif isinstance(todo, HandOver):
+            self._begin_hand_over(todo)
+        elif isinstance(todo, Leave):
+            self._begin_leave()
+        else:
+            if self.mesh is not None and member.over(self.mesh.view.id):
+                self.close_view()
+            if isinstance(todo, Follow):
+                self.spare.follow()
+            return False
+        return True
+
+    def _occupy(self, seconds: float, then: Callable[..., None], *args: Any) -> None:
+        """The training thread is busy, whatever arrives."""
+        self.busy = True
+        delay = seconds * (0.5 + self.kernel.rng.random()) * self.slowness
+        self.kernel.after(delay, self, self._free, then, args)
+
+    def _free(self, then: Callable[..., None], args: tuple[Any, ...]) -> None:
+        if self.hung:
+            return
+        self.busy = False
+        self.progress_at = self.kernel.now
+        try:
+            then(*args)
+        except ViewAbandoned:
+            self._abandon()
+        except ProtocolViolation as violation:
+            self.world.oracle.violated("Protocol", f"{self.name}: {violation.message}")
+        self.run()
+
+    def _in_view(self) -> Mesh:
+        """The mesh that is waited on. Raises ViewAbandoned if there is nothing to wait for."""
+        mesh = self.mesh
+        if mesh is None or self.member.over(mesh.view.id) or mesh.suspects or mesh.parted:
+            raise ViewAbandoned("the view is over")
+        if self.member.evicted is not None or self.member.closed is not None:
+            raise ViewAbandoned("closed")
+        return mesh
+
+    def _abandon(self) -> None:
+        """Leave: the coordinator hears why unless it knows, peers hear a goodbye."""
+        suspects = self.mesh.suspects if self.mesh is not None else []
+        self.say(*self.member.lost(suspects, "peers were lost", self.kernel.now))
+        self._doing = self._exchange = None
+        self.close_view()
+
+    def close_view(self) -> None:
+        mesh, self.mesh = self.mesh, None
+        if mesh is not None:
+            mesh.close()
+            self.abandoned[mesh.view.id] = mesh
+
+    def leave_run(self) -> None:
+        """Exit as told."""
+        self.close_view()
+        self.world.replica_ended(self)
+
+    # --- from peers ----------------------------------------------------------------------------------------------
+    def from_peer(self, view: ViewId, source: str, key: Any, payload: Any) -> None:
+        cut = self.world.network.cut_meshes
+        if cut and (view, frozenset((source, self.name))) in cut:
+            return
+        mesh = self.mesh
+        if mesh is None or mesh.view.id != view:
+            old = self.abandoned.get(view)
+            if old is not None:
+                if key[0] == _SCATTER:
+                    self.world.variant.late_write(self, old, key, source, payload)
+            elif self.member.left is None or view > self.member.left:
+                self.early.setdefault(view, []).append((source, key, payload))
+            return
+        if key[0] == _BYE:
+            mesh.parted = True
+            self.run()
+            return
+        got = mesh.buffers.setdefault(key, {})
+        got[source] = payload
+        if len(got) == len(mesh.peers) or key[0] == _OUTCOME:
+            self.run()
+
+    def peer_lost(self, view: ViewId, peer: str) -> None:
+        """The connection to a peer ended without a goodbye."""
+        if self.mesh is not None and self.mesh.view.id == view and not self.mesh.parted:
+            self.mesh.suspects.append(peer)
+            self.run()
+
+    def from_donor(self, serial: int, donor: str, kind: str, payload: Any) -> None:
+        self.spare.receive(serial, donor, kind, payload)
+        self.run()
+
+    # --- a new view ----------------------------------------------------------------------------------------------
+    def _begin_form(self, view: View) -> None:
+        self.close_view()
+        self._flush_feeds(view)
+        self._drain_until_s = self.kernel.now + self.world.scenario.drain_s
+        self.mesh = Mesh(self, view, self.world.variant.buffers(self))
+        self._awaited: tuple[Any, ...] = ((_ROLL, 0, 0),)
+        self._entry: RollEntry | None = None
+        self._doing = self._form
+        self.world.point("form", self)
+        self.world.oracle.entered(self, view)
+        for source, key, payload in self.early.pop(view.id, ()):
+            self.from_peer(view.id, source, key, payload)
+        for peer in self.mesh.peers if self.mesh is not None else ():
+            if frozenset((self.name, peer)) in self.world.network.no_path:
+                self.kernel.after(0.01, self, self.peer_lost, view.id, peer)
+        if not self.spare.drained(view.id):
+            self.kernel.after(self.world.scenario.drain_s, self, self.run)
+
+    def _form(self) -> bool:
+        mesh = self._in_view()
+        view = mesh.view
+        if self._entry is None:
+            if not self.spare.drained(view.id) and self.kernel.now < self._drain_until_s:
+                return False
+            self.spare.finish()
+            outcome = hash((tuple(self.out), self.norm)) if self.member.keeps_output else 0
+            self._entry = self.member.roll(self.state, outcome)
+            mesh.broadcast((_ROLL, 0, 0), self._entry)
+        if not mesh.whole((_ROLL, 0, 0)):
+            return False
+        rolls = mesh.take((_ROLL, 0, 0))
+        entries = [self._entry if name == self.name else rolls[name] for name in view.members]
+        answers = self.member.called(entries, self.kernel.now)
+        self.sums = {node: total for node, total in self.sums.items() if node in self.member.held}
+        self.world.oracle.called(self, view, entries)
+        self.world.point("called", self)
+        if answers:
+            self.say(*answers)
+            self.close_view()
+        elif self.member.formed:
+            self._formed(view)
+        return True
+
+    def _formed(self, view: View) -> None:
+        self.say(m.Formed(member=self.name, view=view.id, step=self.member.committed))
+        for name in view.attached:
+            feed = self._feed_to(name)
+            if view.members[0] == self.name and self.member.keeps_output and self.member.committed:
+                feed.put("outcome", (self.member.committed - 1, 0, 1, (tuple(self.out), self.norm)))
+
+    def _begin_hand_over(self, todo: HandOver) -> None:
+        self._handing = todo
+        self._awaited = ((_OUTCOME, todo.step, 0),) if self.name in todo.behind else ()
+        self._doing = self._hand_over
+
+    def _hand_over(self) -> bool:
+        mesh, todo = self._in_view(), self._handing
+        key = (_OUTCOME, todo.step, 0)
+        if todo.donor == self.name:
+            outcome = self.world.variant.handed(self)
+            for name in todo.behind:
+                mesh.send(name, key, outcome)
+            self.world.point("handover", self)
+        elif self.name in todo.behind:
+            got = mesh.buffers.get(key)
+            if not got:
+                return False
+            self._doing = None
+            self._occupy(self.world.scenario.optimizer_s, self._taken, mesh.view, got[todo.donor])
+            return False
+        self.member.handed_over()
+        self._formed(mesh.view)
+        return True
+
+    def _taken(self, view: View, outcome: algebra.Outcome) -> None:
+        self._apply(outcome)
+        try:
+            self.member.handed_over()
+        finally:
+            self.world.oracle.applied(self, "hand-over")
+        self._formed(view)
+
+    # --- a step --------------------------------------------------------------------------------------------------
+    def _computed(self, step: int, microbatch: int) -> None:
+        self.sums[microbatch, microbatch + 1] = algebra.leaf(step, microbatch)
+        for left, right, node in self.member.computed(microbatch):
+            self.sums[node] = algebra.add(self.sums.pop(left), self.sums.pop(right))
+
+    def _begin_exchange(self, todo: Exchange) -> None:
+        mesh = self.mesh
+        assert mesh is not None
+        self.world.variant.before_exchange(self)
+        view, step, n = todo.view, todo.step, len(todo.view.members)
+        mine = todo.nodes[view.members.index(self.name)]
+        self._exchange = _Exchange(todo, [self.sums.get(node) or (0,) * len(self.out) for node in mine])
+        for bucket in range(algebra.BUCKETS):
+            for index, name in enumerate(view.members):
+                if name != self.name:
+                    lo, hi = algebra.slice_of(index, n)
+                    base = bucket * algebra.BLOCKS
+                    part = [total[base + lo : base + hi] for total in self._exchange.mine]
+                    mesh.send(name, (_SCATTER, step, bucket), part)
+        self._awaited = tuple((_SCATTER, step, b) for b in range(algebra.BUCKETS))
+        self._doing = self._advance_exchange
+
+    def _advance_exchange(self) -> bool:
+        mesh, ex = self._in_view(), self._exchange
+        assert ex is not None
+        step = ex.todo.step
+        while ex.reduced < algebra.BUCKETS:
+            if not mesh.whole((_SCATTER, step, ex.reduced)):
+                return False
+            self._reduce(mesh, ex, ex.reduced)
+            ex.reduced += 1
+        self._awaited = tuple((_GATHER, step, b) for b in range(algebra.BUCKETS))
+        while ex.gathered < algebra.BUCKETS:
+            if not mesh.whole((_GATHER, step, ex.gathered)):
+                return False
+            self._gather(mesh, ex, ex.gathered)
+            ex.gathered += 1
+        key = (_HEADER, step, 0)
+        self._awaited = (key,)
+        if ex.header is None:
+            plan = self.member.plan
+            assert plan is not None
+            losses = tuple((leaf, 0.0, 1.0) for leaf in plan.leaves[self.name])
+            ex.header = self.member.header(losses=losses)
+            mesh.broadcast(key, (ex.header, ex.norms))
+        if not mesh.whole(key):
+            return False
+        self._decide(mesh.take(key), ex, ex.header)
+        return True
+
+    def _reduce(self, mesh: Mesh, ex: _Exchange, bucket: int) -> None:
+        members, step = ex.todo.view.members, ex.todo.step
+        got = mesh.take((_SCATTER, step, bucket))
+        if bucket == 0:
+            self.member.scattered()
+            self.world.oracle.scattered(self, ex.todo.view)
+            self.world.point("scattered", self)
+        lo, hi = algebra.slice_of(members.index(self.name), len(members))
+        base = bucket * algebra.BLOCKS
+        own = [total[base + lo : base + hi] for total in ex.mine]
+        parts = [part for name in members for part in (own if name == self.name else got[name])]
+        blocks = list(zip(*parts, strict=True))
+        reduced = [algebra.reduce_block(ex.nodes, list(sums), self.member.num_microbatches) for sums in blocks]
+        self.out[base + lo : base + hi] = reduced
+        ex.norms.extend(zip(range(base + lo, base + hi), reduced, strict=True))
+        mesh.broadcast((_GATHER, step, bucket), reduced)
+
+    def _gather(self, mesh: Mesh, ex: _Exchange, bucket: int) -> None:
+        members = ex.todo.view.members
+        base = bucket * algebra.BLOCKS
+        for name, blocks in mesh.take((_GATHER, ex.todo.step, bucket)).items():
+            lo, hi = algebra.slice_of(members.index(name), len(members))
+            self.out[base + lo : base + hi] = blocks
+
+    def _decide(self, got: dict[str, Any], ex: _Exchange, header: Header) -> None:
+        members = ex.todo.view.members
+        said = [(header, ex.norms) if name == self.name else got[name] for name in members]
+        headers = [h for h, _ in said]
+        self.member.decide(headers, self.kernel.now)
+        self.norm = self.world.variant.norm([norms for _, norms in said])
+        self.world.oracle.decided(self, ex.todo.view, ex.todo.step, headers)
+        self._exchange = None
+        self.world.point("decide", self)
+        self._occupy(self.world.scenario.optimizer_s, self._commit, ex.todo.view)
+
+    def _commit(self, view: View) -> None:
+        self._apply((tuple(self.out), self.norm))
+        due = self.member.commit()
+        self.world.oracle.applied(self, "commit")
+        self.world.point("commit", self)
+        index, n = view.members.index(self.name), len(view.members)
+        portion = (self.member.committed - 1, index, n, (tuple(self.out), self.norm))
+        for feed in self.feeds.values():
+            feed.put("outcome", portion)
+        for order in due:
+            if order.kind == "serve":
+                self._serve(order, index, n)
+
+    def _apply(self, outcome: algebra.Outcome) -> None:
+        self.state = algebra.apply(self.state, outcome)
+        self.out, self.norm = list(outcome[0]), outcome[1]
+        self.sums.clear()
+
+    def _begin_leave(self) -> None:
+        assert self.mesh is not None
+        key = (_FINAL, self.member.committed, 0)
+        self.mesh.broadcast(key, None)
+        self._awaited = (key,)
+        self._doing = self._leave
+
+    def _leave(self) -> bool:
+        mesh = self._in_view()
+        if not mesh.whole((_FINAL, self.member.committed, 0)):
+            return False
+        self.say(*self.member.finished())
+        self.world.oracle.scattered(self, mesh.view)
+        return True
+
+    # --- joiners -------------------------------------------------------------------------------------------------
+    def _feed_to(self, joiner: str) -> Feed:
+        feed = self.feeds.get(joiner)
+        if feed is None or feed.broken:
+            feed = self.feeds[joiner] = Feed(self, joiner, self.world.serial())
+            feed.put("begin", None)
+        return feed
+
+    def _serve(self, order: Order, index: int, n: int) -> None:
+        old = self.feeds.pop(order.joiner, None)
+        if old is not None:
+            old.close()
+        self.world.point("serve", self)
+        share = (order.serve, self.member.committed, index, n, self.state)
+        self._feed_to(order.joiner).put("share", share, self.world.scenario.snapshot_s)
+
+    def _flush_feeds(self, view: View) -> None:
+        """Nothing of the old view follows; who is not attached to the new one is fed no more."""
+        for name in list(self.feeds):
+            if name in view.members or name in view.attached:
+                self.feeds[name].put("flushed", view.id)
+            if name not in view.attached:
+                self.feeds.pop(name).close()
+
+
+class _Exchange:
+    """How far the exchange of a step is."""
+
+    __slots__ = ("gathered", "header", "mine", "nodes", "norms", "reduced", "todo")
+
+    def __init__(self, todo: Exchange, mine: list[algebra.Gradient]) -> None:
+        self.todo, self.mine = todo, mine
+        self.nodes = tuple(node for nodes in todo.nodes for node in nodes)
+        self.norms: list[tuple[int, int]] = []
+        self.reduced = self.gathered = 0
+        self.header: Header | None = None

@@ -1,0 +1,145 @@
+"""What a schedule is: a small fleet, a network, and a list of faults, all drawn from one seed.
+
+Faults are plain data, so a violating schedule can be shrunk by leaving them out, written down and replayed.
+"""
+
+from __future__ import annotations
+
+import math
+from random import Random
+
+import msgspec
+
+from outlast.core.protocol import Settings
+
+__all__ = ["KINDS", "POINTS", "Fault", "Scenario", "scenario_of"]
+
+KINDS = (
+    "crash", "crash", "crash", "pause", "hang", "slow", "agent crash", "agent pause", "coordinator crash",
+    "coordinator crash", "coordinator pause", "coordinator replaced", "hang up", "hang up agent", "mesh break",
+    "no path", "cut off", "cut down", "cut up", "mesh stall", "feed break", "leave",
+)  # fmt: skip
+POINTS = (
+    "persist", "persist", "tell", "decide", "decide", "commit", "called", "handover", "scattered", "serve", "form",
+    "ready",
+)  # fmt: skip
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """`kind` happens to number `who` (and `other`) of those it can happen to, for `lasts` seconds; at second `at`, or
+    when point `point` is passed for the `nth` time (then, with `who` = -1, to the process that passes it)."""
+
+    kind: str
+    who: int = 0
+    other: int = 0
+    lasts: float = 0.0
+    at: float = 0.0
+    point: str = ""
+    nth: int = 0
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+    """A fleet and what befalls it. Seconds are virtual."""
+
+    seed: int  # of delays and durations
+    num_replicas: int
+    num_spares: int
+    num_agents: int
+    num_steps: int
+    num_microbatches: int
+    mean_delay_s: float
+    tail: float
+    compute_s: float
+    optimizer_s: float
+    snapshot_s: float
+    lease_s: float
+    drain_s: float  # how long a joiner waits for its streams before a roll call
+    faults: tuple[Fault, ...]
+    stall_s: float = 0.25
+    grace_s: float = 0.3
+    calm_after_s: float = 6.0  # no fault strikes or lasts later than this
+    patience_s: float = 60.0  # then everything must be done within this
+
+    def settings(self) -> Settings:
+        return Settings(
+            num_replicas=self.num_replicas, num_spares=self.num_spares, num_agents=self.num_agents, ack_s=0.6,
+            doubt_s=0.15, lease_s=self.lease_s, start_s=30.0, formation_s=1.0, outside_s=3.0, max_restarts=1000,
+            backoff_s=0.05,
+        )  # fmt: skip
+
+
+def scenario_of(seed: int) -> Scenario:
+    """The schedule of a seed. One in six has a theme: faults that together lead where single ones seldom do."""
+    rng = Random(seed)
+    theme = rng.choice(_THEMES) if rng.random() < 0.16 else None
+    long = theme is _cut_off_whole
+    num_steps = rng.randint(14, 22) if long else rng.randint(3, 6)
+    compute_s = 0.1 if long else rng.choice((0.002, 0.01, 0.02))
+    mean_s = rng.choice((0.0005, 0.002, 0.006))
+    span_s = 0.3 + num_steps * (3 * compute_s + 6 * mean_s)
+    faults = theme(rng) if theme is not None else ()
+    num_faults = rng.randrange(3) if theme is not None else rng.choice((1, 1, 2, 2, 3, 3, 4, 5, 6))
+    return Scenario(
+        seed=rng.getrandbits(32), num_replicas=rng.choice((1, 2, 2, 3, 3, 3, 4, 4, 5)),
+        num_spares=rng.choice((1, 2)) if theme is not None else rng.choice((0, 0, 1, 1, 2)),
+        num_agents=rng.choice((1, 1, 1, 2)), num_steps=num_steps,
+        num_microbatches=rng.choice((5, 6, 7, 8)) if rng.random() < 0.3 else rng.choice((4, 5)),
+        mean_delay_s=mean_s, tail=rng.choice((0.0, 0.02, 0.1)), compute_s=compute_s,
+        optimizer_s=rng.choice((0.001, 0.01, 0.03)), snapshot_s=rng.choice((0.001, 0.02, 0.08)),
+        lease_s=rng.choice((math.inf, math.inf, 0.4, 1.0)),
+        drain_s=rng.choice((0.0, 0.05, 0.5)), faults=(*faults, *(_fault(rng, span_s) for _ in range(num_faults))),
+    )  # fmt: skip
+
+
+def _cut_off_whole(rng: Random) -> tuple[Fault, ...]:
+    """The coordinator and the whole view do not reach each other for longer than any deadline; before or in it,
+    something makes the coordinator want a change."""
+    at = 0.4 + rng.random()
+    kind = rng.choice(("cut off", "cut down", "cut down", "cut up"))
+    cut = Fault(kind=kind, other=3, lasts=3.0 + 2.0 * rng.random(), at=at)
+    restart = Fault(kind="coordinator crash", lasts=0.05, at=at - 0.3 * rng.random())
+    death = Fault(kind=rng.choice(("crash", "leave")), who=rng.randrange(8), at=at - 0.15 + 0.3 * rng.random())
+    return rng.choice(((cut,), (restart, cut), (cut, death), (restart, cut, death), (restart, cut, death)))
+
+
+def _left_behind(rng: Random) -> tuple[Fault, ...]:
+    """A spare misses an outcome and is called into a view while the next step is half exchanged."""
+    nth = rng.randint(1, 14)
+    missed = Fault(kind="feed break", who=rng.randrange(4), point="commit", nth=nth)
+    late = Fault(kind="mesh stall", who=rng.randrange(4), other=rng.randrange(1, 5), lasts=0.5, point="commit", nth=nth)
+    death = Fault(kind="crash", who=-1, point="scattered", nth=nth + rng.randint(1, 5))
+    return rng.choice(((missed, death), (late, death), (missed, late, death)))
+
+
+def _torn(rng: Random) -> tuple[Fault, ...]:
+    """Several paths between members break at once."""
+    at = 0.1 + 0.3 * rng.random()
+    kind = rng.choice(("mesh break", "mesh break", "no path"))
+    pairs = [(rng.randrange(8), rng.randrange(1, 8)) for _ in range(rng.randint(2, 3))]
+    return tuple(Fault(kind=kind, who=who, other=other, lasts=0.3, at=at) for who, other in pairs)
+
+
+def _two_at_once(rng: Random) -> tuple[Fault, ...]:
+    """The second fault strikes inside the recovery from the first."""
+    first = Fault(kind="crash", who=-1, point=rng.choice(("decide", "commit", "scattered")), nth=rng.randint(1, 8))
+    point = rng.choice(("called", "handover", "form", "persist", "tell"))
+    again = Fault(kind=rng.choice(("crash", "pause")), who=-1, point=point, nth=rng.randint(2, 9), lasts=rng.random())
+    return first, again
+
+
+_THEMES = (_cut_off_whole, _left_behind, _left_behind, _torn, _two_at_once, _two_at_once)
+
+
+def _fault(rng: Random, span_s: float) -> Fault:
+    lasts = rng.choice((0.02, 0.1, 0.4, 1.2, 2.5)) * (0.5 + rng.random())
+    if rng.random() < 0.5:
+        return Fault(
+            kind=rng.choice(KINDS), who=rng.randrange(8), other=rng.randrange(1, 8), lasts=lasts,
+            at=0.05 + span_s * rng.random() ** 0.7 * 1.3,
+        )  # fmt: skip
+    itself = rng.random() < 0.6
+    kind = rng.choice(("crash", "crash", "crash", "pause")) if itself else rng.choice(KINDS)
+    return Fault(
+        kind=kind, who=-1 if itself else rng.randrange(8), other=rng.randrange(1, 8), lasts=lasts,
+        point=rng.choice(POINTS), nth=rng.choice((1, 1, 2, 3, rng.randint(4, 12))),
+    )  # fmt: skip

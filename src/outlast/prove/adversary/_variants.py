@@ -1,0 +1,53 @@
+"""The protocol as it is, as seen by the simulated world. `_broken.py` has the ways in which it can be wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from outlast.core.protocol import Coordinator, Member, Settings
+from outlast.core.protocol import messages as m
+from outlast.prove.adversary import _algebra as algebra
+
+if TYPE_CHECKING:
+    from outlast.prove.adversary._mesh import Mesh
+    from outlast.prove.adversary._replica import Replica
+
+__all__ = ["Variant"]
+
+
+class Variant:
+    """The protocol as it is."""
+
+    says_goodbye = True
+    fenced = True
+
+    def member(self, name: str, num_microbatches: int, *, until: int) -> Member:
+        return Member(name, num_microbatches, until=until)
+
+    def coordinator(self, settings: Settings, epoch: int, record: m.Record | None) -> Coordinator:
+        return Coordinator(settings, epoch, record)
+
+    def actions(self, actions: list[m.Action]) -> list[m.Action]:
+        """In the order in which they are carried out."""
+        return actions
+
+    def buffers(self, replica: Replica) -> dict[Any, dict[str, Any]]:
+        """Receive buffers for a new view."""
+        return {}
+
+    def late_write(self, replica: Replica, old: Mesh, key: Any, source: str, payload: Any) -> None:
+        """Something arrives for a view that was abandoned here: it is written where that view received."""
+        old.buffers.setdefault(key, {})[source] = payload
+
+    def before_exchange(self, replica: Replica) -> None:
+        """An exchange begins."""
+
+    def handed(self, replica: Replica) -> algebra.Outcome:
+        """What a donor hands to who is behind."""
+        return tuple(replica.out), replica.norm
+
+    def norm(self, parts: Sequence[Sequence[tuple[int, int]]]) -> int:
+        """The norm, from every member's blocks."""
+        blocks = sorted(pair for part in parts for pair in part)
+        return algebra.norm_of(tuple(value for _, value in blocks))

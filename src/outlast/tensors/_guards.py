@@ -1,0 +1,185 @@
+"""Guards as mathematics: learned bands for scalars, where a tensor is not finite, whether activations have collapsed.
+
+Role: say what is seen, never what to do about it; verdicts (skip, rewind, stop) are `core/policy`'s. A band is a frozen
+value: `read` returns a reading and the next band, so members that see the same numbers hold the same band, and a
+rollback puts the old one back.
+
+Invariants: a value outside the band never teaches it, so a spike cannot widen what is allowed; nothing here keeps a
+reference to a tensor or takes part in autograd.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+__all__ = ["ActivationStats", "Band", "Nonfinite", "Reading", "activation_stats", "collapse_reasons", "find_nonfinite"]
+
+Finding = Literal["learning", "inside", "spike", "nonfinite"]
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """One value against its band. `limit`: the largest value that would have been inside; `score`: deviations above."""
+
+    finding: Finding
+    value: float
+    limit: float
+    score: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Band:
+    """A learned upper limit for a loss or a gradient norm: mean + width x mean absolute deviation, both forgetting.
+
+    `warmup`: values that are only learnt from (non-finite ones excepted). `memory`: values that the averages reach
+    back. `width`: deviations allowed. `floor`: the least deviation, as a share of the mean's size. `patience`: so many
+    spikes in a row are a new level, from which the band starts again.
+    """
+
+    warmup: int = 20
+    memory: float = 50.0
+    width: float = 8.0
+    floor: float = 0.02
+    patience: int = 5
+    num_seen: int = 0
+    num_spikes: int = 0
+    mean: float = 0.0
+    deviation: float = 0.0
+
+    @property
+    def limit(self) -> float:
+        """The largest value inside the band; infinite while it is learning."""
+        if self.num_seen < self.warmup:
+            return math.inf
+        return self.mean + self.width * self._spread()
+
+    def read(self, value: float) -> tuple[Reading, Band]:
+        """Judge a value, and the band after it."""
+        limit = self.limit
+        if not math.isfinite(value):
+            return Reading(finding="nonfinite", value=value, limit=limit, score=math.inf), self
+        score = (value - self.mean) / self._spread() if self.num_seen >= self.warmup else 0.0
+        if value <= limit:
+            finding: Finding = "learning" if self.num_seen < self.warmup else "inside"
+            return Reading(finding=finding, value=value, limit=limit, score=score), self._learn(value)
+        reading = Reading(finding="spike", value=value, limit=limit, score=score)
+        if self.num_spikes + 1 >= self.patience:
+            return reading, self.reset()
+        return reading, replace(self, num_spikes=self.num_spikes + 1)
+
+    def reset(self) -> Band:
+        """The same band, knowing nothing: after a rollback, or a change that the user made on purpose."""
+        return replace(self, num_seen=0, num_spikes=0, mean=0.0, deviation=0.0)
+
+    def _spread(self) -> float:
+        return max(self.deviation, self.floor * abs(self.mean), math.ulp(self.mean))
+
+    def _learn(self, value: float) -> Band:
+        share = max(1.0 / (self.num_seen + 1), 1.0 / self.memory)
+        away = abs(value - self.mean) if self.num_seen else 0.0
+        return replace(
+            self,
+            num_seen=self.num_seen + 1,
+            num_spikes=0,
+            mean=self.mean + share * (value - self.mean),
+            deviation=self.deviation + share * (away - self.deviation),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Nonfinite:
+    """Where a tensor is not finite. `index`: of the first such element, in the tensor's own shape."""
+
+    name: str
+    num_nan: int
+    num_inf: int
+    index: tuple[int, ...]
+
+
+def find_nonfinite(named: Iterable[tuple[str, Tensor]]) -> list[Nonfinite]:
+    """Every tensor that holds a NaN or an infinity, in the order given. Walks all of them: called after a hit only."""
+    found = []
+    for name, tensor in named:
+        if not tensor.is_floating_point():
+            continue
+        where = _first_nonfinite(tensor.detach())
+        if where is not None:
+            index = tuple(int(i) for i in torch.unravel_index(torch.tensor(where), tensor.shape))
+            found.append(
+                Nonfinite(name=name, num_nan=int(tensor.isnan().sum()), num_inf=int(tensor.isinf().sum()), index=index)
+            )
+    return found
+
+
+def _first_nonfinite(tensor: Tensor) -> int | None:
+    flat = tensor.reshape(-1)
+    for at in range(0, flat.numel(), _CHUNK):
+        bad = ~torch.isfinite(flat[at : at + _CHUNK])
+        if bool(bad.any()):
+            return at + int(bad.to(torch.uint8).argmax())
+    return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ActivationStats:
+    """A layer's output over a batch. `dead`: share of units that never leave zero; `constant`: share that never vary;
+    `spread`: median over units of their standard deviation; `rank`: directions that carry the variance (see source).
+    """
+
+    num_samples: int
+    num_units: int
+    dead: float
+    constant: float
+    spread: float
+    rank: float
+
+
+def activation_stats(output: Tensor) -> ActivationStats:
+    """Statistics of activations (samples, ..., units); all leading dimensions count as samples. Float64 inside.
+
+    `rank` is the participation ratio (sum of variances' eigenvalues)^2 / (sum of their squares), from the smaller of
+    the two Gram matrices: it falls towards one when all samples are mapped onto one line.
+    """
+    flat = output.detach().reshape(-1, output.shape[-1] if output.dim() else 1).double()
+    samples, units = flat.shape
+    if samples == 0 or units == 0:
+        return ActivationStats(num_samples=samples, num_units=units, dead=0.0, constant=0.0, spread=0.0, rank=0.0)
+    centered = flat - flat.mean(dim=0)
+    deviation = centered.square().mean(dim=0).sqrt()
+    size = flat.abs().amax(dim=0)
+    gram = centered.T @ centered if units <= samples else centered @ centered.T
+    trace, square = float(gram.diagonal().sum()), float(gram.square().sum())
+    return ActivationStats(
+        num_samples=samples,
+        num_units=units,
+        dead=float((size == 0).double().mean()),
+        constant=float((deviation <= 1e-12 * size).double().mean()),
+        spread=float(deviation.median()),
+        rank=trace**2 / square if square > 0.0 else 0.0,
+    )
+
+
+def collapse_reasons(
+    now: ActivationStats,
+    healthy: ActivationStats,
+    *,
+    dead_more: float = 0.5,
+    spread_less: float = 1e-3,
+    rank: float = 1.5,
+) -> list[str]:
+    """Why these activations have collapsed against a healthy sample of the same layer; empty when they have not."""
+    reasons = []
+    if now.dead - healthy.dead >= dead_more:
+        reasons.append(f"{now.dead:.0%} of {now.num_units} units are dead (healthy: {healthy.dead:.0%})")
+    if healthy.spread > 0.0 and now.spread <= spread_less * healthy.spread:
+        reasons.append(f"variance is vanishing: spread {now.spread:.3g} (healthy: {healthy.spread:.3g})")
+    if now.rank < rank <= healthy.rank / 2:
+        reasons.append(f"all samples lie on one line: rank {now.rank:.2f} (healthy: {healthy.rank:.2f})")
+    return reasons

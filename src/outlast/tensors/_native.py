@@ -1,0 +1,215 @@
+"""The compiled path: a program and `_kernels.c` made into a shared object once, kept in the user's cache.
+
+Role: turn a program into a library of four functions, off the caller's path, and call them on ranges of columns from as
+many threads as torch uses. Every function gives the bits of its eager counterpart, so a caller may meet either path at
+any time: `library()` answers None until the object is there.
+
+Invariants: nothing is compiled unless asked (`build`), nothing is loaded that another user could have written, an
+object is published by one rename under a name made of everything that went into it. Not here: what the functions mean
+(`_kernels.c`), and the rules (`_rules.py`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import importlib.resources
+import itertools
+import os
+import shutil
+import stat
+import subprocess
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from outlast.tensors._program import Op, Program
+
+__all__ = ["Library", "build", "cache_folder", "emit", "forget", "library", "run_ranges"]
+
+FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno",
+         "-fno-trapping-math")  # fmt: skip
+COMPILE_TIMEOUT_S = 120.0
+MAX_ROWS = 64  # beyond it a program is longer than a compiler unrolls well
+
+_loaded: dict[Program, Library | None] = {}
+_lock = threading.Lock()
+
+
+class Library:
+    """The functions of one shared object."""
+
+    def __init__(self, path: Path) -> None:
+        handle = ctypes.CDLL(str(path))
+        pointer, long = ctypes.c_void_p, ctypes.c_long
+        self.coordinate = handle.coordinate
+        self.coordinate.argtypes = [pointer, long, long, long, pointer, pointer]
+        self.coordinate.restype = None
+        self.mixed = handle.mixed
+        self.mixed.argtypes = [
+            pointer, long, pointer, pointer, pointer, pointer, long, ctypes.c_int, long, long, pointer, pointer,
+        ]  # fmt: skip
+        self.gram = handle.gram
+        self.gram.argtypes = [pointer, long, long, long, long, pointer, pointer]
+
+
+def emit(program: Program) -> str:
+    """The C of one program: a loop over columns whose body is the program, one line an operation."""
+    rows = "\n".join(f"    const float *restrict x{i} = x[{i}];" for i in range(program.num_rows))
+    body = "\n".join(f"        {_line(place, op)}" for place, op in enumerate(program.ops))
+    result = f"v{program.result}" if program.result_narrow else f"(float)v{program.result}"
+    return (
+        "static void program(const float *const *x, long n, float *restrict out, int *bad)\n{\n"
+        f"{rows}\n    int any = 0;\n    for (long l = 0; l < n; l++) {{\n{body}\n"
+        f"        any |= (v{program.high} > FLT_MAX) | (v{program.low} < -FLT_MAX);\n"
+        f"        out[l] = {result};\n    }}\n    *bad |= any;\n}}\n"
+    )
+
+
+def _line(place: int, op: Op) -> str:
+    a, b, c, d = (*(f"v{arg}" for arg in op.args), *[""] * 4)[:4]
+    constant = float(op.const).hex()
+    if op.kind == "row":
+        read = f"x{int(op.const)}[l]"
+        return f"const float v{place} = {read} < INFINITY ? {read} : INFINITY;"
+    if op.kind in ("min", "max"):
+        return f"const float v{place} = {a} {'<' if op.kind == 'min' else '>'} {b} ? {a} : {b};"
+    value = {
+        "wide": f"(double){a}",
+        "const": constant,
+        "add": f"{a} + {b}",
+        "sub": f"{a} - {b}",
+        "div": f"{a} / {constant}",
+        "pick": f"{a} < {b} ? {c} : {d}",
+    }[op.kind]
+    return f"const double v{place} = {value};"
+
+
+def cache_folder() -> Path:
+    """Where shared objects are kept: $XDG_CACHE_HOME or ~/.cache, then outlast/kernels."""
+    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(root) / "outlast" / "kernels"
+
+
+def library(program: Program) -> Library | None:
+    """The compiled program if it is loaded or lies in the cache, else None. Never compiles, never waits for one."""
+    if program in _loaded:
+        return _loaded[program]
+    with _lock:
+        if program not in _loaded:
+            path = _object_path(program)
+            _loaded[program] = _load(path) if path is not None and _trusted(path) else None
+        return _loaded[program]
+
+
+def _load(path: Path) -> Library | None:
+    try:
+        return Library(path)
+    except OSError:  # damaged, or on a file system that forbids execution
+        return None
+
+
+def build(program: Program) -> bool:
+    """Compile the program unless its object is in the cache; True when it can be used now. Takes about a second.
+
+    False without a compiler or a folder to keep the object in: the eager path then stands, with the same results.
+    """
+    path = _object_path(program)
+    if path is None or program.num_rows > MAX_ROWS:
+        return False
+    if not _trusted(path):
+        try:
+            _compile(program, path)
+        except (OSError, subprocess.SubprocessError):
+            return False
+    forget(program)
+    return library(program) is not None
+
+
+def forget(program: Program | None = None) -> None:
+    """Drop what is remembered about one program, or all of them, so that the next call looks in the cache again."""
+    with _lock:
+        if program is None:
+            _loaded.clear()
+        else:
+            _loaded.pop(program, None)
+
+
+@functools.cache
+def _compiler() -> tuple[str, str] | None:
+    """The system's C compiler and all that decides what it makes: its version, and the processor it tunes for."""
+    path = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if path is None:
+        return None
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S)
+        processor = [
+            line for line in Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines() if "flags" in line
+        ]
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return (path, done.stdout + "".join(processor)) if done.returncode == 0 else None
+
+
+@functools.cache
+def _template() -> str:
+    return importlib.resources.files("outlast.tensors").joinpath("_kernels.c").read_text()
+
+
+@functools.cache
+def _source(program: Program) -> str:
+    return _template().replace("@PROGRAM@", emit(program))
+
+
+@functools.cache
+def _object_path(program: Program) -> Path | None:
+    compiler = _compiler()
+    if compiler is None or program.num_rows > MAX_ROWS:
+        return None
+    key = hashlib.sha256("\0".join([_source(program), *compiler, *FLAGS]).encode()).hexdigest()[:32]
+    return cache_folder() / f"{key}.so"
+
+
+def _trusted(path: Path) -> bool:
+    """Ours alone: a regular file of this user in a folder of this user, neither writable by anyone else."""
+    try:
+        file, folder = path.lstat(), path.parent.lstat()
+    except OSError:
+        return False
+    owned = file.st_uid == os.getuid() == folder.st_uid
+    return owned and stat.S_ISREG(file.st_mode) and not (file.st_mode | folder.st_mode) & 0o022
+
+
+def _compile(program: Program, path: Path) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    compiler = _compiler()
+    assert compiler is not None
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        source, made = Path(folder) / "kernels.c", Path(folder) / "kernels.so"
+        source.write_text(_source(program))
+        command = [compiler[0], *FLAGS, str(source), "-o", str(made), "-lm"]
+        subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_TIMEOUT_S)
+        made.chmod(0o500)
+        made.replace(path)
+
+
+_pool: tuple[int, int, ThreadPoolExecutor] | None = None
+
+
+def run_ranges(work: functools.partial[None], num_columns: int, step: int, threads: int) -> None:
+    """Call `work(lo, hi)` on ranges that together are [0, num_columns), cut at multiples of `step`, in `threads`."""
+    global _pool
+    num_steps = -(-num_columns // step)
+    parts = max(1, min(threads, num_steps))
+    cuts = [num_steps * k // parts * step for k in range(parts)] + [num_columns]
+    if parts == 1:
+        work(0, num_columns)
+        return
+    if _pool is None or _pool[:2] != (os.getpid(), threads):
+        _pool = (os.getpid(), threads, ThreadPoolExecutor(max_workers=threads - 1, thread_name_prefix="outlast-rules"))
+    others = [_pool[2].submit(work, lo, hi) for lo, hi in itertools.pairwise(cuts[1:])]
+    work(cuts[0], cuts[1])
+    for other in others:
+        other.result()

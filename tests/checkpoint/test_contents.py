@@ -1,0 +1,228 @@
+"""What a state may hold: every dtype, zero-sized, strided, tied, quantised, arrays, containers, scalars to the bit."""
+
+from __future__ import annotations
+
+import collections
+import math
+import pathlib
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outlast.checkpoint import Engine, LoadedState
+from outlast.checkpoint._manifest import DTYPE_BYTES
+from outlast.checkpoint._tensors import flatten, raw, unflatten
+from outlast.errors import ConfigError
+
+Node = collections.namedtuple("Node", "a b")
+
+
+def round_trip(tmp_path: pathlib.Path, tree: Any, into: Any = None) -> LoadedState:
+    engine = Engine(str(tmp_path / "ckpt"))
+    handle = engine.save(1, tree)
+    assert handle is not None
+    handle.wait_copied()
+    engine.commit(handle)
+    loaded = engine.load(into=into)
+    engine.close()
+    assert loaded is not None
+    return loaded
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    return raw(tensor).reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+
+def filled(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    """Every bit pattern, NaNs included."""
+    count = math.prod(shape) * dtype.itemsize
+    noise = torch.randint(0, 256, (count,), dtype=torch.uint8, generator=torch.Generator().manual_seed(count))
+    if dtype == torch.bool:
+        noise &= 1
+    return noise.view(dtype).view(shape)
+
+
+def every_dtype() -> list[str]:
+    return [name for name in DTYPE_BYTES if isinstance(getattr(torch, name, None), torch.dtype)]
+
+
+def test_the_table_knows_every_dtype_that_torch_has() -> None:
+    theirs = {str(v).removeprefix("torch.") for v in vars(torch).values() if isinstance(v, torch.dtype)}
+    quantised = {"qint8", "quint8", "qint32", "quint4x2", "quint2x4"}
+    assert theirs - quantised <= set(DTYPE_BYTES)
+    for name in every_dtype():
+        assert getattr(torch, name).itemsize == DTYPE_BYTES[name]
+
+
+def test_tensors_of_every_dtype_come_back_to_the_bit(tmp_path: pathlib.Path) -> None:
+    tree = {name: filled(getattr(torch, name), 6, 8) for name in every_dtype()}
+    tree |= {f"{name} scalar": filled(getattr(torch, name), 1)[0] for name in every_dtype()}
+    tree |= {f"{name} empty": torch.empty((0, 3), dtype=getattr(torch, name)) for name in every_dtype()}
+    loaded = round_trip(tmp_path, tree).tree
+    assert list(loaded) == list(tree)
+    for name, tensor in tree.items():
+        assert (loaded[name].dtype, loaded[name].shape) == (tensor.dtype, tensor.shape), name
+        assert bits(loaded[name]) == bits(tensor), name
+
+
+def strided() -> dict[str, torch.Tensor]:
+    base = torch.randn(12, 10, 4)
+    pair = torch.randn(5, 7, dtype=torch.complex64)
+    return {
+        "transposed": base.transpose(0, 2),
+        "stepped": base[::3, 1::2],
+        "expanded": torch.randn(1, 5).expand(4, 5),
+        "channels last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        "conjugated": pair.conj(),
+        "negated": pair.conj().imag,
+        "parameter": torch.nn.Parameter(torch.randn(3)),
+        "view": base[2:5],
+    }
+
+
+def test_strided_conjugated_and_viewed_tensors(tmp_path: pathlib.Path) -> None:
+    tree = strided()
+    loaded = round_trip(tmp_path, tree).tree
+    for name, tensor in tree.items():
+        assert torch.equal(loaded[name], tensor), name
+
+
+def test_loading_in_place_into_strided_tensors(tmp_path: pathlib.Path) -> None:
+    tree = {name: tensor for name, tensor in strided().items() if name != "expanded"}
+    want = {name: tensor.detach().clone() for name, tensor in tree.items()}
+    into = {name: torch.zeros_like(tensor) for name, tensor in tree.items()}
+    into["stepped"] = torch.zeros(12, 10, 4)[::3, 1::2]
+    into["conjugated"] = torch.zeros(5, 7, dtype=torch.complex64).conj()
+    loaded = round_trip(tmp_path, tree, into).tree
+    for name in tree:
+        assert loaded[name] is into[name]
+        assert torch.equal(into[name], want[name]), name
+
+
+def test_tied_tensors_are_kept_once_and_stay_tied(tmp_path: pathlib.Path) -> None:
+    shared = torch.randn(100, 100)
+    loaded = round_trip(tmp_path, {"a": shared, "b": [shared, shared.view(100, 100)], "other": shared[:50]})
+    assert loaded.tree["a"] is loaded.tree["b"][0] is loaded.tree["b"][1]
+    assert torch.equal(loaded.tree["other"], shared[:50])
+    assert set(loaded.tensors) == {"a", "other"}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_quantised_tensors(tmp_path: pathlib.Path) -> None:
+    values = torch.randn(4, 6)
+    tree = {
+        "tensor": torch.quantize_per_tensor(values, 0.1, 3, torch.quint8),
+        "channel": torch.quantize_per_channel(values, torch.rand(4), torch.zeros(4), 0, torch.qint8),
+    }
+    loaded = round_trip(tmp_path, tree).tree
+    for name in tree:
+        assert torch.equal(loaded[name].int_repr(), tree[name].int_repr())
+        assert torch.equal(loaded[name].dequantize(), tree[name].dequantize())
+
+
+def test_arrays_sizes_dtypes_and_the_states_of_torchs_own_objects(tmp_path: pathlib.Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(5, 3)).sum().backward()
+    optimizer.step()
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [3, 5, 5])
+    tree = {
+        "model": model.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict(),
+        "rng": torch.get_rng_state(), "numpy": np.random.default_rng(3).bit_generator.state,
+        "legacy": np.random.RandomState(3).get_state(), "array": np.arange(6.0).reshape(2, 3).T,
+        "number": np.float32(1.5), "size": torch.Size([2, 3]), "dtype": torch.bfloat16, "device": torch.device("cpu"),
+    }  # fmt: skip
+    loaded = round_trip(tmp_path, tree).tree
+    assert isinstance(loaded["model"], collections.OrderedDict)
+    assert isinstance(loaded["scheduler"]["milestones"], collections.Counter)
+    assert loaded["scheduler"]["milestones"] == scheduler.milestones
+    assert loaded["numpy"] == tree["numpy"]
+    assert np.array_equal(loaded["array"], tree["array"])
+    assert isinstance(loaded["number"], np.float32)
+    assert (loaded["size"], loaded["dtype"], loaded["device"]) == (tree["size"], tree["dtype"], tree["device"])
+    fresh = torch.optim.AdamW(model.parameters())
+    fresh.load_state_dict(loaded["optimizer"])
+    assert torch.equal(fresh.state_dict()["state"][0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])
+
+
+scalars = (
+    st.none() | st.booleans() | st.integers() | st.floats(width=64) | st.complex_numbers() | st.binary(max_size=20)
+    | st.text(st.characters(exclude_categories=()), max_size=12)
+)  # fmt: skip
+keys = st.integers() | st.text(max_size=5) | st.booleans() | st.tuples(st.integers(), st.text(max_size=3)) | st.floats()
+trees = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.lists(inner, max_size=4).map(tuple) | st.dictionaries(keys, inner, max_size=4)
+        | st.dictionaries(st.text(), inner, max_size=3).map(collections.OrderedDict)
+        | st.frozensets(st.integers() | st.text(max_size=3), max_size=3)
+    ),
+    max_leaves=20,
+)  # fmt: skip
+
+
+def identical(a: Any, b: Any) -> bool:
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, float):
+        return struct.pack("d", a) == struct.pack("d", b)
+    if isinstance(a, complex):
+        return identical(a.real, b.real) and identical(a.imag, b.imag)
+    if isinstance(a, dict):
+        pairs = zip(a.items(), b.items(), strict=True)
+        return len(a) == len(b) and all(identical(k, m) and identical(v, w) for (k, v), (m, w) in pairs)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(identical(x, y) for x, y in zip(a, b, strict=True))
+    return bool(a == b)
+
+
+@settings(max_examples=300, deadline=None)
+@given(tree=trees)
+def test_containers_and_scalars_are_kept_in_type_and_bit(tree: Any) -> None:
+    import msgspec
+
+    state = flatten(tree)
+    node = msgspec.json.decode(msgspec.json.encode(state.tree))
+    assert identical(unflatten(node, lambda i: state.tensors[i], file="x"), tree)
+
+
+class Odd:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("tree", "said"),
+    [
+        ({"a": {"b": Odd()}}, "at 'a.b'"),
+        ({"n": Node(1, 2)}, "Node at 'n'"),
+        ({"m": torch.empty(3, device="meta")}, "meta tensor at 'm'"),
+        ({"s": torch.eye(3).to_sparse()}, "sparse"),
+        ({Odd(): 1}, "key of type Odd"),
+        ({"o": np.array([Odd()])}, "numpy.ndarray at 'o'"),
+    ],
+)
+def test_what_cannot_be_kept_is_named(tree: Any, said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        flatten(tree)
+    assert said in str(raised.value)
+    assert raised.value.remedy
+
+
+def test_a_state_that_contains_itself_is_refused() -> None:
+    tree: dict[str, Any] = {}
+    tree["self"] = tree
+    with pytest.raises(ConfigError, match="contains itself"):
+        flatten(tree)
+
+
+def test_names_that_collide_stay_apart(tmp_path: pathlib.Path) -> None:
+    tree = {"a": {"b": torch.ones(2)}, "a.b": torch.zeros(2)}
+    loaded = round_trip(tmp_path, tree)
+    assert sorted(loaded.tensors) == ["a.b", "a.b#2"]
+    assert torch.equal(loaded.tree["a.b"], torch.zeros(2))
+    assert torch.equal(loaded.tree["a"]["b"], torch.ones(2))

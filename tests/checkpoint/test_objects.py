@@ -1,0 +1,262 @@
+"""Object stores: an S3 server (moto) behind a proxy that fails, stalls and cuts connections."""
+
+from __future__ import annotations
+
+import http.client
+import http.server
+import pathlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from outlast.checkpoint import Engine, ObjectStore, Retention, heads, open_store, verify
+from outlast.checkpoint import _events as events
+from outlast.errors import CheckpointError, ConfigError, Damage
+
+moto_server = pytest.importorskip("moto.server", reason="needs moto[server]")
+
+
+class Proxy(http.server.ThreadingHTTPServer):
+    """Hands requests on to the real server, unless `fault` says otherwise for (method, path)."""
+
+    daemon_threads = True
+
+    def __init__(self, upstream: int) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.upstream = upstream
+        self.requests: list[tuple[str, str]] = []
+        self.fault: Any = lambda method, path: "ok"
+        self.released = threading.Event()
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Proxy
+
+    def log_message(self, *_args: Any) -> None:
+        pass
+
+    def _serve(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.server.requests.append((self.command, self.path))
+        fault = self.server.fault(self.command, self.path)
+        if fault == "stall":
+            self.server.released.wait(20)
+        if fault in {"cut", "stall"}:
+            self.close_connection = True
+            return
+        if fault == "500":
+            self._answer(500, {}, b"<Error><Code>InternalError</Code></Error>")
+            return
+        link = http.client.HTTPConnection("127.0.0.1", self.server.upstream, timeout=20)
+        link.request(self.command, self.path, body, dict(self.headers))
+        answer = link.getresponse()
+        data = answer.read()
+        self._answer(answer.status, dict(answer.getheaders()), data)
+        link.close()
+
+    def _answer(self, status: int, headers: dict[str, str], data: bytes) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            if name.lower() not in {"content-length", "connection", "transfer-encoding", "date", "server"}:
+                self.send_header(name, value)
+        length = headers.get("Content-Length", str(len(data))) if self.command == "HEAD" else str(len(data))
+        self.send_header("Content-Length", length)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _serve
+
+
+@pytest.fixture(scope="module")
+def upstream() -> Iterator[int]:
+    server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    _, port = server.get_host_and_port()
+    yield port
+    server.stop()
+
+
+@pytest.fixture
+def proxy(upstream: int) -> Iterator[Proxy]:
+    server = Proxy(upstream)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server
+    server.released.set()
+    server.shutdown()
+    server.server_close()
+    thread.join(5)
+
+
+BUCKETS = iter(range(1000))
+
+
+@pytest.fixture
+def url(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> str:
+    name = f"bucket{next(BUCKETS)}"
+    link = http.client.HTTPConnection("127.0.0.1", proxy.upstream, timeout=20)
+    link.request("PUT", f"/{name}")
+    assert link.getresponse().status == 200
+    link.close()
+    for key, value in {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{proxy.server_port}", "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(key, value)
+    return f"s3://{name}/runs/a"
+
+
+def state(value: float, num: int = 300_000) -> dict[str, Any]:
+    return {"w": torch.full((num,), value), "step": value}
+
+
+def quick(url: str, **more: Any) -> ObjectStore:
+    return ObjectStore(url, timeout_s=1.0, connect_timeout_s=1.0, max_retries=1, retry_timeout_s=2.0, **more)
+
+
+def commit(engine: Engine, step: int, value: float | None = None) -> int:
+    handle = engine.save(step, state(step if value is None else value))
+    assert handle is not None
+    return engine.commit(handle)
+
+
+def test_save_load_verify_and_prune_on_s3(url: str) -> None:
+    engine = Engine(url, retention=Retention(keep_last=2))
+    for step in range(3):
+        commit(engine, step)
+    loaded = engine.load()
+    assert loaded is not None
+    assert (loaded.step, loaded.tier) == (2, "object")
+    assert torch.equal(loaded.tree["w"], state(2)["w"])
+    assert engine.store.generations() == [1, 2]
+    assert verify(engine.store, 2).problems == []
+    assert {n.split("-")[2] for n in engine.store.names()} == {"s1", "s2"}
+    engine.close()
+
+
+def test_publication_is_exclusive_by_conditional_put(url: str) -> None:
+    first, second = open_store(url), open_store(url)
+    assert first.publish(7, b"one") is True
+    assert second.publish(7, b"two") is False
+    assert second.read_head(7) == b"one"
+
+
+def test_a_reader_holds_its_generation(url: str) -> None:
+    engine = Engine(url, retention=Retention(keep_last=1))
+    commit(engine, 0)
+    with open_store(url).in_use(0):
+        commit(engine, 1)
+        assert engine.store.generations() == [0, 1]
+    engine.prune()
+    assert engine.store.generations() == [1]
+    engine.close()
+
+
+def test_what_is_missing_is_damage_and_what_is_refused_is_an_os_error(url: str, proxy: Proxy) -> None:
+    store = quick(url)
+    with pytest.raises(Damage, match="missing"):
+        store.read_part("nothing.json", 100)
+    assert store.size("nothing.bin") is None
+    proxy.fault = lambda method, path: "500"
+    with pytest.raises(OSError, match="runs/a"):
+        store.generations()
+
+
+@pytest.mark.parametrize("fault", ["500", "stall", "cut"])
+def test_a_server_that_fails_costs_the_save_and_nothing_else(url: str, proxy: Proxy, fault: str) -> None:
+    log: list[Any] = []
+    engine = Engine(quick(url), on_event=log.append, num_retries=1, retry_s=0.01)
+    assert commit(engine, 1) == 0
+    proxy.fault = lambda method, path: fault if method in {"PUT", "POST"} else "ok"
+    handle = engine.save(2, state(2.0))
+    assert handle is not None
+    handle.wait_copied()  # the step goes on
+    with pytest.raises(CheckpointError, match="could not write step 2"):
+        handle.durable.result(60)
+    proxy.fault = lambda method, path: "ok"
+    proxy.released.set()
+    assert [type(e) for e in log].count(events.SaveFailed) == 1
+    loaded = engine.load()
+    assert loaded is not None
+    assert loaded.step == 1
+    assert commit(engine, 3) == 1
+    engine.close()
+
+
+def test_a_passing_fault_is_retried(url: str, proxy: Proxy) -> None:
+    engine = Engine(ObjectStore(url, timeout_s=5.0, max_retries=3), num_retries=2, retry_s=0.01)
+    seen: list[str] = []
+
+    def flaky(method: str, path: str) -> str:
+        seen.append(path)
+        return "500" if len(seen) % 3 == 1 else "ok"
+
+    proxy.fault = flaky
+    assert commit(engine, 1) == 0
+    proxy.fault = lambda method, path: "ok"
+    assert verify(engine.store, 0).problems == []
+    engine.close()
+
+
+def test_a_stalled_far_tier_does_not_hold_the_near_one_up(url: str, proxy: Proxy, tmp_path: pathlib.Path) -> None:
+    log: list[Any] = []
+    engine = Engine(
+        str(tmp_path), drain_to=quick(url), retention=Retention(keep_last=1), on_event=log.append, num_retries=0
+    )
+    proxy.fault = lambda method, path: "stall"
+    for step in range(4):
+        commit(engine, step)
+    assert engine.store.generations()[-1] == 3
+    assert len(engine.store.generations()) <= 2, "local disk does not fill while the far tier hangs"
+    proxy.fault = lambda method, path: "ok"
+    proxy.released.set()
+    engine.close()
+    good, bad = heads(open_store(url))
+    assert bad == {}
+    assert [h.generation for h in good] == [3], "the newest is drained as soon as the far tier answers"
+    assert [e.generation for e in log if isinstance(e, events.Drained)][-1] == 3
+
+
+def test_a_far_tier_that_is_down_is_told_and_nothing_else(url: str, proxy: Proxy, tmp_path: pathlib.Path) -> None:
+    log: list[Any] = []
+    engine = Engine(str(tmp_path), drain_to=quick(url), on_event=log.append, num_retries=0)
+    proxy.fault = lambda method, path: "cut"
+    commit(engine, 1)
+    engine.close()
+    (failed,) = [e for e in log if isinstance(e, events.DrainFailed)]
+    assert failed.generation == 0
+    assert url in failed.reason
+
+
+def test_large_files_go_up_in_parts(url: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outlast.checkpoint._objects._BUFFER_BYTES", 5 << 20)
+    engine = Engine(url)
+    handle = engine.save(1, {"w": torch.arange(1_800_000, dtype=torch.float32)})
+    assert handle is not None
+    engine.commit(handle)
+    assert any("partNumber=2" in path for _, path in proxy.requests)
+    assert verify(engine.store, 0).problems == []
+    engine.close()
+
+
+def test_draining_to_s3_and_loading_from_there(url: str, tmp_path: pathlib.Path) -> None:
+    engine = Engine(str(tmp_path / "near"), drain_to=url)
+    commit(engine, 1)
+    engine.close()
+    elsewhere = Engine(str(tmp_path / "other host"), drain_to=url)
+    loaded = elsewhere.load()
+    assert loaded is not None
+    assert (loaded.step, loaded.tier) == (1, "object")
+    assert torch.equal(loaded.tree["w"], state(1)["w"])
+    elsewhere.close()
+
+
+def test_an_unknown_scheme_says_what_is_known() -> None:
+    with pytest.raises(ConfigError, match="ftp") as raised:
+        open_store("ftp://host/x")
+    assert "s3://" in raised.value.remedy

@@ -1,0 +1,262 @@
+"""The coordinator alone: one rule a test, and its cost in large fleets."""
+
+import pytest
+
+from outlast.core.protocol import Coordinator, Member, Settings, View, ViewId
+from outlast.core.protocol import messages as m
+from outlast.core.protocol._roster import slot_of
+
+
+def hello(name: str, **fields: object) -> m.Hello:
+    return m.Hello(member=name, agent="a", epoch=0, **fields)  # type: ignore[arg-type]
+
+
+def started(num_replicas: int, num_spares: int = 0, **settings: object) -> Coordinator:
+    """A coordinator whose first view has formed."""
+    settings_ = Settings(num_replicas=num_replicas, num_spares=num_spares, **settings)  # type: ignore[arg-type]
+    c = Coordinator(settings_, 1)
+    c.handle(0.0, m.AgentHello(agent="a", pid=1))
+    for index in range(num_replicas + num_spares):
+        c.handle(0.0, hello(f"r{index}.1", state="fresh"))
+    assert c.view is not None
+    for name in c.view.members:
+        c.handle(0.0, m.Formed(member=name, view=c.view.id, step=0))
+    return c
+
+
+def told(actions: list[m.Action], kind: type) -> list[tuple[tuple[str, ...], m.FromCoordinator]]:
+    return [(a.to, a.message) for a in actions if isinstance(a, m.Tell) and isinstance(a.message, kind)]
+
+
+def exited(name: str) -> m.Exited:
+    return m.Exited(member=name, cause="signal")
+
+
+def record_of(actions: list[m.Action]) -> m.Record:
+    return [a for a in actions if isinstance(a, m.Persist)][-1].record
+
+
+def left(c: Coordinator, name: str) -> list[m.Action]:
+    assert c.change is not None
+    return c.handle(1.0, m.Left(member=name, view=c.change.upto))
+
+
+def test_a_view_is_durable_before_it_is_told() -> None:
+    c = started(2)
+    c.handle(1.0, exited("r0.1"))
+    actions = left(c, "r1.1")
+    kinds = [type(a.message).__name__ if isinstance(a, m.Tell) else type(a).__name__ for a in actions]
+    assert kinds.index("Persist") < kinds.index("Install")
+    assert record_of(actions).view == c.view
+
+
+def test_no_successor_without_a_member_of_the_old_view() -> None:
+    c = started(2, 1)
+    c.handle(1.0, m.Ready(member="r2.1", step=0, serve=c.roster.peers["r2.1"].serve))
+    c.handle(1.0, exited("r0.1"))
+    assert c.change is not None
+    c.handle(9.0, m.Timer(name=f"ack:{c.change.upto}"))
+    assert c.change is not None  # r1.1 lives, and nobody has left
+    c.handle(9.0, exited("r1.1"))
+    assert c.change is None
+    assert c.view is not None
+    assert c.view.members == ("r2.1",)
+
+
+def test_a_joiner_that_alone_acknowledges_is_no_successor() -> None:
+    c = started(3, 1)
+    c.handle(1.0, exited("r2.1"))
+    left(c, "r0.1")
+    left(c, "r1.1")
+    assert c.view is not None
+    for name in c.view.members:
+        c.handle(1.0, m.Formed(member=name, view=c.view.id, step=1))
+    c.handle(1.0, m.Ready(member="r3.1", step=1, serve=c.roster.peers["r3.1"].serve))
+    assert c.planned is not None
+    assert "r3.1" in c.planned.members
+    c.handle(2.0, m.Left(member="r3.1", view=c.planned.id))
+    assert c.change is not None
+    c.handle(9.0, m.Timer(name=f"ack:{c.change.upto}"))
+    assert c.change is not None
+    left(c, "r0.1")
+    assert c.view.members == ("r0.1", "r3.1")
+
+
+def test_the_stale_are_set_aside_unless_nobody_else_is_left() -> None:
+    for dies in (False, True):
+        c = started(2)
+        assert c.view is not None
+        c.handle(1.0, m.Left(member="r1.1", view=c.view.id, stale=("r1.1",)))
+        if dies:
+            c.handle(1.0, exited("r0.1"))
+            assert c.view.members == ("r1.1",)
+        else:
+            actions = left(c, "r0.1")
+            assert c.view.members == ("r0.1",)
+            assert told(actions, m.Rejoin)[0][0] == ("r1.1",)
+
+
+def test_an_old_changes_lease_does_not_end_a_new_one() -> None:
+    c = started(2)
+    c.handle(1.0, exited("r0.1"))
+    assert c.change is not None
+    first = c.change.upto
+    c.handle(6.0, m.Timer(name=f"ack:{first}"))
+    left(c, "r1.1")
+    assert c.view is not None
+    c.handle(7.0, m.Formed(member="r1.1", view=c.view.id, step=0))
+    c.handle(8.0, m.Left(member="r1.1", view=c.view.id))
+    c.handle(9.0, m.Timer(name=f"lease:{first}"))
+    assert c.change is None or not c.change.lease_out
+
+
+def test_a_member_that_cannot_be_heard_waits_for_the_lease_and_then_a_spare_goes_on() -> None:
+    c = started(1, 1)
+    c.handle(1.0, m.Ready(member="r1.1", step=0, serve=c.roster.peers["r1.1"].serve))
+    assert c.view is not None
+    c.handle(1.0, m.Leaving(member="r0.1"))
+    planned = c.planned
+    assert planned is not None
+    c.handle(2.0, m.Left(member="r1.1", view=planned.id))
+    assert c.change is not None
+    upto = c.change.upto
+    (lease,) = [a for a in c.handle(7.0, m.Timer(name=f"ack:{upto}")) if isinstance(a, m.SetTimer)]
+    assert lease.after_s > c.settings.lease_s
+    assert c.change is not None
+    actions = c.handle(700.0, m.Timer(name=lease.name))
+    assert c.view.members == ("r1.1",)
+    assert told(actions, m.Evict)[0][0] == ("r0.1",)
+
+
+def test_a_restarted_coordinator_waits_for_every_report() -> None:
+    c = started(2)
+    view = c.view
+    record = m.Record(view=view, incarnations={"r0": 1, "r1": 1}, placement={"r0.1": "a", "r1.1": "a"}, formed=True)
+    c = Coordinator(c.settings, 2, record)
+    c.handle(0.0, m.AgentHello(agent="a", pid=1, members=("r0.1", "r1.1")))
+    c.handle(0.0, hello("r0.1", view=view, formed=True, state="member"))
+    assert c.awaiting == {"r1.1"}
+    assert c.change is None
+    c.handle(0.0, hello("r1.1", view=view, formed=True, state="member"))
+    assert c.change is None
+    assert c.view == view
+    assert not c.unformed
+
+
+def test_a_restarted_coordinator_does_not_wait_for_the_dead() -> None:
+    view = View(id=ViewId(1, 3), members=("r0.1", "r1.1"))
+    record = m.Record(view=view, incarnations={"r0": 2, "r1": 1}, placement={"r0.2": "a", "r1.1": "a"}, formed=True)
+    c = Coordinator(Settings(num_replicas=2), 2, record)
+    c.handle(0.0, m.AgentHello(agent="a", pid=1, members=("r0.2", "r1.1")))
+    c.handle(0.0, hello("r1.1", view=view, formed=True, state="member"))
+    assert c.change is not None
+    left(c, "r1.1")
+    assert c.view is not None
+    assert c.view.members == ("r1.1",)
+    assert c.view.id > view.id
+
+
+def test_no_order_is_given_in_a_view_of_an_earlier_epoch() -> None:
+    view = View(id=ViewId(1, 3), members=("r0.1",))
+    record = m.Record(view=view, incarnations={"r0": 1}, placement={"r0.1": "a"}, formed=True)
+    c = Coordinator(Settings(num_replicas=2), 2, record)
+    c.handle(0.0, hello("r0.1", view=view, formed=True, state="member"))
+    actions = c.handle(0.0, hello("r1.1", state="fresh"))
+    assert not told(actions, m.Take)
+    assert c.change is not None
+
+
+def test_a_newer_epoch_ends_an_old_coordinator() -> None:
+    c = started(1)
+    (finish,) = c.handle(0.0, m.Hello(member="r0.1", agent="a", epoch=2))
+    assert isinstance(finish, m.Finish)
+    assert finish.detail.startswith("superseded")
+
+
+def test_an_exit_lost_with_the_agents_connection_is_found() -> None:
+    c = started(2)
+    c.handle(1.0, m.AgentHello(agent="a", pid=1, members=("r1.1",)))
+    assert c.change is not None
+    assert not c.roster.is_alive("r0.1")
+
+
+def test_the_end_is_durable_and_repeated_by_a_successor() -> None:
+    c = started(1)
+    assert c.view is not None
+    actions = c.handle(1.0, m.Done(member="r0.1", view=c.view.id, steps=9))
+    record = record_of(actions)
+    assert record.outcome == "finished"
+    again = Coordinator(c.settings, 2, record).handle(0.0, m.AgentHello(agent="a", pid=1))
+    assert next(a for a in again if isinstance(a, m.Finish)).steps == 9
+
+
+def test_two_replicas_failing_on_the_same_microbatch_is_the_users_fault() -> None:
+    c = started(2)
+    c.handle(1.0, m.Failed(member="r0.1", step=3, microbatch=1, error="boom"))
+    assert not c.over
+    c.handle(1.0, m.Failed(member="r0.2", step=3, microbatch=1, error="boom"))
+    assert not c.over
+    actions = c.handle(1.0, m.Failed(member="r1.1", step=3, microbatch=1, error="boom"))
+    assert [a.exit_code for a in actions if isinstance(a, m.Finish)] == [5]
+
+
+def test_a_member_without_state_does_not_act() -> None:
+    member = Member("r0.1", 4)
+    view = View(id=ViewId(1, 2), members=("r0.1", "r1.1"))
+    assert member.told(m.Install(view=view, epoch=1)) == [m.Rejoin(member="r0.1")]
+    assert member.view is None
+
+
+def test_reports_belong_to_the_view_that_was_asked_about() -> None:
+    member = Member("r0.1", 4)
+    first = View(id=ViewId(1, 1), members=("r0.1", "r1.1"), start=True)
+    member.told(m.Install(view=first, epoch=1))
+    member.next()
+    member.told(m.Install(view=View(id=ViewId(1, 2), members=("r0.1",)), epoch=1))
+    assert member.lost(("r1.1",), "its connection ended", 0.0) == []
+    assert not member.over(ViewId(1, 2))
+
+
+@pytest.mark.parametrize("num_members", [1_000, 100_000])
+def test_forming_and_changing_a_large_view_is_linear(num_members: int) -> None:
+    """Operations are counted, not seconds: how often the coordinator looks at a peer."""
+    looked = 0
+
+    class Counting(dict):  # type: ignore[type-arg]
+        def __getitem__(self, key: str) -> object:
+            nonlocal looked
+            looked += 1
+            return super().__getitem__(key)
+
+        def get(self, key: str, default: object = None) -> object:
+            nonlocal looked
+            looked += 1
+            return super().get(key, default)
+
+        def values(self) -> object:  # type: ignore[override]
+            nonlocal looked
+            looked += len(self)
+            return super().values()
+
+    c = Coordinator(Settings(num_replicas=num_members), 1)
+    c.roster.peers = Counting()
+    messages = 0
+    actions = c.handle(0.0, m.AgentHello(agent="a", pid=1))
+    names = [f"r{index}.1" for index in range(num_members)]
+    for name in names:
+        actions = c.handle(0.0, hello(name, state="fresh"))
+        messages += len(actions)
+    view = c.view
+    assert view is not None
+    for name in names:
+        messages += len(c.handle(0.0, m.Formed(member=name, view=view.id, step=0)))
+    c.handle(1.0, exited("r7.1"))
+    for name in names:
+        if name != "r7.1":
+            messages += len(c.handle(1.0, m.Left(member=name, view=view.id)))
+    assert c.view is not None
+    assert c.view.id.n == 2
+    assert len(c.view.members) == num_members - 1
+    assert messages < 4 * num_members
+    assert looked < 60 * num_members
+    assert slot_of(c.view.members[0]) == "r0"

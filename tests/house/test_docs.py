@@ -1,0 +1,103 @@
+"""What the documentation shows is true: examples run, commands exist, links lead somewhere, the pages build."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import outlast
+from outlast.cli import COMMANDS
+
+TOP = Path(__file__).resolve().parents[2]
+PAGES = [
+    TOP / "README.md",
+    TOP / "CHANGELOG.md",
+    *sorted(p for p in (TOP / "docs").rglob("*.md") if "_build" not in p.parts),
+]
+BLOCK = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(TOP))
+
+
+def blocks(path: Path, info: str) -> list[tuple[str, str]]:
+    """(place, text) of each fenced block whose info string is `info`."""
+    text = path.read_text(encoding="utf-8")
+    found = (match for match in BLOCK.finditer(text) if match["info"].strip() == info)
+    return [(f"{name(path)}:{text[: match.start()].count(chr(10)) + 1}", match["body"]) for match in found]
+
+
+RUNNABLE = [block for page in PAGES for block in blocks(page, "python run")]
+TYPED = [
+    (place, line.removeprefix("$ ").split("#")[0].split())
+    for page in PAGES
+    for place, body in blocks(page, "console")
+    for line in body.splitlines()
+    if line.startswith("$ ")
+]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("place", "code"), RUNNABLE, ids=[place for place, _ in RUNNABLE])
+def test_examples_marked_to_run_do_run(place: str, code: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False,
+        env={**os.environ, "PYTHONPATH": str(TOP / "src")},
+    )  # fmt: skip
+    assert done.returncode == 0, f"{place}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_python_examples_parse(page: Path) -> None:
+    for info in ("python", "python run"):
+        for place, code in blocks(page, info):
+            assert compile(code, place, "exec")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_examples_use_names_that_exist(page: Path) -> None:
+    for info in ("python", "python run"):
+        for place, code in blocks(page, info):
+            for node in ast.walk(ast.parse(code)):
+                if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "outlast":
+                    assert node.attr in outlast.__all__, f"{place}: outlast.{node.attr}"
+
+
+def test_there_are_examples_that_run() -> None:
+    assert RUNNABLE
+
+
+@pytest.mark.parametrize(("place", "words"), TYPED, ids=[f"{place} {' '.join(words[:2])}" for place, words in TYPED])
+def test_commands_that_pages_show_exist(place: str, words: list[str]) -> None:
+    if words[0] == "outlast":
+        assert words[1] in COMMANDS, place
+    elif words[0] == "make":
+        assert re.search(rf"^{re.escape(words[1])}:", (TOP / "Makefile").read_text(encoding="utf-8"), re.MULTILINE), (
+            place
+        )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_to_files_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", BLOCK.sub("", page.read_text(encoding="utf-8")))
+    local = [target for target in targets if "://" not in target]
+    assert [target for target in local if not (page.parent / target).exists()] == []
+
+
+@pytest.mark.process
+def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("sphinx")
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", str(tmp_path / "trees"), "-b", "html"]
+    done = subprocess.run(
+        [*command, str(TOP / "docs"), str(tmp_path / "html")], capture_output=True, text=True, timeout=100, check=False,
+        env={**os.environ, "PYTHONPATH": str(TOP / "src")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "html" / "reference" / "config.html").is_file()

@@ -1,0 +1,125 @@
+"""The adversary finds nothing in the protocol, and something in every broken one."""
+
+import itertools
+import json
+
+import pytest
+
+from outlast.cli import main
+from outlast.errors import ConfigError
+from outlast.prove.adversary import BROKEN, Fault, play, replayed, scenario_of, search, shrink
+from outlast.prove.adversary._kernel import Kernel, Process
+from outlast.prove.adversary._network import Network
+
+
+def test_a_thousand_schedules_break_nothing() -> None:
+    tally = search(1000, 0)
+    assert tally.violations == []
+    assert tally.num_schedules == 1000
+    assert tally.endings["finished"] > 800
+
+
+@pytest.mark.campaign
+def test_many_schedules_break_nothing() -> None:
+    assert search(50_000, 1_000_000, jobs=2).violations == []
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_every_broken_protocol_is_caught(name: str) -> None:
+    limit = BROKEN[name][1]
+    caught = next((seed for seed in range(limit) if play(scenario_of(seed), name).violation is not None), None)
+    assert caught is not None, f"{name} passed {limit} schedules"
+
+
+def test_the_same_seed_gives_the_same_history() -> None:
+    histories = []
+    for _ in range(2):
+        lines: list[tuple[float, str]] = []
+        play(scenario_of(17), "", lambda at_s, text, lines=lines: lines.append((at_s, text)))  # type: ignore[misc]
+        histories.append(lines)
+    assert histories[0] == histories[1]
+    assert len(histories[0]) > 50
+
+
+def test_the_number_of_jobs_changes_nothing() -> None:
+    one, two = search(600, 4000, jobs=1), search(600, 4000, jobs=2)
+    assert (one.num_events, one.num_views, one.endings) == (two.num_events, two.num_views, two.endings)
+
+
+def test_a_violation_is_shrunk_and_its_command_replays_it() -> None:
+    seed = next(s for s in itertools.count() if play(scenario_of(s), "counted-twice").violation is not None)
+    found = shrink(seed, "counted-twice")
+    full = scenario_of(seed)
+    spec = found.command.split("--replay ")[1].split()[0]
+    small = replayed(spec)
+    assert len(small.faults) <= len(full.faults)
+    again = play(small, "counted-twice").violation
+    assert again is not None
+    assert again.invariant == found.violation.invariant
+
+
+def test_what_cannot_be_replayed_says_why() -> None:
+    with pytest.raises(ConfigError, match="is not a schedule"):
+        replayed("12,faults=99")
+    with pytest.raises(ConfigError, match="is not a schedule"):
+        replayed("twelve")
+
+
+def test_without_faults_a_run_finishes_in_one_view() -> None:
+    for seed in range(40):
+        quiet = replayed(f"{seed},faults=")
+        outcome = play(quiet)
+        assert outcome.violation is None
+        assert outcome.finish is not None
+        assert outcome.finish.steps == quiet.num_steps
+        assert outcome.kills == 0
+
+
+def test_a_stopped_process_gets_everything_later_and_an_ended_one_nothing() -> None:
+    kernel = Kernel(0)
+    stopped, ended = Process(kernel, "a"), Process(kernel, "b")
+    heard: list[int] = []
+    for second in (1, 2, 3):
+        kernel.after(second, stopped, heard.append, second)
+        kernel.after(second, ended, heard.append, -second)
+    stopped.pause()
+    ended.end()
+    kernel.run(10.0, 100)
+    assert heard == []
+    stopped.resume()
+    assert heard == [1, 2, 3]
+
+
+def test_a_channel_keeps_its_order_and_a_stalled_path_delivers_when_healed() -> None:
+    kernel = Kernel(3)
+    network = Network(kernel, 0.01, 0.5)
+    to = Process(kernel, "b")
+    heard: list[int] = []
+    for number in range(50):
+        network.send(("one",), ("a", "b"), to, heard.append, number)
+    network.stall("a", "b")
+    for number in range(50, 60):
+        network.send(("one",), ("a", "b"), to, heard.append, number)
+    kernel.run(5.0, 1000)
+    assert heard == list(range(50))
+    network.heal("a", "b")
+    kernel.run(10.0, 1000)
+    assert heard == list(range(60))
+
+
+def test_the_command_reports_and_fails_on_a_violation(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prove", "protocol", "--schedules", "50", "--jobs", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["violations"] == 0
+    assert main(["prove", "protocol", "--schedules", "50", "--jobs", "1", "--variant", "norm-by-slices"]) == 8
+    text = capsys.readouterr().out
+    assert "VIOLATED Bits" in text
+    assert "outlast prove protocol --replay 0," in text
+    assert main(["prove", "protocol", "--replay", "0,faults="]) == 0
+    assert main(["prove", "protocol", "--variant", "nonsense"]) == 2
+    assert main(["prove", "protocol", "--schedules", "0"]) == 2
+
+
+def test_faults_are_plain_data() -> None:
+    assert all(isinstance(fault, Fault) for fault in scenario_of(5).faults)
+    assert scenario_of(5) == scenario_of(5)
+    assert scenario_of(5) != scenario_of(6)

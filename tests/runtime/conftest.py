@@ -1,0 +1,141 @@
+"""A fleet under faults, and the fleet of one that it must equal bit for bit."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outlast.core import events as ev
+from outlast.prove._drive import Driven
+from outlast.runtime._probe import Fault
+
+SCRIPT = Path(__file__).with_name("scenario.py")
+PATIENCE_S = 85.0
+
+
+@functools.cache
+def undisturbed(steps: int, microbatches: int, dtype: str) -> dict[str, Any]:
+    """What the training gives when nothing happens: by a fleet of one, in this process."""
+    import torch
+
+    spec = importlib.util.spec_from_file_location("outlast_scenario", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    threads = torch.get_num_threads()
+    found: dict[str, Any] = module.train(steps, microbatches, getattr(torch, dtype))[1]
+    torch.set_num_threads(threads)
+    return found
+
+
+def processes(run_dir: Path) -> list[int]:
+    """Living processes that were started for the run, whatever they are now."""
+    found = []
+    needle = f"OUTLAST_RUN_DIR={run_dir.resolve()}".encode()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+                if state != "Z" and needle in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+class Fleet:
+    """One run of the scenario. `options` of `outlast run`; `settings`: the run's configuration file."""
+
+    def __init__(
+        self, base: Path, faults: Sequence[Fault] = (), *, replicas: int, steps: int, spares: int = 0,
+        microbatches: int = 8, dtype: str = "float32", workers: int = 0, **settings: Any,
+    ) -> None:  # fmt: skip
+        self.base, self.faults = base, list(faults)
+        self.shape = (steps, microbatches, dtype)
+        self.out = base / "out"
+        self.out.mkdir()
+        settings = {"restart_backoff_s": 0.0, "heartbeat_s": 0.2} | settings
+        config = base / "run.toml"
+        config.write_text("[run]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
+        options = ["--config", str(config), "--replicas", str(replicas), "--spares", str(spares)]
+        script = [str(SCRIPT), "--steps", str(steps), "--microbatches", str(microbatches), "--dtype", dtype]
+        script += ["--workers", str(workers), "--out", str(self.out)]
+        self.driven = Driven(base / "run", options, script, self.faults)
+
+    def until(self, what: str, test: Callable[[], bool]) -> None:
+        self.driven.until(what, test, PATIENCE_S, lambda: None)
+
+    def finish(self) -> int:
+        return self.driven.finish(PATIENCE_S, lambda: None)
+
+    def pid(self, replica: str) -> int:
+        return next(e.pid for e in self.driven.events if isinstance(e, ev.ReplicaStarted) and e.replica == replica)
+
+    def started(self, replica: str) -> bool:
+        return any(isinstance(e, ev.ReplicaStarted) and e.replica == replica for e in self.driven.events)
+
+    def exits(self) -> list[ev.ReplicaExited]:
+        return [e for e in self.driven.events if isinstance(e, ev.ReplicaExited)]
+
+    def strike(self, pid: int, number: signal.Signals = signal.SIGKILL) -> None:
+        os.kill(pid, number)
+
+    def logs(self) -> str:
+        """For a failure's report."""
+        parts = []
+        for path in sorted((self.driven.run_dir / "logs").glob("*.log")):
+            text = path.read_text(errors="replace").strip()
+            if text:
+                parts.append(f"--- {path.name}\n{text[-2500:]}")
+        wanted = (ev.ViewInstalled, ev.Recovery, ev.Suspected, ev.Notice, ev.ReplicaExited, ev.RunFinished)
+        parts += [repr(e) for e in self.driven.events if isinstance(e, wanted)]
+        return "\n".join(parts)
+
+    def results(self) -> dict[str, dict[str, Any]]:
+        return {path.stem: json.loads(path.read_text()) for path in self.out.glob("*.json")}
+
+    def assert_unchanged(self, *, survivors: set[str] | None = None, recoveries: int | None = None) -> None:
+        """The run ended well, nothing is left of it, and every survivor has the bits of the undisturbed run."""
+        code = self.finish()
+        assert code == 0, self.logs()
+        assert processes(self.driven.run_dir) == []
+        want, results = undisturbed(*self.shape), self.results()
+        assert results, self.logs()
+        if survivors is not None:
+            assert set(results) == survivors, self.logs()
+        for name, found in results.items():
+            lost = {k: v for k, v in found["losses"].items() if want["losses"][k] != v}
+            assert lost == {}, f"{name}: the losses of steps {sorted(lost, key=int)[:5]} differ\n{self.logs()}"
+            assert {k: want["norms"][k] for k in found["norms"]} == found["norms"], f"{name}\n{self.logs()}"
+            for key in ("fingerprint", "model", "rates"):
+                assert found[key] == want[key], f"{name}: another {key}\n{self.logs()}"
+        told = self.driven.recoveries()
+        assert all(r.lost_steps == 0 for r in told)
+        if recoveries is not None:
+            assert len(told) == recoveries, self.logs()
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
+    """Start fleets that end with the test. Nothing of them may be left."""
+    started: list[Fleet] = []
+
+    def start(*faults: Fault, **shape: Any) -> Fleet:
+        base = tmp_path / str(len(started))
+        base.mkdir()
+        started.append(Fleet(base, faults, **shape))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.driven.__exit__()
+        assert processes(each.driven.run_dir) == []

@@ -1,0 +1,98 @@
+"""The training that faults are put into: small, and with everything that makes bits fragile.
+
+Several buckets of several blocks, BatchNorm, dropout, clipping, a scheduler, two parameter groups, a tied parameter, one
+that is never used and one that is first used late, so that its optimizer state appears in the middle of the run. Each
+replica that reaches the end writes what it has; `reference` is the same training by a fleet of one in this process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import outlast
+
+LATE = 5  # the step from which on the late parameter takes part
+
+
+class Model(nn.Module):
+    """Token embedding tied with the output, a block with BatchNorm and dropout between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(300, 128) * 0.1)
+        self.up = nn.Linear(128, 640)
+        self.norm = nn.BatchNorm1d(640)
+        self.down = nn.Linear(640, 128)
+        self.unused = nn.Parameter(torch.ones(7))
+        self.late = nn.Parameter(torch.ones(128))
+
+    def forward(self, tokens: Tensor, late: bool) -> Tensor:
+        hidden = functional.dropout(torch.relu(self.norm(self.up(self.table[tokens]))), 0.1)
+        hidden = self.down(hidden)
+        return functional.linear(hidden * self.late if late else hidden, self.table)
+
+
+def data(microbatches: int) -> list[tuple[Tensor, Tensor]]:
+    """Pairs of tokens; the last batch of an epoch is short, and its microbatches are of two sizes."""
+    draw = torch.Generator().manual_seed(7)
+    tokens = torch.randint(0, 300, (22 * microbatches + 3, 2), generator=draw)
+    return [(row[0], row[1]) for row in tokens]
+
+
+def train(steps: int, microbatches: int, dtype: torch.dtype, workers: int = 0) -> tuple[Any, dict[str, Any]]:
+    """Run to the end: (this process's part, what it found)."""
+    run = outlast.join()
+    torch.manual_seed(3)
+    model = Model().to(dtype)
+    slow = [model.table, model.unused]
+    fast = [p for p in model.parameters() if all(p is not q for q in slow)]
+    optimizer = torch.optim.AdamW([{"params": slow, "lr": 1e-3}, {"params": fast, "lr": 1e-2}])
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=50)
+    training = run.protect(
+        model, optimizer, data(microbatches), global_batch_size=4 * microbatches, microbatches=microbatches, seed=11,
+        scheduler=scheduler, clip_norm=0.5, bucket_mb=0.3, num_workers=workers,
+    )  # fmt: skip
+    losses: dict[int, float] = {}
+    norms: dict[int, float | None] = {}
+    for step in training.steps(until=steps):
+        for tokens, targets in step:
+            logits = model(tokens, late=step.number >= LATE).float()
+            step.backward(functional.cross_entropy(logits, targets))
+        losses[step.number], norms[step.number] = step.loss, step.grad_norm
+    sha = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        sha.update(name.encode() + tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    found = {
+        "fingerprint": training.fingerprint(), "model": sha.hexdigest(), "rates": scheduler.get_last_lr(),
+        "losses": losses, "norms": norms, "steps": steps,
+    }  # fmt: skip
+    assert all(math.isfinite(loss) for loss in losses.values())
+    return run, json.loads(json.dumps(found))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--microbatches", type=int, default=8)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    run, found = train(args.steps, args.microbatches, getattr(torch, args.dtype), args.workers)
+    part = args.out / f"{run.name}.{os.getpid()}.part"
+    part.write_text(json.dumps(found))
+    part.rename(args.out / f"{run.name}.json")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""Eight replicas die one by one, each in another phase, until one is left: the bits are those of a fleet of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from outlast.core.phases import Phase
+from outlast.runtime._probe import Fault
+
+pytestmark = pytest.mark.process
+
+
+def kill(replica: str, phase: Phase, step: int, **where: Any) -> Fault:
+    return Fault(replica=replica, phase=phase.name.lower(), step=step, action="SIGKILL", **where)
+
+
+def test_a_death_in_every_part_of_the_step(fleet: Callable[..., Any]) -> None:
+    run = fleet(
+        kill("r1", Phase.LOAD, 2),
+        kill("r2", Phase.BACKWARD, 3),
+        kill("r3", Phase.SCATTER, 4, bucket=0),
+        kill("r4", Phase.REDUCE, 5, bucket=1),
+        kill("r5", Phase.GATHER, 6, bucket=2),
+        kill("r6", Phase.HEADER, 7),
+        kill("r7", Phase.OPTIMIZER, 8),
+        replicas=8, steps=12, max_restarts=0,
+    )  # fmt: skip
+    run.assert_unchanged(survivors={"r0.1"}, recoveries=7)
