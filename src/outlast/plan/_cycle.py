@@ -55,7 +55,12 @@ class Cycle:
 
     def start_of(self, index: Floats, interval: Floats) -> Floats:
         """Wall position at which training of base interval `index` starts (all writes due before it done)."""
+        if index.size == 1:
+            return np.array([self._start_of(index.item(), interval.item(), math.floor)])
+        return np.asarray(self._start_of(index, interval, np.floor))
+
+    def _start_of(self, index: Any, interval: Any, floor: Any) -> Any:
         position = index * interval
         for every, write in zip(self.every, self.writes, strict=True):
-            position = position + (np.floor(index / every) if every > 1 else index) * write
+            position = position + floor(index / every) * write
         return position
