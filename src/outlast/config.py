@@ -66,14 +66,7 @@ _CHECKS: dict[str, tuple[float, float]] = {
 }  # fmt: skip
 
 
-_INTERNAL = frozenset(
-    f"OUTLAST_{name}"
-    for name in (
-        "AGENT", "CONFIG", "COORDINATOR", "FAULTS", "LISTEN_FD", "LOCK_FD", "MEMBER", "PARENT", "PROGRESS_FD", "RUN",
-        "RUN_DIR", "SECRET", "TAKEOVER",
-    )
-)  # fmt: skip
-"""What processes of a run tell each other; no setting."""
+_INTERNAL = ("OUTLAST_AGENT", "OUTLAST_PARENT")  # what a rank is told, and near to a setting's name
 
 
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,12 +117,12 @@ def _unknown(key: str, where: str) -> ConfigError:
 
 
 def _refuse_misspelt(environ: Mapping[str, str]) -> None:
+    """Variables that look like a setting's and are none's. Others may use the prefix for their own."""
+    names = [f"OUTLAST_{key.upper()}" for key in RunConfig.__struct_fields__]
     for name in sorted(environ):
-        key = name.removeprefix("OUTLAST_").lower()
-        if name.startswith("OUTLAST_") and key not in RunConfig.__struct_fields__ and name not in _INTERNAL:
-            close = difflib.get_close_matches(key, RunConfig.__struct_fields__, n=1)
-            hint = f"did you mean OUTLAST_{close[0].upper()}?" if close else "outlast config show lists the keys"
-            raise ConfigError(f"unknown variable {name} in the environment", remedy=hint)
+        close = difflib.get_close_matches(name, names, n=1, cutoff=0.85)
+        if name.startswith("OUTLAST_") and name not in (*names, *_INTERNAL) and close:
+            raise ConfigError(f"{name} in the environment sets nothing", remedy=f"did you mean {close[0]}?")
 
 
 def _from_file(file: Path) -> dict[str, Any]:
