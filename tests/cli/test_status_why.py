@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -126,3 +128,71 @@ def test_help_says_what_each_argument_and_option_is(command: str, capsys: pytest
     assert code == 0
     assert "A run directory, or one that holds runs" in out
     assert "--json" in out
+
+
+HEAVY = {"torch", "numpy", "scipy", "pandas", "sklearn", "pydantic", "rich"}
+MODULES = """
+import json, sys
+from outlast.cli import main
+code = main(sys.argv[1:])
+print(json.dumps([code, sorted({name.partition(".")[0] for name in sys.modules}), len(sys.modules)]), file=sys.stderr)
+"""
+
+
+def test_why_shows_predicted_beside_observed_and_plan_agrees(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = json.loads(outlast(capsys, "why", str(run_dir), "--json")[1])["predicted"]
+    hours = 2 * 3.0 / 3600
+    assert [(row["class"], row["seen"], row["surprise"]) for row in rows] == [("signal", 1, True)]
+    assert rows[0]["predicted"] == pytest.approx(hours / 1000)
+    for where in (run_dir, run_dir.parent):
+        assert json.loads(outlast(capsys, "plan", "--from-run", str(where), "--json")[1])["predicted"] == rows
+    told, planned = outlast(capsys, "why", str(run_dir))[1], outlast(capsys, "plan", "--from-run", str(run_dir))[1]
+    line = next(line for line in told.splitlines() if line.startswith("signal"))
+    assert "SURPRISE" in line
+    assert line in planned.splitlines()
+
+
+def test_why_of_a_run_without_failures_has_nothing_surprising(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hours_later = ev.Progress(at_s=100.0 + 500 * 3600, view=[1, 1], stable=99, losses=[(99, 1.0)], step_s=0.1)
+    with Journal.create(tmp_path / "run") as journal:
+        journal.append_many([*EVENTS[:-1], hours_later])
+    row = json.loads(outlast(capsys, "why", str(tmp_path / "run"), "--json")[1])["predicted"][0]
+    assert (row["class"], row["seen"], row["low"], row["surprise"]) == ("failure", 0, 0.0, False)
+    assert row["predicted"] == pytest.approx(1.0)
+    assert row["high"] == 6.0  # negative binomial: half a failure's worth of evidence is weak, and the interval wide
+    assert "SURPRISE" not in outlast(capsys, "why", str(tmp_path / "run"))[1]
+
+
+@pytest.mark.parametrize("num_events", [0, 1])
+def test_why_of_a_run_that_has_hardly_begun_predicts_nothing(
+    num_events: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Journal.create(tmp_path / "run") as journal:
+        journal.append_many(EVENTS[:num_events])
+    code, out, _ = outlast(capsys, "why", str(tmp_path / "run"))
+    assert code == 0
+    assert "predicted beside observed" not in out
+    assert json.loads(outlast(capsys, "why", str(tmp_path / "run"), "--json")[1])["predicted"] == []
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("option", [[], ["--json"]])
+def test_why_of_a_run_with_failures_loads_nothing_heavy(option: list[str], run_dir: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", MODULES, "why", str(run_dir), *option],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    code, packages, count = json.loads(done.stderr.splitlines()[-1])
+    assert code == 0
+    assert not set(packages) & HEAVY
+    assert count <= 280
+
+
+@pytest.mark.parametrize("args", [["fleet", "--bogus", "3"], ["fleet", "--nodes", "many"], ["fleet", "--nodes"]])
+def test_plan_s_wrong_options_are_told_without_a_traceback(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = outlast(capsys, "plan", *args)
+    assert (code, out) == (2, "")
+    assert "Error" in err
+    assert "Traceback" not in err

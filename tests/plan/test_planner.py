@@ -12,21 +12,23 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from outlast.cli import main
+from outlast.core.policy import Belief, ClassPrior
 from outlast.errors import ConfigError
 from outlast.plan._analytic import analyse
+from outlast.plan._beside import Observed, belief_from_run, observe_run, predicted_beside_observed
 from outlast.plan._compare import compare_answer, example_paths
 from outlast.plan._compiled import replace_job
 from outlast.plan._design import job_from_options
+from outlast.plan._journal import RunJournal
 from outlast.plan._model import FailureClass, Job, Tier, job_from_mapping, load_job
 from outlast.plan._planner import make_plan, tell_apart_days
 from outlast.plan._profiles import PROFILES, profile_data
 from outlast.plan._report import html_page, plan_answer
-from outlast.plan._rerun import belief_from_run, observe_run, predicted_beside_observed
 from outlast.plan._simulate import simulate
 from outlast.plan._source import Replayed
-from outlast.plan.traces._journal import RunJournal
 
 
 def _run(*args: str, capsys: pytest.CaptureFixture[str]) -> dict:  # type: ignore[type-arg]
@@ -208,7 +210,7 @@ def test_bad_options_exit_with_two(capsys: pytest.CaptureFixture[str], tmp_path:
     st.floats(0.1, 400),
     st.sampled_from(["llama3", "rsc1", "rsc2", "infinitehbd"]),
 )
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_any_sensible_job_gets_a_plan(params: float, accelerators: int, days: float, profile: str) -> None:
     job, sources = job_from_options(None, profile=profile, params=params, accelerators=accelerators, days=days)
     plan = make_plan(replace_job(job, days=min(days, 2e5 / accelerators + 0.1)), replications=4)
@@ -244,7 +246,27 @@ def test_replanning_from_a_run() -> None:
     name, predicted, count, _low, high = predicted_beside_observed(seen)[0]
     assert (name, count) == ("signal", 6)
     assert predicted < 1
-    assert high < count  # a surprise, and shown as one
+    assert high < count
+    assert predicted_beside_observed(seen)[0].surprise
+
+
+def test_a_run_without_failures_is_no_surprise_and_keeps_its_prior() -> None:
+    seen = Observed(seconds=7200.0, num_replicas=8, failures={}, accounts_s={})
+    assert predicted_beside_observed(seen) == [("failure", pytest.approx(16 / 1000), 0, 0.0, 0.0)]
+    assert not predicted_beside_observed(seen)[0].surprise
+    assert belief_from_run(seen).alpha == (0.5,)
+
+
+@given(st.floats(0.1, 1000), st.floats(1e-5, 1.0, exclude_max=True))
+@settings(max_examples=150, deadline=None)
+def test_the_prediction_s_quantiles_are_the_negative_binomial_s(weight: float, odds: float) -> None:
+    rate = 1 / 3600
+    prior = Belief.from_priors({"x": ClassPrior(rate=rate, weight=weight)})
+    seen = Observed(seconds=weight / rate * (1 / odds - 1), num_replicas=1, failures={}, accounts_s={})
+    row = predicted_beside_observed(seen, prior)[0]
+    assert row.predicted == pytest.approx(stats.nbinom.mean(weight, odds), rel=1e-6, abs=1e-9)
+    wanted = stats.nbinom.ppf([0.025, 0.975], weight, odds)
+    assert [row.low, row.high] == pytest.approx(wanted, abs=1e-6 * wanted[1])
 
 
 def test_the_cost_of_spares_shows() -> None:

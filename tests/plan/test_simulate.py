@@ -14,12 +14,14 @@ from outlast.core.policy import IntervalPolicy
 from outlast.core.reliability import ettr
 from outlast.errors import ProtocolViolation
 from outlast.plan._analytic import ENVELOPE_POINTS, analyse
-from outlast.plan._compiled import Policies, compile_job
+from outlast.plan._compiled import Policies, compile_job, default_policies
 from outlast.plan._cycle import Cycle
+from outlast.plan._kernel import Kernel
 from outlast.plan._model import FailureClass, Hardware, Job, Tier
 from outlast.plan._outcome import Outcome
 from outlast.plan._simulate import simulate
-from outlast.plan._source import Replayed
+from outlast.plan._single import Single
+from outlast.plan._source import Renewals, Replayed
 
 _spec = importlib.util.spec_from_file_location("_oracle", Path(__file__).with_name("_oracle.py"))
 assert _spec is not None
@@ -189,6 +191,29 @@ def test_seeds_reproduce_and_blocks_do_not_depend_on_the_total() -> None:
     assert not (a.accounts_s == more.accounts_s).all()
     big, bigger = simulate(_two_tier(days=1.0), 1024, seed=7), simulate(_two_tier(days=1.0), 1100, seed=7)
     assert (big.accounts_s == bigger.accounts_s[:, :1024]).all()
+
+
+def _accounts(engine: type[Kernel], job: Job, seed: int, trace: Replayed | None = None) -> list[list[float]]:
+    compiled, rng = compile_job(job), np.random.default_rng(seed)
+    policies = default_policies(job, compiled.loses_work, tuple(float(s) for s in compiled.silent))
+    source = trace or Renewals(compiled.classes, compiled.mean_s, 1, rng)
+    found = engine(compiled, policies, source, rng, 1).run(seed)
+    counts = (found.failures, found.rollbacks, found.planned, found.masked, found.waits, found.interval_s)
+    return [found.accounts_s.ravel().tolist(), *(count.ravel().tolist() for count in counts)]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_one_replication_in_plain_numbers_is_the_batch_bit_for_bit(seed: int) -> None:
+    jobs = [Job(**{**_ALL, "min_share": share}) for share in (0.8, 1.0)]  # type: ignore[arg-type]
+    jobs += [_random_job(np.random.default_rng([seed, k])) for k in range(4)]
+    for job in jobs:
+        assert _accounts(Single, job, seed) == _accounts(Kernel, job, seed)
+    times = np.sort(np.random.default_rng(seed).uniform(0, 20 * 86400, 60))
+    kinds, repairs = np.arange(60) % 2, np.where(np.arange(60) % 2, 50_000.0, 0.0)
+    one, batch = (
+        _accounts(engine, _two_tier(spares=1), seed, Replayed(times, kinds, repairs, 1)) for engine in (Single, Kernel)
+    )
+    assert one == batch
 
 
 def test_the_real_policy_decides() -> None:

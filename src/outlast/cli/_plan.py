@@ -121,9 +121,13 @@ def job_command(
 ) -> None:
     """Design a job: clocks, ETTR, intervals, spares, placement, sensitivity (the default command)."""
     if from_run:
+        from pathlib import Path
+
+        from outlast.observe import find_run
         from outlast.plan._rerun import rerun_answer
 
-        emit(rerun_answer(from_run, write_seconds), json)
+        run = Path(from_run)
+        emit(rerun_answer(str(run if run.is_file() else find_run(run).run_dir), write_seconds), json)
         return
     from outlast.plan._design import design, write_report
 

@@ -34,9 +34,9 @@ def read_run(path: Path) -> tuple[list[AnyEvent], bool | None, Path]:
     return events, journal.is_held(found.run_dir), found.run_dir
 
 
-def print_json(record: msgspec.Struct, *, run_dir: Path) -> None:
-    """One JSON object on standard output: the record's fields, and `run_dir`."""
+def print_json(record: msgspec.Struct, *, run_dir: Path, **more: object) -> None:
+    """One JSON object on standard output: the record's fields, `run_dir`, and what else is given."""
     import msgspec
 
-    fields = {"run_dir": str(run_dir.resolve()), **msgspec.structs.asdict(record)}
+    fields = {"run_dir": str(run_dir.resolve()), **msgspec.structs.asdict(record), **more}
     print(msgspec.json.format(msgspec.json.encode(fields), indent=2).decode())

@@ -23,13 +23,18 @@ def why(
 ) -> int:
     """Tell a run's story: what happened, what it cost, and a remedy for each cause."""
     from outlast import observe
+    from outlast.plan._beside import beside_data, beside_note, beside_of_events, beside_table
 
     events, held, run_dir = read_run(run)
     story = observe.why(events, held=held, now_s=time.time() if held else None, everything=every)
+    beside = beside_of_events(events)
     if as_json:
-        print_json(story, run_dir=run_dir)
+        print_json(story, run_dir=run_dir, predicted=beside_data(beside))
     else:
         print(observe.render_why(story))
+        if beside:
+            print(f"\n{beside_table(beside).text()}\n{beside_note(beside)}")
+            print("outlast plan --from-run re-plans with what was seen.")
         points = observe.losses(events)
         if points:
             print(f"\nLoss\n{observe.plot(points)}")

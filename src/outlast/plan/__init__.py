@@ -2,7 +2,7 @@
 
 For: how reliable a job will be and what to do about it, from failure records to a design. It must never decide anything
 itself (the policies of `core.policy` do), nor touch a running job. Only `_design.py` writes files. Read first:
-`_model.py` (the class model), then `_simulate.py`, then `_planner.py`.
+`_model.py` (the class model), then `_kernel.py`, then `_planner.py`.
 """
 
 from __future__ import annotations

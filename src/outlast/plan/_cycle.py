@@ -31,10 +31,11 @@ class Cycle:
 
     def locate(self, position: Floats, interval: Floats) -> tuple[Floats, list[Floats]]:
         """(training seconds, per tier the base index of its last finished write) at a wall position."""
-        if position.size == 1:  # one large fleet: plain numbers are ten times as fast as arrays of one
-            trained, found = self._locate(position.item(), interval.item(), math.floor, min)
-            return np.array([trained]), [np.array([index], dtype=np.float64) for index in found]
         return self._locate(position, interval, np.floor, np.minimum)
+
+    def locate_one(self, position: float, interval: float) -> tuple[float, list[float]]:
+        """`locate` of one replication in plain numbers: ten times as fast as arrays of one."""
+        return self._locate(position, interval, math.floor, min)
 
     def _locate(self, position: Any, interval: Any, floor: Any, minimum: Any) -> tuple[Any, list[Any]]:
         spans = [interval + self.writes[0]]
@@ -55,9 +56,11 @@ class Cycle:
 
     def start_of(self, index: Floats, interval: Floats) -> Floats:
         """Wall position at which training of base interval `index` starts (all writes due before it done)."""
-        if index.size == 1:
-            return np.array([self._start_of(index.item(), interval.item(), math.floor)])
         return np.asarray(self._start_of(index, interval, np.floor))
+
+    def start_of_one(self, index: float, interval: float) -> float:
+        """`start_of` of one replication in plain numbers."""
+        return float(self._start_of(index, interval, math.floor))
 
     def _start_of(self, index: Any, interval: Any, floor: Any) -> Any:
         position = index * interval

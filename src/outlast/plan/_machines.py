@@ -6,6 +6,7 @@ between shrinking and waiting; the decision here is only carried out.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,8 +61,11 @@ class Machines:
         self.crew_free[rows, crew] = done
         return done
 
-    def take(self, rows: Ints, num: Floats, now: Floats, repair_s: Floats, belief: Belief) -> Taken:
-        """`num` machines of each row go to repair; spares fill in; what is then missing shrinks or stops the job."""
+    def take(self, rows: Ints, num: Floats, now: Floats, repair_s: Floats, belief: Callable[[], Belief]) -> Taken:
+        """`num` machines of each row go to repair; spares fill in; what is then missing shrinks or stops the job.
+
+        `belief` is asked only where the spares run out: forming it costs more than the rest.
+        """
         num = np.minimum(num, self.running[rows])
         done = self._finish_s(rows, now, repair_s)
         self._book(rows, done, num)
@@ -77,7 +81,7 @@ class Machines:
                 expected_wait_s=self.soonest[rows] - now,
                 reshape_s=self.job.reshape_s,
             )
-            allowed = np.asarray(self.policy.decide(belief, state).shrink) & (self.job.min_share < 1)
+            allowed = np.asarray(self.policy.decide(belief(), state).shrink) & (self.job.min_share < 1)
             newly = short & ~self.waiting[rows]
             shrunk = newly & allowed
             stops = newly & ~allowed

@@ -43,7 +43,8 @@ class Renewals:
 
     def __init__(self, classes: tuple[FailureClass, ...], mean_s: Floats, size: int, rng: np.random.Generator) -> None:
         self._rng, self._classes = rng, classes
-        shape = np.array([c.shape for c in classes])
+        self._shapes = [c.shape for c in classes]
+        shape = np.array(self._shapes)
         self._power = None if (shape == 1).all() else 1 / shape
         self._scale = mean_s / np.array([gamma(1 + 1 / s) for s in shape])
         self._repair = np.array([c.repair for c in classes])
@@ -64,6 +65,9 @@ class Renewals:
         self._left -= spent
 
     def consume(self, rows: Ints, kinds: Ints) -> None:
+        if len(rows) == 1 and self._shapes[kinds.item()] == 1:  # plain numbers: the fixed cost of arrays is the cost
+            self._left[kinds.item(), rows.item()] = self._scale[kinds.item()] * self._rng.standard_exponential()
+            return
         draws = self._rng.standard_exponential(len(rows))
         if self._power is not None:
             draws = draws ** self._power[kinds]
@@ -71,8 +75,10 @@ class Renewals:
 
     def repair_s(self, rows: Ints, kinds: Ints) -> Floats:
         taken = self._rng.random(len(rows)) < self._repair[kinds]
-        times = np.exp(self._mu[kinds] + self._sigma[kinds] * self._rng.standard_normal(len(rows)))
-        return np.where(taken, times, 0.0)
+        normal = self._rng.standard_normal(len(rows))
+        if not taken.any():
+            return np.zeros(len(rows))
+        return np.where(taken, np.exp(self._mu[kinds] + self._sigma[kinds] * normal), 0.0)
 
 
 class Replayed:
