@@ -358,7 +358,7 @@ class Coordinator:
         self.roster.drop(name, now_s)
         self.unheard.discard(name)
         fault = not planned_departure or name in self.current
-        self.reports.exited(exited, known.committed if known else None, fault)
+        self.reports.exited(exited, known.committed if known else None, fault, name in self.current)
         if fault and not exited.joined and exited.cause in ("exception", "exit"):
             self._failed_early(exited)
         if self.change is not None:
