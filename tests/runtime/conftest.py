@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import importlib.util
 import json
@@ -52,12 +53,20 @@ def processes(run_dir: Path) -> list[int]:
     return found
 
 
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
+
+
 class Fleet:
     """One run of the scenario. `options` of `outlast run`; `settings`: the run's configuration file."""
 
     def __init__(
         self, base: Path, faults: Sequence[Fault] = (), *, replicas: int, steps: int, spares: int = 0,
-        microbatches: int = 8, dtype: str = "float32", workers: int = 0, **settings: Any,
+        microbatches: int = 8, dtype: str = "float32", workers: int = 0,
+        gates: Sequence[int] = (), **settings: Any,
     ) -> None:  # fmt: skip
         self.base, self.faults = base, list(faults)
         self.shape = (steps, microbatches, dtype)
@@ -69,7 +78,29 @@ class Fleet:
         options = ["--config", str(config), "--replicas", str(replicas), "--spares", str(spares)]
         script = [str(SCRIPT), "--steps", str(steps), "--microbatches", str(microbatches), "--dtype", dtype]
         script += ["--workers", str(workers), "--out", str(self.out)]
+        self._gates = {}
+        for step in gates:
+            path = base / "gates" / str(step)
+            path.parent.mkdir(exist_ok=True)
+            self._gates[step] = path.open("w")
+            fcntl.flock(self._gates[step], fcntl.LOCK_EX)
+        script += ["--gates", str(base / "gates")] if gates else []
         self.driven = Driven(base / "run", options, script, self.faults)
+
+    def gate(self, step: int, what: str, test: Callable[[], bool]) -> None:
+        """Training waits before this step until `test()` holds."""
+        self.until(what, test)
+        self._gates.pop(step).close()
+
+    def served(self, replica: str) -> bool:
+        """Whether the order to serve it was given."""
+        return any(isinstance(e, ev.JoinerServed) and e.replica == replica for e in self.driven.events)
+
+    def caught_up(self, replica: str) -> bool:
+        return any(isinstance(e, ev.JoinerCaughtUp) and e.replica == replica for e in self.driven.events)
+
+    def exited(self, replica: str) -> bool:
+        return any(e.replica == replica for e in self.exits())
 
     def until(self, what: str, test: Callable[[], bool]) -> None:
         self.driven.until(what, test, PATIENCE_S, lambda: None)
@@ -79,6 +110,17 @@ class Fleet:
 
     def pid(self, replica: str) -> int:
         return next(e.pid for e in self.driven.events if isinstance(e, ev.ReplicaStarted) and e.replica == replica)
+
+    def state(self, replica: str) -> str:
+        """The kernel's letter for it; X if it is gone."""
+        return _state(self.pid(replica))
+
+    def coordinator_state(self) -> str:
+        started = [e for e in self.driven.events if isinstance(e, ev.CoordinatorStarted)]
+        return _state(started[-1].pid) if started else "?"
+
+    def parent(self, pid: int) -> int:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
     def started(self, replica: str) -> bool:
         return any(isinstance(e, ev.ReplicaStarted) and e.replica == replica for e in self.driven.events)

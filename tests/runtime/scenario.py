@@ -1,13 +1,14 @@
 """The training that faults are put into: small, and with everything that makes bits fragile.
 
-Several buckets of several blocks, BatchNorm, dropout, clipping, a scheduler, two parameter groups, a tied parameter, one
-that is never used and one that is first used late, so that its optimizer state appears in the middle of the run. Each
-replica that reaches the end writes what it has; `reference` is the same training by a fleet of one in this process.
+Several buckets of several blocks, BatchNorm, dropout, clipping, a scheduler, two parameter groups, a tied parameter,
+one that is never used and one that is first used late, so that its optimizer state appears in the middle of the run.
+Each replica that reaches the end writes what it has; `train` without a launcher is a fleet of one.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import hashlib
 import json
 import math
@@ -49,7 +50,16 @@ def data(microbatches: int) -> list[tuple[Tensor, Tensor]]:
     return [(row[0], row[1]) for row in tokens]
 
 
-def train(steps: int, microbatches: int, dtype: torch.dtype, workers: int = 0) -> tuple[Any, dict[str, Any]]:
+def pass_gate(gates: Path | None, step: int) -> None:
+    """Wait while the test holds the gate before this step."""
+    if gates is not None and (gates / str(step)).exists():
+        with (gates / str(step)).open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+
+
+def train(
+    steps: int, microbatches: int, dtype: torch.dtype, workers: int = 0, gates: Path | None = None
+) -> tuple[Any, dict[str, Any]]:
     """Run to the end: (this process's part, what it found)."""
     run = outlast.join()
     torch.manual_seed(3)
@@ -65,6 +75,7 @@ def train(steps: int, microbatches: int, dtype: torch.dtype, workers: int = 0) -
     losses: dict[int, float] = {}
     norms: dict[int, float | None] = {}
     for step in training.steps(until=steps):
+        pass_gate(gates, step.number)
         for tokens, targets in step:
             logits = model(tokens, late=step.number >= LATE).float()
             step.backward(functional.cross_entropy(logits, targets))
@@ -86,9 +97,10 @@ def main() -> None:
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--gates", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    run, found = train(args.steps, args.microbatches, getattr(torch, args.dtype), args.workers)
+    run, found = train(args.steps, args.microbatches, getattr(torch, args.dtype), args.workers, args.gates)
     part = args.out / f"{run.name}.{os.getpid()}.part"
     part.write_text(json.dumps(found))
     part.rename(args.out / f"{run.name}.json")

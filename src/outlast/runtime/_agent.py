@@ -67,6 +67,13 @@ class Agent:
         self._agenda: list[tuple[float, int, Any]] = []
         self._tie = 0
         self._retry_s = 0.02
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._asked = ""
+
+    def ask(self, reason: str) -> None:
+        """From a signal's handler: the launcher says that the run is over."""
+        self._asked = reason
+        os.eventfd_write(self._wake_fd, 1)
 
     # --- the loop ------------------------------------------------------------------------------------------------
     def run(self) -> int:
@@ -84,7 +91,10 @@ class Agent:
         heapq.heappush(self._agenda, (time.monotonic() + delay_s, self._tie, action))
 
     def _turn(self) -> None:
+        if self._asked:
+            self._stop(self._asked)
         poll = select.poll()
+        poll.register(self._wake_fd, select.POLLIN)
         by_fd = {rank.child.fd: rank for rank in self.ranks.values()}
         for fd in by_fd:
             poll.register(fd, select.POLLIN)
@@ -92,7 +102,9 @@ class Agent:
             poll.register(self.link.sock.fileno(), select.POLLIN)
         due = self._agenda[0][0] if self._agenda else time.monotonic() + 3600.0
         for fd, _ in poll.poll(max(0.0, due - time.monotonic()) * 1000.0):
-            if fd in by_fd:
+            if fd == self._wake_fd:
+                os.eventfd_read(fd)
+            elif fd in by_fd:
                 self._ended(by_fd[fd])
             else:
                 self._receive()
@@ -110,10 +122,10 @@ class Agent:
             self._at(self._retry_s, self._connect)
             return
         self._retry_s = 0.02
+        for exited in self.exits.values():  # before the list, from which their absence would speak less clearly
+            self._send(exited)
         members = (*self.ranks, *sorted(self.pending))
         self._send(m.AgentHello(agent=self.name, pid=os.getpid(), members=members, epoch=self.epoch))
-        for exited in self.exits.values():
-            self._send(exited)
 
     def _send(self, message: Any) -> None:
         if self.link is not None:
@@ -308,7 +320,10 @@ def _cpu_s(pid: int) -> float:
 def main() -> int:
     """Entry of the agent's process: its name, then the script's command."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return Agent(sys.argv[1], dict(os.environ), sys.argv[2:]).run()
+    agent = Agent(sys.argv[1], dict(os.environ), sys.argv[2:])
+    signal.signal(signal.SIGTERM, lambda *_: agent.ask("stopped"))
+    signal.signal(signal.SIGUSR1, lambda *_: agent.ask("finished"))
+    return agent.run()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ because every process dies with the one that started it.
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 import select
@@ -34,6 +35,7 @@ from outlast.runtime._wire import Link
 __all__ = ["Launcher", "Outcome"]
 
 _COORDINATOR_TRIES = 8  # restarts in a row without a minute of life between them
+_STOP_S = 5.0  # how long the coordinator may take to end the run when asked
 _TURN_S = 0.25  # how often the watcher is called at least
 
 
@@ -71,6 +73,7 @@ class Launcher:
     _restarts: list[float] = field(default_factory=list)
     _interrupts: int = 0
     _stopping: str = ""
+    _stop_by_s: float = math.inf
     _exit_code: int | None = None
     _told: int = 0
     _address: tuple[str, int] = ("127.0.0.1", 0)
@@ -207,6 +210,8 @@ class Launcher:
             self._agent_ended(agent, environ)
         if self._exit_code is None and self._lost_agents:
             self._tell_losses()
+        if time.monotonic() > self._stop_by_s:
+            self._insist()
         if self.watch is not None:
             self.watch()
 
@@ -222,8 +227,7 @@ class Launcher:
         ended = self._ended_code()
         if ended is not None:
             self._exit_code = ended
-            if ended != 0:
-                self._ask_agents_to_stop()
+            self._ask_agents_to_stop(finished=ended == 0 and not self._stopping)
             return
         self._restarts = [t for t in self._restarts if noticed - t < 60.0] + [noticed]
         if len(self._restarts) > _COORDINATOR_TRIES or self._stopping:
@@ -285,14 +289,25 @@ class Launcher:
             self._exit_code = 130
             self._kill_everything()
         elif self._exit_code is None:
+            self._stop_by_s = time.monotonic() + _STOP_S
             self._tell([m.Stop(reason=self._stopping)])
         else:
             self._ask_agents_to_stop()
 
-    def _ask_agents_to_stop(self) -> None:
-        """The coordinator is gone and cannot tell them."""
+    def _insist(self) -> None:
+        """Who was asked to stop and does not (it may be stopped itself) is killed: the coordinator, then the agents."""
+        if self._coordinator is not None:
+            self._coordinator.send(signal.SIGKILL)
+        elif self._exit_code is not None:
+            for agent in self._agents:
+                agent.child.send(signal.SIGKILL)
+
+    def _ask_agents_to_stop(self, finished: bool = False) -> None:
+        """The coordinator is gone, and perhaps could not tell them. After a good end scripts may take their time."""
+        if not finished:
+            self._stop_by_s = time.monotonic() + _STOP_S
         for agent in self._agents:
-            agent.child.send(signal.SIGTERM)
+            agent.child.send(signal.SIGUSR1 if finished else signal.SIGTERM)
 
     def _kill_everything(self) -> None:
         children = [agent.child for agent in self._agents]

@@ -127,7 +127,10 @@ class MemberLink:
         message = link.receive(_decoder)
         if isinstance(message, HeartbeatReply):
             if message.epoch >= self.member.epoch:
+                lapsed = time.monotonic() > self.member.lease_until_s
                 self.member.renewed(message.sent_s + self._lease_s)
+                if lapsed:
+                    self.wake()
             return
         if isinstance(message, m.Probe):
             self._asked(message)

@@ -223,7 +223,7 @@ class Mesh:
         self.boxes: dict[tuple[type, int, int], dict[str, Any]] = defaultdict(dict)
         self.left: set[str] = set()
         self.answered: set[str] = set()
-        self.ping_wanted = self.pinged = False
+        self.ping_wanted = False
         self.wake_fd = wake_fd
         self._wake_fd, self._abandoned, self._patience, self._on_stall = wake_fd, abandoned, patience, on_stall
         self._probe = probe
@@ -313,8 +313,9 @@ class Mesh:
             self.send(name, message)
 
     def send(self, name: str, message: Any) -> None:
-        if name not in self._probe.muted:
-            self.conns[name].send(message)
+        conn = self.conns.get(name)  # none while the mesh forms
+        if conn is not None and name not in self._probe.muted:
+            conn.send(message)
 
     # --- waiting -------------------------------------------------------------------------------------------------
     def collect(self, kind: type, step: int, bucket: int, phase: Phase, names: list[str] | None = None) -> Any:
@@ -332,8 +333,10 @@ class Mesh:
 
     def _same_end(self, kind: type, step: int, absent: list[str]) -> None:
         """Who waits for the end of the run while others train on would wait for ever, and so would they."""
-        other = Ready if kind is Final else Final if kind is Ready else None
-        differ = [name for name in absent if other is not None and name in self.boxes.get((other, step, 0), ())]
+        if kind not in (Final, Ready):
+            return
+        other = Ready if kind is Final else Final
+        differ = [name for name in absent if name in self.boxes.get((other, step, 0), ())]
         if differ:
             what = "train on" if kind is Final else "ended their loop"
             raise StepMisuse(
@@ -437,7 +440,7 @@ class Mesh:
     def ping(self) -> None:
         """Ask every peer for a sign of life on this mesh; answers gather in `answered`."""
         self.answered.clear()
-        self.ping_wanted, self.pinged = False, True
+        self.ping_wanted = False
         self.broadcast(_Ping())
 
     # --- leaving -------------------------------------------------------------------------------------------------

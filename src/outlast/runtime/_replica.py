@@ -7,6 +7,7 @@ coordinator's word, or a deadline. An exception between verdict and commit leave
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import defaultdict
@@ -47,6 +48,8 @@ from outlast.runtime._wire import Heartbeat
 
 __all__ = ["Replica"]
 
+_ANSWERS_S = 0.25  # how long answers to a ping are collected before they are reported
+
 
 class Replica:
     """See the module."""
@@ -78,6 +81,8 @@ class Replica:
 
     def _make_link(self) -> MemberLink | SoloLink:
         env = self.env
+        if env.coordinator is not None and env.config.lease_s < math.inf:
+            self.member.lease_until_s = 0.0  # until the first heartbeat was answered
         if env.coordinator is None:
             return SoloLink(self.member, self.lock)
         return MemberLink(
@@ -113,17 +118,20 @@ class Replica:
             )  # fmt: skip
 
     def _asked(self, probe: m.Probe) -> None:
-        """The coordinator wants to know which paths work: the training thread pings, a timer reports."""
+        """The coordinator wants to know which paths work: asks the training thread to ping, if it waits or once it
+        does."""
         mesh = self.mesh
-        if mesh is None or mesh.view.id != probe.view:
-            return
-        mesh.ping_wanted = True
+        if mesh is not None and mesh.view.id == probe.view:
+            mesh.ping_wanted = True
+
+    def _ping(self, mesh: Mesh) -> None:
+        """Ping all; a timer reports who answered. Counted from the pings: who was busy until now reaches everybody."""
+        mesh.ping()
 
         def report() -> None:
-            if mesh.pinged:
-                self.link.send([m.Rows(member=self.env.me, view=probe.view, reached=tuple(sorted(mesh.answered)))])
+            self.link.send([m.Rows(member=self.env.me, view=mesh.view.id, reached=tuple(sorted(mesh.answered)))])
 
-        timer = threading.Timer(0.25, report)
+        timer = threading.Timer(_ANSWERS_S, report)
         timer.daemon = True
         timer.start()
 
@@ -243,7 +251,7 @@ class Replica:
     def _over(self, view: View) -> bool:
         mesh = self.mesh
         if mesh is not None and mesh.ping_wanted:
-            mesh.ping()
+            self._ping(mesh)
         return self.member.over(view.id) or self.member.evicted is not None or self.member.closed is not None
 
     def _remember_peers(self, view: View) -> None:
@@ -298,9 +306,11 @@ class Replica:
         self.link.send([formed])
         self._left_at_s = self._committed_at_s = 0.0
         self._last_plan = plan
-        if self.engine.meta is not None and view.members[0] == self.env.me and self.member.keeps_output:
-            for name in view.attached:
-                self._stream(name).put(*self.engine.portion(self.engine.meta.step, (), whole=True))
+        whole = view.members[0] == self.env.me and self.member.keeps_output and self.engine.meta is not None
+        for name in view.attached:
+            stream = self._stream(name)  # a spare that became a member has none yet
+            if whole and self.engine.meta is not None:
+                stream.put(*self.engine.portion(self.engine.meta.step, (), whole=True))
         shares = self._standard_share(view)
         self.engine.samples.expect(lambda step: shares, self.member.committed)
 

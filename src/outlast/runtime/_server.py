@@ -21,10 +21,13 @@ import msgspec
 
 from outlast.config import RunConfig
 from outlast.core import events
+from outlast.core.phases import Phase
 from outlast.core.protocol import Coordinator, Settings
 from outlast.core.protocol import messages as m
+from outlast.core.protocol._reports import Fault
 from outlast.errors import WireRefusal
 from outlast.journal import Journal
+from outlast.runtime._probe import Probe
 from outlast.runtime._shared import Progress, Region
 from outlast.runtime._speaker import check_speaker
 from outlast.runtime._wire import (
@@ -52,14 +55,16 @@ class Server:
     def __init__(self, journal: Journal, config: RunConfig, secret: bytes, progress: Progress) -> None:
         self.journal, self.secret, self.progress = journal, secret, progress
         self.epoch = journal.claim("coordinator")
+        self.probe = Probe(f"coordinator.{self.epoch}", os.environ.get("OUTLAST_FAULTS"))
         stored = journal.get(_RECORD)
         record = msgspec.msgpack.decode(stored, type=m.Record) if stored else None
         settings = Settings(
-            num_replicas=config.replicas, num_spares=config.spares, ack_s=config.ack_s, lease_s=config.lease_s,
-            start_s=config.start_s, formation_s=config.formation_s, outside_s=config.outside_s,
-            max_restarts=config.max_restarts, backoff_s=config.restart_backoff_s,
+            num_replicas=config.replicas, num_spares=config.spares, num_agents=config.agents, ack_s=config.ack_s,
+            lease_s=config.lease_s, start_s=config.start_s, formation_s=config.formation_s,
+            outside_s=config.outside_s, max_restarts=config.max_restarts, backoff_s=config.restart_backoff_s,
         )  # fmt: skip
         self.coordinator = Coordinator(settings, self.epoch, record)
+        self.coordinator.reports.faults = _unreported(journal)
         self.finished: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.writers: dict[str, asyncio.StreamWriter] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -153,6 +158,8 @@ class Server:
             self.write("refused", reason=reason, peer=peer, count=1)
 
     def _beat(self, name: str, beat: Heartbeat) -> None:
+        if self._superseded():  # a stale coordinator must prolong nobody's lease
+            return
         self._beats[name] = beat
         writer = self.writers.get(name)
         if writer is not None:
@@ -172,7 +179,12 @@ class Server:
         if self._losses and beat is not None:
             losses, self._losses = sorted(self._losses.items()), {}
             self._next_loss = losses[-1][0] + 1
-            self.write("progress", view=list(beat.view), stable=beat.stable, losses=losses, step_s=beat.step_s)
+            members = self.coordinator.view.members if self.coordinator.view is not None else ()
+            messages = sum(self._beats[member].sent_messages for member in members if member in self._beats)
+            self.write(
+                "progress", view=list(beat.view), stable=beat.stable, losses=losses, step_s=beat.step_s,
+                messages=messages,
+            )  # fmt: skip
 
     # --- the machine ---------------------------------------------------------------------------------------------
     def handle(self, event: Any) -> None:
@@ -195,13 +207,23 @@ class Server:
         data = msgspec.msgpack.encode(record)
         if data == self._stored:
             return
+        newest = record.planned or record.view
+        self.probe(Phase.PERSIST, newest.id.n if newest else 0)
         if not self.journal.put(self.epoch, _RECORD, data):
             self.handle(m.Superseded())
             return
         self._stored = data
 
+    def _superseded(self) -> bool:
+        """Whether a newer coordinator holds the epoch; then this one stops."""
+        if self.journal.epoch > self.epoch and not self.finished.done():
+            self.handle(m.Superseded())
+        return self.finished.done()
+
     def _tell(self, tell: m.Tell) -> None:
         data = frame(tell.message)
+        if isinstance(tell.message, m.Install | m.Notify | m.Take):
+            self.probe(Phase.TELL, _number(tell.message))
         for name in tell.to:
             writer = self.writers.get(name)
             if writer is not None:
@@ -243,6 +265,24 @@ class Server:
             story = [entry.event for entry in self.journal.events()]
             end = msgspec.structs.replace(end, seconds=accounting([*story, end]).seconds())
         self.journal.append(end)
+
+
+def _unreported(journal: Journal) -> list[Fault]:
+    """Deaths that an earlier coordinator wrote down and did not live to report as recovered from."""
+    events_ = [entry.event for entry in journal.events(kinds=[events.ReplicaExited, events.Recovery])]
+    told = {e.replica for e in events_ if isinstance(e, events.Recovery)}
+    return [
+        Fault(e.cause, e.replica, e.noticed_by, 0.0, 0.0, e.detail)
+        for e in events_
+        if isinstance(e, events.ReplicaExited) and e.replica not in told and e.cause not in ("left", "finished")
+    ]
+
+
+def _number(message: m.Install | m.Notify | m.Take) -> int:
+    """The view that a message is about."""
+    if isinstance(message, m.Take):
+        return message.order.next.id.n if message.order.next is not None else message.order.view.n
+    return message.view.n if isinstance(message, m.Notify) else message.view.id.n
 
 
 async def _read_frame(reader: asyncio.StreamReader) -> bytes:

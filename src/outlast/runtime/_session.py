@@ -25,7 +25,7 @@ from torch import Tensor
 
 from outlast.core.phases import Phase
 from outlast.core.protocol import Compute, Exchange, Leave
-from outlast.errors import ConfigError, MembershipError, StepMisuse, ViewAbandoned
+from outlast.errors import ConfigError, Evicted, MembershipError, StepMisuse, ViewAbandoned
 from outlast.runtime._data import Samples
 from outlast.runtime._engine import Engine, Meta
 from outlast.runtime._environment import Environment
@@ -242,11 +242,18 @@ class Training:
                 yield from self._one(todo)
             elif isinstance(todo, Exchange):
                 self._exchange(todo)
+        if engine.meta is None or engine.meta.step != step:  # it was given a newer state: the loop has missed steps
+            raise Evicted(
+                f"the run went on without this replica after step {step}", where=f"replica {replica.env.me}",
+                did="it is started again", remedy="outlast why says more",
+            )  # fmt: skip
         replica.enter(Phase.BODY)  # the loop's own time: an evaluation may take as long as it likes
 
     def _one(self, todo: Compute) -> Iterator[Any]:
         replica = self.replica
-        replica.enter(Phase.RECOMPUTE if todo.orphan else Phase.LOAD, todo.microbatch)
+        if todo.orphan:
+            replica.enter(Phase.RECOMPUTE, todo.microbatch)
+        replica.enter(Phase.LOAD, todo.microbatch)
         batch = self.engine.prepare(todo.step, todo.microbatch)
         self._current, self._loss = todo, None
         replica.enter(Phase.BODY, todo.microbatch)

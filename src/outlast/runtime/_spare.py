@@ -113,6 +113,7 @@ class Spare:
             self._load()
         if not self._loaded:
             return
+        replayed = self.member.committed
         while (pieces := self._steps.get(self.member.committed)) is not None and pieces.covers(self._numels):
             self.enter(Phase.JOIN_REPLAY)
             for (bucket, lo, hi), data in pieces.slices.items():
@@ -122,6 +123,8 @@ class Spare:
             with self.lock:
                 del self._steps[self.member.committed]
                 self.member.replayed(self.member.committed + 1, keeps_output=True)
+        if self.member.committed > replayed:
+            self.enter(Phase.JOIN_READY)  # what follows is a wait for others, however long they take
         if len(self._steps) <= 1 and self.member.state == "joining":
             self.enter(Phase.JOIN_READY)
             with self.lock:

@@ -17,10 +17,12 @@ __all__ = ["Evidence", "Verdict", "judge", "vertex_cover"]
 
 _WAITING = frozenset(
     {
-        Phase.SCATTERED, Phase.GATHERED, Phase.HEADER, Phase.ROLL_CALL, Phase.CONNECT, Phase.FINAL,
-        Phase.HAND_OVER_SEND, Phase.HAND_OVER_RECEIVE,
+        Phase.SCATTERED, Phase.GATHERED, Phase.HEADER, Phase.LEAVE, Phase.CONNECT, Phase.ROLL_CALL,
+        Phase.HAND_OVER_SEND, Phase.HAND_OVER_RECEIVE, Phase.FINAL, Phase.DEPART, Phase.JOIN_HELLO,
+        Phase.JOIN_SNAPSHOT, Phase.JOIN_READY,
     }
 )  # fmt: skip
+"""Phases that last as long as somebody else takes."""
 _EXACT_UP_TO = 16
 
 
@@ -57,9 +59,9 @@ def judge(evidence: Evidence, outside_s: float) -> Verdict:
         if e.waited_s >= e.deadline_s:
             return Verdict(decision="evict", reason=f"stopped; a peer waited {e.waited_s:.2f} s for it")
         return Verdict(decision="wait", reason="stopped, within the deadline")
-    if e.phase in _WAITING:
-        return Verdict(decision="probe", reason="it waits inside the exchange too")
-    limit = e.allowed_s if e.phase in OWNED else outside_s
+    if e.phase in _WAITING and not e.cpu_advanced and e.state != "R":
+        return Verdict(decision="probe", reason="it waits for others too")
+    limit = min(e.allowed_s, outside_s) if e.phase in OWNED else outside_s
     if e.phase not in OWNED and e.silent_s > outside_s:
         return Verdict(decision="evict", reason=f"the loop's body was silent for {e.silent_s:.1f} s (outside_s)")
     if e.cpu_advanced or e.state == "R":

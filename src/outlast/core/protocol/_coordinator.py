@@ -58,6 +58,8 @@ class Coordinator:
         self.reports = Reports(self.journal)
         self.stalls: dict[str, m.Stalled] = {}
         self.rows: dict[str, m.Rows] = {}
+        self.idle: set[str] = set()  # members that only wait, as their agents say, while paths are probed
+        self.probing: ViewId | None = None
         self.done: dict[ViewId, set[str]] = {}
         self.failures = Failures()
         self._out: list[m.Action] = []
@@ -228,8 +230,7 @@ class Coordinator:
             return
         if left.view >= change.upto:
             _change.acknowledge(self, left.member)
-        for name in left.stale:
-            _change.demote(self, name)
+        change.stale.update(left.stale)
         for name in left.suspects:
             self.reports.noticed(name, left.member, left.at_s)
             change.doubts.add((left.member, name))

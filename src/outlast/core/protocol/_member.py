@@ -366,6 +366,7 @@ class Member:
         here. A spare that is ahead of the survivors (the donor died) can then hand it over, where otherwise the
         survivors would count as stale and be thrown away."""
         self.committed, self.keeps_output = committed, keeps_output
+        self.held.clear()  # a microbatch may have been finished after its step was given up
 
     def caught_up(self, committed: int) -> list[m.ToCoordinator]:
         """A joiner replayed up to `committed` and is at most one step behind (18)."""

@@ -66,8 +66,8 @@ def _serve_all(c: Coordinator, view: View) -> None:
         c.roster.mark(name, "joining")
         peer.serve = (c.epoch, c.num_serves)
         order = _order(c, "serve", joiner=name, serve=peer.serve)
-        newest = max(c.roster.peers[member].committed for member in view.members)
-        c.journal("joiner_served", replica=name, step=newest, donors=list(view.members))
+        step = max(c.roster.peers[member].committed for member in view.members)
+        c.journal("joiner_served", replica=name, step=step, donors=list(view.members))
         c.tell([name], m.BeginServe(epoch=c.epoch, donors=view.members, serve=peer.serve))
         c.tell(view.members, m.Take(epoch=c.epoch, order=order, addresses={name: peer.address}))
 

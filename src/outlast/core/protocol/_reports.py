@@ -37,6 +37,8 @@ class Reports:
         self._noticed.setdefault(victim, (by, at_s))
 
     def exited(self, exited: m.Exited, step: int | None, fault: bool) -> None:
+        if any(known.member == exited.member for known in self.faults):
+            return  # an earlier coordinator wrote it down
         by, at_s = self._noticed.pop(exited.member, ("agent", exited.noticed_at_s))
         self.journal(
             "replica_exited", replica=exited.member, cause=exited.cause, detail=exited.detail, noticed_by=by, step=step

@@ -46,9 +46,12 @@ def examined(c: Coordinator, now_s: float, seen: m.Examined) -> None:
         c.kill(seen.member, verdict.reason)
     elif verdict.decision == "probe" and asked is not None:
         newest = c.planned if c.planned is not None and asked.view == c.planned.id else c.view
-        c.rows.clear()
-        c.tell(newest.members, m.Probe(epoch=c.epoch, view=newest.id))
-        c.timer(f"probe:{newest.id}", c.settings.doubt_s)
+        c.idle.add(seen.member)
+        if c.probing != newest.id:
+            c.probing = newest.id
+            c.rows.clear()
+            c.tell(newest.members, m.Probe(epoch=c.epoch, view=newest.id))
+            c.timer(f"probe:{newest.id}", 2.0 * c.settings.doubt_s)
 
 
 def rows(c: Coordinator, message: m.Rows) -> None:
@@ -58,26 +61,30 @@ def rows(c: Coordinator, message: m.Rows) -> None:
 
 def probed(c: Coordinator, name: str) -> None:
     """The time for answers to the probe of view `name` is over: cut the broken paths."""
+    idle, c.idle, c.probing = c.idle, set(), None
     view = next((v for v in (c.view, c.planned) if v is not None and f"probe:{v.id}" == name), None)
     if view is None or c.change is not None:
         return
     answers = {member: row.reached for member, row in c.rows.items() if row.view == view.id}
     alive = set(c.roster.alive(view.members))
+    answers = {member: reached for member, reached in answers.items() if member in alive}
+    # Both must miss the other: who was busy when it was pinged reaches everybody once it pings itself. And who only
+    # waits, as its agent says, but neither pings nor answers, hangs.
     pairs = {
         (member, other)
         for member, reached in answers.items()
-        for other in alive
-        if other != member and member in alive and other in answers and other not in reached
+        for other in alive - {member} - set(reached)
+        if (member not in answers[other] if other in answers else other in idle)
     }
     if pairs:
         cut(c, pairs, "no path between two members")
 
 
 def cut(c: Coordinator, pairs: Iterable[tuple[str, str]], why: str) -> None:
-    """Evict a minimum vertex cover of the broken pairs."""
+    """Evict a minimum vertex cover of the broken pairs; of two, who does not answer the coordinator either."""
     members = c.view.members if c.view else ()
     age = {name: index for index, name in enumerate(members)}
-    reachable = set(c.rows) or set(c.roster.alive(age))
+    reachable = c.change.acked if c.change is not None else set(c.rows)
     for name in vertex_cover(pairs, reachable=reachable, age=age):
         if c.change is not None:
             c.condemn(name, why)

@@ -1,0 +1,52 @@
+"""Spares take over, the dead are replaced and join again: membership shrinks and grows, the bits stay."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from outlast.runtime._probe import Fault
+
+pytestmark = pytest.mark.process
+
+
+def fault(replica: str, phase: str, action: Any = "SIGKILL", **where: Any) -> Fault:
+    return Fault(replica=replica, phase=phase, action=action, **where)
+
+
+def test_a_spare_takes_over_and_the_dead_come_back(fleet: Callable[..., Any]) -> None:
+    """r1 dies in an exchange: the spare is in its place at once. Its successor dies while it receives its snapshot; the
+    next one joins and becomes the spare. Then a member is asked to leave, and the spare takes its place too."""
+    run = fleet(
+        fault("r1.1", "gather", step=5),
+        fault("r1.2", "join_snapshot"),
+        replicas=2, spares=1, steps=20, gates=(1, 4, 7, 10, 13, 16),
+    )  # fmt: skip
+    run.gate(1, "the spare was served", lambda: run.served("r2.1"))
+    run.gate(4, "it had caught up", lambda: run.caught_up("r2.1"))
+    run.gate(7, "a new process was served", lambda: run.served("r1.2"))
+    run.gate(10, "another one was served", lambda: run.served("r1.3"))
+    run.gate(13, "it had caught up", lambda: run.caught_up("r1.3"))
+    assert set(run.driven.members) == {"r0.1", "r2.1"}
+    run.strike(run.pid("r0.1"), signal.SIGTERM)
+    run.gate(16, "the leaver's place was given away", lambda: "r1.3" in run.driven.members)
+    run.until("it had left", lambda: run.exited("r0.1"))
+    run.assert_unchanged(survivors={"r2.1", "r1.3"}, recoveries=2)
+    assert [e.cause for e in run.exits() if e.replica == "r0.1"] == ["left"]
+
+
+def test_donors_die_while_they_serve(fleet: Callable[..., Any]) -> None:
+    """The snapshot of one donor never comes, then the stream of another ends: the joiner asks to be served again."""
+    run = fleet(
+        fault("r2.1", "serve_snapshot"),
+        fault("r1.1", "serve_stream", step=6),
+        replicas=3, spares=1, steps=20, max_restarts=0, gates=(1, 4, 7, 10), dtype="bfloat16",
+    )  # fmt: skip
+    run.gate(1, "the spare was served", lambda: run.served("r3.1"))
+    run.gate(4, "a donor had died and the spare was served again", lambda: run.exited("r2.1"))
+    run.gate(7, "another donor had died", lambda: run.exited("r1.1"))
+    run.gate(10, "the spare was a member", lambda: "r3.1" in run.driven.members or run.caught_up("r3.1"))
+    run.assert_unchanged(survivors={"r0.1", "r3.1"}, recoveries=2)

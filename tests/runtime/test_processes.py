@@ -1,0 +1,98 @@
+"""The processes beside the replicas die or are stopped; the user stops the run; user code raises."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outlast.core import events as ev
+from outlast.runtime._probe import Fault
+
+pytestmark = pytest.mark.process
+
+
+def state(pid: int) -> str:
+    """The kernel's letter for a process; X if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
+
+
+def fault(replica: str, phase: str, action: Any = "SIGKILL", **where: Any) -> Fault:
+    return Fault(replica=replica, phase=phase, action=action, **where)
+
+
+def test_the_coordinator_dies_in_view_changes(fleet: Callable[..., Any]) -> None:
+    """Killed before the successor view is durable, after it is durable but not told, and half-way through a notice."""
+    run = fleet(
+        fault("r1", "reduce", step=2),
+        fault("coordinator.1", "persist", step=2),
+        fault("r2", "body", step=4),
+        fault("coordinator.2", "tell", count=2),
+        fault("r3", "optimizer", step=6),
+        fault("coordinator.3", "tell", count=1),
+        replicas=5, steps=10, max_restarts=0,
+    )  # fmt: skip
+    run.assert_unchanged(survivors={"r0.1", "r4.1"}, recoveries=6)
+    assert sorted(r.cause for r in run.driven.recoveries()) == ["coordinator"] * 3 + ["signal"] * 3
+
+
+def test_the_coordinator_is_stopped_and_goes_on(fleet: Callable[..., Any]) -> None:
+    """It sleeps through a death, and through the notice of it."""
+    run = fleet(
+        fault("coordinator", "tell", "SIGSTOP", step=1, count=2),
+        fault("r1", "gathered", step=3),
+        replicas=3, steps=8, max_restarts=0,
+    )  # fmt: skip
+    run.until("the coordinator was stopped", lambda: run.coordinator_state() == "T")
+    run.strike(run.driven.coordinator_pid, signal.SIGCONT)
+    run.assert_unchanged(survivors={"r0.1", "r2.1"}, recoveries=1)
+
+
+def test_an_agent_takes_its_replicas_with_it(fleet: Callable[..., Any]) -> None:
+    """Two agents on this machine; the second dies, and its replicas come back under its successor."""
+    run = fleet(replicas=4, agents=2, steps=12, gates=(3, 6, 9))
+    run.until("steps were made", lambda: run.driven.step == 2)
+    under = {e.agent for e in run.driven.events if isinstance(e, ev.ReplicaStarted)}
+    assert len(under) == 2
+    agent = run.parent(run.pid("r1.1"))
+    run.strike(agent)
+    back = ("r1.2", "r3.2")
+    run.gate(3, "they were back", lambda: all(map(run.served, back)))
+    run.gate(6, "they had caught up", lambda: all(map(run.caught_up, back)))
+    run.gate(9, "they were members", lambda: {*back} <= set(run.driven.members))
+    run.assert_unchanged(survivors={"r0.1", "r2.1", *back}, recoveries=2)
+    assert {r.cause for r in run.driven.recoveries()} == {"agent_lost"}
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_interrupted(fleet: Callable[..., Any], times: int) -> None:
+    """Ctrl-C ends the run in order, twice at once; nothing is left even if replicas are stopped."""
+    run = fleet(fault("r1", "body", "SIGSTOP", step=2), replicas=2, steps=100_000, stall_floor_s=60.0)
+    run.until("steps were made", lambda: run.driven.step >= 0 and run.state("r1.1") == "T")
+    pids = [e.pid for e in run.driven.events if isinstance(e, ev.ReplicaStarted | ev.CoordinatorStarted)]
+    for _ in range(times):
+        run.strike(run.driven.process.pid, signal.SIGINT)
+    assert run.finish() == 130
+    assert {state(pid) for pid in pids} <= {"X", "Z"}
+
+
+def test_one_replica_raises_and_another_takes_its_microbatch(fleet: Callable[..., Any]) -> None:
+    run = fleet(fault("r1", "body", "raise", step=3), replicas=2, steps=8, max_restarts=0)
+    run.assert_unchanged(survivors={"r0.1"}, recoveries=1)
+    assert "InjectedFault" in run.driven.recoveries()[0].detail
+
+
+def test_the_same_microbatch_on_two_replicas_ends_the_run(fleet: Callable[..., Any]) -> None:
+    faults = [fault(f"r{i}", "backward", "raise", step=3, microbatch=2) for i in range(3)]
+    run = fleet(*faults, replicas=3, steps=8)
+    assert run.finish() == 5
+    (ended,) = [e for e in run.driven.events if isinstance(e, ev.RunFinished)]
+    assert "step 3, microbatch 2" in ended.detail
+    out, err = run.driven.process.communicate()
+    assert (out + err).count("InjectedFault: ") == 1
