@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
+import signal
 import socket
 import struct
 import subprocess
@@ -17,11 +19,12 @@ import pytest
 
 from outlast.core import events as ev
 from outlast.journal import Journal
+from outlast.prove._drive import Driven
 
 pytestmark = pytest.mark.process
 
 SCRIPT = """
-import sys, torch, outlast
+import sys, threading, torch, outlast
 what = sys.argv[1]
 run = outlast.join()
 torch.manual_seed(0)
@@ -30,14 +33,19 @@ if what == "differs" and run.name.startswith("r1."):
     torch.nn.init.zeros_(model.bias)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 training = run.protect(model, optimizer, list(torch.ones(64, 4)), global_batch_size=8, microbatches=2)
-for step in training.steps(until=4):
+for step in training.steps(until=int((*sys.argv, 4)[2])):
     for batch in step:
         if what == "bug" and step.number == 2:
             raise LookupError("a bug of mine")
         step.backward(model(batch).mean())
     print(f"step {step.number} is over")
+    if what == "slow":
+        threading.Event().wait(0.02)
     if what == "break" and step.number == 1:
         break
+if len(sys.argv) > 3 and run.is_writer:
+    with open(sys.argv[3], "w") as file:
+        file.write(training.fingerprint())
 """
 
 
@@ -101,10 +109,10 @@ def test_all_may_break_out_of_the_loop_after_the_same_step(tmp_path: Path) -> No
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 256 KiB."""
+    """A file system of 4 MiB."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)]
     if os.getuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
         pytest.skip("a file system can be mounted by root alone")
     yield disk
@@ -112,7 +120,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_under_the_run_directory(small_disk: Path, tmp_path: Path) -> None:
-    (small_disk / "ballast").write_bytes(b"x" * (250 << 10))
+    (small_disk / "ballast").write_bytes(b"x" * (4090 << 10))
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     command = [sys.executable, "-m", "outlast", "run", "--run-dir", str(small_disk / "run"), str(script), "well"]
@@ -121,6 +129,26 @@ def test_a_full_disk_under_the_run_directory(small_disk: Path, tmp_path: Path) -
     assert "full" in done.stderr or "No space left" in done.stderr
     assert "remedy" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_disk_that_fills_while_training(small_disk: Path, tmp_path: Path) -> None:
+    """Logs and events find no room; the run goes on, survives a death, and has the bits of a fleet of one."""
+    script, told, alone = tmp_path / "train.py", tmp_path / "told", tmp_path / "alone"
+    script.write_text(SCRIPT)
+    with Driven(small_disk / "run", ["--replicas", "2"], [str(script), "slow", "300", str(told)]) as driven:
+        driven.until("training went on", lambda: driven.step >= 2, 85.0, lambda: None)
+        with contextlib.suppress(OSError), (small_disk / "ballast").open("wb", buffering=0) as file:
+            for size in (1 << 14, 1 << 10, 1):
+                with contextlib.suppress(OSError):
+                    while file.write(b"x" * size):
+                        pass
+        assert os.statvfs(small_disk).f_bavail == 0
+        victim = next(e.pid for e in driven.events if isinstance(e, ev.ReplicaStarted) and e.replica == "r1.1")
+        os.kill(victim, signal.SIGKILL)
+        code = driven.finish(85.0, lambda: None)
+        assert code == 0, driven.process.communicate()
+    subprocess.run([sys.executable, str(script), "well", "300", str(alone)], check=True, timeout=60)
+    assert told.read_text() == alone.read_text()
 
 
 def test_strangers_at_the_port_do_not_touch_the_run(fleet: Callable[..., Any]) -> None:
