@@ -73,7 +73,7 @@ def extra_bytes(call: Callable[[], torch.Tensor]) -> int:
     before = _status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
     result = call()
-    return _status("VmHWM") - before - result.numel() * result.element_size()
+    return max(0, _status("VmHWM") - before - result.numel() * result.element_size())
 
 
 def _status(key: str) -> int:

@@ -156,7 +156,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
-    available, records, holds = rules(), [], True
+    available, records, worst_of = rules(), [], dict[str, float]()
     for data in options.data.split(","):
         alpha = None if data == "iid" else float(data)
         for label in options.rules.split(","):
@@ -172,12 +172,14 @@ def main(argv: list[str] | None = None) -> int:
                 records.append(
                     {"data": data, "rule": label, "f": num_liars, "attack": attack, "clean": clean, "accuracy": found}
                 )
-                holds &= label != "nnm+trimmed_mean" or (alpha or 1) < 1 or worst <= 4.0
-    print(f"\nNNM + trimmed mean within 4 points of the clean run, iid and alpha >= 1, every seed: {holds}")
+                if label == "nnm+trimmed_mean":
+                    worst_of[data] = max(worst_of.get(data, 0.0), worst)
+    print("\nNNM + trimmed mean, points lost by the worst seed under the worst attack (aim: 4 for iid and alpha >= 1):")
+    print("  " + ", ".join(f"{data}: {worst:.1f}" for data, worst in worst_of.items()))
     if options.json:
         setting = {"rows": NUM_ROWS, "steps": options.steps, "seeds": options.seeds, "torch": torch.__version__}
         options.json.write_text(json.dumps({"setting": setting, "records": records}, indent=1))
-    return 0 if holds else 1
+    return int(any(worst > 4.0 for data, worst in worst_of.items() if data == "iid" or float(data) >= 1.0))
 
 
 def _spread(values: list[float]) -> str:

@@ -27,7 +27,7 @@ SEED = 7
 
 
 def full_model(accelerators: int = 10_000) -> Job:
-    """Every mechanism at once: masking, prediction, silent errors, stragglers, preemption, bursts, repair, three tiers."""
+    """All at once: masking, prediction, silent errors, stragglers, preemption, bursts, repair, three tiers."""
     classes = (
         FailureClass(
             name="hardware", node_mtbf_h=25_568.0, masked=0.5, predicted=0.3, precision=0.8, repair=0.6, severity=1
@@ -44,9 +44,16 @@ def full_model(accelerators: int = 10_000) -> Job:
         Tier(name="store", write_s=60.0, recovery_s=900.0, every=16),
     )
     return Job(
-        classes=classes, accelerators=accelerators, days=30.0, tiers=tiers, spares=20 * accelerators // 10_000, min_share=0.9,
-        burst_variance=0.3, hardware=(Hardware(share=0.8), Hardware(share=0.2, rate=1.5, speed=0.95)), balanced=True,
-    )  # fmt: skip
+        classes=classes,
+        accelerators=accelerators,
+        days=30.0,
+        tiers=tiers,
+        spares=20 * accelerators // 10_000,
+        min_share=0.9,
+        burst_variance=0.3,
+        hardware=(Hardware(share=0.8), Hardware(share=0.2, rate=1.5, speed=0.95)),
+        balanced=True,
+    )
 
 
 def reduced_model() -> Job:
@@ -167,9 +174,13 @@ def _timed(run: Any, job: Job, replications: int) -> dict[str, float]:
     ratios = [ratio for ratio, _ in results]
     events = sum(count for _, count in results)
     return {
-        "replications": replications, "seconds": seconds, "per_minute": 60 * replications / seconds, "ettr": float(np.mean(ratios)),
-        "ettr_error": float(np.std(ratios) / np.sqrt(replications)), "events_per_s": events / seconds,
-    }  # fmt: skip
+        "replications": replications,
+        "seconds": seconds,
+        "per_minute": 60 * replications / seconds,
+        "ettr": float(np.mean(ratios)),
+        "ettr_error": float(np.std(ratios) / np.sqrt(replications)),
+        "events_per_s": events / seconds,
+    }
 
 
 def measure(replications: int) -> dict[str, Any]:
@@ -190,18 +201,32 @@ def measure(replications: int) -> dict[str, Any]:
     ettr = ours.ettr()
     return {
         "full_model": {
-            "replications": replications, "seconds": seconds, "per_minute_one_thread": 60 * replications / seconds,
-            "failures_a_run": float(outcome.failures.sum() / replications), "ettr": outcome.ettr().mean, "peak_memory_bytes": memory,
+            "replications": replications,
+            "seconds": seconds,
+            "per_minute_one_thread": 60 * replications / seconds,
+            "failures_a_run": float(outcome.failures.sum() / replications),
+            "ettr": outcome.ettr().mean,
+            "peak_memory_bytes": memory,
             "block": BLOCK,
         },
         "million_accelerators": {"seconds": one_s, "failures": int(big.failures.sum()), "ettr": big.ettr().mean},
         "same_model": {
-            "outlast": {"replications": replications, "per_minute": 60 * replications / ours_s, "ettr": ettr.mean,
-                        "ettr_error": (ettr.high - ettr.low) / 3.92},
-            "heapq": _timed(heapq_run, reduced, 60), "simpy": _timed(simpy_run, reduced, 60),
+            "outlast": {
+                "replications": replications,
+                "per_minute": 60 * replications / ours_s,
+                "ettr": ettr.mean,
+                "ettr_error": (ettr.high - ettr.low) / 3.92,
+            },
+            "heapq": _timed(heapq_run, reduced, 60),
+            "simpy": _timed(simpy_run, reduced, 60),
         },
-        "machine": {"python": platform.python_version(), "numpy": np.__version__, "cpu": platform.machine(), "seed": SEED},
-    }  # fmt: skip
+        "machine": {
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "cpu": platform.machine(),
+            "seed": SEED,
+        },
+    }
 
 
 def main() -> int:
@@ -214,17 +239,13 @@ def main() -> int:
         print(json.dumps(found, indent=2))
         return 0
     full, big, same = found["full_model"], found["million_accelerators"], found["same_model"]
-    print(
-        f"full model, 10,000 accelerators x 30 days: {full['per_minute_one_thread']:,.0f} replications a minute on one thread"
-    )
-    print(
-        f"  ({full['failures_a_run']:.0f} failures a run, ETTR {full['ettr']:.4f}, peak memory {full['peak_memory_bytes'] / 2**20:.0f} MiB)"
-    )
+    print(f"full model, 10,000 accelerators x 30 days, one thread: {full['per_minute_one_thread']:,.0f} runs a minute")
+    mib = full["peak_memory_bytes"] / 2**20
+    print(f"  ({full['failures_a_run']:.0f} failures a run, ETTR {full['ettr']:.4f}, peak memory {mib:.0f} MiB)")
     print(f"1,000,000 accelerators x 30 days, one run: {big['seconds']:.2f} s, {big['failures']:,} failures")
     for name, row in same.items():
-        print(
-            f"same model, {name:8s} {row['per_minute']:12,.0f} replications a minute, ETTR {row['ettr']:.4f} +- {row['ettr_error']:.4f}"
-        )
+        rate = f"{row['per_minute']:12,.0f} replications a minute"
+        print(f"same model, {name:8s} {rate}, ETTR {row['ettr']:.4f} +- {row['ettr_error']:.4f}")
     return 0
 
 

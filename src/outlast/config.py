@@ -66,6 +66,9 @@ _CHECKS: dict[str, tuple[float, float]] = {
 }  # fmt: skip
 
 
+_INTERNAL = ("OUTLAST_AGENT", "OUTLAST_PARENT")  # what a rank is told, and near to a setting's name
+
+
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     """A configuration with, for each key, where its value came from."""
 
@@ -82,6 +85,7 @@ def resolve(*, cli: Mapping[str, Any], environ: Mapping[str, str], file: Path | 
     origins = dict.fromkeys(RunConfig.__struct_fields__, "default")
     for key, value in (_from_file(file) if file else {}).items():
         values[key], origins[key] = value, f"file {file}"
+    _refuse_misspelt(environ)
     for field in RunConfig.__struct_fields__:
         name = f"OUTLAST_{field.upper()}"
         if name in environ:
@@ -110,6 +114,15 @@ def _unknown(key: str, where: str) -> ConfigError:
     close = difflib.get_close_matches(key, RunConfig.__struct_fields__, n=1)
     hint = f"did you mean {close[0]!r}?" if close else "the keys are " + ", ".join(RunConfig.__struct_fields__)
     return ConfigError(f"unknown key {key!r} in {where}", remedy=hint)
+
+
+def _refuse_misspelt(environ: Mapping[str, str]) -> None:
+    """Variables that look like a setting's and are none's. Others may use the prefix for their own."""
+    names = [f"OUTLAST_{key.upper()}" for key in RunConfig.__struct_fields__]
+    for name in sorted(environ):
+        close = difflib.get_close_matches(name, names, n=1, cutoff=0.85)
+        if name.startswith("OUTLAST_") and name not in (*names, *_INTERNAL) and close:
+            raise ConfigError(f"{name} in the environment sets nothing", remedy=f"did you mean {close[0]}?")
 
 
 def _from_file(file: Path) -> dict[str, Any]:

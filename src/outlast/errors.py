@@ -103,6 +103,8 @@ class ProveError(OutlastError):
     """A run that should have survived did not, or an expected moment never came."""
 
     code, exit_code = "PROVE", 9
+
+
 class Damage(CheckpointError):
     """Bytes that are not what a manifest says, or a manifest that says what cannot be.
 

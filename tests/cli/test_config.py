@@ -55,8 +55,10 @@ def test_a_misspelt_environment_key_of_ours_does_not_pass_silently(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OUTLAST_REPLICSA", "4")
-    assert main(["config", "show"]) == 0
-    assert "OUTLAST_REPLICSA" in capsys.readouterr().err
+    assert main(["config", "show"]) == 2
+    err = capsys.readouterr().err
+    assert "OUTLAST_REPLICSA" in err
+    assert "did you mean OUTLAST_REPLICAS?" in err
 
 
 def test_a_missing_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -82,6 +82,20 @@ def test_a_joiner_that_alone_acknowledges_is_no_successor() -> None:
     assert c.view.members == ("r0.1", "r3.1")
 
 
+def test_the_stale_are_set_aside_unless_nobody_else_is_left() -> None:
+    for dies in (False, True):
+        c = started(2)
+        assert c.view is not None
+        c.handle(1.0, m.Left(member="r1.1", view=c.view.id, stale=("r1.1",)))
+        if dies:
+            c.handle(1.0, exited("r0.1"))
+            assert c.view.members == ("r1.1",)
+        else:
+            actions = left(c, "r0.1")
+            assert c.view.members == ("r0.1",)
+            assert told(actions, m.Rejoin)[0][0] == ("r1.1",)
+
+
 def test_an_old_changes_lease_does_not_end_a_new_one() -> None:
     c = started(2)
     c.handle(1.0, exited("r0.1"))

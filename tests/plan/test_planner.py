@@ -249,7 +249,8 @@ def test_replanning_from_a_run() -> None:
 
 def test_the_cost_of_spares_shows() -> None:
     job = Job(
-        classes=(FailureClass(name="x", node_mtbf_h=300.0, repair=1.0, repair_median_h=10, repair_mean_h=20),), accelerators=256,
+        classes=(FailureClass(name="x", node_mtbf_h=300.0, repair=1.0, repair_median_h=10, repair_mean_h=20),),
+        accelerators=256,
         tiers=(Tier(name="s", write_s=10.0),), days=20.0,
     )  # fmt: skip
     plan = make_plan(job, replications=64)

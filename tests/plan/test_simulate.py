@@ -130,6 +130,7 @@ def test_closed_form_chain_and_simulation_agree_inside_the_envelope() -> None:
 
 
 @pytest.mark.campaign
+@pytest.mark.timeout(1200)
 def test_they_agree_on_five_hundred_configurations() -> None:
     inside, closed, chain = _sweep(1000, 1400)
     print(

@@ -109,7 +109,8 @@ def test_slurm(tmp_path: Path) -> None:
     text = (
         "JobID|State|End|NodeList\n1|NODE_FAIL|2026-01-02T00:00:00|gpu[003-004,09]\n"
         "2|COMPLETED|2026-01-03T00:00:00|gpu001\n"
-        "3|FAILED by 1000|2026-01-03T12:00:00|gpu010\n4|NODE_FAIL|Unknown|gpu011\n5|NODE_FAIL|2026-01-04T00:00:00|None assigned\n"
+        "3|FAILED by 1000|2026-01-03T12:00:00|gpu010\n4|NODE_FAIL|Unknown|gpu011\n"
+        "5|NODE_FAIL|2026-01-04T00:00:00|None assigned\n"
         "6|NODE_FAIL|2026-01-05T00:00:00|gpu003\n"
     )
     trace = tr.read_trace(_file(tmp_path, text), preset_name="slurm", nodes=40)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -29,8 +27,6 @@ def show(
     from outlast.config import resolve
 
     resolved = resolve(cli={}, environ=os.environ, file=file)
-    for doubt in _misspelt(os.environ, list(resolved.origins)):
-        print(f"outlast: {doubt}", file=sys.stderr)
     values = msgspec.to_builtins(resolved.config)
     if as_json:
         settings = {key: {"value": _plain(value), "origin": resolved.origins[key]} for key, value in values.items()}
@@ -40,16 +36,6 @@ def show(
 
         print(table(("SETTING", "VALUE", "FROM"), [(k, _toml(v), resolved.origins[k]) for k, v in values.items()]))
     return 0
-
-
-def _misspelt(environ: Mapping[str, str], keys: Sequence[str]) -> list[str]:
-    """Variables that look like a setting's and are none's. Not errors: others may use the prefix for their own."""
-    import difflib
-
-    names = [f"OUTLAST_{key.upper()}" for key in keys]
-    strangers = [name for name in environ if name.startswith("OUTLAST_") and name not in names]
-    close = ((name, difflib.get_close_matches(name, names, n=1, cutoff=0.8)) for name in strangers)
-    return [f"{name} in the environment sets nothing; did you mean {match[0]}?" for name, match in close if match]
 
 
 def _plain(value: object) -> object:

@@ -4,20 +4,38 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
+import click
 import typer
+from typer.core import TyperCommand
 
 from outlast.errors import ConfigError
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
+_FLAGS = frozenset({"--json", "--help"})
+_LOG_TAIL_BYTES = 2000
 
 
-@app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False})
+class _Command(TyperCommand):
+    """After `-m MODULE`, as after SCRIPT, all that follows belongs to the script."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        at = 0
+        while at < len(args) and args[at].startswith("-") and args[at] not in ("-m", "--"):
+            at += 1 if args[at] in _FLAGS or "=" in args[at] else 2
+        if args[at : at + 1] == ["-m"] and len(args) > at + 1:
+            args = [*args[: at + 2], "--", *args[at + 2 :]]
+        return super().parse_args(ctx, args)
+
+
+@app.command(cls=_Command, context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False})
 def run(
-    script: Annotated[str, typer.Argument(help="the training script")],
+    script: Annotated[str | None, typer.Argument(help="the training script")] = None,
     args: Annotated[list[str] | None, typer.Argument(help="its own arguments")] = None,
+    module: Annotated[str | None, typer.Option("-m", help="run this module instead of a script")] = None,
     replicas: Annotated[int | None, typer.Option(help="full copies of the training state, one process each")] = None,
     spares: Annotated[int | None, typer.Option(help="replicas kept caught up beside the run")] = None,
     agents: Annotated[int | None, typer.Option(help="supervising processes on this machine")] = None,
@@ -31,42 +49,50 @@ def run(
     """Train SCRIPT on replicas that may fail; give it ARGS. Exit code: the run's (reference/errors)."""
     from outlast.config import resolve
 
-    if not Path(script).is_file():
-        raise ConfigError(f"no script {script}", remedy="outlast run [OPTIONS] train.py ARGS…")
     given = {
         "replicas": replicas, "spares": spares, "agents": agents, "exchange": exchange, "threads": threads,
         "port": port,
     }  # fmt: skip
     resolved = resolve(cli=given, environ=os.environ, file=config)
-    command = [sys.executable, script, *(args or [])]
+    command = _command(script, module, args or [])
     return launch(resolved, command, run_dir or _new_directory(), as_json=as_json)
+
+
+def _command(script: str | None, module: str | None, args: list[str]) -> list[str]:
+    if module is not None:
+        return [sys.executable, "-m", module, *([] if script is None else [script]), *args]
+    if script is None or not Path(script).is_file():
+        what = "no script given" if script is None else f"no script {script}"
+        raise ConfigError(what, remedy="outlast run [OPTIONS] train.py ARGS…, or outlast run [OPTIONS] -m MODULE ARGS…")
+    return [sys.executable, script, *args]
 
 
 def launch(resolved: Any, command: list[str], run_dir: Path, *, as_json: bool) -> int:
     """Run to the end with the live view; returns the exit code."""
+    from outlast.cli._follow import Follower
     from outlast.observe import Live
     from outlast.runtime._launcher import Launcher
 
     launcher = Launcher(resolved=resolved, command=command, run_dir=run_dir)
-    live: Live | None = None
+    live = Live(run_dir)
+    follower = Follower(run_dir, live.say)
 
     def watch() -> None:
-        nonlocal live
-        if live is None:
-            live = Live(run_dir)
         live.poll()
+        follower.poll()
 
     if not as_json:
-        print(f"outlast: {run_dir} (logs of the replicas under logs/)", flush=True)
         launcher.watch = watch
+        launcher.ready = lambda: print(f"outlast: {run_dir} (logs of the replicas under logs/)", flush=True)
     outcome = launcher.run()
-    if live is not None:
-        live.close()
-    _report(run_dir, outcome.exit_code, as_json)
+    if not as_json:
+        follower.close()
+    live.close()
+    _report(run_dir, outcome.exit_code, as_json, follower.shown)
     return outcome.exit_code
 
 
-def _report(run_dir: Path, exit_code: int, as_json: bool) -> None:
+def _report(run_dir: Path, exit_code: int, as_json: bool, shown: Collection[str]) -> None:
     import json
 
     from outlast.core import events
@@ -75,12 +101,28 @@ def _report(run_dir: Path, exit_code: int, as_json: bool) -> None:
     with Journal.open_reader(run_dir) as journal:
         found = [entry.event for entry in journal.events(kinds=[events.RunFinished])]
     last = found[-1] if found else None
-    detail = last.detail if isinstance(last, events.RunFinished) else "the coordinator could not be kept alive"
+    detail = last.detail if isinstance(last, events.RunFinished) else _coordinator_s_end(run_dir)
     if as_json:
         print(json.dumps({"run_dir": str(run_dir), "exit_code": exit_code, "detail": detail}))
     elif exit_code:
-        print(f"outlast: the run ended with code {exit_code}: {detail}", file=sys.stderr)
+        print(f"outlast: the run ended with code {exit_code}: {_not_yet_shown(detail, shown)}", file=sys.stderr)
         print(f"outlast: outlast why {run_dir}", file=sys.stderr)
+
+
+def _not_yet_shown(detail: str, shown: Collection[str]) -> str:
+    """A traceback that the script's output already ended with is not told twice."""
+    lines = [line for line in detail.splitlines() if line.strip()]
+    if len(lines) > 1 and lines[-1] in shown:
+        return lines[0].removesuffix(":") + " (its traceback is above)"
+    return detail.strip()
+
+
+def _coordinator_s_end(run_dir: Path) -> str:
+    try:
+        tail = (run_dir / "logs" / "coordinator.log").read_bytes()[-_LOG_TAIL_BYTES:].decode("utf-8", "replace")
+    except OSError:
+        tail = ""
+    return f"the coordinator could not be kept alive; the end of its log:\n{tail}".strip()
 
 
 def _new_directory() -> Path:

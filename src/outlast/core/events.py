@@ -127,12 +127,14 @@ class JoinerCaughtUp(Event, frozen=True, kw_only=True, tag="joiner_caught_up"):
 
 
 class Progress(Event, frozen=True, kw_only=True, tag="progress"):
-    """Rides on heartbeats. `stable`: steps that no failure can take back; `losses`: (step, loss) since the last one."""
+    """Rides on heartbeats. `stable`: steps that no failure can take back; `losses`: (step, loss) since the last one;
+    `messages`: what the view's members have sent to the coordinator so far, besides heartbeats."""
 
     view: list[int]
     stable: int
     losses: list[tuple[int, float]]
     step_s: float
+    messages: int = 0
 
 
 class Refused(Event, frozen=True, kw_only=True, tag="refused"):

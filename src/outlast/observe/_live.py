@@ -85,6 +85,15 @@ class Live:
                 self._write_lines(state, rows)
         return state
 
+    def say(self, line: str) -> None:
+        """A line of the training script: above the picture on a terminal, else plainly on standard output."""
+        if self._screen is not None and sys.stdout.isatty():
+            from rich.text import Text
+
+            self._screen.console.print(Text.from_ansi(line), soft_wrap=True)
+        else:
+            print(line, flush=True)
+
     def close(self) -> None:
         """Leave the terminal as it was, the last picture in place."""
         if self._screen is not None:

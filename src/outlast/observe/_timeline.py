@@ -105,12 +105,12 @@ def _describe(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning", "erro
             spares = f" and {_count(event.num_spares, 'spare')}" if event.num_spares else ""
             return f"run {event.run_id} started with {_count(event.num_replicas, 'replica')}{spares}", "info"
         case ev.RunFinished():
-            detail = f": {event.detail}" if event.detail else ""
+            detail = f": {_first_line(event.detail)}" if event.detail else ""
             level: Literal["info", "error"] = "error" if event.outcome == "failed" else "info"
             return f"run {event.outcome} after {_count(event.steps, 'step')}{detail}", level
         case ev.Recovery():
             lost = f", {_count(event.lost_steps, 'step')} lost" if event.lost_steps else ""
-            detail = f" ({event.detail})" if event.detail else ""
+            detail = f" ({_first_line(event.detail)})" if event.detail else ""
             step = f" in step {event.step}" if event.step else ""
             cause = event.cause if event.cause == event.replica else f"{event.replica}: {event.cause}"
             return f"{cause}{detail}; recovered{step}{lost}", "warning"
@@ -142,7 +142,7 @@ def _describe_process(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning
             return f"{event.replica} started by {event.agent}, process {event.pid}", "info"
         case ev.ReplicaExited():
             at = f" in step {event.step}" if event.step is not None else ""
-            detail = f": {event.detail}" if event.detail else ""
+            detail = f": {_first_line(event.detail)}" if event.detail else ""
             calm = event.cause in {"finished", "left"}
             return f"{event.replica} ended{at} ({event.cause}{detail})", "info" if calm else "warning"
         case ev.ViewInstalled():
@@ -158,6 +158,11 @@ def _describe_process(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning
         case ev.JoinerCaughtUp():
             return f"{event.replica} caught up with step {event.step} in {format_s(event.seconds)}", "info"
     return str(event.__struct_config__.tag), "info"
+
+
+def _first_line(text: str) -> str:
+    """A row is one line; the tracebacks that some details carry stand in the journal and in the replica's log."""
+    return text.partition("\n")[0].removesuffix(":")
 
 
 def _count(number: int, noun: str) -> str:

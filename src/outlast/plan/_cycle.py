@@ -6,6 +6,9 @@ The pattern: every[1] base cycles (train `interval`, write tier 0), then a write
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 
 from ._model import Tier
@@ -28,28 +31,36 @@ class Cycle:
 
     def locate(self, position: Floats, interval: Floats) -> tuple[Floats, list[Floats]]:
         """(training seconds, per tier the base index of its last finished write) at a wall position."""
+        if position.size == 1:  # one large fleet: plain numbers are ten times as fast as arrays of one
+            trained, found = self._locate(position.item(), interval.item(), math.floor, min)
+            return np.array([trained]), [np.array([index], dtype=np.float64) for index in found]
+        return self._locate(position, interval, np.floor, np.minimum)
+
+    def _locate(self, position: Any, interval: Any, floor: Any, minimum: Any) -> tuple[Any, list[Any]]:
         spans = [interval + self.writes[0]]
         for multiple, write in zip(self.multiples, self.writes[1:], strict=True):
             spans.append(multiple * spans[-1] + write)
-        left, index, found = position, np.zeros_like(position), []
-        full = None
-        for level in range(len(spans) - 1, -1, -1):
-            cycles = np.floor(left / spans[level])
-            if level < len(spans) - 1:
-                cycles = np.minimum(cycles, self.multiples[level])
-                # inside the write of the tier above: all its lower cycles are done
-                full = cycles == self.multiples[level]
-            left = left - cycles * spans[level]
-            if full is not None:
-                left = np.where(full, 0.0, left)
-                full = None
+        top = len(spans) - 1
+        cycles = floor(position / spans[top])
+        left, index = position - cycles * spans[top], cycles * self.every[top]
+        found = [index]
+        for level in range(top - 1, -1, -1):
+            multiple = self.multiples[level]
+            cycles = minimum(floor(left / spans[level]), multiple)
+            # inside the write of the tier above all its lower cycles are done: nothing is left for the levels below
+            left = (left - cycles * spans[level]) * (cycles < multiple)
             index = index + cycles * self.every[level]
             found.append(index)
-        return index * interval + np.minimum(left, interval), found[::-1]
+        return index * interval + minimum(left, interval), found[::-1]
 
     def start_of(self, index: Floats, interval: Floats) -> Floats:
         """Wall position at which training of base interval `index` starts (all writes due before it done)."""
+        if index.size == 1:
+            return np.array([self._start_of(index.item(), interval.item(), math.floor)])
+        return np.asarray(self._start_of(index, interval, np.floor))
+
+    def _start_of(self, index: Any, interval: Any, floor: Any) -> Any:
         position = index * interval
         for every, write in zip(self.every, self.writes, strict=True):
-            position = position + (np.floor(index / every) if every > 1 else index) * write
+            position = position + floor(index / every) * write
         return position

@@ -99,7 +99,7 @@ class Machines:
 
     def come_back(self, now: Floats) -> tuple[Ints, Ints]:
         """Returned machines fill places, then the spare pool. (rows that stop waiting, rows that grow running)."""
-        rows = np.flatnonzero(self.soonest <= now)
+        rows = (self.soonest <= now).nonzero()[0]
         empty = rows[:0]
         if not len(rows):
             return empty, empty

@@ -9,6 +9,7 @@ size have seeds of their own, so a result depends on the seed and the number of 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -78,6 +79,8 @@ class Kernel:
         self.exposure, self.adaptive = np.zeros(size), policies.interval.kind != "fixed"
         self.any_slow = bool((model.slow_factor < 1).any())
         self.any_silent = bool(model.silent.any())
+        self.all_noticed = bool((model.coverage == 1).all())
+        self.mean_write_s = model.cycle.mean_write_s()
         self.interval = np.zeros(size)
         self._decide(np.arange(size))
 
@@ -158,6 +161,8 @@ class Kernel:
         """Each tier's newest durable work; a tier with a lag is as far as its schedule was that long ago."""
         for level, tier in enumerate(self.model.job.tiers):
             done = index[level]
+            if not (done > self.saved_index[level]).any():
+                continue
             if tier.lag_s:
                 done = self.model.cycle.locate(np.maximum(self.position - tier.lag_s, 0.0), self.interval)[1][level]
             newer = done > self.saved_index[level]
@@ -168,19 +173,21 @@ class Kernel:
     def _events(self, failed: np.ndarray[tuple[int], np.dtype[np.bool_]], kinds: Ints) -> None:
         if self.machines.any_out:
             self._resume(self.machines.come_back(self.now))
-        if self.burst and len(rows := np.flatnonzero((self.now >= self.window_end) & (self.now < self.wall))):
+        if self.burst and len(rows := ((self.now >= self.window_end) & (self.now < self.wall)).nonzero()[0]):
             self.rate[rows] = self._draw_rate(len(rows))
             self.window_end[rows] += self.model.job.burst_window_h * 3600
-        if self.any_slow and len(rows := np.flatnonzero(self.now >= self.slow_until)):
+        if self.any_slow and len(rows := (self.now >= self.slow_until).nonzero()[0]):
             self.slow[rows], self.slow_until[rows] = 1.0, _NEVER
-        if self.any_silent and len(rows := np.flatnonzero((self.now >= self.detect_at) & (self.now < self.wall))):
+        if self.any_silent and len(rows := ((self.now >= self.detect_at) & (self.now < self.wall)).nonzero()[0]):
             self._detected(rows)
-        if len(rows := np.flatnonzero(failed)):
+        if len(rows := failed.nonzero()[0]):
             self._fail(rows, kinds[rows])
 
     def _resume(self, changed: tuple[Ints, Ints]) -> None:
         """(rows that stop waiting, rows that grow while running) pay a restart, or a reshape."""
         woken, grown = changed
+        if not len(woken) and not len(grown):
+            return
         self.down[woken] = np.maximum(self.down[woken], self.model.recovery_s[0])
         self.down[grown] += self.model.job.reshape_s
 
@@ -193,17 +200,20 @@ class Kernel:
         masked = draw < model.masked[kinds]
         planned = ~masked & (draw < model.masked[kinds] + (1 - model.masked[kinds]) * model.planned[kinds])
         plain = ~(masked | planned)
-        self.down[rows[masked]] += model.job.mask_stall_s
-        self.masked[rows[masked]] += 1
+        if masked.any():
+            self.down[rows[masked]] += model.job.mask_stall_s
+            self.masked[rows[masked]] += 1
         if self.any_slow:
             slow = plain & (model.slow_factor[kinds] < 1)
-            self.slow[rows[slow]] = model.slow_factor[kinds[slow]]
-            self.slow_until[rows[slow]] = self.now[rows[slow]] + model.slow_s[kinds[slow]]
-            plain &= ~slow
+            if slow.any():
+                self.slow[rows[slow]] = model.slow_factor[kinds[slow]]
+                self.slow_until[rows[slow]] = self.now[rows[slow]] + model.slow_s[kinds[slow]]
+                plain &= ~slow
         if self.any_silent:
             silent = plain & model.silent[kinds]
-            self._corrupt(rows[silent])
-            plain &= ~silent
+            if silent.any():
+                self._corrupt(rows[silent])
+                plain &= ~silent
         if planned.any():
             self._plan_stop(rows[planned])
         if plain.any():
@@ -213,7 +223,7 @@ class Kernel:
 
     def _noticed_s(self, kinds: Ints) -> Floats:
         model = self.model
-        if (model.coverage == 1).all():
+        if self.all_noticed:
             return model.detection_s[kinds]
         seen = self.rng.random(len(kinds)) < model.coverage[kinds]
         return np.where(seen, model.detection_s[kinds], model.late_s[kinds])
@@ -277,20 +287,26 @@ class Kernel:
             self.saved_index[level, rows] = np.floor(first / every) * every
 
     def _belief(self, rows: Ints) -> Belief:
+        """The controller's belief in these replications; plain floats where it is one, as at run time."""
         prior = self.prior
-        seen = self.failures[:, rows]
+        if len(rows) == 1:
+            seen: Any = self.failures[:, rows[0]].tolist()
+            exposure: Any = float(self.exposure[rows[0]])
+        else:
+            seen, exposure = self.failures[:, rows], self.exposure[rows]
         return Belief(
-            classes=prior.classes, alpha=tuple(a + n for a, n in zip(prior.alpha, seen, strict=True)),
-            beta_s=prior.beta_s, shape=prior.shape, exposure_s=self.exposure[rows],
-        )  # fmt: skip
+            classes=prior.classes,
+            alpha=tuple(a + n for a, n in zip(prior.alpha, seen, strict=True)),
+            beta_s=prior.beta_s,
+            shape=prior.shape,
+            exposure_s=exposure,
+        )
 
     def _decide(self, rows: Ints) -> None:
         if not self.adaptive and self.interval[0]:
             return
         job = self.model.job
         state = IntervalState(
-            machines=float(job.num_nodes),
-            write_s=max(self.model.cycle.mean_write_s(), 1e-9),
-            durable_s=job.tiers[0].lag_s,
+            machines=float(job.num_nodes), write_s=max(self.mean_write_s, 1e-9), durable_s=job.tiers[0].lag_s
         )
         self.interval[rows] = self.policies.interval.decide(self._belief(rows), state).interval_s

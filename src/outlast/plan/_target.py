@@ -158,11 +158,8 @@ def _percent(value: float, interval: tuple[float, float]) -> str:
     return f"{100 * value:.1f} % ({100 * interval[0]:.1f}-{100 * interval[1]:.1f})"
 
 
-def target_answer(replications: int = 2000, seed: int = 0) -> Answer:
-    """The table, its parameters, the predictions of what was not fitted, and the honest remark."""
-    rows = target_rows(replications, seed)
-    predictions = unfitted_predictions(max(50, replications // 4), seed)
-    main = Table(
+def _main_table(rows: list[TargetRow]) -> Table:
+    return Table(
         title="",
         columns=("design", "MTBF h (95 %)", "published", "efficiency (95 %)", "published", "one run shows"),
         rows=tuple(
@@ -177,6 +174,13 @@ def target_answer(replications: int = 2000, seed: int = 0) -> Answer:
             for r in rows
         ),
     )
+
+
+def target_answer(replications: int = 2000, seed: int = 0) -> Answer:
+    """The table, its parameters, the predictions of what was not fitted, and the honest remark."""
+    rows = target_rows(replications, seed)
+    predictions = unfitted_predictions(max(50, replications // 4), seed)
+    main = _main_table(rows)
     parameters = Table(
         title="Parameters, and what literature says of each", columns=("parameter", "value", "remark"), rows=_PARAMETERS
     )

@@ -11,12 +11,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from outlast.runtime._session import Run, Step, Training, join
+    from outlast.runtime._session import Run, Step, Training, join, pause
 
-__all__ = ["Run", "Step", "Training", "join"]
+__all__ = ["Run", "Step", "Training", "join", "pause"]
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
+        from outlast.runtime._versions import check_versions
+
+        check_versions()
         return getattr(importlib.import_module("outlast.runtime._session"), name)
     raise AttributeError(f"module 'outlast.runtime' has no attribute {name!r}")

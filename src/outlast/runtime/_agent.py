@@ -211,6 +211,7 @@ class Agent:
         exited = m.Exited(
             member=rank.name, cause=self._cause(rank, how), detail=self._detail(rank, how),
             last_alive_s=rank.progress.read()[3] if joined else 0.0, noticed_at_s=noticed, joined=joined,
+            code=how.code,
         )  # fmt: skip
         rank.progress.region.close()
         self._gone(exited)
@@ -236,7 +237,7 @@ class Agent:
         try:
             with rank.log.open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-                return f"{how}; {rank.log.name} ends:\n" + file.read().decode("utf-8", "replace")
+                return f"{how}; the end of {rank.log.name}:\n" + file.read().decode("utf-8", "replace")
         except OSError:
             return str(how)
 

@@ -26,7 +26,7 @@ import msgspec
 from outlast.config import Resolved
 from outlast.core import events
 from outlast.core.protocol import messages as m
-from outlast.errors import EnvironmentFault, WireRefusal
+from outlast.errors import EnvironmentFault, OutlastError, WireRefusal
 from outlast.journal import Journal, RunLock
 from outlast.runtime._shared import Progress, Region
 from outlast.runtime._supervise import Child, start
@@ -55,12 +55,14 @@ class _Agent:
 
 @dataclass(slots=True)
 class Launcher:
-    """See the module. `watch` is called now and then, at least four times a second, with nothing."""
+    """See the module. `watch` is called now and then, at least four times a second, with nothing; `ready` once,
+    when all that can be refused beforehand was not."""
 
     resolved: Resolved
     command: list[str]
     run_dir: Path
     watch: Callable[[], Any] | None = None
+    ready: Callable[[], Any] | None = None
     run_id: str = field(default_factory=lambda: secrets.token_hex(4))
     _secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     _agents: list[_Agent] = field(default_factory=list)
@@ -78,8 +80,14 @@ class Launcher:
 
     def run(self) -> Outcome:
         """From nothing to the end of the run. ConfigError, EnvironmentFault before anything was started."""
-        lock = self._prepare()
         listening = self._listen()
+        try:
+            lock = self._prepare()
+        except OutlastError:
+            listening.close()
+            raise
+        if self.ready is not None:
+            self.ready()
         environ = self._environ(listening)
         wake_r, wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         old_fd = signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
@@ -121,9 +129,17 @@ class Launcher:
             )
         )  # fmt: skip
         journal.close()
-        (self.run_dir / "logs").mkdir(exist_ok=True)
         written = {key: {"value": value, "origin": self.resolved.origins[key]} for key, value in shown.items()}
-        (self.run_dir / "config.json").write_text(json.dumps(written, indent=1, default=str) + "\n", encoding="utf-8")
+        text = json.dumps(written, indent=1, default=str) + "\n"
+        try:
+            (self.run_dir / "logs").mkdir(exist_ok=True)
+            (self.run_dir / "config.json").write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise EnvironmentFault(
+                f"cannot write into the run directory {self.run_dir}: {error.strerror}",
+                did="nothing was started",
+                remedy="free some space on its disk, or give --run-dir another one",
+            ) from error
         return lock
 
     def _listen(self) -> socket.socket:

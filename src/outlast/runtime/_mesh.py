@@ -27,7 +27,7 @@ from outlast.errors import StepMisuse, ViewAbandoned
 from outlast.runtime._probe import Probe
 from outlast.runtime._shared import Region
 
-__all__ = ["Bye", "Final", "Hand", "Head", "Listener", "Mesh", "PeersLost", "Ready", "Reduced", "Roll"]
+__all__ = ["Bye", "Final", "Hand", "Head", "Listener", "Mesh", "Parts", "PeersLost", "Ready", "Reduced", "Roll"]
 
 
 class _Hi(msgspec.Struct, frozen=True, tag=True):
@@ -38,6 +38,13 @@ class _Hi(msgspec.Struct, frozen=True, tag=True):
 
 class Roll(msgspec.Struct, frozen=True, tag=True):
     entry: RollEntry
+
+
+class Parts(msgspec.Struct, frozen=True, tag=True):
+    """After a roll in which states differ: one fingerprint for each part of mine, by name. `step`: -1."""
+
+    step: int
+    rows: tuple[tuple[str, int], ...]
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -87,7 +94,7 @@ class _Pong(msgspec.Struct, frozen=True, tag=True):
     pass
 
 
-_Frame = _Hi | Roll | Ready | Reduced | Head | Hand | Final | Bye | _Ping | _Pong
+_Frame = _Hi | Roll | Parts | Ready | Reduced | Head | Hand | Final | Bye | _Ping | _Pong
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Frame)
 _encoder = msgspec.msgpack.Encoder()
 

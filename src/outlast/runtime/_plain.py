@@ -35,7 +35,7 @@ class PlainStep:
 
     def __init__(self, training: PlainTraining, number: int) -> None:
         self._training, self.number = training, number
-        self._losses: list[tuple[float, int]] = []
+        self._losses: list[tuple[float, float]] = []
         self._weight = 1.0
         self.grad_norm: float | None = None
 
@@ -58,9 +58,9 @@ class PlainStep:
     def backward(self, loss: Tensor) -> None:
         """Backward of this microbatch's mean loss, weighted by its share of the batch."""
         (loss * self._weight).backward()  # type: ignore[no-untyped-call]
-        self._losses.append((float(loss.detach()), 1))
+        self._losses.append((float(loss.detach()), self._weight))
 
     @property
     def loss(self) -> float:
-        """Mean over the microbatches."""
-        return sum(value for value, _ in self._losses) / len(self._losses)
+        """Mean over the batch: microbatches of a short batch count by their samples."""
+        return sum(value * weight for value, weight in self._losses) / sum(weight for _, weight in self._losses)

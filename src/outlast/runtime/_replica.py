@@ -7,6 +7,7 @@ coordinator's word, or a deadline. An exception between verdict and commit leave
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import defaultdict
@@ -26,7 +27,6 @@ from outlast.core.protocol import (
     Member,
     Order,
     Plan,
-    RollEntry,
     ServeId,
     View,
     Wait,
@@ -35,6 +35,7 @@ from outlast.core.protocol import (
 )
 from outlast.core.protocol import messages as m
 from outlast.errors import Evicted, SignatureMismatch, StateDiverged, StepMisuse, ViewAbandoned
+from outlast.runtime._divergence import compare
 from outlast.runtime._engine import Engine, Meta
 from outlast.runtime._environment import Environment
 from outlast.runtime._gradients import Memory
@@ -75,11 +76,13 @@ class Replica:
         self._left_at_s = 0.0
         self._last_plan: Plan | None = None
         self._losses: list[tuple[int, float]] = []
-        self._step_s = 0.0
+        self._step_s = self._committed_at_s = 0.0
         self._departed = False
 
     def _make_link(self) -> MemberLink | SoloLink:
         env = self.env
+        if env.coordinator is not None and env.config.lease_s < math.inf:
+            self.member.lease_until_s = 0.0  # until the first heartbeat was answered
         if env.coordinator is None:
             return SoloLink(self.member, self.lock)
         return MemberLink(
@@ -237,7 +240,7 @@ class Replica:
         self.mesh.broadcast(Roll(entry))
         rolls = self.mesh.collect(Roll, -1, 0, Phase.ROLL_CALL)
         entries = [entry if name == self.env.me else rolls[name].entry for name in view.members]
-        self._compare(view, entries)
+        compare(self.mesh, view, entries, self.engine.state)
         with self.lock:
             answers = self.member.called(entries, time.monotonic())
             self.engine.sums.keep(sorted(self.member.held))
@@ -273,19 +276,6 @@ class Replica:
             mesh, engine.layout, engine.memory, engine.out, enter, self.env, self._store, self.member.store
         )
 
-    def _compare(self, view: View, entries: list[RollEntry]) -> None:
-        """Equal steps must mean equal bits."""
-        groups: dict[tuple[int, int], list[str]] = defaultdict(list)
-        for entry in entries:
-            groups[entry.committed, entry.fingerprint].append(entry.member)
-        if len(groups) == len({step for step, _ in groups}):
-            return
-        text = "; ".join(f"{', '.join(names)} at step {step}: {fp:016x}" for (step, fp), names in groups.items())
-        remedy = "build the model from the same seed on every replica: torch.manual_seed(seed) before it"
-        if not view.start:
-            remedy = "outlast why; look for nondeterministic operations or failing memory"
-        raise StateDiverged(f"replicas that must be equal differ ({text})", where=f"view {view.id}", remedy=remedy)
-
     def _hand_over(self, todo: HandOver) -> None:
         assert self.plane is not None
         view = self.member.view
@@ -318,11 +308,13 @@ class Replica:
             formed_at_s=now,
         )  # fmt: skip
         self.link.send([formed])
-        self._left_at_s = 0.0
+        self._left_at_s = self._committed_at_s = 0.0
         self._last_plan = plan
-        if self.engine.meta is not None and view.members[0] == self.env.me and self.member.keeps_output:
-            for name in view.attached:
-                self._stream(name).put(*self.engine.portion(self.engine.meta.step, (), whole=True))
+        whole = view.members[0] == self.env.me and self.member.keeps_output and self.engine.meta is not None
+        for name in view.attached:
+            stream = self._stream(name)  # a spare that became a member has none yet
+            if whole and self.engine.meta is not None:
+                stream.put(*self.engine.portion(self.engine.meta.step, (), whole=True))
         shares = self._standard_share(view)
         self.engine.samples.expect(lambda step: shares, self.member.committed)
 
@@ -353,7 +345,6 @@ class Replica:
         plane, mesh = self.plane, self.mesh
         if plane is None or mesh is None:
             raise ViewAbandoned("the view is closed")
-        started = time.monotonic()
         if not begun:
             plane.begin(self.task(todo))
             for bucket in range(len(self.engine.layout.buckets)):
@@ -372,7 +363,7 @@ class Replica:
         with self.lock:
             self.member.decide(headers, time.monotonic())
         self._apply(todo, headers, buffers)
-        self._step_s = time.monotonic() - started
+        self._time_step()
 
     def _apply(self, todo: Exchange, headers: list[Any], buffers: tuple[bytes, ...]) -> None:
         """From the verdict to the commit (rule 12)."""
@@ -392,6 +383,14 @@ class Replica:
         for order in due:
             self._carry_out(order, todo.view)
 
+    def _time_step(self) -> None:
+        """A running mean of the time from commit to commit; a view change starts it again."""
+        now = time.monotonic()
+        if self._committed_at_s:
+            took = now - self._committed_at_s
+            self._step_s = 0.8 * self._step_s + 0.2 * took if self._step_s else took
+        self._committed_at_s = now
+
     def _record_loss(self) -> None:
         assert self.engine.meta is not None
         with self.lock:
@@ -406,6 +405,7 @@ class Replica:
         self.mesh.collect(Final, self.member.committed, 0, Phase.FINAL)
         with self.lock:
             answers = self.member.finished()
+        self.link.beat()
         self.link.send(answers)
 
     def leave_early(self) -> None:

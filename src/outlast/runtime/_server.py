@@ -29,6 +29,7 @@ from outlast.errors import WireRefusal
 from outlast.journal import Journal
 from outlast.runtime._probe import Probe
 from outlast.runtime._shared import Progress, Region
+from outlast.runtime._speaker import check_speaker
 from outlast.runtime._wire import (
     Heartbeat,
     HeartbeatReply,
@@ -43,6 +44,7 @@ __all__ = ["Server", "main"]
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(m.ToCoordinator | Heartbeat)
 _HANDSHAKE_S = 5.0
 _STRANGERS = 64
+_FLUSH_S = 2.0
 _RECORD = "protocol"
 _LENGTH = struct.Struct(">I")
 
@@ -67,12 +69,17 @@ class Server:
         self.writers: dict[str, asyncio.StreamWriter] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._stored = stored
-        self._strangers = 0
+        self._strangers: dict[asyncio.StreamWriter, None] = {}  # connections that have proved nothing yet, oldest first
+        self._agent_pids: dict[str, int] = {}
         self._refused: Counter[str] = Counter()
         self._beats: dict[str, Heartbeat] = {}
         self._losses: dict[int, float] = {}
         self._next_loss = 0
+        self._last_beat: Heartbeat | None = None
         self._started_s = time.monotonic()
+        for entry in journal.events(kinds=[events.AgentStarted]) if record is not None else ():
+            if isinstance(entry.event, events.AgentStarted):
+                self._agent_pids[entry.event.agent] = entry.event.pid
         self.write("coordinator_started", epoch=self.epoch, pid=os.getpid(), takeover=record is not None)
         if record is None or record.view is None:
             self._set_timer(m.SetTimer(name="start", after_s=config.start_s))
@@ -80,33 +87,40 @@ class Server:
     # --- one connection ------------------------------------------------------------------------------------------
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """A connection, from its challenge to its end."""
-        name = ""
+        role = name = ""
         peer = "{}:{}".format(*(writer.get_extra_info("peername") or ("?", "?"))[:2])
-        self._strangers += 1
+        self._make_room()
+        self._strangers[writer] = None
         try:
-            if self._strangers > _STRANGERS:
-                raise WireRefusal("too many connections that prove nothing")
             async with asyncio.timeout(_HANDSHAKE_S):
-                name = await self._admit(reader, writer)
-            self._strangers -= 1
+                role, name = await self._admit(reader, writer)
+            self._strangers.pop(writer, None)
             self.writers[name] = writer
             while True:
-                await self._receive(name, await _read_frame(reader))
+                self._receive(role, name, await _read_frame(reader))
         except (WireRefusal, msgspec.DecodeError) as error:
             self._refuse(error, peer)
         except TimeoutError:
             self._refuse(WireRefusal("no answer to the challenge in time"), peer)
-        except (ConnectionError, asyncio.IncompleteReadError):
-            if not name:
+        except (OSError, asyncio.IncompleteReadError):
+            if writer in self._strangers:
                 self._refuse(WireRefusal("a connection ended in the middle of the challenge"), peer)
         finally:
-            if not name:
-                self._strangers -= 1
-            elif self.writers.get(name) is writer:
+            self._strangers.pop(writer, None)
+            if self.writers.get(name) is writer:
                 del self.writers[name]
             writer.close()
 
-    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
+    def _make_room(self) -> None:
+        """Who has waited longest without a proof goes: members prove themselves in milliseconds, and are never the
+        ones that a crowd of idle connections pushes out."""
+        while len(self._strangers) >= _STRANGERS:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            self._refuse(WireRefusal("too many connections that prove nothing"), "")
+            oldest.transport.abort()
+
+    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[str, str]:
         sock = writer.get_extra_info("socket")
         if sock is not None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -116,17 +130,25 @@ class Server:
         length = frame_length(head)
         if length > 4096:
             raise WireRefusal("an answer to a challenge is short; this one announces too much")
-        _, name, welcome = server_check(self.secret, nonce, await reader.readexactly(length))
+        role, name, welcome = server_check(self.secret, nonce, await reader.readexactly(length))
         writer.write(welcome)
-        return name
+        return role, name
 
-    async def _receive(self, name: str, body: bytes) -> None:
+    def _receive(self, role: str, name: str, body: bytes) -> None:
         message = _decoder.decode(body)
+        check_speaker(role, name, message, self._agent_of)
         self.progress.alive()
         if isinstance(message, Heartbeat):
             self._beat(name, message)
-        else:
-            self.handle(message)
+            return
+        if isinstance(message, m.AgentHello) and self._agent_pids.get(name) != message.pid:
+            self._agent_pids[name] = message.pid
+            self.write("agent_started", agent=name, pid=message.pid)
+        self.handle(message)
+
+    def _agent_of(self, member: str) -> str:
+        peer = self.coordinator.roster.peers.get(member)
+        return peer.agent if peer is not None else ""
 
     def _refuse(self, error: Exception, peer: str) -> None:
         """Logged once a kind; the count follows at the end."""
@@ -136,6 +158,8 @@ class Server:
             self.write("refused", reason=reason, peer=peer, count=1)
 
     def _beat(self, name: str, beat: Heartbeat) -> None:
+        if self._superseded():  # a stale coordinator must prolong nobody's lease
+            return
         self._beats[name] = beat
         writer = self.writers.get(name)
         if writer is not None:
@@ -145,11 +169,22 @@ class Server:
             peer.committed = beat.committed
         new = {step: loss for step, loss in beat.losses if step >= self._next_loss}
         self._losses.update(new)
+        self._last_beat = beat
         view = self.coordinator.view
-        if view is not None and name == view.members[0] and self._losses:
+        if view is not None and name == view.members[0]:
+            self._write_progress()
+
+    def _write_progress(self) -> None:
+        beat = self._last_beat
+        if self._losses and beat is not None:
             losses, self._losses = sorted(self._losses.items()), {}
             self._next_loss = losses[-1][0] + 1
-            self.write("progress", view=list(beat.view), stable=beat.stable, losses=losses, step_s=beat.step_s)
+            members = self.coordinator.view.members if self.coordinator.view is not None else ()
+            messages = sum(self._beats[member].sent_messages for member in members if member in self._beats)
+            self.write(
+                "progress", view=list(beat.view), stable=beat.stable, losses=losses, step_s=beat.step_s,
+                messages=messages,
+            )  # fmt: skip
 
     # --- the machine ---------------------------------------------------------------------------------------------
     def handle(self, event: Any) -> None:
@@ -178,6 +213,12 @@ class Server:
             self.handle(m.Superseded())
             return
         self._stored = data
+
+    def _superseded(self) -> bool:
+        """Whether a newer coordinator holds the epoch; then this one stops."""
+        if self.journal.epoch > self.epoch and not self.finished.done():
+            self.handle(m.Superseded())
+        return self.finished.done()
 
     def _tell(self, tell: m.Tell) -> None:
         data = frame(tell.message)
@@ -208,11 +249,22 @@ class Server:
                 self.write("refused", reason=reason, peer="", count=count)
         superseded = finish.detail.startswith("superseded")
         if not superseded:
-            self.write(
-                "run_finished", outcome=finish.outcome, steps=finish.steps, detail=finish.detail,
-                exit_code=finish.exit_code, seconds={},
-            )  # fmt: skip
+            self._write_end(finish)
         self.finished.set_result(finish.exit_code)
+
+    def _write_end(self, finish: m.Finish) -> None:
+        self._write_progress()
+        committed = max((peer.committed for peer in self.coordinator.roster.peers.values()), default=0)
+        end = events.RunFinished(
+            at_s=time.time(), outcome=finish.outcome, steps=max(finish.steps, committed), detail=finish.detail,
+            exit_code=finish.exit_code, seconds={},
+        )  # fmt: skip
+        if self.journal.flush(_FLUSH_S):
+            from outlast.observe import accounting
+
+            story = [entry.event for entry in self.journal.events()]
+            end = msgspec.structs.replace(end, seconds=accounting([*story, end]).seconds())
+        self.journal.append(end)
 
 
 def _unreported(journal: Journal) -> list[Fault]:
@@ -248,12 +300,22 @@ async def _run(environ: dict[str, str]) -> int:
     sock = socket.socket(fileno=int(environ["OUTLAST_LISTEN_FD"]))
     conversations: set[asyncio.Task[None]] = set()
 
+    def unsound(error: BaseException | None) -> None:
+        """A machine that raised decides nothing more: the launcher starts another from the record."""
+        if error is not None and not server.finished.done():
+            server.finished.set_exception(error)
+
+    def ended(task: asyncio.Task[None]) -> None:
+        conversations.discard(task)
+        unsound(None if task.cancelled() else task.exception())
+
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.ensure_future(server.serve(reader, writer))
         conversations.add(task)
-        task.add_done_callback(conversations.discard)
+        task.add_done_callback(ended)
 
-    listening = await asyncio.start_server(accept, sock=sock)
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unsound(context.get("exception")))
+    listening = await asyncio.start_server(accept, sock=sock, backlog=1024)
     code = await server.finished
     for writer in list(server.writers.values()):
         try:

@@ -17,7 +17,6 @@ import os
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,27 +25,43 @@ from torch import Tensor
 
 from outlast.core.phases import Phase
 from outlast.core.protocol import Compute, Exchange, Leave
-from outlast.core.protocol import messages as m
 from outlast.errors import ConfigError, Evicted, MembershipError, StepMisuse, ViewAbandoned
 from outlast.runtime._data import Samples
 from outlast.runtime._engine import Engine, Meta
 from outlast.runtime._environment import Environment
 from outlast.runtime._facts import facts_of, prepare_process
+from outlast.runtime._failing import Left, exit_by_code, how_left, left_open, report_failure
 from outlast.runtime._gradients import Memory
 from outlast.runtime._plain import PlainTraining
 from outlast.runtime._plane import Plane
 from outlast.runtime._replica import Replica
+from outlast.runtime._shared import Progress
 from outlast.runtime._state import State, digest_of
 from outlast.tensors import Layout
 
-__all__ = ["Run", "Step", "Training", "join"]
+__all__ = ["Run", "Step", "Training", "join", "pause"]
 
 
 def join() -> Run:
     """Become part of the run that started this process, or a fleet of one. `OUTLAST=off` makes a plain loop of it."""
     env = Environment.read(os.environ)
     prepare_process(env)
+    sys.excepthook = exit_by_code(sys.excepthook)
     return Run(env, plain=os.environ.get("OUTLAST", "on").lower() == "off")
+
+
+def pause(seconds: float) -> None:
+    """The loop's own code is about to be silent for up to `seconds` (a long evaluation, an upload): not a hang.
+
+    Without it the limit is `outside_s`. Does nothing outside a run. Raises ConfigError for a negative number.
+    """
+    if not seconds >= 0:
+        raise ConfigError(f"pause({seconds!r}) is no duration", remedy="give seconds, 0 or more")
+    for progress in _active:
+        progress.alive(ahead_s=seconds)
+
+
+_active: list[Progress] = []  # the progress block of this process's run, once joined
 
 
 class Run:
@@ -54,6 +69,7 @@ class Run:
 
     def __init__(self, env: Environment, plain: bool = False) -> None:
         self._env, self._plain = env, plain
+        _active[:] = [env.progress]
         self._training: Training | None = None
 
     @property
@@ -124,7 +140,8 @@ class Training:
         self._started = False
         self._step: Step | None = None
         self._begun: Plane | None = None  # the view's plane in which the current step's exchange has begun
-        self._failed = self._broke_out = False
+        self._failed = False
+        self._left: Left | None = None
 
     def steps(self, until: int) -> Iterator[Step]:
         """Steps 0 … until-1 that are still to be done, one object each. Returns when all replicas committed the last.
@@ -141,17 +158,13 @@ class Training:
                 self._step = Step(self, todo.step)
                 yield self._step
                 if self.replica.member.committed == todo.step:
-                    raise StepMisuse(
-                        f"step {todo.step} was left before its microbatches were done",
-                        where=f"replica {self.replica.env.me}", did="nothing was committed",
-                        remedy="let the inner loop end; `break` belongs into the outer one",
-                    )  # fmt: skip
+                    raise left_open(todo.step, self.replica)
             self._ended()
             self.replica.close()
         except GeneratorExit:
-            # `break`, or an exception on its way out: which of them is known when the process ends. In the middle of
-            # a step it is never a good end.
-            self._broke_out = self._step is not None and self.replica.member.committed > self._step.number
+            # `break`, or an exception on its way out: through somebody else's iterator that is known only when the
+            # process ends. In the middle of a step it is never a good end.
+            self._left = how_left(sys._getframe(1))
             raise
 
     def _ended(self) -> None:
@@ -188,7 +201,9 @@ class Training:
     def _at_exit(self) -> None:
         """The script is over. After `break` the others must have ended at the same step."""
         try:
-            if self._broke_out and not self._failed:
+            if self._left in ("break", "unknown") and not self._failed and self._step is not None:
+                if self.replica.member.committed == self._step.number:
+                    raise left_open(self._step.number, self.replica)
                 self.replica.leave_early()
         except MembershipError as error:
             print(error, file=sys.stderr, flush=True)
@@ -353,10 +368,3 @@ def _warm_up() -> None:
     parameter = torch.nn.Parameter(torch.zeros(1))
     parameter.grad = torch.zeros(1)
     torch.optim.AdamW([parameter]).step()
-
-
-def report_failure(replica: Replica, error: BaseException) -> m.Failed:
-    """What to tell the coordinator when user code raised."""
-    text = "".join(traceback.format_exception(error))[-4000:]
-    current = replica.progress.read()
-    return m.Failed(member=replica.env.me, step=replica.member.committed, microbatch=current[2], error=text)

@@ -77,9 +77,9 @@ class Progress:
         """How often a phase was entered: 0 until the process has reached `protect`."""
         return self._words[0]
 
-    def alive(self) -> None:
-        """A sign of life inside a phase."""
-        self._words[7] = time.monotonic_ns()
+    def alive(self, ahead_s: float = 0.0) -> None:
+        """A sign of life inside a phase; `ahead_s`: for so long from now no other is owed."""
+        self._words[7] = time.monotonic_ns() + int(ahead_s * 1e9)
 
     def read(self) -> tuple[Phase, int, int, float, float]:
         """(phase, step, microbatch, monotonic s of the last sign of life, allowed s or inf)."""

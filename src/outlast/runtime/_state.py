@@ -72,8 +72,10 @@ class State:
         return combine([fingerprint_named(tensors.items()), xxhash.xxh3_64_intdigest(plain)])
 
     def parts(self) -> list[tuple[str, int]]:
-        """Fingerprint of each tensor, to name the first that differs."""
-        return [(name, fingerprint(tensor)) for name, tensor in self.encoded()[1].items()]
+        """Fingerprint of each tensor by its place, and of all that is no tensor, to name the first that differs."""
+        plain, tensors = self.encoded()
+        rows = [(name, fingerprint(tensor)) for name, tensor in tensors.items()]
+        return [*rows, ("what is no tensor (settings, counts, schedules)", xxhash.xxh3_64_intdigest(plain))]
 
     # --- writing -------------------------------------------------------------------------------------------------
     def load(self, plain: bytes, tensors: Mapping[str, Tensor]) -> None:

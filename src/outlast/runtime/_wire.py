@@ -25,6 +25,7 @@ __all__ = [
 MAX_FRAME = 16 << 20
 _LENGTH = struct.Struct(">I")
 _MAGIC = b"outlast1"
+_ROLES = ("member", "agent", "launcher")
 _encoder = msgspec.msgpack.Encoder()
 T = TypeVar("T")
 
@@ -75,7 +76,7 @@ def frame_length(head: bytes) -> int:
     """Length that a frame's head announces. WireRefusal beyond MAX_FRAME."""
     (length,) = _LENGTH.unpack(head)
     if length > MAX_FRAME:
-        raise WireRefusal(f"a frame announces {length} bytes, over the limit of {MAX_FRAME}")
+        raise WireRefusal(f"a frame announces more than the limit of {MAX_FRAME} bytes")
     return int(length)
 
 
@@ -90,14 +91,20 @@ def server_challenge() -> tuple[bytes, bytes]:
 
 
 def server_check(secret: bytes, nonce: bytes, body: bytes) -> tuple[str, str, bytes]:
-    """Check the client's answer: (role, name, frame to send back). WireRefusal if it does not know the secret."""
+    """Check the client's answer: (role, name, frame to send back). WireRefusal if it does not know the secret.
+
+    Reasons are fixed texts, here and in `frame_length`: refusals are counted by them, and strangers must not choose
+    what is stored.
+    """
     try:
         answer = msgspec.msgpack.decode(body, type=_Answer)
     except msgspec.DecodeError as error:
-        raise WireRefusal(f"bytes that are no answer to a challenge: {error}") from error
+        raise WireRefusal("bytes that are no answer to a challenge") from error
     expected = _proof(secret, b"client", nonce, answer.nonce, answer.role.encode(), answer.name.encode())
     if not hmac.compare_digest(expected, answer.proof):
         raise WireRefusal("a wrongly signed answer: another run's secret, or a replay")
+    if answer.role not in _ROLES:
+        raise WireRefusal("a role that does not exist")
     return answer.role, answer.name, frame(_proof(secret, b"server", answer.nonce, nonce))
 
 

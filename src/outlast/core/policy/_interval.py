@@ -76,6 +76,6 @@ class IntervalPolicy:
         daly = clamp(young * (1 + half**0.5 / 3 + half / 9) - x, 1e-12, 1.0 - 1e-9)
         if self.kind == "daly":
             return daly
-        for _ in range(3):  # Newton on ln(1 - t) + t + x = 0, whose root is 1 + W(-exp(-x - 1))
+        for _ in range(2):  # Newton on ln(1 - t) + t + x = 0, whose root is 1 + W(-exp(-x - 1))
             daly = clamp(daly + (log1p(-daly) + daly + x) * (1 - daly) / daly, 1e-12, 1.0 - 1e-9)
         return daly

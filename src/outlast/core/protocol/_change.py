@@ -30,6 +30,7 @@ class Change:
     cause: str
     waiting: set[str]  # alive and not yet heard to have left
     acked: set[str] = field(default_factory=set)
+    stale: set[str] = field(default_factory=set)  # too far behind those who are alive
     doubts: set[tuple[str, str]] = field(default_factory=set)  # (who says so, whose connection ended)
     doubtful: bool = True  # doubts still wait for certainty
     expired: bool = False
@@ -78,17 +79,26 @@ def try_install(c: Coordinator, now_s: float) -> None:
         return
     alive = c.roster.alive(change.old)
     carriers = [name for name in alive if name in change.acked]
-    of_view = set(change.view)
+    fit = [name for name in carriers if name not in change.stale]
+    of_view = {name for name in c.roster.alive(change.view) if name not in change.stale}
     if not alive:
         _without_survivors(c, change)
-    elif any(name in of_view for name in carriers) or (carriers and not c.roster.alive(change.view)):
-        for name in sorted(change.waiting):
-            c.condemn(name, f"did not acknowledge leaving view {change.upto}")
-        c.install(successor(c, change, carriers), change.cause)
+    elif any(name in of_view for name in fit) or (fit and not of_view):
+        _carry_on(c, change, fit)
+    elif carriers and change.stale.issuperset(alive):  # whoever was ahead of them is gone: their own step is the newest
+        _carry_on(c, change, carriers)
     elif change.lease_out and (carriers or c.roster.count("ready")):
         for name in sorted(change.waiting):
             c.condemn(name, "silent for longer than the lease")
         try_install(c, now_s)
+
+
+def _carry_on(c: Coordinator, change: Change, carriers: Sequence[str]) -> None:
+    for name in sorted(change.waiting):
+        c.condemn(name, f"did not acknowledge leaving view {change.upto}")
+    for name in sorted(change.stale.difference(carriers)):
+        demote(c, name)
+    c.install(successor(c, change, carriers), change.cause)
 
 
 def _open_doubts(c: Coordinator, change: Change) -> bool:
@@ -105,6 +115,10 @@ def _without_survivors(c: Coordinator, change: Change) -> None:
         return  # after a restart: a spare may still say that it is ready
     elif not c.ever_formed:
         c.forget_view()
+    elif words := c.failures.of_all(change.view):
+        c.finish("failed", 5, 0, f"all replicas failed, the last one so:\n{words}")
+    elif c.failures.calm.issuperset(change.view):
+        c.finish("stopped", 0, 0, "the script ended by itself before all steps were done")
     else:
         c.finish("failed", 6, 0, "every replica that held the training state is gone")
 

@@ -23,6 +23,7 @@ from typing import Any, Literal
 from outlast.core.protocol import _change, _planned, _restart, _returning, _silence
 from outlast.core.protocol import _messages as m
 from outlast.core.protocol._change import Change
+from outlast.core.protocol._failures import Failures
 from outlast.core.protocol._reports import Reports
 from outlast.core.protocol._roster import Peer, Roster, Settings, incarnation_of, slot_of
 from outlast.core.protocol._types import View, ViewId
@@ -60,8 +61,7 @@ class Coordinator:
         self.idle: set[str] = set()  # members that only wait, as their agents say, while paths are probed
         self.probing: ViewId | None = None
         self.done: dict[ViewId, set[str]] = {}
-        self._failures: dict[tuple[int, int], dict[str, str]] = {}
-        self._early: dict[str, str] = {}
+        self.failures = Failures()
         self._out: list[m.Action] = []
         if record is not None:
             _restart.recover(self, record)
@@ -102,6 +102,11 @@ class Coordinator:
         newest = self.planned or self.view
         return newest.id if newest else ViewId(self.epoch, 0)
 
+    @property
+    def num_microbatches(self) -> int:
+        """Of every step; 0 while nobody has said."""
+        return int(self.facts.get("microbatches", "0"))
+
     def next_id(self) -> ViewId:
         """Never used before in this epoch, even if the view that had it is forgotten."""
         self._number = max(self._number, self.latest().n) + 1
@@ -128,8 +133,9 @@ class Coordinator:
         self.stalls.clear()
         self.persist()
         self.journal(
-            "view_installed", epoch=view.id.epoch, n=view.id.n, members=list(view.members), cause=cause, planned=False
-        )
+            "view_installed", epoch=view.id.epoch, n=view.id.n, members=list(view.members), cause=cause, planned=False,
+            num_microbatches=self.num_microbatches,
+        )  # fmt: skip
         self.tell(view.members, self.install_message(view, cause))
         departed = [name for name in self.roster.alive(before) if name not in self.current]
         self.tell([name for name in departed if self.roster.peers[name].leaving], self._departure())
@@ -224,8 +230,7 @@ class Coordinator:
             return
         if left.view >= change.upto:
             _change.acknowledge(self, left.member)
-        for name in left.stale:
-            _change.demote(self, name)
+        change.stale.update(left.stale)
         for name in left.suspects:
             self.reports.noticed(name, left.member, left.at_s)
             change.doubts.add((left.member, name))
@@ -289,12 +294,10 @@ class Coordinator:
             self.done.setdefault(done.view, set()).add(done.member)
 
     def _on_failed(self, now_s: float, failed: m.Failed) -> None:
-        """Rule 21: two different replicas failing on the same microbatch is the user's fault."""
-        by_slot = self._failures.setdefault((failed.step, failed.microbatch), {})
-        by_slot[slot_of(failed.member)] = failed.error
-        if len(by_slot) > 1:
-            where = f"step {failed.step}, microbatch {failed.microbatch}"
-            self.finish("failed", 5, failed.step, f"two replicas failed on {where}:\n{failed.error}")
+        peer = self.roster.peers.get(failed.member)
+        if peer is not None:
+            peer.committed = max(peer.committed, failed.step)
+        self.failures.raised(self, failed)
 
     def _on_stalled(self, now_s: float, stalled: m.Stalled) -> None:
         _silence.stalled(self, stalled)
@@ -359,8 +362,7 @@ class Coordinator:
         self.unheard.discard(name)
         fault = not planned_departure or name in self.current
         self.reports.exited(exited, known.committed if known else None, fault, name in self.current)
-        if fault and not exited.joined and exited.cause in ("exception", "exit"):
-            self._failed_early(exited)
+        self.failures.ended(self, exited, fault)
         if self.change is not None:
             self.change.waiting.discard(name)
             self.change.acked.discard(name)
@@ -375,12 +377,6 @@ class Coordinator:
         self.awaiting.discard(name)
         self.disturbed = cause
         # the rest follows in _progress, once nobody is awaited
-
-    def _failed_early(self, exited: m.Exited) -> None:
-        """Two replicas that end before they reach protect() are the script's fault, not the machine's."""
-        self._early[slot_of(exited.member)] = exited.detail
-        if len(self._early) > 1 or self.settings.num_replicas + self.settings.num_spares == 1:
-            self.finish("failed", 5, 0, f"the script ends before training starts:\n{exited.detail}")
 
     # --- what the driver says ------------------------------------------------------------------------------------
     def _on_timer(self, now_s: float, timer: m.Timer) -> None:
@@ -476,7 +472,8 @@ class Coordinator:
         if self.over:
             return
         self.over = True
-        self.reports.recoveries(self.latest())
+        if self.change is None:  # else the last faults were not recovered from
+            self.reports.recoveries(self.latest())
         self.persist(outcome=outcome, exit_code=exit_code, steps=steps, detail=detail)
         everyone = [p.name for p in self.roster.peers.values() if p.alive]
         self.tell(everyone, m.Close(epoch=self.epoch, reason=detail or outcome))

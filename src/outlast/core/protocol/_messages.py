@@ -99,12 +99,14 @@ class Done(Wire, frozen=True, kw_only=True, tag=True):
 
 
 class Failed(Wire, frozen=True, kw_only=True, tag=True):
-    """User code raised; I exit after this."""
+    """User code raised; I exit after this. `alike`: what, and at which line; two replicas that say the same in one
+    step met one bug, whichever microbatch each was at."""
 
     member: str
     step: int
     microbatch: int
     error: str
+    alike: str = ""
 
 
 class Stalled(Wire, frozen=True, kw_only=True, tag=True):
@@ -163,6 +165,7 @@ class Exited(Wire, frozen=True, kw_only=True, tag=True):
     last_alive_s: float = 0.0  # its last sign of life, host's monotonic clock
     noticed_at_s: float = 0.0
     joined: bool = True  # it had reached protect()
+    code: int | None = None  # exit code; None for a signal
 
 
 class Examined(Wire, frozen=True, kw_only=True, tag=True):

@@ -46,7 +46,10 @@ def _switch(c: Coordinator, view: View, vacant: int) -> bool:
     planned = View(id=c.next_id(), members=members, attached=attached)
     c.set_views(view, planned)
     c.persist()
-    c.journal("view_installed", epoch=c.epoch, n=planned.id.n, members=list(members), cause="planned", planned=True)
+    c.journal(
+        "view_installed", epoch=c.epoch, n=planned.id.n, members=list(members), cause="planned", planned=True,
+        num_microbatches=c.num_microbatches,
+    )  # fmt: skip
     order = _order(c, "switch", next_view=planned)
     c.tell(
         tuple(dict.fromkeys(view.members + members)),

@@ -78,5 +78,5 @@ def open_journal(path: str) -> RunJournal:
     from outlast.journal import Journal
 
     where = Path(path)
-    with Journal.open_reader(where if where.is_dir() else where.parent) as journal:
+    with Journal.open_reader(where.parent if where.is_file() else where) as journal:
         return RunJournal([entry.event for entry in journal.events()])

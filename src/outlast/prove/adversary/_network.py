@@ -15,6 +15,7 @@ from outlast.prove.adversary._kernel import Kernel, Process
 __all__ = ["COORDINATOR", "Connection", "Network"]
 
 _TICK = 1e-6
+_TWICE = 0.03  # a word to the coordinator is said again, as by a sender that cannot know whether it was heard
 COORDINATOR = "coordinator"
 """The coordinator's end of a path, whichever process it is."""
 _Sent = tuple[tuple[object, ...], Process, Callable[..., None], tuple[Any, ...]]
@@ -77,7 +78,10 @@ class Network:
 
     def up(self, link: Connection, call: Callable[..., None], *args: Any) -> None:
         if not link.broken:
-            self.send((link.serial, 1), (link.client.name, COORDINATOR), link.server, call, link, *args)
+            channel, path = (link.serial, 1), (link.client.name, COORDINATOR)
+            self.send(channel, path, link.server, call, link, *args)
+            if self.tail and self._random() < _TWICE:
+                self.send(channel, path, link.server, call, link, *args)
 
     def down(self, link: Connection, call: Callable[..., None], *args: Any) -> None:
         if not link.broken:

@@ -1,0 +1,62 @@
+"""Whose fault it is when replicas raise: the machine's (they are replaced), or the user's (the run stops; rule 21)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from outlast.core.protocol import _messages as m
+from outlast.core.protocol._roster import slot_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from outlast.core.protocol._coordinator import Coordinator
+
+__all__ = ["Failures"]
+
+_SAME_ON_ALL = 2  # exit code of bad options and of a configuration that cannot work
+_REFUSED = 4  # exit code of a replica that differs from its run
+_CODES = (_SAME_ON_ALL, 3, _REFUSED)  # what a script's end before training may pass on; else it is the script's error
+
+
+@dataclass(slots=True)
+class Failures:
+    """What raised where. Slots are counted, not incarnations: one bad machine may fail as often as it likes."""
+
+    calm: set[str] = field(default_factory=set)  # members that ended by themselves, with exit code 0
+    words: dict[str, str] = field(default_factory=dict)  # of members that ended by an exception
+    _places: dict[tuple[int, str], set[str]] = field(default_factory=dict)
+    _early: dict[str, int] = field(default_factory=dict)  # slot -> ends before training
+
+    def raised(self, c: Coordinator, failed: m.Failed) -> None:
+        """Two different replicas on the same microbatch, or with the same error at the same line in one step."""
+        self.words[failed.member] = failed.error
+        places = {f"microbatch {failed.microbatch}": failed.microbatch >= 0, failed.alike: bool(failed.alike)}
+        for place in [place for place, known in places.items() if known]:
+            slots = self._places.setdefault((failed.step, place), set())
+            slots.add(slot_of(failed.member))
+            if len(slots) > 1:
+                c.finish("failed", 5, failed.step, f"two replicas failed in step {failed.step}:\n{failed.error}")
+                return
+
+    def ended(self, c: Coordinator, exited: m.Exited, fault: bool) -> None:
+        """Two replicas that end before they reach protect() are the script's fault, not the machine's; some exit codes
+        say so at once. Once a view has formed, survivors train on, and only replacements are missing."""
+        if exited.cause == "exception":
+            self.words.setdefault(exited.member, exited.detail)
+        elif exited.cause == "finished":
+            self.calm.add(exited.member)
+        if not fault or exited.joined or c.ever_formed or exited.cause not in ("exception", "exit"):
+            return
+        slot = slot_of(exited.member)
+        self._early[slot] = self._early.get(slot, 0) + 1
+        alone = c.settings.num_replicas + c.settings.num_spares == 1
+        refused_again = exited.code == _REFUSED and self._early[slot] > 1
+        if len(self._early) > 1 or alone or exited.code == _SAME_ON_ALL or refused_again:
+            code = exited.code if exited.code in _CODES else 5
+            c.finish("failed", code, 0, f"the script ended before training started:\n{exited.detail}")
+
+    def of_all(self, members: Sequence[str]) -> str:
+        """What the last of the members said if every one of them ended by an exception, else nothing."""
+        return self.words[members[-1]] if all(name in self.words for name in members) else ""

@@ -1,0 +1,278 @@
+"""Strangers at the coordinator's port, and members that speak for others: refused, counted, and without effect."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from outlast.config import RunConfig
+from outlast.core import events as ev
+from outlast.core.protocol import View, ViewId
+from outlast.core.protocol import messages as m
+from outlast.errors import WireRefusal
+from outlast.journal import Journal
+from outlast.runtime._server import _STRANGERS, Server
+from outlast.runtime._shared import Progress, Region
+from outlast.runtime._speaker import check_speaker
+from outlast.runtime._wire import MAX_FRAME, Heartbeat, Link, frame, frame_length, server_challenge, server_check
+
+SECRET = b"s" * 32
+Address = tuple[str, int]
+
+
+def with_server(tmp_path: Path, play: Callable[[Server, Address], Awaitable[None]]) -> list[ev.AnyEvent]:
+    """A coordinator's port in this process while `play` runs; returns the journal of a run that was then stopped."""
+
+    async def whole() -> None:
+        journal = Journal.create(tmp_path)
+        progress = Progress(Region(Progress.SIZE))
+        server = Server(journal, RunConfig(replicas=2), SECRET, progress)
+        listening = await asyncio.start_server(server.serve, "127.0.0.1", 0, backlog=1024)
+        async with asyncio.timeout(30):
+            await play(server, listening.sockets[0].getsockname())
+            server.handle(m.Stop(reason="enough"))
+            await server.finished
+        listening.close()
+        for writer in [*server.writers.values(), *server._strangers]:
+            writer.close()
+        for timer in server._timers.values():
+            timer.cancel()
+        journal.close()
+
+    asyncio.run(whole())
+    with Journal.open_reader(tmp_path) as reader:
+        return [entry.event for entry in reader.events()]
+
+
+def refusals(events: list[ev.AnyEvent]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for event in events:
+        if isinstance(event, ev.Refused):
+            found.setdefault(event.reason, []).append(event.count)
+    return found
+
+
+async def throw(address: Address, data: bytes) -> bytes:
+    """Send bytes, and wait until the other end has closed."""
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(data)
+    try:
+        await writer.drain()
+        return await reader.read()
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+async def joined(address: Address, role: str, name: str, secret: bytes = SECRET) -> Link:
+    return await asyncio.to_thread(Link, address, secret, role, name, 5.0)
+
+
+def spoken(link: Link) -> bytes:
+    """Everything until the other end closes the connection."""
+    link.sock.settimeout(10.0)
+    data = b""
+    try:
+        while more := link.sock.recv(65536):
+            data += more
+    except ConnectionError:
+        pass
+    return data
+
+
+def test_random_bytes_are_refused_and_counted_once_a_kind(tmp_path: Path) -> None:
+    draw = __import__("random").Random(3)
+
+    async def play(server: Server, address: Address) -> None:
+        for size in (1, 3, 7, 40, 5000, 70000):
+            for _ in range(3):
+                body = bytes(draw.randrange(256) for _ in range(min(size, 300))) * (size // 300 + 1)
+                await throw(address, struct.pack(">I", min(size, 4096)) + body)
+        await throw(address, frame(("member", "r0.1", b"n", b"p")))
+        assert not server.writers
+
+    events = with_server(tmp_path, play)
+    found = refusals(events)
+    assert set(found) <= {
+        "bytes that are no answer to a challenge",
+        "a wrongly signed answer: another run's secret, or a replay",
+        "a connection ended in the middle of the challenge",
+    }
+    assert sum(max(counts) for counts in found.values()) == 19
+    assert all(len(counts) <= 2 for counts in found.values())
+
+
+def test_oversized_frames_are_refused_before_anything_is_allocated(tmp_path: Path) -> None:
+    async def play(server: Server, address: Address) -> None:
+        for size in (4097, MAX_FRAME + 1, 0xFFFFFFFF):
+            await throw(address, struct.pack(">I", size))
+        link = await joined(address, "agent", "a0")
+        link.sock.sendall(struct.pack(">I", MAX_FRAME + 1))
+        await asyncio.to_thread(spoken, link)
+        link.close()
+
+    found = refusals(with_server(tmp_path, play))
+    assert max(found[f"a frame announces more than the limit of {MAX_FRAME} bytes"]) == 3
+    assert max(found["an answer to a challenge is short; this one announces too much"]) == 1
+
+
+def test_a_replayed_handshake_and_a_wrong_secret_are_refused(tmp_path: Path) -> None:
+    recorded = b""
+
+    async def play(server: Server, address: Address) -> None:
+        nonlocal recorded
+
+        async def tap(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal recorded
+            up_reader, up_writer = await asyncio.open_connection(*address)
+            writer.write(await up_reader.read(200))
+            recorded = await reader.read(4096)
+            up_writer.write(recorded)
+            writer.write(await up_reader.read(200))
+            up_writer.close()
+
+        middle = await asyncio.start_server(tap, "127.0.0.1", 0)
+        (await joined(middle.sockets[0].getsockname(), "member", "r0.1")).close()
+        middle.close()
+        for _ in range(3):
+            await throw(address, recorded)
+        with pytest.raises((WireRefusal, OSError)):
+            await joined(address, "member", "r0.1", b"another run's secret")
+
+    found = refusals(with_server(tmp_path, play))
+    assert max(found["a wrongly signed answer: another run's secret, or a replay"]) == 4
+
+
+def test_garbage_after_a_valid_handshake_ends_that_connection_alone(tmp_path: Path) -> None:
+    async def play(server: Server, address: Address) -> None:
+        other = await joined(address, "agent", "a1")
+        for garbage in (b"\xc1", msgspec.msgpack.encode({"type": "NoSuch"}), msgspec.msgpack.encode(17)):
+            link = await joined(address, "agent", "a0")
+            link.sock.sendall(struct.pack(">I", len(garbage)) + garbage)
+            await asyncio.to_thread(spoken, link)
+            link.close()
+        other.send(m.AgentHello(agent="a1", pid=7))
+        decoder = msgspec.msgpack.Decoder(m.FromCoordinator)
+        assert isinstance(await asyncio.to_thread(other.receive, decoder), m.Welcome)
+        other.close()
+
+    events = with_server(tmp_path, play)
+    assert max(refusals(events)["a message that is not of this protocol"]) == 3
+    assert [(e.agent, e.pid) for e in events if isinstance(e, ev.AgentStarted)] == [("a1", 7)]
+
+
+def test_a_crowd_of_idle_connections_keeps_nobody_out(tmp_path: Path) -> None:
+    async def play(server: Server, address: Address) -> None:
+        idle = [socket.create_connection(address) for _ in range(_STRANGERS + 40)]
+        link = await joined(address, "agent", "a0")
+        assert "a0" in server.writers
+        assert len(server._strangers) <= _STRANGERS
+        link.close()
+        for sock in idle:
+            sock.close()
+
+    found = refusals(with_server(tmp_path, play))
+    assert max(found["too many connections that prove nothing"]) >= 40
+
+
+def test_a_member_speaks_for_itself_alone(tmp_path: Path) -> None:
+    async def play(server: Server, address: Address) -> None:
+        link = await joined(address, "member", "r1.1")
+        link.send(m.Left(member="r0.1", view=ViewId(1, 1)))
+        await asyncio.to_thread(spoken, link)
+        link.close()
+
+    assert refusals(with_server(tmp_path, play)) == {"a message in another's name": [1]}
+
+
+V = ViewId(1, 1)
+GONE = m.Exited(member="r1.1", cause="signal")
+ALLOWED = [
+    ("member", "r1.1", m.Left(member="r1.1", view=V)),
+    ("member", "r1.1", Heartbeat(sender="r1.1", sent_s=0.0)),
+    ("agent", "a0", Heartbeat(sender="a0", sent_s=0.0)),
+    ("agent", "a0", m.AgentHello(agent="a0", pid=1)),
+    ("agent", "a0", GONE),
+    ("agent", "a1", m.Exited(member="r9.1", cause="signal")),
+    ("launcher", "launcher", m.AgentGone(agent="a0")),
+    ("launcher", "launcher", m.Stop(reason="interrupt")),
+]
+REFUSED = [
+    ("member", "r1.1", m.Hello(member="r2.1", agent="a0", epoch=0)),
+    ("member", "r1.1", Heartbeat(sender="r0.1", sent_s=0.0)),
+    ("member", "r1.1", GONE),
+    ("member", "r1.1", m.Stop()),
+    ("member", "a0", m.AgentHello(agent="a0", pid=1)),
+    ("agent", "a1", GONE),
+    ("agent", "a0", m.AgentHello(agent="a1", pid=1)),
+    ("agent", "a0", m.Spawned(member="r1.1", agent="a1", pid=1)),
+    ("agent", "r1.1", m.Left(member="r1.1", view=V)),
+    ("agent", "a0", m.AgentGone(agent="a1")),
+    ("launcher", "launcher", m.Done(member="r1.1", view=V, steps=1)),
+    ("launcher", "launcher", Heartbeat(sender="launcher", sent_s=0.0)),
+]
+
+
+def agent_of(member: str) -> str:
+    return "a0" if member == "r1.1" else ""
+
+
+@pytest.mark.parametrize(("role", "name", "message"), ALLOWED)
+def test_what_each_role_may_say(role: str, name: str, message: Any) -> None:
+    check_speaker(role, name, message, agent_of)
+
+
+@pytest.mark.parametrize(("role", "name", "message"), REFUSED)
+def test_what_it_may_not(role: str, name: str, message: Any) -> None:
+    with pytest.raises(WireRefusal):
+        check_speaker(role, name, message, agent_of)
+
+
+def test_every_message_to_the_coordinator_has_a_speaker() -> None:
+    """A new message that nobody may send would be refused in every run: say here who may."""
+    import typing
+
+    known = {type(message) for _, _, message in (*ALLOWED, *REFUSED)}
+    from outlast.runtime import _speaker
+
+    named = {*_speaker._MEMBER, *_speaker._AGENT, *_speaker._OF_ITS_RANKS, *_speaker._LAUNCHER}
+    assert set(typing.get_args(m.ToCoordinator)) == named
+    assert known - {Heartbeat} <= named
+
+
+def test_roles_and_signatures() -> None:
+    nonce, _ = server_challenge()
+    with pytest.raises(WireRefusal, match="no answer"):
+        server_check(SECRET, nonce, secrets.token_bytes(40))
+    with pytest.raises(WireRefusal, match="limit"):
+        frame_length(struct.pack(">I", MAX_FRAME + 1))
+    with pytest.raises(ValueError, match="over the limit"):
+        frame(b"x" * (MAX_FRAME + 1))
+
+
+def test_the_end_of_a_run_is_told_whole(tmp_path: Path) -> None:
+    """Steps that heartbeats told of, the last losses, and an account that sums to the wall time."""
+
+    async def play(server: Server, address: Address) -> None:
+        server.coordinator.view = View(id=V, members=("r0.1",))
+        server.coordinator.roster.add("r0.1", "a0", "member")
+        server.coordinator.roster.add("r1.1", "a0", "member")
+        server._beat("r1.1", Heartbeat(sender="r1.1", sent_s=0.0, view=(1, 1), committed=4, losses=((3, 0.5),)))
+
+    events = with_server(tmp_path, play)
+    progress, end = events[-2:]
+    assert isinstance(progress, ev.Progress)
+    assert progress.losses == [(3, 0.5)]
+    assert isinstance(end, ev.RunFinished)
+    assert end.steps == 4
+    parts = {name: s for name, s in end.seconds.items() if name != "wall"}
+    assert sum(parts.values()) == pytest.approx(end.seconds["wall"], abs=1e-6)

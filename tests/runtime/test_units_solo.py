@@ -1,0 +1,186 @@
+"""A fleet of one in this process: numerics against a plain loop, and misuse of a step with its remedy."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import outlast
+from outlast.errors import ConfigError, StepMisuse
+from outlast.runtime._failing import exit_by_code, how_left
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    threads, hook = torch.get_num_threads(), sys.excepthook
+    monkeypatch.delenv("OUTLAST", raising=False)
+    yield
+    torch.set_num_threads(threads)
+    sys.excepthook = hook
+
+
+def rows(size: int = 22) -> list[torch.Tensor]:
+    return list(torch.randn(size, 6, generator=torch.Generator().manual_seed(1)))
+
+
+def build(dtype: torch.dtype = torch.float32) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(4)
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1)).to(dtype)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def protect(dtype: torch.dtype = torch.float32, microbatches: int = 4, **more: Any) -> tuple[Any, nn.Module]:
+    model, optimizer = build(dtype)
+    given = {"global_batch_size": 8, "microbatches": microbatches, "seed": 2} | more
+    return outlast.join().protect(model, optimizer, rows(), **given), model
+
+
+def loss_of(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    return model(batch.to(next(model.parameters()).dtype)).float().pow(2).mean()
+
+
+def train(until: int = 7, **more: Any) -> tuple[list[float], list[float | None], Any, nn.Module]:
+    training, model = protect(**more)
+    losses, norms = [], []
+    for step in training.steps(until=until):
+        for batch in step:
+            step.backward(loss_of(model, batch))
+        losses.append(step.loss)
+        norms.append(step.grad_norm)
+    return losses, norms, training, model
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("clip_norm", [None, 0.05])
+def test_a_fleet_of_one_repeats_itself_and_is_near_the_plain_loop(
+    dtype: torch.dtype, clip_norm: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seven steps of eight of 22 samples: short batches and three epochs are among them."""
+    losses, norms, training, model = train(dtype=dtype, clip_norm=clip_norm)
+    again = train(dtype=dtype, clip_norm=clip_norm)
+    assert again[0] == losses
+    assert again[1] == norms
+    assert again[2].fingerprint() == training.fingerprint()
+    monkeypatch.setenv("OUTLAST", "off")
+    plain_losses, plain_norms, plain, plain_model = train(dtype=dtype, clip_norm=clip_norm)
+    assert type(plain).__name__ == "PlainTraining"
+    near = {"rtol": 1e-4, "atol": 1e-6} if dtype is torch.float32 else {"rtol": 0.08, "atol": 0.02}
+    torch.testing.assert_close(torch.tensor(plain_losses), torch.tensor(losses), **near)
+    if clip_norm is not None:
+        torch.testing.assert_close(torch.tensor(plain_norms), torch.tensor(norms), **near)
+        assert max(n for n in norms if n is not None) > clip_norm
+    for a, b in zip(plain_model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0.1, atol=0.02)
+
+
+def test_buckets_do_not_change_a_bit() -> None:
+    """Without clipping: the norm is a tree over the blocks of all buckets."""
+    assert train(bucket_mb=1e-4)[2].fingerprint() == train()[2].fingerprint()
+
+
+def test_a_batch_shorter_than_its_microbatches() -> None:
+    """22 samples in batches of 10: the last has two, for five microbatches."""
+    losses, _, training, _ = train(microbatches=5, global_batch_size=10, until=4)
+    assert len(losses) == 4
+    assert all(loss == loss for loss in losses)
+    assert training.engine.samples.sizes(2) == [1, 1, 0, 0, 0]
+
+
+def test_loss_before_the_commit_and_backward_twice_or_never() -> None:
+    training, model = protect()
+    step = next(iter(training.steps(until=2)))
+    with pytest.raises(StepMisuse, match="not committed"):
+        _ = step.loss
+    batches = iter(step)
+    batch = next(batches)
+    step.backward(loss_of(model, batch))
+    with pytest.raises(StepMisuse, match="twice") as caught:
+        step.backward(loss_of(model, batch))
+    assert "add the losses" in caught.value.remedy
+    next(batches)
+    with pytest.raises(StepMisuse, match="got no backward"):
+        next(batches)
+
+
+def test_break_out_of_a_step_and_steps_twice() -> None:
+    training, _ = protect()
+    steps = training.steps(until=2)
+    for _batch in next(steps):
+        break
+    with pytest.raises(StepMisuse, match="step 0 was left before its microbatches were done") as caught:
+        next(steps)
+    assert "outer" in caught.value.remedy
+    with pytest.raises(StepMisuse, match="called twice"):
+        next(training.steps(until=2))
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"microbatches": 0}, "microbatches=0 is not a positive whole number"),
+        ({"global_batch_size": True}, "global_batch_size=True"),
+        ({"global_batch_size": 40}, "the dataset has 22 samples"),
+    ],
+)
+def test_bad_arguments(given: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason) as caught:
+        protect(**given)
+    assert caught.value.remedy
+
+
+def test_an_error_of_ours_gives_the_process_its_exit_code() -> None:
+    told: list[type] = []
+    hook = exit_by_code(lambda kind, error, trace: told.append(kind))
+    with pytest.raises(SystemExit) as caught:
+        hook(ConfigError, ConfigError("x"), None)
+    assert caught.value.code == 2
+    hook(ValueError, ValueError("x"), None)
+    assert told == [ConfigError, ValueError]
+
+
+def test_how_a_loop_was_left_is_read_from_its_instruction() -> None:
+    seen: list[str] = []
+
+    def numbers() -> Iterator[int]:
+        try:
+            yield 1
+            yield 2
+        except GeneratorExit:
+            seen.append(how_left(sys._getframe(1)))
+            raise
+
+    def returns() -> int | None:
+        for number in numbers():
+            return number
+        return None
+
+    def through(inner: Iterator[int]) -> Iterator[int]:
+        yield from ()
+        for number in inner:  # noqa: UP028
+            yield number
+
+    for _ in numbers():
+        break
+    returns()
+    for _ in numbers():
+        try:
+            break
+        finally:
+            seen.append("finally")
+    for action in (lambda: 1 / 0, lambda: sys.exit(0)):
+        try:
+            for _ in numbers():
+                action()
+        except (ZeroDivisionError, SystemExit):
+            seen.append("caught")
+    for _ in through(numbers()):
+        break
+    with pytest.raises(ZeroDivisionError):
+        for _ in through(numbers()):
+            _ = 1 / 0
+    assert seen == ["break", "break", "finally", "break", *["error", "caught"] * 2, "break", "error"]

@@ -1,0 +1,140 @@
+"""The state as a tree: what one replica encodes, another becomes, bit for bit, and trains on alike."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from outlast.errors import ConfigError
+from outlast.runtime._divergence import first_difference
+from outlast.runtime._state import State, digest_of, empty_like_encoded
+from outlast.runtime._streams import Frozen, raw
+
+
+class Extra:
+    """What a loop may register: nested plain data and a tensor."""
+
+    def __init__(self) -> None:
+        self.value: dict[str, Any] = {"ema": torch.zeros(3), "best": (1, 2.5, None), "notes": ["a", {"b": b"c"}]}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.value
+
+    def load_state_dict(self, value: dict[str, Any]) -> None:
+        self.value = value
+
+
+class Parts:
+    """A model with buffers and a tied weight, two optimizers of several groups, a scheduler, registered state."""
+
+    def __init__(self, seed: int) -> None:
+        torch.manual_seed(seed)
+        self.model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 4), nn.Linear(4, 4, bias=False))
+        self.model[3].weight = nn.Parameter(self.model[3].weight.detach().clone())
+        first, rest = list(self.model[0].parameters()), list(self.model[1].parameters())
+        self.adam = torch.optim.AdamW([{"params": first, "lr": 1e-2}, {"params": rest, "weight_decay": 0.0}])
+        self.sgd = torch.optim.SGD([*self.model[2].parameters(), *self.model[3].parameters()], lr=0.1, momentum=0.9)
+        self.rate = torch.optim.lr_scheduler.StepLR(self.adam, step_size=2)
+        self.extra = Extra()
+        self.state = State(self.model, [self.adam, self.sgd], [self.rate], {"extra": self.extra})
+
+    def train(self, steps: int, seed: int) -> None:
+        for step in range(steps):
+            torch.manual_seed(seed + step)
+            self.model(torch.randn(6, 4)).pow(2).sum().backward()
+            for part in (self.adam, self.sgd, self.rate):
+                part.step()
+            self.extra.value["ema"] += 0.1
+            for param in self.model.parameters():
+                param.grad = None
+
+
+def hand_over(donor: Parts, joiner: Parts, cuts: int = 3) -> None:
+    """As a join does it: shares of the bytes, received into empty tensors."""
+    plain, tensors = donor.state.encoded()
+    values = list(tensors.values())
+    total = sum(t.numel() * t.element_size() for t in values)
+    edges = [total * i // cuts for i in range(cuts + 1)]
+    pieces = []
+    for lo, hi in itertools.pairwise(edges):
+        frozen = Frozen(values, lo, hi, set())
+        frozen.wait()
+        pieces.append(frozen.buffer)
+    data, received = torch.cat(pieces), empty_like_encoded(plain)
+    at = 0
+    for tensor in received.values():
+        view = raw(tensor)
+        view.copy_(data[at : at + view.numel()])
+        at += view.numel()
+    assert at == total
+    joiner.state.load(plain, received)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_a_joiner_becomes_the_donor_and_goes_on_alike(steps: int) -> None:
+    """0: optimizer state does not exist yet."""
+    donor, joiner = Parts(1), Parts(2)
+    donor.train(steps, 10)
+    assert joiner.state.fingerprint() != donor.state.fingerprint()
+    hand_over(donor, joiner)
+    assert joiner.state.fingerprint() == donor.state.fingerprint()
+    assert digest_of(joiner.state) == digest_of(donor.state)
+    assert joiner.state.encoded()[0] == donor.state.encoded()[0]
+    assert joiner.extra.value["best"] == (1, 2.5, None)
+    for each in (donor, joiner):
+        each.train(3, 77)
+    assert joiner.state.fingerprint() == donor.state.fingerprint()
+    assert joiner.rate.get_last_lr() == donor.rate.get_last_lr()
+
+
+def test_a_joiner_with_more_state_forgets_it() -> None:
+    donor, joiner = Parts(1), Parts(1)
+    joiner.train(2, 5)
+    hand_over(donor, joiner)
+    assert not joiner.adam.state
+    assert joiner.state.fingerprint() == donor.state.fingerprint()
+
+
+def test_every_part_counts_and_is_named() -> None:
+    base = Parts(1)
+    base.train(2, 0)
+    rows = tuple(base.state.parts())
+
+    def changed(change: Any) -> str:
+        other = Parts(1)
+        other.train(2, 0)
+        with torch.no_grad():
+            change(other)
+        assert other.state.fingerprint() != base.state.fingerprint()
+        return first_difference({"a": rows, "b": tuple(other.state.parts())})[0]
+
+    assert changed(lambda p: p.model[2].weight[0, 0].add_(1)) == "2.weight"
+    assert changed(lambda p: p.model[1].running_mean[1].add_(1)) == "1.running_mean"
+    assert "exp_avg" in changed(lambda p: p.adam.state[p.model[0].weight]["exp_avg"][0].add_(1))
+    assert "extra/ema" in changed(lambda p: p.extra.value["ema"].add_(1))
+    assert "no tensor" in changed(lambda p: p.sgd.param_groups[0].update(lr=0.2))
+    assert "no tensor" in changed(lambda p: p.rate.step())
+
+
+def test_what_cannot_be_stored_without_pickle_is_named() -> None:
+    parts = Parts(1)
+    parts.extra.value["model"] = nn.Linear(1, 1)
+    with pytest.raises(ConfigError, match="extra/extra/model is a Linear"):
+        parts.state.encoded()
+
+
+def test_an_optimizer_without_parameters_to_train_is_refused() -> None:
+    model = nn.Linear(2, 2).requires_grad_(False)
+    with pytest.raises(ConfigError, match="no parameter that requires a gradient"):
+        State(model, [torch.optim.SGD(model.parameters(), lr=0.1)], [], {})
+
+
+def test_half_precision_and_scalars_keep_their_bits() -> None:
+    tensors = [torch.randn(3).bfloat16(), torch.tensor(float("nan")), torch.tensor(-0.0), torch.arange(4)]
+    frozen = Frozen(tensors, 0, sum(t.numel() * t.element_size() for t in tensors), {1})
+    frozen.wait()
+    assert torch.equal(frozen.buffer, torch.cat([raw(t) for t in tensors]))

@@ -1,0 +1,189 @@
+"""The accumulator and the tree: the same bits for any membership, order of leaves and holding pattern."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from outlast.core.protocol import Node, cover, plan_of, schedule, split
+from outlast.runtime._gradients import Accumulator, Memory
+from outlast.tensors import Layout, reduce_slice
+
+SHAPES = [(5,), (40, 7), (3,), (1,), (64, 2)]
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Also tells 0.0 from -0.0, and a NaN equals itself."""
+    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+
+
+def reference(leaves: Sequence[Tensor], node: Node) -> Tensor:
+    """The tree by its definition."""
+    if node[1] - node[0] == 1:
+        return leaves[node[0]]
+    left, right = split(node)
+    return reference(leaves, left) + reference(leaves, right)
+
+
+class Replica:
+    """One simulated member: its own parameters, memory and accumulator."""
+
+    def __init__(self, num_leaves: int, dtype: torch.dtype = torch.float32, bucket_bytes: int = 512) -> None:
+        draw = torch.Generator().manual_seed(1)
+        self.params = [nn.Parameter(torch.randn(shape, generator=draw).to(dtype)) for shape in SHAPES]
+        self.layout = Layout(self.params, bucket_bytes)
+        self.memory = Memory(self.layout, num_leaves + 2, shared=False)
+        self.sums = Accumulator(self.params, self.layout, self.memory, num_leaves)
+
+    def compute(
+        self, leaf: int, unused: Sequence[int] = (), weight: float = 1.0, overlap: list[int] | None = None
+    ) -> None:
+        self.sums.begin(leaf, weight, None if overlap is None else overlap.append)
+        draw = torch.Generator().manual_seed(100 + leaf)
+        total = torch.zeros(())
+        for index, param in enumerate(self.params):
+            factor = torch.randn(param.shape, generator=draw).to(param.dtype)
+            if index not in unused:
+                total = total + (param * factor).sum()
+        if total.requires_grad:
+            total.backward()
+        self.sums.end()
+
+    def flat(self, node: Node) -> list[Tensor]:
+        return self.memory.flats(self.sums.slots[node])
+
+
+def gradient(leaf: int, layout: Layout, unused: Sequence[int] = (), weight: float = 1.0) -> list[Tensor]:
+    """What microbatch `leaf` gives in the layout's buckets, computed plainly."""
+    storage = torch.zeros(layout.total_bytes, dtype=torch.uint8)
+    flats = layout.flats(storage)
+    draw = torch.Generator().manual_seed(100 + leaf)
+    for index, view in enumerate(layout.views(flats)):
+        factor = torch.randn(view.shape, generator=draw)
+        if index not in unused:
+            view.copy_(factor * weight if weight != 1.0 else factor)
+    return flats
+
+
+def root_of(members: Sequence[Replica], leaves: Sequence[Sequence[int]], num_leaves: int) -> list[Tensor]:
+    """What the exchange would give: each bucket cut into as many slices as members."""
+    nodes = [cover(own, num_leaves) for own in leaves]
+    steps = list(schedule(tuple(node for own in nodes for node in own), num_leaves))
+    out = []
+    for bucket in members[0].layout.buckets:
+        result = torch.empty(bucket.numel, dtype=bucket.dtype)
+        for lo, hi in bucket.slices(len(members)):
+            parts = {
+                node: member.flat(node)[bucket.index][lo:hi]
+                for member, own in zip(members, nodes, strict=True)
+                for node in own
+            }
+            if hi > lo:
+                reduce_slice(parts, steps, (0, num_leaves), 1.0 / num_leaves, result[lo:hi])
+        out.append(result)
+    return out
+
+
+@pytest.mark.parametrize("num_leaves", [1, 2, 3, 5, 8, 12])
+def test_the_sum_is_the_same_whoever_computes(num_leaves: int) -> None:
+    layout = Replica(num_leaves).layout
+    leaves = [gradient(leaf, layout) for leaf in range(num_leaves)]
+    buckets = range(len(layout.buckets))
+    want = [reference([leaf[b] for leaf in leaves], (0, num_leaves)) * (1.0 / num_leaves) for b in buckets]
+    for num_members in range(1, min(8, num_leaves) + 1):
+        plan = plan_of([f"r{i}.1" for i in range(num_members)], 0, num_leaves)
+        members = [Replica(num_leaves) for _ in range(num_members)]
+        own = list(plan.leaves.values())
+        for member, mine in zip(members, own, strict=True):
+            for leaf in mine:
+                member.compute(leaf)
+        got = root_of(members, own, num_leaves)
+        assert all(map(same_bits, got, want)), num_members
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 10), st.integers(1, 8), st.randoms(use_true_random=False))
+def test_any_set_of_leaves_in_any_order(num_leaves: int, num_members: int, draw: random.Random) -> None:
+    """As after deaths: leaves are scattered over members, and each computes its own in some order."""
+    owners = [draw.randrange(num_members) for _ in range(num_leaves)]
+    members = [Replica(num_leaves) for _ in range(num_members)]
+    own = [[leaf for leaf in range(num_leaves) if owners[leaf] == m] for m in range(num_members)]
+    for member, mine in zip(members, own, strict=True):
+        for leaf in draw.sample(mine, len(mine)):
+            member.compute(leaf, overlap=[] if draw.random() < 0.5 else None)
+        assert set(member.sums.slots) == set(cover(mine, num_leaves))
+    alone = Replica(num_leaves)
+    for leaf in range(num_leaves):
+        alone.compute(leaf)
+    whole = root_of([alone], [list(range(num_leaves))], num_leaves)
+    assert all(map(same_bits, root_of(members, own, num_leaves), whole))
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_unused_parameters_and_weights(overlap: bool) -> None:
+    """A parameter without gradient counts as zeros, and is not marked as used; short microbatches are weighted."""
+    member = Replica(4)
+    weights, unused = [0.3, 0.3, 0.2, 0.2], [[], [1], [1, 3], [3]]
+    for leaf in range(4):
+        told: list[int] = []
+        member.compute(leaf, unused[leaf], weights[leaf], told if overlap else None)
+        assert told == (list(range(len(member.layout.buckets))) if overlap else [])
+    leaves = [gradient(leaf, member.layout, unused[leaf], weights[leaf]) for leaf in range(4)]
+    for b, flat in enumerate(member.flat((0, 4))):
+        assert same_bits(flat, reference([leaf[b] for leaf in leaves], (0, 4)))
+    assert member.sums.used == bytearray([0b11111])
+    once = Replica(4)
+    once.compute(0, unused=[0, 4])
+    assert once.sums.used == bytearray([0b01110])
+
+
+def test_minus_zero_plus_nothing_is_zero_in_every_order() -> None:
+    """-0.0 + 0.0 is 0.0: an unused parameter is added as zeros, else bits would depend on who computed it."""
+    values = {0: -0.0, 1: None, 2: -0.0, 3: -0.0}
+    for order in ([0, 1, 2, 3], [1, 0, 3, 2], [3, 2, 1, 0]):
+        param = nn.Parameter(torch.ones(4))
+        layout = Layout([param])
+        memory = Memory(layout, 6, shared=False)
+        sums = Accumulator([param], layout, memory, 4)
+        for leaf in order:
+            sums.begin(leaf, 1.0, None)
+            if values[leaf] is not None:
+                (param * values[leaf]).sum().backward()
+            sums.end()
+        got = memory.views(sums.slots[0, 4])[0]
+        assert [math.copysign(1.0, v) for v in got.tolist()] == [1.0] * 4
+    both = reference([torch.tensor([-0.0]), torch.tensor([-0.0])], (0, 2))
+    assert math.copysign(1.0, both.item()) == -1.0
+
+
+def test_half_precision_is_summed_in_float32() -> None:
+    member = Replica(2, torch.bfloat16)
+    for leaf in range(2):
+        member.compute(leaf)
+    assert {bucket.dtype for bucket in member.layout.buckets} == {torch.float32}
+    half = [[f.bfloat16().float() for f in gradient(leaf, member.layout)] for leaf in range(2)]
+    for b, flat in enumerate(member.flat((0, 2))):
+        assert same_bits(flat, half[0][b] + half[1][b])
+
+
+def test_what_is_kept_survives_an_abandoned_exchange() -> None:
+    member = Replica(8)
+    for leaf in (0, 1, 4):
+        member.compute(leaf)
+    before = [flat.clone() for flat in member.flat((0, 2))]
+    member.sums.keep([(0, 2)])
+    assert set(member.sums.slots) == {(0, 2)}
+    member.compute(2)
+    member.compute(3)
+    assert set(member.sums.slots) == {(0, 4)}
+    leaves = [gradient(leaf, member.layout) for leaf in range(4)]
+    assert all(same_bits(b, reference([leaf[i] for leaf in leaves], (0, 2))) for i, b in enumerate(before))
+    for b, flat in enumerate(member.flat((0, 4))):
+        assert same_bits(flat, reference([leaf[b] for leaf in leaves], (0, 4)))

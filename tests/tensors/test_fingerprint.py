@@ -1,0 +1,84 @@
+"""Fingerprints see every bit and every place, whatever the cut."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outlast.tensors import combine, fingerprint, fingerprint_blocks, fingerprint_named
+from outlast.tensors._fingerprint import _mixed
+
+
+def sample(numel: int = 257) -> torch.Tensor:
+    return torch.randn(numel, generator=torch.Generator().manual_seed(5))
+
+
+@pytest.mark.parametrize("how", [fingerprint, lambda t, key=0: _mixed(t.reshape(-1), key)], ids=["cpu", "device"])
+class TestOneTensor:
+    def test_every_single_bit_counts(self, how) -> None:  # type: ignore[no-untyped-def]
+        tensor = sample(33)
+        raw = tensor.view(torch.uint8)
+        seen = {how(tensor)}
+        for byte in range(raw.numel()):
+            for bit in range(8):
+                raw[byte] ^= 1 << bit
+                seen.add(how(tensor))
+                raw[byte] ^= 1 << bit
+        assert len(seen) == 1 + 8 * raw.numel()
+        assert how(tensor) in seen
+
+    def test_swaps_and_paired_sign_flips_are_seen(self, how) -> None:  # type: ignore[no-untyped-def]
+        tensor = sample()
+        swapped = tensor.clone()
+        swapped[[3, 200]] = swapped[[200, 3]]
+        flipped = tensor.clone()
+        flipped[[3, 200]] *= -1
+        neighbours = tensor.clone()
+        neighbours[[4, 5]] = neighbours[[5, 4]]
+        negated = -tensor
+        moved = tensor.roll(1)
+        assert len({how(t) for t in (tensor, swapped, flipped, neighbours, negated, moved)}) == 6
+
+    def test_keys_and_zeros_are_told_apart(self, how) -> None:  # type: ignore[no-untyped-def]
+        zeros = torch.zeros(64)
+        assert how(zeros) != how(-zeros)
+        assert how(zeros, 1) != how(zeros, 2)
+        assert how(torch.zeros(0)) == how(torch.zeros(0))
+        assert how(torch.zeros(64, dtype=torch.bfloat16)) != how(torch.full((64,), 1.0, dtype=torch.bfloat16))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 40), st.lists(st.integers(0, 40), max_size=6))
+def test_sums_of_blocks_do_not_depend_on_the_cut(num_blocks: int, cuts: list[int]) -> None:
+    block = 16
+    flat = sample(num_blocks * block - 3)
+    whole = fingerprint_blocks(flat, block, 0)
+    edges = sorted({0, num_blocks, *(cut for cut in cuts if cut < num_blocks)})
+    parts = [fingerprint_blocks(flat[a * block : b * block], block, a) for a, b in itertools.pairwise(edges)]
+    assert combine(parts) == whole
+    assert combine(parts[::-1]) == whole
+
+
+def test_blocks_in_each_other_s_places_are_seen() -> None:
+    flat = sample(64)
+    swapped = torch.cat([flat[16:32], flat[:16], flat[32:]])
+    assert fingerprint_blocks(flat, 16, 0) != fingerprint_blocks(swapped, 16, 0)
+
+
+def test_names_shapes_and_dtypes_count() -> None:
+    x = torch.zeros(2, 3)
+    variants = [("a", x), ("b", x), ("a", x.reshape(3, 2)), ("a", x.to(torch.float64)), ("a", x.int())]
+    assert len({fingerprint_named([variant]) for variant in variants}) == 5
+    two = [("a", sample(4)), ("b", sample(5))]
+    assert fingerprint_named(two) == fingerprint_named(two[::-1])
+    assert fingerprint_named([("a", two[1][1]), ("b", two[0][1])]) != fingerprint_named(two)
+
+
+def test_views_that_are_not_contiguous_count_by_their_values() -> None:
+    x = sample(64).reshape(8, 8)
+    assert fingerprint(x.t()) == fingerprint(x.t().contiguous())
+    assert fingerprint(x.t()) != fingerprint(x)
