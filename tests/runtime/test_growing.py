@@ -52,3 +52,20 @@ def test_donors_die_while_they_serve(fleet: Callable[..., Any]) -> None:
     run.gate(8, "both donors had died", lambda: run.exited("r2.1") and run.exited("r1.1"))
     run.gate(13, "the spare was a member", lambda: "r3.1" in run.driven.members)
     run.assert_unchanged(survivors={"r0.1", "r3.1"}, recoveries=2)
+
+
+def test_deaths_of_a_leaver_and_of_a_joiner_that_replays(fleet: Callable[..., Any]) -> None:
+    """r0 leaves gracefully and dies at the door; the spare that has its place follows one that died replaying."""
+    run = fleet(
+        fault("r2.1", "join_replay", count=2),
+        fault("r0.1", "depart"),
+        replicas=2, spares=1, steps=18, gates=(1, 4, 8, 11, 14),
+    )  # fmt: skip
+    run.gate(1, "the spare was served", lambda: run.served("r2.1"))
+    run.gate(4, "it had died", lambda: run.exited("r2.1"))
+    run.gate(8, "its successor was served", lambda: run.served("r2.2"))
+    run.gate(11, "it had caught up", lambda: run.caught_up("r2.2"))
+    run.strike(run.pid("r0.1"), signal.SIGTERM)
+    run.gate(14, "the leaver was gone", lambda: run.exited("r0.1"))
+    run.assert_unchanged()
+    assert {"r1.1", "r2.2"} <= set(run.results())

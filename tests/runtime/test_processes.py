@@ -97,3 +97,14 @@ def test_the_same_microbatch_on_two_replicas_ends_the_run(fleet: Callable[..., A
     assert "step 3, microbatch 2" in ended.detail
     out, err = run.driven.process.communicate()
     assert (out + err).count("InjectedFault: ") == 1
+
+
+def test_interrupted_while_the_coordinator_is_stopped(fleet: Callable[..., Any]) -> None:
+    """It cannot end the run in order, and cannot hold it up either."""
+    run = fleet(replicas=1, steps=8, gates=(2,))
+    run.until("steps were made", lambda: run.driven.step == 1)
+    pids = [e.pid for e in run.driven.events if isinstance(e, ev.ReplicaStarted | ev.CoordinatorStarted)]
+    run.strike(run.driven.coordinator_pid, signal.SIGSTOP)
+    run.strike(run.driven.process.pid, signal.SIGINT)
+    assert run.finish() == 130
+    assert {state(pid) for pid in pids} <= {"X", "Z"}
