@@ -45,7 +45,7 @@ docs: $(STAMP)
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
 
 bench: $(STAMP)
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks all
 
 names:
 	$(PYTHON) tests/house/public_names.py > tests/house/public_names.txt

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from outlast.core import events as ev
 from outlast.runtime._probe import Fault
 
 pytestmark = pytest.mark.process
@@ -32,21 +33,39 @@ def test_a_spare_takes_over_and_the_dead_come_back(fleet: Callable[..., Any]) ->
     run.gate(13, "it had caught up", lambda: run.caught_up("r1.3"))
     assert set(run.driven.members) == {"r0.1", "r2.1"}
     run.strike(run.pid("r0.1"), signal.SIGTERM)
-    run.gate(16, "the leaver's place was given away", lambda: "r1.3" in run.driven.members)
-    run.until("it had left", lambda: run.exited("r0.1"))
+    run.gate(16, "it had left", lambda: run.exited("r0.1"))
     run.assert_unchanged(survivors={"r2.1", "r1.3"}, recoveries=2)
     assert [e.cause for e in run.exits() if e.replica == "r0.1"] == ["left"]
+    assert [e.planned for e in run.driven.events if isinstance(e, ev.ViewInstalled)] == [False, False, True]
+    joiner = run.driven.recoveries()[1]
+    assert (joiner.replica, joiner.downtime_s, joiner.microbatches_recomputed) == ("r1.2", 0.0, 0)
 
 
 def test_donors_die_while_they_serve(fleet: Callable[..., Any]) -> None:
     """The snapshot of one donor never comes, then the stream of another ends: the joiner asks to be served again."""
     run = fleet(
         fault("r2.1", "serve_snapshot"),
-        fault("r1.1", "serve_stream", step=6),
-        replicas=3, spares=1, steps=20, max_restarts=0, gates=(1, 4, 7, 10), dtype="bfloat16",
+        fault("r1.1", "serve_stream"),
+        replicas=3, spares=1, steps=16, max_restarts=0, gates=(1, 8, 13), dtype="bfloat16",
     )  # fmt: skip
     run.gate(1, "the spare was served", lambda: run.served("r3.1"))
-    run.gate(4, "a donor had died and the spare was served again", lambda: run.exited("r2.1"))
-    run.gate(7, "another donor had died", lambda: run.exited("r1.1"))
-    run.gate(10, "the spare was a member", lambda: "r3.1" in run.driven.members or run.caught_up("r3.1"))
+    run.gate(8, "both donors had died", lambda: run.exited("r2.1") and run.exited("r1.1"))
+    run.gate(13, "the spare was a member", lambda: "r3.1" in run.driven.members)
     run.assert_unchanged(survivors={"r0.1", "r3.1"}, recoveries=2)
+
+
+def test_deaths_of_a_leaver_and_of_a_joiner_that_replays(fleet: Callable[..., Any]) -> None:
+    """r0 leaves gracefully and dies at the door; the spare that has its place follows one that died replaying."""
+    run = fleet(
+        fault("r2.1", "join_replay", count=2),
+        fault("r0.1", "depart"),
+        replicas=2, spares=1, steps=18, gates=(1, 4, 8, 11, 14),
+    )  # fmt: skip
+    run.gate(1, "the spare was served", lambda: run.served("r2.1"))
+    run.gate(4, "it had died", lambda: run.exited("r2.1"))
+    run.gate(8, "its successor was served", lambda: run.served("r2.2"))
+    run.gate(11, "it had caught up", lambda: run.caught_up("r2.2"))
+    run.strike(run.pid("r0.1"), signal.SIGTERM)
+    run.gate(14, "the leaver was gone", lambda: run.exited("r0.1"))
+    run.assert_unchanged()
+    assert {"r1.1", "r2.2"} <= set(run.results())

@@ -56,16 +56,17 @@ def test_the_coordinator_is_stopped_and_goes_on(fleet: Callable[..., Any]) -> No
 
 def test_an_agent_takes_its_replicas_with_it(fleet: Callable[..., Any]) -> None:
     """Two agents on this machine; the second dies, and its replicas come back under its successor."""
-    run = fleet(replicas=4, agents=2, steps=12, gates=(3, 6, 9))
+    run = fleet(replicas=4, agents=2, steps=16, gates=(3, 6, 9, 12))
     run.until("steps were made", lambda: run.driven.step == 2)
     under = {e.agent for e in run.driven.events if isinstance(e, ev.ReplicaStarted)}
     assert len(under) == 2
     agent = run.parent(run.pid("r1.1"))
     run.strike(agent)
     back = ("r1.2", "r3.2")
-    run.gate(3, "they were back", lambda: all(map(run.served, back)))
-    run.gate(6, "they had caught up", lambda: all(map(run.caught_up, back)))
-    run.gate(9, "they were members", lambda: {*back} <= set(run.driven.members))
+    run.gate(3, "they were gone", lambda: run.exited("r1.1") and run.exited("r3.1"))
+    run.gate(6, "they were back", lambda: all(map(run.served, back)))
+    run.gate(9, "they had caught up", lambda: all(map(run.caught_up, back)))
+    run.gate(12, "they were members", lambda: {*back} <= set(run.driven.members))
     run.assert_unchanged(survivors={"r0.1", "r2.1", *back}, recoveries=2)
     assert {r.cause for r in run.driven.recoveries()} == {"agent_lost"}
 
@@ -96,3 +97,14 @@ def test_the_same_microbatch_on_two_replicas_ends_the_run(fleet: Callable[..., A
     assert "step 3, microbatch 2" in ended.detail
     out, err = run.driven.process.communicate()
     assert (out + err).count("InjectedFault: ") == 1
+
+
+def test_interrupted_while_the_coordinator_is_stopped(fleet: Callable[..., Any]) -> None:
+    """It cannot end the run in order, and cannot hold it up either."""
+    run = fleet(replicas=1, steps=8, gates=(2,))
+    run.until("steps were made", lambda: run.driven.step == 1)
+    pids = [e.pid for e in run.driven.events if isinstance(e, ev.ReplicaStarted | ev.CoordinatorStarted)]
+    run.strike(run.driven.coordinator_pid, signal.SIGSTOP)
+    run.strike(run.driven.process.pid, signal.SIGINT)
+    assert run.finish() == 130
+    assert {state(pid) for pid in pids} <= {"X", "Z"}

@@ -29,3 +29,26 @@ def test_a_death_in_every_part_of_the_step(fleet: Callable[..., Any]) -> None:
         replicas=8, steps=12, max_restarts=0,
     )  # fmt: skip
     run.assert_unchanged(survivors={"r0.1"}, recoveries=7)
+
+
+def test_a_death_between_the_parts_of_the_step(fleet: Callable[..., Any]) -> None:
+    run = fleet(
+        kill("r1", Phase.BODY, 1),
+        kill("r2", Phase.MERGE, 2),
+        kill("r3", Phase.GATHERED, 3, bucket=0),
+        kill("r4", Phase.VERDICT, 4),
+        kill("r0", Phase.COMMIT, 6),
+        replicas=6, microbatches=11, steps=9, dtype="bfloat16", max_restarts=0,
+    )  # fmt: skip
+    run.assert_unchanged(survivors={"r5.1"}, recoveries=5)
+
+
+def test_several_at_once(fleet: Callable[..., Any]) -> None:
+    """All but one die in the same step, two of them in the same place."""
+    run = fleet(
+        kill("r0", Phase.REDUCE, 3, bucket=0),
+        kill("r1", Phase.REDUCE, 3, bucket=0),
+        kill("r3", Phase.LEAVE, 3),
+        replicas=4, steps=7, max_restarts=0,
+    )  # fmt: skip
+    run.assert_unchanged(survivors={"r2.1"}, recoveries=3)

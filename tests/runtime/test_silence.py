@@ -20,7 +20,7 @@ def fault(replica: str, phase: str, action: Any, step: int, **where: Any) -> Fau
 
 def test_stopped_hung_and_cut_off(fleet: Callable[..., Any]) -> None:
     run = fleet(
-        fault("r1", "scattered", "SIGSTOP", 5, bucket=0),
+        fault("r1", "gathered", "SIGSTOP", 5, bucket=0),
         fault("r2", "merge", "hang", 7),
         fault("r3", "body", "hang", 9),
         fault("r4", "header", "mute", 11, peer="r0.1"),

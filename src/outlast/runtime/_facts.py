@@ -14,16 +14,18 @@ import torch
 from outlast.config import RunConfig
 from outlast.runtime._data import Samples
 from outlast.runtime._environment import Environment
+from outlast.runtime._output import outlast_full_disks
 from outlast.runtime._state import State
 
 __all__ = ["facts_of", "prepare_process"]
 
 
 def prepare_process(env: Environment) -> None:
-    """Die with the agent, and use as many threads as the run's signature says."""
+    """Die with the agent but not with the log's disk, and use as many threads as the run's signature says."""
     if env.coordinator is not None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
         os.environ.pop("OUTLAST_SECRET", None)
+        outlast_full_disks()
     if env.config.threads:
         torch.set_num_threads(env.config.threads)
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from outlast.core.protocol import Node, merges
+from outlast.errors import StepMisuse
 from outlast.runtime._shared import Region
 from outlast.tensors import Layout
 
@@ -58,6 +59,7 @@ class Accumulator:
         self._chain: list[tuple[int, int]] = []
         self._first: tuple[int, bool] = (1, True)
         self._folded = 0
+        self._late = False
         self._waiting: list[int] = []
         self._on_bucket: Callable[[int], None] | None = None
         self._weight = 1.0
@@ -66,11 +68,11 @@ class Accumulator:
 
     # --- one microbatch ------------------------------------------------------------------------------------------
     def begin(self, leaf: int, weight: float, on_bucket: Callable[[int], None] | None) -> None:
-        """Before a backward. With `on_bucket` (the last microbatch before an exchange) buckets are folded as soon as
-        their gradients are there, in fixed order, and announced under the backward."""
+        """Before a backward. Buckets are folded as soon as their gradients are there, in fixed order; with `on_bucket`
+        (the last microbatch before an exchange) each is announced then, under the backward."""
         for param in self.params:
             param.grad = None
-        self._on_bucket, self._weight, self._folded = on_bucket, weight, 0
+        self._on_bucket, self._weight, self._folded, self._late = on_bucket, weight, 0, False
         self._waiting = [len(bucket.params) for bucket in self.layout.buckets]
         steps = merges(self.slots.keys(), leaf, self.num_leaves)
         self._plan((leaf, leaf + 1), steps)
@@ -100,10 +102,10 @@ class Accumulator:
         bucket = self.layout.bucket_of[index]
 
         def ready(_: Tensor) -> None:
+            self._late = self._late or bucket < self._folded  # hooks never raise (13): `end` does
             self._waiting[bucket] -= 1
-            if self._on_bucket is not None:
-                while self._folded < len(self._waiting) and self._waiting[self._folded] <= 0:
-                    self._fold(self._folded)
+            while self._folded < len(self._waiting) and self._waiting[self._folded] <= 0:
+                self._fold(self._folded)  # at once: the gradients are still in cache, and their memory is free again
 
         return ready
 
@@ -119,6 +121,11 @@ class Accumulator:
 
     def end(self) -> None:
         """After the backward: fold what the hooks did not, and record the new sums."""
+        if self._late:
+            raise StepMisuse(
+                "a parameter received its gradient in several parts in one backward",
+                did="the step was not committed", remedy="activation checkpointing: use_reentrant=False",
+            )  # fmt: skip
         while self._folded < len(self.layout.buckets):
             self._fold(self._folded)
         self.slots = self.after()

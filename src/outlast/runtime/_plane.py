@@ -102,7 +102,8 @@ class SharedPlane:
             task.on_scattered()
         self.enter(Phase.REDUCE, bucket)
         lo, hi = self.ranges[bucket][self.index]
-        target = self.mine.flats(OUTCOME)[bucket][lo:hi]
+        alone = len(self.members) == 1
+        target = (self.out if alone else self.mine.flats(OUTCOME))[bucket][lo:hi]
         if hi > lo:
             parts = self._parts(bucket, lo, hi)
             reduce_slice(parts, self._schedule, (0, task.num_leaves), task.scale, target)
@@ -126,6 +127,8 @@ class SharedPlane:
         return parts
 
     def _copy(self, bucket: int) -> None:
+        if len(self.members) == 1:
+            return
         for name, (lo, hi) in zip(self.members, self.ranges[bucket], strict=True):
             memory = self.mine if name == self.mesh.me else self.peers[name]
             if hi > lo:

@@ -157,8 +157,8 @@ class Replica:
                 if isinstance(todo, Compute | Exchange | Leave):
                     return todo
                 if isinstance(todo, Wait):
-                    self._abandon_if_over()
                     self._depart_if_told(todo)
+                    self._abandon_if_over()
                     self._idle()
                     self.spare.idle(self._patience(Phase.CONNECT))
                 elif isinstance(todo, Follow):
@@ -191,6 +191,10 @@ class Replica:
         if todo.why == "departed" and not self._departed:
             self._departed = True
             self.enter(Phase.DEPART)
+            self._close_view()  # it ends as planned: nothing to report, the view after it is not to be disturbed
+            for stream in self.streams.values():  # a joiner admitted by the same view waits for the last word
+                stream.close()
+            self.streams.clear()
 
     def _abandon_if_over(self) -> None:
         if self.mesh is not None and self.member.over(self.mesh.view.id):
@@ -462,7 +466,8 @@ class Replica:
 
     def close(self) -> None:
         """Leave nothing behind."""
-        self.progress.enter(Phase.IDLE)
+        if not self._departed:  # else the agent reads from the phase that it left as planned
+            self.progress.enter(Phase.IDLE)
         for stream in self.streams.values():
             stream.close()
         self._close_view()

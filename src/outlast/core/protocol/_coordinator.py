@@ -361,7 +361,7 @@ class Coordinator:
         self.roster.drop(name, now_s)
         self.unheard.discard(name)
         fault = not planned_departure or name in self.current
-        self.reports.exited(exited, known.committed if known else None, fault)
+        self.reports.exited(exited, known.committed if known else None, fault, name in self.current)
         self.failures.ended(self, exited, fault)
         if self.change is not None:
             self.change.waiting.discard(name)

@@ -21,6 +21,7 @@ class Fault:
     noticed_at_s: float
     last_alive_s: float
     detail: str = ""
+    of_view: bool = True  # it interrupted a view; a joiner's death does not
 
 
 @dataclass(slots=True)
@@ -32,11 +33,11 @@ class Reports:
     formed: dict[str, m.Formed] = field(default_factory=dict)
     _noticed: dict[str, tuple[str, float]] = field(default_factory=dict)
 
-    def noticed(self, victim: str, by: str, at_s: float) -> None:
-        """The first to notice is who counts."""
-        self._noticed.setdefault(victim, (by, at_s))
+    def noticed(self, victim: str, by: str, at_s: float) -> bool:
+        """The first to notice is who counts: whether this is the first."""
+        return self._noticed.setdefault(victim, (by, at_s)) == (by, at_s)
 
-    def exited(self, exited: m.Exited, step: int | None, fault: bool) -> None:
+    def exited(self, exited: m.Exited, step: int | None, fault: bool, of_view: bool) -> None:
         if any(known.member == exited.member for known in self.faults):
             return  # an earlier coordinator wrote it down
         by, at_s = self._noticed.pop(exited.member, ("agent", exited.noticed_at_s))
@@ -44,7 +45,9 @@ class Reports:
             "replica_exited", replica=exited.member, cause=exited.cause, detail=exited.detail, noticed_by=by, step=step
         )
         if fault:
-            self.faults.append(Fault(exited.cause, exited.member, by, at_s, exited.last_alive_s, exited.detail))
+            self.faults.append(
+                Fault(exited.cause, exited.member, by, at_s, exited.last_alive_s, exited.detail, of_view)
+            )
 
     def view_formed(self, formed: m.Formed) -> None:
         spans = [f.formed_at_s - f.left_at_s for f in self.formed.values() if f.left_at_s]
@@ -60,9 +63,9 @@ class Reports:
         formed = list(self.formed.values())
         left = min((f.left_at_s for f in formed if f.left_at_s), default=0.0)
         back = max((f.formed_at_s for f in formed), default=0.0)
-        interrupted = bool(left) and bool(formed)
         for fault in self.faults:
-            noticed = min((t for t in (left, fault.noticed_at_s) if t), default=0.0)
+            interrupted = bool(left) and bool(formed) and fault.of_view
+            noticed = min((t for t in (left if interrupted else 0.0, fault.noticed_at_s) if t), default=0.0)
             self.journal(
                 "recovery", cause=fault.cause, replica=fault.member, noticed_by=fault.noticed_by,
                 detect_s=max(0.0, noticed - fault.last_alive_s) if fault.last_alive_s else 0.0,

@@ -41,8 +41,8 @@ def examined(c: Coordinator, now_s: float, seen: m.Examined) -> None:
     )  # fmt: skip
     verdict = judge(evidence, c.settings.outside_s)
     if verdict.decision == "evict":
-        c.reports.noticed(seen.member, asked.member if asked else c.roster.peers[seen.member].agent, now_s)
-        c.journal("suspected", replica=seen.member, evidence=verdict.reason, decision="evict")
+        if c.reports.noticed(seen.member, asked.member if asked else c.roster.peers[seen.member].agent, now_s):
+            c.journal("suspected", replica=seen.member, evidence=verdict.reason, decision="evict")
         c.kill(seen.member, verdict.reason)
     elif verdict.decision == "probe" and asked is not None:
         newest = c.planned if c.planned is not None and asked.view == c.planned.id else c.view

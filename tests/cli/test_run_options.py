@@ -1,0 +1,151 @@
+"""`outlast run` before anything is started: whose options are whose, and what is refused."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outlast.cli import _run, main
+from outlast.cli._follow import Follower
+from outlast.core import events as ev
+from outlast.journal import Journal, RunLock
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """(resolved configuration, command) of each run that would have started."""
+    seen: list[Any] = []
+
+    def launch(resolved: Any, command: list[str], run_dir: Path, *, as_json: bool) -> int:
+        seen.append((resolved.config, command))
+        return 0
+
+    monkeypatch.setattr(_run, "launch", launch)
+    return seen
+
+
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "train.py"
+    path.write_text("raise SystemExit('not to be run')\n")
+    return str(path)
+
+
+def test_options_after_the_script_are_its_own(tmp_path: Path, launched: list[Any]) -> None:
+    train = script(tmp_path)
+    assert main(["run", "--replicas", "3", train, "--replicas", "7", "-m", "x", "--", "--json"]) == 0
+    config, command = launched[0]
+    assert config.replicas == 3
+    assert command == [sys.executable, train, "--replicas", "7", "-m", "x", "--", "--json"]
+
+
+def test_a_module_and_its_options(launched: list[Any]) -> None:
+    assert main(["run", "--replicas", "2", "--json", "-m", "package.train", "--steps", "5", "data", "--json"]) == 0
+    assert main(["run", "--replicas=4", "-m", "package.train"]) == 0
+    assert [(config.replicas, command[1:]) for config, command in launched] == [
+        (2, ["-m", "package.train", "--steps", "5", "data", "--json"]),
+        (4, ["-m", "package.train"]),
+    ]
+
+
+def test_a_file_of_settings_is_outranked(tmp_path: Path, launched: list[Any]) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("[run]\nreplicas = 4\nspares = 2\n")
+    assert main(["run", "--config", str(file), "--replicas", "5", script(tmp_path)]) == 0
+    assert (launched[0][0].replicas, launched[0][0].spares) == (5, 2)
+
+
+@pytest.mark.parametrize(
+    ("args", "reason"),
+    [
+        (["--replcas", "2", "SCRIPT"], "--replicas"),
+        (["--replicas", "none", "SCRIPT"], "not a valid int"),
+        (["--replicas", "0", "SCRIPT"], "from 1 to"),
+        (["--exchange", "smoke", "SCRIPT"], "smoke"),
+        (["absent.py"], "no script absent.py"),
+        ([], "no script given"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    args: list[str], reason: str, tmp_path: Path, launched: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = script(tmp_path)
+    assert main(["run", *[train if arg == "SCRIPT" else arg for arg in args]]) == 2
+    assert reason in capsys.readouterr().err
+    assert not launched
+
+
+def test_a_busy_port_leaves_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        run_dir = tmp_path / "run"
+        assert main(["run", "--port", port, "--run-dir", str(run_dir), script(tmp_path)]) == 3
+    told = capsys.readouterr()
+    assert f"port {port} is busy" in told.err
+    assert "another --port" in told.err
+    assert not told.out
+    assert not run_dir.exists()
+
+
+def test_one_directory_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    lock = RunLock.take(run_dir)
+    assert main(["run", "--run-dir", str(run_dir), script(tmp_path)]) == 3
+    assert "two runs in one directory" in capsys.readouterr().err
+    lock.release()
+    Journal.create(run_dir).close()
+    assert main(["run", "--run-dir", str(run_dir), script(tmp_path)]) == 2
+    assert "already holds a run" in capsys.readouterr().err
+
+
+def test_a_run_directory_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["run", "--run-dir", str(tmp_path / "file" / "run"), script(tmp_path)]) == 3
+    assert "cannot make the run directory" in capsys.readouterr().err
+
+
+def test_the_first_member_s_output_is_followed(tmp_path: Path) -> None:
+    """From the start of r0's log, on to the next first member from where its log stands, and never half a line."""
+    journal = Journal.create(tmp_path)
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    lines: list[str] = []
+    follower = Follower(tmp_path, lines.append)
+
+    def told(event: ev.AnyEvent) -> None:
+        journal.append(event)
+        journal.flush()
+        follower.poll()
+
+    def write(name: str, text: str) -> None:
+        with (logs / f"{name}.log").open("a") as file:
+            file.write(text)
+
+    def view(n: int, members: list[str], planned: bool = False) -> ev.ViewInstalled:
+        return ev.ViewInstalled(at_s=1.0, epoch=1, n=n, members=members, cause="x", planned=planned)
+
+    follower.poll()
+    write("r0.1", "hello\nha")
+    write("r1.1", "of r1\n")
+    for name in ("r0.1", "r1.1"):
+        told(ev.ReplicaStarted(at_s=1.0, replica=name, agent="a0", pid=1))
+    told(view(1, ["r0.1", "r1.1"]))
+    assert lines == ["hello"]
+    write("r0.1", "lf\n\nlast words")
+    told(view(2, ["r1.1"]))
+    assert lines == ["hello", "half", "", "last words"]
+    write("r1.1", "goes on\n")
+    follower.poll()
+    told(view(3, ["r2.1", "r1.1"], planned=True))
+    write("r1.1", "still\n")
+    follower.poll()
+    told(ev.ViewFormed(at_s=1.0, epoch=1, n=3, step=3, roll_call_s=0.1))
+    write("r2.1", "end")
+    follower.close()
+    journal.close()
+    assert lines[4:] == ["goes on", "still", "end"]
+    assert "last words" in follower.shown

@@ -1,0 +1,34 @@
+"""A Python or torch that cannot train is told before torch is loaded."""
+
+from __future__ import annotations
+
+import pytest
+
+from outlast.errors import EnvironmentFault
+from outlast.runtime._versions import check_versions, installed
+
+GOOD: dict[str, str | None] = {"torch": "2.13.0+cpu", "numpy": "2.0", "xxhash": "3.4"}
+
+
+def test_this_environment_will_do() -> None:
+    check_versions()
+    assert installed().keys() == GOOD.keys()
+
+
+@pytest.mark.parametrize(
+    ("python", "found", "reason", "remedy"),
+    [
+        ((3, 10), GOOD, "needs Python 3.11 or newer, this is 3.10", "newer Python"),
+        ((3, 12), GOOD | {"torch": "2.8.1"}, "needs torch 2.9 or newer, this is 2.8.1", "torch>=2.9"),
+        ((3, 12), GOOD | {"torch": None, "xxhash": None}, "needs torch, xxhash", "outlast[train]"),
+    ],
+)
+def test_others_are_refused(python: tuple[int, int], found: dict[str, str | None], reason: str, remedy: str) -> None:
+    with pytest.raises(EnvironmentFault) as caught:
+        check_versions(python, found)
+    assert reason in caught.value.message
+    assert remedy in caught.value.remedy
+
+
+def test_a_torch_of_an_unknown_kind_is_given_a_chance() -> None:
+    check_versions((3, 13), GOOD | {"torch": "main-build"})
