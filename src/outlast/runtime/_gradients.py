@@ -60,6 +60,7 @@ class Accumulator:
         self._first: tuple[int, bool] = (1, True)
         self._folded = 0
         self._late = False
+        self.paused = False  # a backward that is not of the step
         self._waiting: list[int] = []
         self._on_bucket: Callable[[int], None] | None = None
         self._weight = 1.0
@@ -102,6 +103,8 @@ class Accumulator:
         bucket = self.layout.bucket_of[index]
 
         def ready(_: Tensor) -> None:
+            if self.paused:
+                return
             self._late = self._late or bucket < self._folded  # hooks never raise (13): `end` does
             self._waiting[bucket] -= 1
             while self._folded < len(self._waiting) and self._waiting[self._folded] <= 0:

@@ -34,6 +34,7 @@ from outlast.runtime._failing import Left, exit_by_code, how_left, left_open, re
 from outlast.runtime._gradients import Memory
 from outlast.runtime._plain import PlainTraining
 from outlast.runtime._plane import Plane
+from outlast.runtime._repeat import Repeat
 from outlast.runtime._replica import Replica
 from outlast.runtime._shared import Progress
 from outlast.runtime._state import State, digest_of
@@ -137,6 +138,7 @@ class Training:
 
     def __init__(self, replica: Replica) -> None:
         self.replica, self.engine = replica, replica.engine
+        self._repeat = Repeat(replica)
         self._started = False
         self._step: Step | None = None
         self._begun: Plane | None = None  # the view's plane in which the current step's exchange has begun
@@ -228,6 +230,8 @@ class Training:
     def _microbatches(self, step: int) -> Iterator[Any]:
         """Batches until the step is committed: mine, and orphans of the dead."""
         replica, engine = self.replica, self.engine
+        if step == 0:
+            yield from self._repeat.batches(self._repeat.rounds())
         while replica.member.committed == step:
             todo = replica.resume()
             if todo is None:
@@ -267,6 +271,9 @@ class Training:
 
     def _backward(self, loss: Tensor) -> None:
         todo, replica = self._current, self.replica
+        if self._repeat.active:
+            self._repeat.backward(loss)
+            return
         if todo is None or self._loss is not None:
             raise StepMisuse("step.backward was called twice for one batch", remedy="add the losses, then call it once")
         replica.enter(Phase.BACKWARD, todo.microbatch)
@@ -315,6 +322,7 @@ class Training:
     def _exchange(self, todo: Exchange) -> None:
         begun, self._begun = self._begun, None
         try:
+            self._repeat.conclude()
             self.replica.exchange(todo, begun is not None and begun is self.replica.plane)
         except ViewAbandoned as reason:
             self.replica.abandon(reason)
