@@ -37,7 +37,8 @@ class Failures:
             slots = self._places.setdefault((failed.step, place), set())
             slots.add(slot_of(failed.member))
             if len(slots) > 1:
-                c.finish("failed", 5, failed.step, f"two replicas failed in step {failed.step}:\n{failed.error}")
+                where = f"step {failed.step}" + (f", {place}" if place.startswith("microbatch") else "")
+                c.finish("failed", 5, failed.step, f"two replicas failed in {where}:\n{failed.error}")
                 return
 
     def ended(self, c: Coordinator, exited: m.Exited, fault: bool) -> None:
