@@ -8,10 +8,11 @@ TEST_ARGS ?=
 # Named by what it depends on, not dated: a fresh checkout or a switch of branches makes nothing again.
 STAMP := $(VENV)/.made-$(shell cat pyproject.toml constraints.txt | cksum | tr -d ' ')
 
-.PHONY: help env demo test lint docs bench names clean
+.PHONY: help env demo test campaign lint docs bench names clean
 help:
 	@echo "make demo    train, kill things, and compare the bits with an undisturbed run (DEMO_ARGS=...)"
 	@echo "make test    all tests but the long searches (TEST_ARGS=...)"
+	@echo "make campaign  the longer searches with fleets of processes"
 	@echo "make lint    ruff, mypy --strict, import contracts"
 	@echo "make docs    the documentation, into docs/_build/html"
 	@echo "make bench   the measurements"
@@ -34,6 +35,9 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -m "not campaign" $(TEST_ARGS)
+
+campaign: $(STAMP)
+	$(BIN)/python -m pytest tests/runtime -m "campaign and not soak" $(TEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks

@@ -12,6 +12,7 @@ from outlast.runtime._probe import Fault
 pytestmark = pytest.mark.process
 
 
+@pytest.mark.campaign
 def test_deaths_in_and_between_collectives(fleet: Callable[..., Any]) -> None:
     run = fleet(
         Fault(replica="r0", phase="scatter", step=2, action="SIGKILL", bucket=1),

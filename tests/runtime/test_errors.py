@@ -90,6 +90,7 @@ def test_the_script_s_own_error_is_shown_once(tmp_path: Path, what: str, reason:
     assert not [event for event in events if isinstance(event, ev.Recovery)]
 
 
+@pytest.mark.campaign
 def test_all_may_break_out_of_the_loop_after_the_same_step(tmp_path: Path) -> None:
     code, out, err, events = run(tmp_path, "break", "--replicas", "2")
     assert code == 0, err
@@ -131,6 +132,7 @@ def test_a_full_disk_under_the_run_directory(small_disk: Path, tmp_path: Path) -
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.campaign
 def test_a_disk_that_fills_while_training(small_disk: Path, tmp_path: Path) -> None:
     """Logs and events find no room; the run goes on, survives a death, and has the bits of a fleet of one."""
     script, told, alone = tmp_path / "train.py", tmp_path / "told", tmp_path / "alone"

@@ -41,6 +41,7 @@ def test_a_spare_takes_over_and_the_dead_come_back(fleet: Callable[..., Any]) ->
     assert (joiner.replica, joiner.downtime_s, joiner.microbatches_recomputed) == ("r1.2", 0.0, 0)
 
 
+@pytest.mark.campaign
 def test_donors_die_while_they_serve(fleet: Callable[..., Any]) -> None:
     """The snapshot of one donor never comes, then the stream of another ends: the joiner asks to be served again."""
     run = fleet(
@@ -54,6 +55,7 @@ def test_donors_die_while_they_serve(fleet: Callable[..., Any]) -> None:
     run.assert_unchanged(survivors={"r0.1", "r3.1"}, recoveries=2)
 
 
+@pytest.mark.campaign
 def test_deaths_of_a_leaver_and_of_a_joiner_that_replays(fleet: Callable[..., Any]) -> None:
     """r0 leaves gracefully and dies at the door; the spare that has its place follows one that died replaying."""
     run = fleet(

@@ -53,6 +53,7 @@ def test_a_slow_loop_and_a_debugger_evict_nobody(tmp_path: Path) -> None:
     no_one_was_evicted(patient_run(tmp_path, 4, 200, held_by_a_debugger))
 
 
+@pytest.mark.soak
 @pytest.mark.campaign
 @pytest.mark.timeout(1200)
 def test_ten_thousand_steps_over_subscribed_evict_nobody(tmp_path: Path) -> None:
@@ -61,7 +62,7 @@ def test_ten_thousand_steps_over_subscribed_evict_nobody(tmp_path: Path) -> None
 
 @pytest.mark.process
 def test_a_healthy_step_sends_the_coordinator_nothing_but_heartbeats(tmp_path: Path) -> None:
-    driven = patient_run(tmp_path, 2, 400, lambda driven: None)
+    driven = patient_run(tmp_path, 2, 160, lambda driven: None)
     counts = [e.messages for e in driven.events if isinstance(e, ev.Progress)]
     assert len(counts) >= 3
     assert set(counts[1:]) == {2}, "each member says once that its view has formed"

@@ -27,6 +27,7 @@ def fault(replica: str, phase: str, action: Any = "SIGKILL", **where: Any) -> Fa
     return Fault(replica=replica, phase=phase, action=action, **where)
 
 
+@pytest.mark.campaign
 def test_the_coordinator_dies_in_view_changes(fleet: Callable[..., Any]) -> None:
     """Killed before the successor view is durable, after it is durable but not told, and half-way through a notice."""
     run = fleet(
@@ -83,6 +84,7 @@ def test_interrupted(fleet: Callable[..., Any], times: int) -> None:
     assert {state(pid) for pid in pids} <= {"X", "Z"}
 
 
+@pytest.mark.campaign
 def test_one_replica_raises_and_another_takes_its_microbatch(fleet: Callable[..., Any]) -> None:
     run = fleet(fault("r1", "body", "raise", step=3), replicas=2, steps=8, max_restarts=0)
     run.assert_unchanged(survivors={"r0.1"}, recoveries=1)
@@ -99,6 +101,7 @@ def test_the_same_microbatch_on_two_replicas_ends_the_run(fleet: Callable[..., A
     assert (out + err).count("InjectedFault: ") == 1
 
 
+@pytest.mark.campaign
 def test_interrupted_while_the_coordinator_is_stopped(fleet: Callable[..., Any]) -> None:
     """It cannot end the run in order, and cannot hold it up either."""
     run = fleet(replicas=1, steps=8, gates=(2,))

@@ -31,6 +31,7 @@ def test_a_death_in_every_part_of_the_step(fleet: Callable[..., Any]) -> None:
     run.assert_unchanged(survivors={"r0.1"}, recoveries=7)
 
 
+@pytest.mark.campaign
 def test_a_death_between_the_parts_of_the_step(fleet: Callable[..., Any]) -> None:
     run = fleet(
         kill("r1", Phase.BODY, 1),
@@ -43,6 +44,7 @@ def test_a_death_between_the_parts_of_the_step(fleet: Callable[..., Any]) -> Non
     run.assert_unchanged(survivors={"r5.1"}, recoveries=5)
 
 
+@pytest.mark.campaign
 def test_several_at_once(fleet: Callable[..., Any]) -> None:
     """All but one die in the same step, two of them in the same place."""
     run = fleet(
