@@ -229,11 +229,11 @@ def measure(replications: int) -> dict[str, Any]:
     }
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--replications", type=int, default=20_480)
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     found = measure(args.replications)
     if args.json:
         print(json.dumps(found, indent=2))
