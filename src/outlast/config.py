@@ -56,6 +56,22 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Refuse members whose numerics differ. `false` admits them, and every verdict then says so."""
     port: int = 0
     """The coordinator's port on loopback; 0 takes a free one."""
+    checkpoint_dir: str = ""
+    """Where to keep checkpoints: a directory or a URL (`s3://`, `gs://`, `az://`, `file://`). Empty: where the script
+    says, or nowhere."""
+    checkpoint_every: int = 0
+    """Steps between two saves; 0 lets outlast choose from what fails and what a save costs."""
+    checkpoint_keep: int = 3
+    """How many generations to keep (and as many certified ones)."""
+    checkpoint_drain_to: str = ""
+    """A farther place, usually an object store, that every generation is copied to in the background."""
+    checkpoint_min_s: float = 10.0
+    """A chosen interval is never shorter than this."""
+    resume: str = "auto"
+    """What a new run begins with: `auto` is the newest whole generation in `checkpoint_dir`, if there is one; `never`
+    is step 0; anything else is a directory or URL to load from. A run that lost all replicas resumes by itself."""
+    stop_save_s: float = 20.0
+    """How long a run that is asked to stop may take to save first; 0 stops at once."""
 
 
 _CHECKS: dict[str, tuple[float, float]] = {
@@ -63,6 +79,8 @@ _CHECKS: dict[str, tuple[float, float]] = {
     "heartbeat_s": (0.05, 60), "ack_s": (0.05, 600), "outside_s": (0.1, float("inf")), "stall_floor_s": (0.05, 3600),
     "formation_s": (0.5, 3600), "group_timeout_s": (1, 86400), "max_restarts": (0, 1_000_000),
     "restart_backoff_s": (0, 3600), "start_s": (1, 86400), "threads": (0, 1024), "port": (0, 65535),
+    "checkpoint_every": (0, 1 << 40), "checkpoint_keep": (1, 1_000_000), "checkpoint_min_s": (0.05, 86400),
+    "stop_save_s": (0, 3600),
 }  # fmt: skip
 
 

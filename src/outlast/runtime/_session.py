@@ -18,8 +18,9 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -33,9 +34,12 @@ from outlast.runtime._facts import facts_of, prepare_process
 from outlast.runtime._failing import Left, exit_by_code, how_left, left_open, report_failure
 from outlast.runtime._gradients import Memory
 from outlast.runtime._plain import PlainTraining
+from outlast.runtime._plain_saves import PlainSaves
 from outlast.runtime._plane import Plane
 from outlast.runtime._repeat import Repeat
 from outlast.runtime._replica import Replica
+from outlast.runtime._saves import attach
+from outlast.runtime._settings import Checkpoint, settings_of
 from outlast.runtime._shared import Progress
 from outlast.runtime._state import State, digest_of
 from outlast.tensors import Layout
@@ -101,13 +105,15 @@ class Run:
         shuffle: bool = True,
         drop_last: bool = False,
         bucket_mb: float = 4.0,
+        checkpoint: Checkpoint | Literal["auto", "off"] = "auto",
     ) -> Training | PlainTraining:
         """Put the model's training under protection.
 
         `optimizer`, `scheduler`: one, or a list. `microbatches`: units of work in a step, the same whoever computes
         them. `state`: what else the loop changes, by name, each with `state_dict` and `load_state_dict`; what is not
         given here cannot be joined or rewound. `clip_norm`: largest global gradient norm. Batches come from
-        `collate_fn` (torch's default) as in a `DataLoader`.
+        `collate_fn` (torch's default) as in a `DataLoader`. `checkpoint`: where and how often to save; `auto` is where
+        the run's configuration says (`--checkpoint-dir`), at intervals that outlast chooses.
 
         Raises ConfigError for arguments that cannot work, each with what would.
         """
@@ -123,13 +129,17 @@ class Run:
                 remedy=f"microbatches={replicas} or more, or --replicas {microbatches} or fewer",
             )
         parts = State(model, _listed(optimizer), _listed(scheduler), state or {})
+        keep, facts = settings_of(checkpoint, self._env.config), facts_of(self._env.config, parts, samples, clip_norm)
         if self._plain:
-            return PlainTraining(parts, samples, clip_norm, seed)
+            saves = PlainSaves(self._env, parts, keep, facts) if keep is not None else None
+            return PlainTraining(parts, samples, clip_norm, seed, saves)
         layout = Layout(parts.params, int(bucket_mb * (1 << 20)))
         shared = self._env.exchange == "shm" and layout.device.type == "cpu"
         engine = Engine(parts, samples, layout, Memory(layout, microbatches + 2, shared=shared), clip_norm, seed)
-        facts = facts_of(self._env.config, parts, samples, clip_norm)
-        self._training = Training(Replica(self._env, engine, facts))
+        shown = {"checkpoints": msgspec.json.encode(keep).decode()} if keep is not None else {}
+        self._training = Training(Replica(self._env, engine, facts | shown))
+        if keep is not None:
+            attach(self._training.replica, keep)
         return self._training
 
 
@@ -157,6 +167,8 @@ class Training:
                 if isinstance(todo, Leave):
                     self.replica.close_barrier(todo)
                     continue
+                if self.replica.saves is not None:
+                    self.replica.saves.boundary()
                 self._step = Step(self, todo.step)
                 yield self._step
                 if self.replica.member.committed == todo.step:
@@ -167,6 +179,8 @@ class Training:
             # `break`, or an exception on its way out: through somebody else's iterator that is known only when the
             # process ends. In the middle of a step it is never a good end.
             self._left = how_left(sys._getframe(1))
+            if self._left == "break" and self.replica.saves is not None:
+                self.replica.saves.last(final=True)
             raise
 
     def _ended(self) -> None:

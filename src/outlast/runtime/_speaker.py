@@ -11,11 +11,12 @@ from typing import Any
 
 from outlast.core.protocol import messages as m
 from outlast.errors import WireRefusal
+from outlast.runtime._saving import FROM_MEMBER
 from outlast.runtime._wire import Heartbeat
 
 __all__ = ["check_speaker"]
 
-_MEMBER = (m.Hello, m.Left, m.Formed, m.Ready, m.Rejoin, m.Leaving, m.Done, m.Failed, m.Stalled, m.Rows)
+_MEMBER = (m.Hello, m.Left, m.Formed, m.Ready, m.Rejoin, m.Leaving, m.Done, m.Failed, m.Stalled, m.Rows, *FROM_MEMBER)
 _AGENT = (m.AgentHello, m.Spawned)
 _OF_ITS_RANKS = (m.SpawnFailed, m.Exited, m.Examined)
 _LAUNCHER = (m.AgentGone, m.Stop)
