@@ -43,6 +43,7 @@ def run(
     threads: Annotated[int | None, typer.Option(help="intra-op threads of each replica")] = None,
     port: Annotated[int | None, typer.Option(help="the coordinator's port on loopback; 0 takes a free one")] = None,
     checkpoint_dir: Annotated[str | None, typer.Option(help="where to keep checkpoints: a directory or a URL")] = None,
+    checkpoint_every: Annotated[int | None, typer.Option(help="steps between saves; 0 lets outlast choose")] = None,
     resume: Annotated[str | None, typer.Option(help="auto, never, or a directory or URL to begin from")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML with a table [run]; see outlast config show")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="a new directory for journal and logs")] = None,
@@ -53,7 +54,8 @@ def run(
 
     given = {
         "replicas": replicas, "spares": spares, "agents": agents, "exchange": exchange, "threads": threads,
-        "port": port, "checkpoint_dir": checkpoint_dir, "resume": resume,
+        "port": port, "checkpoint_dir": checkpoint_dir,
+        "checkpoint_every": checkpoint_every, "resume": resume,
     }  # fmt: skip
     resolved = resolve(cli=given, environ=os.environ, file=config)
     command = _command(script, module, args or [])

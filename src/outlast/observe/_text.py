@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outlast.observe._accounting import Accounting
+from outlast.observe._checkpoints import last_save
 from outlast.observe._curve import sparkline
 from outlast.observe._status import Process, Replica, Status
 from outlast.observe._timeline import Row, format_s
@@ -31,6 +32,8 @@ def render_status(state: Status, *, curve: Sequence[float] = ()) -> str:
     facts += [f"loss {state.loss:.4g}"] if state.loss is not None else []
     facts += [f"recoveries {state.num_recoveries}"]
     lines += [", ".join(facts)]
+    save = last_save(state.last_save, state.failed_save, state.updated_at_s)
+    lines += [save] if save else []
     if curve:
         lines += [f"loss {sparkline(curve)}"]
     people = [state.coordinator, *state.agents] if state.coordinator else state.agents

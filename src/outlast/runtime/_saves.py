@@ -258,7 +258,11 @@ class Saves:
     def _let_go(self, flight: _Flight, generation: int | None) -> None:
         """Tell the engine, but never while the save's own threads still use its slot."""
         save = flight.handle.save
-        flight.handle.durable.add_done_callback(lambda _: self.archive.settle(save, generation))
+        flight.handle.durable.add_done_callback(lambda _: self._settled(save, generation))
+
+    def _settled(self, save: SaveId, generation: int | None) -> None:
+        self.archive.settle(save, generation)
+        os.eventfd_write(self._wake_fd, 1)
 
     # --- the coordinator -----------------------------------------------------------------------------------------
     def told(self, message: wire.ToMember) -> None:
@@ -313,6 +317,7 @@ class Saves:
         self._enter(view)
         assert self._prepared is not None
         self._prepared.result()
+        self._await(lambda: self.archive.can_save, lambda: self.member.over(view.id))
         self._take(view, step, "the loop ended", attempt=1, wait=True)
         if final:
             for flight in list(self._flights.values()):
@@ -321,9 +326,13 @@ class Saves:
     def settle_last(self, view: ViewId, over: Callable[[], bool]) -> None:
         """Every member has passed the last barrier: wait for the last save. Raises ViewAbandoned if the view ends."""
         self.stable(view, self.member.committed)
+        self._await(lambda: not self._flights, over)
+
+    def _await(self, done: Callable[[], bool], over: Callable[[], bool]) -> None:
+        """Until `done`, or the time for it is up. Raises ViewAbandoned if the view is over."""
         poll, end_s = select.poll(), time.monotonic() + _LAST_S
         poll.register(self._wake_fd, select.POLLIN)
-        while self._flights and time.monotonic() < end_s:
+        while not done() and time.monotonic() < end_s:
             if over():
                 raise ViewAbandoned("the view ended while its last save was written")
             poll.poll(1000.0)

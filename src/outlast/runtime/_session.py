@@ -13,6 +13,7 @@ Exhausting the inner loop commits the step; `break` or an exception never does.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import signal
 import sys
@@ -180,7 +181,8 @@ class Training:
             # process ends. In the middle of a step it is never a good end.
             self._left = how_left(sys._getframe(1))
             if self._left == "break" and self.replica.saves is not None:
-                self.replica.saves.last(final=True)
+                with contextlib.suppress(ViewAbandoned):
+                    self.replica.saves.last(final=True)
             raise
 
     def _ended(self) -> None:
