@@ -66,7 +66,7 @@ class Fleet:
     def __init__(
         self, base: Path, faults: Sequence[Fault] = (), *, replicas: int, steps: int, spares: int = 0,
         microbatches: int = 8, dtype: str = "float32", workers: int = 0,
-        gates: Sequence[int] = (), **settings: Any,
+        gates: Sequence[int] = (), checkpoint: dict[str, Any] | None = None, **settings: Any,
     ) -> None:  # fmt: skip
         self.base, self.faults = base, list(faults)
         self.shape = (steps, microbatches, dtype)
@@ -78,6 +78,7 @@ class Fleet:
         options = ["--config", str(config), "--replicas", str(replicas), "--spares", str(spares)]
         script = [str(SCRIPT), "--steps", str(steps), "--microbatches", str(microbatches), "--dtype", dtype]
         script += ["--workers", str(workers), "--out", str(self.out)]
+        script += ["--checkpoint", json.dumps(checkpoint)] if checkpoint is not None else []
         self._gates = {}
         for step in gates:
             path = base / "gates" / str(step)

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from outlast.core.phases import Phase
 from outlast.core.policy._saving import Pacer
 from outlast.core.protocol import Coordinator, ViewId
 from outlast.core.protocol import _commit as cm
@@ -49,10 +50,11 @@ class Keeper:
         stop_save_s: float,
         write: Callable[..., None],
         tell: Callable[[Iterable[str], Any], None],
+        probe: Callable[[Phase, int], None],
     ) -> None:
         self._journal, self._coordinator, self._run = journal, coordinator, run
         self._epoch, self._num_replicas, self._stop_save_s = coordinator.epoch, num_replicas, stop_save_s
-        self._write, self._tell = write, tell
+        self._write, self._tell, self._probe = write, tell, probe
         self.settings: SaveSettings | None = None
         self.archive: Archive | None = None
         self._base: int | None = None
@@ -94,7 +96,7 @@ class Keeper:
 
     def _open(self) -> None:
         assert self.settings is not None
-        archive = Archive(self.settings, self._run, self._said)
+        archive = Archive(self.settings, self._run, self._said, self._probe)
         self._later(self._opening, archive.newest_epoch, lambda done: self._opened(archive, done))
 
     def _opened(self, archive: Archive, done: concurrent.futures.Future[int]) -> None:
@@ -277,6 +279,7 @@ class Keeper:
                 pacer.loss(loss)
         elif kind == "fleet_lost" or (kind == "replica_exited" and fields["cause"] not in ("finished", "left")):
             pacer.died(time.monotonic(), fleet=kind == "fleet_lost")
+            self._shown_s = math.nan
         else:
             return
         self._arm()

@@ -26,7 +26,6 @@ _SHAPE = 0.7  # of the Weibull hazard between losses
 _UNMASKED = 0.05  # share of replica deaths that survivors do not outlast
 _SOONEST_S = 60.0  # the hazard just after a failure is taken as at this age: below one, the shape has no limit at 0
 _WINDOW, _FEWEST, _BAND = 64, 8, 6.0
-_FIRST_S = 30.0  # the first save of a run is early: it measures what a save costs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,7 +107,7 @@ class Pacer:
         if self._failed_s is not None:
             reasons.append(f"the last failure was {now_s - self._failed_s:.3g} s ago")
         if not self._measured:
-            interval_s = min(interval_s, max(self._min_s, _FIRST_S))
+            interval_s = min(interval_s, self._min_s)
             reasons.append("the first save measures what one costs")
         if is_unstable(self._losses):
             interval_s = max(self._min_s, self._durable_s, interval_s / 2)
