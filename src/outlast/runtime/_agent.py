@@ -23,6 +23,7 @@ from outlast.config import RunConfig
 from outlast.core.phases import OWNED, Phase
 from outlast.core.protocol import messages as m
 from outlast.errors import WireRefusal
+from outlast.runtime._probe import Probe
 from outlast.runtime._shared import Progress, Region
 from outlast.runtime._supervise import Child, Exit, start
 from outlast.runtime._wire import Heartbeat, HeartbeatReply, Link
@@ -58,6 +59,7 @@ class Agent:
         self.run_dir = Path(environ["OUTLAST_RUN_DIR"])
         config = msgspec.json.decode(environ["OUTLAST_CONFIG"], type=RunConfig)
         self.heartbeat_s, self.outside_s = config.heartbeat_s, config.outside_s
+        self.probe = Probe(name if "." in name else f"{name}.1", environ.get("OUTLAST_FAULTS"))
         self.ranks: dict[str, Rank] = {}
         self.exits: dict[str, m.Exited] = {}
         self.pending: set[str] = set()
@@ -184,6 +186,7 @@ class Agent:
         if self.stopping or member not in self.pending:
             return
         self.pending.discard(member)
+        self.probe(Phase.SPAWN)
         log = self.run_dir / "logs" / f"{member}.log"
         region = Region(Progress.SIZE, name=f"outlast-{member}")
         environ = self.environ | {
@@ -248,6 +251,7 @@ class Agent:
             self._gone(m.Exited(member=member, cause="evicted", detail=reason, joined=False))
         elif rank is not None:
             rank.killed_for = rank.killed_for or reason
+            self.probe(Phase.KILL)
             rank.child.send(signal.SIGKILL)
 
     def _stop(self, reason: str) -> None:
