@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 
@@ -51,7 +52,7 @@ def test_the_density_integrates_to_one_between_two_saves() -> None:
         span = next_save_s(losses, age_s=age, cost_s=COST_S)
         course, total, num = losses.course(age), 0.0, 20_000
         edges = [age + span * (i / num) ** 3 for i in range(num + 1)]
-        for a, b in zip(edges, edges[1:], strict=False):
+        for a, b in itertools.pairwise(edges):
             total += math.sqrt(course.at((a + b) / 2) / (2 * COST_S)) * (b - a)
         assert total == pytest.approx(1.0, rel=0.02)
 
