@@ -9,13 +9,15 @@ from typing import Literal
 
 import msgspec
 
+from outlast.core.protocol._delta import ViewDelta
 from outlast.core.protocol._types import Order, ServeId, View, ViewId
 
 __all__ = [
-    "Action", "AgentGone", "AgentHello", "BeginServe", "Close", "Done", "Event", "Evict", "Examine", "Examined",
-    "Exited", "Failed", "Finish", "Formed", "FromCoordinator", "Hello", "Install", "Journal", "Kill", "Leaving", "Left",
+    "Action", "AgentGone", "AgentHello", "Amend", "BeginServe", "Close", "Done", "Event", "Evict", "Examine",
+    "Examined", "Exited", "Failed", "Finish", "Formed", "FromCoordinator", "Hello", "Install", "Journal", "Kill",
+    "Leaving", "Left",
     "Notify", "Persist", "Probe", "Ready", "Record", "Rejoin", "Rows", "SetTimer", "Spawn", "SpawnFailed", "Spawned",
-    "Stalled", "Stop", "Superseded", "Take", "Tell", "Timer", "ToCoordinator", "Welcome", "describe",
+    "Stalled", "Stop", "Superseded", "Take", "Tell", "Timer", "ToCoordinator", "Welcome", "Whole", "describe",
 ]  # fmt: skip
 
 Cause = Literal["signal", "exit", "exception", "evicted", "left", "finished", "agent_lost"]
@@ -128,6 +130,13 @@ class Rows(Wire, frozen=True, kw_only=True, tag=True):
     reached: tuple[str, ...]
 
 
+class Whole(Wire, frozen=True, kw_only=True, tag=True):
+    """I cannot apply the difference that leads to this view: tell it whole."""
+
+    member: str
+    view: ViewId
+
+
 # --- to the coordinator: from agents and the launcher ----------------------------------------------------------------
 class AgentHello(Wire, frozen=True, kw_only=True, tag=True):
     """An agent (re)connects. `members`: alive under it, or about to be started."""
@@ -216,6 +225,16 @@ class Install(Wire, frozen=True, kw_only=True, tag=True):
     epoch: int = 0  # of the coordinator that says so: a later one may repeat an earlier one's view
 
 
+class Amend(Wire, frozen=True, kw_only=True, tag=True):
+    """As Install, to members of the view before it: how the next one differs from that."""
+
+    delta: ViewDelta
+    addresses: dict[str, str] = {}  # of who was not in the view before
+    store: str = ""
+    cause: str = ""
+    epoch: int = 0
+
+
 class Notify(Wire, frozen=True, kw_only=True, tag=True):
     """Every view up to `view` is over: leave and acknowledge."""
 
@@ -225,9 +244,10 @@ class Notify(Wire, frozen=True, kw_only=True, tag=True):
 
 
 class Take(Wire, frozen=True, kw_only=True, tag=True):
-    """A planned change for the view's members (rule 6)."""
+    """A planned change for the view's members (rule 6). `delta`: what makes the order's next view out of this one."""
 
     order: Order
+    delta: ViewDelta | None = None
     addresses: dict[str, str] = {}
     store: str = ""
     epoch: int = 0
@@ -285,7 +305,8 @@ class Probe(Wire, frozen=True, kw_only=True, tag=True):
 
 
 FromCoordinator = (
-    Welcome | Install | Notify | Take | BeginServe | Evict | Close | Spawn | Kill | Examine | Probe | Stop | Rejoin
+    Welcome | Install | Amend | Notify | Take | BeginServe | Evict | Close | Spawn | Kill | Examine | Probe | Stop
+    | Rejoin
 )  # fmt: skip
 
 
@@ -343,7 +364,7 @@ class Finish(Wire, frozen=True, kw_only=True, tag=True):
 
 ToCoordinator = (
     Hello | Left | Formed | Ready | Rejoin | Leaving | Done | Failed | Stalled | AgentHello | AgentGone | Spawned
-    | SpawnFailed | Exited | Examined | Rows | Stop
+    | SpawnFailed | Exited | Examined | Rows | Whole | Stop
 )  # fmt: skip
 Event = ToCoordinator | Timer | Superseded
 Action = Persist | Tell | SetTimer | Journal | Finish
