@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from outlast.core.protocol import _change, _planned, _restart, _returning, _silence
+from outlast.core.protocol import _change, _planned, _restart, _returning, _robustness, _silence
 from outlast.core.protocol import _messages as m
 from outlast.core.protocol._change import Change
 from outlast.core.protocol._failures import Failures
@@ -168,6 +168,7 @@ class Coordinator:
         everyone = view.members + view.attached
         return {
             "addresses": {name: peers[name].address for name in everyone if name in peers},
+            "hosts": {name: peers[name].agent for name in view.members if name in peers},
             "store": peers[view.members[0]].store,
         }
 
@@ -307,6 +308,8 @@ class Coordinator:
 
     def _on_rows(self, now_s: float, rows: m.Rows) -> None:
         _silence.rows(self, rows)
+
+    _on_admitted, _on_accused = _robustness.admitted, _robustness.accused
 
     # --- what agents and the launcher say ------------------------------------------------------------------------
     def _on_agenthello(self, now_s: float, hello: m.AgentHello) -> None:
@@ -487,9 +490,8 @@ class Coordinator:
         self.tell(names, m.Close(epoch=self.epoch, reason=record.detail or record.outcome))
         self.tell(sorted(set(record.placement.values())), m.Stop(epoch=self.epoch, reason=record.outcome))
         outcome: Any = record.outcome
-        self._out.append(
-            m.Finish(outcome=outcome, exit_code=record.exit_code, steps=record.steps, detail=record.detail)
-        )
+        detail = record.detail
+        self._out.append(m.Finish(outcome=outcome, exit_code=record.exit_code, steps=record.steps, detail=detail))
 
     def _after_the_end(self, event: m.Event) -> list[m.Action]:
         if isinstance(event, m.Hello):

@@ -1,0 +1,43 @@
+"""A robust rule in the exchange: the bits of a fleet of one, whoever dies, and wherever in the step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from outlast.core import events as ev
+from outlast.core.phases import Phase
+from outlast.runtime._probe import Fault
+
+pytestmark = pytest.mark.process
+
+TRIMMED = {"aggregation": "trimmed_mean", "f": 1, "rows": 4}
+
+
+def kill(replica: str, phase: Phase, step: int, **where: Any) -> Fault:
+    return Fault(replica=replica, phase=phase.name.lower(), step=step, action="SIGKILL", **where)
+
+
+def admissions(run: Any) -> list[ev.RowsAdmitted]:
+    return [e for e in run.driven.events if isinstance(e, ev.RowsAdmitted)]
+
+
+def test_deaths_in_the_exchange_leave_the_bits(fleet: Callable[..., Any]) -> None:
+    """Four rows, one a replica; then three replicas, then two own all of them. Nobody is asked to be tolerated."""
+    run = fleet(
+        kill("r1", Phase.SCATTER, 2, bucket=0),
+        kill("r3", Phase.REDUCE, 4, bucket=1),
+        replicas=4, steps=7, max_restarts=0, rule=TRIMMED, tolerated=0,
+    )  # fmt: skip
+    run.assert_unchanged(survivors={"r0.1", "r2.1"}, recoveries=2)
+    assert [a.most_rows for a in admissions(run)] == [1, 2, 2]
+    assert all(a.action == "go" for a in admissions(run))
+
+
+def test_a_view_that_is_not_good_enough_waits_for_a_replacement(fleet: Callable[..., Any]) -> None:
+    """After the death two rows would be one replica's, and f = 1: nothing is computed until a joiner is there."""
+    run = fleet(kill("r1.1", Phase.GATHER, 3, bucket=0), replicas=4, steps=6, rule=TRIMMED)
+    run.assert_unchanged(survivors={"r0.1", "r1.2", "r2.1", "r3.1"}, recoveries=1)
+    assert [(a.action, a.most_rows) for a in admissions(run)] == [("go", 1), ("wait", 2), ("go", 1)]
