@@ -41,3 +41,27 @@ def test_a_view_that_is_not_good_enough_waits_for_a_replacement(fleet: Callable[
     run = fleet(kill("r1.1", Phase.GATHER, 3, bucket=0), replicas=4, steps=6, rule=TRIMMED)
     run.assert_unchanged(survivors={"r0.1", "r1.2", "r2.1", "r3.1"}, recoveries=1)
     assert [(a.action, a.most_rows) for a in admissions(run)] == [("go", 1), ("wait", 2), ("go", 1)]
+
+
+MOVED = {"aggregation": {"up.*": "centered_clipping", "*": {"rule": "trimmed_mean", "pre": "nnm"}}, "f": 1, "rows": 3,
+         "row_momentum": 0.9}  # fmt: skip
+
+
+def test_what_rules_remember_is_handed_to_joiners(fleet: Callable[..., Any]) -> None:
+    """Distance rules, momentum of each row and the last result; the second death takes the survivors of the first."""
+    run = fleet(
+        kill("r1.1", Phase.REDUCE, 2, bucket=0),
+        kill("r0.1", Phase.HEADER, 5),
+        replicas=3, steps=8, rule=MOVED, gates=(4, 7),
+    )  # fmt: skip
+    run.gate(4, "the first replacement", lambda: run.caught_up("r1.2"))
+    run.gate(7, "the second replacement", lambda: run.caught_up("r0.2"))
+    run.assert_unchanged(survivors={"r0.2", "r1.2", "r2.1"}, recoveries=2)
+
+
+def test_over_torch_distributed(fleet: Callable[..., Any]) -> None:
+    run = fleet(
+        kill("r1.1", Phase.SCATTER, 2, bucket=1),
+        replicas=3, steps=5, max_restarts=0, rule=MOVED, tolerated=0, exchange="c10d",
+    )  # fmt: skip
+    run.assert_unchanged(survivors={"r0.1", "r2.1"}, recoveries=1)

@@ -35,10 +35,13 @@ _REST_S = 1.0
 def make_row_plane(replica: Replica, mesh: Mesh, robust: Robust, enter: Enter) -> Plane:
     """The plane of a view, as the run's exchange says. Which slices this member checks, only it knows."""
     engine = replica.engine
-    shared = SharedRowPlane(
-        mesh, engine.layout, engine.memory, replica.memories, engine.out, enter, robust, random.SystemRandom()
-    )
-    return shared
+    if replica.env.exchange == "shm":
+        draw = random.SystemRandom()
+        return SharedRowPlane(mesh, engine.layout, engine.memory, replica.memories, engine.out, enter, robust, draw)
+    from outlast.runtime._row_network import NetworkRowPlane
+
+    store, address = replica._store, replica.member.store
+    return NetworkRowPlane(robust, mesh, engine.layout, engine.memory, engine.out, enter, replica.env, store, address)
 
 
 def admit(replica: Replica, view: View) -> None:
