@@ -16,6 +16,7 @@ import pytest
 
 from outlast.core import events as ev
 from outlast.prove._drive import Driven
+from outlast.runtime._lies import Lie
 from outlast.runtime._probe import Fault
 
 SCRIPT = Path(__file__).with_name("scenario.py")
@@ -66,7 +67,8 @@ class Fleet:
     def __init__(
         self, base: Path, faults: Sequence[Fault] = (), *, replicas: int, steps: int, spares: int = 0,
         microbatches: int = 8, dtype: str = "float32", workers: int = 0,
-        gates: Sequence[int] = (), rule: dict[str, Any] | None = None, **settings: Any,
+        gates: Sequence[int] = (), rule: dict[str, Any] | None = None,
+        lies: Sequence[Lie] = (), **settings: Any,
     ) -> None:  # fmt: skip
         self.base, self.faults = base, list(faults)
         self.shape = (steps, microbatches, dtype, json.dumps(rule or {}))
@@ -85,7 +87,7 @@ class Fleet:
             self._gates[step] = path.open("w")
             fcntl.flock(self._gates[step], fcntl.LOCK_EX)
         script += ["--gates", str(base / "gates")] if gates else []
-        self.driven = Driven(base / "run", options, script, self.faults)
+        self.driven = Driven(base / "run", options, script, self.faults, lies)
 
     def gate(self, step: int, what: str, test: Callable[[], bool]) -> None:
         """Training waits before this step until `test()` holds."""

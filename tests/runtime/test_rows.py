@@ -9,6 +9,7 @@ import pytest
 
 from outlast.core import events as ev
 from outlast.core.phases import Phase
+from outlast.runtime._lies import Lie
 from outlast.runtime._probe import Fault
 
 pytestmark = pytest.mark.process
@@ -36,6 +37,7 @@ def test_deaths_in_the_exchange_leave_the_bits(fleet: Callable[..., Any]) -> Non
     assert all(a.action == "go" for a in admissions(run))
 
 
+@pytest.mark.campaign
 def test_a_view_that_is_not_good_enough_waits_for_a_replacement(fleet: Callable[..., Any]) -> None:
     """After the death two rows would be one replica's, and f = 1: nothing is computed until a joiner is there."""
     run = fleet(kill("r1.1", Phase.GATHER, 3, bucket=0), replicas=4, steps=6, rule=TRIMMED)
@@ -47,6 +49,7 @@ MOVED = {"aggregation": {"up.*": "centered_clipping", "*": {"rule": "trimmed_mea
          "row_momentum": 0.9}  # fmt: skip
 
 
+@pytest.mark.campaign
 def test_what_rules_remember_is_handed_to_joiners(fleet: Callable[..., Any]) -> None:
     """Distance rules, momentum of each row and the last result; the second death takes the survivors of the first."""
     run = fleet(
@@ -59,9 +62,32 @@ def test_what_rules_remember_is_handed_to_joiners(fleet: Callable[..., Any]) -> 
     run.assert_unchanged(survivors={"r0.2", "r1.2", "r2.1"}, recoveries=2)
 
 
+@pytest.mark.campaign
 def test_over_torch_distributed(fleet: Callable[..., Any]) -> None:
     run = fleet(
         kill("r1.1", Phase.SCATTER, 2, bucket=1),
         replicas=3, steps=5, max_restarts=0, rule=MOVED, tolerated=0, exchange="c10d",
     )  # fmt: skip
     run.assert_unchanged(survivors={"r0.1", "r2.1"}, recoveries=1)
+
+
+@pytest.mark.parametrize("exchange", ["shm", pytest.param("c10d", marks=pytest.mark.campaign)])
+def test_a_lying_reducer_is_caught_before_anything_is_applied(fleet: Callable[..., Any], exchange: str) -> None:
+    """Every slice is computed again by somebody else; the step is held, the liar is replaced, the bits are true."""
+    run = fleet(
+        replicas=4, steps=5, rule=TRIMMED | {"check_reducers": 1.0}, exchange=exchange,
+        lies=[Lie(replicas=("r2.1",), attack="lying_reducer", first_step=2)],
+    )  # fmt: skip
+    run.assert_unchanged(survivors={"r0.1", "r1.1", "r2.2", "r3.1"})
+    (accused,) = [e for e in run.driven.events if isinstance(e, ev.ReducerAccused)]
+    assert (accused.replica, accused.reducer, accused.step, accused.decision) == ("r2.1", "r2.1", 2, "evict")
+    assert len(accused.votes) > 2
+    assert next(e.cause for e in run.exits() if e.replica == "r2.1") != "finished"
+
+
+@pytest.mark.campaign
+def test_more_bad_rows_than_the_rule_tolerates_are_refused_by_name(fleet: Callable[..., Any]) -> None:
+    run = fleet(replicas=4, steps=4, rule=TRIMMED, lies=[Lie(replicas=("r1", "r3"), attack="nan", first_step=2)])
+    assert run.finish() == 5, run.logs()
+    end = next(e for e in run.driven.events if isinstance(e, ev.RunFinished))
+    assert "rows 1, 3, computed by r1.1, r3.1" in end.detail

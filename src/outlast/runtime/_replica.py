@@ -253,6 +253,10 @@ class Replica:
             self._close_view()
             return
         self.plane = self._make_plane(self.mesh)
+        if self.env.lies:
+            from outlast.runtime._lies import lying
+
+            self.plane = lying(self.env.lies, self.env.me, self.plane, self.engine)
         if self.member.formed:
             self._formed(view)
 
