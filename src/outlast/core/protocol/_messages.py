@@ -9,13 +9,15 @@ from typing import Literal
 
 import msgspec
 
+from outlast.core.policy._guards import Verdict
 from outlast.core.protocol._types import Order, ServeId, View, ViewId
 
 __all__ = [
     "Action", "AgentGone", "AgentHello", "BeginServe", "Close", "Done", "Event", "Evict", "Examine", "Examined",
-    "Exited", "Failed", "Finish", "Formed", "FromCoordinator", "Hello", "Install", "Journal", "Kill", "Leaving", "Left",
-    "Notify", "Persist", "Probe", "Ready", "Record", "Rejoin", "Rows", "SetTimer", "Spawn", "SpawnFailed", "Spawned",
-    "Stalled", "Stop", "Superseded", "Take", "Tell", "Timer", "ToCoordinator", "Welcome", "describe",
+    "Exited", "Failed", "Finish", "Formed", "FromCoordinator", "Hello", "Install", "Journal", "Judged", "Kill",
+    "Leaving", "Left", "Notify", "Persist", "Probe", "Ready", "Record", "Rejoin", "Rows", "SetTimer", "Spawn",
+    "SpawnFailed", "Spawned", "Stalled", "Stop", "Superseded", "Take", "Tell", "Timer", "ToCoordinator", "Welcome",
+    "describe",
 ]  # fmt: skip
 
 Cause = Literal["signal", "exit", "exception", "evicted", "left", "finished", "agent_lost"]
@@ -107,6 +109,15 @@ class Failed(Wire, frozen=True, kw_only=True, tag=True):
     microbatch: int
     error: str
     alike: str = ""
+
+
+class Judged(Wire, frozen=True, kw_only=True, tag=True):
+    """What the guards decided about a step, other than to apply it: every member says so, and one of them is heard."""
+
+    member: str
+    step: int
+    verdict: Verdict
+    against: tuple[str, ...] = ()  # members whose state or numbers were wrong
 
 
 class Stalled(Wire, frozen=True, kw_only=True, tag=True):
@@ -303,6 +314,7 @@ class Record(Wire, frozen=True, kw_only=True, tag=True):
     exit_code: int = 0
     steps: int = 0
     detail: str = ""
+    offences: dict[str, int] = {}  # slot -> how often its state or numbers were wrong
 
 
 class Persist(Wire, frozen=True, kw_only=True, tag=True):
@@ -343,7 +355,7 @@ class Finish(Wire, frozen=True, kw_only=True, tag=True):
 
 ToCoordinator = (
     Hello | Left | Formed | Ready | Rejoin | Leaving | Done | Failed | Stalled | AgentHello | AgentGone | Spawned
-    | SpawnFailed | Exited | Examined | Rows | Stop
+    | SpawnFailed | Exited | Examined | Rows | Stop | Judged
 )  # fmt: skip
 Event = ToCoordinator | Timer | Superseded
 Action = Persist | Tell | SetTimer | Journal | Finish
