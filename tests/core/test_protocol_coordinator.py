@@ -217,7 +217,7 @@ def test_reports_belong_to_the_view_that_was_asked_about() -> None:
     assert not member.over(ViewId(1, 2))
 
 
-@pytest.mark.parametrize("num_members", [1_000, 100_000])
+@pytest.mark.parametrize("num_members", [1_000, 20_000])
 def test_forming_and_changing_a_large_view_is_linear(num_members: int) -> None:
     """Operations are counted, not seconds: how often the coordinator looks at a peer."""
     looked = 0

@@ -42,7 +42,7 @@ def test_the_same_seed_gives_the_same_history() -> None:
 
 
 def test_the_number_of_jobs_changes_nothing() -> None:
-    one, two = search(600, 4000, jobs=1), search(600, 4000, jobs=2)
+    one, two = search(300, 4000, jobs=1), search(300, 4000, jobs=2)
     assert (one.num_events, one.num_views, one.endings) == (two.num_events, two.num_views, two.endings)
 
 

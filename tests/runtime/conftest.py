@@ -66,7 +66,7 @@ class Fleet:
     def __init__(
         self, base: Path, faults: Sequence[Fault] = (), *, replicas: int, steps: int, spares: int = 0,
         microbatches: int = 8, dtype: str = "float32", workers: int = 0,
-        gates: Sequence[int] = (), **settings: Any,
+        gates: Sequence[int] = (), program: Sequence[str] = ("-m", "outlast"), **settings: Any,
     ) -> None:  # fmt: skip
         self.base, self.faults = base, list(faults)
         self.shape = (steps, microbatches, dtype)
@@ -85,7 +85,7 @@ class Fleet:
             self._gates[step] = path.open("w")
             fcntl.flock(self._gates[step], fcntl.LOCK_EX)
         script += ["--gates", str(base / "gates")] if gates else []
-        self.driven = Driven(base / "run", options, script, self.faults)
+        self.driven = Driven(base / "run", options, script, self.faults, program)
 
     def gate(self, step: int, what: str, test: Callable[[], bool]) -> None:
         """Training waits before this step until `test()` holds."""

@@ -34,7 +34,7 @@ class Guarded:
         words = [str(SCRIPT), "--out", str(base)]
         for key, value in script.items():
             words += [f"--{key}", json.dumps(value) if isinstance(value, dict) else str(value)]
-        with Driven(base / "run", ["--config", str(config)], words, faults, flips) as driven:
+        with Driven(base / "run", ["--config", str(config)], words, faults, flips=flips) as driven:
             self.code = driven.finish(PATIENCE_S, lambda: None)
             self.events = driven.events
         self.results = {p.stem: json.loads(p.read_text()) for p in base.glob("*.json")}

@@ -33,13 +33,9 @@ class Driven:
     """A run under observation. A context manager: leaving it ends the run if it still goes on."""
 
     def __init__(
-        self,
-        run_dir: Path,
-        options: Sequence[str],
-        script: Sequence[str],
-        faults: Sequence[Fault] = (),
-        flips: Sequence[Flip] = (),
-    ) -> None:
+        self, run_dir: Path, options: Sequence[str], script: Sequence[str], faults: Sequence[Fault] = (),
+        program: Sequence[str] = ("-m", "outlast"), flips: Sequence[Flip] = (),
+    ) -> None:  # fmt: skip
         self.run_dir = run_dir
         self.events: list[ev.AnyEvent] = []
         self._journal: Journal | None = None
@@ -49,7 +45,7 @@ class Driven:
             environ["OUTLAST_FAULTS"] = msgspec.json.encode(list(faults)).decode()
         if flips:
             environ["OUTLAST_CORRUPTION"] = msgspec.json.encode(list(flips)).decode()
-        command = [sys.executable, "-m", "outlast", "run", "--json", "--run-dir", str(run_dir), *options, *script]
+        command = [sys.executable, *program, "run", "--json", "--run-dir", str(run_dir), *options, *script]
         self.process = subprocess.Popen(
             command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )

@@ -20,8 +20,8 @@ from outlast.core.policy import Culprit
 from outlast.core.protocol import Header
 from outlast.errors import StepMisuse
 from outlast.runtime._guarding import KEY, device_of
+from outlast.runtime._operations import Watch
 from outlast.runtime._replica import Replica
-from outlast.runtime._watch import Watch
 from outlast.tensors import find_nonfinite
 
 __all__ = ["Inspection", "bad_samples"]

@@ -27,6 +27,7 @@ from outlast.core.phases import Phase
 from outlast.core.policy import Guards
 from outlast.core.protocol import Compute, Exchange, Leave
 from outlast.errors import ConfigError, Evicted, MembershipError, StepMisuse, ViewAbandoned
+from outlast.runtime._allocator import keep_freed_memory
 from outlast.runtime._corruption import ordered
 from outlast.runtime._data import Samples
 from outlast.runtime._engine import Engine, Meta
@@ -204,6 +205,7 @@ class Training:
 
         sys.excepthook = failed
         atexit.register(self._at_exit)
+        keep_freed_memory()
         _warm_up()
         self.replica.link.start()
         if threading.current_thread() is threading.main_thread() and self.replica.env.coordinator is not None:
