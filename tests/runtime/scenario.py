@@ -63,6 +63,7 @@ def train(
     dtype: torch.dtype,
     workers: int = 0,
     gates: Path | None = None,
+    rule: dict[str, Any] | None = None,
     checkpoint: Any = "auto",
 ) -> tuple[Any, dict[str, Any]]:
     """Run to the end: (this process's part, what it found)."""
@@ -76,6 +77,7 @@ def train(
     training = run.protect(
         model, optimizer, data(microbatches), global_batch_size=4 * microbatches, microbatches=microbatches, seed=11,
         scheduler=scheduler, clip_norm=0.5, bucket_mb=0.3, num_workers=workers, checkpoint=checkpoint,
+        **(rule or {}),
     )  # fmt: skip
     losses: dict[int, float] = {}
     norms: dict[int, float | None] = {}
@@ -104,10 +106,12 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--gates", type=Path)
     parser.add_argument("--checkpoint", type=json.loads, default="auto")
+    parser.add_argument("--rule", type=json.loads, help="arguments of protect")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     keep = outlast.Checkpoint(**args.checkpoint) if isinstance(args.checkpoint, dict) else "auto"
-    run, found = train(args.steps, args.microbatches, getattr(torch, args.dtype), args.workers, args.gates, keep)
+    dtype = getattr(torch, args.dtype)
+    run, found = train(args.steps, args.microbatches, dtype, args.workers, args.gates, args.rule, keep)
     part = args.out / f"{run.name}.{os.getpid()}.part"
     part.write_text(json.dumps(found))
     part.rename(args.out / f"{run.name}.json")

@@ -14,8 +14,9 @@ __all__ = [
     "AgentLost", "AgentStarted", "AnyEvent", "CheckpointDelayed", "CheckpointDrained", "CheckpointFailed",
     "CheckpointInterval", "CheckpointLoaded", "CheckpointPruned", "CheckpointRetried", "CheckpointSaved",
     "CheckpointSkipped", "CoordinatorLost", "CoordinatorStarted", "Event", "FleetLost", "JoinerCaughtUp",
-    "JoinerServed", "Notice", "Progress", "Recovery", "Refused", "ReplicaExited", "ReplicaStarted", "RunFinished",
-    "RunStarted", "Suspected", "ViewFormed", "ViewInstalled", "decode", "encode",
+    "JoinerServed", "Notice", "Progress", "Recovery", "ReducerAccused", "Refused", "ReplicaExited", "ReplicaStarted",
+    "RowsAdmitted", "RunFinished", "RunStarted", "Suspected", "Verdict", "ViewFormed", "ViewInstalled", "decode",
+    "encode",
 ]  # fmt: skip
 
 
@@ -114,6 +115,61 @@ class Suspected(Event, frozen=True, kw_only=True, tag="suspected"):
     replica: str
     evidence: str
     decision: Literal["evict", "wait"]
+
+
+class RowsAdmitted(Event, frozen=True, kw_only=True, tag="rows_admitted"):
+    """What a robust rule makes of a view: `most_rows` on one host, of which `tolerated` may lie. `lowered`: fewer than
+    the run was started for."""
+
+    view: list[int]
+    step: int
+    action: Literal["go", "wait", "stop"]
+    tolerated: int
+    most_rows: int
+    trim_count: int
+    lowered: bool
+    reason: str
+
+
+class ReducerAccused(Event, frozen=True, kw_only=True, tag="reducer_accused"):
+    """`accuser` computed a slice again that `reducer` had reduced, and they differ. `replica`: who is wrong according
+    to `votes`, those of `members` that looked and agree. The step was held; nothing false was applied."""
+
+    replica: str
+    step: int
+    bucket: int
+    reducer: str
+    accuser: str
+    votes: list[str]
+    members: list[str]
+    decision: Literal["evict", "stop"]
+
+
+class Verdict(Event, frozen=True, kw_only=True, tag="verdict"):
+    """What the guards decided about a step, other than simply to apply it. The same on every replica.
+
+    `evidence`: what was seen; `confidence`: of the culprit. Who and what is to blame, as far as it is known: `replica`
+    on `host` and `device`; `module`, `parameter`, `operation` and `where` (file:line) in the model; `microbatch` (-1
+    if unknown) and `samples` in the data. `to_step`: what a rewind goes back to. `remedy`: what helps.
+    """
+
+    step: int
+    action: Literal[
+        "apply", "skip_step", "skip_batch", "rewind", "lower_rate", "replace", "quarantine", "evict_host", "stop"
+    ]
+    evidence: str
+    confidence: Literal["certain", "likely", "possible"]
+    remedy: str
+    replica: str = ""
+    host: str = ""
+    device: str = ""
+    module: str = ""
+    parameter: str = ""
+    operation: str = ""
+    where: str = ""
+    microbatch: int = -1
+    samples: list[int] = []
+    to_step: int = -1
 
 
 class JoinerServed(Event, frozen=True, kw_only=True, tag="joiner_served"):
@@ -266,7 +322,8 @@ AnyEvent = (
     RunStarted | CoordinatorStarted | CoordinatorLost | AgentStarted | AgentLost | ReplicaStarted | ReplicaExited
     | ViewInstalled | ViewFormed | Recovery | Suspected | JoinerServed | JoinerCaughtUp | Progress | Refused | Notice
     | FleetLost | CheckpointSaved | CheckpointFailed | CheckpointDelayed | CheckpointRetried | CheckpointLoaded
-    | CheckpointSkipped | CheckpointPruned | CheckpointDrained | CheckpointInterval | RunFinished
+    | CheckpointSkipped | CheckpointPruned | CheckpointDrained | CheckpointInterval | RunFinished | RowsAdmitted
+    | ReducerAccused | Verdict
 )  # fmt: skip
 
 _encoder = msgspec.json.Encoder()

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,6 +20,10 @@ from outlast.core import events as ev
 from outlast.errors import EnvironmentFault, ProveError
 from outlast.journal import Journal, holds_run
 from outlast.runtime._probe import Fault
+
+if TYPE_CHECKING:
+    from outlast.runtime._corruption import Flip
+    from outlast.runtime._lies import Lie
 
 __all__ = ["Driven"]
 
@@ -29,8 +34,9 @@ class Driven:
     """A run under observation. A context manager: leaving it ends the run if it still goes on."""
 
     def __init__(
-        self, run_dir: Path, options: Sequence[str], script: Sequence[str], faults: Sequence[Fault] = ()
-    ) -> None:
+        self, run_dir: Path, options: Sequence[str], script: Sequence[str], faults: Sequence[Fault] = (),
+        program: Sequence[str] = ("-m", "outlast"), flips: Sequence[Flip] = (), lies: Sequence[Lie] = (),
+    ) -> None:  # fmt: skip
         self.run_dir = run_dir
         self.events: list[ev.AnyEvent] = []
         self._journal: Journal | None = None
@@ -38,7 +44,11 @@ class Driven:
         environ = {k: v for k, v in os.environ.items() if not k.startswith("OUTLAST_")}
         if faults:
             environ["OUTLAST_FAULTS"] = msgspec.json.encode(list(faults)).decode()
-        command = [sys.executable, "-m", "outlast", "run", "--json", "--run-dir", str(run_dir), *options, *script]
+        if lies:
+            environ["OUTLAST_LIES"] = msgspec.json.encode(list(lies)).decode()
+        if flips:
+            environ["OUTLAST_CORRUPTION"] = msgspec.json.encode(list(flips)).decode()
+        command = [sys.executable, *program, "run", "--json", "--run-dir", str(run_dir), *options, *script]
         self.process = subprocess.Popen(
             command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )

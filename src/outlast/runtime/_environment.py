@@ -1,9 +1,9 @@
 """What a replica is told by its agent through the environment; without any, it is a fleet of one.
 
 Names: OUTLAST_MEMBER, OUTLAST_AGENT, OUTLAST_RUN, OUTLAST_RUN_DIR, OUTLAST_COORDINATOR (host:port), OUTLAST_SECRET
-(hex), OUTLAST_CONFIG (JSON of RunConfig), OUTLAST_PROGRESS_FD, OUTLAST_PARENT, OUTLAST_FAULTS, OUTLAST_HOLD (memory
-for snapshots), OUTLAST_UNTIL (of `outlast ckpt resume-check`). Read once, by `join`; a fleet of one reads the settings
-of checkpoints besides.
+(hex), OUTLAST_CONFIG (JSON of RunConfig), OUTLAST_PROGRESS_FD, OUTLAST_PARENT, OUTLAST_FAULTS, OUTLAST_LIES,
+OUTLAST_HOLD (memory for snapshots), OUTLAST_UNTIL (of `outlast ckpt resume-check`). Read once, by `join`; a fleet of
+one reads the settings of checkpoints besides.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class Environment:
     progress: Progress
     exchange: str
     store: str = ""
+    lies: str = ""
     hold: str = ""  # the agent's memory for snapshots
     until: int = 0  # end every loop after so many steps, and the script with it; 0: do not
 
@@ -67,7 +68,7 @@ class Environment:
             run_dir=Path(environ["OUTLAST_RUN_DIR"]), coordinator=(host, int(port)),
             secret=bytes.fromhex(environ["OUTLAST_SECRET"]), config=config, probe=Probe(me, faults),
             progress=Progress(Region(Progress.SIZE, fd=int(environ["OUTLAST_PROGRESS_FD"]))),
-            exchange="shm" if config.exchange == "auto" else config.exchange,
+            exchange="shm" if config.exchange == "auto" else config.exchange, lies=environ.get("OUTLAST_LIES", ""),
             hold=environ.get("OUTLAST_HOLD", ""), until=_until(environ),
         )  # fmt: skip
 

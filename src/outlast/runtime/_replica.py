@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from outlast.core.phases import OWNED, Phase
+from outlast.core.policy import Culprit, Ruling
 from outlast.core.policy._deadline import Durations, deadline
 from outlast.core.protocol import (
     Compute,
@@ -34,7 +35,7 @@ from outlast.core.protocol import (
     plan_of,
 )
 from outlast.core.protocol import messages as m
-from outlast.errors import Evicted, SignatureMismatch, StateDiverged, StepMisuse, ViewAbandoned
+from outlast.errors import Evicted, SignatureMismatch, StepMisuse, ViewAbandoned
 from outlast.runtime._divergence import compare
 from outlast.runtime._engine import Engine, Meta
 from outlast.runtime._environment import Environment
@@ -43,6 +44,8 @@ from outlast.runtime._link import MemberLink, SoloLink
 from outlast.runtime._mesh import Final, Head, Listener, Mesh, PeersLost, Roll
 from outlast.runtime._plane import Plane, SharedPlane, Task
 from outlast.runtime._resume import resume
+from outlast.runtime._row_gate import admit, examine, make_row_plane, wait_for_rows
+from outlast.runtime._ruling import confer, report
 from outlast.runtime._spare import Spare
 from outlast.runtime._streams import FEED, Flushed, Share, Stream
 from outlast.runtime._wire import Heartbeat
@@ -60,7 +63,7 @@ class Replica:
 
     def __init__(self, env: Environment, engine: Engine, facts: dict[str, str]) -> None:
         self.env, self.engine, self.facts = env, engine, facts
-        self.member = Member(env.me, engine.num_leaves)
+        self.member = Member(env.me, engine.num_leaves, num_rows=engine.num_rows)
         self.lock = threading.RLock()
         self.probe, self.progress = env.probe, env.progress
         self._store: Any = None
@@ -80,6 +83,8 @@ class Replica:
         self._left_at_s = 0.0
         self._last_plan: Plan | None = None
         self._losses: list[tuple[int, float]] = []
+        self.heads: tuple[list[Any], tuple[bytes, ...]] | None = None  # complete headers of a step not yet concluded
+        self.findings: list[Culprit] = []  # what I found when I looked closer
         self._step_s = self._committed_at_s = 0.0
         self._departed = False
         self.saves: Saves | None = None  # the run's checkpoints, if it keeps any
@@ -165,7 +170,10 @@ class Replica:
                     self._depart_if_told(todo)
                     self._abandon_if_over()
                     self._idle()
-                    self.spare.idle(self._patience(Phase.CONNECT))
+                    if todo.why == "rows":
+                        wait_for_rows(self)
+                    else:
+                        self.spare.idle(self._patience(Phase.CONNECT))
                 elif isinstance(todo, Follow):
                     self.spare.follow()
                 elif isinstance(todo, Form):
@@ -256,6 +264,10 @@ class Replica:
             self._close_view()
             return
         self.plane = self._make_plane(self.mesh)
+        if self.env.lies:
+            from outlast.runtime._lies import lying
+
+            self.plane = lying(self.env.lies, self.env.me, self.plane, self.engine)
         if self.member.formed:
             self._formed(view)
 
@@ -274,6 +286,8 @@ class Replica:
         def enter(phase: Phase, bucket: int) -> None:
             self.enter(phase, bucket=bucket)
 
+        if self.engine.robust is not None:
+            return make_row_plane(self, mesh, self.engine.robust, enter)
         if self.env.exchange == "shm":
             return SharedPlane(mesh, self.engine.layout, self.engine.memory, self.memories, self.engine.out, enter)
         from outlast.runtime._c10d import NetworkPlane
@@ -317,6 +331,8 @@ class Replica:
         self.link.send([formed])
         self._left_at_s = self._committed_at_s = 0.0
         self._last_plan = plan
+        if self.engine.robust is not None:
+            admit(self, view)
         whole = view.members[0] == self.env.me and self.member.keeps_output and self.engine.meta is not None
         for name in view.attached:
             stream = self._stream(name)  # a spare that became a member has none yet
@@ -326,7 +342,7 @@ class Replica:
         self.engine.samples.expect(lambda step: shares, self.member.committed)
 
     def _standard_share(self, view: View) -> list[int]:
-        return list(plan_of(view.members, 0, self.engine.num_leaves).leaves[self.env.me])
+        return list(plan_of(view.members, 0, self.engine.num_leaves, self.engine.num_rows).leaves[self.env.me])
 
     # --- a step --------------------------------------------------------------------------------------------------
     def task(self, todo: Exchange | None = None) -> Task:
@@ -334,13 +350,13 @@ class Replica:
         view, plan = self.member.view, self.member.plan
         assert view is not None
         assert plan is not None
-        nodes = tuple(cover(plan.leaves[name], self.engine.num_leaves) for name in view.members)
+        nodes = tuple(cover(plan.leaves[n], self.engine.num_leaves, self.engine.num_rows) for n in view.members)
         slots = self.engine.sums.slots if todo is not None else self.engine.sums.after()
         mine = nodes[view.members.index(self.env.me)]
         return Task(
             step=self.member.committed, nodes=nodes, slots=tuple(slots[node] for node in mine),
             num_leaves=self.engine.num_leaves, scale=self.engine.scale(self.member.committed),
-            with_norms=self.engine.clip_norm is not None, on_scattered=self._scattered,
+            with_norms=self.engine.with_norms, on_scattered=self._scattered,
         )  # fmt: skip
 
     def _scattered(self) -> None:
@@ -350,7 +366,7 @@ class Replica:
             self.saves.stable(self.mesh.view.id, self.member.stable)
 
     def exchange(self, todo: Exchange, begun: bool) -> None:
-        """Take the step to its commit. Raises ViewAbandoned if the view ends before it is decided."""
+        """Take the step to its complete headers (`conclude` follows). ViewAbandoned if the view ends before."""
         plane, mesh = self.plane, self.mesh
         if plane is None or mesh is None:
             raise ViewAbandoned("the view is closed")
@@ -364,25 +380,34 @@ class Replica:
         evidence = self.engine.evidence(plan.leaves[self.env.me], found.norms, found.fingerprint)
         with self.lock:
             save = self.saves.vote(todo.step) if self.saves is not None else 0
-            header = self.member.header(**evidence, state=self.engine.sample(todo.step), save=save)
+            header = self.member.header(
+                **evidence, state=self.engine.sample(todo.step), guard=self.engine.guards.note(todo.step), save=save
+            )
         self.enter(Phase.HEADER)
         mesh.broadcast(Head(header, self.engine.end_buffers))
         heads = mesh.collect(Head, todo.step, 0, Phase.HEADER)
         headers = [header if name == self.env.me else heads[name].header for name in todo.view.members]
+        if self.engine.robust is not None:
+            examine(self, plane, headers)
         buffers = next((b for b in (self.engine.end_buffers, *(h.buffers for h in heads.values())) if b), ())
+        self.heads = headers, buffers
+
+    def conclude(self, todo: Exchange) -> None:
+        """From complete headers to the commit. Raises ViewAbandoned if the view ends before the step is decided."""
+        if self.mesh is None or self.heads is None:
+            raise ViewAbandoned("the view is closed")
+        (headers, buffers), self.heads = self.heads, None
+        ruling = confer(self, self.mesh, headers)
         with self.lock:
             self.member.decide(headers, time.monotonic())
-        self._apply(todo, headers, buffers)
+        self._apply(todo, headers, buffers, ruling)
+        report(self, ruling)
         self._time_step()
 
-    def _apply(self, todo: Exchange, headers: list[Any], buffers: tuple[bytes, ...]) -> None:
+    def _apply(self, todo: Exchange, headers: list[Any], buffers: tuple[bytes, ...], ruling: Ruling | None) -> None:
         """From the verdict to the commit (rule 12)."""
         self.enter(Phase.VERDICT)
-        if len({header.state for header in headers}) > 1:
-            said = "; ".join(f"{h.member}: {h.state[1]:016x}" for h in headers)
-            name = self.engine.state.names[headers[0].state[0]]
-            raise StateDiverged(f"{name} differs between replicas ({said})", where=f"step {todo.step}")
-        meta = self.engine.conclude(headers, buffers)
+        meta = self.engine.conclude(headers, buffers, ruling)
         self.engine.apply(meta, self.enter)
         with self.lock:
             due = self.member.commit()
@@ -405,8 +430,9 @@ class Replica:
 
     def _record_loss(self) -> None:
         assert self.engine.meta is not None
-        with self.lock:
-            self._losses.append((self.engine.meta.step, self.engine.meta.loss))
+        if math.isfinite(self.engine.meta.loss):  # JSON has no other numbers; the verdict tells of these
+            with self.lock:
+                self._losses.append((self.engine.meta.step, self.engine.meta.loss))
 
     def finish(self, todo: Leave) -> None:
         """The closing barrier: everybody committed the last step."""
