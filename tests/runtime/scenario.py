@@ -105,11 +105,11 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--gates", type=Path)
-    parser.add_argument("--checkpoint", type=json.loads, default="auto")
+    parser.add_argument("--checkpoint", type=json.loads, help="arguments of outlast.Checkpoint")
     parser.add_argument("--rule", type=json.loads, help="arguments of protect")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    keep = outlast.Checkpoint(**args.checkpoint) if isinstance(args.checkpoint, dict) else "auto"
+    keep = outlast.Checkpoint(**args.checkpoint) if args.checkpoint else "auto"
     dtype = getattr(torch, args.dtype)
     run, found = train(args.steps, args.microbatches, dtype, args.workers, args.gates, args.rule, keep)
     part = args.out / f"{run.name}.{os.getpid()}.part"
