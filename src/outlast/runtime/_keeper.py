@@ -86,7 +86,6 @@ class Keeper:
             return
         self._view = view.id
         if self._pacer is not None:
-            self._pacer.running(time.monotonic(), len(view.members))
             self._arm()
         number = (self._base + view.id.epoch, view.id.n)
         self._feed(cm.ViewChanged(view=number, writers=tuple(range(len(view.members)))))
@@ -253,7 +252,7 @@ class Keeper:
         """A stop or a departure: whether a save goes first; `then` is called when it is done, or its time is up."""
         if not isinstance(message, m.Stop | m.Leaving) or self._view is None or not self._stop_save_s:
             return False
-        if self._coordinator.over or self._coordinator.change is not None:
+        if self._coordinator.over or self._coordinator.change is not None or self._coordinator.view is None:
             return False
         who = f"{message.member} was asked to leave" if isinstance(message, m.Leaving) else "the run was asked to stop"
         self._after.append(then)
@@ -288,6 +287,8 @@ class Keeper:
         """Decide again when the next save is due."""
         assert self._pacer is not None
         now = time.monotonic()
+        view = self._coordinator.view
+        self._pacer.running(now, len(view.members) if view is not None else 1)
         decision, due_s = self._pacer.decide(now), self._pacer.due_s(now)
         if not abs(decision.interval_s - self._shown_s) <= _CHANGED * self._shown_s:
             self._shown_s = decision.interval_s
