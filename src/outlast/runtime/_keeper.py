@@ -290,11 +290,11 @@ class Keeper:
         view = self._coordinator.view
         self._pacer.running(now, len(view.members) if view is not None else 1)
         decision, due_s = self._pacer.decide(now), self._pacer.due_s(now)
-        if not abs(decision.interval_s - self._shown_s) <= _CHANGED * self._shown_s:
+        same = decision.interval_s == self._shown_s
+        if not (same or abs(decision.interval_s - self._shown_s) <= _CHANGED * self._shown_s):
             self._shown_s = decision.interval_s
-            self._write(
-                "checkpoint_interval", interval_s=decision.interval_s, mtbr_s=decision.mtbr_s, reason=decision.reason
-            )
+            interval_s = None if decision.interval_s == math.inf else decision.interval_s
+            self._write("checkpoint_interval", interval_s=interval_s, mtbr_s=decision.mtbr_s, reason=decision.reason)
         if self._timer is not None:
             self._timer.cancel()
         if due_s < math.inf:
