@@ -117,7 +117,9 @@ def _without_survivors(c: Coordinator, change: Change) -> None:
     elif not c.ever_formed:
         c.forget_view()
     elif words := c.failures.of_all(change.view):
-        c.finish("failed", 5, 0, f"all replicas failed, the last one so:\n{words}")
+        c.finish(
+            "failed", c.failures.codes.get(change.view[-1], 5), 0, f"all replicas failed, the last one so:\n{words}"
+        )
     elif c.failures.calm.issuperset(change.view):
         c.finish("stopped", 0, 0, "the script ended by itself before all steps were done")
     elif not begin_again(c, change):
