@@ -278,6 +278,8 @@ class Coordinator:
         if peer is None or not peer.alive:
             return
         if peer.name in self.current:
+            if self.view is not None and ViewId(epoch=0, n=0) < rejoin.view < self.view.id:
+                return  # said of an earlier view, and late: of this one it speaks for itself
             _change.begin(self, f"{peer.name} has no state to act with")
             _change.demote(self, peer.name)
         elif peer.status in ("joining", "ready"):
