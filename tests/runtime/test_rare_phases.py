@@ -76,3 +76,13 @@ def test_an_agent_fails_as_it_kills_a_rank(fleet: Callable[..., Any], action: Ac
     )  # fmt: skip
     run.assert_unchanged(survivors={"r0.1", "r2.1"}, recoveries=2)
     assert [e.agent for e in run.driven.events if isinstance(e, ev.AgentLost)] == ["a1"]
+
+
+def test_a_hang_in_the_first_view_change(fleet: Callable[..., Any]) -> None:
+    """No deadline was learned yet for its roll call, and its link to the coordinator goes on answering."""
+    run = fleet(
+        fault("r1", "backward", step=2),
+        fault("r2", "roll_call", "hang", step=2),
+        replicas=4, steps=5, max_restarts=0, formation_s=3.0,
+    )  # fmt: skip
+    run.assert_unchanged(survivors={"r0.1", "r3.1"}, recoveries=2)
