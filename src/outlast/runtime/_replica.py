@@ -42,6 +42,7 @@ from outlast.runtime._gradients import Memory
 from outlast.runtime._link import MemberLink, SoloLink
 from outlast.runtime._mesh import Final, Head, Listener, Mesh, PeersLost, Roll
 from outlast.runtime._plane import Plane, SharedPlane, Task
+from outlast.runtime._row_gate import admit, examine, make_row_plane, wait_for_rows
 from outlast.runtime._spare import Spare
 from outlast.runtime._streams import FEED, Flushed, Share, Stream
 from outlast.runtime._wire import Heartbeat
@@ -56,7 +57,7 @@ class Replica:
 
     def __init__(self, env: Environment, engine: Engine, facts: dict[str, str]) -> None:
         self.env, self.engine, self.facts = env, engine, facts
-        self.member = Member(env.me, engine.num_leaves)
+        self.member = Member(env.me, engine.num_leaves, num_rows=engine.num_rows)
         self.lock = threading.RLock()
         self.probe, self.progress = env.probe, env.progress
         self._store: Any = None
@@ -161,7 +162,10 @@ class Replica:
                     self._depart_if_told(todo)
                     self._abandon_if_over()
                     self._idle()
-                    self.spare.idle(self._patience(Phase.CONNECT))
+                    if todo.why == "rows":
+                        wait_for_rows(self)
+                    else:
+                        self.spare.idle(self._patience(Phase.CONNECT))
                 elif isinstance(todo, Follow):
                     self.spare.follow()
                 elif isinstance(todo, Form):
@@ -250,6 +254,10 @@ class Replica:
             self._close_view()
             return
         self.plane = self._make_plane(self.mesh)
+        if self.env.lies:
+            from outlast.runtime._lies import lying
+
+            self.plane = lying(self.env.lies, self.env.me, self.plane, self.engine)
         if self.member.formed:
             self._formed(view)
 
@@ -268,6 +276,8 @@ class Replica:
         def enter(phase: Phase, bucket: int) -> None:
             self.enter(phase, bucket=bucket)
 
+        if self.engine.robust is not None:
+            return make_row_plane(self, mesh, self.engine.robust, enter)
         if self.env.exchange == "shm":
             return SharedPlane(mesh, self.engine.layout, self.engine.memory, self.memories, self.engine.out, enter)
         from outlast.runtime._c10d import NetworkPlane
@@ -311,6 +321,8 @@ class Replica:
         self.link.send([formed])
         self._left_at_s = self._committed_at_s = 0.0
         self._last_plan = plan
+        if self.engine.robust is not None:
+            admit(self, view)
         whole = view.members[0] == self.env.me and self.member.keeps_output and self.engine.meta is not None
         for name in view.attached:
             stream = self._stream(name)  # a spare that became a member has none yet
@@ -320,7 +332,7 @@ class Replica:
         self.engine.samples.expect(lambda step: shares, self.member.committed)
 
     def _standard_share(self, view: View) -> list[int]:
-        return list(plan_of(view.members, 0, self.engine.num_leaves).leaves[self.env.me])
+        return list(plan_of(view.members, 0, self.engine.num_leaves, self.engine.num_rows).leaves[self.env.me])
 
     # --- a step --------------------------------------------------------------------------------------------------
     def task(self, todo: Exchange | None = None) -> Task:
@@ -328,7 +340,7 @@ class Replica:
         view, plan = self.member.view, self.member.plan
         assert view is not None
         assert plan is not None
-        nodes = tuple(cover(plan.leaves[name], self.engine.num_leaves) for name in view.members)
+        nodes = tuple(cover(plan.leaves[n], self.engine.num_leaves, self.engine.num_rows) for n in view.members)
         slots = self.engine.sums.slots if todo is not None else self.engine.sums.after()
         mine = nodes[view.members.index(self.env.me)]
         return Task(
@@ -360,6 +372,8 @@ class Replica:
         mesh.broadcast(Head(header, self.engine.end_buffers))
         heads = mesh.collect(Head, todo.step, 0, Phase.HEADER)
         headers = [header if name == self.env.me else heads[name].header for name in todo.view.members]
+        if self.engine.robust is not None:
+            examine(self, plane, headers)
         buffers = next((b for b in (self.engine.end_buffers, *(h.buffers for h in heads.values())) if b), ())
         with self.lock:
             self.member.decide(headers, time.monotonic())

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from outlast.core.protocol import _change, _planned, _restart, _returning, _silence, _telling
+from outlast.core.protocol import _change, _planned, _restart, _returning, _robustness, _silence, _telling
 from outlast.core.protocol import _messages as m
 from outlast.core.protocol._change import Change
 from outlast.core.protocol._failures import Failures
@@ -169,6 +169,7 @@ class Coordinator:
         everyone = view.members + view.attached
         return {
             "addresses": {name: peers[name].address for name in everyone if name in peers},
+            "hosts": {name: peers[name].agent for name in view.members if name in peers},
             "store": peers[view.members[0]].store,
         }
 
@@ -311,6 +312,8 @@ class Coordinator:
 
     def _on_whole(self, now_s: float, asked: m.Whole) -> None:
         _telling.tell_whole(self, asked)
+
+    _on_admitted, _on_accused = _robustness.admitted, _robustness.accused
 
     # --- what agents and the launcher say ------------------------------------------------------------------------
     def _on_agenthello(self, now_s: float, hello: m.AgentHello) -> None:

@@ -13,9 +13,9 @@ from outlast.core.protocol._delta import ViewDelta
 from outlast.core.protocol._types import Order, ServeId, View, ViewId
 
 __all__ = [
-    "Action", "AgentGone", "AgentHello", "Amend", "BeginServe", "Close", "Done", "Event", "Evict", "Examine",
-    "Examined", "Exited", "Failed", "Finish", "Formed", "FromCoordinator", "Hello", "Install", "Journal", "Kill",
-    "Leaving", "Left",
+    "Accused", "Action", "Admitted", "AgentGone", "AgentHello", "Amend", "BeginServe", "Close", "Done", "Event",
+    "Evict", "Examine", "Examined", "Exited", "Failed", "Finish", "Formed", "FromCoordinator", "Hello", "Install", "Journal",
+    "Kill", "Leaving", "Left",
     "Notify", "Persist", "Probe", "Ready", "Record", "Rejoin", "Rows", "SetTimer", "Spawn", "SpawnFailed", "Spawned",
     "Stalled", "Stop", "Superseded", "Take", "Tell", "Timer", "ToCoordinator", "Welcome", "Whole", "describe",
 ]  # fmt: skip
@@ -109,6 +109,34 @@ class Failed(Wire, frozen=True, kw_only=True, tag=True):
     microbatch: int
     error: str
     alike: str = ""
+
+
+class Admitted(Wire, frozen=True, kw_only=True, tag=True):
+    """What a robust rule makes of a view that has formed (`outlast.core.policy.admit_view`)."""
+
+    member: str
+    view: ViewId
+    step: int
+    action: Literal["go", "wait", "stop"]
+    tolerated: int
+    most_rows: int
+    trim_count: int
+    lowered: bool
+    reason: str
+
+
+class Accused(Wire, frozen=True, kw_only=True, tag=True):
+    """`accuser` found a slice that `reducer` reduced to be false. I looked for myself: `culprit` is who is wrong."""
+
+    member: str
+    view: ViewId
+    step: int
+    bucket: int
+    reducer: str
+    accuser: str
+    culprit: str
+    members: tuple[str, ...]
+    at_s: float = 0.0
 
 
 class Stalled(Wire, frozen=True, kw_only=True, tag=True):
@@ -220,6 +248,7 @@ class Install(Wire, frozen=True, kw_only=True, tag=True):
 
     view: View
     addresses: dict[str, str] = {}
+    hosts: dict[str, str] = {}
     store: str = ""
     cause: str = ""
     epoch: int = 0  # of the coordinator that says so: a later one may repeat an earlier one's view
@@ -249,6 +278,7 @@ class Take(Wire, frozen=True, kw_only=True, tag=True):
     order: Order
     delta: ViewDelta | None = None
     addresses: dict[str, str] = {}
+    hosts: dict[str, str] = {}
     store: str = ""
     epoch: int = 0
 
@@ -364,7 +394,7 @@ class Finish(Wire, frozen=True, kw_only=True, tag=True):
 
 ToCoordinator = (
     Hello | Left | Formed | Ready | Rejoin | Leaving | Done | Failed | Stalled | AgentHello | AgentGone | Spawned
-    | SpawnFailed | Exited | Examined | Rows | Whole | Stop
+    | SpawnFailed | Exited | Examined | Rows | Whole | Stop | Admitted | Accused
 )  # fmt: skip
 Event = ToCoordinator | Timer | Superseded
 Action = Persist | Tell | SetTimer | Journal | Finish

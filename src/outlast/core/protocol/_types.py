@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from outlast.core.protocol._row_plans import RowsNote
 from outlast.core.protocol._tree import Node
 
 __all__ = ["Header", "Order", "Plan", "RollEntry", "ServeId", "View", "ViewId"]
@@ -68,6 +69,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     norms: tuple[tuple[int, int, float], ...] = ()  # (lo, hi, sum of squares) of nodes of the tree over blocks
     output: int = 0  # fingerprint of my slices of the reduced gradient
     state: tuple[int, int] = (0, 0)  # (part, fingerprint): a rotating part of my state after the last step
+    rows: RowsNote = RowsNote()
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
