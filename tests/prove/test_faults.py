@@ -77,6 +77,7 @@ def place_of(phase: str, seed: int, replicas: int) -> Trial:
     return next(trial for trial in trials if trial.phase == phase and trial.replicas <= replicas)
 
 
+@pytest.mark.campaign
 @pytest.mark.process
 def test_one_fleet_survives_and_has_the_bits(tmp_path: Path) -> None:
     result = Campaign(tmp_path, 0).attempt(place_of("reduce", 0, 3))

@@ -38,6 +38,7 @@ def test_python_that_never_returns(fleet: Callable[..., Any]) -> None:
     assert all("(outside_s)" in reason for reason in reasons)
 
 
+@pytest.mark.campaign
 def test_one_that_is_woken_after_its_eviction_disturbs_nobody(fleet: Callable[..., Any]) -> None:
     """Stopped for long, evicted, replaced by a joiner; then somebody continues it."""
     run = fleet(replicas=3, steps=14, gates=(3, 6, 9, 12))
