@@ -92,6 +92,8 @@ def _fleet(folder: Path, trial: Trial) -> Iterator[tuple[Driven, dict[int, TextI
     """The trial's run, with its gates closed."""
     (folder / "gates").mkdir(parents=True)
     settings = _QUICK | {"max_restarts": trial.restarts, "exchange": trial.exchange}
+    if trial.checkpoint_every:
+        settings |= {"checkpoint_dir": str(folder / "checkpoints"), "checkpoint_every": trial.checkpoint_every}
     config = folder / "run.toml"
     config.write_text("[run]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
     options = ["--config", str(config), "--replicas", str(trial.replicas), "--spares", str(trial.spares)]

@@ -1,7 +1,8 @@
 """Which fleet, and which faults in it: a seeded sample over phase, bucket, action, type, size and exchange. Pure.
 
-Every phase of `core/phases` that outlast passes has its scene: what must happen besides, so that the fault is met. A
-campaign of as many trials as there are scenes, or more, visits each.
+Every phase of `core/phases` that a run passes has its scene: what must happen besides, so that the fault is met. A
+campaign of as many trials as there are scenes, or more, visits each. (Publishing is the coordinator's; its points are
+the checkpoint engine's own, and are struck in the tests of that room.)
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     gates: tuple[Gate, ...] = ()
     loses: int = 1
     restarts: int = 0
+    checkpoint_every: int = 0  # 0: none are kept
 
 
 class _Draw:
@@ -181,6 +183,14 @@ def _supervising(d: _Draw) -> Trial:
     return d.trial(faults, replicas, agents=2, gates=gates, restarts=0 if killing else 16)
 
 
+def _saving(d: _Draw) -> Trial:
+    """A writer fails in the middle of a save, on a thread of its own."""
+    replicas = d.size(2)
+    victim = d.others(replicas, 1)[0] + ".1"
+    fault = _fault(victim, d.phase, d.rng.choice(("SIGKILL", "SIGSTOP", "exit")))
+    return d.trial([fault], replicas, exchange="shm", checkpoint_every=3)
+
+
 _STEP = (
     Phase.LOAD, Phase.BODY, Phase.BACKWARD, Phase.MERGE, Phase.SCATTER, Phase.SCATTERED, Phase.REDUCE, Phase.GATHER,
     Phase.GATHERED, Phase.HEADER, Phase.VERDICT, Phase.OPTIMIZER, Phase.COMMIT,
@@ -197,6 +207,17 @@ SCENES: dict[Phase, Callable[[_Draw], Trial]] = {
     **dict.fromkeys((Phase.SERVE_SNAPSHOT, Phase.SERVE_STREAM), _serving),
     **dict.fromkeys((Phase.PERSIST, Phase.TELL), _coordinating),
     **dict.fromkeys((Phase.SPAWN, Phase.KILL), _supervising),
+    **dict.fromkeys(
+        (
+            Phase.SAVE_BEGAN,
+            Phase.SAVE_SEALED,
+            Phase.SAVE_WRITTEN,
+            Phase.SAVE_DATA_DURABLE,
+            Phase.SAVE_PART_WRITTEN,
+            Phase.SAVE_PART_DURABLE,
+        ),
+        _saving,
+    ),
 }
 
 
