@@ -20,18 +20,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from outlast.core.protocol import (
-    _beginning,
-    _change,
-    _judging,
-    _planned,
-    _restart,
-    _returning,
-    _robustness,
-    _silence,
-    _telling,
-)
+from outlast.core.protocol import _beginning, _change, _judging, _planned, _restart, _returning  # isort: skip
 from outlast.core.protocol import _messages as m
+from outlast.core.protocol import _robustness, _silence, _telling
 from outlast.core.protocol._change import Change
 from outlast.core.protocol._failures import Failures
 from outlast.core.protocol._reports import Reports
