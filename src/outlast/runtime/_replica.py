@@ -112,7 +112,8 @@ class Replica:
             self.probe(phase, step, microbatch, bucket)
 
     def patience(self, phase: Phase) -> float:
-        return min(deadline(self.durations[phase], self.env.config.stall_floor_s), self.env.config.formation_s)
+        # Half: who hangs in a group that forms is to be found before the coordinator tries another group with it.
+        return min(deadline(self.durations[phase], self.env.config.stall_floor_s), self.env.config.formation_s / 2)
 
     def _hello(self) -> m.Hello:
         return self.member.hello(self.env.agent, self.facts, self.listener.address, self.env.store)
@@ -123,7 +124,7 @@ class Replica:
             return Heartbeat(
                 sender=self.env.me, sent_s=time.monotonic(), view=(view.id.epoch, view.id.n) if view else (0, 0),
                 committed=self.member.committed, stable=self.member.stable, losses=self.pace.take(),
-                step_s=self.pace.step_s, sent_messages=self.link.sent,
+                step_s=self.pace.step_s, until=self.member.until or 0, sent_messages=self.link.sent,
             )  # fmt: skip
 
     def _asked(self, probe: m.Probe) -> None:

@@ -421,8 +421,9 @@ class Coordinator:
         if newest is None or self.change is not None or str(newest.id) != which:
             return
         late = self.planned_unformed if self.planned is not None else self.unformed
-        if self.planned is not None and not self.planned_entered:
-            self.timer(f"form:{which}", self.settings.formation_s)  # the step before it still runs
+        if (self.planned is not None and not self.planned_entered) or self.probing == newest.id:
+            # The step before it still runs; or its paths are being probed, which will say who is at fault.
+            self.timer(f"form:{which}", self.settings.formation_s)
         elif late:
             _change.begin(self, f"view {newest.id} did not form: {', '.join(sorted(late)[:5])} late")
 
