@@ -292,9 +292,9 @@ class CheckpointDrained(Event, frozen=True, kw_only=True, tag="checkpoint_draine
 
 class CheckpointInterval(Event, frozen=True, kw_only=True, tag="checkpoint_interval"):
     """When to save next, decided anew: `interval_s` from one save to the next, from a mean time `mtbr_s` between
-    losses; 0 where a save is wanted at once."""
+    losses; 0 where a save is wanted at once, None where none pays before the end of the loop, which saves."""
 
-    interval_s: float
+    interval_s: float | None
     mtbr_s: float
     reason: str
 

@@ -158,7 +158,8 @@ class Training:
 
         `break` out of this loop is allowed if every replica does it after the same step.
         """
-        self.replica.member.until = _positive("until", until)
+        limit = self.replica.env.until or until
+        self.replica.member.until = min(_positive("until", until), limit)
         self._start()
         try:
             while (todo := self.replica.resume()) is not None:
@@ -173,6 +174,8 @@ class Training:
                     raise left_open(todo.step, self.replica)
             self._ended()
             self.replica.close()
+            if limit < until:
+                raise SystemExit(0)
         except GeneratorExit:
             # `break`, or an exception on its way out: through somebody else's iterator that is known only when the
             # process ends. In the middle of a step it is never a good end.
