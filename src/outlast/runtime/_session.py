@@ -130,12 +130,7 @@ class Run:
             microbatches=_positive("microbatches", microbatches), seed=seed, shuffle=shuffle, drop_last=drop_last,
             collate_fn=collate_fn, num_workers=num_workers,
         )  # fmt: skip
-        replicas = self._env.config.replicas
-        if replicas > microbatches:
-            raise ConfigError(
-                f"{replicas} replicas cannot share {microbatches} microbatches",
-                remedy=f"microbatches={replicas} or more, or --replicas {microbatches} or fewer",
-            )
+        _enough_for(self._env.config.replicas, microbatches)
         parts = State(model, _listed(optimizer), _listed(scheduler), state or {})
         if self._plain:
             return PlainTraining(parts, samples, clip_norm, seed)
@@ -390,6 +385,14 @@ def _positive(name: str, value: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigError(f"{name}={value!r} is not a positive whole number", remedy=f"{name}=1 or more")
     return value
+
+
+def _enough_for(replicas: int, microbatches: int) -> None:
+    if replicas > microbatches:
+        raise ConfigError(
+            f"{replicas} replicas cannot share {microbatches} microbatches",
+            remedy=f"microbatches={replicas} or more, or --replicas {microbatches} or fewer",
+        )
 
 
 def _warm_up() -> None:
