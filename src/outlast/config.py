@@ -54,6 +54,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Intra-op threads of each replica; part of the numerics signature. 0 leaves torch's default."""
     bitwise: bool = True
     """Refuse members whose numerics differ. `false` admits them, and every verdict then says so."""
+    guards: Literal["default", "full", "off"] = "default"
+    """What is watched while training, if the script does not say: `default`: numbers that are not finite, and equal
+    parameters; `full`: also spikes and collapse, with a certified state in memory to go back to."""
     port: int = 0
     """The coordinator's port on loopback; 0 takes a free one."""
     aggregation: str = "mean"

@@ -13,8 +13,8 @@ import msgspec
 __all__ = [
     "AgentLost", "AgentStarted", "AnyEvent", "CoordinatorLost", "CoordinatorStarted", "Event", "JoinerCaughtUp",
     "JoinerServed", "Notice", "Progress", "Recovery", "ReducerAccused", "Refused", "ReplicaExited", "ReplicaStarted",
-    "RowsAdmitted", "RunFinished",
-    "RunStarted", "Suspected", "ViewFormed", "ViewInstalled", "decode", "encode",
+    "RowsAdmitted", "RunFinished", "RunStarted", "Suspected", "Verdict", "ViewFormed", "ViewInstalled", "decode",
+    "encode",
 ]  # fmt: skip
 
 
@@ -143,6 +143,33 @@ class ReducerAccused(Event, frozen=True, kw_only=True, tag="reducer_accused"):
     decision: Literal["evict", "stop"]
 
 
+class Verdict(Event, frozen=True, kw_only=True, tag="verdict"):
+    """What the guards decided about a step, other than simply to apply it. The same on every replica.
+
+    `evidence`: what was seen; `confidence`: of the culprit. Who and what is to blame, as far as it is known: `replica`
+    on `host` and `device`; `module`, `parameter`, `operation` and `where` (file:line) in the model; `microbatch` (-1
+    if unknown) and `samples` in the data. `to_step`: what a rewind goes back to. `remedy`: what helps.
+    """
+
+    step: int
+    action: Literal[
+        "apply", "skip_step", "skip_batch", "rewind", "lower_rate", "replace", "quarantine", "evict_host", "stop"
+    ]
+    evidence: str
+    confidence: Literal["certain", "likely", "possible"]
+    remedy: str
+    replica: str = ""
+    host: str = ""
+    device: str = ""
+    module: str = ""
+    parameter: str = ""
+    operation: str = ""
+    where: str = ""
+    microbatch: int = -1
+    samples: list[int] = []
+    to_step: int = -1
+
+
 class JoinerServed(Event, frozen=True, kw_only=True, tag="joiner_served"):
     replica: str
     step: int
@@ -190,7 +217,7 @@ class RunFinished(Event, frozen=True, kw_only=True, tag="run_finished"):
 AnyEvent = (
     RunStarted | CoordinatorStarted | CoordinatorLost | AgentStarted | AgentLost | ReplicaStarted | ReplicaExited
     | ViewInstalled | ViewFormed | Recovery | Suspected | JoinerServed | JoinerCaughtUp | Progress | Refused | Notice
-    | RunFinished | RowsAdmitted | ReducerAccused
+    | RunFinished | RowsAdmitted | ReducerAccused | Verdict
 )  # fmt: skip
 
 _encoder = msgspec.json.Encoder()

@@ -62,6 +62,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     num_replicas: int
     num_recoveries: int
     last_recovery: ev.Recovery | None
+    num_verdicts: int
+    last_verdict: ev.Verdict | None
     coordinator: Process | None
     agent: Process | None
     agents: list[Process]
@@ -85,6 +87,8 @@ class StatusFold:
         self._loss: float | None = None
         self._recoveries = 0
         self._last_recovery: ev.Recovery | None = None
+        self._verdicts = 0
+        self._last_verdict: ev.Verdict | None = None
         self._updated_at_s: float | None = None
 
     def take(self, event: ev.AnyEvent) -> None:
@@ -98,6 +102,8 @@ class StatusFold:
                 self._step = max(event.steps, self._step or 0) if event.steps else self._step
             case ev.Recovery():
                 self._recoveries, self._last_recovery = self._recoveries + 1, event
+            case ev.Verdict():
+                self._verdicts, self._last_verdict = self._verdicts + 1, event
             case ev.Progress():
                 self._take_progress(event)
             case ev.CoordinatorStarted() | ev.CoordinatorLost() | ev.AgentStarted() | ev.AgentLost():
@@ -125,6 +131,8 @@ class StatusFold:
             num_replicas=self._started.num_replicas if self._started else 0,
             num_recoveries=self._recoveries,
             last_recovery=self._last_recovery,
+            num_verdicts=self._verdicts,
+            last_verdict=self._last_verdict,
             coordinator=self._placed(self._coordinator, over) if self._coordinator else None,
             agent=agents[0] if agents else None,
             agents=agents,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from outlast.observe._accounting import Accounting
 from outlast.observe._curve import sparkline
 from outlast.observe._status import Process, Replica, Status
-from outlast.observe._timeline import Row, format_s
+from outlast.observe._timeline import Row, format_s, row_of
 from outlast.observe._why import Why
 
 __all__ = ["render_accounting", "render_status", "render_timeline", "render_why", "table"]
@@ -30,7 +30,10 @@ def render_status(state: Status, *, curve: Sequence[float] = ()) -> str:
     facts += [f"{format_s(state.step_s)} a step"] if state.step_s else []
     facts += [f"loss {state.loss:.4g}"] if state.loss is not None else []
     facts += [f"recoveries {state.num_recoveries}"]
+    facts += [f"guards' verdicts {state.num_verdicts}"] if state.num_verdicts else []
     lines += [", ".join(facts)]
+    if state.last_verdict is not None:
+        lines += [f"last verdict: {row_of(state.last_verdict, 0.0).what}"]
     if curve:
         lines += [f"loss {sparkline(curve)}"]
     people = [state.coordinator, *state.agents] if state.coordinator else state.agents

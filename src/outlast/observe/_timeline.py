@@ -15,7 +15,7 @@ from outlast.core import events as ev
 
 __all__ = ["Row", "format_s", "row_of", "timeline"]
 
-_ALWAYS = (ev.RunStarted, ev.Recovery, ev.CoordinatorLost, ev.AgentLost, ev.Refused, ev.RunFinished)
+_ALWAYS = (ev.RunStarted, ev.Recovery, ev.CoordinatorLost, ev.AgentLost, ev.Refused, ev.Verdict, ev.RunFinished)
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,7 +125,32 @@ def _describe(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning", "erro
         case ev.Suspected():
             verdict = "evicted" if event.decision == "evict" else "given time"
             return f"{event.replica} suspected: {event.evidence}; {verdict}", "warning"
+        case ev.Verdict():
+            return _describe_verdict(event), "error" if event.action == "stop" else "warning"
     return _describe_process(event)
+
+
+_DONE = {
+    "apply": "taken all the same", "skip_step": "step skipped", "skip_batch": "step skipped, its bad samples left out",
+    "rewind": "gone back to the certified state", "lower_rate": "step skipped, learning rate lowered for a while",
+    "replace": "replica replaced", "quarantine": "replica put out of the run for good", "evict_host": "host put out",
+    "stop": "run stopped",
+}  # fmt: skip
+
+
+def _describe_verdict(event: ev.Verdict) -> str:
+    """What was seen, what was done, and all that is known of who is to blame."""
+    done = _DONE[event.action] + (f" of step {event.to_step}" if event.to_step >= 0 else "")
+    place = " on ".join(part for part in (event.replica, event.host, event.device) if part)
+    samples = ", ".join(map(str, event.samples[:8])) + (" …" if len(event.samples) > 8 else "")
+    blame = [
+        place, f"microbatch {event.microbatch}" if event.microbatch >= 0 else "",
+        f"sample{'s' if len(event.samples) > 1 else ''} {samples}" if samples else "",
+        f"module {event.module}" if event.module else "", f"parameter {event.parameter}" if event.parameter else "",
+        event.operation + (f" at {event.where}" if event.where else ""),
+    ]  # fmt: skip
+    known = "; ".join(part for part in blame if part)
+    return f"step {event.step}: {event.evidence}: {done}" + (f" ({event.confidence}: {known})" if known else "")
 
 
 def _describe_process(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning", "error"]]:

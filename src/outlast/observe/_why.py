@@ -180,6 +180,10 @@ def _advice(events: Sequence[ev.AnyEvent], state: Status) -> list[Advice]:
     for cause, detail, who in _faults(events):
         name, text = remedy(cause, detail)
         found.setdefault(name, (text, []))[1].append(who)
+    for event in events:
+        if isinstance(event, ev.Verdict) and event.remedy:
+            who = event.replica or event.module or f"step {event.step}"
+            found.setdefault(f"a guard: {event.action.replace('_', ' ')}", (event.remedy, []))[1].append(who)
     if state.state == "lost":
         text = "start it again; if a scheduler ended it, give the job more time, and let it send SIGTERM first"
         found["the launcher ended without a word"] = (text, ["launcher"])

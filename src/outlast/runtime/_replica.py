@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from outlast.core.phases import OWNED, Phase
+from outlast.core.policy import Culprit, Ruling
 from outlast.core.policy._deadline import Durations, deadline
 from outlast.core.protocol import (
     Compute,
@@ -34,7 +35,7 @@ from outlast.core.protocol import (
     plan_of,
 )
 from outlast.core.protocol import messages as m
-from outlast.errors import Evicted, SignatureMismatch, StateDiverged, StepMisuse, ViewAbandoned
+from outlast.errors import Evicted, SignatureMismatch, StepMisuse, ViewAbandoned
 from outlast.runtime._divergence import compare
 from outlast.runtime._engine import Engine, Meta
 from outlast.runtime._environment import Environment
@@ -43,6 +44,7 @@ from outlast.runtime._link import MemberLink, SoloLink
 from outlast.runtime._mesh import Final, Head, Listener, Mesh, PeersLost, Roll
 from outlast.runtime._plane import Plane, SharedPlane, Task
 from outlast.runtime._row_gate import admit, examine, make_row_plane, wait_for_rows
+from outlast.runtime._ruling import confer, report
 from outlast.runtime._spare import Spare
 from outlast.runtime._streams import FEED, Flushed, Share, Stream
 from outlast.runtime._wire import Heartbeat
@@ -77,6 +79,8 @@ class Replica:
         self._left_at_s = 0.0
         self._last_plan: Plan | None = None
         self._losses: list[tuple[int, float]] = []
+        self.heads: tuple[list[Any], tuple[bytes, ...]] | None = None  # complete headers of a step not yet concluded
+        self.findings: list[Culprit] = []  # what I found when I looked closer
         self._step_s = self._committed_at_s = 0.0
         self._departed = False
 
@@ -345,7 +349,7 @@ class Replica:
         return Task(
             step=self.member.committed, nodes=nodes, slots=tuple(slots[node] for node in mine),
             num_leaves=self.engine.num_leaves, scale=self.engine.scale(self.member.committed),
-            with_norms=self.engine.clip_norm is not None, on_scattered=self._scattered,
+            with_norms=self.engine.with_norms, on_scattered=self._scattered,
         )  # fmt: skip
 
     def _scattered(self) -> None:
@@ -353,7 +357,7 @@ class Replica:
             self.member.scattered()
 
     def exchange(self, todo: Exchange, begun: bool) -> None:
-        """Take the step to its commit. Raises ViewAbandoned if the view ends before it is decided."""
+        """Take the step to its complete headers (`conclude` follows). ViewAbandoned if the view ends before."""
         plane, mesh = self.plane, self.mesh
         if plane is None or mesh is None:
             raise ViewAbandoned("the view is closed")
@@ -366,7 +370,9 @@ class Replica:
         assert plan is not None
         evidence = self.engine.evidence(plan.leaves[self.env.me], found.norms, found.fingerprint)
         with self.lock:
-            header = self.member.header(**evidence, state=self.engine.sample(todo.step))
+            header = self.member.header(
+                **evidence, state=self.engine.sample(todo.step), guard=self.engine.guards.note(todo.step)
+            )
         self.enter(Phase.HEADER)
         mesh.broadcast(Head(header, self.engine.end_buffers))
         heads = mesh.collect(Head, todo.step, 0, Phase.HEADER)
@@ -374,19 +380,24 @@ class Replica:
         if self.engine.robust is not None:
             examine(self, plane, headers)
         buffers = next((b for b in (self.engine.end_buffers, *(h.buffers for h in heads.values())) if b), ())
+        self.heads = headers, buffers
+
+    def conclude(self, todo: Exchange) -> None:
+        """From complete headers to the commit. Raises ViewAbandoned if the view ends before the step is decided."""
+        if self.mesh is None or self.heads is None:
+            raise ViewAbandoned("the view is closed")
+        (headers, buffers), self.heads = self.heads, None
+        ruling = confer(self, self.mesh, headers)
         with self.lock:
             self.member.decide(headers, time.monotonic())
-        self._apply(todo, headers, buffers)
+        self._apply(todo, headers, buffers, ruling)
+        report(self, ruling)
         self._time_step()
 
-    def _apply(self, todo: Exchange, headers: list[Any], buffers: tuple[bytes, ...]) -> None:
+    def _apply(self, todo: Exchange, headers: list[Any], buffers: tuple[bytes, ...], ruling: Ruling | None) -> None:
         """From the verdict to the commit (rule 12)."""
         self.enter(Phase.VERDICT)
-        if len({header.state for header in headers}) > 1:
-            said = "; ".join(f"{h.member}: {h.state[1]:016x}" for h in headers)
-            name = self.engine.state.names[headers[0].state[0]]
-            raise StateDiverged(f"{name} differs between replicas ({said})", where=f"step {todo.step}")
-        meta = self.engine.conclude(headers, buffers)
+        meta = self.engine.conclude(headers, buffers, ruling)
         self.engine.apply(meta, self.enter)
         with self.lock:
             due = self.member.commit()
@@ -407,8 +418,9 @@ class Replica:
 
     def _record_loss(self) -> None:
         assert self.engine.meta is not None
-        with self.lock:
-            self._losses.append((self.engine.meta.step, self.engine.meta.loss))
+        if math.isfinite(self.engine.meta.loss):  # JSON has no other numbers; the verdict tells of these
+            with self.lock:
+                self._losses.append((self.engine.meta.step, self.engine.meta.loss))
 
     def finish(self, todo: Leave) -> None:
         """The closing barrier: everybody committed the last step."""

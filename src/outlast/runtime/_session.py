@@ -24,15 +24,18 @@ import torch
 from torch import Tensor
 
 from outlast.core.phases import Phase
+from outlast.core.policy import Guards
 from outlast.core.protocol import Compute, Exchange, Leave
 from outlast.errors import ConfigError, Evicted, MembershipError, StepMisuse, ViewAbandoned
 from outlast.runtime._allocator import keep_freed_memory
+from outlast.runtime._corruption import ordered
 from outlast.runtime._data import Samples
 from outlast.runtime._engine import Engine, Meta
 from outlast.runtime._environment import Environment
 from outlast.runtime._facts import facts_of, prepare_process
 from outlast.runtime._failing import Left, exit_by_code, how_left, left_open, report_failure
 from outlast.runtime._gradients import Memory
+from outlast.runtime._inspection import Inspection
 from outlast.runtime._plain import PlainTraining
 from outlast.runtime._plane import Plane
 from outlast.runtime._repeat import Repeat
@@ -110,13 +113,15 @@ class Run:
         rows: int | None = None,
         row_momentum: float | None = None,
         check_reducers: float | None = None,
+        guards: Guards | str | None = None,
     ) -> Training | PlainTraining:
         """Put the model's training under protection.
 
         `optimizer`, `scheduler`: one, or a list. `microbatches`: units of work in a step, the same whoever computes
         them. `state`: what else the loop changes, by name, each with `state_dict` and `load_state_dict`; what is not
         given here cannot be joined or rewound. `clip_norm`: largest global gradient norm. Batches come from
-        `collate_fn` (torch's default) as in a `DataLoader`.
+        `collate_fn` (torch's default) as in a `DataLoader`. `guards`: "default", "full", "off", or
+        `outlast.Guards(...)` to choose what is watched and what follows; the run's setting if not given.
 
         `aggregation`: a robust rule in place of the mean, or rules by patterns of parameter names, each a name or a
         dict with `rule`, `f`, `pre` and options; of `rows` groups of microbatches (one a replica) `f` may lie, `pre`
@@ -141,9 +146,12 @@ class Run:
         layout = layout_for(settings, parts.params, int(bucket_mb * (1 << 20)))
         robust = robust_for(settings, layout, samples, parts, seed)
         shared = self._env.exchange == "shm" and layout.device.type == "cpu"
+        policy = Guards.of(self._env.config.guards if guards is None else guards)
         memory = Memory(layout, microbatches + 2, shared=shared)
-        engine = Engine(parts, samples, layout, memory, clip_norm, seed, robust)
+        engine = Engine(parts, samples, layout, memory, clip_norm, seed, robust, policy)
+        engine.corruption = ordered(self._env.me, engine)
         facts = facts_of(self._env.config, parts, samples, clip_norm, settings.describe() if settings else "mean")
+        facts |= {"guards": str(policy)}
         self._training = Training(Replica(self._env, engine, facts))
         return self._training
 
@@ -154,6 +162,7 @@ class Training:
     def __init__(self, replica: Replica) -> None:
         self.replica, self.engine = replica, replica.engine
         self._repeat = Repeat(replica)
+        self._inspection = Inspection(replica)
         self._started = False
         self._step: Step | None = None
         self._begun: Plane | None = None  # the view's plane in which the current step's exchange has begun
@@ -261,7 +270,7 @@ class Training:
                     continue
                 yield from self._one(todo)
             elif isinstance(todo, Exchange):
-                self._exchange(todo)
+                yield from self._exchange(todo)
         if engine.meta is None or engine.meta.step != step:  # it was given a newer state: the loop has missed steps
             raise Evicted(
                 f"the run went on without this replica after step {step}", where=f"replica {replica.env.me}",
@@ -289,6 +298,9 @@ class Training:
         todo, replica = self._current, self.replica
         if self._repeat.active:
             self._repeat.backward(loss)
+            return
+        if self._inspection.active:
+            self._inspection.backward(loss)
             return
         if todo is None or self._loss is not None:
             raise StepMisuse("step.backward was called twice for one batch", remedy="add the losses, then call it once")
@@ -335,11 +347,14 @@ class Training:
     _current: Compute | None = None
     _loss: float | None = None
 
-    def _exchange(self, todo: Exchange) -> None:
+    def _exchange(self, todo: Exchange) -> Iterator[Any]:
         begun, self._begun = self._begun, None
         try:
             self._repeat.conclude()
             self.replica.exchange(todo, begun is not None and begun is self.replica.plane)
+            if self.replica.heads is not None and self.engine.guards.suspects(self.replica.heads[0]):
+                yield from self._inspection.batches(self.replica.heads[0])
+            self.replica.conclude(todo)
         except ViewAbandoned as reason:
             self.replica.abandon(reason)
 
@@ -364,7 +379,7 @@ class Step:
 
     @property
     def grad_norm(self) -> float | None:
-        """Global norm before clipping; None without `clip_norm`."""
+        """Global norm before clipping; None with neither `clip_norm` nor guards."""
         return self._meta.norm
 
     @property

@@ -15,6 +15,7 @@ import msgspec
 
 from outlast.core.protocol import _messages as m
 from outlast.core.protocol._roll import plan_of, resolve
+from outlast.core.protocol._telling import rebuilt, rebuilt_order
 from outlast.core.protocol._tree import Node, cover, leaves_of, parent
 from outlast.core.protocol._types import Header, Order, Plan, RollEntry, ServeId, View, ViewId
 from outlast.errors import ProtocolViolation, ViewAbandoned
@@ -115,11 +116,15 @@ class Member:
         epoch = message.epoch
         if isinstance(message, m.Install):
             epoch = max(epoch, message.view.id.epoch)
+        elif isinstance(message, m.Amend):
+            epoch = max(epoch, message.delta.id.epoch)
         if 0 < epoch < self.epoch:
             return []
         self.epoch = max(epoch, self.epoch)
         if isinstance(message, m.Install):
             return self._install(message)
+        elif isinstance(message, m.Amend):
+            return self._amended(message)
         elif isinstance(message, m.Notify):
             return self._notified(message)
         elif isinstance(message, m.Take):
@@ -144,6 +149,12 @@ class Member:
         self.contacts, self.store, self.hosts = dict(message.addresses), message.store, dict(message.hosts)
         return []
 
+    def _amended(self, message: m.Amend) -> list[m.ToCoordinator]:
+        install = rebuilt(self.view, self.contacts, message)
+        if install is not None:
+            return self._install(install)
+        return [m.Whole(member=self.me, view=message.delta.id)] if self._newer(message.delta.id) else []
+
     def _start_again(self, state: Literal["fresh", "joining"], donors: tuple[str, ...], serve: ServeId) -> None:
         """Whatever is here counts for nothing; a snapshot replaces it (18)."""
         self.state, self.serve, self.serve_id = state, donors, serve
@@ -166,6 +177,11 @@ class Member:
 
     def _take(self, message: m.Take) -> list[m.ToCoordinator]:
         order = message.order
+        if message.delta is not None:
+            found = rebuilt_order(self.view, message)
+            if found is None:
+                return [m.Whole(member=self.me, view=message.delta.id)] if self._newer(message.delta.id) else []
+            order = found
         if self.view is not None and order.view == self.view.id:
             self._orders.setdefault(order.number, order)
             while self.heard + 1 in self._orders:
@@ -200,13 +216,19 @@ class Member:
         self._start_again("fresh", (), (0, 0))
         return [m.Rejoin(member=self.me)]
 
-    def lost(self, suspects: Sequence[str], cause: str, now_s: float) -> list[m.ToCoordinator]:
-        """The view that `next` last named cannot go on (`suspects`: peers whose connection ended without a goodbye):
-        leave it at once, unasked. Nothing to say if it is over already; a newer view is not touched."""
+    def lost(
+        self, suspects: Sequence[str], cause: str, now_s: float, stale: Sequence[str] = ()
+    ) -> list[m.ToCoordinator]:
+        """The view that `next` last named cannot go on (`suspects`: peers whose connection ended without a goodbye;
+        `stale`: members whose state counts for nothing): leave it at once, unasked. Nothing to say if it is over
+        already; a newer view is not touched."""
         if self.view is None or self.view.id != self._at or self.over(self.view.id):
             return []
         self.left = self.view.id
-        return [m.Left(member=self.me, view=self.view.id, cause=cause, suspects=tuple(suspects), at_s=now_s)]
+        left = m.Left(
+            member=self.me, view=self.view.id, cause=cause, suspects=tuple(suspects), stale=tuple(stale), at_s=now_s
+        )  # fmt: skip
+        return [left]
 
     def over(self, view: ViewId) -> bool:
         """Whether this view is over for me: left, or a newer one was installed."""

@@ -9,14 +9,16 @@ from typing import Literal
 
 import msgspec
 
+from outlast.core.policy._guards import Verdict
+from outlast.core.protocol._delta import ViewDelta
 from outlast.core.protocol._types import Order, ServeId, View, ViewId
 
 __all__ = [
-    "Accused", "Action", "Admitted", "AgentGone", "AgentHello", "BeginServe", "Close", "Done", "Event", "Evict",
-    "Examine", "Examined",
-    "Exited", "Failed", "Finish", "Formed", "FromCoordinator", "Hello", "Install", "Journal", "Kill", "Leaving", "Left",
-    "Notify", "Persist", "Probe", "Ready", "Record", "Rejoin", "Rows", "SetTimer", "Spawn", "SpawnFailed", "Spawned",
-    "Stalled", "Stop", "Superseded", "Take", "Tell", "Timer", "ToCoordinator", "Welcome", "describe",
+    "Accused", "Action", "Admitted", "AgentGone", "AgentHello", "Amend", "BeginServe", "Close", "Done", "Event",
+    "Evict", "Examine", "Examined", "Exited", "Failed", "Finish", "Formed", "FromCoordinator", "Hello", "Install",
+    "Journal", "Judged", "Kill", "Leaving", "Left", "Notify", "Persist", "Probe", "Ready", "Record", "Rejoin", "Rows",
+    "SetTimer", "Spawn", "SpawnFailed", "Spawned", "Stalled", "Stop", "Superseded", "Take", "Tell", "Timer",
+    "ToCoordinator", "Welcome", "Whole", "describe",
 ]  # fmt: skip
 
 Cause = Literal["signal", "exit", "exception", "evicted", "left", "finished", "agent_lost"]
@@ -138,6 +140,15 @@ class Accused(Wire, frozen=True, kw_only=True, tag=True):
     at_s: float = 0.0
 
 
+class Judged(Wire, frozen=True, kw_only=True, tag=True):
+    """What the guards decided about a step, other than to apply it: every member says so, and one of them is heard."""
+
+    member: str
+    step: int
+    verdict: Verdict
+    against: tuple[str, ...] = ()  # members whose state or numbers were wrong
+
+
 class Stalled(Wire, frozen=True, kw_only=True, tag=True):
     """I am inside the exchange and wait for `missing` longer than the learned deadline."""
 
@@ -155,6 +166,13 @@ class Rows(Wire, frozen=True, kw_only=True, tag=True):
     member: str
     view: ViewId
     reached: tuple[str, ...]
+
+
+class Whole(Wire, frozen=True, kw_only=True, tag=True):
+    """I cannot apply the difference that leads to this view: tell it whole."""
+
+    member: str
+    view: ViewId
 
 
 # --- to the coordinator: from agents and the launcher ----------------------------------------------------------------
@@ -246,6 +264,16 @@ class Install(Wire, frozen=True, kw_only=True, tag=True):
     epoch: int = 0  # of the coordinator that says so: a later one may repeat an earlier one's view
 
 
+class Amend(Wire, frozen=True, kw_only=True, tag=True):
+    """As Install, to members of the view before it: how the next one differs from that."""
+
+    delta: ViewDelta
+    addresses: dict[str, str] = {}  # of who was not in the view before
+    store: str = ""
+    cause: str = ""
+    epoch: int = 0
+
+
 class Notify(Wire, frozen=True, kw_only=True, tag=True):
     """Every view up to `view` is over: leave and acknowledge."""
 
@@ -255,9 +283,10 @@ class Notify(Wire, frozen=True, kw_only=True, tag=True):
 
 
 class Take(Wire, frozen=True, kw_only=True, tag=True):
-    """A planned change for the view's members (rule 6)."""
+    """A planned change for the view's members (rule 6). `delta`: what makes the order's next view out of this one."""
 
     order: Order
+    delta: ViewDelta | None = None
     addresses: dict[str, str] = {}
     hosts: dict[str, str] = {}
     store: str = ""
@@ -316,7 +345,8 @@ class Probe(Wire, frozen=True, kw_only=True, tag=True):
 
 
 FromCoordinator = (
-    Welcome | Install | Notify | Take | BeginServe | Evict | Close | Spawn | Kill | Examine | Probe | Stop | Rejoin
+    Welcome | Install | Amend | Notify | Take | BeginServe | Evict | Close | Spawn | Kill | Examine | Probe | Stop
+    | Rejoin
 )  # fmt: skip
 
 
@@ -334,6 +364,7 @@ class Record(Wire, frozen=True, kw_only=True, tag=True):
     exit_code: int = 0
     steps: int = 0
     detail: str = ""
+    offences: dict[str, int] = {}  # slot -> how often its state or numbers were wrong
 
 
 class Persist(Wire, frozen=True, kw_only=True, tag=True):
@@ -374,7 +405,7 @@ class Finish(Wire, frozen=True, kw_only=True, tag=True):
 
 ToCoordinator = (
     Hello | Left | Formed | Ready | Rejoin | Leaving | Done | Failed | Stalled | AgentHello | AgentGone | Spawned
-    | SpawnFailed | Exited | Examined | Rows | Stop | Admitted | Accused
+    | SpawnFailed | Exited | Examined | Rows | Whole | Stop | Admitted | Accused | Judged
 )  # fmt: skip
 Event = ToCoordinator | Timer | Superseded
 Action = Persist | Tell | SetTimer | Journal | Finish
