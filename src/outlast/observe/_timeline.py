@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from outlast.core import events as ev
+from outlast.observe import _checkpoints
 
 __all__ = ["Row", "format_s", "row_of", "timeline"]
 
@@ -100,7 +101,7 @@ def _matters(event: ev.AnyEvent, told: Collection[str]) -> bool:
             return True
         case ev.ReplicaExited():
             return event.cause not in {"finished", "left"} and event.replica not in told
-    return isinstance(event, _ALWAYS)
+    return isinstance(event, _ALWAYS) or _checkpoints.matters(event)
 
 
 def _describe(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning", "error"]]:
@@ -201,7 +202,7 @@ def _describe_rows(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning", 
             what = f"the slice of bucket {event.bucket} that {event.reducer} reduced in step {event.step}"
             end = "evicted" if event.decision == "evict" else "the run stops"
             return f"{event.accuser} disputes {what}; {event.replica} is wrong, {said}; {end}", "error"
-    return str(event.__struct_config__.tag), "info"
+    return _checkpoints.describe(event) or (str(event.__struct_config__.tag), "info")
 
 
 def _first_line(text: str) -> str:

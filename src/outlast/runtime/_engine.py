@@ -58,7 +58,7 @@ class Engine:
         self._grads = layout.views(self.out)
         self.losses: dict[int, tuple[float, float]] = {}
         self.meta: Meta | None = None  # of the last step applied
-        self.frozen: list[Frozen] = []
+        self.frozen: list[Any] = []  # copies under way, each with `wait`: `Frozen`, or a save's
         self._buffers = list(state.buffers.values())
         self._start_buffers = [b.clone() for b in self._buffers]
         self._end_buffers: tuple[bytes, ...] = ()
@@ -250,6 +250,9 @@ class Engine:
 
     def thaw(self, plain: bytes, tensors: dict[str, Tensor]) -> None:
         """Become the state that a snapshot holds."""
+        for frozen in self.frozen:
+            frozen.wait()
+        self.frozen.clear()
         self.state.load(plain, tensors)
         self.take_buffers()
         self.sums.clear()

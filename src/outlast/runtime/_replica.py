@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from collections import defaultdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -44,11 +44,15 @@ from outlast.runtime._link import MemberLink, SoloLink
 from outlast.runtime._mesh import Final, Head, Listener, Mesh, PeersLost, Roll
 from outlast.runtime._plane import Plane, Task
 from outlast.runtime._planes import make_plane
+from outlast.runtime._resume import resume
 from outlast.runtime._row_gate import admit, examine, wait_for_rows
 from outlast.runtime._ruling import confer, report
 from outlast.runtime._spare import Spare
 from outlast.runtime._streams import FEED, Flushed, Share, Stream
 from outlast.runtime._wire import Heartbeat
+
+if TYPE_CHECKING:
+    from outlast.runtime._saves import Saves
 
 __all__ = ["Replica"]
 
@@ -84,6 +88,7 @@ class Replica:
         self.findings: list[Culprit] = []  # what I found when I looked closer
         self._step_s = self._committed_at_s = 0.0
         self._departed = False
+        self.saves: Saves | None = None  # the run's checkpoints, if it keeps any
 
     def _make_link(self) -> MemberLink | SoloLink:
         env = self.env
@@ -236,6 +241,8 @@ class Replica:
             self._left_at_s = time.monotonic()
         self._flush_streams(view)
         self.spare.drain(view.id)
+        if view.start and self.saves is not None:
+            resume(self.saves)
         self.enter(Phase.CONNECT)
         self.mesh = Mesh(
             self.listener, view, dict(self.member.contacts), self.engine.memory.region, wake_fd=self.link.wake_fd,
@@ -337,6 +344,8 @@ class Replica:
     def _scattered(self) -> None:
         with self.lock:
             self.member.scattered()
+        if self.saves is not None and self.mesh is not None:
+            self.saves.stable(self.mesh.view.id, self.member.stable)
 
     def exchange(self, todo: Exchange, begun: bool) -> None:
         """Take the step to its complete headers (`conclude` follows). ViewAbandoned if the view ends before."""
@@ -352,8 +361,9 @@ class Replica:
         assert plan is not None
         evidence = self.engine.evidence(plan.leaves[self.env.me], found.norms, found.fingerprint)
         with self.lock:
+            save = self.saves.vote(todo.step) if self.saves is not None else 0
             header = self.member.header(
-                **evidence, state=self.engine.sample(todo.step), guard=self.engine.guards.note(todo.step)
+                **evidence, state=self.engine.sample(todo.step), guard=self.engine.guards.note(todo.step), save=save
             )
         self.enter(Phase.HEADER)
         mesh.broadcast(Head(header, self.engine.end_buffers))
@@ -383,6 +393,8 @@ class Replica:
         self.engine.apply(meta, self.enter)
         with self.lock:
             due = self.member.commit()
+        if self.saves is not None:
+            self.saves.decided(todo.view, self.member.committed, [header.save for header in headers])
         self.enter(Phase.COMMIT)
         self._record_loss()
         self._last_plan = self.member.plan or self._last_plan
@@ -408,9 +420,14 @@ class Replica:
         """The closing barrier: everybody committed the last step."""
         if self.mesh is None:
             raise ViewAbandoned("the view is closed")
+        if self.saves is not None:
+            self.saves.last()
         self.enter(Phase.FINAL)
         self.mesh.broadcast(Final(self.member.committed))
         self.mesh.collect(Final, self.member.committed, 0, Phase.FINAL)
+        if self.saves is not None:
+            self.enter(Phase.IDLE)
+            self.saves.settle_last(todo.view.id, lambda: self._over(todo.view))
         with self.lock:
             answers = self.member.finished()
         self.link.beat()
@@ -479,6 +496,8 @@ class Replica:
         for stream in self.streams.values():
             stream.close()
         self._close_view()
+        if self.saves is not None:
+            self.saves.close()
         self.link.close()
         self.spare.close()
         self.listener.close()

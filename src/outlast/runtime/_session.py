@@ -13,13 +13,15 @@ Exhausting the inner loop commits the step; `break` or an exception never does.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -37,12 +39,14 @@ from outlast.runtime._failing import Left, exit_by_code, how_left, left_open, re
 from outlast.runtime._gradients import Memory
 from outlast.runtime._inspection import Inspection
 from outlast.runtime._plain import PlainTraining
+from outlast.runtime._plain_saves import PlainSaves
 from outlast.runtime._plane import Plane
 from outlast.runtime._repeat import Repeat
 from outlast.runtime._replica import Replica
-from outlast.runtime._robust import layout_for, robust_for
+from outlast.runtime._robust import arrange
 from outlast.runtime._row_settings import Given as Aggregation
-from outlast.runtime._row_settings import row_settings
+from outlast.runtime._saves import attach
+from outlast.runtime._settings import Checkpoint, settings_of
 from outlast.runtime._shared import Progress
 from outlast.runtime._state import State, digest_of
 
@@ -114,6 +118,7 @@ class Run:
         row_momentum: float | None = None,
         check_reducers: float | None = None,
         guards: Guards | str | None = None,
+        checkpoint: Checkpoint | Literal["auto", "off"] = "auto",
     ) -> Training | PlainTraining:
         """Put the model's training under protection.
 
@@ -122,11 +127,11 @@ class Run:
         given here cannot be joined or rewound. `clip_norm`: largest global gradient norm. Batches come from
         `collate_fn` (torch's default) as in a `DataLoader`. `guards`: "default", "full", "off", or
         `outlast.Guards(...)` to choose what is watched and what follows; the run's setting if not given.
+        `checkpoint`: where and how often to save; `auto` is where the run's configuration says (`--checkpoint-dir`),
+        at intervals that outlast chooses.
 
-        `aggregation`: a robust rule in place of the mean, or rules by patterns of parameter names, each a name or a
-        dict with `rule`, `f`, `pre` and options; of `rows` groups of microbatches (one a replica) `f` may lie, `pre`
-        comes first. `row_momentum`: kept for each row. `check_reducers`: share of reduced slices that are computed
-        again. What `outlast run` is told outranks these.
+        `aggregation`: a robust rule in place of the mean, or rules by pattern of parameter names (how-to/rules); of
+        `rows` groups of microbatches `f` may lie. What `outlast run` is told outranks these.
 
         Raises ConfigError for arguments that cannot work, each with what would.
         """
@@ -137,22 +142,24 @@ class Run:
         )  # fmt: skip
         _enough_for(self._env.config.replicas, microbatches)
         parts = State(model, _listed(optimizer), _listed(scheduler), state or {})
+        keep, facts = settings_of(checkpoint, self._env.config), facts_of(self._env.config, parts, samples, clip_norm)
         if self._plain:
-            return PlainTraining(parts, samples, clip_norm, seed)
-        settings = row_settings(
-            self._env.config, parts.names, microbatches, aggregation=aggregation, f=f, pre=pre, rows=rows,
-            row_momentum=row_momentum, check_reducers=check_reducers,
+            saves = PlainSaves(self._env, parts, keep, facts) if keep is not None else None
+            return PlainTraining(parts, samples, clip_norm, seed, saves)
+        layout, robust = arrange(
+            self._env.config, parts, samples, int(bucket_mb * (1 << 20)), aggregation=aggregation, f=f, pre=pre,
+            rows=rows, row_momentum=row_momentum, check_reducers=check_reducers,
         )  # fmt: skip
-        layout = layout_for(settings, parts.params, int(bucket_mb * (1 << 20)))
-        robust = robust_for(settings, layout, samples, parts, seed)
         shared = self._env.exchange == "shm" and layout.device.type == "cpu"
         policy = Guards.of(self._env.config.guards if guards is None else guards)
         memory = Memory(layout, microbatches + 2, shared=shared)
         engine = Engine(parts, samples, layout, memory, clip_norm, seed, robust, policy)
         engine.corruption = ordered(self._env.me, engine)
-        facts = facts_of(self._env.config, parts, samples, clip_norm, settings.describe() if settings else "mean")
-        facts |= {"guards": str(policy)}
+        facts |= {"aggregation": robust.settings.describe() if robust else "mean", "guards": str(policy)}
+        facts |= {"checkpoints": msgspec.json.encode(keep).decode()} if keep is not None else {}
         self._training = Training(Replica(self._env, engine, facts))
+        if keep is not None:
+            attach(self._training.replica, keep)
         return self._training
 
 
@@ -181,6 +188,8 @@ class Training:
                 if isinstance(todo, Leave):
                     self.replica.close_barrier(todo)
                     continue
+                if self.replica.saves is not None:
+                    self.replica.saves.boundary()
                 self._step = Step(self, todo.step)
                 yield self._step
                 if self.replica.member.committed == todo.step:
@@ -191,6 +200,9 @@ class Training:
             # `break`, or an exception on its way out: through somebody else's iterator that is known only when the
             # process ends. In the middle of a step it is never a good end.
             self._left = how_left(sys._getframe(1))
+            if self._left == "break" and self.replica.saves is not None:
+                with contextlib.suppress(ViewAbandoned):
+                    self.replica.saves.last(final=True)
             raise
 
     def _ended(self) -> None:

@@ -72,6 +72,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     state: tuple[int, int] = (0, 0)  # (part, fingerprint): a rotating part of my state after the last step
     rows: RowsNote = RowsNote()
     guard: GuardNote = GuardNote()
+    save: int = 0  # a wish for a checkpoint after this step, or -1: not now
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
