@@ -209,7 +209,7 @@ class Server:
             messages = sum(self._beats[member].sent_messages for member in members if member in self._beats)
             self.write(
                 "progress", view=list(beat.view), stable=beat.stable, losses=losses, step_s=beat.step_s,
-                messages=messages,
+                messages=messages, until=beat.until,
             )  # fmt: skip
 
     # --- the machine ---------------------------------------------------------------------------------------------

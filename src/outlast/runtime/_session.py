@@ -110,10 +110,8 @@ class Run:
         `checkpoint`: where and how often to save; `auto` is where the run's configuration says (`--checkpoint-dir`),
         at intervals that outlast chooses.
 
-        `aggregation`: a robust rule in place of the mean, or rules by patterns of parameter names, each a name or a
-        dict with `rule`, `f`, `pre` and options; of `rows` groups of microbatches (one a replica) `f` may lie, `pre`
-        comes first. `row_momentum`: kept for each row. `check_reducers`: share of reduced slices that are computed
-        again. What `outlast run` is told outranks these.
+        `aggregation`: a robust rule in place of the mean, or rules by pattern of parameter names (how-to/rules); of
+        `rows` groups of microbatches `f` may lie. What `outlast run` is told outranks these.
 
         Raises ConfigError for arguments that cannot work, each with what would.
         """
