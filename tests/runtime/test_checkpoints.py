@@ -177,3 +177,11 @@ def test_nothing_whole_to_resume_from_is_an_error(fleet: Callable[..., Any], tmp
     assert run.finish() == 7
     (ended,) = [e for e in run.driven.events if isinstance(e, ev.RunFinished)]
     assert "no generation of 0 could be loaded" in ended.detail
+
+
+def test_what_the_guards_verify_makes_a_generation_certified(fleet: Callable[..., Any], tmp_path: Path) -> None:
+    """Fingerprints of the whole state agree at step 100: what was saved of step 90 is certified, the end is not yet."""
+    run = fleet(replicas=2, steps=104, checkpoint_dir=str(tmp_path / "c"), checkpoint_every=90, rule={"guards": "full"})
+    run.assert_unchanged(survivors={"r0.1", "r1.1"}, recoveries=0)
+    found = {head.step: head.certified for head in heads(LocalStore(str(tmp_path / "c")))[0]}
+    assert found == {90: True, 104: False}
