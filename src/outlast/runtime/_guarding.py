@@ -25,6 +25,7 @@ from outlast.core.policy import (
     decide,
     fresh_state,
     is_nonfinite,
+    is_spike,
     remember,
 )
 from outlast.core.protocol import Header
@@ -73,6 +74,7 @@ class Guarding:
         """My part of the header of this step."""
         full = 0
         if self.certified is not None and self._certifies(step):
+            self.engine.restore_buffers()
             full = self.certified.fingerprint(self.engine.state)
         return GuardNote(full=full, collapsed=self.activations.take() if self.activations is not None else ())
 
@@ -85,8 +87,13 @@ class Guarding:
         """Whether members must look closer before this step can be decided: the same answer on all."""
         if self.policy is None:
             return False
-        evidence = self._plain(headers)
-        return bool(evidence.differing) or (self.policy.nonfinite != "off" and is_nonfinite(evidence))
+        return bool(self._plain(headers).differing) or self.is_nonfinite(headers) or self.is_spike(headers)
+
+    def is_nonfinite(self, headers: Sequence[Header]) -> bool:
+        return self.policy is not None and self.policy.nonfinite != "off" and is_nonfinite(self._plain(headers))
+
+    def is_spike(self, headers: Sequence[Header]) -> bool:
+        return self.policy is not None and is_spike(self.policy, self.state, self._plain(headers))
 
     def _plain(self, headers: Sequence[Header]) -> GuardEvidence:
         """What the headers alone say; asked for several times a step."""
@@ -126,6 +133,7 @@ class Guarding:
             self.certified.restore(self.engine.state)
             self.engine.take_buffers()
         elif verdict.applies and self.certified is not None and self._certifies(meta.step):
+            self.engine.restore_buffers()
             self.certified.keep(self.engine.state, meta.step)
         return verdict.applies
 

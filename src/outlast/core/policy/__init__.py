@@ -22,12 +22,21 @@ from outlast.core.policy._guards import (
 from outlast.core.policy._interval import IntervalDecision, IntervalPolicy, IntervalState
 from outlast.core.policy._rules_catalogue import PRE_STEPS, RULES, PreFact, RuleFact, check_rule, kappa, largest_f
 from outlast.core.policy._spares import SparesDecision, SparesPolicy, SparesState
-from outlast.core.policy._verdicts import agree, decide, escalate, fresh_state, is_nonfinite, remember
+from outlast.core.policy._verdicts import (
+    agree,
+    decide,
+    escalate,
+    fresh_state,
+    is_nonfinite,
+    is_spike,
+    remember,
+    unreproduced,
+)
 
 __all__ = [
     "PRESETS", "PRE_STEPS", "RULES", "Admission", "AuditDecision", "AuditPolicy", "AuditState", "Band", "Belief",
     "ClassPrior", "Culprit", "GuardEvidence", "GuardNote", "GuardState", "Guards", "IntervalDecision", "IntervalPolicy",
     "IntervalState", "PreFact", "Reading", "RuleFact", "Ruling", "SparesDecision", "SparesPolicy", "SparesState",
     "Verdict", "VerdictAction", "admit_view", "agree", "check_rule", "decide", "escalate", "fresh_state",
-    "is_nonfinite", "kappa", "largest_f", "most_rows_per_host", "remember",
+    "is_nonfinite", "is_spike", "kappa", "largest_f", "most_rows_per_host", "remember", "unreproduced",
 ]  # fmt: skip
