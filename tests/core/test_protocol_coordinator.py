@@ -46,7 +46,7 @@ def test_a_view_is_durable_before_it_is_told() -> None:
     c.handle(1.0, exited("r0.1"))
     actions = left(c, "r1.1")
     kinds = [type(a.message).__name__ if isinstance(a, m.Tell) else type(a).__name__ for a in actions]
-    assert kinds.index("Persist") < kinds.index("Install")
+    assert kinds.index("Persist") < kinds.index("Amend")
     assert record_of(actions).view == c.view
 
 

@@ -106,11 +106,15 @@ class Guarding:
         step = headers[0].step
         losses = {leaf: loss for header in headers for leaf, loss, _ in header.losses}
         bad = tuple(sorted(leaf for leaf, loss in losses.items() if not math.isfinite(loss)))
+        loss = self.engine.loss_of(headers)
+        if self.engine.robust is not None:  # whose rule counts such rows against f; what it lets through is the norm's
+            good = [loss for loss in losses.values() if math.isfinite(loss)]
+            bad, loss = (), sum(sorted(good)) / max(1, len(good))
         differing, majority = agree({h.member: (h.state, h.guard.full) for h in headers})
         if bad and not culprits:
             culprits = [Culprit(microbatch=bad[0], samples=tuple(self.engine.samples.indices(step, bad[0])))]
         return GuardEvidence(
-            step=step, num_members=len(headers), loss=self.engine.loss_of(headers), norm=self.engine.norm_of(headers),
+            step=step, num_members=len(headers), loss=loss, norm=self.engine.norm_of(headers),
             bad_microbatches=bad, culprits=tuple(culprits), differing=differing, majority=majority, part=part,
             collapsed=tuple(row for header in headers for row in header.guard.collapsed),
             certified=self.certified.step if self.certified is not None else -1,

@@ -131,7 +131,7 @@ class Inspection:
         for grad, view in zip(grads, views, strict=True):
             part = torch.zeros_like(view) if grad is None else grad.to_dense().to(view.dtype)
             mine.append(part * weight if weight != 1.0 and grad is not None else part)
-        steps = merges(self._again.keys(), leaf, self._engine.num_leaves)
+        steps = merges(self._again.keys(), leaf, self._engine.num_leaves, self._engine.num_rows)
         self._again[leaf, leaf + 1] = mine
         for left, right, parent in steps:
             pairs = zip(self._again.pop(left), self._again.pop(right), strict=True)

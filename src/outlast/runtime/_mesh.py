@@ -29,19 +29,9 @@ from outlast.runtime._probe import Probe
 from outlast.runtime._shared import Region
 
 __all__ = [
-    "Bye",
-    "Final",
-    "Found",
-    "Hand",
-    "Head",
-    "Listener",
-    "Mesh",
-    "Parts",
-    "PeersLost",
-    "Ready",
-    "Reduced",
+    "Bye", "Extra", "Final", "Found", "Hand", "Head", "Listener", "Mesh", "Parts", "PeersLost", "Ready", "Reduced",
     "Roll",
-]
+]  # fmt: skip
 
 
 class _Hi(msgspec.Struct, frozen=True, tag=True):
@@ -97,6 +87,14 @@ class Found(msgspec.Struct, frozen=True, tag=True):
     culprits: tuple[Culprit, ...]
 
 
+class Extra(msgspec.Struct, frozen=True, tag=True):
+    """What a robust rule needs told beside the gradients; `bucket`: the channel (`_row_planes.py`)."""
+
+    step: int
+    bucket: int
+    body: bytes
+
+
 class Final(msgspec.Struct, frozen=True, tag=True):
     """I committed the last step."""
 
@@ -115,7 +113,7 @@ class _Pong(msgspec.Struct, frozen=True, tag=True):
     pass
 
 
-_Frame = _Hi | Roll | Parts | Ready | Reduced | Head | Hand | Found | Final | Bye | _Ping | _Pong
+_Frame = _Hi | Roll | Parts | Ready | Reduced | Head | Hand | Extra | Found | Final | Bye | _Ping | _Pong
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Frame)
 _encoder = msgspec.msgpack.Encoder()
 
@@ -455,7 +453,7 @@ class Mesh:
         elif isinstance(message, Head):
             self.boxes[Head, message.header.step, 0][name] = message
         else:
-            bucket = message.bucket if isinstance(message, Ready | Reduced) else 0
+            bucket = message.bucket if isinstance(message, Ready | Reduced | Extra) else 0
             self.boxes[type(message), message.step, bucket][name] = message
 
     def ping(self) -> None:
@@ -463,6 +461,11 @@ class Mesh:
         self.answered.clear()
         self.ping_wanted = False
         self.broadcast(_Ping())
+
+    def rest(self, timeout_s: float) -> None:
+        """Nobody is waited for: read what arrives for at most `timeout_s`. Raises as a wait does."""
+        self._check(self.peers)
+        self._pump(timeout_s)
 
     # --- leaving -------------------------------------------------------------------------------------------------
     def close(self, goodbye: bool = True) -> None:

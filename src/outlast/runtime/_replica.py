@@ -11,6 +11,7 @@ import math
 import threading
 import time
 from collections import defaultdict
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -43,14 +44,14 @@ from outlast.runtime._gradients import Memory
 from outlast.runtime._link import MemberLink, SoloLink
 from outlast.runtime._mesh import Final, Head, Listener, Mesh, PeersLost, Roll
 from outlast.runtime._plane import Plane, SharedPlane, Task
+from outlast.runtime._row_gate import admit, examine, make_row_plane, wait_for_rows
 from outlast.runtime._ruling import confer, report
+from outlast.runtime._signs import ping, stalled
 from outlast.runtime._spare import Spare
 from outlast.runtime._streams import FEED, Flushed, Share, Stream
 from outlast.runtime._wire import Heartbeat
 
 __all__ = ["Replica"]
-
-_ANSWERS_S = 0.25  # how long answers to a ping are collected before they are reported
 
 
 class Replica:
@@ -58,7 +59,7 @@ class Replica:
 
     def __init__(self, env: Environment, engine: Engine, facts: dict[str, str]) -> None:
         self.env, self.engine, self.facts = env, engine, facts
-        self.member = Member(env.me, engine.num_leaves)
+        self.member = Member(env.me, engine.num_leaves, num_rows=engine.num_rows)
         self.lock = threading.RLock()
         self.probe, self.progress = env.probe, env.progress
         self._store: Any = None
@@ -106,7 +107,7 @@ class Replica:
         if self.probe.faults:
             self.probe(phase, step, microbatch, bucket)
 
-    def _patience(self, phase: Phase) -> float:
+    def patience(self, phase: Phase) -> float:
         return min(deadline(self.durations[phase], self.env.config.stall_floor_s), self.env.config.formation_s)
 
     def _hello(self) -> m.Hello:
@@ -128,26 +129,6 @@ class Replica:
         if mesh is not None and mesh.view.id == probe.view:
             mesh.ping_wanted = True
 
-    def _ping(self, mesh: Mesh) -> None:
-        """Ping all; a timer reports who answered. Counted from the pings: who was busy until now reaches everybody."""
-        mesh.ping()
-
-        def report() -> None:
-            self.link.send([m.Rows(member=self.env.me, view=mesh.view.id, reached=tuple(sorted(mesh.answered)))])
-
-        timer = threading.Timer(_ANSWERS_S, report)
-        timer.daemon = True
-        timer.start()
-
-    def _stalled(self, phase: Phase, missing: tuple[str, ...], waited_s: float) -> None:
-        view = self.member.view
-        if view is not None:
-            stalled = m.Stalled(
-                member=self.env.me, view=view.id, phase=phase, missing=missing, waited_s=waited_s,
-                deadline_s=self._patience(phase),
-            )  # fmt: skip
-            self.link.send([stalled])
-
     # --- until there is work -------------------------------------------------------------------------------------
     def resume(self) -> Compute | Exchange | Leave | None:
         """Whatever it takes until a microbatch, an exchange or the end is next. None: the run has closed for me."""
@@ -164,7 +145,10 @@ class Replica:
                     self._depart_if_told(todo)
                     self._abandon_if_over()
                     self._idle()
-                    self.spare.idle(self._patience(Phase.CONNECT))
+                    if todo.why == "rows":
+                        wait_for_rows(self)
+                    else:
+                        self.spare.idle(self.patience(Phase.CONNECT))
                 elif isinstance(todo, Follow):
                     self.spare.follow()
                 elif isinstance(todo, Form):
@@ -234,7 +218,8 @@ class Replica:
         self.enter(Phase.CONNECT)
         self.mesh = Mesh(
             self.listener, view, dict(self.member.contacts), self.engine.memory.region, wake_fd=self.link.wake_fd,
-            abandoned=lambda: self._over(view), patience=self._patience, on_stall=self._stalled, probe=self.probe,
+            abandoned=lambda: self._over(view), patience=self.patience, probe=self.probe,
+            on_stall=partial(stalled, self),
         )  # fmt: skip
         self.mesh.form()
         self._remember_peers(view)
@@ -253,13 +238,17 @@ class Replica:
             self._close_view()
             return
         self.plane = self._make_plane(self.mesh)
+        if self.env.lies:
+            from outlast.runtime._lies import lying
+
+            self.plane = lying(self.env.lies, self.env.me, self.plane, self.engine)
         if self.member.formed:
             self._formed(view)
 
     def _over(self, view: View) -> bool:
         mesh = self.mesh
         if mesh is not None and mesh.ping_wanted:
-            self._ping(mesh)
+            ping(self, mesh)
         return self.member.over(view.id) or self.member.evicted is not None or self.member.closed is not None
 
     def _remember_peers(self, view: View) -> None:
@@ -271,6 +260,8 @@ class Replica:
         def enter(phase: Phase, bucket: int) -> None:
             self.enter(phase, bucket=bucket)
 
+        if self.engine.robust is not None:
+            return make_row_plane(self, mesh, self.engine.robust, enter)
         if self.env.exchange == "shm":
             return SharedPlane(mesh, self.engine.layout, self.engine.memory, self.memories, self.engine.out, enter)
         from outlast.runtime._c10d import NetworkPlane
@@ -314,6 +305,8 @@ class Replica:
         self.link.send([formed])
         self._left_at_s = self._committed_at_s = 0.0
         self._last_plan = plan
+        if self.engine.robust is not None:
+            admit(self, view)
         whole = view.members[0] == self.env.me and self.member.keeps_output and self.engine.meta is not None
         for name in view.attached:
             stream = self._stream(name)  # a spare that became a member has none yet
@@ -323,7 +316,7 @@ class Replica:
         self.engine.samples.expect(lambda step: shares, self.member.committed)
 
     def _standard_share(self, view: View) -> list[int]:
-        return list(plan_of(view.members, 0, self.engine.num_leaves).leaves[self.env.me])
+        return list(plan_of(view.members, 0, self.engine.num_leaves, self.engine.num_rows).leaves[self.env.me])
 
     # --- a step --------------------------------------------------------------------------------------------------
     def task(self, todo: Exchange | None = None) -> Task:
@@ -331,7 +324,7 @@ class Replica:
         view, plan = self.member.view, self.member.plan
         assert view is not None
         assert plan is not None
-        nodes = tuple(cover(plan.leaves[name], self.engine.num_leaves) for name in view.members)
+        nodes = tuple(cover(plan.leaves[n], self.engine.num_leaves, self.engine.num_rows) for n in view.members)
         slots = self.engine.sums.slots if todo is not None else self.engine.sums.after()
         mine = nodes[view.members.index(self.env.me)]
         return Task(
@@ -365,6 +358,8 @@ class Replica:
         mesh.broadcast(Head(header, self.engine.end_buffers))
         heads = mesh.collect(Head, todo.step, 0, Phase.HEADER)
         headers = [header if name == self.env.me else heads[name].header for name in todo.view.members]
+        if self.engine.robust is not None:
+            examine(self, plane, headers)
         buffers = next((b for b in (self.engine.end_buffers, *(h.buffers for h in heads.values())) if b), ())
         self.heads = headers, buffers
 

@@ -234,7 +234,7 @@ class Server:
 
     def _tell(self, tell: m.Tell) -> None:
         data = frame(tell.message)
-        if isinstance(tell.message, m.Install | m.Notify | m.Take):
+        if isinstance(tell.message, m.Install | m.Amend | m.Notify | m.Take):
             self.probe(Phase.TELL, _number(tell.message))
         for name in tell.to:
             writer = self.writers.get(name)
@@ -290,8 +290,10 @@ def _unreported(journal: Journal) -> list[Fault]:
     ]
 
 
-def _number(message: m.Install | m.Notify | m.Take) -> int:
+def _number(message: m.Install | m.Amend | m.Notify | m.Take) -> int:
     """The view that a message is about."""
+    if isinstance(message, m.Amend):
+        return message.delta.id.n
     if isinstance(message, m.Take):
         return message.order.next.id.n if message.order.next is not None else message.order.view.n
     return message.view.n if isinstance(message, m.Notify) else message.view.id.n

@@ -40,9 +40,11 @@ from outlast.runtime._plain import PlainTraining
 from outlast.runtime._plane import Plane
 from outlast.runtime._repeat import Repeat
 from outlast.runtime._replica import Replica
+from outlast.runtime._robust import layout_for, robust_for
+from outlast.runtime._row_settings import Given as Aggregation
+from outlast.runtime._row_settings import RowSettings, row_settings
 from outlast.runtime._shared import Progress
 from outlast.runtime._state import State, digest_of
-from outlast.tensors import Layout
 
 __all__ = ["Run", "Step", "Training", "join", "pause"]
 
@@ -105,7 +107,13 @@ class Run:
         shuffle: bool = True,
         drop_last: bool = False,
         bucket_mb: float = 4.0,
-        guards: Guards | str | None = None,
+        aggregation: Aggregation = None,
+        f: int | None = None,
+        pre: str | Sequence[str] | None = None,
+        rows: int | None = None,
+        row_momentum: float | None = None,
+        check_reducers: float | None = None,
+        guards: Guards | str = "default",
     ) -> Training | PlainTraining:
         """Put the model's training under protection.
 
@@ -113,7 +121,12 @@ class Run:
         them. `state`: what else the loop changes, by name, each with `state_dict` and `load_state_dict`; what is not
         given here cannot be joined or rewound. `clip_norm`: largest global gradient norm. Batches come from
         `collate_fn` (torch's default) as in a `DataLoader`. `guards`: "default", "full", "off", or
-        `outlast.Guards(...)` to choose what is watched and what follows; the run's setting if not given.
+        `outlast.Guards(...)` to choose what is watched and what follows.
+
+        `aggregation`: a robust rule in place of the mean, or rules by patterns of parameter names, each a name or a
+        dict with `rule`, `f`, `pre` and options; of `rows` groups of microbatches (one a replica) `f` may lie, `pre`
+        comes first. `row_momentum`: kept for each row. `check_reducers`: share of reduced slices that are computed
+        again. What `outlast run` is told outranks these.
 
         Raises ConfigError for arguments that cannot work, each with what would.
         """
@@ -131,13 +144,25 @@ class Run:
         parts = State(model, _listed(optimizer), _listed(scheduler), state or {})
         if self._plain:
             return PlainTraining(parts, samples, clip_norm, seed)
-        layout = Layout(parts.params, int(bucket_mb * (1 << 20)))
+        settings = row_settings(
+            self._env.config, parts.names, microbatches, aggregation=aggregation, f=f, pre=pre, rows=rows,
+            row_momentum=row_momentum, check_reducers=check_reducers,
+        )  # fmt: skip
+        return self._build(parts, samples, settings, clip_norm, seed, bucket_mb, guards)
+
+    def _build(
+        self, parts: State, samples: Samples, settings: RowSettings | None, clip_norm: float | None, seed: int,
+        bucket_mb: float, guards: Guards | str,
+    ) -> Training:  # fmt: skip
+        config = self._env.config
+        layout = layout_for(settings, parts.params, int(bucket_mb * (1 << 20)))
+        robust = robust_for(settings, layout, samples, parts, seed)
         shared = self._env.exchange == "shm" and layout.device.type == "cpu"
-        policy = Guards.of(self._env.config.guards if guards is None else guards)
-        memory = Memory(layout, microbatches + 2, shared=shared)
-        engine = Engine(parts, samples, layout, memory, clip_norm, seed, policy)
-        engine.corruption = ordered(self._env.me, engine)
-        facts = facts_of(self._env.config, parts, samples, clip_norm) | {"guards": str(policy)}
+        policy = Guards.of(guards if config.guards == "script" else config.guards)
+        memory = Memory(layout, samples.num_leaves + 2, shared=shared)
+        engine = ordered(self._env.me, Engine(parts, samples, layout, memory, clip_norm, seed, robust, policy))
+        rule = settings.describe() if settings else "mean"
+        facts = facts_of(config, parts, samples, clip_norm, rule) | {"guards": str(policy)}
         self._training = Training(Replica(self._env, engine, facts))
         return self._training
 

@@ -20,6 +20,7 @@ from outlast.core.protocol._member import (
 )
 from outlast.core.protocol._roll import plan_of, resolve
 from outlast.core.protocol._roster import Settings
+from outlast.core.protocol._row_plans import RowsNote, owners_of, rows_touched
 from outlast.core.protocol._tree import (
     Node,
     combine,
@@ -28,6 +29,7 @@ from outlast.core.protocol._tree import (
     merges,
     parent,
     partials,
+    roots,
     schedule,
     shares,
     split,
@@ -36,6 +38,7 @@ from outlast.core.protocol._types import Header, Order, Plan, RollEntry, ServeId
 
 __all__ = [
     "Compute", "Coordinator", "Exchange", "Follow", "Form", "HandOver", "Header", "Leave", "Member", "Merge", "Node",
-    "Order", "Plan", "RollEntry", "ServeId", "Settings", "Todo", "View", "ViewId", "Wait", "combine", "cover",
-    "leaves_of", "merges", "messages", "parent", "partials", "plan_of", "resolve", "schedule", "shares", "split",
+    "Order", "Plan", "RollEntry", "RowsNote", "ServeId", "Settings", "Todo", "View", "ViewId", "Wait", "combine",
+    "cover", "leaves_of", "merges", "messages", "owners_of", "parent", "partials", "plan_of", "resolve", "roots",
+    "rows_touched", "schedule", "shares", "split",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from outlast.core.protocol import Coordinator, Header, Member, RollEntry, Settings, plan_of
+from outlast.core.protocol import Coordinator, Header, Member, RollEntry, Settings, View, plan_of
 from outlast.core.protocol import messages as m
 from outlast.core.protocol._change import successor
 from outlast.prove.adversary import _algebra as algebra
@@ -108,6 +108,24 @@ class AgentsForgotten(_WithCoordinator):
     """What an agent lists when it returns is not compared with what is known."""
 
     wrong = _Deaf
+
+
+class _Credulous(Member):
+    def _amended(self, message: m.Amend) -> list[m.ToCoordinator]:
+        if self.view is None:
+            return super()._amended(message)
+        removed, added = set(message.delta.removed), dict(message.delta.added)
+        staying = iter([name for index, name in enumerate(self.view.members) if index not in removed])
+        size = len(self.view.members) - len(removed) + len(added)
+        members = tuple(added[index] if index in added else next(staying, "") for index in range(size))
+        view = View(id=message.delta.id, members=members, attached=message.delta.attached)
+        return self._install(m.Install(view=view, addresses=self.contacts | message.addresses, store=message.store))
+
+
+class BaseUnchecked(_WithMember):
+    """The difference that leads to a view is applied to whatever view is there."""
+
+    wrong = _Credulous
 
 
 class NoGoodbye(Variant):
@@ -239,6 +257,7 @@ BROKEN: dict[str, tuple[type[Variant], int]] = {
     "strangers-succeed": (StrangersSucceed, 20000),
     "first-report-decides": (FirstReportDecides, 2000),
     "agents-forgotten": (AgentsForgotten, 2000),
+    "base-unchecked": (BaseUnchecked, 20000),
     "no-goodbye": (NoGoodbye, 2000),
     "lease-ignored": (LeaseIgnored, 20000),
     "stale-taken": (StaleTaken, 20000),
