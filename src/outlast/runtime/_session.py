@@ -97,7 +97,7 @@ class Run:
         collate_fn: Callable[[list[Any]], Any] | None = None, num_workers: int = 0, shuffle: bool = True,
         drop_last: bool = False, bucket_mb: float = 4.0, aggregation: Aggregation = None, f: int | None = None,
         pre: str | Sequence[str] | None = None, rows: int | None = None, row_momentum: float | None = None,
-        check_reducers: float | None = None, guards: Guards | str | None = None,
+        check_reducers: float | None = None, guards: Guards | str = "default",
         checkpoint: Checkpoint | Literal["auto", "off"] = "auto",
     ) -> Training | PlainTraining:  # fmt: skip
         """Put the model's training under protection.

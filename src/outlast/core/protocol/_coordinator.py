@@ -304,20 +304,9 @@ class Coordinator:
             peer.committed = max(peer.committed, failed.step)
         self.failures.raised(self, failed)
 
-    def _on_stalled(self, now_s: float, stalled: m.Stalled) -> None:
-        _silence.stalled(self, stalled)
-
-    def _on_examined(self, now_s: float, seen: m.Examined) -> None:
-        _silence.examined(self, now_s, seen)
-
-    def _on_rows(self, now_s: float, rows: m.Rows) -> None:
-        _silence.rows(self, rows)
-
-    def _on_whole(self, now_s: float, asked: m.Whole) -> None:
-        _telling.tell_whole(self, asked)
-
+    _on_stalled, _on_examined, _on_rows = _silence.stalled, _silence.examined, _silence.rows
     _on_admitted, _on_accused = _robustness.admitted, _robustness.accused
-    _on_judged = _judging.judged
+    _on_whole, _on_judged = _telling.tell_whole, _judging.judged
 
     # --- what agents and the launcher say ------------------------------------------------------------------------
     def _on_agenthello(self, now_s: float, hello: m.AgentHello) -> None:
