@@ -11,9 +11,9 @@ from typing import Literal
 import msgspec
 
 __all__ = [
-    "AgentLost", "AgentStarted", "AnyEvent", "CoordinatorLost", "CoordinatorStarted", "Event", "JoinerCaughtUp",
-    "JoinerServed", "Notice", "Progress", "Recovery", "Refused", "ReplicaExited", "ReplicaStarted", "RunFinished",
-    "RunStarted", "Suspected", "ViewFormed", "ViewInstalled", "decode", "encode",
+    "AgentLost", "AgentStarted", "AnyEvent", "AuditMismatch", "Certified", "CoordinatorLost", "CoordinatorStarted",
+    "Event", "JoinerCaughtUp", "JoinerServed", "Notice", "Progress", "Recovery", "Refused", "ReplicaExited",
+    "ReplicaStarted", "RunFinished", "RunStarted", "Suspected", "ViewFormed", "ViewInstalled", "decode", "encode",
 ]  # fmt: skip
 
 
@@ -137,6 +137,30 @@ class Progress(Event, frozen=True, kw_only=True, tag="progress"):
     messages: int = 0
 
 
+class AuditMismatch(Event, frozen=True, kw_only=True, tag="audit_mismatch"):
+    """Replicas computed different gradients for one microbatch; nothing was applied until it was settled.
+    `microbatch`: -1 if it is about a whole step. `confidence`: share of the replicas asked that agree."""
+
+    step: int
+    microbatch: int
+    culprit: str
+    host: str
+    device: str
+    verdict: Literal["transient", "persistent", "gone", "undecided", "equivocal", "memory"]
+    evidence: str
+    confidence: float
+    remedy: str
+
+
+class Certified(Event, frozen=True, kw_only=True, tag="certified"):
+    """The state after `step` steps is finite, agreed by fingerprint, and passed its audits. `share`: probability that
+    a single wrong gradient since the last certified state was seen; `audited`: microbatches computed twice so far."""
+
+    step: int
+    share: float
+    audited: int
+
+
 class Refused(Event, frozen=True, kw_only=True, tag="refused"):
     """Bytes at the coordinator's port that were not of this run. Logged once a kind; `count` so far."""
 
@@ -161,7 +185,7 @@ class RunFinished(Event, frozen=True, kw_only=True, tag="run_finished"):
 AnyEvent = (
     RunStarted | CoordinatorStarted | CoordinatorLost | AgentStarted | AgentLost | ReplicaStarted | ReplicaExited
     | ViewInstalled | ViewFormed | Recovery | Suspected | JoinerServed | JoinerCaughtUp | Progress | Refused | Notice
-    | RunFinished
+    | RunFinished | AuditMismatch | Certified
 )  # fmt: skip
 
 _encoder = msgspec.json.Encoder()

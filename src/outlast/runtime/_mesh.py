@@ -22,12 +22,25 @@ from typing import Any
 import msgspec
 
 from outlast.core.phases import Phase
-from outlast.core.protocol import Header, RollEntry, View, ViewId
+from outlast.core.protocol import Claim, Header, RollEntry, View, ViewId
 from outlast.errors import StepMisuse, ViewAbandoned
 from outlast.runtime._probe import Probe
 from outlast.runtime._shared import Region
 
-__all__ = ["Bye", "Final", "Hand", "Head", "Listener", "Mesh", "Parts", "PeersLost", "Ready", "Reduced", "Roll"]
+__all__ = [
+    "Bye",
+    "Final",
+    "Hand",
+    "Head",
+    "Listener",
+    "Mesh",
+    "Parts",
+    "PeersLost",
+    "Prints",
+    "Ready",
+    "Reduced",
+    "Roll",
+]
 
 
 class _Hi(msgspec.Struct, frozen=True, tag=True):
@@ -45,6 +58,13 @@ class Parts(msgspec.Struct, frozen=True, tag=True):
 
     step: int
     rows: tuple[tuple[str, int], ...]
+
+
+class Prints(msgspec.Struct, frozen=True, tag=True):
+    """Fingerprints of the microbatches that I contribute to a step: my commitment, before audits are drawn."""
+
+    step: int
+    claims: tuple[Claim, ...]
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -94,7 +114,7 @@ class _Pong(msgspec.Struct, frozen=True, tag=True):
     pass
 
 
-_Frame = _Hi | Roll | Parts | Ready | Reduced | Head | Hand | Final | Bye | _Ping | _Pong
+_Frame = _Hi | Roll | Parts | Prints | Ready | Reduced | Head | Hand | Final | Bye | _Ping | _Pong
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Frame)
 _encoder = msgspec.msgpack.Encoder()
 

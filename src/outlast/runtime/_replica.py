@@ -18,7 +18,9 @@ import msgspec
 from outlast.core.phases import OWNED, Phase
 from outlast.core.policy._deadline import Durations, deadline
 from outlast.core.protocol import (
+    Claim,
     Compute,
+    Evidence,
     Exchange,
     Follow,
     Form,
@@ -41,7 +43,7 @@ from outlast.runtime._environment import Environment
 from outlast.runtime._gradients import Memory
 from outlast.runtime._link import MemberLink, SoloLink
 from outlast.runtime._mesh import Final, Head, Listener, Mesh, PeersLost, Roll
-from outlast.runtime._plane import Plane, SharedPlane, Task
+from outlast.runtime._plane import Plane, Reduction, SharedPlane, Task
 from outlast.runtime._spare import Spare
 from outlast.runtime._streams import FEED, Flushed, Share, Stream
 from outlast.runtime._wire import Heartbeat
@@ -340,8 +342,8 @@ class Replica:
         with self.lock:
             self.member.scattered()
 
-    def exchange(self, todo: Exchange, begun: bool) -> None:
-        """Take the step to its commit. Raises ViewAbandoned if the view ends before it is decided."""
+    def exchange(self, todo: Exchange, begun: bool) -> Reduction:
+        """The step's gradients, reduced and gathered. Raises ViewAbandoned if the view ends first."""
         plane, mesh = self.plane, self.mesh
         if plane is None or mesh is None:
             raise ViewAbandoned("the view is closed")
@@ -349,21 +351,30 @@ class Replica:
             plane.begin(self.task(todo))
             for bucket in range(len(self.engine.layout.buckets)):
                 plane.offer(bucket)
-        found = plane.finish()
-        plan = self.member.plan
+        return plane.finish()
+
+    def conclude(
+        self, todo: Exchange, found: Reduction, audit: Evidence, said: dict[str, tuple[Claim, ...]] | None
+    ) -> None:
+        """Headers, verdict, commit. Raises ViewAbandoned if the view ends before the step is decided."""
+        plan, mesh = self.member.plan, self.mesh
+        if mesh is None:
+            raise ViewAbandoned("the view is closed")
         assert plan is not None
         evidence = self.engine.evidence(plan.leaves[self.env.me], found.norms, found.fingerprint)
         with self.lock:
-            header = self.member.header(**evidence, state=self.engine.sample(todo.step))
+            header = self.member.header(**evidence, state=self.engine.sample(todo.step), audit=audit)
         self.enter(Phase.HEADER)
         mesh.broadcast(Head(header, self.engine.end_buffers))
         heads = mesh.collect(Head, todo.step, 0, Phase.HEADER)
         headers = [header if name == self.env.me else heads[name].header for name in todo.view.members]
         buffers = next((b for b in (self.engine.end_buffers, *(h.buffers for h in heads.values())) if b), ())
         with self.lock:
-            self.member.decide(headers, time.monotonic())
+            self.member.decide(headers, time.monotonic(), said)
         self._apply(todo, headers, buffers)
         self._time_step()
+        if findings := self.member.audits.reports(todo.view):
+            self.link.send(findings)
 
     def _apply(self, todo: Exchange, headers: list[Any], buffers: tuple[bytes, ...]) -> None:
         """From the verdict to the commit (rule 12)."""

@@ -18,14 +18,16 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from outlast.core.phases import Phase
+from outlast.core.policy._audit import audit_share
 from outlast.core.protocol import Compute, Exchange, Leave
 from outlast.errors import ConfigError, Evicted, MembershipError, StepMisuse, ViewAbandoned
+from outlast.runtime._auditing import Auditing
 from outlast.runtime._data import Samples
 from outlast.runtime._engine import Engine, Meta
 from outlast.runtime._environment import Environment
@@ -101,13 +103,15 @@ class Run:
         shuffle: bool = True,
         drop_last: bool = False,
         bucket_mb: float = 4.0,
+        audit: float | Literal["auto"] = 0.0,
     ) -> Training | PlainTraining:
         """Put the model's training under protection.
 
         `optimizer`, `scheduler`: one, or a list. `microbatches`: units of work in a step, the same whoever computes
         them. `state`: what else the loop changes, by name, each with `state_dict` and `load_state_dict`; what is not
         given here cannot be joined or rewound. `clip_norm`: largest global gradient norm. Batches come from
-        `collate_fn` (torch's default) as in a `DataLoader`.
+        `collate_fn` (torch's default) as in a `DataLoader`. `audit`: share of microbatches that a second replica
+        computes too, so that a wrong gradient is found before it is applied; "auto" lets the policy choose.
 
         Raises ConfigError for arguments that cannot work, each with what would.
         """
@@ -128,17 +132,19 @@ class Run:
         layout = Layout(parts.params, int(bucket_mb * (1 << 20)))
         shared = self._env.exchange == "shm" and layout.device.type == "cpu"
         engine = Engine(parts, samples, layout, Memory(layout, microbatches + 2, shared=shared), clip_norm, seed)
-        facts = facts_of(self._env.config, parts, samples, clip_norm)
-        self._training = Training(Replica(self._env, engine, facts))
+        share = audit_share(audit, replicas)
+        facts = facts_of(self._env.config, parts, samples, clip_norm) | {"audit": f"{share:g}"}
+        self._training = Training(Replica(self._env, engine, facts), share)
         return self._training
 
 
 class Training:
     """What `protect` returns."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: Replica, share: float = 0.0) -> None:
         self.replica, self.engine = replica, replica.engine
         self._repeat = Repeat(replica)
+        self._audit = Auditing(replica, share)
         self._started = False
         self._step: Step | None = None
         self._begun: Plane | None = None  # the view's plane in which the current step's exchange has begun
@@ -245,7 +251,7 @@ class Training:
                     continue
                 yield from self._one(todo)
             elif isinstance(todo, Exchange):
-                self._exchange(todo)
+                yield from self._exchange(todo)
         if engine.meta is None or engine.meta.step != step:  # it was given a newer state: the loop has missed steps
             raise Evicted(
                 f"the run went on without this replica after step {step}", where=f"replica {replica.env.me}",
@@ -273,6 +279,9 @@ class Training:
         todo, replica = self._current, self.replica
         if self._repeat.active:
             self._repeat.backward(loss)
+            return
+        if self._audit.active:
+            self._audit.backward(loss)
             return
         if todo is None or self._loss is not None:
             raise StepMisuse("step.backward was called twice for one batch", remedy="add the losses, then call it once")
@@ -314,16 +323,20 @@ class Training:
     def _computed(self, todo: Compute) -> None:
         with self.replica.lock:
             self.replica.member.computed(todo.microbatch)
+            self._audit.computed(todo.microbatch)
         self._current = None
 
     _current: Compute | None = None
     _loss: float | None = None
 
-    def _exchange(self, todo: Exchange) -> None:
+    def _exchange(self, todo: Exchange) -> Iterator[Any]:
         begun, self._begun = self._begun, None
         try:
             self._repeat.conclude()
-            self.replica.exchange(todo, begun is not None and begun is self.replica.plane)
+            self._audit.commit(todo)
+            found = self.replica.exchange(todo, begun is not None and begun is self.replica.plane)
+            yield from self._audit.batches(todo)
+            self.replica.conclude(todo, found, self._audit.evidence(), self._audit.said)
         except ViewAbandoned as reason:
             self.replica.abandon(reason)
 

@@ -14,7 +14,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-__all__ = ["combine", "fingerprint", "fingerprint_blocks", "fingerprint_named"]
+__all__ = ["combine", "fingerprint", "fingerprint_all", "fingerprint_blocks", "fingerprint_named"]
 
 _MASK = (1 << 64) - 1
 
@@ -36,6 +36,14 @@ def fingerprint_blocks(flat: Tensor, block: int, first: int, key: int = 0) -> in
     return total & _MASK
 
 
+def fingerprint_all(tensors: Sequence[Tensor], keys: Sequence[int]) -> int:
+    """Sum mod 2^64 of the fingerprints of several tensors, each with its key; one wait for the device at the end."""
+    here = [fingerprint(t, key) for t, key in zip(tensors, keys, strict=True) if t.device.type == "cpu"]
+    rows = zip(tensors, keys, strict=True)
+    away = [_mixed_sum(t.detach().reshape(-1), key) for t, key in rows if t.device.type != "cpu"]
+    return combine([*here, int(torch.stack(away).sum().item())] if away else here)
+
+
 def fingerprint_named(tensors: Iterable[tuple[str, Tensor]]) -> int:
     """Of a whole state: every tensor keyed by its name, shape and dtype."""
     return combine([fingerprint(t, _name_key(name, t)) for name, t in tensors])
@@ -51,6 +59,10 @@ def _name_key(name: str, tensor: Tensor) -> int:
 
 
 def _mixed(flat: Tensor, key: int) -> int:
+    return int(_mixed_sum(flat, key).item()) & _MASK
+
+
+def _mixed_sum(flat: Tensor, key: int) -> Tensor:
     """(low ^ k1) * (high ^ k2) of each word, NH-like: a flip in either half changes the product, a swap the sum."""
     raw = flat.contiguous().view(torch.uint8)
     spare = -raw.numel() % 8
@@ -61,4 +73,4 @@ def _mixed(flat: Tensor, key: int) -> int:
     mixed = words ^ keys
     product = ((mixed & 0xFFFFFFFF) | 1) * (mixed >> 32) + mixed * -4417276706812531889
     product ^= product >> 31
-    return int((product * -7046029254386353131).sum().item()) & _MASK
+    return (product * -7046029254386353131).sum()

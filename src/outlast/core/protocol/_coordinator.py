@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from outlast.core.protocol import _change, _planned, _restart, _returning, _silence
+from outlast.core.protocol import _accused, _change, _planned, _restart, _returning, _silence
 from outlast.core.protocol import _messages as m
 from outlast.core.protocol._change import Change
 from outlast.core.protocol._failures import Failures
@@ -307,6 +307,9 @@ class Coordinator:
 
     def _on_rows(self, now_s: float, rows: m.Rows) -> None:
         _silence.rows(self, rows)
+
+    def _on_audited(self, now_s: float, found: m.Audited) -> None:
+        _accused.audited(self, found)
 
     # --- what agents and the launcher say ------------------------------------------------------------------------
     def _on_agenthello(self, now_s: float, hello: m.AgentHello) -> None:

@@ -9,13 +9,15 @@ from typing import Literal
 
 import msgspec
 
+from outlast.core.protocol._claims import Finding
 from outlast.core.protocol._types import Order, ServeId, View, ViewId
 
 __all__ = [
-    "Action", "AgentGone", "AgentHello", "BeginServe", "Close", "Done", "Event", "Evict", "Examine", "Examined",
-    "Exited", "Failed", "Finish", "Formed", "FromCoordinator", "Hello", "Install", "Journal", "Kill", "Leaving", "Left",
-    "Notify", "Persist", "Probe", "Ready", "Record", "Rejoin", "Rows", "SetTimer", "Spawn", "SpawnFailed", "Spawned",
-    "Stalled", "Stop", "Superseded", "Take", "Tell", "Timer", "ToCoordinator", "Welcome", "describe",
+    "Action", "AgentGone", "AgentHello", "Audited", "BeginServe", "Close", "Done", "Event", "Evict", "Examine",
+    "Examined", "Exited", "Failed", "Finish", "Formed", "FromCoordinator", "Hello", "Install", "Journal", "Kill",
+    "Leaving", "Left", "Notify", "Persist", "Probe", "Ready", "Record", "Rejoin", "Rows", "SetTimer", "Spawn",
+    "SpawnFailed", "Spawned", "Stalled", "Stop", "Superseded", "Take", "Tell", "Timer", "ToCoordinator", "Welcome",
+    "describe",
 ]  # fmt: skip
 
 Cause = Literal["signal", "exit", "exception", "evicted", "left", "finished", "agent_lost"]
@@ -126,6 +128,14 @@ class Rows(Wire, frozen=True, kw_only=True, tag=True):
     member: str
     view: ViewId
     reached: tuple[str, ...]
+
+
+class Audited(Wire, frozen=True, kw_only=True, tag=True):
+    """Audits found something; every member of the view says the same."""
+
+    member: str
+    view: ViewId
+    findings: tuple[Finding, ...]
 
 
 # --- to the coordinator: from agents and the launcher ----------------------------------------------------------------
@@ -343,7 +353,7 @@ class Finish(Wire, frozen=True, kw_only=True, tag=True):
 
 ToCoordinator = (
     Hello | Left | Formed | Ready | Rejoin | Leaving | Done | Failed | Stalled | AgentHello | AgentGone | Spawned
-    | SpawnFailed | Exited | Examined | Rows | Stop
+    | SpawnFailed | Exited | Examined | Rows | Audited | Stop
 )  # fmt: skip
 Event = ToCoordinator | Timer | Superseded
 Action = Persist | Tell | SetTimer | Journal | Finish
