@@ -7,12 +7,12 @@ they are caught.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from outlast.core.protocol import Coordinator, Header, Member, RollEntry, Settings, plan_of
+from outlast.core.protocol import Claim, Coordinator, Header, Member, RollEntry, Settings, Stand, plan_of
 from outlast.core.protocol import messages as m
 from outlast.core.protocol._change import successor
 from outlast.prove.adversary import _algebra as algebra
@@ -179,8 +179,10 @@ class OrphansForgotten(_WithMember):
 
 
 class _Rash(Member):
-    def decide(self, headers: Sequence[Header], now_s: float = 0.0) -> None:
-        super().decide(headers, now_s)
+    def decide(
+        self, headers: Sequence[Header], now_s: float = 0.0, said: Mapping[str, Sequence[Claim]] | None = None
+    ) -> None:
+        super().decide(headers, now_s, said)
         self._agreed = self.heard
 
 
@@ -233,6 +235,31 @@ class BuffersReused(Variant):
             mesh.buffers[key][source] = payload
 
 
+# --- audits ----------------------------------------------------------------------------------------------------------
+class _Trusting(Member):
+    def decide(
+        self, headers: Sequence[Header], now_s: float = 0.0, said: Mapping[str, Sequence[Claim]] | None = None
+    ) -> None:
+        super().decide(headers, now_s)
+
+
+class MismatchIgnored(_WithMember):
+    """Microbatches are computed twice, and nobody compares."""
+
+    wrong = _Trusting
+
+
+class _Forgetful(Member):
+    def called(self, entries: Sequence[RollEntry], now_s: float = 0.0) -> list[m.ToCoordinator]:
+        return super().called([msgspec.structs.replace(e, audit=Stand(host=e.audit.host)) for e in entries], now_s)
+
+
+class DisputeForgotten(_WithMember):
+    """The next view does not know what was disputed: the wrong sum is held and counts again."""
+
+    wrong = _Forgetful
+
+
 BROKEN: dict[str, tuple[type[Variant], int]] = {
     "no-epochs": (NoEpochs, 2000),
     "told-before-durable": (ToldBeforeDurable, 2000),
@@ -250,4 +277,6 @@ BROKEN: dict[str, tuple[type[Variant], int]] = {
     "verdict-forgotten": (VerdictForgotten, 2000),
     "norm-by-slices": (NormBySlices, 100),
     "buffers-reused": (BuffersReused, 20000),
+    "mismatch-ignored": (MismatchIgnored, 2000),
+    "dispute-forgotten": (DisputeForgotten, 2000),
 }
