@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 EXTRAS := dev,docs
 DEMO_ARGS ?=
 TEST_ARGS ?=
+# Two workers: fleets wait for much of their time, and what computes has one thread.
+TEST_WORKERS ?= 2
 # Named by what it depends on, not dated: a fresh checkout or a switch of branches makes nothing again.
 STAMP := $(VENV)/.made-$(shell cat pyproject.toml constraints.txt | cksum | tr -d ' ')
 
@@ -34,7 +36,7 @@ demo: $(STAMP)
 	$(BIN)/outlast demo $(DEMO_ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not campaign" $(TEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal -m "not campaign" $(TEST_ARGS)
 
 campaign: $(STAMP)
 	$(BIN)/python -m pytest tests/runtime -m "campaign and not soak" $(TEST_ARGS)

@@ -30,7 +30,8 @@ import msgspec
 from benchmarks._analysis import Outcome, measure_survivors
 from benchmarks._common import ROOT, Bounds, Table, alone, environment, options, publish, spread
 from benchmarks._systems import SYSTEMS, Launch
-from outlast.core.protocol import Coordinator, RollEntry, Settings, ViewId, messages, resolve
+from outlast.core.protocol import Coordinator, RollEntry, Settings, View, ViewId, messages, resolve
+from outlast.core.protocol._delta import apply
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -57,7 +58,10 @@ class Growth:
     admit_s: float
     plan_s: float
     peak_bytes: int
-    install_bytes: int
+    install_bytes: int  # a whole view with its addresses
+    death_bytes: int  # told to all members together, from a death to the next view
+    admission_bytes: int  # ... and from a joiner's last word to the view with it
+    death_whole_bytes: int  # what the first would be if that view were told whole
 
     @property
     def total_s(self) -> float:
@@ -83,6 +87,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for before, after in itertools.pairwise(found):
         step = f"{before.members:,} to {after.members:,} members"
         bounds.check(f"{step}: time grows by N to the power", exponent(before, after, "total_s"), EXPONENT, "")
+        bounds.check(
+            f"{step}: bytes told after a death grow by N to the power", exponent(before, after, "death_bytes"), 1.05, ""
+        )
         if before.peak_bytes > VISIBLE_BYTES:
             bounds.check(f"{step}: memory grows by N to the power", exponent(before, after, "peak_bytes"), EXPONENT, "")
     crowd = gather(args) if args.processes else None
@@ -119,14 +126,17 @@ def grow(size: int) -> Growth:
     began_bytes = _peak_bytes()
     marks = [time.process_time()]
     for act in (fleet.form, fleet.lose_one, fleet.replace):
+        fleet.told_bytes.append(0)
         act()
         marks.append(time.process_time())
     fleet.plan()
     marks.append(time.process_time())
     form_s, change_s, admit_s, plan_s = (b - a for a, b in itertools.pairwise(marks))
+    _, death_bytes, admission_bytes = fleet.told_bytes
     return Growth(
         members=size, form_s=form_s, change_s=change_s, admit_s=admit_s, plan_s=plan_s,
         peak_bytes=_peak_bytes() - began_bytes, install_bytes=fleet.install_bytes,
+        death_bytes=death_bytes, admission_bytes=admission_bytes, death_whole_bytes=fleet.death_whole_bytes,
     )  # fmt: skip
 
 
@@ -141,6 +151,9 @@ class _Driver:
         self.coordinator = Coordinator(Settings(num_replicas=size), epoch=1)
         self.members: list[str] = []
         self.view = ViewId(1, 0)
+        self.held = View(id=self.view, members=())  # what each member holds
+        self.told_bytes: list[int] = []  # to members, in each act
+        self.death_whole_bytes = 0
         self.joiner, self.serve = "", (0, 0)
         self.install_bytes = 0
         self._encoder, self._now_s = msgspec.msgpack.Encoder(), 0.0
@@ -152,19 +165,28 @@ class _Driver:
                 self._carry_out(action)
 
     def _carry_out(self, action: messages.Action) -> None:
-        encoded = self._encoder.encode(action)
         if not isinstance(action, messages.Tell):
+            self._encoder.encode(action)
             return
         told: Any = action.message
+        num_bytes = len(self._encoder.encode(told))
+        self.told_bytes[-1] += num_bytes * sum(name != "a0" for name in action.to)
         if isinstance(told, messages.Spawn):
             self.joiner = told.member
             self.members.append(told.member)
         elif isinstance(told, messages.BeginServe):
             self.serve = told.serve
         elif isinstance(told, messages.Install):
-            self.view, self.members, self.install_bytes = told.view.id, list(told.view.members), len(encoded)
-        elif isinstance(told, messages.Take) and told.order.next is not None:
-            self.view, self.members = told.order.next.id, list(told.order.next.members)
+            self.install_bytes = num_bytes
+            self._enter(told.view)
+        elif isinstance(told, messages.Amend):
+            self._enter(apply(self.held, told.delta))
+            self.death_whole_bytes = self.told_bytes[-1] + (self.install_bytes - num_bytes) * len(action.to)
+        elif isinstance(told, messages.Take) and told.delta is not None:
+            self._enter(apply(self.held, told.delta))
+
+    def _enter(self, view: View) -> None:
+        self.view, self.held, self.members = view.id, view, list(view.members)
 
     def form(self) -> None:
         self.hear([messages.AgentHello(agent="a0", pid=1)])
@@ -258,11 +280,14 @@ def tabulate_crowd(crowd: Crowd) -> Table:
 
 def tabulate(found: Sequence[Growth], notes: Sequence[str]) -> Table:
     columns = ["members", "form s", "change for a death s", "admit the replacement s", "plan s (each member)",
-               "peak MiB", "Install KiB", "µs a member"]  # fmt: skip
+               "peak MiB", "Install KiB", "bytes a member: death", "the view whole", "admission",
+               "µs a member"]  # fmt: skip
     rows = [
         [
             f"{g.members:,}", f"{g.form_s:.3f}", f"{g.change_s:.3f}", f"{g.admit_s:.3f}", f"{g.plan_s:.3f}",
-            f"{g.peak_bytes / 2**20:.1f}", f"{g.install_bytes / 1024:.0f}", f"{g.total_s / g.members * 1e6:.0f}",
+            f"{g.peak_bytes / 2**20:.1f}", f"{g.install_bytes / 1024:.0f}",
+            f"{g.death_bytes / g.members:.0f}", f"{g.death_whole_bytes / g.members:,.0f}",
+            f"{g.admission_bytes / g.members:.0f}", f"{g.total_s / g.members * 1e6:.0f}",
         ]
         for g in found
     ]  # fmt: skip

@@ -56,6 +56,24 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Refuse members whose numerics differ. `false` admits them, and every verdict then says so."""
     port: int = 0
     """The coordinator's port on loopback; 0 takes a free one."""
+    aggregation: str = "mean"
+    """How rows become the step's gradient: `mean`, or a robust rule (`outlast rules` lists them)."""
+    f: int = 0
+    """How many rows may lie; the rule's condition on it is checked when the run starts."""
+    pre: str = ""
+    """Steps in front of the rule, e.g. `nnm`, or `clip,nnm`."""
+    rows: int = 0
+    """Fixed groups of microbatches that a rule sees; 0 is one a replica."""
+    row_momentum: float = 0.0
+    """Momentum kept for each row in front of the rule; 0 keeps none."""
+    check_reducers: float = 0.0
+    """Share of the reduced slices that a second member computes again before they are applied."""
+    tolerated: int = -1
+    """Replicas (or hosts) that may lie in any view; -1 is as many as the full membership allows."""
+    on_shortfall: Literal["wait", "stop", "lower"] = "wait"
+    """What to do in a view that tolerates fewer: wait for more replicas, stop, or go on with a lower guarantee."""
+    fault_domain: Literal["replica", "host"] = "replica"
+    """What lies together: each replica for itself, or all replicas under one agent."""
 
 
 _CHECKS: dict[str, tuple[float, float]] = {
@@ -63,6 +81,8 @@ _CHECKS: dict[str, tuple[float, float]] = {
     "heartbeat_s": (0.05, 60), "ack_s": (0.05, 600), "outside_s": (0.1, float("inf")), "stall_floor_s": (0.05, 3600),
     "formation_s": (0.5, 3600), "group_timeout_s": (1, 86400), "max_restarts": (0, 1_000_000),
     "restart_backoff_s": (0, 3600), "start_s": (1, 86400), "threads": (0, 1024), "port": (0, 65535),
+    "f": (0, 100_000), "rows": (0, 100_000), "row_momentum": (0, 0.999999), "check_reducers": (0, 1),
+    "tolerated": (-1, 100_000),
 }  # fmt: skip
 
 

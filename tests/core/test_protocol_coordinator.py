@@ -46,7 +46,7 @@ def test_a_view_is_durable_before_it_is_told() -> None:
     c.handle(1.0, exited("r0.1"))
     actions = left(c, "r1.1")
     kinds = [type(a.message).__name__ if isinstance(a, m.Tell) else type(a).__name__ for a in actions]
-    assert kinds.index("Persist") < kinds.index("Install")
+    assert kinds.index("Persist") < kinds.index("Amend")
     assert record_of(actions).view == c.view
 
 
@@ -217,7 +217,7 @@ def test_reports_belong_to_the_view_that_was_asked_about() -> None:
     assert not member.over(ViewId(1, 2))
 
 
-@pytest.mark.parametrize("num_members", [1_000, 100_000])
+@pytest.mark.parametrize("num_members", [1_000, 20_000])
 def test_forming_and_changing_a_large_view_is_linear(num_members: int) -> None:
     """Operations are counted, not seconds: how often the coordinator looks at a peer."""
     looked = 0

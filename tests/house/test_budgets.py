@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ MAX_FILE_LINES, MEDIAN_FILE_LINES, MAX_FUNCTION_LINES = 500, 200, 60
 BROAD_PER_1000_LINES = 0.3
 
 
+@functools.cache
 def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 

@@ -24,10 +24,18 @@ def test_many_schedules_break_nothing() -> None:
     assert search(50_000, 1_000_000, jobs=2).violations == []
 
 
+CAUGHT = {
+    "told-before-durable": 1396, "strangers-succeed": 993, "first-report-decides": 482, "lease-ignored": 322,
+    "buffers-reused": 323, "output-claimed": 201,
+}  # fmt: skip
+"""Where the first catch was last seen, to be looked at first. Any schedule below the limit will do."""
+
+
 @pytest.mark.parametrize("name", BROKEN)
 def test_every_broken_protocol_is_caught(name: str) -> None:
     limit = BROKEN[name][1]
-    caught = next((seed for seed in range(limit) if play(scenario_of(seed), name).violation is not None), None)
+    seeds = itertools.chain([CAUGHT.get(name, 0)], range(limit))
+    caught = next((seed for seed in seeds if play(scenario_of(seed), name).violation is not None), None)
     assert caught is not None, f"{name} passed {limit} schedules"
 
 
@@ -42,7 +50,7 @@ def test_the_same_seed_gives_the_same_history() -> None:
 
 
 def test_the_number_of_jobs_changes_nothing() -> None:
-    one, two = search(600, 4000, jobs=1), search(600, 4000, jobs=2)
+    one, two = search(300, 4000, jobs=1), search(300, 4000, jobs=2)
     assert (one.num_events, one.num_views, one.endings) == (two.num_events, two.num_views, two.endings)
 
 

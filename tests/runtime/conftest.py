@@ -16,6 +16,7 @@ import pytest
 
 from outlast.core import events as ev
 from outlast.prove._drive import Driven
+from outlast.runtime._lies import Lie
 from outlast.runtime._probe import Fault
 
 SCRIPT = Path(__file__).with_name("scenario.py")
@@ -23,7 +24,7 @@ PATIENCE_S = 85.0
 
 
 @functools.cache
-def undisturbed(steps: int, microbatches: int, dtype: str) -> dict[str, Any]:
+def undisturbed(steps: int, microbatches: int, dtype: str, rule: str = "{}") -> dict[str, Any]:
     """What the training gives when nothing happens: by a fleet of one, in this process."""
     import torch
 
@@ -33,7 +34,7 @@ def undisturbed(steps: int, microbatches: int, dtype: str) -> dict[str, Any]:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     threads = torch.get_num_threads()
-    found: dict[str, Any] = module.train(steps, microbatches, getattr(torch, dtype))[1]
+    found: dict[str, Any] = module.train(steps, microbatches, getattr(torch, dtype), rule=json.loads(rule))[1]
     torch.set_num_threads(threads)
     return found
 
@@ -66,10 +67,11 @@ class Fleet:
     def __init__(
         self, base: Path, faults: Sequence[Fault] = (), *, replicas: int, steps: int, spares: int = 0,
         microbatches: int = 8, dtype: str = "float32", workers: int = 0,
-        gates: Sequence[int] = (), **settings: Any,
+        gates: Sequence[int] = (), program: Sequence[str] = ("-m", "outlast"), rule: dict[str, Any] | None = None,
+        lies: Sequence[Lie] = (), **settings: Any,
     ) -> None:  # fmt: skip
         self.base, self.faults = base, list(faults)
-        self.shape = (steps, microbatches, dtype)
+        self.shape = (steps, microbatches, dtype, json.dumps(rule or {}))
         self.out = base / "out"
         self.out.mkdir()
         settings = {"restart_backoff_s": 0.0, "heartbeat_s": 0.2} | settings
@@ -77,7 +79,7 @@ class Fleet:
         config.write_text("[run]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
         options = ["--config", str(config), "--replicas", str(replicas), "--spares", str(spares)]
         script = [str(SCRIPT), "--steps", str(steps), "--microbatches", str(microbatches), "--dtype", dtype]
-        script += ["--workers", str(workers), "--out", str(self.out)]
+        script += ["--workers", str(workers), "--out", str(self.out), "--rule", self.shape[3]]
         self._gates = {}
         for step in gates:
             path = base / "gates" / str(step)
@@ -85,7 +87,7 @@ class Fleet:
             self._gates[step] = path.open("w")
             fcntl.flock(self._gates[step], fcntl.LOCK_EX)
         script += ["--gates", str(base / "gates")] if gates else []
-        self.driven = Driven(base / "run", options, script, self.faults)
+        self.driven = Driven(base / "run", options, script, self.faults, program, lies)
 
     def gate(self, step: int, what: str, test: Callable[[], bool]) -> None:
         """Training waits before this step until `test()` holds."""

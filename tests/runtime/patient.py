@@ -34,7 +34,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    training = run.protect(model, optimizer, Stalling(1500), global_batch_size=32, microbatches=8, seed=0)
+    training = run.protect(model, optimizer, Stalling(4000), global_batch_size=32, microbatches=8, seed=0)
     mine = int(run.name[1:].partition(".")[0])
     for step in training.steps(until=steps):
         if step.number == 0 and mine == 1:

@@ -58,7 +58,12 @@ def pass_gate(gates: Path | None, step: int) -> None:
 
 
 def train(
-    steps: int, microbatches: int, dtype: torch.dtype, workers: int = 0, gates: Path | None = None
+    steps: int,
+    microbatches: int,
+    dtype: torch.dtype,
+    workers: int = 0,
+    gates: Path | None = None,
+    rule: dict[str, Any] | None = None,
 ) -> tuple[Any, dict[str, Any]]:
     """Run to the end: (this process's part, what it found)."""
     run = outlast.join()
@@ -70,7 +75,7 @@ def train(
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=50)
     training = run.protect(
         model, optimizer, data(microbatches), global_batch_size=4 * microbatches, microbatches=microbatches, seed=11,
-        scheduler=scheduler, clip_norm=0.5, bucket_mb=0.3, num_workers=workers,
+        scheduler=scheduler, clip_norm=0.5, bucket_mb=0.3, num_workers=workers, **(rule or {}),
     )  # fmt: skip
     losses: dict[int, float] = {}
     norms: dict[int, float | None] = {}
@@ -98,9 +103,10 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--gates", type=Path)
+    parser.add_argument("--rule", type=json.loads, help="arguments of protect")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    run, found = train(args.steps, args.microbatches, getattr(torch, args.dtype), args.workers, args.gates)
+    run, found = train(args.steps, args.microbatches, getattr(torch, args.dtype), args.workers, args.gates, args.rule)
     part = args.out / f"{run.name}.{os.getpid()}.part"
     part.write_text(json.dumps(found))
     part.rename(args.out / f"{run.name}.json")

@@ -44,11 +44,11 @@ def test_the_coordinator_dies_in_view_changes(fleet: Callable[..., Any]) -> None
 
 
 def test_the_coordinator_is_stopped_and_goes_on(fleet: Callable[..., Any]) -> None:
-    """It sleeps through a death, and through the notice of it."""
+    """It sleeps through a death, and through the notice of it, and wakes before it is replaced."""
     run = fleet(
         fault("coordinator", "tell", "SIGSTOP", step=1, count=2),
         fault("r1", "gathered", step=3),
-        replicas=3, steps=8, max_restarts=0,
+        replicas=3, steps=8, max_restarts=0, stall_floor_s=60.0,
     )  # fmt: skip
     run.until("the coordinator was stopped", lambda: run.coordinator_state() == "T")
     run.strike(run.driven.coordinator_pid, signal.SIGCONT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -14,19 +15,26 @@ def _importable(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT))
 
 
-@pytest.mark.parametrize("attack", ["ipm", "alie", "nan", "label_flip", "inconsistent"])
-def test_training_holds_under_attack(attack):
+@functools.cache
+def undisturbed():
+    """(the task, the rule's training without an attack): the same for all attacks."""
     from benchmarks.byzantine_digits import dealt, train
 
+    task = dealt(None, 0)
+    return task, train(task, robust, "none", num_liars=4, num_steps=60, seed=0, clean=True)
+
+
+def robust(stack):
     from outlast.tensors import make_rule
 
-    rule = make_rule("trimmed_mean", num_rows=15, f=4, pre="nnm")
-    task = dealt(None, 0)
+    return make_rule("trimmed_mean", num_rows=15, f=4, pre="nnm").aggregate(list(stack))
 
-    def robust(stack):
-        return rule.aggregate(list(stack))
 
-    clean = train(task, robust, "none", num_liars=4, num_steps=60, seed=0, clean=True)
+@pytest.mark.parametrize("attack", ["ipm", "alie", "nan", "label_flip", "inconsistent"])
+def test_training_holds_under_attack(attack):
+    from benchmarks.byzantine_digits import train
+
+    task, clean = undisturbed()
     found = train(task, robust, attack, num_liars=4, num_steps=60, seed=0)
     assert clean > 80
     assert found > clean - 12

@@ -40,6 +40,11 @@ def run(
     spares: Annotated[int | None, typer.Option(help="replicas kept caught up beside the run")] = None,
     agents: Annotated[int | None, typer.Option(help="supervising processes on this machine")] = None,
     exchange: Annotated[str | None, typer.Option(help="auto, shm or c10d")] = None,
+    aggregation: Annotated[str | None, typer.Option(help="mean, or a robust rule; outlast rules lists them")] = None,
+    f: Annotated[int | None, typer.Option("--f", help="how many rows may lie")] = None,
+    pre: Annotated[str | None, typer.Option(help="steps in front of the rule: nnm, bucketing, clip")] = None,
+    rows: Annotated[int | None, typer.Option(help="groups of microbatches that the rule sees; one a replica")] = None,
+    on_shortfall: Annotated[str | None, typer.Option(help="too few rows are independent: wait, stop or lower")] = None,
     threads: Annotated[int | None, typer.Option(help="intra-op threads of each replica")] = None,
     port: Annotated[int | None, typer.Option(help="the coordinator's port on loopback; 0 takes a free one")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML with a table [run]; see outlast config show")] = None,
@@ -51,7 +56,7 @@ def run(
 
     given = {
         "replicas": replicas, "spares": spares, "agents": agents, "exchange": exchange, "threads": threads,
-        "port": port,
+        "port": port, "aggregation": aggregation, "f": f, "pre": pre, "rows": rows, "on_shortfall": on_shortfall,
     }  # fmt: skip
     resolved = resolve(cli=given, environ=os.environ, file=config)
     command = _command(script, module, args or [])

@@ -12,8 +12,9 @@ import msgspec
 
 __all__ = [
     "AgentLost", "AgentStarted", "AnyEvent", "AuditMismatch", "Certified", "CoordinatorLost", "CoordinatorStarted",
-    "Event", "JoinerCaughtUp", "JoinerServed", "Notice", "Progress", "Recovery", "Refused", "ReplicaExited",
-    "ReplicaStarted", "RunFinished", "RunStarted", "Suspected", "ViewFormed", "ViewInstalled", "decode", "encode",
+    "Event", "JoinerCaughtUp", "JoinerServed", "Notice", "Progress", "Recovery", "ReducerAccused", "Refused",
+    "ReplicaExited", "ReplicaStarted", "RowsAdmitted", "RunFinished", "RunStarted", "Suspected", "ViewFormed",
+    "ViewInstalled", "decode", "encode",
 ]  # fmt: skip
 
 
@@ -114,6 +115,34 @@ class Suspected(Event, frozen=True, kw_only=True, tag="suspected"):
     decision: Literal["evict", "wait"]
 
 
+class RowsAdmitted(Event, frozen=True, kw_only=True, tag="rows_admitted"):
+    """What a robust rule makes of a view: `most_rows` on one host, of which `tolerated` may lie. `lowered`: fewer than
+    the run was started for."""
+
+    view: list[int]
+    step: int
+    action: Literal["go", "wait", "stop"]
+    tolerated: int
+    most_rows: int
+    trim_count: int
+    lowered: bool
+    reason: str
+
+
+class ReducerAccused(Event, frozen=True, kw_only=True, tag="reducer_accused"):
+    """`accuser` computed a slice again that `reducer` had reduced, and they differ. `replica`: who is wrong according
+    to `votes`, those of `members` that looked and agree. The step was held; nothing false was applied."""
+
+    replica: str
+    step: int
+    bucket: int
+    reducer: str
+    accuser: str
+    votes: list[str]
+    members: list[str]
+    decision: Literal["evict", "stop"]
+
+
 class JoinerServed(Event, frozen=True, kw_only=True, tag="joiner_served"):
     replica: str
     step: int
@@ -185,7 +214,7 @@ class RunFinished(Event, frozen=True, kw_only=True, tag="run_finished"):
 AnyEvent = (
     RunStarted | CoordinatorStarted | CoordinatorLost | AgentStarted | AgentLost | ReplicaStarted | ReplicaExited
     | ViewInstalled | ViewFormed | Recovery | Suspected | JoinerServed | JoinerCaughtUp | Progress | Refused | Notice
-    | RunFinished | AuditMismatch | Certified
+    | RunFinished | AuditMismatch | Certified | RowsAdmitted | ReducerAccused
 )  # fmt: skip
 
 _encoder = msgspec.json.Encoder()

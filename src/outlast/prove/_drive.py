@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,6 +20,9 @@ from outlast.core import events as ev
 from outlast.errors import EnvironmentFault, ProveError
 from outlast.journal import Journal, holds_run
 from outlast.runtime._probe import Fault
+
+if TYPE_CHECKING:
+    from outlast.runtime._lies import Lie
 
 __all__ = ["Driven"]
 
@@ -29,8 +33,9 @@ class Driven:
     """A run under observation. A context manager: leaving it ends the run if it still goes on."""
 
     def __init__(
-        self, run_dir: Path, options: Sequence[str], script: Sequence[str], faults: Sequence[Fault] = ()
-    ) -> None:
+        self, run_dir: Path, options: Sequence[str], script: Sequence[str], faults: Sequence[Fault] = (),
+        program: Sequence[str] = ("-m", "outlast"), lies: Sequence[Lie] = (),
+    ) -> None:  # fmt: skip
         self.run_dir = run_dir
         self.events: list[ev.AnyEvent] = []
         self._journal: Journal | None = None
@@ -38,7 +43,9 @@ class Driven:
         environ = {k: v for k, v in os.environ.items() if not k.startswith("OUTLAST_")}
         if faults:
             environ["OUTLAST_FAULTS"] = msgspec.json.encode(list(faults)).decode()
-        command = [sys.executable, "-m", "outlast", "run", "--json", "--run-dir", str(run_dir), *options, *script]
+        if lies:
+            environ["OUTLAST_LIES"] = msgspec.json.encode(list(lies)).decode()
+        command = [sys.executable, *program, "run", "--json", "--run-dir", str(run_dir), *options, *script]
         self.process = subprocess.Popen(
             command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )

@@ -23,9 +23,11 @@ from outlast.config import RunConfig
 from outlast.core.phases import OWNED, Phase
 from outlast.core.protocol import messages as m
 from outlast.errors import WireRefusal
+from outlast.runtime._probe import Probe
 from outlast.runtime._shared import Progress, Region
 from outlast.runtime._supervise import Child, Exit, start
-from outlast.runtime._wire import Heartbeat, HeartbeatReply, Link
+from outlast.runtime._watch import BEAT_S, kernel_state
+from outlast.runtime._wire import SILENT_BEATS, Heartbeat, HeartbeatReply, Link
 
 __all__ = ["Agent", "main"]
 
@@ -57,7 +59,9 @@ class Agent:
         self.secret = bytes.fromhex(environ["OUTLAST_SECRET"])
         self.run_dir = Path(environ["OUTLAST_RUN_DIR"])
         config = msgspec.json.decode(environ["OUTLAST_CONFIG"], type=RunConfig)
-        self.heartbeat_s, self.outside_s = config.heartbeat_s, config.outside_s
+        self.heartbeat_s, self.outside_s, self.formation_s = config.heartbeat_s, config.outside_s, config.formation_s
+        self.sign = Progress(Region(Progress.SIZE, fd=int(environ["OUTLAST_SIGN_FD"])))
+        self.probe = Probe(name if "." in name else f"{name}.1", environ.get("OUTLAST_FAULTS"))
         self.ranks: dict[str, Rank] = {}
         self.exits: dict[str, m.Exited] = {}
         self.pending: set[str] = set()
@@ -69,6 +73,7 @@ class Agent:
         self._retry_s = 0.02
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._asked = ""
+        self._heard_s = 0.0
 
     def ask(self, reason: str) -> None:
         """From a signal's handler: the launcher says that the run is over."""
@@ -80,6 +85,7 @@ class Agent:
         """Until told to stop and all ranks are gone."""
         self._at(0.0, self._connect)
         self._at(self.heartbeat_s, self._beat)
+        self._at(BEAT_S, self._give_sign)
         while not (self.stopping and not self.ranks):
             self._turn()
         if self.link is not None:
@@ -111,6 +117,11 @@ class Agent:
         while self._agenda and self._agenda[0][0] <= time.monotonic():
             heapq.heappop(self._agenda)[2]()
 
+    def _give_sign(self) -> None:
+        """For the launcher, which continues an agent that was stopped."""
+        self.sign.alive()
+        self._at(BEAT_S, self._give_sign)
+
     # --- the coordinator -----------------------------------------------------------------------------------------
     def _connect(self) -> None:
         if self.link is not None:
@@ -121,7 +132,7 @@ class Agent:
             self._retry_s = min(0.5, self._retry_s * 1.5)
             self._at(self._retry_s, self._connect)
             return
-        self._retry_s = 0.02
+        self._retry_s, self._heard_s = 0.02, time.monotonic()
         for exited in self.exits.values():  # before the list, from which their absence would speak less clearly
             self._send(exited)
         members = (*self.ranks, *sorted(self.pending))
@@ -142,13 +153,22 @@ class Agent:
 
     def _beat(self) -> None:
         """Now and then: a heartbeat, and a look at who is silent (in a view of one nobody else would notice)."""
-        self._send(Heartbeat(sender=self.name, sent_s=time.monotonic()))
+        now = time.monotonic()
+        if self.link is not None and now - self._heard_s > SILENT_BEATS * self.heartbeat_s:
+            self._disconnected()
+        self._send(Heartbeat(sender=self.name, sent_s=now))
         for rank in self.ranks.values():
-            phase, _, _, alive_s, allowed_s = rank.progress.read()
-            limit_s = allowed_s if phase in OWNED else self.outside_s
-            if rank.progress.changes and phase is not Phase.IDLE and time.monotonic() - alive_s > limit_s:
+            if rank.progress.changes and self._too_silent(rank, now):
                 self._examine(rank.name)
         self._at(self.heartbeat_s, self._beat)
+
+    def _too_silent(self, rank: Rank, now_s: float) -> bool:
+        """Beyond its deadline; or stopped while nobody waits for it, as a joiner may be."""
+        phase, _, _, alive_s, allowed_s = rank.progress.read()
+        silent_s = now_s - alive_s
+        if phase is not Phase.IDLE and silent_s > (allowed_s if phase in OWNED else self.outside_s):
+            return True
+        return silent_s > self.formation_s and kernel_state(rank.child.pid) == ("T", False)
 
     def _receive(self) -> None:
         link = self.link
@@ -159,6 +179,7 @@ class Agent:
         except (OSError, WireRefusal, msgspec.DecodeError):
             self._disconnected()
             return
+        self._heard_s = time.monotonic()
         if isinstance(message, HeartbeatReply) or message.epoch < self.epoch:
             return
         self.epoch = message.epoch
@@ -184,6 +205,7 @@ class Agent:
         if self.stopping or member not in self.pending:
             return
         self.pending.discard(member)
+        self.probe(Phase.SPAWN)
         log = self.run_dir / "logs" / f"{member}.log"
         region = Region(Progress.SIZE, name=f"outlast-{member}")
         environ = self.environ | {
@@ -248,6 +270,7 @@ class Agent:
             self._gone(m.Exited(member=member, cause="evicted", detail=reason, joined=False))
         elif rank is not None:
             rank.killed_for = rank.killed_for or reason
+            self.probe(Phase.KILL)
             rank.child.send(signal.SIGKILL)
 
     def _stop(self, reason: str) -> None:
@@ -277,7 +300,7 @@ class Agent:
             )
             self._send(gone)
             return
-        state, traced = _kernel_state(rank.child.pid)
+        state, traced = kernel_state(rank.child.pid)
         if state in "Tt":
             self._say(rank, state, traced, False)
             return
@@ -286,26 +309,17 @@ class Agent:
 
     def _look_again(self, rank: Rank, before_s: float) -> None:
         if rank.name in self.ranks:
-            state, traced = _kernel_state(rank.child.pid)
+            state, traced = kernel_state(rank.child.pid)
             self._say(rank, state, traced, _cpu_s(rank.child.pid) - before_s > _BUSY * _LOOK_S)
 
     def _say(self, rank: Rank, state: str, traced: bool, advanced: bool) -> None:
         phase, _, _, alive_s, allowed_s = rank.progress.read()
+        allowed_s = min(allowed_s, self.formation_s) if state == "T" else allowed_s
         examined = m.Examined(
             member=rank.name, state=state, traced=traced, phase=phase, silent_s=time.monotonic() - alive_s,
             cpu_advanced=advanced, allowed_s=allowed_s,
         )  # fmt: skip
         self._send(examined)
-
-
-def _kernel_state(pid: int) -> tuple[str, bool]:
-    """(the kernel's state letter, whether a debugger is attached)."""
-    try:
-        text = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return "X", False
-    rows = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
-    return rows["State"].split()[0], rows.get("TracerPid", "0").strip() != "0"
 
 
 def _cpu_s(pid: int) -> float:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from outlast.core.phases import Phase
-from outlast.core.protocol import Claim, Evidence, Exchange
+from outlast.core.protocol import Evidence, Exchange, Header, Said, View
 from outlast.errors import StepMisuse, ViewAbandoned
 from outlast.runtime._flips import Flips
 from outlast.runtime._mesh import Prints
@@ -31,7 +31,7 @@ class Auditing:
         self._replica, self.share = replica, share
         self.active = False
         self._leaf, self._step = -1, -1
-        self._said: dict[str, tuple[Claim, ...]] | None = None
+        self._said: Said | None = None
         engine, audits = replica.engine, replica.member.audits
         audits.share, audits.seed, audits.host = share, engine.seed, replica.env.agent
         audits.device = str(engine.layout.device)
@@ -107,11 +107,17 @@ class Auditing:
         sums.end()
         self._replica.member.audits.computed(self._leaf, sums.print, beside=True)
 
-    @property
-    def said(self) -> dict[str, tuple[Claim, ...]] | None:
-        """What every member committed to in this step; None without audits."""
-        return self._said
-
     def evidence(self) -> Evidence:
         """My part of the header."""
         return self._replica.member.audits.evidence() if self._said is not None else Evidence()
+
+    def judge(self, headers: Sequence[Header]) -> None:
+        """All headers are there. Raises ViewAbandoned, on every member alike, if a mismatch holds the step."""
+        if self._said is not None:
+            with self._replica.lock:
+                self._replica.member.audit(headers, self._said)
+
+    def report(self, view: View) -> None:
+        """After the commit: tell the coordinator what was settled, if anything was."""
+        if found := self._replica.member.audits.reports(view):
+            self._replica.link.send(found)

@@ -21,6 +21,7 @@ from outlast.core.protocol import Header, combine, partials
 from outlast.runtime._data import Samples, position_seed, seed_everything
 from outlast.runtime._flips import Flips
 from outlast.runtime._gradients import Accumulator, Memory
+from outlast.runtime._robust import Robust
 from outlast.runtime._state import State
 from outlast.runtime._streams import Frozen, Outcome, raw
 from outlast.tensors import Layout, fingerprint
@@ -43,12 +44,13 @@ class Engine:
     """See the module. `clip_norm`: None, or the largest global gradient norm applied."""
 
     def __init__(
-        self, state: State, samples: Samples, layout: Layout, memory: Memory, clip_norm: float | None, seed: int
-    ) -> None:
+        self, state: State, samples: Samples, layout: Layout, memory: Memory, clip_norm: float | None, seed: int,
+        robust: Robust | None = None,
+    ) -> None:  # fmt: skip
         self.state, self.samples, self.layout, self.memory = state, samples, layout, memory
-        self.clip_norm, self.seed = clip_norm, seed
-        self.num_leaves = samples.num_leaves
-        self.sums = Accumulator(state.params, layout, memory, self.num_leaves)
+        self.clip_norm, self.seed, self.robust = clip_norm, seed, robust
+        self.num_leaves, self.num_rows = samples.num_leaves, robust.num_rows if robust is not None else 1
+        self.sums = Accumulator(state.params, layout, memory, self.num_leaves, self.num_rows)
         self.out = Memory(layout, 1, shared=False).flats(0)
         self._grads = layout.views(self.out)
         self.losses: dict[int, tuple[float, float]] = {}
@@ -76,6 +78,8 @@ class Engine:
 
     def weight(self, step: int, leaf: int) -> float:
         """Share of the microbatch in the step's gradient if the batch is short, else 1 (then 1/G at the root)."""
+        if self.robust is not None:
+            return self.robust.weight(step, leaf)
         sizes = self.samples.sizes(step)
         return 1.0 if len(set(sizes)) == 1 else sizes[leaf] / sum(sizes)
 
@@ -110,6 +114,7 @@ class Engine:
             "used": bytes(self.sums.used),
             "norms": partials(norms, self.layout.num_blocks) if norms else (),
             "output": output & ((1 << 64) - 1),
+            **({"rows": self.robust.note} if self.robust is not None else {}),
         }
 
     @property
@@ -171,6 +176,8 @@ class Engine:
             buffer.copy_(start)
         self.sums.clear()
         self.losses.clear()
+        if self.robust is not None:
+            self.robust.applied(self.out)
         self.meta = meta
 
     @property
@@ -190,6 +197,11 @@ class Engine:
         """(part, fingerprint) of one tensor of the state, another one every step."""
         index = step % len(self.state.params)
         return index, fingerprint(self.state.params[index])
+
+    @property
+    def incoming(self) -> list[Tensor]:
+        """Where an outcome that is received is written, bucket by bucket, before it is applied."""
+        return self.out if self.robust is None else [*self.out, *self.robust.memory.incoming()]
 
     # --- joining -------------------------------------------------------------------------------------------------
     def freeze(self, index: int, count: int) -> tuple[Frozen, int, int, int, bytes]:
@@ -221,6 +233,9 @@ class Engine:
         assert self.meta is not None
         assert self.meta.step == step
         wanted = [(b, 0, flat.numel()) for b, flat in enumerate(self.out)] if whole else slices
-        payload = [raw(self.out[b][lo:hi].cpu().clone()) for b, lo, hi in wanted if hi > lo]
+        flats = self.out
+        if self.robust is not None:  # the rows' momentum, as further buckets
+            flats, wanted = [*self.out, *self.robust.memory.committed()], self.robust.memory.beside(wanted)
+        payload = [raw(flats[b][lo:hi].cpu().clone()) for b, lo, hi in wanted if hi > lo]
         kept = tuple(part for part in wanted if part[2] > part[1])
         return Outcome(step, msgspec.msgpack.encode(self.meta), kept, whole), payload

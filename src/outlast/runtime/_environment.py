@@ -1,7 +1,8 @@
 """What a replica is told by its agent through the environment; without any, it is a fleet of one.
 
 Names: OUTLAST_MEMBER, OUTLAST_AGENT, OUTLAST_RUN, OUTLAST_RUN_DIR, OUTLAST_COORDINATOR (host:port), OUTLAST_SECRET
-(hex), OUTLAST_CONFIG (JSON of RunConfig), OUTLAST_PROGRESS_FD, OUTLAST_PARENT, OUTLAST_FAULTS. Read once, by `join`.
+(hex), OUTLAST_CONFIG (JSON of RunConfig), OUTLAST_PROGRESS_FD, OUTLAST_PARENT, OUTLAST_FAULTS, OUTLAST_LIES. Read
+once, by `join`.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Environment:
     progress: Progress
     exchange: str
     store: str = ""
+    lies: str = ""
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Environment:
@@ -62,5 +64,5 @@ class Environment:
             run_dir=Path(environ["OUTLAST_RUN_DIR"]), coordinator=(host, int(port)),
             secret=bytes.fromhex(environ["OUTLAST_SECRET"]), config=config, probe=Probe(me, faults),
             progress=Progress(Region(Progress.SIZE, fd=int(environ["OUTLAST_PROGRESS_FD"]))),
-            exchange="shm" if config.exchange == "auto" else config.exchange,
+            exchange="shm" if config.exchange == "auto" else config.exchange, lies=environ.get("OUTLAST_LIES", ""),
         )  # fmt: skip

@@ -30,7 +30,9 @@ def prepare_process(env: Environment) -> None:
         torch.set_num_threads(env.config.threads)
 
 
-def facts_of(config: RunConfig, state: State, samples: Samples, clip_norm: float | None) -> dict[str, str]:
+def facts_of(
+    config: RunConfig, state: State, samples: Samples, clip_norm: float | None, aggregation: str = "mean"
+) -> dict[str, str]:
     """Name -> value; members that differ in one are refused with the difference named (16)."""
     schema = "|".join(f"{n}:{tuple(p.shape)}:{p.dtype}" for n, p in zip(state.names, state.params, strict=True))
     facts = {
@@ -40,6 +42,7 @@ def facts_of(config: RunConfig, state: State, samples: Samples, clip_norm: float
         "seed": str(samples.seed),
         "shuffle": str(samples.shuffle),
         "clip_norm": str(clip_norm),
+        "aggregation": aggregation,
         "parameters": f"{len(state.params)} ({hashlib.sha256(schema.encode()).hexdigest()[:12]})",
         "optimizers": ", ".join(type(o).__name__ for o in state.optimizers),
     }

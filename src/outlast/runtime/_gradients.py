@@ -52,8 +52,11 @@ class Memory:
 class Accumulator:
     """Partial sums of one step. `num_leaves`: microbatches a step."""
 
-    def __init__(self, params: Sequence[Tensor], layout: Layout, memory: Memory, num_leaves: int) -> None:
+    def __init__(
+        self, params: Sequence[Tensor], layout: Layout, memory: Memory, num_leaves: int, num_rows: int = 1
+    ) -> None:
         self.params, self.layout, self.memory, self.num_leaves = params, layout, memory, num_leaves
+        self.num_rows = num_rows
         self.slots: dict[Node, int] = {}
         self.used = bytearray(-(-len(params) // 8))
         self._chain: list[tuple[int, int]] = []
@@ -83,7 +86,7 @@ class Accumulator:
         self.print, self._beside = 0, beside
         if beside:
             return
-        steps = merges(self.slots.keys(), leaf, self.num_leaves)
+        steps = merges(self.slots.keys(), leaf, self.num_leaves, self.num_rows)
         self._plan((leaf, leaf + 1), steps)
 
     def _plan(self, node: Node, steps: list[tuple[Node, Node, Node]]) -> None:

@@ -30,6 +30,7 @@ from outlast.errors import EnvironmentFault, OutlastError, WireRefusal
 from outlast.journal import Journal, RunLock
 from outlast.runtime._shared import Progress, Region
 from outlast.runtime._supervise import Child, start
+from outlast.runtime._watch import Watch
 from outlast.runtime._wire import Link
 
 __all__ = ["Launcher", "Outcome"]
@@ -37,6 +38,7 @@ __all__ = ["Launcher", "Outcome"]
 _COORDINATOR_TRIES = 8  # restarts in a row without a minute of life between them
 _STOP_S = 5.0  # how long the coordinator may take to end the run when asked
 _TURN_S = 0.25  # how often the watcher is called at least
+_KILLED_S = 2.0  # a coordinator that was killed and has not ended by then is left to wake or not
 
 
 @dataclass(slots=True)
@@ -51,6 +53,7 @@ class Outcome:
 class _Agent:
     name: str
     child: Child
+    watch: Watch
 
 
 @dataclass(slots=True)
@@ -68,6 +71,9 @@ class Launcher:
     _agents: list[_Agent] = field(default_factory=list)
     _coordinator: Child | None = None
     _progress: Progress | None = None
+    _watch: Watch | None = None
+    _condemned: tuple[str, float, float] | None = None  # why the coordinator was killed, how silent it was, when
+    _retired: list[Child] = field(default_factory=list)
     _lost_agents: list[m.AgentGone] = field(default_factory=list)
     _link: Link | None = None
     _restarts: list[float] = field(default_factory=list)
@@ -186,11 +192,20 @@ class Launcher:
             log=self.run_dir / "logs" / "coordinator.log",
             pass_fds=[listening.fileno(), lock.fileno(), region.fd],
         )  # fmt: skip
+        config = self.resolved.config
+        self._watch = Watch(self._coordinator.pid, self._progress, config.stall_floor_s, config.formation_s)
+        self._condemned = None
 
     def _start_agent(self, environ: dict[str, str], name: str) -> None:
         command = [sys.executable, "-m", "outlast.runtime._agent", name, *self.command]
-        child = start(command, environ=environ, log=self.run_dir / "logs" / f"agent-{name}.log")
-        self._agents.append(_Agent(name, child))
+        region = Region(Progress.SIZE, name=f"outlast-{name}")
+        sign, config = Progress(region), self.resolved.config
+        sign.alive()
+        child = start(
+            command, environ=environ | {"OUTLAST_SIGN_FD": str(region.fd)},
+            log=self.run_dir / "logs" / f"agent-{name}.log", pass_fds=[region.fd],
+        )  # fmt: skip
+        self._agents.append(_Agent(name, child, Watch(child.pid, sign, config.stall_floor_s, config.formation_s)))
 
     # --- the loop ------------------------------------------------------------------------------------------------
     def _turn(self, environ: dict[str, str], listening: socket.socket, lock: RunLock, wake_fd: int) -> None:
@@ -208,12 +223,31 @@ class Launcher:
             self._coordinator_ended(environ, listening, lock)
         for agent in [agent for agent in self._agents if agent.child.fd in ready]:
             self._agent_ended(agent, environ)
+        self._look_for_the_silent(environ, listening, lock)
         if self._exit_code is None and self._lost_agents:
             self._tell_losses()
         if time.monotonic() > self._stop_by_s:
             self._insist()
         if self.watch is not None:
             self.watch()
+
+    def _look_for_the_silent(self, environ: dict[str, str], listening: socket.socket, lock: RunLock) -> None:
+        """A stopped agent is continued: its replicas are well. A stopped coordinator is replaced: that costs nobody
+        anything, and its successor is fenced from it by the epoch."""
+        now = time.monotonic()
+        for agent in self._agents:
+            if agent.watch.look(now)[0] == "stopped":
+                agent.child.send(signal.SIGCONT)
+        if self._coordinator is None or self._watch is None or self._exit_code is not None:
+            return
+        wrong, silent_s = self._watch.look(now)
+        if self._condemned is None:
+            if wrong:  # killed, it also lets go of its connections, and everybody turns to the successor at once
+                self._condemned = (f"it {'hung' if wrong == 'hung' else 'was stopped'}", silent_s, now)
+                self._coordinator.send(signal.SIGKILL)
+        elif now - self._condemned[2] > _KILLED_S:
+            self._retired.append(self._coordinator)
+            self._replace(environ, listening, lock, *self._condemned[:2])
 
     def _coordinator_ended(self, environ: dict[str, str], listening: socket.socket, lock: RunLock) -> None:
         noticed = time.monotonic()
@@ -229,15 +263,27 @@ class Launcher:
             self._exit_code = ended
             self._ask_agents_to_stop(finished=ended == 0 and not self._stopping)
             return
-        self._restarts = [t for t in self._restarts if noticed - t < 60.0] + [noticed]
+        silent_s = max(0.0, noticed - self._progress.read()[3])
+        why, silent_s = self._condemned[:2] if self._condemned is not None else (f"it ended by {how}", silent_s)
+        self._replace(environ, listening, lock, why, silent_s)
+
+    def _replace(
+        self, environ: dict[str, str], listening: socket.socket, lock: RunLock, why: str, silent_s: float
+    ) -> None:
+        """Another coordinator, from the record, on the socket that the members know."""
+        assert self._progress is not None
+        now = time.monotonic()
+        self._coordinator = None
+        self._drop_link()
+        self._restarts = [t for t in self._restarts if now - t < 60.0] + [now]
         if len(self._restarts) > _COORDINATOR_TRIES or self._stopping:
             self._exit_code = 3 if not self._stopping else 130
             self._ask_agents_to_stop()
             return
         takeover = {
             "cause": "coordinator", "replica": "coordinator", "noticed_by": "launcher", "lost_steps": 0, "step": 0,
-            "detect_s": max(0.0, noticed - self._progress.read()[3]), "downtime_s": 0.0, "microbatches_recomputed": 0,
-            "detail": f"it ended by {how}; training went on without it",
+            "detect_s": silent_s, "downtime_s": 0.0, "microbatches_recomputed": 0,
+            "detail": f"{why}; training went on without it",
         }  # fmt: skip
         self._progress.region.close()
         self._start_coordinator(environ, listening, lock, takeover)
@@ -310,7 +356,7 @@ class Launcher:
             agent.child.send(signal.SIGUSR1 if finished else signal.SIGTERM)
 
     def _kill_everything(self) -> None:
-        children = [agent.child for agent in self._agents]
+        children = [*(agent.child for agent in self._agents), *self._retired]
         if self._coordinator is not None:
             children.append(self._coordinator)
         for child in children:

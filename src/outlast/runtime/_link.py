@@ -20,7 +20,7 @@ import msgspec
 from outlast.core.protocol import Member, View, ViewId
 from outlast.core.protocol import messages as m
 from outlast.errors import ProtocolViolation, WireRefusal
-from outlast.runtime._wire import Heartbeat, HeartbeatReply, Link
+from outlast.runtime._wire import SILENT_BEATS, Heartbeat, HeartbeatReply, Link
 
 __all__ = ["MemberLink", "SoloLink"]
 
@@ -109,7 +109,7 @@ class MemberLink:
         try:
             poll = select.poll()
             poll.register(link.sock.fileno(), select.POLLIN)
-            next_beat = 0.0
+            next_beat, heard_s = 0.0, time.monotonic()
             while not self._over.is_set():
                 now = time.monotonic()
                 if now >= next_beat:
@@ -119,6 +119,9 @@ class MemberLink:
                     next_beat = now + self._heartbeat_s
                 if poll.poll(max(0.0, next_beat - now) * 1000.0):
                     self._receive(link)
+                    heard_s = time.monotonic()
+                elif now - heard_s > SILENT_BEATS * self._heartbeat_s:
+                    raise ConnectionError("no heartbeat was answered")
         finally:
             self._link = None
             link.close()

@@ -28,19 +28,9 @@ from outlast.runtime._probe import Probe
 from outlast.runtime._shared import Region
 
 __all__ = [
-    "Bye",
-    "Final",
-    "Hand",
-    "Head",
-    "Listener",
-    "Mesh",
-    "Parts",
-    "PeersLost",
-    "Prints",
-    "Ready",
-    "Reduced",
+    "Bye", "Extra", "Final", "Hand", "Head", "Listener", "Mesh", "Parts", "PeersLost", "Prints", "Ready", "Reduced",
     "Roll",
-]
+]  # fmt: skip
 
 
 class _Hi(msgspec.Struct, frozen=True, tag=True):
@@ -96,6 +86,14 @@ class Hand(msgspec.Struct, frozen=True, tag=True):
     meta: bytes
 
 
+class Extra(msgspec.Struct, frozen=True, tag=True):
+    """What a robust rule needs told beside the gradients; `bucket`: the channel (`_row_planes.py`)."""
+
+    step: int
+    bucket: int
+    body: bytes
+
+
 class Final(msgspec.Struct, frozen=True, tag=True):
     """I committed the last step."""
 
@@ -114,7 +112,7 @@ class _Pong(msgspec.Struct, frozen=True, tag=True):
     pass
 
 
-_Frame = _Hi | Roll | Parts | Prints | Ready | Reduced | Head | Hand | Final | Bye | _Ping | _Pong
+_Frame = _Hi | Roll | Parts | Prints | Ready | Reduced | Head | Hand | Extra | Final | Bye | _Ping | _Pong
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Frame)
 _encoder = msgspec.msgpack.Encoder()
 
@@ -454,7 +452,7 @@ class Mesh:
         elif isinstance(message, Head):
             self.boxes[Head, message.header.step, 0][name] = message
         else:
-            bucket = message.bucket if isinstance(message, Ready | Reduced) else 0
+            bucket = message.bucket if isinstance(message, Ready | Reduced | Extra) else 0
             self.boxes[type(message), message.step, bucket][name] = message
 
     def ping(self) -> None:
@@ -462,6 +460,11 @@ class Mesh:
         self.answered.clear()
         self.ping_wanted = False
         self.broadcast(_Ping())
+
+    def rest(self, timeout_s: float) -> None:
+        """Nobody is waited for: read what arrives for at most `timeout_s`. Raises as a wait does."""
+        self._check(self.peers)
+        self._pump(timeout_s)
 
     # --- leaving -------------------------------------------------------------------------------------------------
     def close(self, goodbye: bool = True) -> None:

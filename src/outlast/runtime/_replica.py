@@ -11,16 +11,14 @@ import math
 import threading
 import time
 from collections import defaultdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from outlast.core.phases import OWNED, Phase
 from outlast.core.policy._deadline import Durations, deadline
 from outlast.core.protocol import (
-    Claim,
     Compute,
-    Evidence,
     Exchange,
     Follow,
     Form,
@@ -44,9 +42,13 @@ from outlast.runtime._gradients import Memory
 from outlast.runtime._link import MemberLink, SoloLink
 from outlast.runtime._mesh import Final, Head, Listener, Mesh, PeersLost, Roll
 from outlast.runtime._plane import Plane, Reduction, SharedPlane, Task
+from outlast.runtime._row_gate import admit, examine, make_row_plane, wait_for_rows
 from outlast.runtime._spare import Spare
 from outlast.runtime._streams import FEED, Flushed, Share, Stream
 from outlast.runtime._wire import Heartbeat
+
+if TYPE_CHECKING:
+    from outlast.runtime._auditing import Auditing
 
 __all__ = ["Replica"]
 
@@ -58,7 +60,7 @@ class Replica:
 
     def __init__(self, env: Environment, engine: Engine, facts: dict[str, str]) -> None:
         self.env, self.engine, self.facts = env, engine, facts
-        self.member = Member(env.me, engine.num_leaves)
+        self.member = Member(env.me, engine.num_leaves, num_rows=engine.num_rows)
         self.lock = threading.RLock()
         self.probe, self.progress = env.probe, env.progress
         self._store: Any = None
@@ -162,7 +164,10 @@ class Replica:
                     self._depart_if_told(todo)
                     self._abandon_if_over()
                     self._idle()
-                    self.spare.idle(self._patience(Phase.CONNECT))
+                    if todo.why == "rows":
+                        wait_for_rows(self)
+                    else:
+                        self.spare.idle(self._patience(Phase.CONNECT))
                 elif isinstance(todo, Follow):
                     self.spare.follow()
                 elif isinstance(todo, Form):
@@ -251,6 +256,10 @@ class Replica:
             self._close_view()
             return
         self.plane = self._make_plane(self.mesh)
+        if self.env.lies:
+            from outlast.runtime._lies import lying
+
+            self.plane = lying(self.env.lies, self.env.me, self.plane, self.engine)
         if self.member.formed:
             self._formed(view)
 
@@ -269,6 +278,8 @@ class Replica:
         def enter(phase: Phase, bucket: int) -> None:
             self.enter(phase, bucket=bucket)
 
+        if self.engine.robust is not None:
+            return make_row_plane(self, mesh, self.engine.robust, enter)
         if self.env.exchange == "shm":
             return SharedPlane(mesh, self.engine.layout, self.engine.memory, self.memories, self.engine.out, enter)
         from outlast.runtime._c10d import NetworkPlane
@@ -312,6 +323,8 @@ class Replica:
         self.link.send([formed])
         self._left_at_s = self._committed_at_s = 0.0
         self._last_plan = plan
+        if self.engine.robust is not None:
+            admit(self, view)
         whole = view.members[0] == self.env.me and self.member.keeps_output and self.engine.meta is not None
         for name in view.attached:
             stream = self._stream(name)  # a spare that became a member has none yet
@@ -321,7 +334,7 @@ class Replica:
         self.engine.samples.expect(lambda step: shares, self.member.committed)
 
     def _standard_share(self, view: View) -> list[int]:
-        return list(plan_of(view.members, 0, self.engine.num_leaves).leaves[self.env.me])
+        return list(plan_of(view.members, 0, self.engine.num_leaves, self.engine.num_rows).leaves[self.env.me])
 
     # --- a step --------------------------------------------------------------------------------------------------
     def task(self, todo: Exchange | None = None) -> Task:
@@ -329,7 +342,7 @@ class Replica:
         view, plan = self.member.view, self.member.plan
         assert view is not None
         assert plan is not None
-        nodes = tuple(cover(plan.leaves[name], self.engine.num_leaves) for name in view.members)
+        nodes = tuple(cover(plan.leaves[n], self.engine.num_leaves, self.engine.num_rows) for n in view.members)
         slots = self.engine.sums.slots if todo is not None else self.engine.sums.after()
         mine = nodes[view.members.index(self.env.me)]
         return Task(
@@ -353,28 +366,27 @@ class Replica:
                 plane.offer(bucket)
         return plane.finish()
 
-    def conclude(
-        self, todo: Exchange, found: Reduction, audit: Evidence, said: dict[str, tuple[Claim, ...]] | None
-    ) -> None:
+    def conclude(self, todo: Exchange, found: Reduction, auditing: Auditing) -> None:
         """Headers, verdict, commit. Raises ViewAbandoned if the view ends before the step is decided."""
-        plan, mesh = self.member.plan, self.mesh
-        if mesh is None:
+        plan, plane, mesh = self.member.plan, self.plane, self.mesh
+        if plane is None or mesh is None:
             raise ViewAbandoned("the view is closed")
         assert plan is not None
         evidence = self.engine.evidence(plan.leaves[self.env.me], found.norms, found.fingerprint)
         with self.lock:
-            header = self.member.header(**evidence, state=self.engine.sample(todo.step), audit=audit)
+            header = self.member.header(**evidence, state=self.engine.sample(todo.step), audit=auditing.evidence())
         self.enter(Phase.HEADER)
         mesh.broadcast(Head(header, self.engine.end_buffers))
         heads = mesh.collect(Head, todo.step, 0, Phase.HEADER)
         headers = [header if name == self.env.me else heads[name].header for name in todo.view.members]
+        auditing.judge(headers)
+        if self.engine.robust is not None:
+            examine(self, plane, headers)
         buffers = next((b for b in (self.engine.end_buffers, *(h.buffers for h in heads.values())) if b), ())
         with self.lock:
-            self.member.decide(headers, time.monotonic(), said)
+            self.member.decide(headers, time.monotonic())
         self._apply(todo, headers, buffers)
         self._time_step()
-        if findings := self.member.audits.reports(todo.view):
-            self.link.send(findings)
 
     def _apply(self, todo: Exchange, headers: list[Any], buffers: tuple[bytes, ...]) -> None:
         """From the verdict to the commit (rule 12)."""

@@ -30,6 +30,7 @@ from outlast.journal import Journal
 from outlast.runtime._probe import Probe
 from outlast.runtime._shared import Progress, Region
 from outlast.runtime._speaker import check_speaker
+from outlast.runtime._watch import BEAT_S
 from outlast.runtime._wire import (
     Heartbeat,
     HeartbeatReply,
@@ -45,6 +46,7 @@ _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(m.ToCoordinator
 _HANDSHAKE_S = 5.0
 _STRANGERS = 64
 _FLUSH_S = 2.0
+_ASLEEP_S = 0.5
 _RECORD = "protocol"
 _LENGTH = struct.Struct(">I")
 
@@ -76,13 +78,23 @@ class Server:
         self._losses: dict[int, float] = {}
         self._next_loss = 0
         self._last_beat: Heartbeat | None = None
-        self._started_s = time.monotonic()
+        self._started_s = self._sign_s = time.monotonic()
+        self._give_sign()
         for entry in journal.events(kinds=[events.AgentStarted]) if record is not None else ():
             if isinstance(entry.event, events.AgentStarted):
                 self._agent_pids[entry.event.agent] = entry.event.pid
         self.write("coordinator_started", epoch=self.epoch, pid=os.getpid(), takeover=record is not None)
         if record is None or record.view is None:
             self._set_timer(m.SetTimer(name="start", after_s=config.start_s))
+
+    def _give_sign(self) -> None:
+        """For the launcher, which replaces a coordinator that was stopped."""
+        now, before_s = time.monotonic(), self._sign_s
+        self._sign_s = now
+        if now - before_s > _ASLEEP_S and self._superseded():
+            return  # it was stopped, and another has taken its place
+        self.progress.alive()
+        asyncio.get_running_loop().call_later(BEAT_S, self._give_sign)
 
     # --- one connection ------------------------------------------------------------------------------------------
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -222,7 +234,7 @@ class Server:
 
     def _tell(self, tell: m.Tell) -> None:
         data = frame(tell.message)
-        if isinstance(tell.message, m.Install | m.Notify | m.Take):
+        if isinstance(tell.message, m.Install | m.Amend | m.Notify | m.Take):
             self.probe(Phase.TELL, _number(tell.message))
         for name in tell.to:
             writer = self.writers.get(name)
@@ -278,8 +290,10 @@ def _unreported(journal: Journal) -> list[Fault]:
     ]
 
 
-def _number(message: m.Install | m.Notify | m.Take) -> int:
+def _number(message: m.Install | m.Amend | m.Notify | m.Take) -> int:
     """The view that a message is about."""
+    if isinstance(message, m.Amend):
+        return message.delta.id.n
     if isinstance(message, m.Take):
         return message.order.next.id.n if message.order.next is not None else message.order.view.n
     return message.view.n if isinstance(message, m.Notify) else message.view.id.n

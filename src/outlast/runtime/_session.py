@@ -27,6 +27,7 @@ from outlast.core.phases import Phase
 from outlast.core.policy._audit import audit_share
 from outlast.core.protocol import Compute, Exchange, Leave
 from outlast.errors import ConfigError, Evicted, MembershipError, StepMisuse, ViewAbandoned
+from outlast.runtime._allocator import keep_freed_memory
 from outlast.runtime._auditing import Auditing
 from outlast.runtime._data import Samples
 from outlast.runtime._engine import Engine, Meta
@@ -38,9 +39,11 @@ from outlast.runtime._plain import PlainTraining
 from outlast.runtime._plane import Plane
 from outlast.runtime._repeat import Repeat
 from outlast.runtime._replica import Replica
+from outlast.runtime._robust import layout_for, robust_for
+from outlast.runtime._row_settings import Given as Aggregation
+from outlast.runtime._row_settings import row_settings
 from outlast.runtime._shared import Progress
 from outlast.runtime._state import State, digest_of
-from outlast.tensors import Layout
 
 __all__ = ["Run", "Step", "Training", "join", "pause"]
 
@@ -103,6 +106,12 @@ class Run:
         shuffle: bool = True,
         drop_last: bool = False,
         bucket_mb: float = 4.0,
+        aggregation: Aggregation = None,
+        f: int | None = None,
+        pre: str | Sequence[str] | None = None,
+        rows: int | None = None,
+        row_momentum: float | None = None,
+        check_reducers: float | None = None,
         audit: float | Literal["auto"] = 0.0,
     ) -> Training | PlainTraining:
         """Put the model's training under protection.
@@ -112,6 +121,11 @@ class Run:
         given here cannot be joined or rewound. `clip_norm`: largest global gradient norm. Batches come from
         `collate_fn` (torch's default) as in a `DataLoader`. `audit`: share of microbatches that a second replica
         computes too, so that a wrong gradient is found before it is applied; "auto" lets the policy choose.
+
+        `aggregation`: a robust rule in place of the mean, or rules by patterns of parameter names, each a name or a
+        dict with `rule`, `f`, `pre` and options; of `rows` groups of microbatches (one a replica) `f` may lie, `pre`
+        comes first. `row_momentum`: kept for each row. `check_reducers`: share of reduced slices that are computed
+        again. What `outlast run` is told outranks these.
 
         Raises ConfigError for arguments that cannot work, each with what would.
         """
@@ -129,11 +143,18 @@ class Run:
         parts = State(model, _listed(optimizer), _listed(scheduler), state or {})
         if self._plain:
             return PlainTraining(parts, samples, clip_norm, seed)
-        layout = Layout(parts.params, int(bucket_mb * (1 << 20)))
+        settings = row_settings(
+            self._env.config, parts.names, microbatches, aggregation=aggregation, f=f, pre=pre, rows=rows,
+            row_momentum=row_momentum, check_reducers=check_reducers,
+        )  # fmt: skip
+        layout = layout_for(settings, parts.params, int(bucket_mb * (1 << 20)))
+        robust = robust_for(settings, layout, samples, parts, seed)
         shared = self._env.exchange == "shm" and layout.device.type == "cpu"
-        engine = Engine(parts, samples, layout, Memory(layout, microbatches + 2, shared=shared), clip_norm, seed)
+        memory = Memory(layout, microbatches + 2, shared=shared)
+        engine = Engine(parts, samples, layout, memory, clip_norm, seed, robust)
+        facts = facts_of(self._env.config, parts, samples, clip_norm, settings.describe() if settings else "mean")
         share = audit_share(audit, replicas)
-        facts = facts_of(self._env.config, parts, samples, clip_norm) | {"audit": f"{share:g}"}
+        facts["audit"] = f"{share:g}"
         self._training = Training(Replica(self._env, engine, facts), share)
         return self._training
 
@@ -201,6 +222,7 @@ class Training:
 
         sys.excepthook = failed
         atexit.register(self._at_exit)
+        keep_freed_memory()
         _warm_up()
         self.replica.link.start()
         if threading.current_thread() is threading.main_thread() and self.replica.env.coordinator is not None:
@@ -336,7 +358,8 @@ class Training:
             self._audit.commit(todo)
             found = self.replica.exchange(todo, begun is not None and begun is self.replica.plane)
             yield from self._audit.batches(todo)
-            self.replica.conclude(todo, found, self._audit.evidence(), self._audit.said)
+            self.replica.conclude(todo, found, self._audit)
+            self._audit.report(todo.view)
         except ViewAbandoned as reason:
             self.replica.abandon(reason)
 

@@ -58,7 +58,7 @@ class Spare:
         self._serve: ServeId = (0, 0)
         self._shares: list[tuple[ServeId, Share, memoryview]] = []
         self._steps: dict[int, _Pieces] = {}
-        self._numels = [bucket.numel for bucket in engine.layout.buckets]
+        self._numels = [flat.numel() for flat in engine.incoming]
         self._orphaned_at = 0.0
         self._loaded = False
 
@@ -104,7 +104,7 @@ class Spare:
         pieces.meta = msgspec.msgpack.decode(head.meta, type=Meta)
         at = 0
         for bucket, lo, hi in head.slices:
-            size = (hi - lo) * self.engine.layout.buckets[bucket].dtype.itemsize
+            size = (hi - lo) * self.engine.incoming[bucket].element_size()
             pieces.slices[bucket, lo, hi] = payload[at : at + size]
             at += size
 
@@ -117,7 +117,7 @@ class Spare:
         while (pieces := self._steps.get(self.member.committed)) is not None and pieces.covers(self._numels):
             self.enter(Phase.JOIN_REPLAY)
             for (bucket, lo, hi), data in pieces.slices.items():
-                raw(self.engine.out[bucket][lo:hi]).copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+                raw(self.engine.incoming[bucket][lo:hi]).copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
             assert pieces.meta is not None
             self.engine.apply(pieces.meta, self.enter)
             with self.lock:

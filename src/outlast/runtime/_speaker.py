@@ -15,7 +15,10 @@ from outlast.runtime._wire import Heartbeat
 
 __all__ = ["check_speaker"]
 
-_MEMBER = (m.Hello, m.Left, m.Formed, m.Ready, m.Rejoin, m.Leaving, m.Done, m.Failed, m.Stalled, m.Rows, m.Audited)
+_MEMBER = (
+    m.Hello, m.Left, m.Formed, m.Ready, m.Rejoin, m.Leaving, m.Done, m.Failed, m.Stalled, m.Rows, m.Whole, m.Admitted,
+    m.Accused, m.Audited,
+)  # fmt: skip
 _AGENT = (m.AgentHello, m.Spawned)
 _OF_ITS_RANKS = (m.SpawnFailed, m.Exited, m.Examined)
 _LAUNCHER = (m.AgentGone, m.Stop)

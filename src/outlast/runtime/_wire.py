@@ -18,11 +18,13 @@ import msgspec
 from outlast.errors import WireRefusal
 
 __all__ = [
-    "MAX_FRAME", "Decoder", "Heartbeat", "HeartbeatReply", "Link", "frame", "prove_client", "read_frame",
-    "server_challenge", "server_check",
+    "MAX_FRAME", "SILENT_BEATS", "Decoder", "Heartbeat", "HeartbeatReply", "Link", "frame", "prove_client",
+    "read_frame", "server_challenge", "server_check",
 ]  # fmt: skip
 
 MAX_FRAME = 16 << 20
+SILENT_BEATS = 10
+"""Heartbeats without an answer after which a connection is given up: its other end may have been replaced."""
 _LENGTH = struct.Struct(">I")
 _MAGIC = b"outlast1"
 _ROLES = ("member", "agent", "launcher")

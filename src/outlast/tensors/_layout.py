@@ -47,21 +47,24 @@ class Layout:
     """Buckets for a list of parameters, last parameter first (the order in which a backward finishes them).
 
     Gradients of bf16 and fp16 parameters are summed and exchanged in float32: stated, so that the tree's bits do not
-    depend on who adds. ValueError if a parameter is not a floating-point tensor.
+    depend on who adds. `groups`: a number for each parameter; those of one group come together, and no bucket holds two
+    groups. ValueError if a parameter is not a floating-point tensor.
     """
 
-    def __init__(self, params: Sequence[Tensor], bucket_bytes: int = 4 << 20) -> None:
+    def __init__(
+        self, params: Sequence[Tensor], bucket_bytes: int = 4 << 20, groups: Sequence[int] | None = None
+    ) -> None:
         self.shapes = [tuple(p.shape) for p in params]
         self.device = params[0].device if params else torch.device("cpu")
         self.buckets: list[Bucket] = []
-        self._place(params, bucket_bytes)
+        self._place(params, bucket_bytes, list(groups) if groups is not None else [0] * len(params))
         self.num_blocks = sum(b.num_blocks for b in self.buckets)
         last = self.buckets[-1] if self.buckets else None
         end = last.offset_bytes + last.numel * last.dtype.itemsize if last else 0
         self.total_bytes = math.ceil(end / 4096) * 4096
         self.bucket_of = {p: b.index for b in self.buckets for p, _, _ in b.params}
 
-    def _place(self, params: Sequence[Tensor], bucket_bytes: int) -> None:
+    def _place(self, params: Sequence[Tensor], bucket_bytes: int, groups: list[int]) -> None:
         pending: list[tuple[int, int, int]] = []
         size = offset = block = 0
         dtype: torch.dtype | None = None
@@ -78,12 +81,14 @@ class Layout:
                 block += bucket.num_blocks
             pending, size = [], 0
 
-        for index in reversed(range(len(params))):
+        order = sorted(range(len(params)), key=lambda index: (groups[index], index), reverse=True)
+        for index in order:
             param = params[index]
             if not param.is_floating_point():
                 raise ValueError(f"parameter {index} has dtype {param.dtype}; gradients are floating point")
             wanted = torch.float32 if param.dtype in _HALF else param.dtype
-            if dtype is not wanted or (size and (size + param.numel()) * wanted.itemsize > bucket_bytes):
+            other = bool(pending) and groups[pending[-1][0]] != groups[index]
+            if dtype is not wanted or other or (size and (size + param.numel()) * wanted.itemsize > bucket_bytes):
                 close()
                 dtype = wanted
             pending.append((index, size, param.numel()))

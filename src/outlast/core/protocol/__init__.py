@@ -6,7 +6,7 @@ Must never do I/O or look at a clock. Read `_types.py`, `_coordinator.py`, `_mem
 
 from outlast.core.protocol import _messages as messages
 from outlast.core.protocol._audits import Audits
-from outlast.core.protocol._claims import Claim, Evidence, Finding, Stand, draw, draw_key, to_ask, truth_of
+from outlast.core.protocol._claims import Claim, Evidence, Finding, Said, Stand, draw, draw_key, to_ask, truth_of
 from outlast.core.protocol._coordinator import Coordinator
 from outlast.core.protocol._member import (
     Compute,
@@ -22,6 +22,7 @@ from outlast.core.protocol._member import (
 )
 from outlast.core.protocol._roll import plan_of, resolve
 from outlast.core.protocol._roster import Settings
+from outlast.core.protocol._row_plans import RowsNote, owners_of, rows_touched
 from outlast.core.protocol._tree import (
     Node,
     combine,
@@ -30,6 +31,7 @@ from outlast.core.protocol._tree import (
     merges,
     parent,
     partials,
+    roots,
     schedule,
     shares,
     split,
@@ -38,7 +40,8 @@ from outlast.core.protocol._types import Header, Order, Plan, RollEntry, ServeId
 
 __all__ = [
     "Audits", "Claim", "Compute", "Coordinator", "Evidence", "Exchange", "Finding", "Follow", "Form", "HandOver",
-    "Header", "Leave", "Member", "Merge", "Node", "Order", "Plan", "RollEntry", "ServeId", "Settings", "Stand", "Todo",
-    "View", "ViewId", "Wait", "combine", "cover", "draw", "draw_key", "leaves_of", "merges", "messages", "parent",
-    "partials", "plan_of", "resolve", "schedule", "shares", "split", "to_ask", "truth_of",
+    "Header", "Leave", "Member", "Merge", "Node", "Order", "Plan", "RollEntry", "RowsNote", "Said", "ServeId",
+    "Settings", "Stand", "Todo", "View", "ViewId", "Wait", "combine", "cover", "draw", "draw_key", "leaves_of",
+    "merges", "messages", "owners_of", "parent", "partials", "plan_of", "resolve", "roots", "rows_touched", "schedule",
+    "shares", "split", "to_ask", "truth_of",
 ]  # fmt: skip

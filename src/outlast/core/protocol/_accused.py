@@ -27,7 +27,8 @@ _REMEDIES = {
 }
 
 
-def audited(c: Coordinator, message: m.Audited) -> None:
+def audited(c: Coordinator, now_s: float, message: m.Audited) -> None:
+    """One member's findings; every member of its view sends the same."""
     peer = c.roster.peers.get(message.member)
     if peer is None or not peer.alive:
         return

@@ -15,8 +15,8 @@ import msgspec
 
 from outlast.core.protocol._tree import Node
 
-__all__ = ["Claim", "Evidence", "Finding", "Stand", "disputed", "draw", "draw_key", "findings_of", "place", "to_ask",
-           "truth_of", "void"]  # fmt: skip
+__all__ = ["Claim", "Evidence", "Finding", "Said", "Stand", "disputed", "draw", "draw_key", "findings_of", "place",
+           "to_ask", "truth_of", "void"]  # fmt: skip
 
 
 class Claim(msgspec.Struct, frozen=True, array_like=True, order=True):
@@ -26,6 +26,10 @@ class Claim(msgspec.Struct, frozen=True, array_like=True, order=True):
     member: str
     attempt: int
     print: int
+
+
+Said = dict[str, tuple[Claim, ...]]
+"""What every member committed to in a step, in view order."""
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from outlast.core.protocol import _accused, _change, _planned, _restart, _returning, _silence
+from outlast.core.protocol import _accused, _change, _planned, _restart, _returning, _robustness, _silence, _telling
 from outlast.core.protocol import _messages as m
 from outlast.core.protocol._change import Change
 from outlast.core.protocol._failures import Failures
@@ -71,7 +71,7 @@ class Coordinator:
         if self.over:
             return self._after_the_end(event)
         if self.ended is not None:
-            self._end_again(self.ended)
+            _restart.end_again(self, self.ended)
         else:
             getattr(self, "_on_" + type(event).__name__.lower())(now_s, event)
             self._progress(now_s)
@@ -125,6 +125,7 @@ class Coordinator:
     def install(self, view: View, cause: str) -> None:
         """Durable first, then told (protocol, step 3 of a death)."""
         before = self.change.old if self.change is not None else {}
+        base = self.planned if self.planned_entered else self.view
         for name in view.members:
             self.roster.mark(name, "member")
         self.change, self.orders = None, 0
@@ -136,7 +137,7 @@ class Coordinator:
             "view_installed", epoch=view.id.epoch, n=view.id.n, members=list(view.members), cause=cause, planned=False,
             num_microbatches=self.num_microbatches,
         )  # fmt: skip
-        self.tell(view.members, self.install_message(view, cause))
+        _telling.tell_view(self, base, view, cause)
         departed = [name for name in self.roster.alive(before) if name not in self.current]
         self.tell([name for name in departed if self.roster.peers[name].leaving], self._departure())
         self.timer(f"form:{view.id}", self.settings.formation_s)
@@ -168,6 +169,7 @@ class Coordinator:
         everyone = view.members + view.attached
         return {
             "addresses": {name: peers[name].address for name in everyone if name in peers},
+            "hosts": {name: peers[name].agent for name in view.members if name in peers},
             "store": peers[view.members[0]].store,
         }
 
@@ -308,8 +310,10 @@ class Coordinator:
     def _on_rows(self, now_s: float, rows: m.Rows) -> None:
         _silence.rows(self, rows)
 
-    def _on_audited(self, now_s: float, found: m.Audited) -> None:
-        _accused.audited(self, found)
+    def _on_whole(self, now_s: float, asked: m.Whole) -> None:
+        _telling.tell_whole(self, asked)
+
+    _on_admitted, _on_accused, _on_audited = _robustness.admitted, _robustness.accused, _accused.audited
 
     # --- what agents and the launcher say ------------------------------------------------------------------------
     def _on_agenthello(self, now_s: float, hello: m.AgentHello) -> None:
@@ -481,18 +485,10 @@ class Coordinator:
         everyone = [p.name for p in self.roster.peers.values() if p.alive]
         self.tell(everyone, m.Close(epoch=self.epoch, reason=detail or outcome))
         self.tell(sorted(self.roster.agents), m.Stop(epoch=self.epoch, reason=outcome))
-        self._out.append(m.Finish(outcome=outcome, exit_code=exit_code, steps=steps, detail=detail))
+        self.end(m.Finish(outcome=outcome, exit_code=exit_code, steps=steps, detail=detail))
 
-    def _end_again(self, record: m.Record) -> None:
-        """The predecessor had ended the run durably; its farewells may not have arrived."""
-        self.ended, self.over = None, True
-        names = sorted(record.placement)
-        self.tell(names, m.Close(epoch=self.epoch, reason=record.detail or record.outcome))
-        self.tell(sorted(set(record.placement.values())), m.Stop(epoch=self.epoch, reason=record.outcome))
-        outcome: Any = record.outcome
-        self._out.append(
-            m.Finish(outcome=outcome, exit_code=record.exit_code, steps=record.steps, detail=record.detail)
-        )
+    def end(self, finish: m.Finish) -> None:
+        self._out.append(finish)
 
     def _after_the_end(self, event: m.Event) -> list[m.Action]:
         if isinstance(event, m.Hello):

@@ -17,6 +17,7 @@ from outlast.core.protocol import _messages as m
 from outlast.core.protocol._audits import Audits
 from outlast.core.protocol._claims import Claim
 from outlast.core.protocol._roll import plan_of, resolve
+from outlast.core.protocol._telling import rebuilt, rebuilt_order
 from outlast.core.protocol._tree import Node, cover, leaves_of, parent
 from outlast.core.protocol._types import Header, Order, Plan, RollEntry, ServeId, View, ViewId
 from outlast.errors import ProtocolViolation, ViewAbandoned
@@ -27,7 +28,7 @@ __all__ = ["Compute", "Exchange", "Follow", "Form", "HandOver", "Leave", "Member
 class Wait(msgspec.Struct, frozen=True, kw_only=True):
     """Nothing to do until the coordinator says more. `why` is for progress reports."""
 
-    why: Literal["no view", "left", "lease", "done", "departed"]
+    why: Literal["no view", "left", "lease", "done", "departed", "rows"]
 
 
 class Follow(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,8 +78,10 @@ Merge = tuple[Node, Node, Node]  # left and right child, and their parent
 class Member:
     """See the module. `until`: steps after which this member is done; None while unknown."""
 
-    def __init__(self, me: str, num_microbatches: int, *, committed: int = 0, until: int | None = None) -> None:
-        self.me, self.num_microbatches, self.until = me, num_microbatches, until
+    def __init__(
+        self, me: str, num_microbatches: int, *, committed: int = 0, until: int | None = None, num_rows: int = 1
+    ) -> None:
+        self.me, self.num_microbatches, self.num_rows, self.until = me, num_microbatches, num_rows, until
         self.state: Literal["fresh", "joining", "ready", "member"] = "fresh"
         self.epoch = 0
         self.committed = committed
@@ -97,6 +100,8 @@ class Member:
         self.serve_id: ServeId = (0, 0)  # which attempt that is; streams carry it
         self.leaving = False
         self.contacts: dict[str, str] = {}
+        self.hosts: dict[str, str] = {}  # member -> the agent that it runs under
+        self.held_back = False  # a robust rule must not be used in this view: stay in it, compute nothing
         self.store = ""
         self.lease_until_s = math.inf
         self.heard = 0  # orders of this view known without a gap
@@ -114,11 +119,15 @@ class Member:
         epoch = message.epoch
         if isinstance(message, m.Install):
             epoch = max(epoch, message.view.id.epoch)
+        elif isinstance(message, m.Amend):
+            epoch = max(epoch, message.delta.id.epoch)
         if 0 < epoch < self.epoch:
             return []
         self.epoch = max(epoch, self.epoch)
         if isinstance(message, m.Install):
             return self._install(message)
+        elif isinstance(message, m.Amend):
+            return self._amended(message)
         elif isinstance(message, m.Notify):
             return self._notified(message)
         elif isinstance(message, m.Take):
@@ -140,8 +149,14 @@ class Member:
         if not view.start and self.state not in ("ready", "member"):
             return [m.Rejoin(member=self.me)]  # there is no state here to act with
         self._enter(view)
-        self.contacts, self.store = dict(message.addresses), message.store
+        self.contacts, self.store, self.hosts = dict(message.addresses), message.store, dict(message.hosts)
         return []
+
+    def _amended(self, message: m.Amend) -> list[m.ToCoordinator]:
+        install = rebuilt(self.view, self.contacts, message)
+        if install is not None:
+            return self._install(install)
+        return [m.Whole(member=self.me, view=message.delta.id)] if self._newer(message.delta.id) else []
 
     def _start_again(self, state: Literal["fresh", "joining"], donors: tuple[str, ...], serve: ServeId) -> None:
         """Whatever is here counts for nothing; a snapshot replaces it (18)."""
@@ -153,7 +168,7 @@ class Member:
     def _enter(self, view: View) -> None:
         self.view, self.formed, self.plan = view, False, None
         self.state = "member"
-        self.done = False
+        self.done = self.held_back = False
         self._orders.clear()
         self._carried_out = self.heard = 0
 
@@ -165,6 +180,11 @@ class Member:
 
     def _take(self, message: m.Take) -> list[m.ToCoordinator]:
         order = message.order
+        if message.delta is not None:
+            found = rebuilt_order(self.view, message)
+            if found is None:
+                return [m.Whole(member=self.me, view=message.delta.id)] if self._newer(message.delta.id) else []
+            order = found
         if self.view is not None and order.view == self.view.id:
             self._orders.setdefault(order.number, order)
             while self.heard + 1 in self._orders:
@@ -174,6 +194,7 @@ class Member:
                 return [m.Rejoin(member=self.me)]
             self._enter(order.next)
         self.contacts.update(message.addresses)
+        self.hosts.update(message.hosts)
         if order.next is not None:
             self.store = message.store
         return []
@@ -243,6 +264,8 @@ class Member:
             return Wait(why="done") if self.done else Leave(view=view)
         if now_s > self.lease_until_s:
             return Wait(why="lease")
+        if self.held_back:
+            return Wait(why="rows")
         return self._next_of_step(view)
 
     def _next_of_step(self, view: View) -> Todo:
@@ -252,7 +275,7 @@ class Member:
         for leaf in self.plan.leaves[self.me]:
             if leaf not in have:
                 return Compute(step=self.committed, microbatch=leaf, orphan=orphan)
-        nodes = tuple(cover(self.plan.leaves[name], self.num_microbatches) for name in view.members)
+        nodes = tuple(cover(self.plan.leaves[name], self.num_microbatches, self.num_rows) for name in view.members)
         return Exchange(step=self.committed, view=view, nodes=nodes)
 
     def roll(self, fingerprint: int, outcome: int) -> RollEntry:
@@ -269,7 +292,7 @@ class Member:
         view = self._acting()
         if [entry.member for entry in entries] != list(view.members) or any(e.view != view.id for e in entries):
             raise ProtocolViolation(f"roll call of view {view.id} answered by {[e.member for e in entries]}")
-        plan = resolve(entries, self.num_microbatches)
+        plan = resolve(entries, self.num_microbatches, self.num_rows)
         if plan.stale:
             self.left = view.id
             return [m.Left(member=self.me, view=view.id, cause="stale member", stale=plan.stale, at_s=now_s)]
@@ -304,7 +327,7 @@ class Member:
         if leaf in leaves_of(self.held):
             raise ProtocolViolation(f"microbatch {leaf} of step {self.committed} was computed twice")
         merges: list[Merge] = []
-        while (up := parent(node, self.num_microbatches)) is not None and up[1] in self.held:
+        while (up := parent(node, self.num_microbatches, self.num_rows)) is not None and up[1] in self.held:
             self.held.discard(up[1])
             merges.append((min(node, up[1]), max(node, up[1]), up[0]))
             node = up[0]
@@ -322,9 +345,15 @@ class Member:
         view = self._acting()
         return Header(member=self.me, step=self.committed, view=view.id, heard=self.heard, **evidence)
 
-    def decide(
-        self, headers: Sequence[Header], now_s: float = 0.0, said: Mapping[str, Sequence[Claim]] | None = None
-    ) -> None:
+    def audit(self, headers: Sequence[Header], said: Mapping[str, Sequence[Claim]]) -> None:
+        """Before `decide`: a mismatch holds the step. Raises ViewAbandoned, on every member alike (25, 26)."""
+        view = self._acting()
+        assert self.plan is not None
+        if self.audits.unsound(headers):
+            self.held.clear()
+        self.audits.judge(self.plan, view, said, headers)
+
+    def decide(self, headers: Sequence[Header], now_s: float = 0.0) -> None:
         """All headers and all buckets are complete: from here this step has one outcome here (11).
 
         Raises ViewAbandoned when the view ended meanwhile or the lease ran out: then nothing is decided, and the caller
@@ -337,18 +366,8 @@ class Member:
             raise ProtocolViolation(f"headers of view {view.id} from {[h.member for h in headers]}")
         if any((h.step, h.view) != (self.committed, view.id) for h in headers):
             raise ProtocolViolation(f"headers of different steps or views: {[(h.step, str(h.view)) for h in headers]}")
-        self._audit(view, said, headers)
         self._agreed = min(h.heard for h in headers)
         self.decided, self._decided_in = True, view.id
-
-    def _audit(self, view: View, said: Mapping[str, Sequence[Claim]] | None, headers: Sequence[Header]) -> None:
-        """A mismatch holds the step: raises ViewAbandoned on every member alike (25, 26)."""
-        if said is None:
-            return
-        assert self.plan is not None
-        if self.audits.unsound(headers):
-            self.held.clear()
-        self.audits.judge(self.plan, view, said, headers)
 
     def commit(self) -> list[Order]:
         """The verdict is applied. Returns the orders to carry out now, in number order (6)."""
@@ -358,15 +377,29 @@ class Member:
         view = self.view
         if view is None or view.id != self._decided_in or self.over(view.id):
             return []
-        due = [self._orders[n] for n in range(self._carried_out + 1, self._agreed + 1)]
-        self._carried_out = self._agreed
+        due = self._carry_out(self._agreed)
+        if self.view is view:
+            self.plan = plan_of(view.members, self.committed, self.num_microbatches, self.num_rows)
+        return due
+
+    def _carry_out(self, agreed: int) -> list[Order]:
+        due = [self._orders[n] for n in range(self._carried_out + 1, agreed + 1)]
+        self._carried_out = max(agreed, self._carried_out)
         for order in due:
             if order.next is not None:
                 self._enter(order.next)
                 break
-        else:
-            self.plan = plan_of(view.members, self.committed, self.num_microbatches)
         return due
+
+    @property
+    def carried_out(self) -> int:
+        """Number of the newest order carried out in this view."""
+        return self._carried_out
+
+    def carry_out(self, agreed: int) -> list[Order]:
+        """While the view is held back: all members have heard the orders up to `agreed`, and none computes."""
+        self._acting()
+        return self._carry_out(agreed)
 
     def _advance(self) -> None:
         self.committed += 1

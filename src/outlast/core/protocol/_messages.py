@@ -10,14 +10,15 @@ from typing import Literal
 import msgspec
 
 from outlast.core.protocol._claims import Finding
+from outlast.core.protocol._delta import ViewDelta
 from outlast.core.protocol._types import Order, ServeId, View, ViewId
 
 __all__ = [
-    "Action", "AgentGone", "AgentHello", "Audited", "BeginServe", "Close", "Done", "Event", "Evict", "Examine",
-    "Examined", "Exited", "Failed", "Finish", "Formed", "FromCoordinator", "Hello", "Install", "Journal", "Kill",
-    "Leaving", "Left", "Notify", "Persist", "Probe", "Ready", "Record", "Rejoin", "Rows", "SetTimer", "Spawn",
-    "SpawnFailed", "Spawned", "Stalled", "Stop", "Superseded", "Take", "Tell", "Timer", "ToCoordinator", "Welcome",
-    "describe",
+    "Accused", "Action", "Admitted", "AgentGone", "AgentHello", "Amend", "Audited", "BeginServe", "Close", "Done",
+    "Event", "Evict", "Examine", "Examined", "Exited", "Failed", "Finish", "Formed", "FromCoordinator", "Hello",
+    "Install", "Journal", "Kill", "Leaving", "Left", "Notify", "Persist", "Probe", "Ready", "Record", "Rejoin",
+    "Rows", "SetTimer", "Spawn", "SpawnFailed", "Spawned", "Stalled", "Stop", "Superseded", "Take", "Tell",
+    "Timer", "ToCoordinator", "Welcome", "Whole", "describe",
 ]  # fmt: skip
 
 Cause = Literal["signal", "exit", "exception", "evicted", "left", "finished", "agent_lost"]
@@ -111,6 +112,34 @@ class Failed(Wire, frozen=True, kw_only=True, tag=True):
     alike: str = ""
 
 
+class Admitted(Wire, frozen=True, kw_only=True, tag=True):
+    """What a robust rule makes of a view that has formed (`outlast.core.policy.admit_view`)."""
+
+    member: str
+    view: ViewId
+    step: int
+    action: Literal["go", "wait", "stop"]
+    tolerated: int
+    most_rows: int
+    trim_count: int
+    lowered: bool
+    reason: str
+
+
+class Accused(Wire, frozen=True, kw_only=True, tag=True):
+    """`accuser` found a slice that `reducer` reduced to be false. I looked for myself: `culprit` is who is wrong."""
+
+    member: str
+    view: ViewId
+    step: int
+    bucket: int
+    reducer: str
+    accuser: str
+    culprit: str
+    members: tuple[str, ...]
+    at_s: float = 0.0
+
+
 class Stalled(Wire, frozen=True, kw_only=True, tag=True):
     """I am inside the exchange and wait for `missing` longer than the learned deadline."""
 
@@ -136,6 +165,13 @@ class Audited(Wire, frozen=True, kw_only=True, tag=True):
     member: str
     view: ViewId
     findings: tuple[Finding, ...]
+
+
+class Whole(Wire, frozen=True, kw_only=True, tag=True):
+    """I cannot apply the difference that leads to this view: tell it whole."""
+
+    member: str
+    view: ViewId
 
 
 # --- to the coordinator: from agents and the launcher ----------------------------------------------------------------
@@ -221,9 +257,20 @@ class Install(Wire, frozen=True, kw_only=True, tag=True):
 
     view: View
     addresses: dict[str, str] = {}
+    hosts: dict[str, str] = {}
     store: str = ""
     cause: str = ""
     epoch: int = 0  # of the coordinator that says so: a later one may repeat an earlier one's view
+
+
+class Amend(Wire, frozen=True, kw_only=True, tag=True):
+    """As Install, to members of the view before it: how the next one differs from that."""
+
+    delta: ViewDelta
+    addresses: dict[str, str] = {}  # of who was not in the view before
+    store: str = ""
+    cause: str = ""
+    epoch: int = 0
 
 
 class Notify(Wire, frozen=True, kw_only=True, tag=True):
@@ -235,10 +282,12 @@ class Notify(Wire, frozen=True, kw_only=True, tag=True):
 
 
 class Take(Wire, frozen=True, kw_only=True, tag=True):
-    """A planned change for the view's members (rule 6)."""
+    """A planned change for the view's members (rule 6). `delta`: what makes the order's next view out of this one."""
 
     order: Order
+    delta: ViewDelta | None = None
     addresses: dict[str, str] = {}
+    hosts: dict[str, str] = {}
     store: str = ""
     epoch: int = 0
 
@@ -295,7 +344,8 @@ class Probe(Wire, frozen=True, kw_only=True, tag=True):
 
 
 FromCoordinator = (
-    Welcome | Install | Notify | Take | BeginServe | Evict | Close | Spawn | Kill | Examine | Probe | Stop | Rejoin
+    Welcome | Install | Amend | Notify | Take | BeginServe | Evict | Close | Spawn | Kill | Examine | Probe | Stop
+    | Rejoin
 )  # fmt: skip
 
 
@@ -353,7 +403,7 @@ class Finish(Wire, frozen=True, kw_only=True, tag=True):
 
 ToCoordinator = (
     Hello | Left | Formed | Ready | Rejoin | Leaving | Done | Failed | Stalled | AgentHello | AgentGone | Spawned
-    | SpawnFailed | Exited | Examined | Rows | Audited | Stop
+    | SpawnFailed | Exited | Examined | Rows | Audited | Whole | Stop | Admitted | Accused
 )  # fmt: skip
 Event = ToCoordinator | Timer | Superseded
 Action = Persist | Tell | SetTimer | Journal | Finish

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from outlast.core.protocol import _messages as m
 from outlast.core.protocol._change import begin
+from outlast.core.protocol._telling import tell_order
 from outlast.core.protocol._types import Order, ServeId, View
 
 if TYPE_CHECKING:
@@ -51,10 +52,7 @@ def _switch(c: Coordinator, view: View, vacant: int) -> bool:
         num_microbatches=c.num_microbatches,
     )  # fmt: skip
     order = _order(c, "switch", next_view=planned)
-    c.tell(
-        tuple(dict.fromkeys(view.members + members)),
-        m.Take(epoch=c.epoch, order=order, **c.contacts(planned)),
-    )
+    tell_order(c, view, order)
     c.timer(f"form:{planned.id}", c.settings.formation_s)
     return True
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from outlast.core.protocol import _messages as m
 from outlast.core.protocol._change import begin
@@ -11,7 +11,7 @@ from outlast.core.protocol._planned import switched
 if TYPE_CHECKING:
     from outlast.core.protocol._coordinator import Coordinator
 
-__all__ = ["reconcile", "recover"]
+__all__ = ["end_again", "reconcile", "recover"]
 
 
 def recover(c: Coordinator, record: m.Record) -> None:
@@ -58,3 +58,12 @@ def reconcile(c: Coordinator) -> None:
         begin(c, cause)
     elif c.planned is not None:
         switched(c)
+
+
+def end_again(c: Coordinator, record: m.Record) -> None:
+    """The predecessor had ended the run durably; its farewells may not have arrived."""
+    c.ended, c.over = None, True
+    outcome: Any = record.outcome
+    c.tell(sorted(record.placement), m.Close(epoch=c.epoch, reason=record.detail or record.outcome))
+    c.tell(sorted(set(record.placement.values())), m.Stop(epoch=c.epoch, reason=record.outcome))
+    c.end(m.Finish(outcome=outcome, exit_code=record.exit_code, steps=record.steps, detail=record.detail))

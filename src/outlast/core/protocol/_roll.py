@@ -10,26 +10,26 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from outlast.core.protocol._claims import Claim, disputed, place, void
+from outlast.core.protocol._row_plans import deal_orphans, row_shares
 from outlast.core.protocol._tree import Node, leaves_of, shares
 from outlast.core.protocol._types import Plan, RollEntry
 
 __all__ = ["plan_of", "resolve"]
 
 
-def plan_of(members: Sequence[str], step: int, num_microbatches: int) -> Plan:
-    """The plan of an undisturbed step: everybody computes its own range."""
-    leaves = {
-        m: tuple(range(lo, hi)) for m, (lo, hi) in zip(members, shares(len(members), num_microbatches), strict=True)
-    }
+def plan_of(members: Sequence[str], step: int, num_microbatches: int, num_rows: int = 1) -> Plan:
+    """The plan of an undisturbed step: everybody computes its own range; of a robust rule's rows (> 1), whole ones."""
+    ranges = row_shares(len(members), num_microbatches, num_rows)
+    leaves = {m: tuple(range(lo, hi)) for m, (lo, hi) in zip(members, ranges, strict=True)}
     return Plan(step=step, donor=None, behind=(), stale=(), leaves=leaves, orphans=leaves)
 
 
-def resolve(entries: Sequence[RollEntry], num_microbatches: int) -> Plan:
+def resolve(entries: Sequence[RollEntry], num_microbatches: int, num_rows: int = 1) -> Plan:
     """The plan for the view whose members said `entries`, in view order.
 
     The newest committed step is where the view goes on. Whoever is one behind takes the outcome from the first that
     keeps it; whoever is further behind is stale. Of the partial sums held at that step the largest count, each
-    microbatch once (invariant: exactly once); what nobody holds is spread evenly over all members.
+    microbatch once (invariant: exactly once); what nobody holds is spread evenly over all members, or by whole rows.
     """
     top = max(entry.committed for entry in entries)
     behind = tuple(e.member for e in entries if e.committed == top - 1)
@@ -44,12 +44,15 @@ def resolve(entries: Sequence[RollEntry], num_microbatches: int) -> Plan:
     held = _hold_once([e for e in entries if e.committed == top], cases)
     kept = {member: leaves_of(nodes) for member, nodes in held.items()}
     if not kept and not cases:
-        fresh = plan_of(members, top, num_microbatches)
+        fresh = plan_of(members, top, num_microbatches, num_rows)
         return msgspec.structs.replace(fresh, donor=donor, behind=behind, stale=stale)
     have = {leaf for leaves in kept.values() for leaf in leaves}
     lost = [leaf for leaf in range(num_microbatches) if leaf not in have]
     orphans = {m: tuple(lost[lo:hi]) for m, (lo, hi) in zip(members, shares(len(members), len(lost)), strict=True)}
-    orphans = place(orphans, cases)
+    if num_rows > 1:
+        orphans = deal_orphans(kept, members, lost, num_microbatches, num_rows)
+    elif cases:
+        orphans = place(orphans, cases)
     leaves = {m: tuple(sorted((*kept.get(m, ()), *orphans[m]))) for m in members}
     return Plan(
         step=top, donor=donor, behind=behind, stale=stale, leaves=leaves, orphans=orphans, claims=claims

@@ -2,15 +2,20 @@
 
 A node is (lo, hi): the sum of microbatches lo..hi-1. Every node of more than one leaf splits after its largest power
 of two of leaves (the split of RFC 6962), so aligned groups are subtrees whatever the number of microbatches, and the
-sum has the same bits whoever adds. Nothing here knows tensors.
+sum has the same bits whoever adds. With `num_rows` above 1 the tree is a forest: the microbatches fall into that many
+fixed ranges (the rows of a robust rule), each with a tree of its own, and no sum ever crosses from one to the next.
+Nothing here knows tensors.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 
-__all__ = ["Node", "combine", "cover", "leaves_of", "merges", "parent", "partials", "schedule", "shares", "split"]
+__all__ = [
+    "Node", "combine", "cover", "leaves_of", "merges", "parent", "partials", "roots", "schedule", "shares", "split",
+]  # fmt: skip
 
 Node = tuple[int, int]
 
@@ -22,10 +27,16 @@ def split(node: Node) -> tuple[Node, Node]:
     return (lo, middle), (middle, hi)
 
 
+@lru_cache(maxsize=1024)
+def roots(num_leaves: int, num_rows: int = 1) -> tuple[Node, ...]:
+    """The ranges of microbatches that are summed by themselves, in order: one for a mean, one a row for a rule."""
+    return shares(num_rows, num_leaves)
+
+
 @lru_cache(maxsize=65536)
-def parent(node: Node, num_leaves: int) -> tuple[Node, Node] | None:
-    """(parent, sibling) of a node in the tree over `num_leaves` leaves; None for the root. ValueError: not a node."""
-    at: Node = (0, num_leaves)
+def parent(node: Node, num_leaves: int, num_rows: int = 1) -> tuple[Node, Node] | None:
+    """(parent, sibling) of a node in its tree over `num_leaves` leaves; None for a root. ValueError: not a node."""
+    at = next(((lo, hi) for lo, hi in roots(num_leaves, num_rows) if lo <= node[0] < hi), node)
     if node == at:
         return None
     while at[1] - at[0] > 1:
@@ -36,11 +47,11 @@ def parent(node: Node, num_leaves: int) -> tuple[Node, Node] | None:
     raise ValueError(f"{node} is not a node of the tree over {num_leaves} microbatches")
 
 
-def merges(held: Collection[Node], leaf: int, num_leaves: int) -> list[tuple[Node, Node, Node]]:
+def merges(held: Collection[Node], leaf: int, num_leaves: int, num_rows: int = 1) -> list[tuple[Node, Node, Node]]:
     """The additions (left, right, parent) that a new leaf completes among the sums already held, in order."""
     out: list[tuple[Node, Node, Node]] = []
     node: Node = (leaf, leaf + 1)
-    while (up := parent(node, num_leaves)) is not None and up[1] in held:
+    while (up := parent(node, num_leaves, num_rows)) is not None and up[1] in held:
         out.append((min(node, up[1]), max(node, up[1]), up[0]))
         node = up[0]
     return out
@@ -72,15 +83,17 @@ def leaves_of(nodes: Iterable[Node]) -> list[int]:
     return sorted(leaf for lo, hi in nodes for leaf in range(lo, hi))
 
 
-def cover(leaves: Collection[int], num_leaves: int) -> tuple[Node, ...]:
+def cover(leaves: Collection[int], num_leaves: int, num_rows: int = 1) -> tuple[Node, ...]:
     """The fewest nodes whose leaves are exactly `leaves`: what a member with these microbatches sends."""
-    return _cover(tuple(sorted(leaves)), num_leaves)
+    return _cover(tuple(sorted(leaves)), num_leaves, num_rows)
 
 
 @lru_cache(maxsize=4096)
-def _cover(have: tuple[int, ...], num_leaves: int) -> tuple[Node, ...]:
+def _cover(have: tuple[int, ...], num_leaves: int, num_rows: int) -> tuple[Node, ...]:
     out: list[Node] = []
-    stack: list[tuple[Node, int, int]] = [((0, num_leaves), 0, len(have))]  # node, slice of `have` inside it
+    stack: list[tuple[Node, int, int]] = []  # node, slice of `have` inside it
+    for root in reversed(roots(num_leaves, num_rows)):
+        stack.append((root, bisect_left(have, root[0]), bisect_left(have, root[1])))
     while stack:
         node, start, stop = stack.pop()
         if start == stop:
@@ -97,14 +110,14 @@ def _cover(have: tuple[int, ...], num_leaves: int) -> tuple[Node, ...]:
 
 
 @lru_cache(maxsize=4096)
-def schedule(nodes: tuple[Node, ...], num_leaves: int) -> tuple[tuple[Node, Node, Node], ...]:
-    """The additions (left, right, parent) that lead from these nodes to the root, children before parents.
+def schedule(nodes: tuple[Node, ...], num_leaves: int, num_rows: int = 1) -> tuple[tuple[Node, Node, Node], ...]:
+    """The additions (left, right, parent) that lead from these nodes to the root(s), children before parents.
 
     ValueError if the nodes do not tile the tree: then some microbatch would count twice or never.
     """
     todo: list[tuple[Node, Node, Node]] = []
     have = set(nodes)
-    stack: list[Node] = [(0, num_leaves)]
+    stack: list[Node] = list(roots(num_leaves, num_rows))
     found = 0
     while stack:
         node = stack.pop()

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from outlast.core.protocol._claims import Claim, Evidence, Stand
+from outlast.core.protocol._row_plans import RowsNote
 from outlast.core.protocol._tree import Node
 
 __all__ = ["Header", "Order", "Plan", "RollEntry", "ServeId", "View", "ViewId"]
@@ -72,6 +73,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     output: int = 0  # fingerprint of my slices of the reduced gradient
     state: tuple[int, int] = (0, 0)  # (part, fingerprint): a rotating part of my state after the last step
     audit: Evidence = Evidence()
+    rows: RowsNote = RowsNote()
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):

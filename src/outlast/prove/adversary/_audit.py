@@ -6,9 +6,10 @@ wrong gradient is out of the rule's reach, and is taken back so that the oracle 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from outlast.core.protocol import Claim, Evidence, Exchange, Header, Node, split
+from outlast.core.protocol import Evidence, Exchange, Header, Node, Said, split
 from outlast.prove.adversary import _algebra as algebra
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class Exchanging:
         self.norms: list[tuple[int, int]] = []
         self.reduced = self.gathered = 0
         self.header: Header | None = None
-        self.said: dict[str, tuple[Claim, ...]] | None = None
+        self.said: Said | None = None
         self.owed: list[int] | None = None
 
 
@@ -86,6 +87,11 @@ class Auditor:
             replica.occupy_beside(ex.todo.step, ex.owed.pop())
             return False
         return True
+
+    def judge(self, headers: Sequence[Header], ex: Exchanging) -> None:
+        """Raises ViewAbandoned if a mismatch holds the step."""
+        if ex.said is not None and self.replica.world.variant.compares:
+            self.replica.member.audit(headers, ex.said)
 
     def evidence(self) -> Evidence:
         audits = self.replica.member.audits

@@ -7,12 +7,12 @@ they are caught.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from outlast.core.protocol import Claim, Coordinator, Header, Member, RollEntry, Settings, Stand, plan_of
+from outlast.core.protocol import Coordinator, Header, Member, RollEntry, Settings, Stand, View, plan_of
 from outlast.core.protocol import messages as m
 from outlast.core.protocol._change import successor
 from outlast.prove.adversary import _algebra as algebra
@@ -110,6 +110,24 @@ class AgentsForgotten(_WithCoordinator):
     wrong = _Deaf
 
 
+class _Credulous(Member):
+    def _amended(self, message: m.Amend) -> list[m.ToCoordinator]:
+        if self.view is None:
+            return super()._amended(message)
+        removed, added = set(message.delta.removed), dict(message.delta.added)
+        staying = iter([name for index, name in enumerate(self.view.members) if index not in removed])
+        size = len(self.view.members) - len(removed) + len(added)
+        members = tuple(added[index] if index in added else next(staying, "") for index in range(size))
+        view = View(id=message.delta.id, members=members, attached=message.delta.attached)
+        return self._install(m.Install(view=view, addresses=self.contacts | message.addresses, store=message.store))
+
+
+class BaseUnchecked(_WithMember):
+    """The difference that leads to a view is applied to whatever view is there."""
+
+    wrong = _Credulous
+
+
 class NoGoodbye(Variant):
     """A member that leaves a view just closes its connections."""
 
@@ -179,10 +197,8 @@ class OrphansForgotten(_WithMember):
 
 
 class _Rash(Member):
-    def decide(
-        self, headers: Sequence[Header], now_s: float = 0.0, said: Mapping[str, Sequence[Claim]] | None = None
-    ) -> None:
-        super().decide(headers, now_s, said)
+    def decide(self, headers: Sequence[Header], now_s: float = 0.0) -> None:
+        super().decide(headers, now_s)
         self._agreed = self.heard
 
 
@@ -236,17 +252,10 @@ class BuffersReused(Variant):
 
 
 # --- audits ----------------------------------------------------------------------------------------------------------
-class _Trusting(Member):
-    def decide(
-        self, headers: Sequence[Header], now_s: float = 0.0, said: Mapping[str, Sequence[Claim]] | None = None
-    ) -> None:
-        super().decide(headers, now_s)
-
-
-class MismatchIgnored(_WithMember):
+class MismatchIgnored(Variant):
     """Microbatches are computed twice, and nobody compares."""
 
-    wrong = _Trusting
+    compares = False
 
 
 class _Forgetful(Member):
@@ -266,6 +275,7 @@ BROKEN: dict[str, tuple[type[Variant], int]] = {
     "strangers-succeed": (StrangersSucceed, 20000),
     "first-report-decides": (FirstReportDecides, 2000),
     "agents-forgotten": (AgentsForgotten, 2000),
+    "base-unchecked": (BaseUnchecked, 20000),
     "no-goodbye": (NoGoodbye, 2000),
     "lease-ignored": (LeaseIgnored, 20000),
     "stale-taken": (StaleTaken, 20000),

@@ -433,7 +433,8 @@ class Replica(Dialler):
         members = ex.todo.view.members
         said = [(header, ex.norms) if name == self.name else got[name] for name in members]
         headers = [h for h, _ in said]
-        self.member.decide(headers, self.kernel.now, ex.said)
+        self.audit.judge(headers, ex)
+        self.member.decide(headers, self.kernel.now)
         self.norm = self.world.variant.norm([norms for _, norms in said])
         self.world.oracle.decided(self, ex.todo.view, ex.todo.step, headers)
         self._exchange = None

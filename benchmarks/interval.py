@@ -1,0 +1,291 @@
+"""The adaptive checkpoint interval beside fixed ones, replaying failures that were recorded and ones that were drawn.
+
+A job of so many hours of training meets failures; a save costs seconds of training, a failure what was trained since
+the last save. Waste: wall time less training, restarts aside. Fixed intervals know the scenario in hindsight: the best
+of a fine grid over all its jobs. Every job of the adaptive policy starts from the prior alone. Young's interval is
+given the same wrong prior. An ablated policy lacks one input: the time since the last failure, training's stability,
+or the time left. The difference is taken job by job.
+
+    python -m benchmarks interval --record
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import math
+import os
+import random
+import statistics
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks._common import Bounds, Table, environment, options, publish
+from outlast.core.policy import Losses, next_save_s
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+__all__ = ["main"]
+
+DATA = Path(os.environ.get("OUTLAST_TRACES", Path(__file__).resolve().parents[2] / "shared" / "data"))
+GRID = [1.12**i for i in range(-40, 41)]  # fixed intervals, times Young's for the scenario's own mean
+WRONG = (0.1, 10.0)  # the prior's mean time between failures over the true one
+SHORT = "Weibull(0.6), short"
+ABLATED = {"age": "Weibull(0.6)", "stability": "Weibull(0.6), unstable", "left": SHORT}
+"""Which input is left out where: each in the scenario that has what it is for."""
+UNSTABLE_S, STABLE_S, REWIND_S = 1200.0, 14_400.0, 900.0  # mean lengths of episodes; mean time to a rewind inside one
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """One replay. `fails`: wall seconds of the interruptions, ascending; `shaky`: wall spans in which the loss is out
+    of its band; `rewinds`: wall seconds of the rewinds in them."""
+
+    work_s: float
+    cost_s: float
+    fails: tuple[float, ...]
+    shaky: tuple[tuple[float, float], ...] = ()
+    rewinds: tuple[float, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Policy:
+    """Which inputs the adaptive policy sees."""
+
+    prior_s: float
+    age: bool = True
+    stability: bool = True
+    left: bool = True
+
+
+def waste(job: Job, decide: Callable[[float, float, float, bool], float], lost: Callable[[float], None]) -> float:
+    """Wall seconds that were not training. decide(now, since the last failure, left, shaky) -> seconds to the next
+    save; `lost(since)`: a failure, with the time since the one before."""
+    now = done = saved = last = 0.0
+    events = _events(job)
+    at, shaky = next(events, (math.inf, ""))
+    unstable = False
+    due = decide(0.0, 0.0, job.work_s, False)
+    while True:
+        finish, save = now + job.work_s - done, now + due
+        when = min(finish, save, at)
+        done, due, now = done + when - now, due - (when - now), when
+        if at <= when:
+            if shaky in ("fail", "rewind"):
+                done = saved
+                if shaky == "fail":
+                    lost(now - last)
+                    last = now
+            else:
+                unstable = shaky == "begins"
+            elapsed = done - saved
+            due = max(0.0, decide(now, now - last, job.work_s - saved, unstable) - elapsed)
+            at, shaky = next(events, (math.inf, ""))
+        elif finish <= when:
+            return now - job.work_s
+        else:
+            now, cost_end = now + job.cost_s, now + job.cost_s
+            while at < cost_end and shaky in ("begins", "ends"):
+                unstable = shaky == "begins"
+                at, shaky = next(events, (math.inf, ""))
+            if at < cost_end:  # it failed while it saved: the save is void
+                now = at
+                due = 0.0
+                continue
+            saved = done
+            due = decide(now, now - last, job.work_s - done, unstable)
+
+
+def _events(job: Job) -> Iterator[tuple[float, str]]:
+    marks = [(t, "fail") for t in job.fails] + [(t, "rewind") for t in job.rewinds]
+    for begin, end in job.shaky:
+        marks += [(begin, "begins"), (end, "ends")]
+    return iter(sorted(marks))
+
+
+def fixed(job: Job, interval_s: float) -> float:
+    return waste(job, lambda now, since, left, shaky: interval_s, lambda since: None)
+
+
+def adaptive(job: Job, policy: Policy) -> float:
+    losses = Losses(prior_s=policy.prior_s)
+    episodes = {"rewinds": 1.0, "s": 3600.0, "since": 0.0, "shaky": False}  # prior: a rewind an hour of instability
+
+    def decide(now: float, since: float, left: float, shaky: bool) -> float:
+        if episodes["shaky"]:
+            episodes["s"] += now - episodes["since"]
+            episodes["rewinds"] += sum(episodes["since"] < t <= now for t in job.rewinds)
+        episodes["since"], episodes["shaky"] = now, shaky
+        extra = episodes["rewinds"] / episodes["s"] if shaky and policy.stability else 0.0
+        if not policy.age:  # a constant hazard of the same record
+            mean = (policy.prior_s + now) / (1.0 + seen[0])
+            return _constant(mean, job.cost_s, extra, left if policy.left else math.inf)
+        return next_save_s(
+            losses, age_s=since, cost_s=job.cost_s, extra=extra, left_s=left if policy.left else math.inf
+        )
+
+    seen = [0]
+
+    def lost(since: float) -> None:
+        seen[0] += 1
+        losses.observe(since)
+
+    return waste(job, decide, lost)
+
+
+def _constant(mean_s: float, cost_s: float, extra: float, left_s: float) -> float:
+    due = left_s * math.sqrt((1 / mean_s + extra) / (2 * cost_s)) if left_s < math.inf else math.inf
+    interval = math.sqrt(2 * cost_s / (1 / mean_s + extra))
+    if due < 12:
+        low = max(1, math.floor(due))
+        parts = min((low, low + 1), key=lambda n: n - 1 + due * due / n)
+        return math.inf if parts == 1 else left_s / parts
+    return interval
+
+
+def drawn(rng: random.Random, *, shape: float, mean_s: float, work_s: float, cost_s: float, shaky: bool) -> Job:
+    """Weibull times between failures; episodes of instability with rewinds in them."""
+    scale, horizon = mean_s / math.gamma(1 + 1 / shape), 40 * work_s
+    fails, now = [], 0.0
+    while now < horizon:
+        now += rng.weibullvariate(scale, shape)
+        fails.append(now)
+    spans, rewinds, now = [], [], rng.expovariate(1 / STABLE_S)
+    while shaky and now < horizon:
+        end = now + rng.expovariate(1 / UNSTABLE_S)
+        spans.append((now, end))
+        hit = now + rng.expovariate(1 / REWIND_S)
+        while hit < end:
+            rewinds.append(hit)
+            hit += rng.expovariate(1 / REWIND_S)
+        now = end + rng.expovariate(1 / STABLE_S)
+    return Job(work_s=work_s, cost_s=cost_s, fails=tuple(fails), shaky=tuple(spans), rewinds=tuple(rewinds))
+
+
+def recorded(times: Sequence[float], rng: random.Random, num: int, *, work_s: float, cost_s: float) -> list[Job]:
+    """Jobs that start at random moments of a record; at its end it begins anew. Where it was kept by the minute, a
+    failure lies anywhere in its minute: or else intervals that divide one would win by resonance."""
+    length, jobs, note = times[-1], [], times
+    coarse = all(t % 60 == 0 for t in note)
+    for _ in range(num):
+        start = rng.uniform(0, length)
+        times = sorted(t + rng.uniform(0, 60) for t in note) if coarse else note
+        later = [t - start for t in times if t > start]
+        rounds = [t - start + length * (1 + i) for i in range(math.ceil(20 * work_s / length)) for t in times]
+        jobs.append(Job(work_s=work_s, cost_s=cost_s, fails=tuple(later + rounds)))
+    return jobs
+
+
+def traces() -> dict[str, list[float]]:
+    """Seconds of the interruptions of each record that is here: nodes going down or being taken away."""
+    found: dict[str, set[float]] = {}
+    hbd, spot = DATA / "infinitehbd_fault_events.csv", DATA / "bamboo_oobleck_node_events.csv"
+    if hbd.exists():
+        with hbd.open(encoding="utf-8") as file:
+            rows = [row for row in csv.DictReader(file) if row["event"] == "down"]
+        found["InfiniteHBD, 400 servers"] = {float(row["time_h"]) * 3600 for row in rows}
+    if spot.exists():
+        with spot.open(encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                if row["event"] == "remove":
+                    found.setdefault(f"spot, {row['trace']}", set()).add(float(row["time_ms"]) / 1e3)
+    merged = {name: _apart(sorted(times)) for name, times in found.items()}
+    return {name: times for name, times in merged.items() if len(times) >= 20}
+
+
+def _apart(times: Sequence[float]) -> list[float]:
+    """Who goes within a minute of another interrupts nothing more: the job is not back yet."""
+    kept: list[float] = []
+    for t in times:
+        if not kept or t - kept[-1] >= 60:
+            kept.append(t)
+    return kept
+
+
+def scenarios(args: argparse.Namespace) -> dict[str, tuple[float, list[Job]]]:
+    """(true mean time between failures, jobs) by name."""
+    rng = random.Random(args.seed)
+    mean = 4 * 3600.0
+    every: dict[str, tuple[float, list[Job]]] = {}
+    for name, shape, shaky in (
+        ("Weibull(0.6)", 0.6, False), ("Weibull(0.6), unstable", 0.6, True), ("exponential", 1.0, False),
+    ):  # fmt: skip
+        every[name] = (
+            mean,
+            [
+                drawn(rng, shape=shape, mean_s=mean, work_s=60 * mean, cost_s=30.0, shaky=shaky)
+                for _ in range(args.jobs)
+            ],
+        )
+    every[SHORT] = (
+        mean,
+        [drawn(rng, shape=0.6, mean_s=mean, work_s=mean / 2, cost_s=120.0, shaky=False) for _ in range(40 * args.jobs)],
+    )
+    for name, times in traces().items():
+        mean_s = times[-1] / len(times)
+        every[name] = mean_s, recorded(times, rng, args.jobs, work_s=60 * mean_s, cost_s=mean_s / 480)
+    return every
+
+
+def study(mean_s: float, jobs: Sequence[Job]) -> dict[str, list[float]]:
+    """Waste of each policy, a figure a job."""
+    young = math.sqrt(2 * mean_s * jobs[0].cost_s)
+    grid = {factor * young: [fixed(job, factor * young) for job in jobs] for factor in GRID[::2]}
+    best = min(grid, key=lambda interval: statistics.fmean(grid[interval]))
+    found = {f"best fixed, {best:.0f} s": grid[best]}
+    found["adaptive"] = [adaptive(job, Policy(prior_s=mean_s)) for job in jobs]
+    for wrong in WRONG:
+        found[f"adaptive, prior x {wrong:g}"] = [adaptive(job, Policy(prior_s=wrong * mean_s)) for job in jobs]
+        interval = math.sqrt(2 * wrong * mean_s * jobs[0].cost_s)
+        found[f"Young, prior x {wrong:g}"] = [fixed(job, interval) for job in jobs]
+    for missing in ("age", "stability", "left"):
+        found[f"adaptive without {missing}"] = [
+            adaptive(job, dataclasses.replace(Policy(prior_s=mean_s), **{missing: False})) for job in jobs
+        ]
+    return found
+
+
+def paired(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
+    """Mean of a over mean of b less 1, and its standard error (of the paired differences)."""
+    base = statistics.fmean(b)
+    differences = [x - y for x, y in zip(a, b, strict=True)]
+    return statistics.fmean(differences) / base, statistics.stdev(differences) / math.sqrt(len(a)) / base
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = options(__doc__)
+    parser.add_argument("--jobs", type=int, default=60, help="replays a scenario")
+    parser.add_argument("--only", default="", help="scenarios whose name contains this")
+    args = parser.parse_args(argv)
+    machine, bounds, tables, raw = environment(args), Bounds(), [], {}
+    for name, (mean_s, jobs) in scenarios(args).items():
+        if args.only not in name:
+            continue
+        found = study(mean_s, jobs)
+        raw[name] = {key: statistics.fmean(values) for key, values in found.items()}
+        first = next(iter(found))
+        rows = []
+        for key, values in found.items():
+            difference, error = paired(values, found[first])
+            work = statistics.fmean(job.work_s for job in jobs)
+            share = 100 * statistics.fmean(values) / work
+            rows.append([key, f"{share:.2f} %", f"{1 + difference:.3f} ± {2 * error:.3f}"])
+        title = f"{name}: {len(jobs)} jobs, a failure every {mean_s:.0f} s, a save costs {jobs[0].cost_s:.1f} s"
+        tables.append(Table(title=title, columns=["policy", "waste over training", "over the best fixed"], rows=rows))
+        for prior in ("adaptive", *(f"adaptive, prior x {w:g}" for w in WRONG)):
+            if name != SHORT:
+                bounds.check(f"{name}: {prior} / best fixed", 1 + paired(found[prior], found[first])[0], 1.05, "times")
+        for wrong in WRONG:
+            ratio = 1 + paired(found[f"adaptive, prior x {wrong:g}"], found[f"Young, prior x {wrong:g}"])[0]
+            bounds.check(f"{name}: adaptive / Young, both with prior x {wrong:g}", ratio, 1.0, "times")
+        for missing in (m for m, where in ABLATED.items() if where == name):
+            gain, error = paired(found["adaptive"], found[f"adaptive without {missing}"])
+            bounds.check(f"{name}: with {missing} / without, upper end of 95 %", 1 + gain + 2 * error, 1.0, "times")
+    return publish("interval", args, machine, tables, bounds, raw)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""A robust rule in the exchange: the bits of a fleet of one, whoever dies, and wherever in the step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from outlast.core import events as ev
+from outlast.core.phases import Phase
+from outlast.runtime._lies import Lie
+from outlast.runtime._probe import Fault
+
+pytestmark = pytest.mark.process
+
+TRIMMED = {"aggregation": "trimmed_mean", "f": 1, "rows": 4}
+
+
+def kill(replica: str, phase: Phase, step: int, **where: Any) -> Fault:
+    return Fault(replica=replica, phase=phase.name.lower(), step=step, action="SIGKILL", **where)
+
+
+def admissions(run: Any) -> list[ev.RowsAdmitted]:
+    return [e for e in run.driven.events if isinstance(e, ev.RowsAdmitted)]
+
+
+def test_deaths_in_the_exchange_leave_the_bits(fleet: Callable[..., Any]) -> None:
+    """Four rows, one a replica; then three replicas, then two own all of them. Nobody is asked to be tolerated."""
+    run = fleet(
+        kill("r1", Phase.SCATTER, 2, bucket=0),
+        kill("r3", Phase.REDUCE, 4, bucket=1),
+        replicas=4, steps=7, max_restarts=0, rule=TRIMMED, tolerated=0,
+    )  # fmt: skip
+    run.assert_unchanged(survivors={"r0.1", "r2.1"}, recoveries=2)
+    assert [a.most_rows for a in admissions(run)] == [1, 2, 2]
+    assert all(a.action == "go" for a in admissions(run))
+
+
+@pytest.mark.campaign
+def test_a_view_that_is_not_good_enough_waits_for_a_replacement(fleet: Callable[..., Any]) -> None:
+    """After the death two rows would be one replica's, and f = 1: nothing is computed until a joiner is there."""
+    run = fleet(kill("r1.1", Phase.GATHER, 3, bucket=0), replicas=4, steps=6, rule=TRIMMED)
+    run.assert_unchanged(survivors={"r0.1", "r1.2", "r2.1", "r3.1"}, recoveries=1)
+    assert [(a.action, a.most_rows) for a in admissions(run)] == [("go", 1), ("wait", 2), ("go", 1)]
+
+
+MOVED = {"aggregation": {"up.*": "centered_clipping", "*": {"rule": "trimmed_mean", "pre": "nnm"}}, "f": 1, "rows": 3,
+         "row_momentum": 0.9}  # fmt: skip
+
+
+@pytest.mark.campaign
+def test_what_rules_remember_is_handed_to_joiners(fleet: Callable[..., Any]) -> None:
+    """Distance rules, momentum of each row and the last result; the second death takes the survivors of the first."""
+    run = fleet(
+        kill("r1.1", Phase.REDUCE, 2, bucket=0),
+        kill("r0.1", Phase.HEADER, 5),
+        replicas=3, steps=8, rule=MOVED, gates=(4, 7),
+    )  # fmt: skip
+    run.gate(4, "the first replacement", lambda: run.caught_up("r1.2"))
+    run.gate(7, "the second replacement", lambda: run.caught_up("r0.2"))
+    run.assert_unchanged(survivors={"r0.2", "r1.2", "r2.1"}, recoveries=2)
+
+
+@pytest.mark.campaign
+def test_over_torch_distributed(fleet: Callable[..., Any]) -> None:
+    run = fleet(
+        kill("r1.1", Phase.SCATTER, 2, bucket=1),
+        replicas=3, steps=5, max_restarts=0, rule=MOVED, tolerated=0, exchange="c10d",
+    )  # fmt: skip
+    run.assert_unchanged(survivors={"r0.1", "r2.1"}, recoveries=1)
+
+
+@pytest.mark.parametrize("exchange", ["shm", pytest.param("c10d", marks=pytest.mark.campaign)])
+def test_a_lying_reducer_is_caught_before_anything_is_applied(fleet: Callable[..., Any], exchange: str) -> None:
+    """Every slice is computed again by somebody else; the step is held, the liar is replaced, the bits are true."""
+    run = fleet(
+        replicas=4, steps=5, rule=TRIMMED | {"check_reducers": 1.0}, exchange=exchange,
+        lies=[Lie(replicas=("r2.1",), attack="lying_reducer", first_step=2)],
+    )  # fmt: skip
+    run.assert_unchanged(survivors={"r0.1", "r1.1", "r2.2", "r3.1"})
+    (accused,) = [e for e in run.driven.events if isinstance(e, ev.ReducerAccused)]
+    assert (accused.replica, accused.reducer, accused.step, accused.decision) == ("r2.1", "r2.1", 2, "evict")
+    assert len(accused.votes) > 2
+    assert next(e.cause for e in run.exits() if e.replica == "r2.1") != "finished"
+
+
+@pytest.mark.campaign
+def test_more_bad_rows_than_the_rule_tolerates_are_refused_by_name(fleet: Callable[..., Any]) -> None:
+    run = fleet(replicas=4, steps=4, rule=TRIMMED, lies=[Lie(replicas=("r1", "r3"), attack="nan", first_step=2)])
+    assert run.finish() == 5, run.logs()
+    end = next(e for e in run.driven.events if isinstance(e, ev.RunFinished))
+    assert "rows 1, 3, computed by r1.1, r3.1" in end.detail

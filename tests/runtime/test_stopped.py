@@ -1,0 +1,96 @@
+"""The processes beside the replicas are stopped, not dead: a coordinator is replaced, an agent continued."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outlast.core import events as ev
+from outlast.runtime._probe import Fault
+from outlast.runtime._shared import Progress, Region
+from outlast.runtime._watch import Watch, kernel_state
+
+pytestmark = pytest.mark.process
+UNKILLABLE = str(Path(__file__).with_name("unkillable.py"))
+
+
+def coordinators(run: Any) -> list[int]:
+    return [e.pid for e in run.driven.events if isinstance(e, ev.CoordinatorStarted)]
+
+
+def test_a_stopped_coordinator_is_replaced_and_a_death_does_not_wait_for_it(fleet: Callable[..., Any]) -> None:
+    run = fleet(replicas=3, steps=8, max_restarts=0, gates=(3, 5))
+    run.until("steps were made", lambda: run.driven.step == 2)
+    (old,) = coordinators(run)
+    run.strike(old, signal.SIGSTOP)
+    run.strike(run.pid("r1.1"))
+    run.gate(3, "another had taken over", lambda: len(coordinators(run)) == 2)
+    run.gate(5, "the death was noticed", lambda: run.exited("r1.1"))
+    run.assert_unchanged(survivors={"r0.1", "r2.1"}, recoveries=2)
+    assert kernel_state(old)[0] == "X"
+    (taken_over,) = [r for r in run.driven.recoveries() if r.cause == "coordinator"]
+    assert "it was stopped" in taken_over.detail
+
+
+@pytest.mark.campaign
+def test_one_that_cannot_be_killed_is_fenced_when_it_wakes(fleet: Callable[..., Any]) -> None:
+    run = fleet(replicas=3, steps=12, max_restarts=0, gates=(3, 6, 9), program=[UNKILLABLE])
+    run.until("steps were made", lambda: run.driven.step == 2)
+    (old,) = coordinators(run)
+    run.strike(old, signal.SIGSTOP)
+    run.strike(run.pid("r1.1"))
+    run.gate(3, "another had taken over", lambda: len(coordinators(run)) == 2)
+    run.gate(6, "the death was noticed", lambda: run.exited("r1.1"))
+    assert kernel_state(old)[0] == "T"
+    run.strike(old, signal.SIGCONT)
+    run.gate(9, "the old one had ended", lambda: kernel_state(old)[0] in "XZ")
+    run.assert_unchanged(survivors={"r0.1", "r2.1"}, recoveries=2)
+    assert len(coordinators(run)) == 2
+
+
+def test_a_stopped_agent_is_continued_and_its_replicas_live(fleet: Callable[..., Any]) -> None:
+    """It stops in the act of killing a stopped replica."""
+    run = fleet(
+        Fault(replica="r1", phase="backward", step=3, action="SIGSTOP"),
+        Fault(replica="a0.1", phase="kill", action="SIGSTOP"),
+        replicas=3, steps=8, max_restarts=0,
+    )  # fmt: skip
+    run.assert_unchanged(survivors={"r0.1", "r2.1"}, recoveries=1)
+    assert not [e for e in run.driven.events if isinstance(e, ev.AgentLost)]
+
+
+def test_silence_is_learned_and_the_watcher_s_own_is_no_one_s_fault() -> None:
+    progress = Progress(Region(Progress.SIZE))
+    watch = Watch(os.getpid(), progress, 0.5, 30.0)
+    progress.alive()
+    now = progress.read()[3]
+    assert watch.look(now) == ("", 0.0)
+    assert watch.look(now + 100.0) == ("", 0.0), "the watcher slept"
+    assert watch.look(now + 100.2)[1] == pytest.approx(0.2)
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+        os._exit(0)
+    try:
+        watch = Watch(child, progress, 0.5, 30.0)
+        for beat in range(5):
+            progress.alive(ahead_s=0.1 * beat)
+            assert watch.look(progress.read()[3])[0] == ""
+        now = progress.read()[3]
+        os.kill(child, signal.SIGSTOP)
+        os.waitpid(child, os.WUNTRACED)
+        assert watch.look(now + 0.2)[0] == ""
+        assert watch.look(now + 0.9)[0] == "stopped"
+        os.kill(child, signal.SIGCONT)
+        os.waitpid(child, os.WCONTINUED)
+        seen = [watch.look(now + 0.9 + 0.5 * turn)[0] for turn in range(70)]
+        assert "stopped" not in seen
+        assert seen[-1] == "hung", "silent for half a minute, and it uses no processor"
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
