@@ -12,6 +12,7 @@ import pytest
 
 from outlast.core import events as ev
 from outlast.core.phases import Phase
+from outlast.observe import status, why
 from outlast.prove._drive import Driven
 from outlast.runtime._flips import Flip
 from outlast.runtime._probe import Fault
@@ -85,6 +86,12 @@ def test_a_transient_flip_is_seen_named_and_gone(audited: Callable[..., Audited]
     assert (found.culprit, found.step, found.microbatch, found.verdict) == ("r1.1", 2, 2, "transient"), run.logs()
     assert (found.host, found.device) == ("a0", "cpu")
     assert found.confidence == 1.0
+    certified = [e for e in run.driven.events if isinstance(e, ev.Certified)]
+    assert (certified[-1].step, certified[-1].share) == (2, 1.0), "the roll call after the mismatch agreed on it"
+    story = why(run.driven.events)
+    assert any("r1.1 got another gradient for microbatch 2 of step 2" in row.what for row in story.timeline)
+    assert [advice.who for advice in story.advice] == [["r1.1"]]
+    assert status(run.driven.events).num_audit_mismatches == 1
 
 
 def test_who_repeats_a_wrong_answer_is_evicted(audited: Callable[..., Audited]) -> None:

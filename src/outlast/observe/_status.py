@@ -66,6 +66,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     agent: Process | None
     agents: list[Process]
     replicas: list[Replica]
+    num_audit_mismatches: int = 0
+    certified: int | None = None
+    """Steps of the newest certified state; None without audits."""
 
 
 class StatusFold:
@@ -86,6 +89,8 @@ class StatusFold:
         self._recoveries = 0
         self._last_recovery: ev.Recovery | None = None
         self._updated_at_s: float | None = None
+        self._mismatches = 0
+        self._certified: int | None = None
 
     def take(self, event: ev.AnyEvent) -> None:
         """Fold one event in."""
@@ -100,6 +105,10 @@ class StatusFold:
                 self._recoveries, self._last_recovery = self._recoveries + 1, event
             case ev.Progress():
                 self._take_progress(event)
+            case ev.AuditMismatch():
+                self._mismatches += 1
+            case ev.Certified():
+                self._certified = event.step
             case ev.CoordinatorStarted() | ev.CoordinatorLost() | ev.AgentStarted() | ev.AgentLost():
                 self._take_process(event)
             case ev.ViewInstalled() | ev.ViewFormed():
@@ -129,6 +138,8 @@ class StatusFold:
             agent=agents[0] if agents else None,
             agents=agents,
             replicas=[self._replica(name, over) for name in self._shown()],
+            num_audit_mismatches=self._mismatches,
+            certified=self._certified,
         )
 
     def _state(self, held: bool | None) -> tuple[RunState, str]:

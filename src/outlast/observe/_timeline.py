@@ -15,7 +15,9 @@ from outlast.core import events as ev
 
 __all__ = ["Row", "format_s", "row_of", "timeline"]
 
-_ALWAYS = (ev.RunStarted, ev.Recovery, ev.CoordinatorLost, ev.AgentLost, ev.Refused, ev.RunFinished)
+_ALWAYS = (
+    ev.RunStarted, ev.Recovery, ev.CoordinatorLost, ev.AgentLost, ev.Refused, ev.RunFinished, ev.AuditMismatch,
+)  # fmt: skip
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +108,7 @@ def _describe(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning", "erro
             return f"run {event.run_id} started with {_count(event.num_replicas, 'replica')}{spares}", "info"
         case ev.RunFinished():
             detail = f": {_first_line(event.detail)}" if event.detail else ""
-            level: Literal["info", "error"] = "error" if event.outcome == "failed" else "info"
+            level: Literal["info", "warning", "error"] = "error" if event.outcome == "failed" else "info"
             return f"run {event.outcome} after {_count(event.steps, 'step')}{detail}", level
         case ev.Recovery():
             lost = f", {_count(event.lost_steps, 'step')} lost" if event.lost_steps else ""
@@ -121,6 +123,12 @@ def _describe(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning", "erro
         case ev.Suspected():
             verdict = "evicted" if event.decision == "evict" else "given time"
             return f"{event.replica} suspected: {event.evidence}; {verdict}", "warning"
+        case ev.AuditMismatch():
+            where = f" ({event.host}, {event.device})" if event.host else ""
+            level = "error" if event.verdict == "undecided" else "warning"
+            return f"audit: {event.evidence}: {event.verdict}{where}; held until settled", level
+        case ev.Certified():
+            return f"the state after step {event.step - 1} is certified at {event.share:g}", "info"
     return _describe_process(event)
 
 

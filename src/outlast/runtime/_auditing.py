@@ -8,6 +8,7 @@ been, and its random state is the microbatch's own. Nothing here runs with audit
 from __future__ import annotations
 
 import copy
+import math
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -118,6 +119,12 @@ class Auditing:
                 self._replica.member.audit(headers, self._said)
 
     def report(self, view: View) -> None:
-        """After the commit: tell the coordinator what was settled, if anything was."""
-        if found := self._replica.member.audits.reports(view):
-            self._replica.link.send(found)
+        """After the commit: the state's certificate; and to the coordinator what was settled, if anything was."""
+        replica, audits = self._replica, self._replica.member.audits
+        meta = replica.engine.meta
+        if self._said is None or meta is None:
+            return
+        finite = math.isfinite(meta.loss) and (meta.norm is None or math.isfinite(meta.norm))
+        audits.passed(replica.member.committed, finite=finite, num_parts=len(replica.engine.state.params))
+        if found := audits.reports(view):
+            replica.link.send(found)

@@ -118,7 +118,7 @@ class Replica:
             return Heartbeat(
                 sender=self.env.me, sent_s=time.monotonic(), view=(view.id.epoch, view.id.n) if view else (0, 0),
                 committed=self.member.committed, stable=self.member.stable, losses=losses, step_s=self._step_s,
-                sent_messages=self.link.sent,
+                sent_messages=self.link.sent, certified=self.member.audits.certificate,
             )  # fmt: skip
 
     def _asked(self, probe: m.Probe) -> None:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from outlast.core.phases import Phase
 from outlast.core.policy._audit import audit_share
-from outlast.core.protocol import Compute, Exchange, Leave
+from outlast.core.protocol import Certificate, Compute, Exchange, Leave
 from outlast.errors import ConfigError, Evicted, MembershipError, StepMisuse, ViewAbandoned
 from outlast.runtime._allocator import keep_freed_memory
 from outlast.runtime._auditing import Auditing
@@ -253,6 +253,11 @@ class Training:
     def fingerprint(self) -> str:
         """SHA-256 over parameters and optimizer state by name: name, dtype, shape, bytes."""
         return digest_of(self.engine.state)
+
+    @property
+    def certified(self) -> Certificate | None:
+        """The newest state known to be finite, agreed and audited; None without audits."""
+        return self.replica.member.audits.certificate
 
     # --- one step ------------------------------------------------------------------------------------------------
     def _microbatches(self, step: int) -> Iterator[Any]:

@@ -16,6 +16,7 @@ import msgspec
 
 from outlast.core.protocol import _messages as m
 from outlast.core.protocol._claims import (
+    Certificate,
     Claim,
     Evidence,
     Finding,
@@ -52,6 +53,8 @@ class Audits:
         self._pending: list[Finding] = []
         self._said = b""
         self._drawn = 0
+        self.certificate: Certificate | None = None
+        self._base: int | None = None  # a rotation of the state's fingerprints began here
 
     @property
     def active(self) -> bool:
@@ -109,6 +112,8 @@ class Audits:
         self.hosts |= {entry.member: entry.audit.host for entry in entries}
         self.devices |= {entry.member: entry.audit.device for entry in entries}
         self._said, self._drawn = b"", 0
+        top = max(entry.committed for entry in entries)
+        self._certify(top, top)  # the roll compares whole states
 
     def keeps(self, node: Node, plan: Plan) -> bool:
         """Whether a sum that I hold still counts."""
@@ -157,6 +162,22 @@ class Audits:
             for f in pending
         )
         return [m.Audited(member=self.me, view=view.id, findings=found)] if found else []
+
+    def passed(self, committed: int, *, finite: bool, num_parts: int) -> None:
+        """A step was committed with these audits passed. Every step members compare one of `num_parts` parts of the
+        state (17): once all have agreed, so had the state at which the round began."""
+        if not finite:
+            self._base = None
+        elif self._base is None:
+            self._base = committed
+        elif committed - self._base >= num_parts:
+            self._certify(self._base, committed)
+
+    def _certify(self, step: int, base: int) -> None:
+        self._base = base
+        if self.active and (self.certificate is None or step >= self.certificate.step):
+            share = self.share if len(self.hosts) > 1 else 0.0
+            self.certificate = Certificate(step=step, share=share, audited=self.num_audited)
 
     def _hear(self, what: object) -> None:
         body = msgspec.msgpack.encode(what)

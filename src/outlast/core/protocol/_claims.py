@@ -15,8 +15,10 @@ import msgspec
 
 from outlast.core.protocol._tree import Node
 
-__all__ = ["Claim", "Evidence", "Finding", "Said", "Stand", "disputed", "draw", "draw_key", "findings_of", "place",
-           "to_ask", "truth_of", "void"]  # fmt: skip
+__all__ = [
+    "Certificate", "Claim", "Evidence", "Finding", "Said", "Stand", "disputed", "draw", "draw_key", "findings_of",
+    "place", "to_ask", "truth_of", "void",
+]  # fmt: skip
 
 
 class Claim(msgspec.Struct, frozen=True, array_like=True, order=True):
@@ -65,6 +67,15 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     asked: int
     host: str = ""
     device: str = ""
+
+
+class Certificate(msgspec.Struct, frozen=True, kw_only=True):
+    """The state after `step` steps is finite, agreed by all members, and each step to it passed its audits. A single
+    wrong gradient on the way was seen with probability `share`. `audited`: microbatches computed twice so far."""
+
+    step: int = 0
+    share: float = 0.0
+    audited: int = 0
 
 
 # --- the draw --------------------------------------------------------------------------------------------------------
