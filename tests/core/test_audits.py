@@ -9,9 +9,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.core.policy import audit_share
-from outlast.core.protocol import Claim, RollEntry, Stand, ViewId, draw, draw_key, plan_of, resolve, to_ask, truth_of
+from outlast.core.protocol import (
+    Audits,
+    Certificate,
+    Claim,
+    Header,
+    RollEntry,
+    Stand,
+    View,
+    ViewId,
+    draw,
+    draw_key,
+    plan_of,
+    resolve,
+    to_ask,
+    truth_of,
+)
 from outlast.core.protocol._claims import disputed, findings_of, place, void
-from outlast.errors import ConfigError
+from outlast.errors import ConfigError, ViewAbandoned
 
 
 def owners(num_members: int, num_leaves: int) -> dict[str, tuple[int, ...]]:
@@ -163,6 +178,66 @@ def test_placing_keeps_every_orphan_once(n: int, leaves: int, data: st.DataObjec
     assert sorted(leaf for mine in placed.values() for leaf in mine) == list(range(leaves))
     if n > 2:
         assert all(leaf not in placed[name] for leaf in where for name in ("r0.1", "r1.1"))
+
+
+NAMES = ("a", "b", "c")
+
+
+def step_of(members: tuple[str, ...], told: dict[str, dict[str, int]]) -> dict[str, Audits]:
+    """Every member of a view of six microbatches up to its verdict; `told[m][x]`: what x said to m of microbatch 0."""
+    plan, view = plan_of(members, 4, 6), View(id=ViewId(1, 1), members=members)
+    every = {name: Audits(name) for name in members}
+    entries = [
+        RollEntry(member=n, view=view.id, committed=4, held=(), keeps_output=False, fingerprint=0, outcome=0)
+        for n in members
+    ]
+    for audits in every.values():
+        audits.share = 1.0
+        audits.called(entries)
+        for leaf in plan.leaves[audits.me]:
+            audits.computed(leaf, leaf * 31, beside=False)
+    said: dict[str, dict[str, tuple[Claim, ...]]] = {}
+    for name, audits in every.items():
+        said[name] = {other: each.commitment(plan) for other, each in every.items()}
+        for other, value in told.get(name, {}).items():
+            said[name][other] = tuple(Claim(c.leaf, c.member, c.attempt, value) for c in said[name][other])
+        for leaf in audits.owed(plan, said[name]):
+            audits.computed(leaf, leaf * 31, beside=True)
+    headers = [Header(member=n, step=4, view=view.id, heard=0, audit=every[n].evidence()) for n in members]
+    for name, audits in every.items():
+        audits.judge(plan, view, said[name], headers)
+    return every
+
+
+def test_a_clean_step_passes_and_says_nothing() -> None:
+    every = step_of(NAMES, {})
+    assert all(not audits.reports(View(id=ViewId(1, 1), members=NAMES)) for audits in every.values())
+    assert {audits.num_audited for audits in every.values()} == {6}
+    assert {audits.certificate for audits in every.values()} == {Certificate(step=4, share=1.0, audited=0)}
+
+
+def test_who_heard_something_else_is_named_by_everybody() -> None:
+    """Equivocation: `a` tells `c` another fingerprint than it tells the others."""
+    with pytest.raises(ViewAbandoned, match="c is at fault"):
+        step_of(NAMES, {"c": {"a": 12345}})
+
+
+def test_two_that_heard_different_things_cannot_go_on() -> None:
+    with pytest.raises(ViewAbandoned, match="a is at fault; b is at fault"):
+        step_of(("a", "b"), {"b": {"a": 12345}})
+
+
+def test_a_certificate_needs_a_whole_round_of_fingerprints() -> None:
+    audits = step_of(NAMES, {})["a"]
+    for committed in range(5, 12):
+        audits.passed(committed, finite=True, num_parts=3)
+    assert audits.certificate == Certificate(step=7, share=1.0, audited=6)
+    audits.passed(12, finite=False, num_parts=3)
+    for committed in (13, 14, 15):
+        audits.passed(committed, finite=True, num_parts=3)
+    assert audits.certificate.step == 7, "a loss that is not finite starts the round again"
+    audits.passed(16, finite=True, num_parts=3)
+    assert audits.certificate.step == 13
 
 
 def test_the_share_is_a_number_or_the_policys() -> None:

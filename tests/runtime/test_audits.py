@@ -123,3 +123,10 @@ def test_a_death_while_it_is_settled(audited: Callable[..., Audited]) -> None:
     run = audited(flip, faults=[death], replicas=3, steps=4)
     run.assert_unchanged({"r0.1", "r2.1"})
     assert [(f.culprit, f.verdict) for f in run.findings()] == [("r1.1", "gone")], run.logs()
+
+
+def test_a_sum_that_changes_after_it_was_made_is_computed_again(audited: Callable[..., Audited]) -> None:
+    flip = Flip(replica="r0", step=2, microbatch=2, place="sum", param=0, element=77, bit=9)
+    run = audited(flip, replicas=2, steps=4)
+    run.assert_unchanged({"r0.1", "r1.1"})
+    assert [(f.culprit, f.verdict, f.step) for f in run.findings()] == [("r0.1", "memory", 2)], run.logs()

@@ -20,6 +20,7 @@ from outlast.core.protocol import Evidence, Exchange, Header, Said, View
 from outlast.errors import StepMisuse, ViewAbandoned
 from outlast.runtime._flips import Flips
 from outlast.runtime._mesh import Prints
+from outlast.runtime._plane import Reduction
 from outlast.runtime._replica import Replica
 
 __all__ = ["Auditing"]
@@ -108,9 +109,10 @@ class Auditing:
         sums.end()
         self._replica.member.audits.computed(self._leaf, sums.print, beside=True)
 
-    def evidence(self) -> Evidence:
+    def evidence(self, found: Reduction) -> Evidence:
         """My part of the header."""
-        return self._replica.member.audits.evidence() if self._said is not None else Evidence()
+        audits = self._replica.member.audits
+        return audits.evidence(sorted(found.unlike)) if self._said is not None else Evidence()
 
     def judge(self, headers: Sequence[Header]) -> None:
         """All headers are there. Raises ViewAbandoned, on every member alike, if a mismatch holds the step."""

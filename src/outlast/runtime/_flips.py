@@ -6,6 +6,8 @@ this is called. The flip strikes after the backward and before the fingerprint: 
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 import numpy as np
 import torch
@@ -21,7 +23,8 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class Flip(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`replica`: a slot (r1) or one incarnation (r1.2). `microbatch`: None for all. `param`: index of the parameter;
     `element`, `bit`: modulo their number. `times`: how many computations are spoilt; 0: every one (a broken device).
-    `drift`: another bit each time, as a device does that is wrong at random."""
+    `drift`: another bit each time, as a device does that is wrong at random. `place`: sum: strike the partial sum after
+    it was fingerprinted, where failing memory would; `param` is then the bucket."""
 
     replica: str
     step: int
@@ -31,6 +34,7 @@ class Flip(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     bit: int = 0
     times: int = 1
     drift: bool = False
+    place: Literal["gradient", "sum"] = "gradient"
 
 
 class Flips:
@@ -63,8 +67,15 @@ class Flips:
         """The gradient of parameter `index` is there: strike, in place."""
         for number in self._here:
             flip = self._flips[number]
-            if flip.param == index and grad.numel():
+            if flip.place == "gradient" and flip.param == index and grad.numel():
                 _strike(grad.detach(), flip.element, flip.bit + (self._done[number] if flip.drift else 0))
+
+    def after_sum(self, bucket: int, flat: Tensor) -> None:
+        """A bucket of a partial sum with the last microbatch in it was fingerprinted: strike."""
+        for number in self._here:
+            flip = self._flips[number]
+            if flip.place == "sum" and flip.param == bucket:
+                _strike(flat, flip.element, flip.bit)
 
 
 def _strike(grad: Tensor, element: int, bit: int) -> None:

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from outlast.core.protocol import Node, merges
 from outlast.errors import StepMisuse
+from outlast.runtime._flips import Flips
 from outlast.runtime._shared import Region
-from outlast.tensors import Bucket, Layout, combine, fingerprint_all
+from outlast.tensors import BLOCK, Bucket, Layout, block_prints, combine, fingerprint_all
 
 __all__ = ["OUTCOME", "Accumulator", "Memory"]
 
@@ -66,7 +67,8 @@ class Accumulator:
         self.paused = False  # a backward that is not of the step
         self.printing = False  # fingerprint each microbatch's gradient before it is added
         self.print = 0  # of the last microbatch
-        self.corrupt: Callable[[int, Tensor], None] | None = None  # tests put wrong bits in
+        self.corrupt: Flips | None = None  # tests put wrong bits in
+        self._sent: dict[tuple[Node, int], tuple[int, ...]] = {}
         self._beside = False
         self._waiting: list[int] = []
         self._on_bucket: Callable[[int], None] | None = None
@@ -196,12 +198,23 @@ class Accumulator:
             self.params[index].grad = None
         self._folded += 1
 
+    def sent(self, node: Node, slot: int, bucket: int) -> tuple[int, ...]:
+        """Fingerprints of a sum's blocks, taken once, when it was made: what changes it afterwards shows."""
+        if (node, bucket) not in self._sent:
+            flat = self.memory.flats(slot)[bucket]
+            self._sent[node, bucket] = block_prints(flat, BLOCK, self.layout.buckets[bucket].first_block)
+            if self.corrupt is not None:
+                self.corrupt.after_sum(bucket, flat)
+        return self._sent[node, bucket]
+
     # --- a step --------------------------------------------------------------------------------------------------
     def keep(self, nodes: Sequence[Node]) -> None:
         """Forget every sum that is not among `nodes`."""
+        self._sent = {key: prints for key, prints in self._sent.items() if key[0] in set(nodes)}
         self.slots = {node: slot for node, slot in self.slots.items() if node in set(nodes)}
 
     def clear(self) -> None:
         """A new step."""
+        self._sent.clear()
         self.slots.clear()
         self.used = bytearray(len(self.used))

@@ -58,11 +58,13 @@ class Prints(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """My partial sums of a bucket lie in these slots of my region, in the order of my nodes."""
+    """My partial sums of a bucket lie in these slots of my region, in the order of my nodes. `prints`: of their blocks,
+    taken when the sums were made (with audits)."""
 
     step: int
     bucket: int
     slots: tuple[int, ...]
+    prints: tuple[tuple[int, ...], ...] = ()
 
 
 class Reduced(msgspec.Struct, frozen=True, tag=True):

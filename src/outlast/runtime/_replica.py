@@ -349,6 +349,7 @@ class Replica:
             step=self.member.committed, nodes=nodes, slots=tuple(slots[node] for node in mine),
             num_leaves=self.engine.num_leaves, scale=self.engine.scale(self.member.committed),
             with_norms=self.engine.clip_norm is not None, on_scattered=self._scattered,
+            sent=self.engine.sums.sent if self.engine.sums.printing and self.engine.robust is None else None,
         )  # fmt: skip
 
     def _scattered(self) -> None:
@@ -374,7 +375,7 @@ class Replica:
         assert plan is not None
         evidence = self.engine.evidence(plan.leaves[self.env.me], found.norms, found.fingerprint)
         with self.lock:
-            header = self.member.header(**evidence, state=self.engine.sample(todo.step), audit=auditing.evidence())
+            header = self.member.header(**evidence, state=self.engine.sample(todo.step), audit=auditing.evidence(found))
         self.enter(Phase.HEADER)
         mesh.broadcast(Head(header, self.engine.end_buffers))
         heads = mesh.collect(Head, todo.step, 0, Phase.HEADER)

@@ -14,7 +14,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-__all__ = ["combine", "fingerprint", "fingerprint_all", "fingerprint_blocks", "fingerprint_named"]
+__all__ = ["block_prints", "combine", "fingerprint", "fingerprint_all", "fingerprint_blocks", "fingerprint_named"]
 
 _MASK = (1 << 64) - 1
 
@@ -26,6 +26,11 @@ def fingerprint(tensor: Tensor, key: int = 0) -> int:
         return _mixed(flat, key)
     data = flat.contiguous().view(torch.uint8).numpy().data if flat.numel() else b""
     return xxhash.xxh3_64_intdigest(data, seed=key & _MASK)
+
+
+def block_prints(flat: Tensor, block: int, first: int) -> tuple[int, ...]:
+    """The fingerprint of each block of a flat tensor, keyed by its number counted from `first`."""
+    return tuple(fingerprint(flat[i : i + block], n) for n, i in enumerate(range(0, flat.numel(), block), first))
 
 
 def fingerprint_blocks(flat: Tensor, block: int, first: int, key: int = 0) -> int:
