@@ -15,10 +15,10 @@ from torch.nn import functional
 import outlast
 
 
-def train(steps: int, microbatches: int, audit: float) -> tuple[Any, dict[str, Any]]:
+def train(steps: int, microbatches: int, audit: float, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
     run = outlast.join()
     torch.manual_seed(3)
-    model = Model()
+    model = Model().to(dtype)
     slow = [model.table, model.unused]
     fast = [p for p in model.parameters() if all(p is not q for q in slow)]
     optimizer = torch.optim.AdamW([{"params": slow, "lr": 1e-3}, {"params": fast, "lr": 1e-2}])
@@ -45,10 +45,11 @@ def main() -> None:
     parser.add_argument("--microbatches", type=int, required=True)
     parser.add_argument("--audit", type=float, required=True)
     parser.add_argument("--flips", default="[]")
+    parser.add_argument("--dtype", default="float32")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     os.environ["OUTLAST_FLIPS"] = args.flips
-    run, found = train(args.steps, args.microbatches, args.audit)
+    run, found = train(args.steps, args.microbatches, args.audit, getattr(torch, args.dtype))
     part = args.out / f"{run.name}.{os.getpid()}.part"
     part.write_text(json.dumps(found))
     part.rename(args.out / f"{run.name}.json")

@@ -10,10 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from outlast.config import RunConfig
 from outlast.core import events as ev
 from outlast.core.phases import Phase
+from outlast.errors import ConfigError
 from outlast.observe import status, why
 from outlast.prove._drive import Driven
+from outlast.runtime._auditing import check_bitwise
 from outlast.runtime._flips import Flip
 from outlast.runtime._probe import Fault
 
@@ -28,15 +31,15 @@ class Audited:
 
     def __init__(
         self, base: Path, flips: Sequence[Flip], faults: Sequence[Fault], *, replicas: int, steps: int,
-        microbatches: int = 6, audit: float = 1.0, **settings: Any,
+        microbatches: int = 6, audit: float = 1.0, dtype: str = "float32", **settings: Any,
     ) -> None:  # fmt: skip
-        self.out, self.shape = base / "out", (steps, microbatches)
+        self.out, self.shape = base / "out", (steps, microbatches, dtype)
         self.out.mkdir(parents=True)
         settings = {"restart_backoff_s": 0.0, "heartbeat_s": 0.2, "max_restarts": 0} | settings
         config = base / "run.toml"
         config.write_text("[run]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
         script = [str(SCRIPT), "--steps", str(steps), "--microbatches", str(microbatches), "--audit", str(audit)]
-        script += ["--flips", msgspec.json.encode(list(flips)).decode(), "--out", str(self.out)]
+        script += ["--dtype", dtype, "--flips", msgspec.json.encode(list(flips)).decode(), "--out", str(self.out)]
         options = ["--config", str(config), "--replicas", str(replicas)]
         self.driven = Driven(base / "run", options, script, faults)
 
@@ -59,7 +62,7 @@ class Audited:
         code = self.finish()
         assert code == 0, self.logs()
         assert processes(self.driven.run_dir) == []
-        want, results = undisturbed(*self.shape, "float32"), self.results()
+        want, results = undisturbed(*self.shape), self.results()
         assert set(results) == survivors, self.logs()
         for name, found in results.items():
             assert {k: v for k, v in found["losses"].items() if want["losses"][k] != v} == {}, f"{name}\n{self.logs()}"
@@ -130,3 +133,41 @@ def test_a_sum_that_changes_after_it_was_made_is_computed_again(audited: Callabl
     run = audited(flip, replicas=2, steps=4)
     run.assert_unchanged({"r0.1", "r1.1"})
     assert [(f.culprit, f.verdict, f.step) for f in run.findings()] == [("r0.1", "memory", 2)], run.logs()
+
+
+BITS = {"float32": (0, 1, 12, 22, 23, 27, 30, 31), "bfloat16": (0, 3, 6, 7, 10, 14, 15)}
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("dtype", BITS)
+def test_every_bit_is_seen_and_nothing_else(audited: Callable[..., Audited], dtype: str) -> None:
+    """One flip in every other step, each of another bit, replica and parameter; the steps between are clean."""
+    bits, params = BITS[dtype], (0, 3, 4, 5, 7)
+    flips = [
+        Flip(replica=f"r{i % 3}", step=2 * i + 1, param=params[i % len(params)], element=37 * i, bit=bit)
+        for i, bit in enumerate(bits)
+    ]
+    run = audited(*flips, replicas=3, steps=2 * len(bits) + 2, dtype=dtype)
+    run.assert_unchanged({"r0.1", "r1.1", "r2.1"})
+    found = [(f.step, f.culprit, f.verdict) for f in run.findings()]
+    assert found == [(flip.step, f"{flip.replica}.1", "transient") for flip in flips], run.logs()
+
+
+@pytest.mark.campaign
+def test_with_a_share_the_broken_device_is_found_soon(audited: Callable[..., Audited]) -> None:
+    """Unaudited wrong gradients are applied meanwhile: that is what a share below one means."""
+    broken = [Flip(replica="r1", step=step, param=0, element=step, bit=20, times=0) for step in range(40)]
+    run = audited(*broken, replicas=3, steps=40, audit=0.25)
+    assert run.finish() == 0, run.logs()
+    first = run.findings()[0]
+    assert first.step < 20, "two of its microbatches in each step: missed for 20 steps in one of 10^5 runs"
+    assert {f.culprit for f in run.findings()} == {"r1.1"}
+    assert set(run.results()) == {"r0.1", "r2.1"}
+    assert len({found["fingerprint"] for found in run.results().values()}) == 1
+
+
+def test_audits_of_noise_are_refused() -> None:
+    with pytest.raises(ConfigError, match="only noise"):
+        check_bitwise(0.1, RunConfig(bitwise=False))
+    check_bitwise(0.0, RunConfig(bitwise=False))
+    check_bitwise(0.1, RunConfig())

@@ -15,15 +15,25 @@ from typing import Any
 
 from torch import Tensor
 
+from outlast.config import RunConfig
 from outlast.core.phases import Phase
 from outlast.core.protocol import Evidence, Exchange, Header, Said, View
-from outlast.errors import StepMisuse, ViewAbandoned
+from outlast.errors import ConfigError, StepMisuse, ViewAbandoned
 from outlast.runtime._flips import Flips
 from outlast.runtime._mesh import Prints
 from outlast.runtime._plane import Reduction
 from outlast.runtime._replica import Replica
 
-__all__ = ["Auditing"]
+__all__ = ["Auditing", "check_bitwise"]
+
+
+def check_bitwise(share: float, config: RunConfig) -> None:
+    """ConfigError for audits of gradients that need not be equal."""
+    if share and not config.bitwise:
+        raise ConfigError(
+            f"audit={share:g} with bitwise = false would find only noise",
+            remedy="audit=0, or bitwise = true and a loop that is deterministic",
+        )
 
 
 class Auditing:

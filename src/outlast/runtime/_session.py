@@ -28,7 +28,7 @@ from outlast.core.policy._audit import audit_share
 from outlast.core.protocol import Certificate, Compute, Exchange, Leave
 from outlast.errors import ConfigError, Evicted, MembershipError, StepMisuse, ViewAbandoned
 from outlast.runtime._allocator import keep_freed_memory
-from outlast.runtime._auditing import Auditing
+from outlast.runtime._auditing import Auditing, check_bitwise
 from outlast.runtime._data import Samples
 from outlast.runtime._engine import Engine, Meta
 from outlast.runtime._environment import Environment
@@ -154,6 +154,7 @@ class Run:
         engine = Engine(parts, samples, layout, memory, clip_norm, seed, robust)
         facts = facts_of(self._env.config, parts, samples, clip_norm, settings.describe() if settings else "mean")
         share = audit_share(audit, replicas)
+        check_bitwise(share, self._env.config)
         facts["audit"] = f"{share:g}"
         self._training = Training(Replica(self._env, engine, facts), share)
         return self._training
