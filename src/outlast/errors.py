@@ -9,6 +9,7 @@
     ├── TrainingError          the user's loop, model or data                          exit 5
     │   ├── PoisonMicrobatch     two replicas failed on the same microbatch            exit 5
     │   ├── StateDiverged        replicas that must be equal are not                   exit 5
+    │   ├── GuardStop            a guard's verdict is to stop                          exit 5
     │   └── StepMisuse           the loop broke the rules of a step                    exit 5
     ├── FleetLost              nobody alive holds the training state                   exit 6
     ├── CheckpointError        a checkpoint cannot be written, read or trusted         exit 7
@@ -26,7 +27,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 __all__ = [
-    "CheckpointError", "ConfigError", "Damage", "EnvironmentFault", "Evicted", "FleetLost", "MembershipError",
+    "CheckpointError", "ConfigError", "Damage", "EnvironmentFault", "Evicted", "FleetLost", "GuardStop",
+    "MembershipError",
     "OutlastError", "PoisonMicrobatch", "ProtocolViolation", "ProveError", "SignatureMismatch", "StateDiverged",
     "StepMisuse", "TrainingError", "ViewAbandoned", "WireRefusal",
 ]  # fmt: skip
@@ -79,6 +81,10 @@ class PoisonMicrobatch(TrainingError):
 
 class StateDiverged(TrainingError):
     code = "DIVERGED"
+
+
+class GuardStop(TrainingError):
+    code = "GUARD"
 
 
 class StepMisuse(TrainingError):

@@ -47,6 +47,9 @@ def run(
     on_shortfall: Annotated[str | None, typer.Option(help="too few rows are independent: wait, stop or lower")] = None,
     threads: Annotated[int | None, typer.Option(help="intra-op threads of each replica")] = None,
     port: Annotated[int | None, typer.Option(help="the coordinator's port on loopback; 0 takes a free one")] = None,
+    checkpoint_dir: Annotated[str | None, typer.Option(help="where to keep checkpoints: a directory or a URL")] = None,
+    checkpoint_every: Annotated[int | None, typer.Option(help="steps between saves; 0 lets outlast choose")] = None,
+    resume: Annotated[str | None, typer.Option(help="auto, never, or a directory or URL to begin from")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML with a table [run]; see outlast config show")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="a new directory for journal and logs")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object at the end, nothing else")] = False,
@@ -57,6 +60,7 @@ def run(
     given = {
         "replicas": replicas, "spares": spares, "agents": agents, "exchange": exchange, "threads": threads,
         "port": port, "aggregation": aggregation, "f": f, "pre": pre, "rows": rows, "on_shortfall": on_shortfall,
+        "checkpoint_dir": checkpoint_dir, "checkpoint_every": checkpoint_every, "resume": resume,
     }  # fmt: skip
     resolved = resolve(cli=given, environ=os.environ, file=config)
     command = _command(script, module, args or [])

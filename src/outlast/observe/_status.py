@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from outlast.core import events as ev
+from outlast.observe._checkpoints import PLAIN_FAILURES
 
 __all__ = ["Process", "Replica", "RunState", "Status", "StatusFold", "status"]
 
@@ -62,10 +63,14 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     num_replicas: int
     num_recoveries: int
     last_recovery: ev.Recovery | None
+    num_verdicts: int
+    last_verdict: ev.Verdict | None
     coordinator: Process | None
     agent: Process | None
     agents: list[Process]
     replicas: list[Replica]
+    last_save: ev.CheckpointSaved | None = None
+    failed_save: ev.CheckpointFailed | None = None  # after it
     num_audit_mismatches: int = 0
     certified: int | None = None
     """Steps of the newest certified state; None without audits."""
@@ -88,7 +93,11 @@ class StatusFold:
         self._loss: float | None = None
         self._recoveries = 0
         self._last_recovery: ev.Recovery | None = None
+        self._verdicts = 0
+        self._last_verdict: ev.Verdict | None = None
         self._updated_at_s: float | None = None
+        self._saved: ev.CheckpointSaved | None = None
+        self._failed_save: ev.CheckpointFailed | None = None
         self._mismatches = 0
         self._certified: int | None = None
 
@@ -103,8 +112,16 @@ class StatusFold:
                 self._step = max(event.steps, self._step or 0) if event.steps else self._step
             case ev.Recovery():
                 self._recoveries, self._last_recovery = self._recoveries + 1, event
+            case ev.Verdict():
+                self._verdicts, self._last_verdict = self._verdicts + 1, event
             case ev.Progress():
                 self._take_progress(event)
+            case ev.CheckpointSaved():
+                self._saved, self._failed_save = event, None
+            case ev.CheckpointFailed() if event.cause not in PLAIN_FAILURES:
+                self._failed_save = event
+            case ev.FleetLost():
+                self._step = None  # what follows begins at an earlier one
             case ev.AuditMismatch():
                 self._mismatches += 1
             case ev.Certified():
@@ -134,10 +151,14 @@ class StatusFold:
             num_replicas=self._started.num_replicas if self._started else 0,
             num_recoveries=self._recoveries,
             last_recovery=self._last_recovery,
+            num_verdicts=self._verdicts,
+            last_verdict=self._last_verdict,
             coordinator=self._placed(self._coordinator, over) if self._coordinator else None,
             agent=agents[0] if agents else None,
             agents=agents,
             replicas=[self._replica(name, over) for name in self._shown()],
+            last_save=self._saved,
+            failed_save=self._failed_save,
             num_audit_mismatches=self._mismatches,
             certified=self._certified,
         )

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outlast.observe._accounting import Accounting
+from outlast.observe._checkpoints import last_save
 from outlast.observe._curve import sparkline
 from outlast.observe._status import Process, Replica, Status
-from outlast.observe._timeline import Row, format_s
+from outlast.observe._timeline import Row, format_s, row_of
 from outlast.observe._why import Why
 
 __all__ = ["render_accounting", "render_status", "render_timeline", "render_why", "table"]
@@ -32,7 +33,12 @@ def render_status(state: Status, *, curve: Sequence[float] = ()) -> str:
     facts += [f"recoveries {state.num_recoveries}"]
     facts += [f"audit mismatches {state.num_audit_mismatches}"] if state.num_audit_mismatches else []
     facts += [f"certified {state.certified}"] if state.certified is not None else []
+    facts += [f"guards' verdicts {state.num_verdicts}"] if state.num_verdicts else []
     lines += [", ".join(facts)]
+    if state.last_verdict is not None:
+        lines += [f"last verdict: {row_of(state.last_verdict, 0.0).what}"]
+    save = last_save(state.last_save, state.failed_save, state.updated_at_s)
+    lines += [save] if save else []
     if curve:
         lines += [f"loss {sparkline(curve)}"]
     people = [state.coordinator, *state.agents] if state.coordinator else state.agents

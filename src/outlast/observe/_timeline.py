@@ -12,11 +12,13 @@ from typing import Literal
 import msgspec
 
 from outlast.core import events as ev
+from outlast.observe import _checkpoints
 
 __all__ = ["Row", "format_s", "row_of", "timeline"]
 
 _ALWAYS = (
-    ev.RunStarted, ev.Recovery, ev.CoordinatorLost, ev.AgentLost, ev.Refused, ev.RunFinished, ev.AuditMismatch,
+    ev.RunStarted, ev.Recovery, ev.CoordinatorLost, ev.AgentLost, ev.Refused, ev.Verdict, ev.AuditMismatch,
+    ev.RunFinished,
 )  # fmt: skip
 
 
@@ -98,7 +100,7 @@ def _matters(event: ev.AnyEvent, told: Collection[str]) -> bool:
             return event.decision == "evict" and event.replica not in told
         case ev.ReplicaExited():
             return event.cause not in {"finished", "left"} and event.replica not in told
-    return isinstance(event, _ALWAYS)
+    return isinstance(event, _ALWAYS) or _checkpoints.matters(event)
 
 
 def _describe(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning", "error"]]:
@@ -129,7 +131,32 @@ def _describe(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning", "erro
             return f"audit: {event.evidence}: {event.verdict}{where}; held until settled", level
         case ev.Certified():
             return f"the state after step {event.step - 1} is certified at {event.share:g}", "info"
+        case ev.Verdict():
+            return _describe_verdict(event), "error" if event.action == "stop" else "warning"
     return _describe_process(event)
+
+
+_DONE = {
+    "apply": "taken all the same", "skip_step": "step skipped", "skip_batch": "step skipped, its bad samples left out",
+    "rewind": "gone back to the certified state", "lower_rate": "step skipped, learning rate lowered for a while",
+    "replace": "replica replaced", "quarantine": "replica put out of the run for good", "evict_host": "host put out",
+    "stop": "run stopped",
+}  # fmt: skip
+
+
+def _describe_verdict(event: ev.Verdict) -> str:
+    """What was seen, what was done, and all that is known of who is to blame."""
+    done = _DONE[event.action] + (f" of step {event.to_step}" if event.to_step >= 0 else "")
+    place = " on ".join(part for part in (event.replica, event.host, event.device) if part)
+    samples = ", ".join(map(str, event.samples[:8])) + (" …" if len(event.samples) > 8 else "")
+    blame = [
+        place, f"microbatch {event.microbatch}" if event.microbatch >= 0 else "",
+        f"sample{'s' if len(event.samples) > 1 else ''} {samples}" if samples else "",
+        f"module {event.module}" if event.module else "", f"parameter {event.parameter}" if event.parameter else "",
+        event.operation + (f" at {event.where}" if event.where else ""),
+    ]  # fmt: skip
+    known = "; ".join(part for part in blame if part)
+    return f"step {event.step}: {event.evidence}: {done}" + (f" ({event.confidence}: {known})" if known else "")
 
 
 def _describe_process(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning", "error"]]:
@@ -165,7 +192,7 @@ def _describe_process(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning
             return f"{event.replica} receives the state of step {event.step} from {', '.join(event.donors)}", "info"
         case ev.JoinerCaughtUp():
             return f"{event.replica} caught up with step {event.step} in {format_s(event.seconds)}", "info"
-    return str(event.__struct_config__.tag), "info"
+    return _checkpoints.describe(event) or (str(event.__struct_config__.tag), "info")
 
 
 def _first_line(text: str) -> str:

@@ -22,6 +22,7 @@ from outlast.journal import Journal, holds_run
 from outlast.runtime._probe import Fault
 
 if TYPE_CHECKING:
+    from outlast.runtime._corruption import Flip
     from outlast.runtime._lies import Lie
 
 __all__ = ["Driven"]
@@ -34,7 +35,7 @@ class Driven:
 
     def __init__(
         self, run_dir: Path, options: Sequence[str], script: Sequence[str], faults: Sequence[Fault] = (),
-        program: Sequence[str] = ("-m", "outlast"), lies: Sequence[Lie] = (),
+        program: Sequence[str] = ("-m", "outlast"), flips: Sequence[Flip] = (), lies: Sequence[Lie] = (),
     ) -> None:  # fmt: skip
         self.run_dir = run_dir
         self.events: list[ev.AnyEvent] = []
@@ -45,6 +46,8 @@ class Driven:
             environ["OUTLAST_FAULTS"] = msgspec.json.encode(list(faults)).decode()
         if lies:
             environ["OUTLAST_LIES"] = msgspec.json.encode(list(lies)).decode()
+        if flips:
+            environ["OUTLAST_CORRUPTION"] = msgspec.json.encode(list(flips)).decode()
         command = [sys.executable, *program, "run", "--json", "--run-dir", str(run_dir), *options, *script]
         self.process = subprocess.Popen(
             command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -12,7 +12,7 @@ import random
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -107,6 +107,7 @@ class Samples:
         self._next_key: tuple[int, int] = (0, 0)
         self._issued: deque[tuple[int, int]] = deque()
         self._loader: Iterator[Any] | None = None
+        self._left_out: frozenset[int] = frozenset()
 
     # --- the pure part -------------------------------------------------------------------------------------------
     def sizes(self, step: int) -> list[int]:
@@ -114,14 +115,30 @@ class Samples:
         start = (step % self.steps_per_epoch) * self.batch
         size = min(self.batch, self.num_samples - start)
         small, larger = divmod(size, self.num_leaves)
-        return [small + (leaf < larger) for leaf in range(self.num_leaves)]
+        sizes = [small + (leaf < larger) for leaf in range(self.num_leaves)]
+        if self._left_out:
+            return [len(self._kept(step, leaf, sizes)) for leaf in range(self.num_leaves)]
+        return sizes
 
     def indices(self, step: int, leaf: int) -> list[int]:
-        """The microbatch's sample indices."""
+        """The microbatch's sample indices, without those that are left out."""
+        start = (step % self.steps_per_epoch) * self.batch
+        small, larger = divmod(min(self.batch, self.num_samples - start), self.num_leaves)
+        return self._kept(step, leaf, [small + (i < larger) for i in range(self.num_leaves)])
+
+    def _kept(self, step: int, leaf: int, sizes: list[int]) -> list[int]:
         epoch, place = divmod(step, self.steps_per_epoch)
-        sizes = self.sizes(step)
         start = place * self.batch + sum(sizes[:leaf])
-        return self._permutation(epoch)[start : start + sizes[leaf]]
+        found = self._permutation(epoch)[start : start + sizes[leaf]]
+        return [index for index in found if index not in self._left_out] if self._left_out else found
+
+    def leave_out(self, samples: Iterable[int]) -> None:
+        """From the next step on these samples are in no microbatch; the others stay where they are."""
+        left_out = frozenset(samples)
+        if left_out != self._left_out:
+            self._left_out = left_out
+            self._loader, self._next_key = None, (self._next_key[0], 0)  # what was fetched ahead may hold them
+            self._issued.clear()
 
     def _permutation(self, epoch: int) -> list[int]:
         if self._order[0] != epoch:

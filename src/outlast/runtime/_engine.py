@@ -17,14 +17,17 @@ import xxhash
 from torch import Tensor
 
 from outlast.core.phases import Phase
+from outlast.core.policy import Guards, Ruling
 from outlast.core.protocol import Header, combine, partials
+from outlast.runtime._corruption import Corruption
 from outlast.runtime._data import Samples, position_seed, seed_everything
 from outlast.runtime._flips import Flips
 from outlast.runtime._gradients import Accumulator, Memory
+from outlast.runtime._guarding import Guarding
 from outlast.runtime._robust import Robust
 from outlast.runtime._state import State
 from outlast.runtime._streams import Frozen, Outcome, raw
-from outlast.tensors import Layout, fingerprint
+from outlast.tensors import Layout
 
 __all__ = ["Engine", "Meta"]
 
@@ -38,14 +41,15 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     used: bytes
     buffers: tuple[bytes, ...]
     output: int
+    ruling: Ruling | None = None
 
 
 class Engine:
-    """See the module. `clip_norm`: None, or the largest global gradient norm applied."""
+    """See the module. `clip_norm`: None, or the largest global gradient norm applied; `policy`: what is guarded."""
 
     def __init__(
         self, state: State, samples: Samples, layout: Layout, memory: Memory, clip_norm: float | None, seed: int,
-        robust: Robust | None = None,
+        robust: Robust | None = None, policy: Guards | None = None,
     ) -> None:  # fmt: skip
         self.state, self.samples, self.layout, self.memory = state, samples, layout, memory
         self.clip_norm, self.seed, self.robust = clip_norm, seed, robust
@@ -56,10 +60,12 @@ class Engine:
         self.losses: dict[int, tuple[float, float]] = {}
         self.flips: Flips | None = None  # ordered by tests
         self.meta: Meta | None = None  # of the last step applied
-        self.frozen: list[Frozen] = []
+        self.frozen: list[Any] = []  # copies under way, each with `wait`: `Frozen`, or a save's
         self._buffers = list(state.buffers.values())
         self._start_buffers = [b.clone() for b in self._buffers]
         self._end_buffers: tuple[bytes, ...] = ()
+        self.guards = Guarding(self, policy)
+        self.corruption: Corruption | None = None
 
     # --- a microbatch --------------------------------------------------------------------------------------------
     def prepare(self, step: int, leaf: int) -> Any:
@@ -67,6 +73,10 @@ class Engine:
         batch = self.samples.fetch(step, leaf)
         self._restore_buffers()
         seed_everything(self._seed_of(step, leaf))
+        if self.corruption is not None:
+            self.corruption.strike(self, step, leaf)
+        if self.guards.activations is not None:
+            self.guards.activations.begin()
         return batch
 
     def _seed_of(self, step: int, leaf: int) -> int:
@@ -95,6 +105,8 @@ class Engine:
     def end(self, step: int, leaf: int, loss: float) -> None:
         """The backward is over: fold, and keep what microbatch 0 did to the buffers."""
         self.sums.end()
+        if self.guards.activations is not None:
+            self.guards.activations.end()
         self.losses[leaf] = (loss, float(self.samples.sizes(step)[leaf]))
         if leaf == 0:
             self._end_buffers = tuple(raw(b.cpu()).numpy().tobytes() for b in self._buffers)
@@ -122,20 +134,34 @@ class Engine:
         """Buffers after microbatch 0, if it was computed here."""
         return self._end_buffers if 0 in self.losses else ()
 
-    def conclude(self, headers: Sequence[Header], buffers: tuple[bytes, ...]) -> Meta:
+    @property
+    def with_norms(self) -> bool:
+        """Whether reducers take the norms of their slices."""
+        return self.clip_norm is not None or self.guards.reads_norm
+
+    def conclude(self, headers: Sequence[Header], buffers: tuple[bytes, ...], ruling: Ruling | None) -> Meta:
         """The outcome that follows from the headers, the same on every member; scales `out` if the norm is clipped."""
         first = headers[0]
         used = bytearray(len(first.used))
         for header in headers:
             for i, byte in enumerate(header.used):
                 used[i] |= byte
-        norm = self._clip([part for header in headers for part in header.norms])
+        norm = self.norm_of(headers)
+        applies = ruling is None or ruling.verdict.applies
+        if applies and norm is not None:
+            self._clip(norm)
         return Meta(
-            step=first.step, loss=self._loss(headers), norm=norm, used=bytes(used), buffers=buffers,
-            output=sum(h.output for h in headers) & ((1 << 64) - 1),
+            step=first.step, loss=self.loss_of(headers), norm=norm, used=bytes(used),
+            buffers=buffers if applies else (), output=sum(h.output for h in headers) & ((1 << 64) - 1), ruling=ruling,
         )  # fmt: skip
 
-    def _loss(self, headers: Sequence[Header]) -> float:
+    def norm_of(self, headers: Sequence[Header]) -> float | None:
+        """Of the whole gradient, before it is clipped; None if nobody asked for it."""
+        parts = [part for header in headers for part in header.norms]
+        return math.sqrt(combine(parts, (0, self.layout.num_blocks))) if parts else None
+
+    def loss_of(self, headers: Sequence[Header]) -> float:
+        """The step's loss."""
         rows = {leaf: (loss, weight) for header in headers for leaf, loss, weight in header.losses}
         sums = [(i, i + 1, rows.get(i, (0.0, 0.0))[0] * rows.get(i, (0.0, 0.0))[1]) for i in range(self.num_leaves)]
         weights = [(i, i + 1, rows.get(i, (0.0, 0.0))[1]) for i in range(self.num_leaves)]
@@ -143,21 +169,32 @@ class Engine:
         total = combine(weights, root)
         return combine(sums, root) / total if total else math.nan
 
-    def _clip(self, parts: Sequence[tuple[int, int, float]]) -> float | None:
+    def _clip(self, norm: float) -> None:
         if self.clip_norm is None:
-            return None
-        norm = math.sqrt(combine(parts, (0, self.layout.num_blocks)))
+            return
         factor = self.clip_norm / (norm + 1e-6)
         if factor < 1.0:
             for flat in self.out:
                 flat.mul_(factor)
-        return norm
 
     def apply(self, meta: Meta, enter: Callable[[Phase], None]) -> None:
         """One optimizer step with the outcome in `out`. An exception in here must end the process (rule 12)."""
         for frozen in self.frozen:
             frozen.wait()
         self.frozen.clear()
+        if self.guards.before(meta):
+            self._optimize(meta, enter)
+        else:
+            enter(Phase.OPTIMIZER)
+        for data, start, buffer in zip(meta.buffers, self._start_buffers, self._buffers, strict=bool(meta.buffers)):
+            raw(start).copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+            buffer.copy_(start)
+        self.guards.after(meta)
+        self.sums.clear()
+        self.losses.clear()
+        self.meta = meta
+
+    def _optimize(self, meta: Meta, enter: Callable[[Phase], None]) -> None:
         for index, param in enumerate(self.state.params):
             if meta.used[index >> 3] >> (index & 7) & 1:
                 grad = self._grads[index]
@@ -165,27 +202,23 @@ class Engine:
             else:
                 param.grad = None
         enter(Phase.OPTIMIZER)
-        for optimizer in self.state.optimizers:
-            optimizer.step()
+        with self.guards.rates(meta.step):
+            for optimizer in self.state.optimizers:
+                optimizer.step()
         for scheduler in self.state.schedulers:
             scheduler.step()
         for param in self.state.params:
             param.grad = None
-        for data, start, buffer in zip(meta.buffers, self._start_buffers, self._buffers, strict=bool(meta.buffers)):
-            raw(start).copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-            buffer.copy_(start)
-        self.sums.clear()
-        self.losses.clear()
         if self.robust is not None:
             self.robust.applied(self.out)
-        self.meta = meta
 
     @property
     def outcome(self) -> int:
         """Digest of the last outcome; 0 before the first."""
         if self.meta is None:
             return 0
-        text = msgspec.msgpack.encode((self.meta.step, self.meta.loss, self.meta.norm, self.meta.output))
+        action = self.meta.ruling.verdict.action if self.meta.ruling is not None else "apply"
+        text = msgspec.msgpack.encode((self.meta.step, self.meta.loss, self.meta.norm, self.meta.output, action))
         return xxhash.xxh3_64_intdigest(text)
 
     def fingerprint(self) -> int:
@@ -194,9 +227,8 @@ class Engine:
         return self.state.fingerprint()
 
     def sample(self, step: int) -> tuple[int, int]:
-        """(part, fingerprint) of one tensor of the state, another one every step."""
-        index = step % len(self.state.params)
-        return index, fingerprint(self.state.params[index])
+        """(part, fingerprint) of a part of the state, another one every step."""
+        return self.guards.agreement.fingerprint(step)
 
     @property
     def incoming(self) -> list[Tensor]:
@@ -222,11 +254,18 @@ class Engine:
 
     def thaw(self, plain: bytes, tensors: dict[str, Tensor]) -> None:
         """Become the state that a snapshot holds."""
+        for frozen in self.frozen:
+            frozen.wait()
+        self.frozen.clear()
         self.state.load(plain, tensors)
-        for buffer, start in zip(self._buffers, self._start_buffers, strict=True):
-            start.copy_(buffer)
+        self.take_buffers()
         self.sums.clear()
         self.losses.clear()
+
+    def take_buffers(self) -> None:
+        """The next step starts from the module buffers as they are now."""
+        for buffer, start in zip(self._buffers, self._start_buffers, strict=True):
+            start.copy_(buffer)
 
     def portion(self, step: int, slices: Sequence[tuple[int, int, int]], whole: bool) -> tuple[Outcome, list[Tensor]]:
         """Slices of the last outcome, copied, for a joiner."""

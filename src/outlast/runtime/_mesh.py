@@ -22,13 +22,15 @@ from typing import Any
 import msgspec
 
 from outlast.core.phases import Phase
+from outlast.core.policy import Culprit
 from outlast.core.protocol import Claim, Header, RollEntry, View, ViewId
 from outlast.errors import StepMisuse, ViewAbandoned
 from outlast.runtime._probe import Probe
 from outlast.runtime._shared import Region
 
 __all__ = [
-    "Bye", "Extra", "Final", "Hand", "Head", "Listener", "Mesh", "Parts", "PeersLost", "Prints", "Ready", "Reduced",
+    "Bye", "Extra", "Final", "Found", "Hand", "Head", "Listener", "Mesh", "Parts", "PeersLost", "Prints", "Ready",
+    "Reduced",
     "Roll",
 ]  # fmt: skip
 
@@ -96,6 +98,13 @@ class Extra(msgspec.Struct, frozen=True, tag=True):
     body: bytes
 
 
+class Found(msgspec.Struct, frozen=True, tag=True):
+    """What I found when the guards had reason to look closer."""
+
+    step: int
+    culprits: tuple[Culprit, ...]
+
+
 class Final(msgspec.Struct, frozen=True, tag=True):
     """I committed the last step."""
 
@@ -114,7 +123,7 @@ class _Pong(msgspec.Struct, frozen=True, tag=True):
     pass
 
 
-_Frame = _Hi | Roll | Parts | Prints | Ready | Reduced | Head | Hand | Extra | Final | Bye | _Ping | _Pong
+_Frame = _Hi | Roll | Parts | Prints | Ready | Reduced | Head | Hand | Extra | Found | Final | Bye | _Ping | _Pong
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Frame)
 _encoder = msgspec.msgpack.Encoder()
 

@@ -7,6 +7,7 @@ coordinator's word, or a deadline. An exception between verdict and commit leave
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 import time
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from outlast.core.phases import OWNED, Phase
+from outlast.core.policy import Culprit, Ruling
 from outlast.core.policy._deadline import Durations, deadline
 from outlast.core.protocol import (
     Compute,
@@ -34,7 +36,7 @@ from outlast.core.protocol import (
     plan_of,
 )
 from outlast.core.protocol import messages as m
-from outlast.errors import Evicted, SignatureMismatch, StateDiverged, StepMisuse, ViewAbandoned
+from outlast.errors import Evicted, SignatureMismatch, StepMisuse, ViewAbandoned
 from outlast.runtime._divergence import compare
 from outlast.runtime._engine import Engine, Meta
 from outlast.runtime._environment import Environment
@@ -42,17 +44,19 @@ from outlast.runtime._gradients import Memory
 from outlast.runtime._link import MemberLink, SoloLink
 from outlast.runtime._mesh import Final, Head, Listener, Mesh, PeersLost, Roll
 from outlast.runtime._plane import Plane, Reduction, SharedPlane, Task
+from outlast.runtime._resume import resume
 from outlast.runtime._row_gate import admit, examine, make_row_plane, wait_for_rows
+from outlast.runtime._ruling import confer, report
 from outlast.runtime._spare import Spare
 from outlast.runtime._streams import FEED, Flushed, Share, Stream
 from outlast.runtime._wire import Heartbeat
+from outlast.runtime._words import Pace, ping, stalled
 
 if TYPE_CHECKING:
     from outlast.runtime._auditing import Auditing
+    from outlast.runtime._saves import Saves
 
 __all__ = ["Replica"]
-
-_ANSWERS_S = 0.25  # how long answers to a ping are collected before they are reported
 
 
 class Replica:
@@ -79,9 +83,11 @@ class Replica:
         self._phase, self._since_ns = Phase.IDLE, 0
         self._left_at_s = 0.0
         self._last_plan: Plan | None = None
-        self._losses: list[tuple[int, float]] = []
-        self._step_s = self._committed_at_s = 0.0
+        self.heads: tuple[list[Any], tuple[bytes, ...]] | None = None  # complete headers of a step not yet concluded
+        self.findings: list[Culprit] = []  # what I found when I looked closer
+        self.pace = Pace()
         self._departed = False
+        self.saves: Saves | None = None  # the run's checkpoints, if it keeps any
 
     def _make_link(self) -> MemberLink | SoloLink:
         env = self.env
@@ -106,7 +112,7 @@ class Replica:
         if self.probe.faults:
             self.probe(phase, step, microbatch, bucket)
 
-    def _patience(self, phase: Phase) -> float:
+    def patience(self, phase: Phase) -> float:
         return min(deadline(self.durations[phase], self.env.config.stall_floor_s), self.env.config.formation_s)
 
     def _hello(self) -> m.Hello:
@@ -114,11 +120,11 @@ class Replica:
 
     def _beat(self) -> Heartbeat:
         with self.lock:
-            view, losses, self._losses = self.member.view, tuple(self._losses), []
+            view = self.member.view
             return Heartbeat(
                 sender=self.env.me, sent_s=time.monotonic(), view=(view.id.epoch, view.id.n) if view else (0, 0),
-                committed=self.member.committed, stable=self.member.stable, losses=losses, step_s=self._step_s,
-                sent_messages=self.link.sent, certified=self.member.audits.certificate,
+                committed=self.member.committed, stable=self.member.stable, losses=self.pace.take(),
+                step_s=self.pace.step_s, sent_messages=self.link.sent, certified=self.member.audits.certificate,
             )  # fmt: skip
 
     def _asked(self, probe: m.Probe) -> None:
@@ -127,26 +133,6 @@ class Replica:
         mesh = self.mesh
         if mesh is not None and mesh.view.id == probe.view:
             mesh.ping_wanted = True
-
-    def _ping(self, mesh: Mesh) -> None:
-        """Ping all; a timer reports who answered. Counted from the pings: who was busy until now reaches everybody."""
-        mesh.ping()
-
-        def report() -> None:
-            self.link.send([m.Rows(member=self.env.me, view=mesh.view.id, reached=tuple(sorted(mesh.answered)))])
-
-        timer = threading.Timer(_ANSWERS_S, report)
-        timer.daemon = True
-        timer.start()
-
-    def _stalled(self, phase: Phase, missing: tuple[str, ...], waited_s: float) -> None:
-        view = self.member.view
-        if view is not None:
-            stalled = m.Stalled(
-                member=self.env.me, view=view.id, phase=phase, missing=missing, waited_s=waited_s,
-                deadline_s=self._patience(phase),
-            )  # fmt: skip
-            self.link.send([stalled])
 
     # --- until there is work -------------------------------------------------------------------------------------
     def resume(self) -> Compute | Exchange | Leave | None:
@@ -167,7 +153,7 @@ class Replica:
                     if todo.why == "rows":
                         wait_for_rows(self)
                     else:
-                        self.spare.idle(self._patience(Phase.CONNECT))
+                        self.spare.idle(self.patience(Phase.CONNECT))
                 elif isinstance(todo, Follow):
                     self.spare.follow()
                 elif isinstance(todo, Form):
@@ -234,10 +220,13 @@ class Replica:
             self._left_at_s = time.monotonic()
         self._flush_streams(view)
         self.spare.drain(view.id)
+        if view.start and self.saves is not None:
+            resume(self.saves)
         self.enter(Phase.CONNECT)
         self.mesh = Mesh(
             self.listener, view, dict(self.member.contacts), self.engine.memory.region, wake_fd=self.link.wake_fd,
-            abandoned=lambda: self._over(view), patience=self._patience, on_stall=self._stalled, probe=self.probe,
+            abandoned=lambda: self._over(view), patience=self.patience,
+            on_stall=functools.partial(stalled, self), probe=self.probe,
         )  # fmt: skip
         self.mesh.form()
         self._remember_peers(view)
@@ -266,7 +255,7 @@ class Replica:
     def _over(self, view: View) -> bool:
         mesh = self.mesh
         if mesh is not None and mesh.ping_wanted:
-            self._ping(mesh)
+            ping(self, mesh)
         return self.member.over(view.id) or self.member.evicted is not None or self.member.closed is not None
 
     def _remember_peers(self, view: View) -> None:
@@ -300,8 +289,9 @@ class Replica:
         elif self.env.me in todo.behind:
             self.enter(Phase.HAND_OVER_RECEIVE)
             data = self.plane.take(todo.step, todo.donor)
-            self.engine.apply(msgspec.msgpack.decode(data, type=Meta), self.enter)
-            self._record_loss()
+            meta = msgspec.msgpack.decode(data, type=Meta)
+            self.engine.apply(meta, self.enter)
+            self.pace.record(meta.step, meta.loss)
         with self.lock:
             self.member.handed_over()
         self._formed(view)
@@ -321,7 +311,8 @@ class Replica:
             formed_at_s=now,
         )  # fmt: skip
         self.link.send([formed])
-        self._left_at_s = self._committed_at_s = 0.0
+        self._left_at_s = 0.0
+        self.pace.restart()
         self._last_plan = plan
         if self.engine.robust is not None:
             admit(self, view)
@@ -348,13 +339,15 @@ class Replica:
         return Task(
             step=self.member.committed, nodes=nodes, slots=tuple(slots[node] for node in mine),
             num_leaves=self.engine.num_leaves, scale=self.engine.scale(self.member.committed),
-            with_norms=self.engine.clip_norm is not None, on_scattered=self._scattered,
+            with_norms=self.engine.with_norms, on_scattered=self._scattered,
             sent=self.engine.sums.sent if self.engine.sums.printing and self.engine.robust is None else None,
         )  # fmt: skip
 
     def _scattered(self) -> None:
         with self.lock:
             self.member.scattered()
+        if self.saves is not None and self.mesh is not None:
+            self.saves.stable(self.mesh.view.id, self.member.stable)
 
     def exchange(self, todo: Exchange, begun: bool) -> Reduction:
         """The step's gradients, reduced and gathered. Raises ViewAbandoned if the view ends first."""
@@ -367,15 +360,21 @@ class Replica:
                 plane.offer(bucket)
         return plane.finish()
 
-    def conclude(self, todo: Exchange, found: Reduction, auditing: Auditing) -> None:
-        """Headers, verdict, commit. Raises ViewAbandoned if the view ends before the step is decided."""
+    def collect_heads(self, todo: Exchange, found: Reduction, auditing: Auditing) -> None:
+        """Everybody's header (`conclude` follows). ViewAbandoned if the view ends or an audit holds it."""
         plan, plane, mesh = self.member.plan, self.plane, self.mesh
-        if plane is None or mesh is None:
+        if plan is None or plane is None or mesh is None:
             raise ViewAbandoned("the view is closed")
-        assert plan is not None
         evidence = self.engine.evidence(plan.leaves[self.env.me], found.norms, found.fingerprint)
         with self.lock:
-            header = self.member.header(**evidence, state=self.engine.sample(todo.step), audit=auditing.evidence(found))
+            save = self.saves.vote(todo.step) if self.saves is not None else 0
+            header = self.member.header(
+                **evidence,
+                state=self.engine.sample(todo.step),
+                guard=self.engine.guards.note(todo.step),
+                save=save,
+                audit=auditing.evidence(found),
+            )
         self.enter(Phase.HEADER)
         mesh.broadcast(Head(header, self.engine.end_buffers))
         heads = mesh.collect(Head, todo.step, 0, Phase.HEADER)
@@ -384,49 +383,48 @@ class Replica:
         if self.engine.robust is not None:
             examine(self, plane, headers)
         buffers = next((b for b in (self.engine.end_buffers, *(h.buffers for h in heads.values())) if b), ())
+        self.heads = headers, buffers
+
+    def conclude(self, todo: Exchange) -> None:
+        """From complete headers to the commit. Raises ViewAbandoned if the view ends before the step is decided."""
+        if self.mesh is None or self.heads is None:
+            raise ViewAbandoned("the view is closed")
+        (headers, buffers), self.heads = self.heads, None
+        ruling = confer(self, self.mesh, headers)
         with self.lock:
             self.member.decide(headers, time.monotonic())
-        self._apply(todo, headers, buffers)
-        self._time_step()
+        self._apply(todo, headers, buffers, ruling)
+        report(self, ruling)
+        self.pace.committed()
 
-    def _apply(self, todo: Exchange, headers: list[Any], buffers: tuple[bytes, ...]) -> None:
+    def _apply(self, todo: Exchange, headers: list[Any], buffers: tuple[bytes, ...], ruling: Ruling | None) -> None:
         """From the verdict to the commit (rule 12)."""
         self.enter(Phase.VERDICT)
-        if len({header.state for header in headers}) > 1:
-            said = "; ".join(f"{h.member}: {h.state[1]:016x}" for h in headers)
-            name = self.engine.state.names[headers[0].state[0]]
-            raise StateDiverged(f"{name} differs between replicas ({said})", where=f"step {todo.step}")
-        meta = self.engine.conclude(headers, buffers)
+        meta = self.engine.conclude(headers, buffers, ruling)
         self.engine.apply(meta, self.enter)
         with self.lock:
             due = self.member.commit()
+        if self.saves is not None:
+            self.saves.decided(todo.view, self.member.committed, [header.save for header in headers])
         self.enter(Phase.COMMIT)
-        self._record_loss()
+        self.pace.record(meta.step, meta.loss)
         self._last_plan = self.member.plan or self._last_plan
         self._feed(todo.view)
         for order in due:
             self._carry_out(order, todo.view)
 
-    def _time_step(self) -> None:
-        """A running mean of the time from commit to commit; a view change starts it again."""
-        now = time.monotonic()
-        if self._committed_at_s:
-            took = now - self._committed_at_s
-            self._step_s = 0.8 * self._step_s + 0.2 * took if self._step_s else took
-        self._committed_at_s = now
-
-    def _record_loss(self) -> None:
-        assert self.engine.meta is not None
-        with self.lock:
-            self._losses.append((self.engine.meta.step, self.engine.meta.loss))
-
     def finish(self, todo: Leave) -> None:
         """The closing barrier: everybody committed the last step."""
         if self.mesh is None:
             raise ViewAbandoned("the view is closed")
+        if self.saves is not None:
+            self.saves.last()
         self.enter(Phase.FINAL)
         self.mesh.broadcast(Final(self.member.committed))
         self.mesh.collect(Final, self.member.committed, 0, Phase.FINAL)
+        if self.saves is not None:
+            self.enter(Phase.IDLE)
+            self.saves.settle_last(todo.view.id, lambda: self._over(todo.view))
         with self.lock:
             answers = self.member.finished()
         self.link.beat()
@@ -495,6 +493,8 @@ class Replica:
         for stream in self.streams.values():
             stream.close()
         self._close_view()
+        if self.saves is not None:
+            self.saves.close()
         self.link.close()
         self.spare.close()
         self.listener.close()

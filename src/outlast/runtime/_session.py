@@ -13,6 +13,7 @@ Exhausting the inner loop commits the step; `break` or an exception never does.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import signal
 import sys
@@ -24,24 +25,25 @@ import torch
 from torch import Tensor
 
 from outlast.core.phases import Phase
-from outlast.core.policy._audit import audit_share
+from outlast.core.policy import Guards, audit_share
 from outlast.core.protocol import Certificate, Compute, Exchange, Leave
 from outlast.errors import ConfigError, Evicted, MembershipError, StepMisuse, ViewAbandoned
 from outlast.runtime._allocator import keep_freed_memory
+from outlast.runtime._assembly import assemble
 from outlast.runtime._auditing import Auditing, check_bitwise
 from outlast.runtime._data import Samples
-from outlast.runtime._engine import Engine, Meta
+from outlast.runtime._engine import Meta
 from outlast.runtime._environment import Environment
 from outlast.runtime._facts import facts_of, prepare_process
 from outlast.runtime._failing import Left, exit_by_code, how_left, left_open, report_failure
-from outlast.runtime._gradients import Memory
+from outlast.runtime._inspection import Inspection
 from outlast.runtime._plain import PlainTraining
+from outlast.runtime._plain_saves import PlainSaves
 from outlast.runtime._plane import Plane
 from outlast.runtime._repeat import Repeat
 from outlast.runtime._replica import Replica
-from outlast.runtime._robust import layout_for, robust_for
 from outlast.runtime._row_settings import Given as Aggregation
-from outlast.runtime._row_settings import row_settings
+from outlast.runtime._settings import Checkpoint, settings_of
 from outlast.runtime._shared import Progress
 from outlast.runtime._state import State, digest_of
 
@@ -91,36 +93,24 @@ class Run:
 
     def protect(
         self,
-        model: torch.nn.Module,
-        optimizer: Any,
-        dataset: Any,
-        *,
-        global_batch_size: int,
-        microbatches: int,
-        seed: int = 0,
-        scheduler: Any = None,
-        clip_norm: float | None = None,
-        state: Mapping[str, Any] | None = None,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        num_workers: int = 0,
-        shuffle: bool = True,
-        drop_last: bool = False,
-        bucket_mb: float = 4.0,
-        aggregation: Aggregation = None,
-        f: int | None = None,
-        pre: str | Sequence[str] | None = None,
-        rows: int | None = None,
-        row_momentum: float | None = None,
-        check_reducers: float | None = None,
-        audit: float | Literal["auto"] = 0.0,
-    ) -> Training | PlainTraining:
+        model: torch.nn.Module, optimizer: Any, dataset: Any, *, global_batch_size: int, microbatches: int,
+        seed: int = 0, scheduler: Any = None, clip_norm: float | None = None, state: Mapping[str, Any] | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None, num_workers: int = 0, shuffle: bool = True,
+        drop_last: bool = False, bucket_mb: float = 4.0, aggregation: Aggregation = None, f: int | None = None,
+        pre: str | Sequence[str] | None = None, rows: int | None = None, row_momentum: float | None = None,
+        check_reducers: float | None = None, guards: Guards | str | None = None,
+        checkpoint: Checkpoint | Literal["auto", "off"] = "auto", audit: float | Literal["auto"] = 0.0,
+    ) -> Training | PlainTraining:  # fmt: skip
         """Put the model's training under protection.
 
         `optimizer`, `scheduler`: one, or a list. `microbatches`: units of work in a step, the same whoever computes
         them. `state`: what else the loop changes, by name, each with `state_dict` and `load_state_dict`; what is not
         given here cannot be joined or rewound. `clip_norm`: largest global gradient norm. Batches come from
-        `collate_fn` (torch's default) as in a `DataLoader`. `audit`: share of microbatches that a second replica
-        computes too, so that a wrong gradient is found before it is applied; "auto" lets the policy choose.
+        `collate_fn` (torch's default) as in a `DataLoader`. `guards`: "default", "full", "off", or
+        `outlast.Guards(...)` to choose what is watched and what follows; the run's setting if not given.
+        `checkpoint`: where and how often to save; `auto` is where the run's configuration says (`--checkpoint-dir`),
+        at intervals that outlast chooses. `audit`: share of microbatches that a second replica computes too, so that a
+        wrong gradient is found before it is applied; "auto" lets the policy choose.
 
         `aggregation`: a robust rule in place of the mean, or rules by patterns of parameter names, each a name or a
         dict with `rule`, `f`, `pre` and options; of `rows` groups of microbatches (one a replica) `f` may lie, `pre`
@@ -134,29 +124,24 @@ class Run:
             microbatches=_positive("microbatches", microbatches), seed=seed, shuffle=shuffle, drop_last=drop_last,
             collate_fn=collate_fn, num_workers=num_workers,
         )  # fmt: skip
-        replicas = self._env.config.replicas
-        if replicas > microbatches:
-            raise ConfigError(
-                f"{replicas} replicas cannot share {microbatches} microbatches",
-                remedy=f"microbatches={replicas} or more, or --replicas {microbatches} or fewer",
-            )
+        _enough(self._env.config.replicas, microbatches)
         parts = State(model, _listed(optimizer), _listed(scheduler), state or {})
-        if self._plain:
-            return PlainTraining(parts, samples, clip_norm, seed)
-        settings = row_settings(
-            self._env.config, parts.names, microbatches, aggregation=aggregation, f=f, pre=pre, rows=rows,
-            row_momentum=row_momentum, check_reducers=check_reducers,
-        )  # fmt: skip
-        layout = layout_for(settings, parts.params, int(bucket_mb * (1 << 20)))
-        robust = robust_for(settings, layout, samples, parts, seed)
-        shared = self._env.exchange == "shm" and layout.device.type == "cpu"
-        memory = Memory(layout, microbatches + 2, shared=shared)
-        engine = Engine(parts, samples, layout, memory, clip_norm, seed, robust)
-        facts = facts_of(self._env.config, parts, samples, clip_norm, settings.describe() if settings else "mean")
-        share = audit_share(audit, replicas)
+        keep, facts = settings_of(checkpoint, self._env.config), facts_of(self._env.config, parts, samples, clip_norm)
+        share = audit_share(audit, self._env.config.replicas)
         check_bitwise(share, self._env.config)
         facts["audit"] = f"{share:g}"
-        self._training = Training(Replica(self._env, engine, facts), share)
+        if self._plain:
+            saves = PlainSaves(self._env, parts, keep, facts) if keep is not None else None
+            return PlainTraining(parts, samples, clip_norm, seed, saves)
+        robust = {
+            "aggregation": aggregation, "f": f, "pre": pre, "rows": rows, "row_momentum": row_momentum,
+            "check_reducers": check_reducers,
+        }  # fmt: skip
+        replica = assemble(
+            self._env, parts, samples, facts, seed=seed, clip_norm=clip_norm, bucket_mb=bucket_mb, guards=guards,
+            keep=keep, robust=robust,
+        )  # fmt: skip
+        self._training = Training(replica, share)
         return self._training
 
 
@@ -167,6 +152,7 @@ class Training:
         self.replica, self.engine = replica, replica.engine
         self._repeat = Repeat(replica)
         self._audit = Auditing(replica, share)
+        self._inspection = Inspection(replica)
         self._started = False
         self._step: Step | None = None
         self._begun: Plane | None = None  # the view's plane in which the current step's exchange has begun
@@ -185,6 +171,8 @@ class Training:
                 if isinstance(todo, Leave):
                     self.replica.close_barrier(todo)
                     continue
+                if self.replica.saves is not None:
+                    self.replica.saves.boundary()
                 self._step = Step(self, todo.step)
                 yield self._step
                 if self.replica.member.committed == todo.step:
@@ -195,6 +183,9 @@ class Training:
             # `break`, or an exception on its way out: through somebody else's iterator that is known only when the
             # process ends. In the middle of a step it is never a good end.
             self._left = how_left(sys._getframe(1))
+            if self._left == "break" and self.replica.saves is not None:
+                with contextlib.suppress(ViewAbandoned):
+                    self.replica.saves.last(final=True)
             raise
 
     def _ended(self) -> None:
@@ -311,6 +302,9 @@ class Training:
         if self._audit.active:
             self._audit.backward(loss)
             return
+        if self._inspection.active:
+            self._inspection.backward(loss)
+            return
         if todo is None or self._loss is not None:
             raise StepMisuse("step.backward was called twice for one batch", remedy="add the losses, then call it once")
         replica.enter(Phase.BACKWARD, todo.microbatch)
@@ -364,7 +358,10 @@ class Training:
             self._audit.commit(todo)
             found = self.replica.exchange(todo, begun is not None and begun is self.replica.plane)
             yield from self._audit.batches(todo)
-            self.replica.conclude(todo, found, self._audit)
+            self.replica.collect_heads(todo, found, self._audit)
+            if self.replica.heads is not None and self.engine.guards.suspects(self.replica.heads[0]):
+                yield from self._inspection.batches(self.replica.heads[0])
+            self.replica.conclude(todo)
             self._audit.report(todo.view)
         except ViewAbandoned as reason:
             self.replica.abandon(reason)
@@ -390,7 +387,7 @@ class Step:
 
     @property
     def grad_norm(self) -> float | None:
-        """Global norm before clipping; None without `clip_norm`."""
+        """Global norm before clipping; None with neither `clip_norm` nor guards."""
         return self._meta.norm
 
     @property
@@ -399,6 +396,14 @@ class Step:
         if meta is None or meta.step != self.number:
             raise StepMisuse(f"step {self.number} is not committed", remedy="read it after the inner loop")
         return meta
+
+
+def _enough(replicas: int, microbatches: int) -> None:
+    if replicas > microbatches:
+        raise ConfigError(
+            f"{replicas} replicas cannot share {microbatches} microbatches",
+            remedy=f"microbatches={replicas} or more, or --replicas {microbatches} or fewer",
+        )
 
 
 def _listed(value: Any) -> list[Any]:

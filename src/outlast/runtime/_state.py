@@ -60,10 +60,12 @@ class State:
         groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         return {"state": state, "groups": groups}
 
-    def encoded(self) -> tuple[bytes, dict[str, Tensor]]:
-        """(plain data with tensors replaced by their names, the tensors by name)."""
+    def encoded(self, without: str = "") -> tuple[bytes, dict[str, Tensor]]:
+        """(plain data with tensors replaced by their names, the tensors by name). `without`: a registered part."""
         tensors: dict[str, Tensor] = {}
-        plain = _encode(self.tree(), "", tensors)
+        tree = self.tree()
+        tree["extra"].pop(without, None)
+        plain = _encode(tree, "", tensors)
         return msgspec.msgpack.encode(plain), tensors
 
     def fingerprint(self) -> int:

@@ -43,4 +43,4 @@ def reduce_slice(
 def block_norms(flat: Tensor, block: int = BLOCK) -> list[float]:
     """Sum of squares of each block, in float64 once the block's own norm is taken in float32."""
     norms = [torch.linalg.vector_norm(flat[start : start + block]) for start in range(0, flat.numel(), block)]
-    return [float(value) ** 2 for value in torch.stack(norms).double().tolist()] if norms else []
+    return [value * value for value in torch.stack(norms).double().tolist()] if norms else []

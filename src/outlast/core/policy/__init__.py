@@ -6,15 +6,30 @@ not import numpy either. Read first: `_belief.py`, then `_interval.py`; at run t
 
 from outlast.core.policy._admission import Admission, admit_view, most_rows_per_host
 from outlast.core.policy._audit import AuditDecision, AuditPolicy, AuditState, audit_share
+from outlast.core.policy._bands import Band, Reading
 from outlast.core.policy._belief import Belief, ClassPrior
+from outlast.core.policy._guards import (
+    PRESETS,
+    Culprit,
+    GuardEvidence,
+    GuardNote,
+    Guards,
+    GuardState,
+    Ruling,
+    Verdict,
+    VerdictAction,
+)  # fmt: skip
 from outlast.core.policy._hazard import Losses, next_save_s
 from outlast.core.policy._interval import IntervalDecision, IntervalPolicy, IntervalState
 from outlast.core.policy._rules_catalogue import PRE_STEPS, RULES, PreFact, RuleFact, check_rule, kappa, largest_f
 from outlast.core.policy._spares import SparesDecision, SparesPolicy, SparesState
+from outlast.core.policy._verdicts import agree, decide, escalate, fresh_state, is_nonfinite, remember
 
 __all__ = [
-    "PRE_STEPS", "RULES", "Admission", "AuditDecision", "AuditPolicy", "AuditState", "Belief", "ClassPrior",
-    "IntervalDecision", "IntervalPolicy", "IntervalState", "Losses", "PreFact", "RuleFact", "SparesDecision",
-    "SparesPolicy", "SparesState", "admit_view", "audit_share", "check_rule", "kappa", "largest_f",
-    "most_rows_per_host", "next_save_s",
+    "PRESETS", "PRE_STEPS", "RULES", "Admission", "AuditDecision", "AuditPolicy", "AuditState", "Band", "Belief",
+    "ClassPrior", "Culprit", "GuardEvidence", "GuardNote", "GuardState", "Guards", "IntervalDecision",
+    "IntervalPolicy", "IntervalState", "Losses", "PreFact", "Reading", "RuleFact", "Ruling", "SparesDecision",
+    "SparesPolicy", "SparesState", "Verdict", "VerdictAction", "admit_view", "agree", "audit_share", "check_rule",
+    "decide", "escalate", "fresh_state", "is_nonfinite", "kappa", "largest_f", "most_rows_per_host", "next_save_s",
+    "remember",
 ]  # fmt: skip

@@ -20,7 +20,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from outlast.core.protocol import _accused, _change, _planned, _restart, _returning, _robustness, _silence, _telling
+from outlast.core.protocol import _beginning, _change, _judging, _planned, _restart, _returning  # isort: skip
+from outlast.core.protocol import _accused, _robustness, _silence, _telling
 from outlast.core.protocol import _messages as m
 from outlast.core.protocol._change import Change
 from outlast.core.protocol._failures import Failures
@@ -140,7 +141,7 @@ class Coordinator:
         _telling.tell_view(self, base, view, cause)
         departed = [name for name in self.roster.alive(before) if name not in self.current]
         self.tell([name for name in departed if self.roster.peers[name].leaving], self._departure())
-        self.timer(f"form:{view.id}", self.settings.formation_s)
+        self.timer(f"form:{view.id}", _beginning.formation_s(self, view))
 
     def set_views(self, view: View | None, planned: View | None) -> None:
         """The view that is and the one that may come; O(members)."""
@@ -313,7 +314,8 @@ class Coordinator:
     def _on_whole(self, now_s: float, asked: m.Whole) -> None:
         _telling.tell_whole(self, asked)
 
-    _on_admitted, _on_accused, _on_audited = _robustness.admitted, _robustness.accused, _accused.audited
+    _on_admitted, _on_accused = _robustness.admitted, _robustness.accused
+    _on_judged, _on_audited = _judging.judged, _accused.audited
 
     # --- what agents and the launcher say ------------------------------------------------------------------------
     def _on_agenthello(self, now_s: float, hello: m.AgentHello) -> None:
@@ -458,7 +460,7 @@ class Coordinator:
         placement = {p.name: p.agent for p in self.roster.peers.values() if p.alive}
         record = m.Record(
             view=self.view, planned=self.planned, incarnations=dict(self.roster.incarnations), placement=placement,
-            facts=self.facts, formed=self.ever_formed, **ended,
+            facts=self.facts, formed=self.ever_formed, offences=dict(self.roster.offences), **ended,
         )  # fmt: skip
         if not any(isinstance(action, m.Persist) and action.record == record for action in self._out):
             self._out.append(m.Persist(record=record))

@@ -219,14 +219,20 @@ class Member:
         self._start_again("fresh", (), (0, 0))
         return [m.Rejoin(member=self.me)]
 
-    def lost(self, suspects: Sequence[str], cause: str, now_s: float) -> list[m.ToCoordinator]:
-        """The view that `next` last named cannot go on (`suspects`: peers whose connection ended without a goodbye):
-        leave it at once, unasked. Nothing to say if it is over already; a newer view is not touched."""
+    def lost(
+        self, suspects: Sequence[str], cause: str, now_s: float, stale: Sequence[str] = ()
+    ) -> list[m.ToCoordinator]:
+        """The view that `next` last named cannot go on (`suspects`: peers whose connection ended without a goodbye;
+        `stale`: members whose state counts for nothing): leave it at once, unasked. Nothing to say if it is over
+        already; a newer view is not touched."""
         found = self.audits.reports(self.view) if self.view is not None else []
         if self.view is None or self.view.id != self._at or self.over(self.view.id):
             return found
         self.left = self.view.id
-        return [*found, m.Left(member=self.me, view=self.view.id, cause=cause, suspects=tuple(suspects), at_s=now_s)]
+        left = m.Left(
+            member=self.me, view=self.view.id, cause=cause, suspects=tuple(suspects), stale=tuple(stale), at_s=now_s
+        )  # fmt: skip
+        return [*found, left]
 
     def over(self, view: ViewId) -> bool:
         """Whether this view is over for me: left, or a newer one was installed."""

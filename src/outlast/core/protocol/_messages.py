@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from outlast.core.policy._guards import Verdict
 from outlast.core.protocol._claims import Finding
 from outlast.core.protocol._delta import ViewDelta
 from outlast.core.protocol._types import Order, ServeId, View, ViewId
@@ -16,9 +17,9 @@ from outlast.core.protocol._types import Order, ServeId, View, ViewId
 __all__ = [
     "Accused", "Action", "Admitted", "AgentGone", "AgentHello", "Amend", "Audited", "BeginServe", "Close", "Done",
     "Event", "Evict", "Examine", "Examined", "Exited", "Failed", "Finish", "Formed", "FromCoordinator", "Hello",
-    "Install", "Journal", "Kill", "Leaving", "Left", "Notify", "Persist", "Probe", "Ready", "Record", "Rejoin",
-    "Rows", "SetTimer", "Spawn", "SpawnFailed", "Spawned", "Stalled", "Stop", "Superseded", "Take", "Tell",
-    "Timer", "ToCoordinator", "Welcome", "Whole", "describe",
+    "Install", "Journal", "Judged", "Kill", "Leaving", "Left", "Notify", "Persist", "Probe", "Ready", "Record",
+    "Rejoin", "Rows", "SetTimer", "Spawn", "SpawnFailed", "Spawned", "Stalled", "Stop", "Superseded", "Take",
+    "Tell", "Timer", "ToCoordinator", "Welcome", "Whole", "describe",
 ]  # fmt: skip
 
 Cause = Literal["signal", "exit", "exception", "evicted", "left", "finished", "agent_lost"]
@@ -138,6 +139,15 @@ class Accused(Wire, frozen=True, kw_only=True, tag=True):
     culprit: str
     members: tuple[str, ...]
     at_s: float = 0.0
+
+
+class Judged(Wire, frozen=True, kw_only=True, tag=True):
+    """What the guards decided about a step, other than to apply it: every member says so, and one of them is heard."""
+
+    member: str
+    step: int
+    verdict: Verdict
+    against: tuple[str, ...] = ()  # members whose state or numbers were wrong
 
 
 class Stalled(Wire, frozen=True, kw_only=True, tag=True):
@@ -363,6 +373,7 @@ class Record(Wire, frozen=True, kw_only=True, tag=True):
     exit_code: int = 0
     steps: int = 0
     detail: str = ""
+    offences: dict[str, int] = {}  # slot -> how often its state or numbers were wrong
 
 
 class Persist(Wire, frozen=True, kw_only=True, tag=True):
@@ -403,7 +414,7 @@ class Finish(Wire, frozen=True, kw_only=True, tag=True):
 
 ToCoordinator = (
     Hello | Left | Formed | Ready | Rejoin | Leaving | Done | Failed | Stalled | AgentHello | AgentGone | Spawned
-    | SpawnFailed | Exited | Examined | Rows | Audited | Whole | Stop | Admitted | Accused
+    | SpawnFailed | Exited | Examined | Rows | Audited | Whole | Stop | Admitted | Accused | Judged
 )  # fmt: skip
 Event = ToCoordinator | Timer | Superseded
 Action = Persist | Tell | SetTimer | Journal | Finish

@@ -23,6 +23,7 @@ def recover(c: Coordinator, record: m.Record) -> None:
     c.facts = dict(record.facts)
     c.roster.incarnations = dict(record.incarnations)
     c.ever_formed = record.formed
+    c.roster.offences = dict(record.offences)
     for name, agent in record.placement.items():
         c.roster.add(name, agent, "spawning")
     c.view, c.planned = record.view, record.planned

@@ -12,8 +12,9 @@ from typing import Literal
 
 from outlast.core.protocol._types import ServeId, ViewId
 
-__all__ = ["Peer", "Roster", "Settings", "Status", "incarnation_of", "slot_of"]
+__all__ = ["QUARANTINED_AT", "Peer", "Roster", "Settings", "Status", "incarnation_of", "slot_of"]
 
+QUARANTINED_AT = 2  # offences
 Status = Literal["spawning", "fresh", "joining", "ready", "member", "condemned", "gone"]
 
 
@@ -87,6 +88,9 @@ class Roster:
     restarts: int = 0
     recent: dict[str, list[float]] = field(default_factory=dict)  # slot -> times of death
     accusations: dict[tuple[ViewId, int], dict[str, str]] = field(default_factory=dict)  # (view, step): who says whom
+    offences: dict[str, int] = field(default_factory=dict)  # slot -> how often its state or numbers were wrong
+    judged: set[tuple[int, str, str]] = field(default_factory=set)  # (step, action, member) that was written down
+    barred: set[str] = field(default_factory=set)  # agents that get no replica any more
     _live: dict[str, str] = field(default_factory=dict)  # slot -> live member
     _by_status: dict[Status, set[str]] = field(default_factory=dict)
     _num_wanted_fresh: int = 0
@@ -166,14 +170,14 @@ class Roster:
         if not self._look or not self.settings.respawn or not self.agents or known < self.settings.num_agents:
             return
         self._look = False
-        load = dict.fromkeys(sorted(self.agents), 0)
+        load = dict.fromkeys(sorted(self.agents - self.barred or self.agents), 0)
         for name in self._live.values():
             agent = self.peers[name].agent
             if agent in load:
                 load[agent] += 1
         for index in range(self.settings.num_replicas + self.settings.num_spares):
             slot = f"r{index}"
-            if slot in self._live:
+            if slot in self._live or self.offences.get(slot, 0) >= QUARANTINED_AT:
                 continue
             again = self.incarnations.get(slot, 0) > 0
             if again and self.restarts >= self.settings.max_restarts:

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from outlast.core.policy._guards import GuardNote
 from outlast.core.protocol._claims import Claim, Evidence, Stand
 from outlast.core.protocol._row_plans import RowsNote
 from outlast.core.protocol._tree import Node
@@ -74,6 +75,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     state: tuple[int, int] = (0, 0)  # (part, fingerprint): a rotating part of my state after the last step
     audit: Evidence = Evidence()
     rows: RowsNote = RowsNote()
+    guard: GuardNote = GuardNote()
+    save: int = 0  # a wish for a checkpoint after this step, or -1: not now
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,230 @@
+"""From what was seen in a step to what is done with it: pure, so that every member decides the same.
+
+`decide` and `remember` are functions of the settings, the remembered state and the evidence alone; `agree` finds who
+differs; `escalate` is the coordinator's: what a replica that offends again deserves. Order of severity: states that
+differ (nothing can be trusted), numbers that are not finite, spikes, collapse. Nothing here looks at a tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from outlast.core.policy._bands import Band, Reading
+from outlast.core.policy._guards import (
+    Confidence,
+    Culprit,
+    GuardEvidence,
+    Guards,
+    GuardState,
+    OnSpike,
+    Verdict,
+    VerdictAction,
+)
+
+__all__ = ["agree", "decide", "escalate", "fresh_state", "is_nonfinite", "remember"]
+
+_MOST_REMEMBERED = 100_000  # skipped steps and samples; beyond that the data is at fault, and the run has long stopped
+
+
+def fresh_state(guards: Guards) -> GuardState:
+    """What guards remember before the first step."""
+    # more patient than the verdicts are: a level is taken for new only after they have had their say
+    band = Band(warmup=guards.warmup, width=guards.width, patience=guards.patience + 1)
+    return GuardState(loss=band, norm=band)
+
+
+def decide(guards: Guards, state: GuardState, evidence: GuardEvidence) -> Verdict:
+    """The verdict on one step."""
+    for found in (_on_difference, _on_nonfinite, _on_spike, _on_collapse):
+        verdict = found(guards, state, evidence)
+        if verdict is not None:
+            return verdict
+    return Verdict()
+
+
+def remember(guards: Guards, state: GuardState, evidence: GuardEvidence, verdict: Verdict) -> GuardState:
+    """What the guards know after a step that was decided so."""
+    action = verdict.action
+    if action == "rewind":
+        passed = (*state.passed, (verdict.to, evidence.step + 1))
+        return msgspec.structs.replace(
+            state, loss=state.loss.reset(), norm=state.norm.reset(), num_bad=0, num_rewinds=state.num_rewinds + 1,
+            passed=passed[-_MOST_REMEMBERED:], rate_until=0,
+        )  # fmt: skip
+    loss, norm = _read(guards, state, evidence)[1]
+    changes: dict[str, object] = {"loss": loss, "norm": norm, "num_bad": 0 if action == "apply" else state.num_bad + 1}
+    if action != "apply":
+        changes["skipped"] = (*state.skipped, evidence.step)[-_MOST_REMEMBERED:]
+    if action == "lower_rate":
+        changes["rate_until"] = evidence.step + 1 + guards.rate_steps
+    if action == "skip_batch":
+        changes["left_out"] = tuple(sorted({*state.left_out, *_sure_samples(evidence)}))[-_MOST_REMEMBERED:]
+    return msgspec.structs.replace(state, **changes)
+
+
+# --- states that differ ----------------------------------------------------------------------------------------------
+def agree(rows: Mapping[str, object]) -> tuple[tuple[str, ...], bool]:
+    """(members that differ from the majority, whether there is one), from what each member says of its state."""
+    counts = Counter(rows.values())
+    if len(counts) <= 1:
+        return (), True
+    said, most = counts.most_common(1)[0]
+    if 2 * most > len(rows):
+        return tuple(name for name, value in rows.items() if value != said), True
+    return tuple(rows), False
+
+
+def _on_difference(guards: Guards, state: GuardState, e: GuardEvidence) -> Verdict | None:
+    if not e.differing:
+        return None
+    if not e.majority:
+        seen = f"{e.part} differs between {', '.join(e.differing)}, and no state has a majority"
+        remedy = "test the memory of these replicas' devices; three replicas or more can tell which one is wrong"
+        return _back_or_stop(guards, state, e, seen, Culprit(), remedy, "possible")
+    who = _of(e, e.differing[0])
+    others = e.num_members - len(e.differing)
+    seen = f"{e.part} of {', '.join(e.differing)} differs from that of {others} other replicas, which agree"
+    remedy = "its state was replaced by theirs; if it happens to this device again, test its memory"
+    if guards.divergence == "stop":
+        return Verdict(action="stop", evidence=seen, culprit=who, remedy="test the memory of that device")
+    if guards.divergence == "rewind":
+        return _back_or_stop(guards, state, e, seen, who, remedy, "certain")
+    return Verdict(action="replace", evidence=seen, culprit=who, remedy=remedy)
+
+
+def _of(e: GuardEvidence, replica: str) -> Culprit:
+    known = [culprit for culprit in e.culprits if culprit.replica == replica]
+    return known[0] if known else Culprit(replica=replica)
+
+
+# --- numbers that are not finite -------------------------------------------------------------------------------------
+def _on_nonfinite(guards: Guards, state: GuardState, e: GuardEvidence) -> Verdict | None:
+    if guards.nonfinite == "off" or not is_nonfinite(e):
+        return None
+    seen, who = _what_is_not_finite(e), e.culprits[0] if e.culprits else Culprit(microbatch=_first(e))
+    unreal = [culprit for culprit in e.culprits if culprit.replica and not culprit.reproduced]
+    if unreal and len(unreal) == len(e.culprits) and e.num_members > len({c.replica for c in unreal}):
+        return Verdict(
+            action="replace", evidence=f"{seen}; computed again, microbatch {unreal[0].microbatch} is finite",
+            culprit=unreal[0], confidence="likely",
+            remedy="its part is computed by others and its state is replaced; if it happens again, test that device",
+        )  # fmt: skip
+    if guards.nonfinite == "stop":
+        return Verdict(action="stop", evidence=seen, culprit=who, remedy=_advice(who))
+    if guards.nonfinite == "rewind" or state.num_bad + 1 >= guards.patience:
+        return _back_or_stop(guards, state, e, seen, who, _advice(who), "certain")
+    action: VerdictAction = "skip_batch" if _sure_samples(e) else "skip_step"
+    return Verdict(action=action, evidence=seen, culprit=who, confidence=_sureness(who), remedy=_advice(who))
+
+
+def is_nonfinite(e: GuardEvidence) -> bool:
+    """Whether some loss, or the gradient, is not finite."""
+    return bool(e.bad_microbatches) or (e.norm is not None and not math.isfinite(e.norm)) or not math.isfinite(e.loss)
+
+
+def _what_is_not_finite(e: GuardEvidence) -> str:
+    if e.bad_microbatches:
+        return f"the loss of microbatch {', '.join(map(str, e.bad_microbatches))} is not finite"
+    return f"the gradient's norm is {e.norm}"
+
+
+def _first(e: GuardEvidence) -> int:
+    return e.bad_microbatches[0] if e.bad_microbatches else -1
+
+
+def _sureness(who: Culprit) -> Confidence:
+    if who.reproduced:
+        return "certain"
+    return "likely" if who.microbatch >= 0 else "possible"
+
+
+def _sure_samples(e: GuardEvidence) -> set[int]:
+    return {sample for culprit in e.culprits if culprit.sure for sample in culprit.samples}
+
+
+def _advice(who: Culprit) -> str:
+    if who.sure:
+        return f"samples {', '.join(map(str, who.samples))} hold values that are not finite: mend or drop them"
+    if who.operation or who.module:
+        return f"look at {who.operation or 'the operation'}" + (f" in {who.module}" if who.module else "")
+    return "lower the learning rate or clip the gradient; guards=Guards(inspect=True) names the operation"
+
+
+# --- spikes and collapse ---------------------------------------------------------------------------------------------
+def _read(guards: Guards, state: GuardState, e: GuardEvidence) -> tuple[tuple[Reading, Reading], tuple[Band, Band]]:
+    """Readings of loss and norm, and the bands after them."""
+    loss, loss_band = state.loss.read(e.loss)
+    norm, norm_band = state.norm.read(e.norm if e.norm is not None else math.nan)
+    return (loss, norm), (
+        loss_band if guards.loss_spike != "off" else state.loss,
+        norm_band if guards.norm_spike != "off" else state.norm,
+    )
+
+
+def _on_spike(guards: Guards, state: GuardState, e: GuardEvidence) -> Verdict | None:
+    readings = _read(guards, state, e)[0]
+    for name, reading, response in zip(
+        ("loss", "gradient norm"), readings, (guards.loss_spike, guards.norm_spike), strict=True
+    ):
+        if response != "off" and reading.finding == "spike":
+            seen = f"the {name} is {reading.value:.4g}; its band ends at {reading.limit:.4g}"
+            return _spike(guards, state, e, seen, response)
+    return None
+
+
+def _spike(guards: Guards, state: GuardState, e: GuardEvidence, seen: str, response: OnSpike) -> Verdict:
+    remedy = "look at this step's batch; a lower learning rate or a tighter clip_norm makes spikes rarer"
+    lasting = state.num_bad + 1 >= guards.patience
+    if response == "stop":
+        return Verdict(action="stop", evidence=seen, confidence="likely", remedy=remedy)
+    if response == "rewind" or (lasting and e.certified >= 0):
+        if state.num_bad + 1 < min(2, guards.patience):  # one batch is passed first; a state that stays bad is left
+            return Verdict(action="skip_step", evidence=seen, confidence="likely", remedy=remedy)
+        return _back_or_stop(guards, state, e, seen, Culprit(), remedy, "likely")
+    if response == "lower_rate" or lasting:
+        return Verdict(action="lower_rate", evidence=seen, confidence="likely", remedy=remedy)
+    return Verdict(action="skip_step", evidence=seen, confidence="likely", remedy=remedy)
+
+
+def _on_collapse(guards: Guards, state: GuardState, e: GuardEvidence) -> Verdict | None:
+    if guards.collapse == "off" or not e.collapsed:
+        return None
+    module, seen = e.collapsed[0]
+    return Verdict(
+        action="stop" if guards.collapse == "stop" else "apply", evidence=f"{module}: {seen}",
+        culprit=Culprit(module=module), confidence="likely",
+        remedy="a lower learning rate, another initialisation or a normalisation layer keeps units alive",
+    )  # fmt: skip
+
+
+def _back_or_stop(
+    guards: Guards, state: GuardState, e: GuardEvidence, seen: str, who: Culprit, remedy: str, confidence: Confidence
+) -> Verdict:
+    if e.certified >= 0 and state.num_rewinds < guards.max_rewinds:
+        return Verdict(
+            action="rewind", evidence=seen, culprit=who, confidence=confidence, to=e.certified,
+            remedy=f"{remedy}; steps {e.certified} to {e.step} are passed",
+        )  # fmt: skip
+    why = f"after {state.num_rewinds} rewinds" if state.num_rewinds else "there is no certified state to go back to"
+    if not guards.certify_every:
+        remedy += "; Guards(certify_every=100) keeps a state to go back to"
+    return Verdict(action="stop", evidence=f"{seen}; {why}", culprit=who, confidence=confidence, remedy=remedy)
+
+
+# --- who offends again -----------------------------------------------------------------------------------------------
+def escalate(
+    slot: str, host: str, offences: Mapping[str, int], host_of: Mapping[str, str], others: Sequence[str]
+) -> VerdictAction:
+    """What becomes of a replica whose state or numbers were wrong: the coordinator's part of the verdict.
+
+    `offences`: of each slot, this one included. Once may be a stray particle: its state is replaced. Twice is the
+    device: it is quarantined. Two quarantined devices of one host are the host, if there are `others`.
+    """
+    if offences.get(slot, 0) < 2:
+        return "replace"
+    bad = [other for other, count in offences.items() if count >= 2 and host_of.get(other) == host]
+    return "evict_host" if len(bad) >= 2 and others else "quarantine"

@@ -1,0 +1,164 @@
+"""The guards of one replica, beside its engine: what goes into the header, what a step's headers show, what is done.
+
+Everything that steers training follows from headers and from `GuardState`, which is registered with the training state:
+joiners, checkpoints and fingerprints hold it like anything else. Decisions are `core/policy`'s; who is told of them is
+`_ruling.py`'s business. A step that is not applied leaves parameters, optimizer, schedules and buffers as they were.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from outlast.core.policy import (
+    Culprit,
+    GuardEvidence,
+    GuardNote,
+    Guards,
+    GuardState,
+    Ruling,
+    agree,
+    decide,
+    fresh_state,
+    is_nonfinite,
+    remember,
+)
+from outlast.core.protocol import Header
+from outlast.runtime._activations import Activations
+from outlast.runtime._agreement import Agreement
+from outlast.runtime._certified import InMemory
+
+if TYPE_CHECKING:
+    from outlast.runtime._engine import Engine, Meta
+
+__all__ = ["KEY", "Guarding", "device_of"]
+
+KEY = "outlast.guards"
+
+
+class Guarding:
+    """See the module. `policy` None: nothing is watched."""
+
+    def __init__(self, engine: Engine, policy: Guards | None) -> None:
+        self.engine, self.policy = engine, policy
+        self.state: GuardState = fresh_state(policy or Guards())
+        self.agreement = Agreement(engine.state, policy.agreement if policy else 0)
+        self.certified = InMemory(KEY) if policy and policy.certify_every else None
+        self.activations = Activations(engine.state.model, policy) if policy and policy.collapse != "off" else None
+        self._read: tuple[Sequence[Header], GuardEvidence] | None = None
+        if policy is not None:
+            engine.state.extra[KEY] = self
+
+    # --- part of the training state ------------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Any]:
+        kept = self.certified.state_dict() if self.certified is not None else None
+        return {"guards": msgspec.to_builtins(self.state), "certified": kept}
+
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        self.state = msgspec.convert(values["guards"], GuardState)
+        if self.certified is not None and values["certified"] is not None:
+            self.certified.load_state_dict(values["certified"])
+        self.engine.samples.leave_out(self.state.left_out)
+
+    # --- before the exchange -------------------------------------------------------------------------------------
+    @property
+    def reads_norm(self) -> bool:
+        return self.policy is not None and self.policy.reads_norm
+
+    def note(self, step: int) -> GuardNote:
+        """My part of the header of this step."""
+        full = 0
+        if self.certified is not None and self._certifies(step):
+            full = self.certified.fingerprint(self.engine.state)
+        return GuardNote(full=full, collapsed=self.activations.take() if self.activations is not None else ())
+
+    def _certifies(self, step: int) -> bool:
+        every = self.policy.certify_every if self.policy is not None else 0
+        return every > 0 and step > 0 and step % every == 0 and self.state.num_bad == 0
+
+    # --- headers to ruling ---------------------------------------------------------------------------------------
+    def suspects(self, headers: Sequence[Header]) -> bool:
+        """Whether members must look closer before this step can be decided: the same answer on all."""
+        if self.policy is None:
+            return False
+        evidence = self._plain(headers)
+        return bool(evidence.differing) or (self.policy.nonfinite != "off" and is_nonfinite(evidence))
+
+    def _plain(self, headers: Sequence[Header]) -> GuardEvidence:
+        """What the headers alone say; asked for several times a step."""
+        if self._read is None or self._read[0] is not headers:
+            self._read = headers, self.evidence(headers, (), "")
+        return self._read[1]
+
+    def evidence(self, headers: Sequence[Header], culprits: Sequence[Culprit], part: str) -> GuardEvidence:
+        """What the headers of a step say, and what members found when they looked closer."""
+        step = headers[0].step
+        losses = {leaf: loss for header in headers for leaf, loss, _ in header.losses}
+        bad = tuple(sorted(leaf for leaf, loss in losses.items() if not math.isfinite(loss)))
+        differing, majority = agree({h.member: (h.state, h.guard.full) for h in headers})
+        if bad and not culprits:
+            culprits = [Culprit(microbatch=bad[0], samples=tuple(self.engine.samples.indices(step, bad[0])))]
+        return GuardEvidence(
+            step=step, num_members=len(headers), loss=self.engine.loss_of(headers), norm=self.engine.norm_of(headers),
+            bad_microbatches=bad, culprits=tuple(culprits), differing=differing, majority=majority, part=part,
+            collapsed=tuple(row for header in headers for row in header.guard.collapsed),
+            certified=self.certified.step if self.certified is not None else -1,
+        )  # fmt: skip
+
+    def rule(self, headers: Sequence[Header], culprits: Sequence[Culprit], part: str) -> Ruling | None:
+        """The verdict on the step; None without guards."""
+        if self.policy is None:
+            return None
+        evidence = self.evidence(headers, culprits, part) if culprits or part else self._plain(headers)
+        return Ruling(verdict=decide(self.policy, self.state, evidence), evidence=evidence)
+
+    # --- the outcome ---------------------------------------------------------------------------------------------
+    def before(self, meta: Meta) -> bool:
+        """Whether the optimizer takes this step; what is done instead is done here."""
+        if self.policy is None or meta.ruling is None:
+            return True
+        verdict = meta.ruling.verdict
+        if verdict.action == "rewind" and self.certified is not None:
+            self.certified.restore(self.engine.state)
+            self.engine.take_buffers()
+        elif verdict.applies and self.certified is not None and self._certifies(meta.step):
+            self.certified.keep(self.engine.state, meta.step)
+        return verdict.applies
+
+    def after(self, meta: Meta) -> None:
+        """Remember the step."""
+        if self.policy is None or meta.ruling is None:
+            return
+        ruling, old = meta.ruling, self.state
+        self.state = remember(self.policy, old, ruling.evidence, ruling.verdict)
+        if self.state.left_out != old.left_out:
+            self.engine.samples.leave_out(self.state.left_out)
+
+    @contextmanager
+    def rates(self, step: int) -> Iterator[None]:
+        """Lowered learning rates around the optimizers' step, if a verdict said so; schedules do not see them."""
+        if self.policy is None or step >= self.state.rate_until:
+            yield
+            return
+        groups = [group for optimizer in self.engine.state.optimizers for group in optimizer.param_groups]
+        before = [group["lr"] for group in groups]
+        for group in groups:
+            group["lr"] = group["lr"] * self.policy.rate_factor
+        yield
+        for group, rate in zip(groups, before, strict=True):
+            group["lr"] = rate
+
+
+def device_of(engine: Engine) -> str:
+    """What a person would look for: the device's kind, and which one it is."""
+    device = engine.layout.device
+    if device.type != "cuda":
+        return str(device)
+    import torch
+
+    facts = torch.cuda.get_device_properties(device)
+    return f"{device} {facts.name} {getattr(facts, 'uuid', '')}".strip()
