@@ -270,6 +270,8 @@ class Keeper:
         """What was just written into the journal: the same facts teach the interval."""
         if kind == "progress":
             self._step_s = fields["step_s"] or self._step_s
+        elif kind == "certified":
+            self._feed(cm.Certified(step=fields["step"]))
         pacer = self._pacer
         if pacer is None:
             return

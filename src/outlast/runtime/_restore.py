@@ -100,8 +100,7 @@ def _check(state: State, tree: Mapping[str, Any], mine: Mapping[str, Tensor]) ->
 def adopt(engine: Engine, tree: Mapping[str, Any]) -> int:
     """Make a replica what the tree says, between two steps; returns the step that it is at."""
     restore(engine.state, tree)
-    for buffer, start in zip(engine._buffers, engine._start_buffers, strict=True):
-        start.copy_(buffer)
+    engine.take_buffers()
     engine.sums.clear()
     engine.losses.clear()
     engine.meta = None
