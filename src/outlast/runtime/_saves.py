@@ -157,6 +157,17 @@ class Saves:
             self._take(view, committed, reason)
         if committed:  # before the first step optimizers have no state: the slots would be too small
             self._enter(view)
+        if self.env.until:
+            self._keep_up(view, committed)
+
+    def _keep_up(self, view: View, committed: int) -> None:
+        """For `resume-check`, which compares each step: the loop waits, so that no save is passed over."""
+        if self._prepared is not None:
+            self._prepared.result()
+        with contextlib.suppress(ViewAbandoned):
+            self._await(
+                lambda: all(save.step >= committed for save in list(self._flights)), lambda: self.member.over(view.id)
+            )
 
     def _enter(self, view: View) -> None:
         """A view: my share of the writing is another one, and memory for it is made beside training."""
