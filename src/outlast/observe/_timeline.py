@@ -16,7 +16,10 @@ from outlast.observe import _checkpoints
 
 __all__ = ["Row", "format_s", "row_of", "timeline"]
 
-_ALWAYS = (ev.RunStarted, ev.Recovery, ev.CoordinatorLost, ev.AgentLost, ev.Refused, ev.Verdict, ev.RunFinished)
+_ALWAYS = (
+    ev.RunStarted, ev.Recovery, ev.CoordinatorLost, ev.AgentLost, ev.Refused, ev.Verdict, ev.AuditMismatch,
+    ev.RunFinished,
+)  # fmt: skip
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +98,10 @@ def _matters(event: ev.AnyEvent, told: Collection[str]) -> bool:
             return True
         case ev.Suspected():
             return event.decision == "evict" and event.replica not in told
+        case ev.RowsAdmitted():
+            return event.action != "go" or event.lowered
+        case ev.ReducerAccused():
+            return True
         case ev.ReplicaExited():
             return event.cause not in {"finished", "left"} and event.replica not in told
     return isinstance(event, _ALWAYS) or _checkpoints.matters(event)
@@ -107,7 +114,7 @@ def _describe(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning", "erro
             return f"run {event.run_id} started with {_count(event.num_replicas, 'replica')}{spares}", "info"
         case ev.RunFinished():
             detail = f": {_first_line(event.detail)}" if event.detail else ""
-            level: Literal["info", "error"] = "error" if event.outcome == "failed" else "info"
+            level: Literal["info", "warning", "error"] = "error" if event.outcome == "failed" else "info"
             return f"run {event.outcome} after {_count(event.steps, 'step')}{detail}", level
         case ev.Recovery():
             lost = f", {_count(event.lost_steps, 'step')} lost" if event.lost_steps else ""
@@ -122,6 +129,12 @@ def _describe(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning", "erro
         case ev.Suspected():
             verdict = "evicted" if event.decision == "evict" else "given time"
             return f"{event.replica} suspected: {event.evidence}; {verdict}", "warning"
+        case ev.AuditMismatch():
+            where = f" ({event.host}, {event.device})" if event.host else ""
+            level = "error" if event.verdict == "undecided" else "warning"
+            return f"audit: {event.evidence}: {event.verdict}{where}; held until settled", level
+        case ev.Certified():
+            return f"the state after step {event.step - 1} is certified at {event.share:g}", "info"
         case ev.Verdict():
             return _describe_verdict(event), "error" if event.action == "stop" else "warning"
     return _describe_process(event)
@@ -183,6 +196,21 @@ def _describe_process(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning
             return f"{event.replica} receives the state of step {event.step} from {', '.join(event.donors)}", "info"
         case ev.JoinerCaughtUp():
             return f"{event.replica} caught up with step {event.step} in {format_s(event.seconds)}", "info"
+    return _describe_rows(event)
+
+
+def _describe_rows(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning", "error"]]:
+    match event:
+        case ev.RowsAdmitted():
+            what = {"go": "goes on", "wait": "waits for more replicas", "stop": "stops"}[event.action]
+            view = f"view {event.view[0]}.{event.view[1]}"
+            level: Literal["info", "warning"] = "info" if event.action == "go" and not event.lowered else "warning"
+            return f"{view} {what}, tolerating {_count(event.tolerated, 'liar')}: {event.reason}", level
+        case ev.ReducerAccused():
+            said = f"{len(event.votes)} of {len(event.members)} say so"
+            what = f"the slice of bucket {event.bucket} that {event.reducer} reduced in step {event.step}"
+            end = "evicted" if event.decision == "evict" else "the run stops"
+            return f"{event.accuser} disputes {what}; {event.replica} is wrong, {said}; {end}", "error"
     return _checkpoints.describe(event) or (str(event.__struct_config__.tag), "info")
 
 

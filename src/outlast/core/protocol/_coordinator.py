@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from outlast.core.protocol import _beginning, _change, _judging, _planned, _restart, _returning  # isort: skip
+from outlast.core.protocol import _accused, _robustness, _silence, _telling
 from outlast.core.protocol import _messages as m
-from outlast.core.protocol import _robustness, _silence, _telling
 from outlast.core.protocol._change import Change
 from outlast.core.protocol._failures import Failures
 from outlast.core.protocol._reports import Reports
@@ -278,6 +278,8 @@ class Coordinator:
         if peer is None or not peer.alive:
             return
         if peer.name in self.current:
+            if self.view is not None and ViewId(epoch=0, n=0) < rejoin.view < self.view.id:
+                return  # said of an earlier view, and late: of this one it speaks for itself
             _change.begin(self, f"{peer.name} has no state to act with")
             _change.demote(self, peer.name)
         elif peer.status in ("joining", "ready"):
@@ -302,20 +304,9 @@ class Coordinator:
             peer.committed = max(peer.committed, failed.step)
         self.failures.raised(self, failed)
 
-    def _on_stalled(self, now_s: float, stalled: m.Stalled) -> None:
-        _silence.stalled(self, stalled)
-
-    def _on_examined(self, now_s: float, seen: m.Examined) -> None:
-        _silence.examined(self, now_s, seen)
-
-    def _on_rows(self, now_s: float, rows: m.Rows) -> None:
-        _silence.rows(self, rows)
-
-    def _on_whole(self, now_s: float, asked: m.Whole) -> None:
-        _telling.tell_whole(self, asked)
-
+    _on_stalled, _on_examined, _on_rows = _silence.stalled, _silence.examined, _silence.rows
     _on_admitted, _on_accused = _robustness.admitted, _robustness.accused
-    _on_judged = _judging.judged
+    _on_whole, _on_judged, _on_audited = _telling.tell_whole, _judging.judged, _accused.audited
 
     # --- what agents and the launcher say ------------------------------------------------------------------------
     def _on_agenthello(self, now_s: float, hello: m.AgentHello) -> None:
