@@ -234,3 +234,22 @@ def test_going_back_to_a_certified_generation(tmp_path: Path) -> None:
     assert [number for number, _ in seen] == [*range(7), *range(loaded.step, 9)]
     assert all(losses[number] == loss for number, loss in seen)
     assert training.fingerprint() == found
+
+
+def test_what_guards_remember_is_in_the_save(tmp_path: Path) -> None:
+    guards = outlast.Guards(certify_every=2, loss_spike="rewind", warmup=2)
+    losses, found, _ = train(9, "off", guards=guards)
+    with pytest.raises(Stopped):
+        train(9, keep(tmp_path), die_at=5, guards=guards)
+    again, found_again, _ = train(9, keep(tmp_path), guards=guards)
+    assert again == {step: losses[step] for step in again}
+    assert found_again == found
+
+
+def test_the_plain_loop_s_checkpoints_are_everybody_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTLAST", "off")
+    train(4, keep(tmp_path))
+    monkeypatch.setenv("OUTLAST", "on")
+    assert list(train(6, keep(tmp_path))[0]) == [4, 5]
+    monkeypatch.setenv("OUTLAST", "off")
+    assert list(train(7, keep(tmp_path))[0]) == [6]

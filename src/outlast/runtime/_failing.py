@@ -37,8 +37,9 @@ def report_failure(replica: Replica, error: BaseException) -> m.Failed:
     text = "".join(traceback.format_exception(error))[-4000:]
     microbatch = -1 if isinstance(error, OutlastError) else replica.progress.read()[2]  # ours are no microbatch's fault
     return m.Failed(
-        member=replica.env.me, step=replica.member.committed, microbatch=microbatch, error=text, alike=_alike(error)
-    )
+        member=replica.env.me, step=replica.member.committed, microbatch=microbatch, error=text, alike=_alike(error),
+        code=error.exit_code if isinstance(error, OutlastError) else 5,
+    )  # fmt: skip
 
 
 def _alike(error: BaseException) -> str:

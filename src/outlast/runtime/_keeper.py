@@ -270,6 +270,8 @@ class Keeper:
         """What was just written into the journal: the same facts teach the interval."""
         if kind == "progress":
             self._step_s = fields["step_s"] or self._step_s
+        elif kind == "certified":
+            self._feed(cm.Certified(step=fields["step"]))
         pacer = self._pacer
         if pacer is None:
             return
@@ -291,7 +293,7 @@ class Keeper:
         self._pacer.running(now, len(view.members) if view is not None else 1)
         decision, due_s = self._pacer.decide(now), self._pacer.due_s(now)
         same = decision.interval_s == self._shown_s
-        if not (same or abs(decision.interval_s - self._shown_s) <= _CHANGED * self._shown_s):
+        if not (same or abs(decision.interval_s - self._shown_s) <= _CHANGED * min(decision.interval_s, self._shown_s)):
             self._shown_s = decision.interval_s
             interval_s = None if decision.interval_s == math.inf else decision.interval_s
             self._write("checkpoint_interval", interval_s=interval_s, mtbr_s=decision.mtbr_s, reason=decision.reason)

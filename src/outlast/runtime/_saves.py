@@ -93,6 +93,7 @@ class Saves:
         self._asked = self._acted = 0
         self._reasons: dict[int, str] = {}
         self._ended = False
+        self._saved = self._certified = -1  # the newest step published, and the newest one certified since
         self._newest = (-1, -1)  # alone: (epoch, step) of the newest generation of ours
         self._pacer: Pacer | None = None
         if send is None and not settings.every:
@@ -125,8 +126,17 @@ class Saves:
 
     def decided(self, view: View, committed: int, votes: Sequence[int]) -> None:
         """All headers of the step are in: the same conclusion on every member."""
+        self._certify_published(view)
         if votes and min(votes) > CANNOT and max(votes) > 0:
             self._due = (view.id, committed, max(votes))
+
+    def _certify_published(self, view: View) -> None:
+        """The guards verified a state at or after the newest generation's: it is certified. One member says so."""
+        verified = self.engine.guards.certified
+        if verified is not None and self._certified < self._saved <= verified.step:
+            self._certified = verified.step
+            if view.members[0] == self.env.me:
+                self.certify(verified.step)
 
     def want(self, reason: str) -> None:
         """Save after the next step in which all members can. Any thread, also a signal's handler."""
@@ -186,7 +196,9 @@ class Saves:
         handle.durable.add_done_callback(lambda done: self._durable(flight, done))
 
     def _changing(self) -> list[str]:
-        return [*(f"model.{name}" for name in self.engine.state.buffers), "extra.*"]
+        """What changes inside a step: buffers, and what the loop registered. outlast's own waits as parameters do."""
+        theirs = [key for key in self.engine.state.extra if not key.startswith("outlast.")]
+        return [*(f"model.{name}" for name in self.engine.state.buffers), *(f"extra.{key}*" for key in theirs)]
 
     # --- what becomes of it --------------------------------------------------------------------------------------
     def stable(self, view: ViewId, stable: int) -> None:
@@ -281,6 +293,8 @@ class Saves:
                 self._reasons[message.number] = message.reason
             else:
                 flight = self._flights.pop(message.save, None)
+                if message.generation is not None:
+                    self._saved = max(self._saved, message.save.step)
                 if flight is not None:
                     self._let_go(flight, message.generation)
 

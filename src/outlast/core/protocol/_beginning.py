@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from outlast.core.protocol._coordinator import Coordinator
     from outlast.core.protocol._types import View
 
-__all__ = ["begin_again", "formation_s"]
+__all__ = ["begin_again", "forget_view", "formation_s"]
 
 
 def begin_again(c: Coordinator, change: Change) -> bool:
@@ -25,9 +25,15 @@ def begin_again(c: Coordinator, change: Change) -> bool:
     step = max((c.roster.peers[name].committed for name in change.old if name in c.roster.peers), default=0)
     c.journal("fleet_lost", step=step, detail=change.cause)
     c.reports.fleet_lost(step)
-    c.forget_view()
+    forget_view(c)
     c.timer("start", c.settings.start_s)
     return True
+
+
+def forget_view(c: Coordinator) -> None:
+    """All of the view are gone, and with them what it held: as if there had been none."""
+    c.change = None
+    c.set_views(None, None)
 
 
 def formation_s(c: Coordinator, view: View) -> float:

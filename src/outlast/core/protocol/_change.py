@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from outlast.core.protocol import _messages as m
-from outlast.core.protocol._beginning import begin_again
+from outlast.core.protocol._beginning import begin_again, forget_view
 from outlast.core.protocol._types import View, ViewId
 
 if TYPE_CHECKING:
@@ -115,9 +115,11 @@ def _without_survivors(c: Coordinator, change: Change) -> None:
     elif c.unheard:
         return  # after a restart: a spare may still say that it is ready
     elif not c.ever_formed:
-        c.forget_view()
+        forget_view(c)
     elif words := c.failures.of_all(change.view):
-        c.finish("failed", 5, 0, f"all replicas failed, the last one so:\n{words}")
+        c.finish(
+            "failed", c.failures.codes.get(change.view[-1], 5), 0, f"all replicas failed, the last one so:\n{words}"
+        )
     elif c.failures.calm.issuperset(change.view):
         c.finish("stopped", 0, 0, "the script ended by itself before all steps were done")
     elif not begin_again(c, change):

@@ -154,11 +154,6 @@ class Coordinator:
         peers = self.roster.peers
         return {name for name in view.members if peers[name].view != view.id} if view is not None else set()
 
-    def forget_view(self) -> None:
-        """Nobody ever formed the first view and all of it are gone: start again."""
-        self.change = None
-        self.set_views(None, None)
-
     def install_message(self, view: View, cause: str) -> m.Install:
         return m.Install(epoch=self.epoch, view=view, cause=cause, **self.contacts(view))
 

@@ -26,19 +26,20 @@ class Failures:
 
     calm: set[str] = field(default_factory=set)  # members that ended by themselves, with exit code 0
     words: dict[str, str] = field(default_factory=dict)  # of members that ended by an exception
+    codes: dict[str, int] = field(default_factory=dict)  # the exit codes that their errors stand for
     _places: dict[tuple[int, str], set[str]] = field(default_factory=dict)
     _early: dict[str, int] = field(default_factory=dict)  # slot -> ends before training
 
     def raised(self, c: Coordinator, failed: m.Failed) -> None:
         """Two different replicas on the same microbatch, or with the same error at the same line in one step."""
-        self.words[failed.member] = failed.error
+        self.words[failed.member], self.codes[failed.member] = failed.error, failed.code
         places = {f"microbatch {failed.microbatch}": failed.microbatch >= 0, failed.alike: bool(failed.alike)}
         for place in [place for place, known in places.items() if known]:
             slots = self._places.setdefault((failed.step, place), set())
             slots.add(slot_of(failed.member))
             if len(slots) > 1:
                 where = f"step {failed.step}" + (f", {place}" if place.startswith("microbatch") else "")
-                c.finish("failed", 5, failed.step, f"two replicas failed in {where}:\n{failed.error}")
+                c.finish("failed", failed.code, failed.step, f"two replicas failed in {where}:\n{failed.error}")
                 return
 
     def ended(self, c: Coordinator, exited: m.Exited, fault: bool) -> None:

@@ -113,6 +113,7 @@ class Failed(Wire, frozen=True, kw_only=True, tag=True):
     microbatch: int
     error: str
     alike: str = ""
+    code: int = 5  # the exit code that it stands for (reference/errors)
 
 
 class Admitted(Wire, frozen=True, kw_only=True, tag=True):
