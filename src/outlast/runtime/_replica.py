@@ -7,6 +7,7 @@ coordinator's word, or a deadline. An exception between verdict and commit leave
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 import time
@@ -50,13 +51,12 @@ from outlast.runtime._ruling import confer, report
 from outlast.runtime._spare import Spare
 from outlast.runtime._streams import FEED, Flushed, Share, Stream
 from outlast.runtime._wire import Heartbeat
+from outlast.runtime._words import Pace, ping, stalled
 
 if TYPE_CHECKING:
     from outlast.runtime._saves import Saves
 
 __all__ = ["Replica"]
-
-_ANSWERS_S = 0.25  # how long answers to a ping are collected before they are reported
 
 
 class Replica:
@@ -83,10 +83,9 @@ class Replica:
         self._phase, self._since_ns = Phase.IDLE, 0
         self._left_at_s = 0.0
         self._last_plan: Plan | None = None
-        self._losses: list[tuple[int, float]] = []
         self.heads: tuple[list[Any], tuple[bytes, ...]] | None = None  # complete headers of a step not yet concluded
         self.findings: list[Culprit] = []  # what I found when I looked closer
-        self._step_s = self._committed_at_s = 0.0
+        self.pace = Pace()
         self._departed = False
         self.saves: Saves | None = None  # the run's checkpoints, if it keeps any
 
@@ -113,19 +112,20 @@ class Replica:
         if self.probe.faults:
             self.probe(phase, step, microbatch, bucket)
 
-    def _patience(self, phase: Phase) -> float:
-        return min(deadline(self.durations[phase], self.env.config.stall_floor_s), self.env.config.formation_s)
+    def patience(self, phase: Phase) -> float:
+        # Half: who hangs in a group that forms is to be found before the coordinator tries another group with it.
+        return min(deadline(self.durations[phase], self.env.config.stall_floor_s), self.env.config.formation_s / 2)
 
     def _hello(self) -> m.Hello:
         return self.member.hello(self.env.agent, self.facts, self.listener.address, self.env.store)
 
     def _beat(self) -> Heartbeat:
         with self.lock:
-            view, losses, self._losses = self.member.view, tuple(self._losses), []
+            view = self.member.view
             return Heartbeat(
                 sender=self.env.me, sent_s=time.monotonic(), view=(view.id.epoch, view.id.n) if view else (0, 0),
-                committed=self.member.committed, stable=self.member.stable, losses=losses, step_s=self._step_s,
-                sent_messages=self.link.sent,
+                committed=self.member.committed, stable=self.member.stable, losses=self.pace.take(),
+                step_s=self.pace.step_s, until=self.member.until or 0, sent_messages=self.link.sent,
             )  # fmt: skip
 
     def _asked(self, probe: m.Probe) -> None:
@@ -134,26 +134,6 @@ class Replica:
         mesh = self.mesh
         if mesh is not None and mesh.view.id == probe.view:
             mesh.ping_wanted = True
-
-    def _ping(self, mesh: Mesh) -> None:
-        """Ping all; a timer reports who answered. Counted from the pings: who was busy until now reaches everybody."""
-        mesh.ping()
-
-        def report() -> None:
-            self.link.send([m.Rows(member=self.env.me, view=mesh.view.id, reached=tuple(sorted(mesh.answered)))])
-
-        timer = threading.Timer(_ANSWERS_S, report)
-        timer.daemon = True
-        timer.start()
-
-    def _stalled(self, phase: Phase, missing: tuple[str, ...], waited_s: float) -> None:
-        view = self.member.view
-        if view is not None:
-            stalled = m.Stalled(
-                member=self.env.me, view=view.id, phase=phase, missing=missing, waited_s=waited_s,
-                deadline_s=self._patience(phase),
-            )  # fmt: skip
-            self.link.send([stalled])
 
     # --- until there is work -------------------------------------------------------------------------------------
     def resume(self) -> Compute | Exchange | Leave | None:
@@ -174,7 +154,7 @@ class Replica:
                     if todo.why == "rows":
                         wait_for_rows(self)
                     else:
-                        self.spare.idle(self._patience(Phase.CONNECT))
+                        self.spare.idle(self.patience(Phase.CONNECT))
                 elif isinstance(todo, Follow):
                     self.spare.follow()
                 elif isinstance(todo, Form):
@@ -246,7 +226,8 @@ class Replica:
         self.enter(Phase.CONNECT)
         self.mesh = Mesh(
             self.listener, view, dict(self.member.contacts), self.engine.memory.region, wake_fd=self.link.wake_fd,
-            abandoned=lambda: self._over(view), patience=self._patience, on_stall=self._stalled, probe=self.probe,
+            abandoned=lambda: self._over(view), patience=self.patience,
+            on_stall=functools.partial(stalled, self), probe=self.probe,
         )  # fmt: skip
         self.mesh.form()
         self._remember_peers(view)
@@ -271,7 +252,7 @@ class Replica:
     def _over(self, view: View) -> bool:
         mesh = self.mesh
         if mesh is not None and mesh.ping_wanted:
-            self._ping(mesh)
+            ping(self, mesh)
         return self.member.over(view.id) or self.member.evicted is not None or self.member.closed is not None
 
     def _remember_peers(self, view: View) -> None:
@@ -290,8 +271,9 @@ class Replica:
         elif self.env.me in todo.behind:
             self.enter(Phase.HAND_OVER_RECEIVE)
             data = self.plane.take(todo.step, todo.donor)
-            self.engine.apply(msgspec.msgpack.decode(data, type=Meta), self.enter)
-            self._record_loss()
+            meta = msgspec.msgpack.decode(data, type=Meta)
+            self.engine.apply(meta, self.enter)
+            self.pace.record(meta.step, meta.loss)
         with self.lock:
             self.member.handed_over()
         self._formed(view)
@@ -311,7 +293,8 @@ class Replica:
             formed_at_s=now,
         )  # fmt: skip
         self.link.send([formed])
-        self._left_at_s = self._committed_at_s = 0.0
+        self._left_at_s = 0.0
+        self.pace.restart()
         self._last_plan = plan
         if self.engine.robust is not None:
             admit(self, view)
@@ -384,7 +367,7 @@ class Replica:
             self.member.decide(headers, time.monotonic())
         self._apply(todo, headers, buffers, ruling)
         report(self, ruling)
-        self._time_step()
+        self.pace.committed()
 
     def _apply(self, todo: Exchange, headers: list[Any], buffers: tuple[bytes, ...], ruling: Ruling | None) -> None:
         """From the verdict to the commit (rule 12)."""
@@ -396,25 +379,11 @@ class Replica:
         if self.saves is not None:
             self.saves.decided(todo.view, self.member.committed, [header.save for header in headers])
         self.enter(Phase.COMMIT)
-        self._record_loss()
+        self.pace.record(meta.step, meta.loss)
         self._last_plan = self.member.plan or self._last_plan
         self._feed(todo.view)
         for order in due:
             self._carry_out(order, todo.view)
-
-    def _time_step(self) -> None:
-        """A running mean of the time from commit to commit; a view change starts it again."""
-        now = time.monotonic()
-        if self._committed_at_s:
-            took = now - self._committed_at_s
-            self._step_s = 0.8 * self._step_s + 0.2 * took if self._step_s else took
-        self._committed_at_s = now
-
-    def _record_loss(self) -> None:
-        assert self.engine.meta is not None
-        if math.isfinite(self.engine.meta.loss):  # JSON has no other numbers; the verdict tells of these
-            with self.lock:
-                self._losses.append((self.engine.meta.step, self.engine.meta.loss))
 
     def finish(self, todo: Leave) -> None:
         """The closing barrier: everybody committed the last step."""

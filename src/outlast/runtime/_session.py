@@ -21,7 +21,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-import msgspec
 import torch
 from torch import Tensor
 
@@ -30,22 +29,19 @@ from outlast.core.policy import Guards
 from outlast.core.protocol import Compute, Exchange, Leave
 from outlast.errors import ConfigError, Evicted, MembershipError, StepMisuse, ViewAbandoned
 from outlast.runtime._allocator import keep_freed_memory
-from outlast.runtime._corruption import ordered
+from outlast.runtime._assembly import assemble
 from outlast.runtime._data import Samples
-from outlast.runtime._engine import Engine, Meta
+from outlast.runtime._engine import Meta
 from outlast.runtime._environment import Environment
 from outlast.runtime._facts import facts_of, prepare_process
 from outlast.runtime._failing import Left, exit_by_code, how_left, left_open, report_failure
-from outlast.runtime._gradients import Memory
 from outlast.runtime._inspection import Inspection
 from outlast.runtime._plain import PlainTraining
 from outlast.runtime._plain_saves import PlainSaves
 from outlast.runtime._plane import Plane
 from outlast.runtime._repeat import Repeat
 from outlast.runtime._replica import Replica
-from outlast.runtime._robust import arrange
 from outlast.runtime._row_settings import Given as Aggregation
-from outlast.runtime._saves import attach
 from outlast.runtime._settings import Checkpoint, settings_of
 from outlast.runtime._shared import Progress
 from outlast.runtime._state import State, digest_of
@@ -96,30 +92,14 @@ class Run:
 
     def protect(
         self,
-        model: torch.nn.Module,
-        optimizer: Any,
-        dataset: Any,
-        *,
-        global_batch_size: int,
-        microbatches: int,
-        seed: int = 0,
-        scheduler: Any = None,
-        clip_norm: float | None = None,
-        state: Mapping[str, Any] | None = None,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        num_workers: int = 0,
-        shuffle: bool = True,
-        drop_last: bool = False,
-        bucket_mb: float = 4.0,
-        aggregation: Aggregation = None,
-        f: int | None = None,
-        pre: str | Sequence[str] | None = None,
-        rows: int | None = None,
-        row_momentum: float | None = None,
-        check_reducers: float | None = None,
-        guards: Guards | str | None = None,
+        model: torch.nn.Module, optimizer: Any, dataset: Any, *, global_batch_size: int, microbatches: int,
+        seed: int = 0, scheduler: Any = None, clip_norm: float | None = None, state: Mapping[str, Any] | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None, num_workers: int = 0, shuffle: bool = True,
+        drop_last: bool = False, bucket_mb: float = 4.0, aggregation: Aggregation = None, f: int | None = None,
+        pre: str | Sequence[str] | None = None, rows: int | None = None, row_momentum: float | None = None,
+        check_reducers: float | None = None, guards: Guards | str | None = None,
         checkpoint: Checkpoint | Literal["auto", "off"] = "auto",
-    ) -> Training | PlainTraining:
+    ) -> Training | PlainTraining:  # fmt: skip
         """Put the model's training under protection.
 
         `optimizer`, `scheduler`: one, or a list. `microbatches`: units of work in a step, the same whoever computes
@@ -140,26 +120,21 @@ class Run:
             microbatches=_positive("microbatches", microbatches), seed=seed, shuffle=shuffle, drop_last=drop_last,
             collate_fn=collate_fn, num_workers=num_workers,
         )  # fmt: skip
-        _enough_for(self._env.config.replicas, microbatches)
+        _enough(self._env.config.replicas, microbatches)
         parts = State(model, _listed(optimizer), _listed(scheduler), state or {})
         keep, facts = settings_of(checkpoint, self._env.config), facts_of(self._env.config, parts, samples, clip_norm)
         if self._plain:
             saves = PlainSaves(self._env, parts, keep, facts) if keep is not None else None
             return PlainTraining(parts, samples, clip_norm, seed, saves)
-        layout, robust = arrange(
-            self._env.config, parts, samples, int(bucket_mb * (1 << 20)), aggregation=aggregation, f=f, pre=pre,
-            rows=rows, row_momentum=row_momentum, check_reducers=check_reducers,
+        robust = {
+            "aggregation": aggregation, "f": f, "pre": pre, "rows": rows, "row_momentum": row_momentum,
+            "check_reducers": check_reducers,
+        }  # fmt: skip
+        replica = assemble(
+            self._env, parts, samples, facts, seed=seed, clip_norm=clip_norm, bucket_mb=bucket_mb, guards=guards,
+            keep=keep, robust=robust,
         )  # fmt: skip
-        shared = self._env.exchange == "shm" and layout.device.type == "cpu"
-        policy = Guards.of(self._env.config.guards if guards is None else guards)
-        memory = Memory(layout, microbatches + 2, shared=shared)
-        engine = Engine(parts, samples, layout, memory, clip_norm, seed, robust, policy)
-        engine.corruption = ordered(self._env.me, engine)
-        facts |= {"aggregation": robust.settings.describe() if robust else "mean", "guards": str(policy)}
-        facts |= {"checkpoints": msgspec.json.encode(keep).decode()} if keep is not None else {}
-        self._training = Training(Replica(self._env, engine, facts))
-        if keep is not None:
-            attach(self._training.replica, keep)
+        self._training = Training(replica)
         return self._training
 
 
@@ -181,7 +156,8 @@ class Training:
 
         `break` out of this loop is allowed if every replica does it after the same step.
         """
-        self.replica.member.until = _positive("until", until)
+        limit = self.replica.env.until or until
+        self.replica.member.until = min(_positive("until", until), limit)
         self._start()
         try:
             while (todo := self.replica.resume()) is not None:
@@ -196,6 +172,8 @@ class Training:
                     raise left_open(todo.step, self.replica)
             self._ended()
             self.replica.close()
+            if limit < until:
+                raise SystemExit(0)
         except GeneratorExit:
             # `break`, or an exception on its way out: through somebody else's iterator that is known only when the
             # process ends. In the middle of a step it is never a good end.
@@ -402,6 +380,14 @@ class Step:
         return meta
 
 
+def _enough(replicas: int, microbatches: int) -> None:
+    if replicas > microbatches:
+        raise ConfigError(
+            f"{replicas} replicas cannot share {microbatches} microbatches",
+            remedy=f"microbatches={replicas} or more, or --replicas {microbatches} or fewer",
+        )
+
+
 def _listed(value: Any) -> list[Any]:
     if value is None:
         return []
@@ -412,14 +398,6 @@ def _positive(name: str, value: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigError(f"{name}={value!r} is not a positive whole number", remedy=f"{name}=1 or more")
     return value
-
-
-def _enough_for(replicas: int, microbatches: int) -> None:
-    if replicas > microbatches:
-        raise ConfigError(
-            f"{replicas} replicas cannot share {microbatches} microbatches",
-            remedy=f"microbatches={replicas} or more, or --replicas {microbatches} or fewer",
-        )
 
 
 def _warm_up() -> None:

@@ -20,18 +20,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from outlast.core.protocol import (
-    _beginning,
-    _change,
-    _judging,
-    _planned,
-    _restart,
-    _returning,
-    _robustness,
-    _silence,
-    _telling,
-)
+from outlast.core.protocol import _beginning, _change, _judging, _planned, _restart, _returning  # isort: skip
 from outlast.core.protocol import _messages as m
+from outlast.core.protocol import _robustness, _silence, _telling
 from outlast.core.protocol._change import Change
 from outlast.core.protocol._failures import Failures
 from outlast.core.protocol._reports import Reports
@@ -287,6 +278,8 @@ class Coordinator:
         if peer is None or not peer.alive:
             return
         if peer.name in self.current:
+            if self.view is not None and ViewId(epoch=0, n=0) < rejoin.view < self.view.id:
+                return  # said of an earlier view, and late: of this one it speaks for itself
             _change.begin(self, f"{peer.name} has no state to act with")
             _change.demote(self, peer.name)
         elif peer.status in ("joining", "ready"):
@@ -428,8 +421,9 @@ class Coordinator:
         if newest is None or self.change is not None or str(newest.id) != which:
             return
         late = self.planned_unformed if self.planned is not None else self.unformed
-        if self.planned is not None and not self.planned_entered:
-            self.timer(f"form:{which}", self.settings.formation_s)  # the step before it still runs
+        if (self.planned is not None and not self.planned_entered) or self.probing == newest.id:
+            # The step before it still runs; or its paths are being probed, which will say who is at fault.
+            self.timer(f"form:{which}", self.settings.formation_s)
         elif late:
             _change.begin(self, f"view {newest.id} did not form: {', '.join(sorted(late)[:5])} late")
 
