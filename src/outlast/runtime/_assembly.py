@@ -30,7 +30,7 @@ def assemble(
     seed: int,
     clip_norm: float | None,
     bucket_mb: float,
-    guards: Guards | str | None,
+    guards: Guards | str,
     keep: SaveSettings | None,
     robust: dict[str, Any],
 ) -> Replica:
@@ -38,12 +38,12 @@ def assemble(
     microbatches = samples.num_leaves
     layout, rows = arrange(env.config, parts, samples, int(bucket_mb * (1 << 20)), **robust)
     shared = env.exchange == "shm" and layout.device.type == "cpu"
-    policy = Guards.of(env.config.guards if guards is None else guards)
+    policy = Guards.of(guards if env.config.guards == "script" else env.config.guards)
     engine = Engine(
         parts, samples, layout, Memory(layout, microbatches + 2, shared=shared), clip_norm, seed, rows,
         policy,
     )  # fmt: skip
-    engine.corruption = ordered(env.me, engine)
+    ordered(env.me, engine)
     facts = facts | {"aggregation": rows.settings.describe() if rows is not None else "mean", "guards": str(policy)}
     facts |= {"checkpoints": msgspec.json.encode(keep).decode()} if keep is not None else {}
     replica = Replica(env, engine, facts)

@@ -21,6 +21,7 @@ from outlast.core.policy import Guards, Ruling
 from outlast.core.protocol import Header, combine, partials
 from outlast.runtime._corruption import Corruption
 from outlast.runtime._data import Samples, position_seed, seed_everything
+from outlast.runtime._flips import Flips
 from outlast.runtime._gradients import Accumulator, Memory
 from outlast.runtime._guarding import Guarding
 from outlast.runtime._robust import Robust
@@ -57,6 +58,7 @@ class Engine:
         self.out = Memory(layout, 1, shared=False).flats(0)
         self._grads = layout.views(self.out)
         self.losses: dict[int, tuple[float, float]] = {}
+        self.flips: Flips | None = None  # ordered by tests
         self.meta: Meta | None = None  # of the last step applied
         self.frozen: list[Any] = []  # copies under way, each with `wait`: `Frozen`, or a save's
         self._buffers = list(state.buffers.values())
@@ -69,7 +71,7 @@ class Engine:
     def prepare(self, step: int, leaf: int) -> Any:
         """Everything a microbatch starts from: its samples, the step's first buffers, its random state (15, 16)."""
         batch = self.samples.fetch(step, leaf)
-        self._restore_buffers()
+        self.restore_buffers()
         seed_everything(self._seed_of(step, leaf))
         if self.corruption is not None:
             self.corruption.strike(self, step, leaf)
@@ -80,7 +82,8 @@ class Engine:
     def _seed_of(self, step: int, leaf: int) -> int:
         return position_seed(self.seed, step, leaf, 2)
 
-    def _restore_buffers(self) -> None:
+    def restore_buffers(self) -> None:
+        """Module buffers as they are between two steps."""
         for buffer, start in zip(self._buffers, self._start_buffers, strict=True):
             buffer.copy_(start)
 
@@ -95,8 +98,10 @@ class Engine:
         """Applied once at the root."""
         return 1.0 / self.num_leaves if len(set(self.samples.sizes(step))) == 1 else 1.0
 
-    def begin(self, step: int, leaf: int, on_bucket: Callable[[int], None] | None) -> None:
-        self.sums.begin(leaf, self.weight(step, leaf), on_bucket)
+    def begin(self, step: int, leaf: int, on_bucket: Callable[[int], None] | None, beside: bool = False) -> None:
+        if self.flips is not None:
+            self.flips.at(step, leaf)
+        self.sums.begin(leaf, self.weight(step, leaf), on_bucket, beside)
 
     def end(self, step: int, leaf: int, loss: float) -> None:
         """The backward is over: fold, and keep what microbatch 0 did to the buffers."""
@@ -180,6 +185,8 @@ class Engine:
         self.frozen.clear()
         if self.guards.before(meta):
             self._optimize(meta, enter)
+            if self.robust is not None:
+                self.robust.applied(self.out)
         else:
             enter(Phase.OPTIMIZER)
         for data, start, buffer in zip(meta.buffers, self._start_buffers, self._buffers, strict=bool(meta.buffers)):
@@ -219,7 +226,7 @@ class Engine:
 
     def fingerprint(self) -> int:
         """Of the whole state as it is between two steps (buffers as the step starts)."""
-        self._restore_buffers()
+        self.restore_buffers()
         return self.state.fingerprint()
 
     def sample(self, step: int) -> tuple[int, int]:
@@ -234,7 +241,7 @@ class Engine:
     # --- joining -------------------------------------------------------------------------------------------------
     def freeze(self, index: int, count: int) -> tuple[Frozen, int, int, int, bytes]:
         """My share of the state as it is now: (copy in progress, lo, hi, total, plain data)."""
-        self._restore_buffers()
+        self.restore_buffers()
         plain, tensors = self.state.encoded()
         values = list(tensors.values())
         total = sum(t.numel() * t.element_size() for t in values)

@@ -156,7 +156,7 @@ class Saves:
             self._prepared = self.archive.prepare_later(self._tree())
 
     def _tree(self) -> dict[str, Any]:
-        self.engine._restore_buffers()
+        self.engine.restore_buffers()
         return tree_of(self.engine.state, self.member.committed, self.facts)
 
     def _take(self, view: View, step: int, reason: str, *, attempt: int = 0, wait: bool = False) -> None:
