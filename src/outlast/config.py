@@ -54,9 +54,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Intra-op threads of each replica; part of the numerics signature. 0 leaves torch's default."""
     bitwise: bool = True
     """Refuse members whose numerics differ. `false` admits them, and every verdict then says so."""
-    guards: Literal["script", "default", "full", "off"] = "script"
-    """What is watched while training: what the script says, or for the whole run `default` (numbers that are not
-    finite, equal parameters), `full` (also spikes and collapse, with a state to go back to) or `off`."""
+    guards: Literal["default", "full", "off"] = "default"
+    """What is watched while training, if the script does not say: `default`: numbers that are not finite, and equal
+    parameters; `full`: also spikes and collapse, with a certified state in memory to go back to."""
     port: int = 0
     """The coordinator's port on loopback; 0 takes a free one."""
     aggregation: str = "mean"
@@ -77,6 +77,22 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """What to do in a view that tolerates fewer: wait for more replicas, stop, or go on with a lower guarantee."""
     fault_domain: Literal["replica", "host"] = "replica"
     """What lies together: each replica for itself, or all replicas under one agent."""
+    checkpoint_dir: str = ""
+    """Where to keep checkpoints: a directory or a URL (`s3://`, `gs://`, `az://`, `file://`). Empty: where the script
+    says, or nowhere."""
+    checkpoint_every: int = 0
+    """Steps between two saves; 0 lets outlast choose from what fails and what a save costs."""
+    checkpoint_keep: int = 3
+    """How many generations to keep (and as many certified ones)."""
+    checkpoint_drain_to: str = ""
+    """A farther place, usually an object store, that every generation is copied to in the background."""
+    checkpoint_min_s: float = 10.0
+    """A chosen interval is never shorter than this."""
+    resume: str = "auto"
+    """What a new run begins with: `auto` is the newest whole generation in `checkpoint_dir`, if there is one; `never`
+    is step 0; anything else is a directory or URL to load from. A run that lost all replicas resumes by itself."""
+    stop_save_s: float = 20.0
+    """How long a run that is asked to stop may take to save first; 0 stops at once."""
 
 
 _CHECKS: dict[str, tuple[float, float]] = {
@@ -86,6 +102,8 @@ _CHECKS: dict[str, tuple[float, float]] = {
     "restart_backoff_s": (0, 3600), "start_s": (1, 86400), "threads": (0, 1024), "port": (0, 65535),
     "f": (0, 100_000), "rows": (0, 100_000), "row_momentum": (0, 0.999999), "check_reducers": (0, 1),
     "tolerated": (-1, 100_000),
+    "checkpoint_every": (0, 1 << 40), "checkpoint_keep": (1, 1_000_000), "checkpoint_min_s": (0.05, 86400),
+    "stop_save_s": (0, 3600),
 }  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from outlast.core.protocol import View, ViewId
 from outlast.core.protocol import messages as m
 from outlast.errors import WireRefusal
 from outlast.journal import Journal
+from outlast.runtime._saving import FROM_MEMBER, SaveCertified
 from outlast.runtime._server import _STRANGERS, Server
 from outlast.runtime._shared import Progress, Region
 from outlast.runtime._speaker import check_speaker
@@ -208,6 +209,7 @@ ALLOWED = [
     ("member", "r1.1", m.Left(member="r1.1", view=V)),
     ("member", "r1.1", Heartbeat(sender="r1.1", sent_s=0.0)),
     ("agent", "a0", Heartbeat(sender="a0", sent_s=0.0)),
+    ("member", "r1.1", SaveCertified(member="r1.1", step=3)),
     ("agent", "a0", m.AgentHello(agent="a0", pid=1)),
     ("agent", "a0", GONE),
     ("agent", "a1", m.Exited(member="r9.1", cause="signal")),
@@ -227,6 +229,8 @@ REFUSED = [
     ("agent", "a0", m.AgentGone(agent="a1")),
     ("launcher", "launcher", m.Done(member="r1.1", view=V, steps=1)),
     ("launcher", "launcher", Heartbeat(sender="launcher", sent_s=0.0)),
+    ("member", "r1.1", SaveCertified(member="r2.1", step=3)),
+    ("agent", "a0", SaveCertified(member="a0", step=3)),
 ]
 
 
@@ -253,7 +257,7 @@ def test_every_message_to_the_coordinator_has_a_speaker() -> None:
     from outlast.runtime import _speaker
 
     named = {*_speaker._MEMBER, *_speaker._AGENT, *_speaker._OF_ITS_RANKS, *_speaker._LAUNCHER}
-    assert set(typing.get_args(m.ToCoordinator)) == named
+    assert {*typing.get_args(m.ToCoordinator), *FROM_MEMBER} == named
     assert known - {Heartbeat} <= named
 
 

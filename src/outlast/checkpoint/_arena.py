@@ -110,6 +110,11 @@ class Arena:
             self._leased.add(slot.index)
             return slot
 
+    def has_free(self, *, keep: frozenset[int] = frozenset()) -> bool:
+        """Whether `lease` would find a slot."""
+        with self._lock:
+            return len(self._leased | keep) < self.num_slots
+
     def release(self, slot: Slot) -> None:
         with self._lock:
             self._leased.discard(slot.index)

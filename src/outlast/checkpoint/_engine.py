@@ -65,7 +65,7 @@ class Handle:
 
     def __init__(self, save: SaveId, snapshot: Snapshot, slot: Slot, part: Part, timeout_s: float) -> None:
         self.save, self.part = save, part
-        self.staged_bytes = part.stream_bytes
+        self.staged_bytes, self.state_bytes, self.written_bytes = part.stream_bytes, 0, 0
         self.durable: concurrent.futures.Future[PartReport] = concurrent.futures.Future()
         self.copied_s = self.durable_s = float("nan")
         self._snapshot, self._slot, self._timeout_s = snapshot, slot, timeout_s
@@ -157,6 +157,17 @@ class Engine:
         self._arena.reserve(layout.stream_bytes, keep=self._keep)
         return layout.stream_bytes
 
+    def prepare_later(self, tree: Any) -> concurrent.futures.Future[None]:
+        """As `prepare`, but the slots are made beside training. The tree is not looked at after this returns."""
+        state = flatten(tree, writer_of=self._writer_of)
+        layout = self._layouts(state, schema_digest(state.specs))[self.replica]
+        return self._publisher.submit(self._arena.reserve, layout.stream_bytes, keep=self._keep)
+
+    @property
+    def can_save(self) -> bool:
+        """Whether a slot is free just now."""
+        return self._arena.has_free(keep=self._keep)
+
     def set_members(self, replica: int, num_replicas: int) -> None:
         """The view changed: other shares from the next save on."""
         self.replica, self.num_replicas = replica, num_replicas
@@ -199,9 +210,10 @@ class Engine:
             snapshot.copy_now({n for n in names if any(fnmatch.fnmatchcase(n, p) for p in changing)})
         handle = Handle(save, snapshot, slot, self._part(save, state, layout, schema), self._timeout_s)
         self._handles[save] = handle
-        total = sum(spec.bytes for spec in state.specs)
+        handle.state_bytes = sum(spec.bytes for spec in state.specs)
         self._tell(events.SaveBegan(
-            save=save.token, step=step, writer=self.replica, staged_bytes=layout.stream_bytes, state_bytes=total,
+            save=save.token, step=step, writer=self.replica, staged_bytes=layout.stream_bytes,
+            state_bytes=handle.state_bytes,
         ))  # fmt: skip
         self._probe("save.began")
         self._copier.submit(snapshot.run)
@@ -255,7 +267,7 @@ class Engine:
                 break
             except OSError as error:
                 self._after_refusal(handle, attempt, error)
-        handle.part = written.part
+        handle.part, handle.written_bytes = written.part, written.written_bytes
         handle.copied_s, handle.durable_s = handle._snapshot.copied_at_s - began_s, self._clock() - began_s
         self._tell_durable(handle, written)
         return report_of(written.ref, part.schema)
@@ -423,7 +435,8 @@ class Engine:
         def use(reader: Reader, candidate: Candidate) -> LoadedState:
             return self._use(reader, candidate, into, names, strict, skipped, progress)
 
-        near: list[Store] = [MemoryStore(self._hold)] if self._hold is not None else []
+        # Snapshots in memory have no generation's number.
+        near: list[Store] = [MemoryStore(self._hold)] if self._hold is not None and generation is None else []
         far = [self.far] if self.far is not None else []
         loaded = first_valid([*near, self.store, *far], use, note=note, generation=generation)
         if loaded is not None:

@@ -40,7 +40,7 @@ def run(
     spares: Annotated[int | None, typer.Option(help="replicas kept caught up beside the run")] = None,
     agents: Annotated[int | None, typer.Option(help="supervising processes on this machine")] = None,
     exchange: Annotated[str | None, typer.Option(help="auto, shm or c10d")] = None,
-    guards: Annotated[str | None, typer.Option(help="script, default, full or off: what is watched")] = None,
+    guards: Annotated[str | None, typer.Option(help="default, full or off, where the script does not say")] = None,
     aggregation: Annotated[str | None, typer.Option(help="mean, or a robust rule; outlast rules lists them")] = None,
     f: Annotated[int | None, typer.Option("--f", help="how many rows may lie")] = None,
     pre: Annotated[str | None, typer.Option(help="steps in front of the rule: nnm, bucketing, clip")] = None,
@@ -48,6 +48,9 @@ def run(
     on_shortfall: Annotated[str | None, typer.Option(help="too few rows are independent: wait, stop or lower")] = None,
     threads: Annotated[int | None, typer.Option(help="intra-op threads of each replica")] = None,
     port: Annotated[int | None, typer.Option(help="the coordinator's port on loopback; 0 takes a free one")] = None,
+    checkpoint_dir: Annotated[str | None, typer.Option(help="where to keep checkpoints: a directory or a URL")] = None,
+    checkpoint_every: Annotated[int | None, typer.Option(help="steps between saves; 0 lets outlast choose")] = None,
+    resume: Annotated[str | None, typer.Option(help="auto, never, or a directory or URL to begin from")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML with a table [run]; see outlast config show")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="a new directory for journal and logs")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object at the end, nothing else")] = False,
@@ -58,7 +61,8 @@ def run(
     given = {
         "replicas": replicas, "spares": spares, "agents": agents, "exchange": exchange, "threads": threads,
         "port": port, "guards": guards, "aggregation": aggregation, "f": f, "pre": pre, "rows": rows,
-        "on_shortfall": on_shortfall,
+        "on_shortfall": on_shortfall, "checkpoint_dir": checkpoint_dir, "checkpoint_every": checkpoint_every,
+        "resume": resume,
     }  # fmt: skip
     resolved = resolve(cli=given, environ=os.environ, file=config)
     command = _command(script, module, args or [])

@@ -11,7 +11,9 @@ from typing import Literal
 import msgspec
 
 __all__ = [
-    "AgentLost", "AgentStarted", "AnyEvent", "CoordinatorLost", "CoordinatorStarted", "Event", "JoinerCaughtUp",
+    "AgentLost", "AgentStarted", "AnyEvent", "CheckpointDelayed", "CheckpointDrained", "CheckpointFailed",
+    "CheckpointInterval", "CheckpointLoaded", "CheckpointPruned", "CheckpointRetried", "CheckpointSaved",
+    "CheckpointSkipped", "CoordinatorLost", "CoordinatorStarted", "Event", "FleetLost", "JoinerCaughtUp",
     "JoinerServed", "Notice", "Progress", "Recovery", "ReducerAccused", "Refused", "ReplicaExited", "ReplicaStarted",
     "RowsAdmitted", "RunFinished", "RunStarted", "Suspected", "Verdict", "ViewFormed", "ViewInstalled", "decode",
     "encode",
@@ -115,33 +117,6 @@ class Suspected(Event, frozen=True, kw_only=True, tag="suspected"):
     decision: Literal["evict", "wait"]
 
 
-class Verdict(Event, frozen=True, kw_only=True, tag="verdict"):
-    """What the guards decided about a step, other than simply to apply it. The same on every replica.
-
-    `evidence`: what was seen; `confidence`: of the culprit. Who and what is to blame, as far as it is known: `replica`
-    on `host` and `device`; `module`, `parameter`, `operation` and `where` (file:line) in the model; `microbatch` (-1
-    if unknown) and `samples` in the data. `to_step`: what a rewind goes back to. `remedy`: what helps.
-    """
-
-    step: int
-    action: Literal[
-        "apply", "skip_step", "skip_batch", "rewind", "lower_rate", "replace", "quarantine", "evict_host", "stop"
-    ]
-    evidence: str
-    confidence: Literal["certain", "likely", "possible"]
-    remedy: str
-    replica: str = ""
-    host: str = ""
-    device: str = ""
-    module: str = ""
-    parameter: str = ""
-    operation: str = ""
-    where: str = ""
-    microbatch: int = -1
-    samples: list[int] = []
-    to_step: int = -1
-
-
 class RowsAdmitted(Event, frozen=True, kw_only=True, tag="rows_admitted"):
     """What a robust rule makes of a view: `most_rows` on one host, of which `tolerated` may lie. `lowered`: fewer than
     the run was started for."""
@@ -170,6 +145,33 @@ class ReducerAccused(Event, frozen=True, kw_only=True, tag="reducer_accused"):
     decision: Literal["evict", "stop"]
 
 
+class Verdict(Event, frozen=True, kw_only=True, tag="verdict"):
+    """What the guards decided about a step, other than simply to apply it. The same on every replica.
+
+    `evidence`: what was seen; `confidence`: of the culprit. Who and what is to blame, as far as it is known: `replica`
+    on `host` and `device`; `module`, `parameter`, `operation` and `where` (file:line) in the model; `microbatch` (-1
+    if unknown) and `samples` in the data. `to_step`: what a rewind goes back to. `remedy`: what helps.
+    """
+
+    step: int
+    action: Literal[
+        "apply", "skip_step", "skip_batch", "rewind", "lower_rate", "replace", "quarantine", "evict_host", "stop"
+    ]
+    evidence: str
+    confidence: Literal["certain", "likely", "possible"]
+    remedy: str
+    replica: str = ""
+    host: str = ""
+    device: str = ""
+    module: str = ""
+    parameter: str = ""
+    operation: str = ""
+    where: str = ""
+    microbatch: int = -1
+    samples: list[int] = []
+    to_step: int = -1
+
+
 class JoinerServed(Event, frozen=True, kw_only=True, tag="joiner_served"):
     replica: str
     step: int
@@ -191,6 +193,108 @@ class Progress(Event, frozen=True, kw_only=True, tag="progress"):
     losses: list[tuple[int, float]]
     step_s: float
     messages: int = 0
+
+
+class FleetLost(Event, frozen=True, kw_only=True, tag="fleet_lost"):
+    """Every replica that held the training state is gone; the run begins again from its newest checkpoint, or from
+    the start if none was published. `step`: the last that was known to be committed."""
+
+    step: int
+    detail: str
+
+
+class CheckpointSaved(Event, frozen=True, kw_only=True, tag="checkpoint_saved"):
+    """A generation was published: the state after `step`. `blocked_s`: how long the slowest writer's loop was held up;
+    `copied_s`, `durable_s`: from its begin to the end of the snapshot, and to the last durable part. `written_bytes`:
+    by all writers; what had not changed since the generation before is not among them. `reason`: why it was taken."""
+
+    step: int
+    generation: int
+    view: list[int]
+    num_writers: int
+    state_bytes: int
+    written_bytes: int
+    blocked_s: float
+    copied_s: float
+    durable_s: float
+    reason: str
+    url: str
+
+
+class CheckpointFailed(Event, frozen=True, kw_only=True, tag="checkpoint_failed"):
+    """A save came to nothing; training goes on and older generations stay. `step` is -1 where it concerns none."""
+
+    step: int
+    cause: Literal[
+        "writer_failed", "view_changed", "superseded", "diverged", "publish_failed", "unreadable", "drain_failed"
+    ]
+    reason: str
+    url: str
+
+
+class CheckpointDelayed(Event, frozen=True, kw_only=True, tag="checkpoint_delayed"):
+    """A save waits: the one before is still being written."""
+
+    replica: str
+    step: int
+    reason: str
+
+
+class CheckpointRetried(Event, frozen=True, kw_only=True, tag="checkpoint_retried"):
+    """A writer was refused by its disk or store, and tries again."""
+
+    replica: str
+    attempt: int
+    reason: str
+
+
+class CheckpointLoaded(Event, frozen=True, kw_only=True, tag="checkpoint_loaded"):
+    """A replica begins with a generation (its number is a tier's own where `tier` is memory). `bytes_read`: by tier."""
+
+    replica: str
+    generation: int
+    step: int
+    tier: str
+    bytes_read: dict[str, int]
+    seconds: float
+
+
+class CheckpointSkipped(Event, frozen=True, kw_only=True, tag="checkpoint_skipped"):
+    """A load could not use this, and went on elsewhere."""
+
+    replica: str
+    generation: int
+    step: int
+    tier: str
+    url: str
+    file: str
+    reason: str
+
+
+class CheckpointPruned(Event, frozen=True, kw_only=True, tag="checkpoint_pruned"):
+    """Old generations were removed, or (`note`) why not."""
+
+    generations: list[int]
+    freed_bytes: int
+    note: str
+
+
+class CheckpointDrained(Event, frozen=True, kw_only=True, tag="checkpoint_drained"):
+    """A generation was copied to the farther place."""
+
+    generation: int
+    url: str
+    copied_bytes: int
+    seconds: float
+
+
+class CheckpointInterval(Event, frozen=True, kw_only=True, tag="checkpoint_interval"):
+    """When to save next, decided anew: `interval_s` from one save to the next, from a mean time `mtbr_s` between
+    losses; 0 where a save is wanted at once."""
+
+    interval_s: float
+    mtbr_s: float
+    reason: str
 
 
 class Refused(Event, frozen=True, kw_only=True, tag="refused"):
@@ -217,7 +321,9 @@ class RunFinished(Event, frozen=True, kw_only=True, tag="run_finished"):
 AnyEvent = (
     RunStarted | CoordinatorStarted | CoordinatorLost | AgentStarted | AgentLost | ReplicaStarted | ReplicaExited
     | ViewInstalled | ViewFormed | Recovery | Suspected | JoinerServed | JoinerCaughtUp | Progress | Refused | Notice
-    | RunFinished | RowsAdmitted | ReducerAccused | Verdict
+    | FleetLost | CheckpointSaved | CheckpointFailed | CheckpointDelayed | CheckpointRetried | CheckpointLoaded
+    | CheckpointSkipped | CheckpointPruned | CheckpointDrained | CheckpointInterval | RunFinished | RowsAdmitted
+    | ReducerAccused | Verdict
 )  # fmt: skip
 
 _encoder = msgspec.json.Encoder()

@@ -46,6 +46,15 @@ class Phase(IntEnum):
     JOIN_READY = 34
     SERVE_SNAPSHOT = 35  # a donor's frozen copy begins
     SERVE_STREAM = 36  # a donor sends a step to a joiner
+    # a save, on threads of its own: fault points, never a rank's own phase
+    SAVE_BEGAN = 50
+    SAVE_SEALED = 51  # the snapshot in the agent's memory counts
+    SAVE_WRITTEN = 52
+    SAVE_DATA_DURABLE = 53
+    SAVE_PART_WRITTEN = 54
+    SAVE_PART_DURABLE = 55  # the promise may be given
+    PUBLISH_BEGAN = 56
+    PUBLISH_DONE = 57
     # the processes beside the replicas
     PERSIST = 40
     TELL = 41

@@ -8,7 +8,8 @@ events alone, asserted each time. Pure. The rules, in words:
   recoveries count once.
 - **lost**: work that was done twice or in vain: the steps a recovery lost, and its orphans' recomputation.
 - **degraded**: of each moment of training with n members of N, the share (N - n) / N that was missing.
-- **checkpoint**: training held up by a save. No event of this vocabulary reports one, so it is nothing yet.
+- **checkpoint**: training held up by saves, as each published one reports of its slowest writer. What came to nothing
+  reports nothing; waiting for the last save is after the last step, hence idle.
 - **productive**: the rest. The useful-time ratio (ETTR) is productive / wall.
 """
 
@@ -61,6 +62,7 @@ class _Facts(msgspec.Struct):
     step_s: float = 0.0
     planned: ev.ViewInstalled | None = None
     microbatches: int = 0
+    blocked_s: float = 0.0
 
 
 def accounting(events: Iterable[ev.AnyEvent], *, now_s: float | None = None) -> Accounting:
@@ -83,10 +85,11 @@ def accounting(events: Iterable[ev.AnyEvent], *, now_s: float | None = None) -> 
             productive += length * share
             degraded += length * (1 - share)
     lost = min(math.fsum(facts.redone_s.values()), productive)
+    checkpoint = min(facts.blocked_s, productive - lost)
     account = Accounting(
         wall_s=wall,
-        productive_s=productive - lost,
-        checkpoint_s=0.0,
+        productive_s=productive - lost - checkpoint,
+        checkpoint_s=checkpoint,
         lost_s=lost,
         recovery_s=recovery,
         degraded_s=degraded,
@@ -136,6 +139,8 @@ def _note(event: ev.AnyEvent, at_s: float, facts: _Facts) -> None:
         case ev.Progress():
             facts.active_from_s, facts.active_until_s = min(facts.active_from_s, at_s), at_s
             facts.step_s = event.step_s
+        case ev.CheckpointSaved():
+            facts.blocked_s += event.blocked_s
         case ev.Recovery():
             facts.active_until_s = max(facts.active_until_s, at_s)
             facts.outages.append((max(facts.start_s, at_s - event.downtime_s - event.detect_s), at_s))

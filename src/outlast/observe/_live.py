@@ -160,6 +160,8 @@ def _summary(state: Status, total: int | None) -> str:
     parts += [f"loss {state.loss:.4g}"] if state.loss is not None else []
     parts += [f"{format_s(state.step_s)} a step"] if state.step_s else []
     parts += [f"{state.num_recoveries} recoveries"] if state.num_recoveries else []
+    parts += [f"step {state.last_save.step} saved"] if state.last_save else []
+    parts += ["the newest save failed"] if state.failed_save else []
     return ", ".join(parts)
 
 

@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from outlast.core import events as ev
+from outlast.observe._checkpoints import PLAIN_FAILURES
 
 __all__ = ["Process", "Replica", "RunState", "Status", "StatusFold", "status"]
 
@@ -68,6 +69,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     agent: Process | None
     agents: list[Process]
     replicas: list[Replica]
+    last_save: ev.CheckpointSaved | None = None
+    failed_save: ev.CheckpointFailed | None = None  # after it
 
 
 class StatusFold:
@@ -90,6 +93,8 @@ class StatusFold:
         self._verdicts = 0
         self._last_verdict: ev.Verdict | None = None
         self._updated_at_s: float | None = None
+        self._saved: ev.CheckpointSaved | None = None
+        self._failed_save: ev.CheckpointFailed | None = None
 
     def take(self, event: ev.AnyEvent) -> None:
         """Fold one event in."""
@@ -106,6 +111,12 @@ class StatusFold:
                 self._verdicts, self._last_verdict = self._verdicts + 1, event
             case ev.Progress():
                 self._take_progress(event)
+            case ev.CheckpointSaved():
+                self._saved, self._failed_save = event, None
+            case ev.CheckpointFailed() if event.cause not in PLAIN_FAILURES:
+                self._failed_save = event
+            case ev.FleetLost():
+                self._step = None  # what follows begins at an earlier one
             case ev.CoordinatorStarted() | ev.CoordinatorLost() | ev.AgentStarted() | ev.AgentLost():
                 self._take_process(event)
             case ev.ViewInstalled() | ev.ViewFormed():
@@ -137,6 +148,8 @@ class StatusFold:
             agent=agents[0] if agents else None,
             agents=agents,
             replicas=[self._replica(name, over) for name in self._shown()],
+            last_save=self._saved,
+            failed_save=self._failed_save,
         )
 
     def _state(self, held: bool | None) -> tuple[RunState, str]:

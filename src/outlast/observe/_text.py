@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outlast.observe._accounting import Accounting
+from outlast.observe._checkpoints import last_save
 from outlast.observe._curve import sparkline
 from outlast.observe._status import Process, Replica, Status
 from outlast.observe._timeline import Row, format_s, row_of
@@ -34,6 +35,8 @@ def render_status(state: Status, *, curve: Sequence[float] = ()) -> str:
     lines += [", ".join(facts)]
     if state.last_verdict is not None:
         lines += [f"last verdict: {row_of(state.last_verdict, 0.0).what}"]
+    save = last_save(state.last_save, state.failed_save, state.updated_at_s)
+    lines += [save] if save else []
     if curve:
         lines += [f"loss {sparkline(curve)}"]
     people = [state.coordinator, *state.agents] if state.coordinator else state.agents

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from outlast.core import events as ev
+from outlast.observe import _checkpoints
 
 __all__ = ["Row", "format_s", "row_of", "timeline"]
 
@@ -96,7 +97,7 @@ def _matters(event: ev.AnyEvent, told: Collection[str]) -> bool:
             return event.decision == "evict" and event.replica not in told
         case ev.ReplicaExited():
             return event.cause not in {"finished", "left"} and event.replica not in told
-    return isinstance(event, _ALWAYS)
+    return isinstance(event, _ALWAYS) or _checkpoints.matters(event)
 
 
 def _describe(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning", "error"]]:
@@ -182,7 +183,7 @@ def _describe_process(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning
             return f"{event.replica} receives the state of step {event.step} from {', '.join(event.donors)}", "info"
         case ev.JoinerCaughtUp():
             return f"{event.replica} caught up with step {event.step} in {format_s(event.seconds)}", "info"
-    return str(event.__struct_config__.tag), "info"
+    return _checkpoints.describe(event) or (str(event.__struct_config__.tag), "info")
 
 
 def _first_line(text: str) -> str:

@@ -14,6 +14,7 @@ import msgspec
 
 from outlast.core import events as ev
 from outlast.observe._accounting import Accounting, accounting
+from outlast.observe._checkpoints import PLAIN_FAILURES, remedy_of
 from outlast.observe._status import Status, status
 from outlast.observe._timeline import Row, timeline
 
@@ -177,6 +178,9 @@ _ENDED: dict[str, Literal["failed", "was stopped", "ended without a word"]] = {
 
 def _advice(events: Sequence[ev.AnyEvent], state: Status) -> list[Advice]:
     found: dict[str, tuple[str, list[str]]] = {}
+    for failed in [e for e in events if isinstance(e, ev.CheckpointFailed) and e.cause not in PLAIN_FAILURES]:
+        name, text = remedy_of(failed)
+        found.setdefault(name, (text, []))[1].append("checkpoints")
     for cause, detail, who in _faults(events):
         name, text = remedy(cause, detail)
         found.setdefault(name, (text, []))[1].append(who)

@@ -35,7 +35,7 @@ class Driven:
 
     def __init__(
         self, run_dir: Path, options: Sequence[str], script: Sequence[str], faults: Sequence[Fault] = (),
-        program: Sequence[str] = ("-m", "outlast"), lies: Sequence[Lie] = (), flips: Sequence[Flip] = (),
+        program: Sequence[str] = ("-m", "outlast"), flips: Sequence[Flip] = (), lies: Sequence[Lie] = (),
     ) -> None:  # fmt: skip
         self.run_dir = run_dir
         self.events: list[ev.AnyEvent] = []
@@ -44,10 +44,10 @@ class Driven:
         environ = {k: v for k, v in os.environ.items() if not k.startswith("OUTLAST_")}
         if faults:
             environ["OUTLAST_FAULTS"] = msgspec.json.encode(list(faults)).decode()
-        if flips:
-            environ["OUTLAST_CORRUPTION"] = msgspec.json.encode(list(flips)).decode()
         if lies:
             environ["OUTLAST_LIES"] = msgspec.json.encode(list(lies)).decode()
+        if flips:
+            environ["OUTLAST_CORRUPTION"] = msgspec.json.encode(list(flips)).decode()
         command = [sys.executable, *program, "run", "--json", "--run-dir", str(run_dir), *options, *script]
         self.process = subprocess.Popen(
             command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

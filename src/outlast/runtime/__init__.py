@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from outlast.runtime._session import Run, Step, Training, join, pause
+    from outlast.runtime._settings import Checkpoint
 
-__all__ = ["Run", "Step", "Training", "join", "pause"]
+__all__ = ["Checkpoint", "Run", "Step", "Training", "join", "pause"]
 
 
 def __getattr__(name: str) -> Any:
@@ -21,5 +22,6 @@ def __getattr__(name: str) -> Any:
         from outlast.runtime._versions import check_versions
 
         check_versions()
-        return getattr(importlib.import_module("outlast.runtime._session"), name)
+        home = "_settings" if name == "Checkpoint" else "_session"
+        return getattr(importlib.import_module(f"outlast.runtime.{home}"), name)
     raise AttributeError(f"module 'outlast.runtime' has no attribute {name!r}")

@@ -58,7 +58,7 @@ class Engine:
         self._grads = layout.views(self.out)
         self.losses: dict[int, tuple[float, float]] = {}
         self.meta: Meta | None = None  # of the last step applied
-        self.frozen: list[Frozen] = []
+        self.frozen: list[Any] = []  # copies under way, each with `wait`: `Frozen`, or a save's
         self._buffers = list(state.buffers.values())
         self._start_buffers = [b.clone() for b in self._buffers]
         self._end_buffers: tuple[bytes, ...] = ()
@@ -69,7 +69,7 @@ class Engine:
     def prepare(self, step: int, leaf: int) -> Any:
         """Everything a microbatch starts from: its samples, the step's first buffers, its random state (15, 16)."""
         batch = self.samples.fetch(step, leaf)
-        self.restore_buffers()
+        self._restore_buffers()
         seed_everything(self._seed_of(step, leaf))
         if self.corruption is not None:
             self.corruption.strike(self, step, leaf)
@@ -80,8 +80,7 @@ class Engine:
     def _seed_of(self, step: int, leaf: int) -> int:
         return position_seed(self.seed, step, leaf, 2)
 
-    def restore_buffers(self) -> None:
-        """Module buffers as they are between two steps."""
+    def _restore_buffers(self) -> None:
         for buffer, start in zip(self._buffers, self._start_buffers, strict=True):
             buffer.copy_(start)
 
@@ -181,8 +180,6 @@ class Engine:
         self.frozen.clear()
         if self.guards.before(meta):
             self._optimize(meta, enter)
-            if self.robust is not None:
-                self.robust.applied(self.out)
         else:
             enter(Phase.OPTIMIZER)
         for data, start, buffer in zip(meta.buffers, self._start_buffers, self._buffers, strict=bool(meta.buffers)):
@@ -208,6 +205,8 @@ class Engine:
             scheduler.step()
         for param in self.state.params:
             param.grad = None
+        if self.robust is not None:
+            self.robust.applied(self.out)
 
     @property
     def outcome(self) -> int:
@@ -220,7 +219,7 @@ class Engine:
 
     def fingerprint(self) -> int:
         """Of the whole state as it is between two steps (buffers as the step starts)."""
-        self.restore_buffers()
+        self._restore_buffers()
         return self.state.fingerprint()
 
     def sample(self, step: int) -> tuple[int, int]:
@@ -235,7 +234,7 @@ class Engine:
     # --- joining -------------------------------------------------------------------------------------------------
     def freeze(self, index: int, count: int) -> tuple[Frozen, int, int, int, bytes]:
         """My share of the state as it is now: (copy in progress, lo, hi, total, plain data)."""
-        self.restore_buffers()
+        self._restore_buffers()
         plain, tensors = self.state.encoded()
         values = list(tensors.values())
         total = sum(t.numel() * t.element_size() for t in values)
@@ -251,6 +250,9 @@ class Engine:
 
     def thaw(self, plain: bytes, tensors: dict[str, Tensor]) -> None:
         """Become the state that a snapshot holds."""
+        for frozen in self.frozen:
+            frozen.wait()
+        self.frozen.clear()
         self.state.load(plain, tensors)
         self.take_buffers()
         self.sums.clear()

@@ -1,8 +1,8 @@
 """What a replica is told by its agent through the environment; without any, it is a fleet of one.
 
 Names: OUTLAST_MEMBER, OUTLAST_AGENT, OUTLAST_RUN, OUTLAST_RUN_DIR, OUTLAST_COORDINATOR (host:port), OUTLAST_SECRET
-(hex), OUTLAST_CONFIG (JSON of RunConfig), OUTLAST_PROGRESS_FD, OUTLAST_PARENT, OUTLAST_FAULTS, OUTLAST_LIES. Read
-once, by `join`.
+(hex), OUTLAST_CONFIG (JSON of RunConfig), OUTLAST_PROGRESS_FD, OUTLAST_PARENT, OUTLAST_FAULTS, OUTLAST_LIES,
+OUTLAST_HOLD (memory for snapshots). Read once, by `join`; a fleet of one reads the settings of checkpoints besides.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import msgspec
 from outlast.config import RunConfig
 from outlast.errors import ConfigError, MembershipError
 from outlast.runtime._probe import Probe
+from outlast.runtime._settings import solo_config
 from outlast.runtime._shared import Progress, Region
 
 __all__ = ["Environment"]
@@ -39,6 +40,7 @@ class Environment:
     exchange: str
     store: str = ""
     lies: str = ""
+    hold: str = ""  # the agent's memory for snapshots
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Environment:
@@ -46,7 +48,7 @@ class Environment:
         me = environ.get("OUTLAST_MEMBER")
         faults = environ.get("OUTLAST_FAULTS")
         if me is None:
-            config = RunConfig()
+            config = solo_config(environ)
             return cls(
                 me="r0.1", agent="", run_id=secrets.token_hex(4), run_dir=None, coordinator=None,
                 secret=secrets.token_bytes(16), config=config, probe=Probe("r0.1", faults),
@@ -65,4 +67,5 @@ class Environment:
             secret=bytes.fromhex(environ["OUTLAST_SECRET"]), config=config, probe=Probe(me, faults),
             progress=Progress(Region(Progress.SIZE, fd=int(environ["OUTLAST_PROGRESS_FD"]))),
             exchange="shm" if config.exchange == "auto" else config.exchange, lies=environ.get("OUTLAST_LIES", ""),
+            hold=environ.get("OUTLAST_HOLD", ""),
         )  # fmt: skip

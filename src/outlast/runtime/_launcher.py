@@ -335,7 +335,8 @@ class Launcher:
             self._exit_code = 130
             self._kill_everything()
         elif self._exit_code is None:
-            self._stop_by_s = time.monotonic() + _STOP_S
+            save_s = self.resolved.config.stop_save_s if self.resolved.config.checkpoint_dir else 0.0
+            self._stop_by_s = time.monotonic() + _STOP_S + save_s
             self._tell([m.Stop(reason=self._stopping)])
         else:
             self._ask_agents_to_stop()

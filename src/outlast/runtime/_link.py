@@ -20,12 +20,13 @@ import msgspec
 from outlast.core.protocol import Member, View, ViewId
 from outlast.core.protocol import messages as m
 from outlast.errors import ProtocolViolation, WireRefusal
+from outlast.runtime import _saving as saving
 from outlast.runtime._wire import SILENT_BEATS, Heartbeat, HeartbeatReply, Link
 
 __all__ = ["MemberLink", "SoloLink"]
 
-_decoder: msgspec.msgpack.Decoder[m.FromCoordinator | HeartbeatReply] = msgspec.msgpack.Decoder(
-    m.FromCoordinator | HeartbeatReply
+_decoder: msgspec.msgpack.Decoder[m.FromCoordinator | HeartbeatReply | saving.ToMember] = msgspec.msgpack.Decoder(
+    m.FromCoordinator | HeartbeatReply | saving.ToMember
 )
 
 
@@ -50,6 +51,8 @@ class MemberLink:
         self._heartbeat_s, self._lease_s = heartbeat_s, lease_s
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.sent = 0  # messages besides heartbeats
+        self.on_save: Callable[[saving.ToMember], None] = lambda message: None
+        self.repeat: Callable[[], Iterable[saving.FromMember]] = tuple  # said again after each reconnection
         self._link: Link | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="outlast-link", daemon=True)
@@ -57,7 +60,7 @@ class MemberLink:
     def start(self) -> None:
         self._thread.start()
 
-    def send(self, messages: Iterable[m.ToCoordinator]) -> None:
+    def send(self, messages: Iterable[m.ToCoordinator | saving.FromMember]) -> None:
         """Best effort: what is lost with a connection is said again by Hello."""
         for message in messages:
             self.sent += 1
@@ -105,6 +108,8 @@ class MemberLink:
     def _converse(self, link: Link) -> None:
         with self.lock:
             link.send(self._hello())
+            for message in self.repeat():
+                link.send(message)
             self._link = link
         try:
             poll = select.poll()
@@ -137,6 +142,8 @@ class MemberLink:
             return
         if isinstance(message, m.Probe):
             self._asked(message)
+        elif isinstance(message, saving.TO_MEMBER):
+            self.on_save(message)
         else:
             with self.lock:
                 for answer in self.member.told(message):

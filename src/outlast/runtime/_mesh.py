@@ -80,19 +80,19 @@ class Hand(msgspec.Struct, frozen=True, tag=True):
     meta: bytes
 
 
-class Found(msgspec.Struct, frozen=True, tag=True):
-    """What I found when the guards had reason to look closer."""
-
-    step: int
-    culprits: tuple[Culprit, ...]
-
-
 class Extra(msgspec.Struct, frozen=True, tag=True):
     """What a robust rule needs told beside the gradients; `bucket`: the channel (`_row_planes.py`)."""
 
     step: int
     bucket: int
     body: bytes
+
+
+class Found(msgspec.Struct, frozen=True, tag=True):
+    """What I found when the guards had reason to look closer."""
+
+    step: int
+    culprits: tuple[Culprit, ...]
 
 
 class Final(msgspec.Struct, frozen=True, tag=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,19 +11,27 @@ from torch import Tensor
 from outlast.runtime._data import Samples, position_seed, seed_everything
 from outlast.runtime._state import State, digest_of
 
+if TYPE_CHECKING:
+    from outlast.runtime._plain_saves import PlainSaves
+
 __all__ = ["PlainStep", "PlainTraining"]
 
 
 class PlainTraining:
     """Gradient accumulation over the microbatches, then one optimizer step."""
 
-    def __init__(self, state: State, samples: Samples, clip_norm: float | None, seed: int) -> None:
-        self.state, self.samples, self.clip_norm, self.seed = state, samples, clip_norm, seed
+    def __init__(
+        self, state: State, samples: Samples, clip_norm: float | None, seed: int, saves: PlainSaves | None = None
+    ) -> None:
+        self.state, self.samples, self.clip_norm, self.seed, self.saves = state, samples, clip_norm, seed, saves
 
     def steps(self, until: int) -> Iterator[PlainStep]:
-        """Steps 0 … until-1."""
-        for number in range(until):
+        """Steps 0 … until-1, or from where the newest checkpoint was."""
+        start = self.saves.resume() if self.saves is not None else 0
+        for number in range(start, until):
             yield PlainStep(self, number)
+            if self.saves is not None:
+                self.saves.boundary(number + 1, last=number + 1 == until)
 
     def fingerprint(self) -> str:
         """As of `Training.fingerprint`."""
@@ -52,6 +60,8 @@ class PlainStep:
                 yield batch
         if t.clip_norm is not None:
             self.grad_norm = float(torch.nn.utils.clip_grad_norm_(t.state.params, t.clip_norm))
+        if t.saves is not None:
+            t.saves.wait_copied()
         for part in (*t.state.optimizers, *t.state.schedulers):
             part.step()
 

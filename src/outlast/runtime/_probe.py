@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -17,7 +18,7 @@ import msgspec
 from outlast.core.phases import Phase
 from outlast.errors import ConfigError
 
-__all__ = ["Fault", "InjectedFault", "Probe"]
+__all__ = ["Fault", "InjectedFault", "Probe", "save_probe"]
 
 
 class InjectedFault(RuntimeError):
@@ -76,3 +77,8 @@ class Probe:
             os._exit(3)
         else:
             os.kill(os.getpid(), signal.Signals[fault.action])
+
+
+def save_probe(probe: Probe) -> Callable[[str], None] | None:
+    """What a checkpoint engine calls with the names of its fault points (`save.written`: Phase.SAVE_WRITTEN)."""
+    return (lambda name: probe(Phase[name.replace(".", "_").upper()])) if probe.faults else None

@@ -7,12 +7,12 @@ coordinator's word, or a deadline. An exception between verdict and commit leave
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 import time
 from collections import defaultdict
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -44,12 +44,16 @@ from outlast.runtime._gradients import Memory
 from outlast.runtime._link import MemberLink, SoloLink
 from outlast.runtime._mesh import Final, Head, Listener, Mesh, PeersLost, Roll
 from outlast.runtime._plane import Plane, SharedPlane, Task
+from outlast.runtime._resume import resume
 from outlast.runtime._row_gate import admit, examine, make_row_plane, wait_for_rows
 from outlast.runtime._ruling import confer, report
-from outlast.runtime._signs import ping, stalled
 from outlast.runtime._spare import Spare
 from outlast.runtime._streams import FEED, Flushed, Share, Stream
 from outlast.runtime._wire import Heartbeat
+from outlast.runtime._words import Pace, ping, stalled
+
+if TYPE_CHECKING:
+    from outlast.runtime._saves import Saves
 
 __all__ = ["Replica"]
 
@@ -78,11 +82,11 @@ class Replica:
         self._phase, self._since_ns = Phase.IDLE, 0
         self._left_at_s = 0.0
         self._last_plan: Plan | None = None
-        self._losses: list[tuple[int, float]] = []
         self.heads: tuple[list[Any], tuple[bytes, ...]] | None = None  # complete headers of a step not yet concluded
         self.findings: list[Culprit] = []  # what I found when I looked closer
-        self._step_s = self._committed_at_s = 0.0
+        self.pace = Pace()
         self._departed = False
+        self.saves: Saves | None = None  # the run's checkpoints, if it keeps any
 
     def _make_link(self) -> MemberLink | SoloLink:
         env = self.env
@@ -115,11 +119,11 @@ class Replica:
 
     def _beat(self) -> Heartbeat:
         with self.lock:
-            view, losses, self._losses = self.member.view, tuple(self._losses), []
+            view = self.member.view
             return Heartbeat(
                 sender=self.env.me, sent_s=time.monotonic(), view=(view.id.epoch, view.id.n) if view else (0, 0),
-                committed=self.member.committed, stable=self.member.stable, losses=losses, step_s=self._step_s,
-                sent_messages=self.link.sent,
+                committed=self.member.committed, stable=self.member.stable, losses=self.pace.take(),
+                step_s=self.pace.step_s, sent_messages=self.link.sent,
             )  # fmt: skip
 
     def _asked(self, probe: m.Probe) -> None:
@@ -215,11 +219,13 @@ class Replica:
             self._left_at_s = time.monotonic()
         self._flush_streams(view)
         self.spare.drain(view.id)
+        if view.start and self.saves is not None:
+            resume(self.saves)
         self.enter(Phase.CONNECT)
         self.mesh = Mesh(
             self.listener, view, dict(self.member.contacts), self.engine.memory.region, wake_fd=self.link.wake_fd,
-            abandoned=lambda: self._over(view), patience=self.patience, probe=self.probe,
-            on_stall=partial(stalled, self),
+            abandoned=lambda: self._over(view), patience=self.patience,
+            on_stall=functools.partial(stalled, self), probe=self.probe,
         )  # fmt: skip
         self.mesh.form()
         self._remember_peers(view)
@@ -282,8 +288,9 @@ class Replica:
         elif self.env.me in todo.behind:
             self.enter(Phase.HAND_OVER_RECEIVE)
             data = self.plane.take(todo.step, todo.donor)
-            self.engine.apply(msgspec.msgpack.decode(data, type=Meta), self.enter)
-            self._record_loss()
+            meta = msgspec.msgpack.decode(data, type=Meta)
+            self.engine.apply(meta, self.enter)
+            self.pace.record(meta.step, meta.loss)
         with self.lock:
             self.member.handed_over()
         self._formed(view)
@@ -303,7 +310,8 @@ class Replica:
             formed_at_s=now,
         )  # fmt: skip
         self.link.send([formed])
-        self._left_at_s = self._committed_at_s = 0.0
+        self._left_at_s = 0.0
+        self.pace.restart()
         self._last_plan = plan
         if self.engine.robust is not None:
             admit(self, view)
@@ -336,6 +344,8 @@ class Replica:
     def _scattered(self) -> None:
         with self.lock:
             self.member.scattered()
+        if self.saves is not None and self.mesh is not None:
+            self.saves.stable(self.mesh.view.id, self.member.stable)
 
     def exchange(self, todo: Exchange, begun: bool) -> None:
         """Take the step to its complete headers (`conclude` follows). ViewAbandoned if the view ends before."""
@@ -351,8 +361,9 @@ class Replica:
         assert plan is not None
         evidence = self.engine.evidence(plan.leaves[self.env.me], found.norms, found.fingerprint)
         with self.lock:
+            save = self.saves.vote(todo.step) if self.saves is not None else 0
             header = self.member.header(
-                **evidence, state=self.engine.sample(todo.step), guard=self.engine.guards.note(todo.step)
+                **evidence, state=self.engine.sample(todo.step), guard=self.engine.guards.note(todo.step), save=save
             )
         self.enter(Phase.HEADER)
         mesh.broadcast(Head(header, self.engine.end_buffers))
@@ -373,7 +384,7 @@ class Replica:
             self.member.decide(headers, time.monotonic())
         self._apply(todo, headers, buffers, ruling)
         report(self, ruling)
-        self._time_step()
+        self.pace.committed()
 
     def _apply(self, todo: Exchange, headers: list[Any], buffers: tuple[bytes, ...], ruling: Ruling | None) -> None:
         """From the verdict to the commit (rule 12)."""
@@ -382,34 +393,27 @@ class Replica:
         self.engine.apply(meta, self.enter)
         with self.lock:
             due = self.member.commit()
+        if self.saves is not None:
+            self.saves.decided(todo.view, self.member.committed, [header.save for header in headers])
         self.enter(Phase.COMMIT)
-        self._record_loss()
+        self.pace.record(meta.step, meta.loss)
         self._last_plan = self.member.plan or self._last_plan
         self._feed(todo.view)
         for order in due:
             self._carry_out(order, todo.view)
 
-    def _time_step(self) -> None:
-        """A running mean of the time from commit to commit; a view change starts it again."""
-        now = time.monotonic()
-        if self._committed_at_s:
-            took = now - self._committed_at_s
-            self._step_s = 0.8 * self._step_s + 0.2 * took if self._step_s else took
-        self._committed_at_s = now
-
-    def _record_loss(self) -> None:
-        assert self.engine.meta is not None
-        if math.isfinite(self.engine.meta.loss):  # JSON has no other numbers; the verdict tells of these
-            with self.lock:
-                self._losses.append((self.engine.meta.step, self.engine.meta.loss))
-
     def finish(self, todo: Leave) -> None:
         """The closing barrier: everybody committed the last step."""
         if self.mesh is None:
             raise ViewAbandoned("the view is closed")
+        if self.saves is not None:
+            self.saves.last()
         self.enter(Phase.FINAL)
         self.mesh.broadcast(Final(self.member.committed))
         self.mesh.collect(Final, self.member.committed, 0, Phase.FINAL)
+        if self.saves is not None:
+            self.enter(Phase.IDLE)
+            self.saves.settle_last(todo.view.id, lambda: self._over(todo.view))
         with self.lock:
             answers = self.member.finished()
         self.link.beat()
@@ -478,6 +482,8 @@ class Replica:
         for stream in self.streams.values():
             stream.close()
         self._close_view()
+        if self.saves is not None:
+            self.saves.close()
         self.link.close()
         self.spare.close()
         self.listener.close()

@@ -14,6 +14,7 @@ import struct
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from outlast.core.protocol import messages as m
 from outlast.core.protocol._reports import Fault
 from outlast.errors import WireRefusal
 from outlast.journal import Journal
+from outlast.runtime import _saving as saving
+from outlast.runtime._keeper import Keeper
 from outlast.runtime._probe import Probe
 from outlast.runtime._shared import Progress, Region
 from outlast.runtime._speaker import check_speaker
@@ -42,7 +45,7 @@ from outlast.runtime._wire import (
 
 __all__ = ["Server", "main"]
 
-_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(m.ToCoordinator | Heartbeat)
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(m.ToCoordinator | Heartbeat | saving.FromMember)
 _HANDSHAKE_S = 5.0
 _STRANGERS = 64
 _FLUSH_S = 2.0
@@ -67,6 +70,10 @@ class Server:
         )  # fmt: skip
         self.coordinator = Coordinator(settings, self.epoch, record)
         self.coordinator.reports.faults = _unreported(journal)
+        self.keeper = Keeper(
+            journal, self.coordinator, run=os.environ.get("OUTLAST_RUN", ""), num_replicas=config.replicas,
+            stop_save_s=config.stop_save_s, write=self.write, tell=self.send,
+        )  # fmt: skip
         self.finished: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.writers: dict[str, asyncio.StreamWriter] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -153,10 +160,17 @@ class Server:
         if isinstance(message, Heartbeat):
             self._beat(name, message)
             return
+        if isinstance(message, saving.FROM_MEMBER):
+            self.keeper.received(name, message)
+            return
+        if self.keeper.before(message, lambda: self.handle(message)):
+            return
         if isinstance(message, m.AgentHello) and self._agent_pids.get(name) != message.pid:
             self._agent_pids[name] = message.pid
             self.write("agent_started", agent=name, pid=message.pid)
         self.handle(message)
+        if isinstance(message, m.Hello):
+            self.keeper.greet(name)
 
     def _agent_of(self, member: str) -> str:
         peer = self.coordinator.roster.peers.get(member)
@@ -214,6 +228,7 @@ class Server:
                 self._finish(action)
             if self.finished.done() and not isinstance(action, m.Tell | m.Finish | m.Journal):
                 return
+        self.keeper.look()
 
     def _persist(self, record: m.Record) -> None:
         data = msgspec.msgpack.encode(record)
@@ -241,6 +256,13 @@ class Server:
             if writer is not None:
                 writer.write(data)
 
+    def send(self, names: Iterable[str], message: Any) -> None:
+        """To members by name; who is not connected misses it."""
+        data = frame(message)
+        for name in names:
+            if (writer := self.writers.get(name)) is not None:
+                writer.write(data)
+
     def _set_timer(self, timer: m.SetTimer) -> None:
         old = self._timers.pop(timer.name, None)
         if old is not None:
@@ -252,6 +274,7 @@ class Server:
     def write(self, kind: str, **fields: Any) -> None:
         """Append an event to the journal, with the time."""
         self.journal.append(msgspec.convert({"kind": kind, "at_s": time.time(), **fields}, events.AnyEvent))
+        self.keeper.heard(kind, fields)
 
     def _finish(self, finish: m.Finish) -> None:
         if self.finished.done():
@@ -338,6 +361,7 @@ async def _run(environ: dict[str, str]) -> int:
         except (TimeoutError, ConnectionError):
             continue
     listening.close()
+    await server.keeper.close()
     for task in conversations:
         task.cancel()
     await asyncio.gather(*conversations, return_exceptions=True)

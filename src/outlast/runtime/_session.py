@@ -13,12 +13,13 @@ Exhausting the inner loop commits the step; `break` or an exception never does.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -28,21 +29,20 @@ from outlast.core.policy import Guards
 from outlast.core.protocol import Compute, Exchange, Leave
 from outlast.errors import ConfigError, Evicted, MembershipError, StepMisuse, ViewAbandoned
 from outlast.runtime._allocator import keep_freed_memory
-from outlast.runtime._corruption import ordered
+from outlast.runtime._assembly import assemble
 from outlast.runtime._data import Samples
-from outlast.runtime._engine import Engine, Meta
+from outlast.runtime._engine import Meta
 from outlast.runtime._environment import Environment
 from outlast.runtime._facts import facts_of, prepare_process
 from outlast.runtime._failing import Left, exit_by_code, how_left, left_open, report_failure
-from outlast.runtime._gradients import Memory
 from outlast.runtime._inspection import Inspection
 from outlast.runtime._plain import PlainTraining
+from outlast.runtime._plain_saves import PlainSaves
 from outlast.runtime._plane import Plane
 from outlast.runtime._repeat import Repeat
 from outlast.runtime._replica import Replica
-from outlast.runtime._robust import layout_for, robust_for
 from outlast.runtime._row_settings import Given as Aggregation
-from outlast.runtime._row_settings import RowSettings, row_settings
+from outlast.runtime._settings import Checkpoint, settings_of
 from outlast.runtime._shared import Progress
 from outlast.runtime._state import State, digest_of
 
@@ -92,36 +92,23 @@ class Run:
 
     def protect(
         self,
-        model: torch.nn.Module,
-        optimizer: Any,
-        dataset: Any,
-        *,
-        global_batch_size: int,
-        microbatches: int,
-        seed: int = 0,
-        scheduler: Any = None,
-        clip_norm: float | None = None,
-        state: Mapping[str, Any] | None = None,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        num_workers: int = 0,
-        shuffle: bool = True,
-        drop_last: bool = False,
-        bucket_mb: float = 4.0,
-        aggregation: Aggregation = None,
-        f: int | None = None,
-        pre: str | Sequence[str] | None = None,
-        rows: int | None = None,
-        row_momentum: float | None = None,
-        check_reducers: float | None = None,
-        guards: Guards | str = "default",
-    ) -> Training | PlainTraining:
+        model: torch.nn.Module, optimizer: Any, dataset: Any, *, global_batch_size: int, microbatches: int,
+        seed: int = 0, scheduler: Any = None, clip_norm: float | None = None, state: Mapping[str, Any] | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None, num_workers: int = 0, shuffle: bool = True,
+        drop_last: bool = False, bucket_mb: float = 4.0, aggregation: Aggregation = None, f: int | None = None,
+        pre: str | Sequence[str] | None = None, rows: int | None = None, row_momentum: float | None = None,
+        check_reducers: float | None = None, guards: Guards | str | None = None,
+        checkpoint: Checkpoint | Literal["auto", "off"] = "auto",
+    ) -> Training | PlainTraining:  # fmt: skip
         """Put the model's training under protection.
 
         `optimizer`, `scheduler`: one, or a list. `microbatches`: units of work in a step, the same whoever computes
         them. `state`: what else the loop changes, by name, each with `state_dict` and `load_state_dict`; what is not
         given here cannot be joined or rewound. `clip_norm`: largest global gradient norm. Batches come from
         `collate_fn` (torch's default) as in a `DataLoader`. `guards`: "default", "full", "off", or
-        `outlast.Guards(...)` to choose what is watched and what follows.
+        `outlast.Guards(...)` to choose what is watched and what follows; the run's setting if not given.
+        `checkpoint`: where and how often to save; `auto` is where the run's configuration says (`--checkpoint-dir`),
+        at intervals that outlast chooses.
 
         `aggregation`: a robust rule in place of the mean, or rules by patterns of parameter names, each a name or a
         dict with `rule`, `f`, `pre` and options; of `rows` groups of microbatches (one a replica) `f` may lie, `pre`
@@ -135,35 +122,21 @@ class Run:
             microbatches=_positive("microbatches", microbatches), seed=seed, shuffle=shuffle, drop_last=drop_last,
             collate_fn=collate_fn, num_workers=num_workers,
         )  # fmt: skip
-        replicas = self._env.config.replicas
-        if replicas > microbatches:
-            raise ConfigError(
-                f"{replicas} replicas cannot share {microbatches} microbatches",
-                remedy=f"microbatches={replicas} or more, or --replicas {microbatches} or fewer",
-            )
+        _enough(self._env.config.replicas, microbatches)
         parts = State(model, _listed(optimizer), _listed(scheduler), state or {})
+        keep, facts = settings_of(checkpoint, self._env.config), facts_of(self._env.config, parts, samples, clip_norm)
         if self._plain:
-            return PlainTraining(parts, samples, clip_norm, seed)
-        settings = row_settings(
-            self._env.config, parts.names, microbatches, aggregation=aggregation, f=f, pre=pre, rows=rows,
-            row_momentum=row_momentum, check_reducers=check_reducers,
+            saves = PlainSaves(self._env, parts, keep, facts) if keep is not None else None
+            return PlainTraining(parts, samples, clip_norm, seed, saves)
+        robust = {
+            "aggregation": aggregation, "f": f, "pre": pre, "rows": rows, "row_momentum": row_momentum,
+            "check_reducers": check_reducers,
+        }  # fmt: skip
+        replica = assemble(
+            self._env, parts, samples, facts, seed=seed, clip_norm=clip_norm, bucket_mb=bucket_mb, guards=guards,
+            keep=keep, robust=robust,
         )  # fmt: skip
-        return self._build(parts, samples, settings, clip_norm, seed, bucket_mb, guards)
-
-    def _build(
-        self, parts: State, samples: Samples, settings: RowSettings | None, clip_norm: float | None, seed: int,
-        bucket_mb: float, guards: Guards | str,
-    ) -> Training:  # fmt: skip
-        config = self._env.config
-        layout = layout_for(settings, parts.params, int(bucket_mb * (1 << 20)))
-        robust = robust_for(settings, layout, samples, parts, seed)
-        shared = self._env.exchange == "shm" and layout.device.type == "cpu"
-        policy = Guards.of(guards if config.guards == "script" else config.guards)
-        memory = Memory(layout, samples.num_leaves + 2, shared=shared)
-        engine = ordered(self._env.me, Engine(parts, samples, layout, memory, clip_norm, seed, robust, policy))
-        rule = settings.describe() if settings else "mean"
-        facts = facts_of(config, parts, samples, clip_norm, rule) | {"guards": str(policy)}
-        self._training = Training(Replica(self._env, engine, facts))
+        self._training = Training(replica)
         return self._training
 
 
@@ -192,6 +165,8 @@ class Training:
                 if isinstance(todo, Leave):
                     self.replica.close_barrier(todo)
                     continue
+                if self.replica.saves is not None:
+                    self.replica.saves.boundary()
                 self._step = Step(self, todo.step)
                 yield self._step
                 if self.replica.member.committed == todo.step:
@@ -202,6 +177,9 @@ class Training:
             # `break`, or an exception on its way out: through somebody else's iterator that is known only when the
             # process ends. In the middle of a step it is never a good end.
             self._left = how_left(sys._getframe(1))
+            if self._left == "break" and self.replica.saves is not None:
+                with contextlib.suppress(ViewAbandoned):
+                    self.replica.saves.last(final=True)
             raise
 
     def _ended(self) -> None:
@@ -399,6 +377,14 @@ class Step:
         if meta is None or meta.step != self.number:
             raise StepMisuse(f"step {self.number} is not committed", remedy="read it after the inner loop")
         return meta
+
+
+def _enough(replicas: int, microbatches: int) -> None:
+    if replicas > microbatches:
+        raise ConfigError(
+            f"{replicas} replicas cannot share {microbatches} microbatches",
+            remedy=f"microbatches={replicas} or more, or --replicas {microbatches} or fewer",
+        )
 
 
 def _listed(value: Any) -> list[Any]:

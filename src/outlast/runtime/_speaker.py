@@ -11,13 +11,14 @@ from typing import Any
 
 from outlast.core.protocol import messages as m
 from outlast.errors import WireRefusal
+from outlast.runtime._saving import FROM_MEMBER
 from outlast.runtime._wire import Heartbeat
 
 __all__ = ["check_speaker"]
 
 _MEMBER = (
     m.Hello, m.Left, m.Formed, m.Ready, m.Rejoin, m.Leaving, m.Done, m.Failed, m.Stalled, m.Rows, m.Whole, m.Admitted,
-    m.Accused, m.Judged,
+    m.Accused, m.Judged, *FROM_MEMBER,
 )  # fmt: skip
 _AGENT = (m.AgentHello, m.Spawned)
 _OF_ITS_RANKS = (m.SpawnFailed, m.Exited, m.Examined)

@@ -36,8 +36,9 @@ from outlast.core.policy._verdicts import (
 
 __all__ = [
     "PRESETS", "PRE_STEPS", "RULES", "Admission", "AuditDecision", "AuditPolicy", "AuditState", "Band", "Belief",
-    "ClassPrior", "Culprit", "GuardEvidence", "GuardNote", "GuardState", "Guards", "IntervalDecision", "IntervalPolicy",
-    "IntervalState", "Losses", "PreFact", "Reading", "RuleFact", "Ruling", "SparesDecision", "SparesPolicy",
-    "SparesState", "Verdict", "VerdictAction", "admit_view", "agree", "check_rule", "decide", "escalate", "fresh_state",
-    "is_nonfinite", "is_spike", "kappa", "largest_f", "most_rows_per_host", "next_save_s", "remember", "unreproduced",
+    "ClassPrior", "Culprit", "GuardEvidence", "GuardNote", "GuardState", "Guards", "IntervalDecision",
+    "IntervalPolicy", "IntervalState", "Losses", "PreFact", "Reading", "RuleFact", "Ruling", "SparesDecision",
+    "SparesPolicy", "SparesState", "Verdict", "VerdictAction", "admit_view", "agree", "check_rule", "decide",
+    "escalate", "fresh_state", "is_nonfinite", "is_spike", "kappa", "largest_f", "most_rows_per_host", "next_save_s",
+    "remember", "unreproduced",
 ]  # fmt: skip

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from outlast.core.protocol import _messages as m
+from outlast.core.protocol._beginning import begin_again
 from outlast.core.protocol._types import View, ViewId
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def _without_survivors(c: Coordinator, change: Change) -> None:
         c.finish("failed", 5, 0, f"all replicas failed, the last one so:\n{words}")
     elif c.failures.calm.issuperset(change.view):
         c.finish("stopped", 0, 0, "the script ended by itself before all steps were done")
-    else:
+    elif not begin_again(c, change):
         c.finish("failed", 6, 0, "every replica that held the training state is gone")
 
 

@@ -20,8 +20,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from outlast.core.protocol import _change, _judging, _planned, _restart, _returning, _robustness, _silence, _telling
+from outlast.core.protocol import _beginning, _change, _judging, _planned, _restart, _returning  # isort: skip
 from outlast.core.protocol import _messages as m
+from outlast.core.protocol import _robustness, _silence, _telling
 from outlast.core.protocol._change import Change
 from outlast.core.protocol._failures import Failures
 from outlast.core.protocol._reports import Reports
@@ -140,7 +141,7 @@ class Coordinator:
         _telling.tell_view(self, base, view, cause)
         departed = [name for name in self.roster.alive(before) if name not in self.current]
         self.tell([name for name in departed if self.roster.peers[name].leaving], self._departure())
-        self.timer(f"form:{view.id}", self.settings.formation_s)
+        self.timer(f"form:{view.id}", _beginning.formation_s(self, view))
 
     def set_views(self, view: View | None, planned: View | None) -> None:
         """The view that is and the one that may come; O(members)."""

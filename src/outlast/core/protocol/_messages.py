@@ -112,15 +112,6 @@ class Failed(Wire, frozen=True, kw_only=True, tag=True):
     alike: str = ""
 
 
-class Judged(Wire, frozen=True, kw_only=True, tag=True):
-    """What the guards decided about a step, other than to apply it: every member says so, and one of them is heard."""
-
-    member: str
-    step: int
-    verdict: Verdict
-    against: tuple[str, ...] = ()  # members whose state or numbers were wrong
-
-
 class Admitted(Wire, frozen=True, kw_only=True, tag=True):
     """What a robust rule makes of a view that has formed (`outlast.core.policy.admit_view`)."""
 
@@ -147,6 +138,15 @@ class Accused(Wire, frozen=True, kw_only=True, tag=True):
     culprit: str
     members: tuple[str, ...]
     at_s: float = 0.0
+
+
+class Judged(Wire, frozen=True, kw_only=True, tag=True):
+    """What the guards decided about a step, other than to apply it: every member says so, and one of them is heard."""
+
+    member: str
+    step: int
+    verdict: Verdict
+    against: tuple[str, ...] = ()  # members whose state or numbers were wrong
 
 
 class Stalled(Wire, frozen=True, kw_only=True, tag=True):

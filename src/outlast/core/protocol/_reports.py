@@ -32,6 +32,7 @@ class Reports:
     faults: list[Fault] = field(default_factory=list)
     formed: dict[str, m.Formed] = field(default_factory=dict)
     _noticed: dict[str, tuple[str, float]] = field(default_factory=dict)
+    _gone: tuple[int, float] | None = None  # the fleet was lost: its last known step, and when that was noticed
 
     def noticed(self, victim: str, by: str, at_s: float) -> bool:
         """The first to notice is who counts: whether this is the first."""
@@ -49,6 +50,11 @@ class Reports:
                 Fault(exited.cause, exited.member, by, at_s, exited.last_alive_s, exited.detail, of_view)
             )
 
+    def fleet_lost(self, step: int) -> None:
+        """Nobody holds the state any more: steps beyond the checkpoint that is loaded are lost."""
+        times = [fault.noticed_at_s for fault in self.faults if fault.of_view and fault.noticed_at_s]
+        self._gone = (step, min(times, default=0.0))
+
     def view_formed(self, formed: m.Formed) -> None:
         spans = [f.formed_at_s - f.left_at_s for f in self.formed.values() if f.left_at_s]
         self.journal(
@@ -63,6 +69,10 @@ class Reports:
         formed = list(self.formed.values())
         left = min((f.left_at_s for f in formed if f.left_at_s), default=0.0)
         back = max((f.formed_at_s for f in formed), default=0.0)
+        lost_steps = 0
+        if self._gone is not None and formed:
+            lost_steps, left = max(0, self._gone[0] - max(f.step for f in formed)), left or self._gone[1]
+            self._gone = None
         for fault in self.faults:
             interrupted = bool(left) and bool(formed) and fault.of_view
             noticed = min((t for t in (left if interrupted else 0.0, fault.noticed_at_s) if t), default=0.0)
@@ -71,7 +81,7 @@ class Reports:
                 detect_s=max(0.0, noticed - fault.last_alive_s) if fault.last_alive_s else 0.0,
                 downtime_s=max(0.0, back - noticed) if interrupted else 0.0,
                 microbatches_recomputed=max((f.recomputed for f in formed), default=0) if interrupted else 0,
-                lost_steps=0, step=max((f.step for f in formed), default=0),
+                lost_steps=lost_steps, step=max((f.step for f in formed), default=0),
                 view=[latest.epoch, latest.n], detail=fault.detail,
             )  # fmt: skip
         self.faults.clear()

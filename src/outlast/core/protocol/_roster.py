@@ -87,10 +87,10 @@ class Roster:
     incarnations: dict[str, int] = field(default_factory=dict)
     restarts: int = 0
     recent: dict[str, list[float]] = field(default_factory=dict)  # slot -> times of death
+    accusations: dict[tuple[ViewId, int], dict[str, str]] = field(default_factory=dict)  # (view, step): who says whom
     offences: dict[str, int] = field(default_factory=dict)  # slot -> how often its state or numbers were wrong
     judged: set[tuple[int, str, str]] = field(default_factory=set)  # (step, action, member) that was written down
     barred: set[str] = field(default_factory=set)  # agents that get no replica any more
-    accusations: dict[tuple[ViewId, int], dict[str, str]] = field(default_factory=dict)  # (view, step): who says whom
     _live: dict[str, str] = field(default_factory=dict)  # slot -> live member
     _by_status: dict[Status, set[str]] = field(default_factory=dict)
     _num_wanted_fresh: int = 0

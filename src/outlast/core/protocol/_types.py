@@ -70,8 +70,9 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     norms: tuple[tuple[int, int, float], ...] = ()  # (lo, hi, sum of squares) of nodes of the tree over blocks
     output: int = 0  # fingerprint of my slices of the reduced gradient
     state: tuple[int, int] = (0, 0)  # (part, fingerprint): a rotating part of my state after the last step
-    guard: GuardNote = GuardNote()
     rows: RowsNote = RowsNote()
+    guard: GuardNote = GuardNote()
+    save: int = 0  # a wish for a checkpoint after this step, or -1: not now
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):

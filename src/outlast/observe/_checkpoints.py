@@ -1,0 +1,103 @@
+"""Checkpoints in words: rows of the timeline, the line of the status, the remedies of saves that failed. Pure."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from outlast.core import events as ev
+
+__all__ = ["PLAIN_FAILURES", "describe", "last_save", "matters", "remedy_of", "size"]
+
+Level = Literal["info", "warning", "error"]
+
+PLAIN_FAILURES = frozenset({"view_changed", "superseded"})
+"""Saves that came to nothing because of what the journal tells anyway; the next one follows at once."""
+
+
+def describe(event: ev.AnyEvent) -> tuple[str, Level] | None:
+    """The words of an event about checkpoints; None for any other."""
+    match event:
+        case ev.CheckpointSaved():
+            sizes = f"{size(event.written_bytes)} of {size(event.state_bytes)} written"
+            times = f"durable after {event.durable_s:.3g} s, training held up {event.blocked_s * 1e3:.0f} ms"
+            why = f" ({event.reason})" if event.reason else ""
+            return f"step {event.step} saved as generation {event.generation}: {sizes}, {times}{why}", "info"
+        case ev.CheckpointFailed():
+            what = f"the save of step {event.step} came to nothing" if event.step >= 0 else "checkpoints"
+            level: Level = "info" if event.cause in PLAIN_FAILURES else "warning"
+            return f"{what}: {event.reason} ({event.url}); training goes on, older generations stay", level
+        case ev.CheckpointLoaded():
+            read = ", ".join(f"{size(count)} from {tier}" for tier, count in sorted(event.bytes_read.items()))
+            return f"{event.replica} begins with step {event.step} ({event.tier}: {read or 'nothing read'})", "info"
+        case ev.CheckpointSkipped():
+            which = f"generation {event.generation}" if event.generation >= 0 else "a place"
+            place = event.file or event.url
+            return f"{event.replica} passed over {which} ({event.tier}, {place}): {event.reason}", "warning"
+        case ev.FleetLost():
+            return f"every replica is gone at step {event.step} ({event.detail}); the run begins again", "error"
+    return _describe_rest(event)
+
+
+def _describe_rest(event: ev.AnyEvent) -> tuple[str, Level] | None:
+    match event:
+        case ev.CheckpointDelayed():
+            return f"{event.replica}: the save of step {event.step} is delayed: {event.reason}", "info"
+        case ev.CheckpointRetried():
+            return f"{event.replica} tries again to write its part (time {event.attempt}): {event.reason}", "warning"
+        case ev.CheckpointPruned():
+            gone = ", ".join(map(str, event.generations)) or "no generation"
+            note = f"; {event.note}" if event.note else ""
+            return f"{gone} removed, {size(event.freed_bytes)} freed{note}", "warning" if event.note else "info"
+        case ev.CheckpointDrained():
+            what = f"generation {event.generation} copied to {event.url}"
+            return f"{what}: {size(event.copied_bytes)} in {event.seconds:.3g} s", "info"
+        case ev.CheckpointInterval():
+            when = f"every {event.interval_s:.3g} s" if event.interval_s else "at once"
+            return f"saves are due {when}: {event.reason}", "info"
+    return None
+
+
+def matters(event: ev.AnyEvent) -> bool:
+    """Whether a reader who did not ask for everything wants to see it."""
+    if isinstance(event, ev.CheckpointFailed):
+        return event.cause not in PLAIN_FAILURES
+    if isinstance(event, ev.CheckpointPruned):
+        return bool(event.note)
+    kinds = (ev.FleetLost, ev.CheckpointLoaded, ev.CheckpointSkipped, ev.CheckpointRetried)
+    return isinstance(event, kinds)
+
+
+def last_save(saved: ev.CheckpointSaved | None, failed: ev.CheckpointFailed | None, now_s: float | None) -> str:
+    """One line for the status; empty if nothing was ever tried."""
+    parts = []
+    if saved is not None:
+        age = f", {max(0.0, now_s - saved.at_s):.0f} s before the last event" if now_s is not None else ""
+        parts.append(f"last save: step {saved.step}, generation {saved.generation}{age} ({saved.url})")
+    if failed is not None:
+        parts.append(f"the newest try failed: {failed.reason}")
+    return "; ".join(parts)
+
+
+def remedy_of(event: ev.CheckpointFailed) -> tuple[str, str]:
+    """(the cause's name, what to do about it)."""
+    text = event.reason.lower()
+    if "no space" in text or "quota" in text or "enospc" in text:
+        return (
+            "a full disk under the checkpoints",
+            "free space there, or keep fewer (checkpoint_keep)",
+        )
+    if "permission" in text or "read-only" in text or "not a directory" in text:
+        return "checkpoints that may not be written", "mend the directory's rights, or give another --checkpoint-dir"
+    if event.cause == "diverged":
+        return "replicas differ", "look for what gives one replica other tensors than the rest"
+    return "saves that came to nothing", "see why: outlast why --all; and check the target: outlast ckpt verify"
+
+
+def size(num_bytes: int) -> str:
+    """A size for people."""
+    value, unit = float(num_bytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.3g} {unit}"

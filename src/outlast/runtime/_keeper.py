@@ -1,0 +1,336 @@
+"""The coordinator's part in checkpoints: the commit rules carried out, and when to ask for a save. No torch.
+
+It learns from the members' facts where checkpoints go, from their promises what may be published, and from what the
+journal is told when the next save is due. Publishing, pruning and copying to the farther place run on threads of their
+own; everything else on the loop's. Invariants: nothing is published that `core.protocol._commit` did not release; no
+failure of a store reaches membership; a coordinator without checkpoints does nothing here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from outlast.core.policy._saving import Pacer
+from outlast.core.protocol import Coordinator, ViewId
+from outlast.core.protocol import _commit as cm
+from outlast.core.protocol import messages as m
+from outlast.journal import Journal
+from outlast.runtime import _saving as wire
+from outlast.runtime._archive import Archive
+from outlast.runtime._settings import SaveSettings
+
+__all__ = ["Keeper"]
+
+_BASE = "checkpoint_epochs"  # the journal's record of how much higher the epochs of saves are
+_AGAIN_S = 30.0  # between two tries to open a store that refuses
+_OVERDUE_S = 900.0  # a writer that has not promised by then never will: it hangs on its disk
+_CHANGED = 0.2  # an interval that differs by less is no news
+_REMEMBERED = 32
+
+
+class Keeper:
+    """See the module. `write` appends to the journal, `tell` sends to members by name; both on the loop."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        coordinator: Coordinator,
+        *,
+        run: str,
+        num_replicas: int,
+        stop_save_s: float,
+        write: Callable[..., None],
+        tell: Callable[[Iterable[str], Any], None],
+    ) -> None:
+        self._journal, self._coordinator, self._run = journal, coordinator, run
+        self._epoch, self._num_replicas, self._stop_save_s = coordinator.epoch, num_replicas, stop_save_s
+        self._write, self._tell = write, tell
+        self.settings: SaveSettings | None = None
+        self.archive: Archive | None = None
+        self._base: int | None = None
+        self._commit = cm.CommitState()
+        self._view: ViewId | None = None
+        self._early: list[tuple[str, wire.SaveDone]] = []  # promises of a view, or to a store, not known here yet
+        self._costs: dict[cm.SaveId, dict[int, wire.SaveDone]] = defaultdict(dict)
+        self._dead: dict[cm.SaveId, str] = {}
+        self._told: set[cm.SaveId] = set()
+        self._asked = self._epoch << 20
+        self._reason = ""
+        self._pacer: Pacer | None = None
+        self._shown_s = math.nan
+        self._timer: asyncio.TimerHandle | None = None
+        self._after: list[Callable[[], None]] = []
+        self._step_s = 0.0
+        self._loop = asyncio.get_running_loop()
+        self._opening = concurrent.futures.ThreadPoolExecutor(1, "outlast-open")
+
+    # --- the place -----------------------------------------------------------------------------------------------
+    def look(self) -> None:
+        """After every event: what the machine has learnt or decided that matters here."""
+        shown = self._coordinator.facts.get("checkpoints")
+        if self.settings is None and shown:
+            self.settings = msgspec.json.decode(shown, type=SaveSettings)
+            self._open()
+        view = self._coordinator.view
+        if self._base is None or view is None or view.id == self._view:
+            return
+        self._view = view.id
+        if self._pacer is not None:
+            self._pacer.running(time.monotonic(), len(view.members))
+            self._arm()
+        number = (self._base + view.id.epoch, view.id.n)
+        self._feed(cm.ViewChanged(view=number, writers=tuple(range(len(view.members)))))
+        early, self._early = self._early, []
+        for name, message in early:
+            self.received(name, message)
+
+    def _open(self) -> None:
+        assert self.settings is not None
+        archive = Archive(self.settings, self._run, self._said)
+        self._later(self._opening, archive.newest_epoch, lambda done: self._opened(archive, done))
+
+    def _opened(self, archive: Archive, done: concurrent.futures.Future[int]) -> None:
+        error = done.exception()
+        if error is not None:
+            self._write("checkpoint_failed", step=-1, cause="unreadable", reason=str(error), url=archive.url)
+            self._loop.call_later(_AGAIN_S, self._open)
+            return
+        stored = self._journal.get(_BASE)
+        base = int(stored) if stored else done.result()
+        if stored is None and not self._journal.put(self._epoch, _BASE, str(base).encode()):
+            return  # a newer coordinator is there
+        self.archive, self._base = archive, base
+        assert self.settings is not None
+        if not self.settings.every:
+            self._pacer = Pacer(time.monotonic(), min_s=self.settings.min_s, num_replicas=self._num_replicas)
+        self._tell(self._everyone(), wire.SaveBase(epoch=self._epoch, base=base))
+        self.look()
+
+    def greet(self, name: str) -> None:
+        """A member said hello."""
+        if self._base is not None:
+            self._tell([name], wire.SaveBase(epoch=self._epoch, base=self._base))
+            if self._reason:
+                self._tell([name], wire.SaveNow(epoch=self._epoch, number=self._asked, reason=self._reason))
+
+    def _everyone(self) -> list[str]:
+        return list(self._coordinator.roster.peers)
+
+    # --- what members say ----------------------------------------------------------------------------------------
+    def received(self, name: str, message: wire.FromMember) -> None:
+        """A promise, a failure, or something for the journal."""
+        if isinstance(message, wire.SaveSaid):
+            self._write_said(name, message.event)
+        elif isinstance(message, wire.SaveCertified):
+            self._feed(cm.Certified(step=message.step))
+        elif isinstance(message, wire.SaveLost):
+            self._lost(message.save, message.writer, message.reason)
+        elif self._base is None or message.save.view > self._commit.view:
+            self._early = [*self._early[-_REMEMBERED:], (name, message)]
+        elif message.save in self._dead:
+            self._settle([name], message.save, None, self._dead[message.save])
+        else:
+            self._promised(name, message)
+
+    def _promised(self, name: str, message: wire.SaveDone) -> None:
+        save = message.save
+        if save not in self._costs:
+            self._loop.call_later(_OVERDUE_S, self._overdue, save)
+        self._costs[save][message.report.writer] = message
+        for action in self._step(cm.StepStable(step=save.step)) + self._step(
+            cm.WriterDurable(save=save, report=message.report)
+        ):
+            if isinstance(action, cm.Refuse):
+                newest = self._commit.newest
+                same = newest is not None and (newest[0].view, newest[0].step) == (save.view, save.step)
+                self._settle([name], save, newest[1] if same and newest is not None else None, action.reason)
+            else:
+                self._carry_out(action)
+
+    def _lost(self, save: cm.SaveId, writer: int, reason: str) -> None:
+        """Also of a save that no promise was heard of yet: those that come must not wait for this writer."""
+        if save in self._dead:
+            return
+        known = any(p.save == save for p in self._commit.pending)
+        self._feed(cm.WriterFailed(save=save, writer=writer, reason=reason))
+        if not known:
+            self._carry_out(cm.Abandon(save=save, reason=f"writer {writer}: {reason}", cause="writer_failed"))
+
+    def _overdue(self, save: cm.SaveId) -> None:
+        for pending in [p for p in self._commit.pending if p.save == save and not p.durable]:
+            missing = min(set(pending.writers) - {r.writer for r in pending.reports})
+            self._lost(save, missing, f"nothing was heard of it for {_OVERDUE_S:g} s")
+
+    # --- the commit rules ----------------------------------------------------------------------------------------
+    def _step(self, event: cm.CommitEvent) -> tuple[cm.CommitAction, ...]:
+        self._commit, actions = cm.commit_step(self._commit, event)
+        return actions
+
+    def _feed(self, event: cm.CommitEvent) -> None:
+        for action in self._step(event):
+            self._carry_out(action)
+
+    def _carry_out(self, action: cm.CommitAction) -> None:
+        archive = self.archive
+        if isinstance(action, cm.Publish) and archive is not None:
+            publish = lambda: archive.publish(action.save, action.reports, certified=action.certified)  # noqa: E731
+            self._later(archive.publisher, publish, lambda done: self._published(action.save, done))
+        elif isinstance(action, cm.Announce):
+            self._announce(action)
+        elif isinstance(action, cm.Abandon):
+            self._abandon(action)
+        elif isinstance(action, cm.Certify) and archive is not None:
+            archive.certify(action.generation)
+
+    def _published(self, save: cm.SaveId, done: concurrent.futures.Future[int]) -> None:
+        error = done.exception()
+        if error is not None:
+            self._feed(cm.PublishFailed(save=save, reason=f"{type(error).__name__}: {error}"))
+        else:
+            self._feed(cm.Published(save=save, generation=done.result()))
+
+    def _announce(self, action: cm.Announce) -> None:
+        self._settle(self._everyone(), action.save, action.generation, "")
+        archive, costs = self.archive, list(self._costs.pop(action.save, {}).values())
+        if action.save in self._told or archive is None:
+            return
+        self._told.add(action.save)
+        blocked_s = max((c.blocked_s for c in costs), default=0.0)
+        durable_s = max((c.durable_s for c in costs), default=0.0)
+        self._write(
+            "checkpoint_saved", step=action.save.step, generation=action.generation, view=list(action.save.view),
+            num_writers=len(costs), state_bytes=max((c.state_bytes for c in costs), default=0),
+            written_bytes=sum(c.written_bytes for c in costs), blocked_s=blocked_s,
+            copied_s=max((c.copied_s for c in costs), default=0.0), durable_s=durable_s,
+            reason=next((c.reason for c in costs if c.reason), self._reason), url=archive.url,
+        )  # fmt: skip
+        if self._pacer is not None:
+            left = min((c.steps_left for c in costs), default=0)
+            ends_s = time.monotonic() + left * self._step_s if left and self._step_s else math.inf
+            self._pacer.saved(blocked_s, durable_s, ends_s=ends_s)
+            self._arm()
+        self._reason = ""
+        archive.tidy(action.generation, self._commit.protected)
+        self._release()
+
+    def _abandon(self, action: cm.Abandon) -> None:
+        self._costs.pop(action.save, None)
+        self._dead[action.save] = action.reason
+        for old in list(self._dead)[:-_REMEMBERED]:
+            del self._dead[old]
+        self._settle(self._everyone(), action.save, None, action.reason)
+        url = self.archive.url if self.archive is not None else ""
+        self._write("checkpoint_failed", step=action.save.step, cause=action.cause, reason=action.reason, url=url)
+        if action.cause == "view_changed":
+            self.ask(f"the save of step {action.save.step} was lost with its view")
+        elif action.cause != "superseded" and self._pacer is not None:
+            self._pacer.failed()
+            self._arm()
+
+    def _settle(self, names: Iterable[str], save: cm.SaveId, generation: int | None, reason: str) -> None:
+        self._tell(names, wire.SaveSettled(epoch=self._epoch, save=save, generation=generation, reason=reason))
+
+    # --- when ----------------------------------------------------------------------------------------------------
+    def ask(self, reason: str) -> None:
+        """Have the members save after the next step in which all can."""
+        if self._base is None:
+            return
+        self._asked += 1
+        self._reason = reason
+        self._tell(self._everyone(), wire.SaveNow(epoch=self._epoch, number=self._asked, reason=reason))
+
+    def before(self, message: Any, then: Callable[[], None]) -> bool:
+        """A stop or a departure: whether a save goes first; `then` is called when it is done, or its time is up."""
+        if not isinstance(message, m.Stop | m.Leaving) or self._view is None or not self._stop_save_s:
+            return False
+        if self._coordinator.over or self._coordinator.change is not None:
+            return False
+        who = f"{message.member} was asked to leave" if isinstance(message, m.Leaving) else "the run was asked to stop"
+        self._after.append(then)
+        self.ask(who)
+        self._write("checkpoint_interval", interval_s=0.0, mtbr_s=0.0, reason=f"now: {who}")
+        self._loop.call_later(self._stop_save_s, self._release)
+        return True
+
+    def _release(self) -> None:
+        after, self._after = self._after, []
+        for then in after:
+            then()
+
+    def heard(self, kind: str, fields: dict[str, Any]) -> None:
+        """What was just written into the journal: the same facts teach the interval."""
+        if kind == "progress":
+            self._step_s = fields["step_s"] or self._step_s
+        pacer = self._pacer
+        if pacer is None:
+            return
+        if kind == "progress":
+            for _, loss in fields["losses"]:
+                pacer.loss(loss)
+        elif kind == "fleet_lost" or (kind == "replica_exited" and fields["cause"] not in ("finished", "left")):
+            pacer.died(time.monotonic(), fleet=kind == "fleet_lost")
+        else:
+            return
+        self._arm()
+
+    def _arm(self) -> None:
+        """Decide again when the next save is due."""
+        assert self._pacer is not None
+        now = time.monotonic()
+        decision, due_s = self._pacer.decide(now), self._pacer.due_s(now)
+        if not abs(decision.interval_s - self._shown_s) <= _CHANGED * self._shown_s:
+            self._shown_s = decision.interval_s
+            self._write(
+                "checkpoint_interval", interval_s=decision.interval_s, mtbr_s=decision.mtbr_s, reason=decision.reason
+            )
+        if self._timer is not None:
+            self._timer.cancel()
+        if due_s < math.inf:
+            self._timer = self._loop.call_later(max(0.0, due_s), self._due)
+
+    def _due(self) -> None:
+        assert self._pacer is not None
+        if self._view is not None and self._commit.pending == () and not self._coordinator.over:
+            self._pacer.began(time.monotonic())
+            self.ask(f"due: {self._pacer.decide(time.monotonic()).reason}")
+        else:
+            self._pacer.began(time.monotonic())
+        self._arm()
+
+    # --- the journal, the threads, the end -----------------------------------------------------------------------
+    def _write_said(self, name: str, event: Any) -> None:
+        fields = msgspec.structs.asdict(event)
+        kind = str(event.__struct_config__.tag)
+        names = {"save_delayed": "checkpoint_delayed", "save_retried": "checkpoint_retried"}
+        if kind == "save_retried":
+            fields = {"reason": fields["reason"], "attempt": fields["attempt"]}
+        self._write(names.get(kind, f"checkpoint_{kind}"), replica=name, **fields)
+
+    def _said(self, kind: str, fields: dict[str, Any]) -> None:
+        """From the archive's threads."""
+        self._loop.call_soon_threadsafe(lambda: self._write(kind, **fields))
+
+    def _later(
+        self,
+        pool: concurrent.futures.Executor,
+        work: Callable[[], Any],
+        then: Callable[[concurrent.futures.Future[Any]], None],
+    ) -> None:
+        """`work` on a thread, `then` on the loop."""
+        pool.submit(work).add_done_callback(lambda done: self._loop.call_soon_threadsafe(then, done))
+
+    async def close(self) -> None:
+        """Finish what is being published and copied; nothing new is begun."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._opening.shutdown(wait=False)
+        if self.archive is not None:
+            await asyncio.to_thread(self.archive.close)

@@ -1,0 +1,107 @@
+"""Checkpoints of the plain loop (`OUTLAST=off`): the same engine and files, no protocol.
+
+What it saves, the protected loop can resume from, and the other way round (with the bits of the loop that goes on).
+Never raises into a step because a disk failed; the last save is waited for.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import sys
+import time
+
+import torch
+
+from outlast.checkpoint import Handle, heads
+from outlast.checkpoint import _events as ce
+from outlast.core.policy._saving import Pacer
+from outlast.errors import CheckpointError, ConfigError
+from outlast.runtime._environment import Environment
+from outlast.runtime._restore import check_facts, restore, tree_of
+from outlast.runtime._saves import archive_of
+from outlast.runtime._settings import SaveSettings
+from outlast.runtime._state import State
+
+__all__ = ["PlainSaves"]
+
+
+class PlainSaves:
+    """See the module. Raises ConfigError for a place of no known kind."""
+
+    def __init__(self, env: Environment, state: State, settings: SaveSettings, facts: dict[str, str]) -> None:
+        self._env, self._state, self._settings, self._facts = env, state, settings, facts
+        self._archive = archive_of(env, settings, on_event=self._on_event)
+        self._epoch = 1 + max((h.view[0] for h in heads(self._archive.store, newest=16)[0]), default=0)
+        self._pacer = Pacer(time.monotonic(), min_s=settings.min_s, num_replicas=1)
+        self._handle: Handle | None = None
+        self._last: concurrent.futures.Future[int] | None = None
+
+    def resume(self) -> int:
+        """The step to begin with, its state loaded. Raises CheckpointError, ConfigError."""
+        wanted = self._env.config.resume
+        if wanted == "never":
+            return 0
+        loaded = self._archive.load() if wanted == "auto" else None
+        if wanted != "auto":
+            source = archive_of(self._env, _at(self._settings, wanted), on_event=self._on_event)
+            loaded = source.load()
+            source.close()
+            if loaded is None:
+                raise CheckpointError(f"there is no checkpoint at {wanted}", did="nothing was trained")
+        if loaded is None:
+            return 0
+        warning = check_facts(loaded.tree["run"]["facts"], self._facts, bitwise=self._env.config.bitwise)
+        if warning:
+            print(f"outlast: bits may differ from the run that saved this: {warning}", file=sys.stderr)
+        restore(self._state, loaded.tree)
+        return loaded.step
+
+    def boundary(self, step: int, *, last: bool) -> None:
+        """The step is done, and the loop's code that follows it."""
+        now = time.monotonic()
+        every = self._settings.every
+        due = step % every == 0 if every else self._pacer.due_s(now) <= 0
+        if not (due or last):
+            return
+        changing = [*(f"model.{name}" for name in self._state.buffers), "extra.*"]
+        tree = tree_of(self._state, step, self._facts)
+        with torch.no_grad():
+            self._handle = self._archive.save(step, tree, view=(self._epoch, 1), changing=changing, wait=last)
+        if self._handle is not None:
+            self._pacer.began(now)
+            handle = self._handle
+            self._last = self._archive.commit_later(handle)
+            self._last.add_done_callback(lambda done: self._committed(handle, done))
+        if last:
+            self._end()
+
+    def _end(self) -> None:
+        if self._last is not None:
+            concurrent.futures.wait([self._last])
+        self._archive.close()
+
+    def wait_copied(self) -> None:
+        """Before the optimizer writes."""
+        if self._handle is not None:
+            self._handle.wait_copied()
+            self._handle = None
+
+    def _committed(self, handle: Handle, done: concurrent.futures.Future[int]) -> None:
+        error = done.exception()
+        if error is None:
+            self._pacer.saved(0.0, handle.durable_s)
+        else:
+            self._pacer.failed()
+            print(f"outlast: the save of step {handle.save.step} failed, training goes on: {error}", file=sys.stderr)
+
+    def _on_event(self, event: ce.CheckpointEvent) -> None:
+        if isinstance(event, ce.Skipped | ce.SaveRetried):
+            print(f"outlast: checkpoints: {event}", file=sys.stderr)
+
+
+def _at(settings: SaveSettings, place: str) -> SaveSettings:
+    if not place:
+        raise ConfigError("--resume names no place", remedy="auto, never, a directory or a URL")
+    return SaveSettings(
+        **{**{f: getattr(settings, f) for f in settings.__struct_fields__}, "target": place, "drain_to": ""}
+    )

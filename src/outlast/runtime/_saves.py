@@ -1,0 +1,370 @@
+"""One replica's part in the run's checkpoints: save when all can, promise what is durable, hear what became of it.
+
+All members save the same step because they read it from the same headers: each says there whether it wants a save and
+whether it could take one (`vote`), and the step after which nobody objects is saved at its boundary, just before the
+loop's next step begins: user code that follows a step is then done, and forward and backward hide the copying. A part
+is reported once it is durable *and* its step is stable; the coordinator publishes. Alone, this process publishes.
+Never raises into a step because a disk failed. What to load, and when, is `_resume.py`.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import os
+import select
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from outlast.checkpoint import Engine as Archive
+from outlast.checkpoint import Handle, Hold, Retention
+from outlast.checkpoint import _events as ce
+from outlast.core.policy._saving import Pacer
+from outlast.core.protocol import Member, View, ViewId
+from outlast.core.protocol._commit import PartReport, SaveId
+from outlast.errors import ConfigError, OutlastError, ViewAbandoned
+from outlast.runtime import _saving as wire
+from outlast.runtime._engine import Engine
+from outlast.runtime._environment import Environment
+from outlast.runtime._link import SoloLink
+from outlast.runtime._probe import save_probe
+from outlast.runtime._restore import tree_of
+from outlast.runtime._settings import SaveSettings
+
+if TYPE_CHECKING:
+    from outlast.runtime._replica import Replica
+
+__all__ = ["CANNOT", "Saves", "archive_of", "attach"]
+
+CANNOT = -1  # a vote: no save after this step
+_LOCALLY = 1  # a vote: this member wants one by itself; the coordinator's requests have higher numbers
+_LAST_S = 600.0  # how long the end of the loop waits for its save
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A save that nobody has settled yet. `sent`: the promise was given."""
+
+    handle: Handle
+    view: ViewId
+    reason: str
+    blocked_s: float
+    stable: bool = False
+    sent: wire.SaveDone | None = None
+
+    def wait(self) -> None:
+        """Before the optimizer writes; as `Frozen.wait`."""
+        began_s = time.monotonic()
+        self.handle.wait_copied()
+        self.blocked_s += time.monotonic() - began_s
+
+
+class Saves:
+    """See the module. `send`: to the coordinator, best effort; None in a fleet of one."""
+
+    def __init__(
+        self,
+        env: Environment,
+        engine: Engine,
+        member: Member,
+        settings: SaveSettings,
+        facts: dict[str, str],
+        *,
+        send: Callable[[Sequence[Any]], None] | None,
+        wake_fd: int,
+    ) -> None:
+        self.env, self.engine, self.member, self.settings, self.facts = env, engine, member, settings, facts
+        self.archive = archive_of(env, settings, on_event=self._on_event)
+        self._send, self._wake_fd = send, wake_fd
+        self._lock = threading.RLock()
+        self._flights: dict[SaveId, _Flight] = {}
+        self._unsaid: list[wire.SaveSaid] = []  # until the coordinator is there to hear it
+        self._connected = False
+        self._base: int | None = None
+        self._view: ViewId | None = None
+        self._prepared: concurrent.futures.Future[None] | None = None
+        self._due: tuple[ViewId, int, int] | None = None
+        self._taken: tuple[ViewId, int] | None = None  # the newest (view, step) that a save was tried of
+        self._wanted = ""
+        self._asked = self._acted = 0
+        self._reasons: dict[int, str] = {}
+        self._ended = False
+        self._newest = (-1, -1)  # alone: (epoch, step) of the newest generation of ours
+        self._pacer: Pacer | None = None
+        if send is None and not settings.every:
+            self._pacer = Pacer(time.monotonic(), min_s=settings.min_s, num_replicas=1)
+
+    @property
+    def alone(self) -> bool:
+        """Whether this process publishes."""
+        return self._send is None
+
+    # --- which step ----------------------------------------------------------------------------------------------
+    def vote(self, step: int) -> int:
+        """For my header of `step`: CANNOT, 0 for no wish, or the number of the newest request that I know."""
+        with self._lock:
+            every = self.settings.every
+            if every and (step + 1) % every == 0:
+                self._wanted = f"every {every} steps"
+            elif self._pacer is not None and self._pacer.due_s(time.monotonic()) <= 0:
+                self._wanted = self._pacer.decide(time.monotonic()).reason
+            if not self._ready():
+                return CANNOT
+            return self._asked if self._asked > self._acted else _LOCALLY if self._wanted else 0
+
+    def _ready(self) -> bool:
+        prepared = self._prepared is not None and self._prepared.done()
+        return self._base is not None and prepared and self.archive.can_save
+
+    def decided(self, view: View, committed: int, votes: Sequence[int]) -> None:
+        """All headers of the step are in: the same conclusion on every member."""
+        if votes and min(votes) > CANNOT and max(votes) > 0:
+            self._due = (view.id, committed, max(votes))
+
+    def want(self, reason: str) -> None:
+        """Save after the next step in which all members can. Any thread, also a signal's handler."""
+        self._wanted = reason
+
+    # --- taking one ----------------------------------------------------------------------------------------------
+    def boundary(self) -> None:
+        """Between two steps of the loop, the next one not begun: take the save that the headers decided on."""
+        view, committed = self.member.view, self.member.committed
+        if view is None or not self.member.formed or self.member.over(view.id):
+            return
+        due, self._due = self._due, None
+        if due is not None and due[:2] == (view.id, committed):
+            with self._lock:
+                reason = self._reasons.get(due[2], "") if due[2] > _LOCALLY else self._wanted
+                self._wanted, self._acted = "", max(self._acted, due[2])
+                self._reasons = {n: text for n, text in self._reasons.items() if n > self._acted}
+            self._take(view, committed, reason)
+        if committed:  # before the first step optimizers have no state: the slots would be too small
+            self._enter(view)
+
+    def _enter(self, view: View) -> None:
+        """A view: my share of the writing is another one, and memory for it is made beside training."""
+        if view.id != self._view:
+            self._view = view.id
+            self.archive.set_members(view.members.index(self.env.me), len(view.members))
+            self._prepared = self.archive.prepare_later(self._tree())
+
+    def _tree(self) -> dict[str, Any]:
+        self.engine._restore_buffers()
+        return tree_of(self.engine.state, self.member.committed, self.facts)
+
+    def _take(self, view: View, step: int, reason: str, *, attempt: int = 0, wait: bool = False) -> None:
+        assert self._base is not None
+        self._taken = (view.id, step)
+        save = SaveId(epoch=self._base + view.id.epoch, n=view.id.n, step=step, attempt=attempt)
+        began_s, handle, why = time.monotonic(), None, "no snapshot slot was free"
+        try:
+            handle = self.archive.save(
+                step, self._tree(), view=save.view, attempt=attempt, changing=self._changing(), wait=wait
+            )
+        except (OutlastError, OSError, MemoryError) as error:  # the state grew something that cannot be kept
+            why = f"{type(error).__name__}: {error}"
+        if handle is None:
+            self._lost(save, why)
+            self.want(self._wanted or reason or "a save that was delayed")
+            return
+        flight = _Flight(handle, view.id, reason, time.monotonic() - began_s)
+        with self._lock:
+            self._flights[save] = flight
+            if self._pacer is not None:
+                self._pacer.began(began_s)
+        self.engine.frozen.append(flight)
+        handle.durable.add_done_callback(lambda done: self._durable(flight, done))
+
+    def _changing(self) -> list[str]:
+        return [*(f"model.{name}" for name in self.engine.state.buffers), "extra.*"]
+
+    # --- what becomes of it --------------------------------------------------------------------------------------
+    def stable(self, view: ViewId, stable: int) -> None:
+        """Steps up to `stable` can be taken back by nothing; learnt in `view`. Promises of other views lapse."""
+        if not self._flights:
+            return
+        with self._lock:
+            lapsed = [f for f in self._flights.values() if f.view != view and f.sent is None]
+            for flight in lapsed:
+                del self._flights[flight.handle.save]
+            mine = [f for f in self._flights.values() if f.view == view and f.handle.save.step <= stable]
+        for flight in lapsed:
+            self._let_go(flight, None)
+        for flight in mine:
+            flight.stable = True
+            self._promise(flight)
+
+    def _durable(self, flight: _Flight, done: concurrent.futures.Future[PartReport]) -> None:
+        """In the writer's thread."""
+        error = done.exception()
+        if error is None:
+            self._promise(flight)
+            return
+        with self._lock:
+            self._flights.pop(flight.handle.save, None)
+        self._lost(flight.handle.save, str(error))
+
+    def _promise(self, flight: _Flight) -> None:
+        """Durable and stable: say so, once."""
+        with self._lock:
+            handle = flight.handle
+            known = self._flights.get(handle.save) is flight
+            if not (known and flight.stable and handle.durable.done() and flight.sent is None):
+                return
+            flight.sent = self._done_message(flight, handle.durable.result())
+        if self._send is not None:
+            self._send([flight.sent])
+        else:
+            self.archive.commit_later(handle).add_done_callback(lambda done: self._committed(flight, done))
+
+    def _done_message(self, flight: _Flight, report: PartReport) -> wire.SaveDone:
+        handle, until = flight.handle, self.member.until or 0
+        return wire.SaveDone(
+            member=self.env.me, save=handle.save, report=report, reason=flight.reason,
+            state_bytes=handle.state_bytes, staged_bytes=handle.staged_bytes, written_bytes=handle.written_bytes,
+            blocked_s=flight.blocked_s, copied_s=handle.copied_s, durable_s=handle.durable_s,
+            steps_left=max(0, until - self.member.committed),
+        )  # fmt: skip
+
+    def _lost(self, save: SaveId, reason: str) -> None:
+        if self._pacer is not None:
+            self._pacer.failed()
+        if self._send is None:
+            print(f"outlast: the save of step {save.step} failed, training goes on: {reason}", file=sys.stderr)
+        else:
+            self._send([wire.SaveLost(member=self.env.me, save=save, writer=self.archive.replica, reason=reason)])
+        os.eventfd_write(self._wake_fd, 1)
+
+    def _committed(self, flight: _Flight, done: concurrent.futures.Future[int]) -> None:
+        """In a fleet of one: published, pruned, and perhaps being drained."""
+        error = done.exception()
+        with self._lock:
+            self._flights.pop(flight.handle.save, None)
+        save = flight.handle.save
+        if error is not None:
+            self._let_go(flight, None)
+            if (save.epoch, save.step) > self._newest:  # else a later one was faster
+                self._lost(save, str(error))
+        else:
+            self._newest = max(self._newest, (save.epoch, save.step))
+            if self._pacer is not None:
+                self._pacer.saved(flight.blocked_s, flight.handle.durable_s)
+        os.eventfd_write(self._wake_fd, 1)
+
+    def _let_go(self, flight: _Flight, generation: int | None) -> None:
+        """Tell the engine, but never while the save's own threads still use its slot."""
+        save = flight.handle.save
+        flight.handle.durable.add_done_callback(lambda _: self._settled(save, generation))
+
+    def _settled(self, save: SaveId, generation: int | None) -> None:
+        self.archive.settle(save, generation)
+        os.eventfd_write(self._wake_fd, 1)
+
+    # --- the coordinator -----------------------------------------------------------------------------------------
+    def told(self, message: wire.ToMember) -> None:
+        """From the coordinator's link, on its thread."""
+        with self._lock:
+            if isinstance(message, wire.SaveBase):
+                self._base = message.base
+            elif isinstance(message, wire.SaveNow):
+                self._asked = max(self._asked, message.number)
+                self._reasons[message.number] = message.reason
+            else:
+                flight = self._flights.pop(message.save, None)
+                if flight is not None:
+                    self._let_go(flight, message.generation)
+
+    def repeat(self) -> list[wire.FromMember]:
+        """What a coordinator that was out of reach may have missed: promises that it has not answered."""
+        with self._lock:
+            unsaid, self._unsaid, self._connected = self._unsaid, [], True
+            return [*unsaid, *(f.sent for f in self._flights.values() if f.sent is not None)]
+
+    def certify(self, step: int) -> None:
+        """The state after `step` was verified: the newest generation up to it is certified."""
+        if self._send is not None:
+            self._send([wire.SaveCertified(member=self.env.me, step=step)])
+
+    def _on_event(self, event: ce.CheckpointEvent) -> None:
+        """From the engine, on any of its threads."""
+        if not isinstance(event, ce.SaveDelayed | ce.SaveRetried | ce.Skipped | ce.Loaded):
+            return
+        if self._send is None:
+            if not isinstance(event, ce.Loaded):
+                print(f"outlast: checkpoints: {event}", file=sys.stderr)
+            return
+        said = wire.SaveSaid(member=self.env.me, event=event)
+        with self._lock:
+            if not self._connected:
+                self._unsaid.append(said)
+                return
+        self._send([said])
+
+    # --- the end -------------------------------------------------------------------------------------------------
+    def last(self, *, final: bool = False) -> None:
+        """The loop is over: save what it leaves, unless this very step was tried in this view. `final`: user code may
+        change the state from here on, so it is copied before this returns, and not taken again."""
+        view, step = self.member.view, self.member.committed
+        if self._base is None or self._ended or view is None or not self.member.formed or self.member.over(view.id):
+            return
+        self._ended = final
+        if self._taken == (view.id, step):
+            return
+        self._enter(view)
+        assert self._prepared is not None
+        self._prepared.result()
+        self._await(lambda: self.archive.can_save, lambda: self.member.over(view.id))
+        self._take(view, step, "the loop ended", attempt=1, wait=True)
+        if final:
+            for flight in list(self._flights.values()):
+                flight.wait()
+
+    def settle_last(self, view: ViewId, over: Callable[[], bool]) -> None:
+        """Every member has passed the last barrier: wait for the last save. Raises ViewAbandoned if the view ends."""
+        self.stable(view, self.member.committed)
+        self._await(lambda: not self._flights, over)
+
+    def _await(self, done: Callable[[], bool], over: Callable[[], bool]) -> None:
+        """Until `done`, or the time for it is up. Raises ViewAbandoned if the view is over."""
+        poll, end_s = select.poll(), time.monotonic() + _LAST_S
+        poll.register(self._wake_fd, select.POLLIN)
+        while not done() and time.monotonic() < end_s:
+            if over():
+                raise ViewAbandoned("the view ended while its last save was written")
+            poll.poll(1000.0)
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._wake_fd)
+
+    def close(self) -> None:
+        """Stop. Alone, what is under way is finished first: nobody else would."""
+        self.archive.close(wait=self._send is None)
+
+
+def attach(replica: Replica, settings: SaveSettings) -> None:
+    """Give a replica its part in the run's checkpoints. Raises ConfigError for a place of no known kind."""
+    link = replica.link
+    alone = isinstance(link, SoloLink)
+    facts = {key: value for key, value in replica.facts.items() if key != "checkpoints"}
+    replica.saves = Saves(
+        replica.env, replica.engine, replica.member, settings, facts, send=None if alone else link.send,
+        wake_fd=link.wake_fd,
+    )  # fmt: skip
+    if not isinstance(link, SoloLink):
+        link.on_save, link.repeat = replica.saves.told, replica.saves.repeat
+
+
+def archive_of(env: Environment, settings: SaveSettings, *, on_event: Callable[[ce.CheckpointEvent], None]) -> Archive:
+    """The checkpoint engine of this process, in the agent's memory if it gave any. Raises ConfigError."""
+    hold = Hold.parse(env.hold) if env.hold else None
+    place = int(env.me.partition(".")[0].removeprefix("r"))
+    if hold is not None and place >= len(hold.fds):
+        raise ConfigError(f"the agent holds no memory for {env.me}", remedy="start it with outlast run")
+    return Archive(
+        settings.target, run=env.run_id, drain_to=settings.drain_to or None, hold=hold, local_replica=place,
+        num_slots=settings.num_slots, retention=Retention(keep_last=settings.keep_last, keep_every=settings.keep_every),
+        on_event=on_event, probe=save_probe(env.probe),
+    )  # fmt: skip

@@ -1,0 +1,97 @@
+"""Where, how often and how many checkpoints: what the script says, and what the run's configuration overrides.
+
+No torch. The merged settings are one of the facts that all members must share, so the coordinator learns from them
+where to publish.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from outlast.config import RunConfig
+from outlast.errors import ConfigError
+
+__all__ = ["Checkpoint", "SaveSettings", "settings_of", "solo_config"]
+
+_KEYS = (
+    "checkpoint_dir", "checkpoint_every", "checkpoint_keep", "checkpoint_drain_to", "checkpoint_min_s", "resume",
+)  # fmt: skip
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Checkpoints as a training script wants them; what `outlast run` is told outranks it.
+
+    `dir`: a directory or URL. `every`: steps between two saves, None lets outlast choose. `keep_last`: generations
+    kept, and as many certified ones; `keep_every`: every so many-th is kept for good (0: none). `drain_to`: a farther
+    place to copy each generation to. `num_slots`: snapshots in memory at once, each of this replica's share.
+
+    Raises ConfigError for values that cannot work.
+    """
+
+    dir: str = ""
+    every: int | None = None
+    keep_last: int = 3
+    keep_every: int = 0
+    drain_to: str = ""
+    num_slots: int = 2
+
+    def __post_init__(self) -> None:
+        lows = {"every": 1, "keep_last": 1, "keep_every": 0, "num_slots": 2}
+        for name, low in lows.items():
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < low):
+                raise ConfigError(f"Checkpoint({name}={value!r}) is no whole number", remedy=f"{name}={low} or more")
+
+
+class SaveSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run keeps to. `every`: 0 for an interval that is chosen."""
+
+    target: str
+    every: int
+    keep_last: int
+    keep_every: int
+    drain_to: str
+    num_slots: int
+    min_s: float
+
+
+def settings_of(given: Checkpoint | Literal["auto", "off"] | None, config: RunConfig) -> SaveSettings | None:
+    """The settings of a run; None if it keeps no checkpoints. Raises ConfigError."""
+    if given == "off" or given is None:
+        return None
+    if isinstance(given, str) and given != "auto":
+        raise ConfigError(
+            f"checkpoint={given!r} is neither 'auto' nor 'off'",
+            remedy=f"checkpoint=outlast.Checkpoint(dir={given!r}) to keep them there",
+        )
+    if not isinstance(given, str | Checkpoint):
+        raise ConfigError(
+            f"checkpoint is a {type(given).__name__}", remedy="'auto', 'off', or outlast.Checkpoint(dir=…, every=…)"
+        )
+    mine = given if isinstance(given, Checkpoint) else Checkpoint()
+    target = config.checkpoint_dir or mine.dir
+    if not target:
+        return None
+    return SaveSettings(
+        target=_absolute(target), every=config.checkpoint_every or mine.every or 0,
+        keep_last=mine.keep_last if config.checkpoint_keep == RunConfig().checkpoint_keep else config.checkpoint_keep,
+        keep_every=mine.keep_every, drain_to=_absolute(config.checkpoint_drain_to or mine.drain_to),
+        num_slots=mine.num_slots, min_s=config.checkpoint_min_s,
+    )  # fmt: skip
+
+
+def _absolute(place: str) -> str:
+    return place if not place or "://" in place else os.path.abspath(place)
+
+
+def solo_config(environ: Mapping[str, str]) -> RunConfig:
+    """The configuration of a script that was started without a launcher: only what concerns checkpoints is read."""
+    values = {key: environ[f"OUTLAST_{key.upper()}"] for key in _KEYS if f"OUTLAST_{key.upper()}" in environ}
+    try:
+        return msgspec.convert(values, RunConfig, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"the environment's settings are invalid: {error}", remedy="outlast config show") from error

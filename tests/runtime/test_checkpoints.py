@@ -1,0 +1,151 @@
+"""Whole fleets die and go on from their checkpoints, to the bits of the run that nothing happened to."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outlast.checkpoint import LocalStore, heads, verify
+from outlast.core import events as ev
+
+pytestmark = pytest.mark.process
+
+
+def steps_in(path: Path) -> list[int]:
+    return sorted(head.step for head in heads(LocalStore(str(path)))[0])
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MiB: room for one generation of the scenario's state."""
+    place = tmp_path / "small"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)], capture_output=True).returncode:
+        pytest.skip("this process may not mount a small file system")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def kill_all(run: Any) -> None:
+    """The launcher first; the others die with it."""
+    run.strike(run.driven.process.pid, signal.SIGKILL)
+    run.driven.process.wait(10.0)
+
+
+def test_killed_whole_and_resumed_at_another_replica_count(fleet: Callable[..., Any], tmp_path: Path) -> None:
+    place = tmp_path / "checkpoints"
+    first = fleet(replicas=2, steps=12, gates=(7,), checkpoint_dir=str(place), checkpoint_every=2)
+    first.until("step 6 was saved", lambda: any(e.step == 6 for e in first.saved()))
+    kill_all(first)
+    assert steps_in(place) == [2, 4, 6]
+    again = fleet(replicas=3, steps=12, checkpoint_dir=str(place), checkpoint_every=4, resume="auto")
+    again.assert_unchanged(survivors={"r0.1", "r1.1", "r2.1"}, recoveries=0)
+    assert set(again.results()["r0.1"]["losses"]) == {str(step) for step in range(6, 12)}
+    loaded = [e for e in again.driven.events if isinstance(e, ev.CheckpointLoaded)]
+    assert [(e.step, e.tier) for e in loaded] == [(6, "disk")] * 3
+    assert [e.step for e in again.saved()] == [8, 12], "every fourth, and the end"
+    assert [e.num_writers for e in again.saved()] == [3, 3]
+    assert len({e.state_bytes for e in again.saved()}) == 1
+    assert all(verify(LocalStore(str(place)), g).problems == [] for g in LocalStore(str(place)).generations())
+
+
+def test_the_fleet_dies_under_a_living_launcher(fleet: Callable[..., Any], tmp_path: Path) -> None:
+    """Both replicas at once: it begins again by itself, from the memory that the agent held, and reads no disk."""
+    run = fleet(replicas=2, steps=9, gates=(5,), checkpoint_dir=str(tmp_path / "c"), checkpoint_every=2)
+    run.until("step 4 was saved", lambda: any(e.step == 4 for e in run.saved()))
+    for name in ("r0.1", "r1.1"):
+        run.strike(run.pid(name))
+    run.gate(5, "they were gone", lambda: run.exited("r0.1") and run.exited("r1.1"))
+    run.assert_unchanged(survivors={"r0.2", "r1.2"}, recoveries=2, may_lose=True)
+    assert {r.lost_steps for r in run.driven.recoveries()} <= {0, 1}
+    assert [e.step for e in run.driven.events if isinstance(e, ev.FleetLost)] != []
+    loaded = [e for e in run.driven.events if isinstance(e, ev.CheckpointLoaded)]
+    assert [(e.step, e.tier, e.bytes_read.get("disk", 0)) for e in loaded] == [(4, "memory", 0)] * 2
+    assert all(e.bytes_read["memory"] > 2_000_000 for e in loaded)
+
+
+def test_nothing_was_saved_yet(fleet: Callable[..., Any], tmp_path: Path) -> None:
+    """The same bits, only later."""
+    run = fleet(replicas=1, steps=6, gates=(2,), checkpoint_dir=str(tmp_path / "c"), checkpoint_every=100)
+    run.until("steps were made", lambda: run.driven.step == 1)
+    run.strike(run.pid("r0.1"))
+    run.gate(2, "it was gone", lambda: run.exited("r0.1"))
+    run.assert_unchanged(survivors={"r0.2"}, recoveries=1, may_lose=True)
+    assert run.driven.recoveries()[0].lost_steps == 2
+
+
+def test_the_budget_of_restarts_holds_for_the_whole_fleet(fleet: Callable[..., Any], tmp_path: Path) -> None:
+    run = fleet(replicas=2, steps=9, gates=(3,), checkpoint_dir=str(tmp_path / "c"), max_restarts=1)
+    run.until("steps were made", lambda: run.driven.step == 2)
+    for name in ("r0.1", "r1.1"):
+        run.strike(run.pid(name))
+    assert run.finish() == 6
+
+
+def test_a_full_disk_and_a_place_that_is_none(fleet: Callable[..., Any], tmp_path: Path, small_disk: Path) -> None:
+    """Training goes on and says so; what was published before stays."""
+    place = small_disk / "c"
+    run = fleet(replicas=2, steps=12, checkpoint_dir=str(place), checkpoint_every=3, checkpoint_keep=2)
+    run.assert_unchanged(survivors={"r0.1", "r1.1"}, recoveries=0)
+    failed = [e for e in run.driven.events if isinstance(e, ev.CheckpointFailed)]
+    assert {e.cause for e in failed} == {"writer_failed"}
+    assert "No space left on device" in failed[0].reason
+    assert [verify(LocalStore(str(place)), g).problems for g in LocalStore(str(place)).generations()] == [[]]
+    assert steps_in(place) == [e.step for e in run.saved()] == [3]
+
+
+def test_a_place_that_is_no_directory(fleet: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no directory")
+    run = fleet(replicas=2, steps=6, checkpoint_dir=str(tmp_path / "file" / "c"), checkpoint_every=2)
+    run.assert_unchanged(survivors={"r0.1", "r1.1"}, recoveries=0)
+    assert "Not a directory" in next(e for e in run.driven.events if isinstance(e, ev.CheckpointFailed)).reason
+
+
+def test_asked_to_stop_it_saves_first(fleet: Callable[..., Any], tmp_path: Path) -> None:
+    """SIGTERM to the launcher, as a scheduler gives notice; the next run goes on from there."""
+    place = tmp_path / "c"
+    run = fleet(replicas=2, steps=10, gates=(4,), checkpoint_dir=str(place))
+    run.until("steps were made", lambda: run.driven.step == 3)
+    run.strike(run.driven.process.pid, signal.SIGTERM)
+    told = lambda: any(isinstance(e, ev.CheckpointInterval) and "stop" in e.reason for e in run.driven.events)  # noqa: E731
+    run.gate(4, "the coordinator was told", told)
+    assert run.finish() == 0
+    (saved,) = run.saved()
+    assert "asked to stop" in saved.reason
+    assert steps_in(place) == [saved.step]
+    again = fleet(replicas=1, steps=10, checkpoint_dir=str(place))
+    again.assert_unchanged(survivors={"r0.1"}, recoveries=0)
+    assert min(map(int, again.results()["r0.1"]["losses"])) == saved.step
+
+
+def test_a_replica_that_is_asked_to_leave_is_in_the_save(fleet: Callable[..., Any], tmp_path: Path) -> None:
+    run = fleet(replicas=2, steps=10, gates=(3, 8), checkpoint_dir=str(tmp_path / "c"), max_restarts=0)
+    run.until("steps were made", lambda: run.driven.step == 2)
+    run.strike(run.pid("r1.1"), signal.SIGTERM)
+    told = lambda: any(isinstance(e, ev.CheckpointInterval) and "leave" in e.reason for e in run.driven.events)  # noqa: E731
+    run.gate(3, "the coordinator was told", told)
+    run.gate(8, "it had left", lambda: run.exited("r1.1"))
+    run.assert_unchanged(survivors={"r0.1"}, recoveries=0)
+    first = run.saved()[0]
+    assert (first.reason, first.num_writers) == ("r1.1 was asked to leave", 2)
+
+
+def test_an_interval_that_outlast_chooses(fleet: Callable[..., Any], tmp_path: Path) -> None:
+    """Each decision is told with its reason; the first save is early and measures what one costs."""
+    run = fleet(replicas=2, steps=16, gates=(6, 12), checkpoint_dir=str(tmp_path / "c"), checkpoint_min_s=0.1)
+    run.gate(6, "steps were made", lambda: run.driven.step == 5)
+    run.strike(run.pid("r1.1"))
+    run.gate(12, "it was gone, and a death taught the interval", lambda: run.exited("r1.1") and len(decisions(run)) > 1)
+    run.assert_unchanged(survivors=None, recoveries=1)
+    assert all("a loss is expected every" in e.reason for e in decisions(run))
+    assert any("the last failure was" in e.reason for e in decisions(run))
+    assert run.saved()[-1].step == 16
+
+
+def decisions(run: Any) -> list[ev.CheckpointInterval]:
+    return [e for e in run.driven.events if isinstance(e, ev.CheckpointInterval)]

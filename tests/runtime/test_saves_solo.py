@@ -1,0 +1,195 @@
+"""Saving and resuming without a launcher: a fleet of one and the plain loop, in this process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import outlast
+from outlast.checkpoint import LocalStore, heads, verify
+from outlast.errors import CheckpointError, ConfigError
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    threads, hook = torch.get_num_threads(), sys.excepthook
+    monkeypatch.delenv("OUTLAST", raising=False)
+    yield
+    torch.set_num_threads(threads)
+    sys.excepthook = hook
+
+
+class Average:
+    """What a loop might register: a running mean of the weights, changed after each step."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.values = [p.detach().clone() for p in model.parameters()]
+        self.count = 0
+
+    def update(self, model: nn.Module) -> None:
+        self.count += 1
+        for mean, p in zip(self.values, model.parameters(), strict=True):
+            mean.lerp_(p.detach(), 0.1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": self.values, "count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.values, self.count = [v.clone() for v in state["values"]], state["count"]
+
+
+class Stopped(Exception):
+    """The loop dies, as far as checkpoints can tell."""
+
+
+def train(
+    until: int, checkpoint: Any, *, die_at: int = -1, leave_at: int = -1, **more: Any
+) -> tuple[dict[int, float], str, Average]:
+    """Losses by step, and what is there in the end."""
+    torch.manual_seed(4)
+    model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=50)
+    average = Average(model)
+    rows = list(torch.randn(24, 6, generator=torch.Generator().manual_seed(1)))
+    training = outlast.join().protect(
+        model, optimizer, rows, global_batch_size=8, microbatches=4, seed=2, clip_norm=0.5, scheduler=scheduler,
+        state={"average": average}, checkpoint=checkpoint, **more,
+    )  # fmt: skip
+    losses = {}
+    for step in training.steps(until=until):
+        for batch in step:
+            step.backward(model(batch).pow(2).mean())
+        losses[step.number] = step.loss
+        average.update(model)
+        if step.number == die_at:
+            archive_of(training).close()  # a dead process writes no more
+            raise Stopped
+        if step.number == leave_at:
+            break
+    found = training.fingerprint()
+    getattr(training, "_at_exit", lambda: None)()
+    return losses, found, average
+
+
+def archive_of(training: Any) -> Any:
+    saves = getattr(training, "saves", None)
+    return saves._archive if saves is not None else training.replica.saves.archive
+
+
+def keep(path: Path, every: int = 2, **more: Any) -> outlast.Checkpoint:
+    return outlast.Checkpoint(dir=str(path), every=every, **more)
+
+
+def steps_in(path: Path) -> list[int]:
+    return sorted(head.step for head in heads(LocalStore(str(path)))[0])
+
+
+@pytest.mark.parametrize("mode", ["on", "off"])
+def test_stop_and_resume_is_never_stopping(tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed after step 4 with saves of 2 and 4: the rest has the losses, weights and averages of the whole."""
+    monkeypatch.setenv("OUTLAST", mode)
+    losses, found, average = train(9, "off")
+    with pytest.raises(Stopped):
+        train(9, keep(tmp_path), die_at=4)
+    again, found_again, average_again = train(9, keep(tmp_path))
+    assert min(again) in (2, 4)
+    assert again == {step: losses[step] for step in again}
+    assert found_again == found
+    assert average_again.count == average.count
+    assert all(map(torch.equal, average_again.values, average.values))
+    assert steps_in(tmp_path)[-1] == 9, "a clean end saves"
+    assert train(9, keep(tmp_path))[:2] == ({}, found), "nothing is left to do"
+    assert all(verify(LocalStore(str(tmp_path)), g).problems == [] for g in LocalStore(str(tmp_path)).generations())
+
+
+def test_a_break_saves_and_the_loop_goes_on_from_there(tmp_path: Path) -> None:
+    losses, found, _ = train(7, "off")
+    first, _, _ = train(7, keep(tmp_path, every=1000), leave_at=2)
+    assert steps_in(tmp_path) == [3]
+    second, found_again, _ = train(7, keep(tmp_path, every=1000))
+    assert first | second == losses
+    assert found_again == found
+
+
+def test_the_environment_says_where_and_whether(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTLAST_CHECKPOINT_DIR", str(tmp_path / "a"))
+    monkeypatch.setenv("OUTLAST_CHECKPOINT_EVERY", "3")
+    losses, found, _ = train(4, "auto")
+    assert steps_in(tmp_path / "a")[-1] == 4
+    monkeypatch.setenv("OUTLAST_RESUME", "never")
+    assert train(4, "auto")[:2] == (losses, found)
+    monkeypatch.setenv("OUTLAST_CHECKPOINT_DIR", str(tmp_path / "b"))
+    newest = max(LocalStore(str(tmp_path / "a")).generations())
+    monkeypatch.setenv("OUTLAST_RESUME", f"{tmp_path / 'a'}@{newest}")
+    assert list(train(5, "auto")[0]) == [4]
+    monkeypatch.setenv("OUTLAST_RESUME", str(tmp_path / "c"))
+    with pytest.raises(CheckpointError, match="there is no checkpoint at"):
+        train(4, "auto")
+
+
+def test_the_longest_run_keeps_so_many(tmp_path: Path) -> None:
+    train(12, keep(tmp_path, every=1, keep_last=2))
+    assert len(steps_in(tmp_path)) == 2
+    assert steps_in(tmp_path)[-1] == 12
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+    train(3, keep(tmp_path))
+    torch.manual_seed(4)
+    model = nn.Linear(6, 1)
+    training = outlast.join().protect(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(16, 6), global_batch_size=16, microbatches=4,
+        seed=2, clip_norm=0.5, checkpoint=keep(tmp_path),
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="global_batch_size: 8 there, 16 here"):
+        next(training.steps(until=5))
+
+
+def test_a_target_that_cannot_be_written_stops_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("no directory")
+    losses, found, _ = train(6, "off")
+    assert train(6, keep(file / "below"))[:2] == (losses, found)
+    assert "the save of step" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [("often", "neither 'auto' nor 'off'"), (3, "checkpoint is a int")],
+)
+def test_what_is_no_setting(given: Any, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason) as caught:
+        train(3, given)
+    assert caught.value.remedy
+
+
+def test_settings_out_of_range() -> None:
+    with pytest.raises(ConfigError, match="every=0"):
+        outlast.Checkpoint(dir="x", every=0)
+
+
+def test_state_that_cannot_be_kept_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    model = nn.Linear(6, 1)
+
+    class Odd:
+        def state_dict(self) -> dict[str, Any]:
+            return {"thing": object()}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            """Never called."""
+
+    training = outlast.join().protect(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(16, 6), global_batch_size=8, microbatches=4,
+        state={"odd": Odd()}, checkpoint=keep(tmp_path),
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"a builtins.object at 'extra.odd.thing'"):
+        next(training.steps(until=5))
