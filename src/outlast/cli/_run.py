@@ -40,7 +40,7 @@ def run(
     spares: Annotated[int | None, typer.Option(help="replicas kept caught up beside the run")] = None,
     agents: Annotated[int | None, typer.Option(help="supervising processes on this machine")] = None,
     exchange: Annotated[str | None, typer.Option(help="auto, shm or c10d")] = None,
-    guards: Annotated[str | None, typer.Option(help="default, full or off, where the script does not say")] = None,
+    guards: Annotated[str | None, typer.Option(help="script, default, full or off: what is watched")] = None,
     aggregation: Annotated[str | None, typer.Option(help="mean, or a robust rule; outlast rules lists them")] = None,
     f: Annotated[int | None, typer.Option("--f", help="how many rows may lie")] = None,
     pre: Annotated[str | None, typer.Option(help="steps in front of the rule: nnm, bucketing, clip")] = None,

@@ -74,7 +74,7 @@ class Guarding:
         """My part of the header of this step."""
         full = 0
         if self.certified is not None and self._certifies(step):
-            self.engine._restore_buffers()
+            self.engine.restore_buffers()
             full = self.certified.fingerprint(self.engine.state)
         return GuardNote(full=full, collapsed=self.activations.take() if self.activations is not None else ())
 
@@ -137,7 +137,7 @@ class Guarding:
             self.certified.restore(self.engine.state)
             self.engine.take_buffers()
         elif verdict.applies and self.certified is not None and self._certifies(meta.step):
-            self.engine._restore_buffers()
+            self.engine.restore_buffers()
             self.certified.keep(self.engine.state, meta.step)
         return verdict.applies
 
