@@ -11,13 +11,15 @@ from benchmarks.peers.ddp import parser
 
 
 def main() -> None:
-    args = parser(__doc__).parse_args()
+    options = parser(__doc__)
+    options.add_argument("--audit", type=float, default=0.0)
+    args = options.parse_args()
     probe = Probe(rank=os.getpid())
     run = outlast.join()
     model, optimizer = build(args.model, args.seed)
     training = run.protect(
         model, optimizer, samples(args.model), global_batch_size=MODELS[args.model].samples * args.microbatches,
-        microbatches=args.microbatches, seed=args.seed,
+        microbatches=args.microbatches, seed=args.seed, audit=args.audit,
     )  # fmt: skip
     for step in training.steps(until=args.steps):
         for batch in step:

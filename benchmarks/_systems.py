@@ -56,6 +56,8 @@ class Launch:
     timeout_s: float = 5.0
     settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """For outlast: keys of its configuration, e.g. `max_restarts`."""
+    options: Sequence[str] = ()
+    """For outlast: more options of its worker."""
 
     @property
     def run_dir(self) -> Path:
@@ -116,7 +118,7 @@ def _ddp(launch: Launch) -> Commands:
 
 def _own(*options: str) -> Callable[[Launch], Commands]:
     return lambda launch: _outlast.commands(
-        replicas=launch.replicas, worker=launch.worker, run_dir=launch.run_dir, options=options
+        replicas=launch.replicas, worker=[*launch.worker, *launch.options], run_dir=launch.run_dir, options=options
     )
 
 

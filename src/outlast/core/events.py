@@ -11,12 +11,12 @@ from typing import Literal
 import msgspec
 
 __all__ = [
-    "AgentLost", "AgentStarted", "AnyEvent", "CheckpointDelayed", "CheckpointDrained", "CheckpointFailed",
-    "CheckpointInterval", "CheckpointLoaded", "CheckpointPruned", "CheckpointRetried", "CheckpointSaved",
-    "CheckpointSkipped", "CoordinatorLost", "CoordinatorStarted", "Event", "FleetLost", "JoinerCaughtUp",
-    "JoinerServed", "Notice", "Progress", "Recovery", "ReducerAccused", "Refused", "ReplicaExited", "ReplicaStarted",
-    "RowsAdmitted", "RunFinished", "RunStarted", "Suspected", "Verdict", "ViewFormed", "ViewInstalled", "decode",
-    "encode",
+    "AgentLost", "AgentStarted", "AnyEvent", "AuditMismatch", "Certified", "CheckpointDelayed",
+    "CheckpointDrained", "CheckpointFailed", "CheckpointInterval", "CheckpointLoaded", "CheckpointPruned",
+    "CheckpointRetried", "CheckpointSaved", "CheckpointSkipped", "CoordinatorLost", "CoordinatorStarted", "Event",
+    "FleetLost", "JoinerCaughtUp", "JoinerServed", "Notice", "Progress", "Recovery", "ReducerAccused", "Refused",
+    "ReplicaExited", "ReplicaStarted", "RowsAdmitted", "RunFinished", "RunStarted", "Suspected", "Verdict",
+    "ViewFormed", "ViewInstalled", "decode", "encode",
 ]  # fmt: skip
 
 
@@ -197,6 +197,30 @@ class Progress(Event, frozen=True, kw_only=True, tag="progress"):
     until: int = 0
 
 
+class AuditMismatch(Event, frozen=True, kw_only=True, tag="audit_mismatch"):
+    """Replicas computed different gradients for one microbatch; nothing was applied until it was settled.
+    `microbatch`: -1 if it is about a whole step. `confidence`: share of the replicas asked that agree."""
+
+    step: int
+    microbatch: int
+    culprit: str
+    host: str
+    device: str
+    verdict: Literal["transient", "persistent", "gone", "undecided", "equivocal", "memory"]
+    evidence: str
+    confidence: float
+    remedy: str
+
+
+class Certified(Event, frozen=True, kw_only=True, tag="certified"):
+    """The state after `step` steps is finite, agreed by fingerprint, and passed its audits. `share`: probability that
+    a single wrong gradient since the last certified state was seen; `audited`: microbatches computed twice so far."""
+
+    step: int
+    share: float
+    audited: int
+
+
 class FleetLost(Event, frozen=True, kw_only=True, tag="fleet_lost"):
     """Every replica that held the training state is gone; the run begins again from its newest checkpoint, or from
     the start if none was published. `step`: the last that was known to be committed."""
@@ -325,7 +349,7 @@ AnyEvent = (
     | ViewInstalled | ViewFormed | Recovery | Suspected | JoinerServed | JoinerCaughtUp | Progress | Refused | Notice
     | FleetLost | CheckpointSaved | CheckpointFailed | CheckpointDelayed | CheckpointRetried | CheckpointLoaded
     | CheckpointSkipped | CheckpointPruned | CheckpointDrained | CheckpointInterval | RunFinished | RowsAdmitted
-    | ReducerAccused | Verdict
+    | ReducerAccused | Verdict | AuditMismatch | Certified
 )  # fmt: skip
 
 _encoder = msgspec.json.Encoder()

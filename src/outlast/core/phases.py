@@ -29,6 +29,7 @@ class Phase(IntEnum):
     VERDICT = 11  # decided, not yet applied
     OPTIMIZER = 12  # inside the optimizer's step
     COMMIT = 13  # applied, not yet told to the loop
+    AUDIT = 14  # all buckets complete, about to compute a microbatch beside my share
     # a view change
     LEAVE = 20  # the view is abandoned, nothing acknowledged yet
     CONNECT = 21  # forming the new group

@@ -73,6 +73,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     replicas: list[Replica]
     last_save: ev.CheckpointSaved | None = None
     failed_save: ev.CheckpointFailed | None = None  # after it
+    num_audit_mismatches: int = 0
+    certified: int | None = None
+    """Steps of the newest certified state; None without audits."""
 
 
 class StatusFold:
@@ -97,6 +100,8 @@ class StatusFold:
         self._updated_at_s: float | None = None
         self._saved: ev.CheckpointSaved | None = None
         self._failed_save: ev.CheckpointFailed | None = None
+        self._mismatches = 0
+        self._certified: int | None = None
 
     def take(self, event: ev.AnyEvent) -> None:
         """Fold one event in."""
@@ -119,6 +124,10 @@ class StatusFold:
                 self._failed_save = event
             case ev.FleetLost():
                 self._step = None  # what follows begins at an earlier one
+            case ev.AuditMismatch():
+                self._mismatches += 1
+            case ev.Certified():
+                self._certified = event.step
             case ev.CoordinatorStarted() | ev.CoordinatorLost() | ev.AgentStarted() | ev.AgentLost():
                 self._take_process(event)
             case ev.ViewInstalled() | ev.ViewFormed():
@@ -153,6 +162,8 @@ class StatusFold:
             replicas=[self._replica(name, over) for name in self._shown()],
             last_save=self._saved,
             failed_save=self._failed_save,
+            num_audit_mismatches=self._mismatches,
+            certified=self._certified,
         )
 
     def _state(self, held: bool | None) -> tuple[RunState, str]:

@@ -31,6 +31,8 @@ def render_status(state: Status, *, curve: Sequence[float] = ()) -> str:
     facts += [f"{format_s(state.step_s)} a step"] if state.step_s else []
     facts += [f"loss {state.loss:.4g}"] if state.loss is not None else []
     facts += [f"recoveries {state.num_recoveries}"]
+    facts += [f"audit mismatches {state.num_audit_mismatches}"] if state.num_audit_mismatches else []
+    facts += [f"certified {state.certified}"] if state.certified is not None else []
     facts += [f"guards' verdicts {state.num_verdicts}"] if state.num_verdicts else []
     lines += [", ".join(facts)]
     if state.last_verdict is not None:

@@ -16,7 +16,10 @@ from outlast.observe import _checkpoints
 
 __all__ = ["Row", "format_s", "row_of", "timeline"]
 
-_ALWAYS = (ev.RunStarted, ev.Recovery, ev.CoordinatorLost, ev.AgentLost, ev.Refused, ev.Verdict, ev.RunFinished)
+_ALWAYS = (
+    ev.RunStarted, ev.Recovery, ev.CoordinatorLost, ev.AgentLost, ev.Refused, ev.Verdict, ev.AuditMismatch,
+    ev.RunFinished,
+)  # fmt: skip
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,7 +114,7 @@ def _describe(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning", "erro
             return f"run {event.run_id} started with {_count(event.num_replicas, 'replica')}{spares}", "info"
         case ev.RunFinished():
             detail = f": {_first_line(event.detail)}" if event.detail else ""
-            level: Literal["info", "error"] = "error" if event.outcome == "failed" else "info"
+            level: Literal["info", "warning", "error"] = "error" if event.outcome == "failed" else "info"
             return f"run {event.outcome} after {_count(event.steps, 'step')}{detail}", level
         case ev.Recovery():
             lost = f", {_count(event.lost_steps, 'step')} lost" if event.lost_steps else ""
@@ -126,6 +129,12 @@ def _describe(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning", "erro
         case ev.Suspected():
             verdict = "evicted" if event.decision == "evict" else "given time"
             return f"{event.replica} suspected: {event.evidence}; {verdict}", "warning"
+        case ev.AuditMismatch():
+            where = f" ({event.host}, {event.device})" if event.host else ""
+            level = "error" if event.verdict == "undecided" else "warning"
+            return f"audit: {event.evidence}: {event.verdict}{where}; held until settled", level
+        case ev.Certified():
+            return f"the state after step {event.step - 1} is certified at {event.share:g}", "info"
         case ev.Verdict():
             return _describe_verdict(event), "error" if event.action == "stop" else "warning"
     return _describe_process(event)

@@ -60,6 +60,9 @@ _CAUSES: dict[str, _Cause] = {
     "the loop fails on one microbatch": _Cause(
         r"poison|same microbatch|two replicas failed",
         "two replicas failed on the same samples: the bug is in the loop or its data; reproduce it with one replica"),
+    "a wrong gradient": _Cause(
+        r"another gradient|no majority|audit",
+        "take the device out of service and test it; outlast why names host, device and replica"),
     "replicas differ": _Cause(
         r"diverged|fingerprint",
         "look for operations that are not deterministic in the layer named, or for memory that flips bits"),
@@ -95,14 +98,14 @@ _CAUSES: dict[str, _Cause] = {
         r"exit", "something in the loop ended the process (sys.exit, os._exit, a library): see the replica's log"),
     "another cause": _Cause("", "read the replica's log in the run directory around that time"),
 }  # fmt: skip
-_TELLING = ("out of memory", "the loop fails on one microbatch", "replicas differ", "nobody left")
+_TELLING = ("a wrong gradient", "out of memory", "the loop fails on one microbatch", "replicas differ", "nobody left")
 """What decides wherever it stands, in the cause or in its detail."""
 
 _BY_CAUSE: dict[str, tuple[str, ...]] = {
     "signal": ("killed from outside", "a crash in native code", "asked to leave", "another cause"),
     "exit": ("killed from outside", "a process ended by itself"),
     "exception": ("an exception in the loop",),
-    "evicted": ("a broken path between members", "silent for too long"),
+    "evicted": ("a wrong gradient", "a broken path between members", "silent for too long"),
     "agent_lost": ("an agent lost",),
     "coordinator": ("the coordinator lost",),
 }
@@ -185,6 +188,8 @@ def _advice(events: Sequence[ev.AnyEvent], state: Status) -> list[Advice]:
         name, text = remedy(cause, detail)
         found.setdefault(name, (text, []))[1].append(who)
     for event in events:
+        if isinstance(event, ev.AuditMismatch):
+            found.setdefault(f"a wrong gradient ({event.verdict})", (event.remedy, []))[1].append(event.culprit)
         if isinstance(event, ev.Verdict) and event.remedy:
             who = event.replica or event.module or f"step {event.step}"
             found.setdefault(f"a guard: {event.action.replace('_', ' ')}", (event.remedy, []))[1].append(who)

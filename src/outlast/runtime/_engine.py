@@ -21,6 +21,7 @@ from outlast.core.policy import Guards, Ruling
 from outlast.core.protocol import Header, combine, partials
 from outlast.runtime._corruption import Corruption
 from outlast.runtime._data import Samples, position_seed, seed_everything
+from outlast.runtime._flips import Flips
 from outlast.runtime._gradients import Accumulator, Memory
 from outlast.runtime._guarding import Guarding
 from outlast.runtime._robust import Robust
@@ -57,6 +58,7 @@ class Engine:
         self.out = Memory(layout, 1, shared=False).flats(0)
         self._grads = layout.views(self.out)
         self.losses: dict[int, tuple[float, float]] = {}
+        self.flips: Flips | None = None  # ordered by tests
         self.meta: Meta | None = None  # of the last step applied
         self.frozen: list[Any] = []  # copies under way, each with `wait`: `Frozen`, or a save's
         self._buffers = list(state.buffers.values())
@@ -96,8 +98,10 @@ class Engine:
         """Applied once at the root."""
         return 1.0 / self.num_leaves if len(set(self.samples.sizes(step))) == 1 else 1.0
 
-    def begin(self, step: int, leaf: int, on_bucket: Callable[[int], None] | None) -> None:
-        self.sums.begin(leaf, self.weight(step, leaf), on_bucket)
+    def begin(self, step: int, leaf: int, on_bucket: Callable[[int], None] | None, beside: bool = False) -> None:
+        if self.flips is not None:
+            self.flips.at(step, leaf)
+        self.sums.begin(leaf, self.weight(step, leaf), on_bucket, beside)
 
     def end(self, step: int, leaf: int, loss: float) -> None:
         """The backward is over: fold, and keep what microbatch 0 did to the buffers."""

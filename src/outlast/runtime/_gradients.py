@@ -14,8 +14,9 @@ from torch import Tensor
 
 from outlast.core.protocol import Node, merges
 from outlast.errors import StepMisuse
+from outlast.runtime._flips import Flips
 from outlast.runtime._shared import Region
-from outlast.tensors import Layout
+from outlast.tensors import BLOCK, Bucket, Layout, block_prints, combine, fingerprint_all
 
 __all__ = ["OUTCOME", "Accumulator", "Memory"]
 
@@ -64,6 +65,11 @@ class Accumulator:
         self._folded = 0
         self._late = False
         self.paused = False  # a backward that is not of the step
+        self.printing = False  # fingerprint each microbatch's gradient before it is added
+        self.print = 0  # of the last microbatch
+        self.corrupt: Flips | None = None  # tests put wrong bits in
+        self._sent: dict[tuple[Node, int], tuple[int, ...]] = {}
+        self._beside = False
         self._waiting: list[int] = []
         self._on_bucket: Callable[[int], None] | None = None
         self._weight = 1.0
@@ -71,13 +77,17 @@ class Accumulator:
             param.register_post_accumulate_grad_hook(self._hook(index))  # type: ignore[no-untyped-call]
 
     # --- one microbatch ------------------------------------------------------------------------------------------
-    def begin(self, leaf: int, weight: float, on_bucket: Callable[[int], None] | None) -> None:
+    def begin(self, leaf: int, weight: float, on_bucket: Callable[[int], None] | None, beside: bool = False) -> None:
         """Before a backward. Buckets are folded as soon as their gradients are there, in fixed order; with `on_bucket`
-        (the last microbatch before an exchange) each is announced then, under the backward."""
+        (the last microbatch before an exchange) each is announced then, under the backward. `beside`: the gradient is
+        fingerprinted as one that counts, and counts nowhere."""
         for param in self.params:
             param.grad = None
         self._on_bucket, self._weight, self._folded, self._late = on_bucket, weight, 0, False
         self._waiting = [len(bucket.params) for bucket in self.layout.buckets]
+        self.print, self._beside = 0, beside
+        if beside:
+            return
         steps = merges(self.slots.keys(), leaf, self.num_leaves, self.num_rows)
         self._plan((leaf, leaf + 1), steps)
 
@@ -134,28 +144,29 @@ class Accumulator:
             )  # fmt: skip
         while self._folded < len(self.layout.buckets):
             self._fold(self._folded)
-        self.slots = self.after()
+        if not self._beside:
+            self.slots = self.after()
         self._on_bucket = None
+        self._beside = False
 
     def _fold(self, number: int) -> None:
         """One bucket: the leaf into its slot, then up the chain."""
+        if self._beside:
+            self._fold_beside(number)
+            return
         bucket = self.layout.buckets[number]
         slot, fresh = self._first
         views = self.memory.views(slot)
         into: list[Tensor] = []
-        grads: list[Tensor] = []
+        _, grads = self._addends(bucket)
         for index, _, _ in bucket.params:
-            grad = self.params[index].grad
-            if grad is None:  # zero, not nothing: -0.0 + 0.0 has other bits than -0.0
+            if self.params[index].grad is None:  # zero, not nothing: -0.0 + 0.0 has other bits than -0.0
                 views[index].zero_() if fresh else views[index].add_(0.0)
                 continue
             self.used[index >> 3] |= 1 << (index & 7)
             into.append(views[index])
-            grads.append(grad.to(views[index].dtype) if grad.is_sparse is False else grad.to_dense())
             self.params[index].grad = None
         with torch.no_grad():
-            if self._weight != 1.0 and grads:
-                grads = list(torch._foreach_mul(grads, self._weight))
             if into:
                 torch._foreach_copy_(into, grads) if fresh else torch._foreach_add_(into, grads)
             for target, source in self._chain:
@@ -164,12 +175,46 @@ class Accumulator:
         if self._on_bucket is not None:
             self._on_bucket(number)
 
+    def _addends(self, bucket: Bucket) -> tuple[list[int], list[Tensor]]:
+        """What is added for each parameter that has a gradient: in the dtype of the sums, weighted; fingerprinted."""
+        indices = [index for index, _, _ in bucket.params if self.params[index].grad is not None]
+        grads: list[Tensor] = []
+        for index in indices:
+            grad = self.params[index].grad
+            assert grad is not None
+            if self.corrupt is not None:
+                self.corrupt(index, grad)
+            grads.append(grad.to(bucket.dtype) if grad.is_sparse is False else grad.to_dense())
+        if self._weight != 1.0 and grads:
+            with torch.no_grad():
+                grads = list(torch._foreach_mul(grads, self._weight))
+        if self.printing:
+            self.print = combine((self.print, fingerprint_all(grads, indices)))
+        return indices, grads
+
+    def _fold_beside(self, number: int) -> None:
+        """One bucket of a microbatch that another member owns: its fingerprint, and nothing else."""
+        for index in self._addends(self.layout.buckets[number])[0]:
+            self.params[index].grad = None
+        self._folded += 1
+
+    def sent(self, node: Node, slot: int, bucket: int) -> tuple[int, ...]:
+        """Fingerprints of a sum's blocks, taken once, when it was made: what changes it afterwards shows."""
+        if (node, bucket) not in self._sent:
+            flat = self.memory.flats(slot)[bucket]
+            self._sent[node, bucket] = block_prints(flat, BLOCK, self.layout.buckets[bucket].first_block)
+            if self.corrupt is not None:
+                self.corrupt.after_sum(bucket, flat)
+        return self._sent[node, bucket]
+
     # --- a step --------------------------------------------------------------------------------------------------
     def keep(self, nodes: Sequence[Node]) -> None:
         """Forget every sum that is not among `nodes`."""
+        self._sent = {key: prints for key, prints in self._sent.items() if key[0] in set(nodes)}
         self.slots = {node: slot for node, slot in self.slots.items() if node in set(nodes)}
 
     def clear(self) -> None:
         """A new step."""
+        self._sent.clear()
         self.slots.clear()
         self.used = bytearray(len(self.used))

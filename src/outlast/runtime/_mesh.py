@@ -23,13 +23,14 @@ import msgspec
 
 from outlast.core.phases import Phase
 from outlast.core.policy import Culprit
-from outlast.core.protocol import Header, RollEntry, View, ViewId
+from outlast.core.protocol import Claim, Header, RollEntry, View, ViewId
 from outlast.errors import StepMisuse, ViewAbandoned
 from outlast.runtime._probe import Probe
 from outlast.runtime._shared import Region
 
 __all__ = [
-    "Bye", "Extra", "Final", "Found", "Hand", "Head", "Listener", "Mesh", "Parts", "PeersLost", "Ready", "Reduced",
+    "Bye", "Extra", "Final", "Found", "Hand", "Head", "Listener", "Mesh", "Parts", "PeersLost", "Prints", "Ready",
+    "Reduced",
     "Roll",
 ]  # fmt: skip
 
@@ -51,12 +52,21 @@ class Parts(msgspec.Struct, frozen=True, tag=True):
     rows: tuple[tuple[str, int], ...]
 
 
+class Prints(msgspec.Struct, frozen=True, tag=True):
+    """Fingerprints of the microbatches that I contribute to a step: my commitment, before audits are drawn."""
+
+    step: int
+    claims: tuple[Claim, ...]
+
+
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """My partial sums of a bucket lie in these slots of my region, in the order of my nodes."""
+    """My partial sums of a bucket lie in these slots of my region, in the order of my nodes. `prints`: of their blocks,
+    taken when the sums were made (with audits)."""
 
     step: int
     bucket: int
     slots: tuple[int, ...]
+    prints: tuple[tuple[int, ...], ...] = ()
 
 
 class Reduced(msgspec.Struct, frozen=True, tag=True):
@@ -113,7 +123,7 @@ class _Pong(msgspec.Struct, frozen=True, tag=True):
     pass
 
 
-_Frame = _Hi | Roll | Parts | Ready | Reduced | Head | Hand | Extra | Found | Final | Bye | _Ping | _Pong
+_Frame = _Hi | Roll | Parts | Prints | Ready | Reduced | Head | Hand | Extra | Found | Final | Bye | _Ping | _Pong
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Frame)
 _encoder = msgspec.msgpack.Encoder()
 

@@ -17,7 +17,7 @@ from outlast.core.phases import Phase
 from outlast.core.protocol import Node, schedule
 from outlast.runtime._gradients import OUTCOME, Memory
 from outlast.runtime._mesh import Hand, Mesh, Ready, Reduced
-from outlast.tensors import BLOCK, Layout, block_norms, fingerprint_blocks, reduce_slice
+from outlast.tensors import BLOCK, Layout, block_norms, block_prints, fingerprint_blocks, reduce_slice
 
 __all__ = ["Plane", "Reduction", "SharedPlane", "Task"]
 
@@ -34,6 +34,7 @@ class Task(msgspec.Struct, kw_only=True):
     scale: float
     with_norms: bool
     on_scattered: Callable[[], None]
+    sent: Callable[[Node, int, int], tuple[int, ...]] | None = None  # (node, slot, bucket): its blocks' fingerprints
 
 
 class Reduction(msgspec.Struct, kw_only=True):
@@ -41,6 +42,7 @@ class Reduction(msgspec.Struct, kw_only=True):
 
     fingerprint: int = 0
     norms: dict[int, float] = {}
+    unlike: set[str] = set()  # members whose sums were not what they fingerprinted
 
 
 class Plane(Protocol):
@@ -71,7 +73,7 @@ class SharedPlane:
     def begin(self, task: Task) -> None:
         """A new step; sums may still be under way."""
         self.mesh.forget(task.step)
-        self._task, self._reduced, self._found = task, 0, Reduction(norms={})
+        self._task, self._reduced, self._found = task, 0, Reduction(norms={}, unlike=set())
         flat_nodes = tuple(node for nodes in task.nodes for node in nodes)
         self._schedule = list(schedule(flat_nodes, task.num_leaves))
 
@@ -79,7 +81,8 @@ class SharedPlane:
         """My sums of this bucket are final. Never waits; reduces earlier buckets whose sums have all arrived."""
         task = self._now()
         self.enter(Phase.SCATTER, bucket)
-        self.mesh.broadcast(Ready(task.step, bucket, task.slots))
+        prints = self._own(bucket) if task.sent is not None else ()
+        self.mesh.broadcast(Ready(task.step, bucket, task.slots, prints))
         while self._reduced < bucket and self.mesh.has_all(Ready, task.step, self._reduced):
             self._reduce(self._reduced)
 
@@ -124,7 +127,24 @@ class SharedPlane:
             memory, slots = (self.mine, task.slots) if mine else (self.peers[name], offers[name].slots)
             for node, slot in zip(nodes, slots, strict=True):
                 parts[node] = memory.flats(slot)[bucket][lo:hi]
+            if task.sent is not None:
+                sent = offers[name].prints if not mine else self._own(bucket)
+                self._compare(name, bucket, lo, [parts[node] for node in nodes], sent)
         return parts
+
+    def _own(self, bucket: int) -> tuple[tuple[int, ...], ...]:
+        task = self._now()
+        assert task.sent is not None
+        rows = zip(task.nodes[self.index], task.slots, strict=True)
+        return tuple(task.sent(node, slot, bucket) for node, slot in rows)
+
+    def _compare(self, name: str, bucket: int, lo: int, sums: list[Tensor], sent: tuple[tuple[int, ...], ...]) -> None:
+        """Are these the sums that were fingerprinted when they were made? If not, the step is held (protocol, 25)."""
+        first = lo // BLOCK
+        for part, prints in zip(sums, sent, strict=True):
+            found = block_prints(part, BLOCK, self.layout.buckets[bucket].first_block + first)
+            if found != tuple(prints[first : first + len(found)]):
+                self._found.unlike.add(name)
 
     def _copy(self, bucket: int) -> None:
         if len(self.members) == 1:

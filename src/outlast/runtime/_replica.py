@@ -43,7 +43,7 @@ from outlast.runtime._environment import Environment
 from outlast.runtime._gradients import Memory
 from outlast.runtime._link import MemberLink, SoloLink
 from outlast.runtime._mesh import Final, Head, Listener, Mesh, PeersLost, Roll
-from outlast.runtime._plane import Plane, Task
+from outlast.runtime._plane import Plane, Reduction, Task
 from outlast.runtime._planes import make_plane
 from outlast.runtime._resume import resume
 from outlast.runtime._row_gate import admit, examine, wait_for_rows
@@ -54,6 +54,7 @@ from outlast.runtime._wire import Heartbeat
 from outlast.runtime._words import Pace, ping, stalled
 
 if TYPE_CHECKING:
+    from outlast.runtime._auditing import Auditing
     from outlast.runtime._saves import Saves
 
 __all__ = ["Replica"]
@@ -126,6 +127,7 @@ class Replica:
                 sender=self.env.me, sent_s=time.monotonic(), view=(view.id.epoch, view.id.n) if view else (0, 0),
                 committed=self.member.committed, stable=self.member.stable, losses=self.pace.take(),
                 step_s=self.pace.step_s, until=self.member.until or 0, sent_messages=self.link.sent,
+                certified=self.member.audits.certificate,
             )  # fmt: skip
 
     def _asked(self, probe: m.Probe) -> None:
@@ -322,6 +324,7 @@ class Replica:
             step=self.member.committed, nodes=nodes, slots=tuple(slots[node] for node in mine),
             num_leaves=self.engine.num_leaves, scale=self.engine.scale(self.member.committed),
             with_norms=self.engine.with_norms, on_scattered=self._scattered,
+            sent=self.engine.sums.sent if self.engine.sums.printing and self.engine.robust is None else None,
         )  # fmt: skip
 
     def _scattered(self) -> None:
@@ -330,8 +333,8 @@ class Replica:
         if self.saves is not None and self.mesh is not None:
             self.saves.stable(self.mesh.view.id, self.member.stable)
 
-    def exchange(self, todo: Exchange, begun: bool) -> None:
-        """Take the step to its complete headers (`conclude` follows). ViewAbandoned if the view ends before."""
+    def exchange(self, todo: Exchange, begun: bool) -> Reduction:
+        """The step's gradients, reduced and gathered. Raises ViewAbandoned if the view ends first."""
         plane, mesh = self.plane, self.mesh
         if plane is None or mesh is None:
             raise ViewAbandoned("the view is closed")
@@ -339,19 +342,28 @@ class Replica:
             plane.begin(self.task(todo))
             for bucket in range(len(self.engine.layout.buckets)):
                 plane.offer(bucket)
-        found = plane.finish()
-        plan = self.member.plan
-        assert plan is not None
+        return plane.finish()
+
+    def collect_heads(self, todo: Exchange, found: Reduction, auditing: Auditing) -> None:
+        """Everybody's header (`conclude` follows). ViewAbandoned if the view ends or an audit holds it."""
+        plan, plane, mesh = self.member.plan, self.plane, self.mesh
+        if plan is None or plane is None or mesh is None:
+            raise ViewAbandoned("the view is closed")
         evidence = self.engine.evidence(plan.leaves[self.env.me], found.norms, found.fingerprint)
         with self.lock:
             save = self.saves.vote(todo.step) if self.saves is not None else 0
             header = self.member.header(
-                **evidence, state=self.engine.sample(todo.step), guard=self.engine.guards.note(todo.step), save=save
+                **evidence,
+                state=self.engine.sample(todo.step),
+                guard=self.engine.guards.note(todo.step),
+                save=save,
+                audit=auditing.evidence(found),
             )
         self.enter(Phase.HEADER)
         mesh.broadcast(Head(header, self.engine.end_buffers))
         heads = mesh.collect(Head, todo.step, 0, Phase.HEADER)
         headers = [header if name == self.env.me else heads[name].header for name in todo.view.members]
+        auditing.judge(headers)
         if self.engine.robust is not None:
             examine(self, plane, headers)
         buffers = next((b for b in (self.engine.end_buffers, *(h.buffers for h in heads.values())) if b), ())

@@ -85,6 +85,7 @@ class Server:
         self._losses: dict[int, float] = {}
         self._next_loss = 0
         self._last_beat: Heartbeat | None = None
+        self._certified = 0  # the newest state that was written down as certified
         self._started_s = self._sign_s = time.monotonic()
         self._give_sign()
         for entry in journal.events(kinds=[events.AgentStarted]) if record is not None else ():
@@ -199,6 +200,7 @@ class Server:
         view = self.coordinator.view
         if view is not None and name == view.members[0]:
             self._write_progress()
+            self._write_certified(beat)
 
     def _write_progress(self) -> None:
         beat = self._last_beat
@@ -211,6 +213,12 @@ class Server:
                 "progress", view=list(beat.view), stable=beat.stable, losses=losses, step_s=beat.step_s,
                 messages=messages, until=beat.until,
             )  # fmt: skip
+
+    def _write_certified(self, beat: Heartbeat) -> None:
+        new = beat.certified
+        if new is not None and new.step > self._certified:
+            self._certified = new.step
+            self.write("certified", step=new.step, share=new.share, audited=new.audited)
 
     # --- the machine ---------------------------------------------------------------------------------------------
     def handle(self, event: Any) -> None:

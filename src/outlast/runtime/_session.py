@@ -25,11 +25,12 @@ import torch
 from torch import Tensor
 
 from outlast.core.phases import Phase
-from outlast.core.policy import Guards
-from outlast.core.protocol import Compute, Exchange, Leave
+from outlast.core.policy import Guards, audit_share
+from outlast.core.protocol import Certificate, Compute, Exchange, Leave
 from outlast.errors import ConfigError, Evicted, MembershipError, StepMisuse, ViewAbandoned
 from outlast.runtime._allocator import keep_freed_memory
 from outlast.runtime._assembly import assemble
+from outlast.runtime._auditing import Auditing, check_bitwise
 from outlast.runtime._data import Samples
 from outlast.runtime._engine import Meta
 from outlast.runtime._environment import Environment
@@ -98,7 +99,7 @@ class Run:
         drop_last: bool = False, bucket_mb: float = 4.0, aggregation: Aggregation = None, f: int | None = None,
         pre: str | Sequence[str] | None = None, rows: int | None = None, row_momentum: float | None = None,
         check_reducers: float | None = None, guards: Guards | str = "default",
-        checkpoint: Checkpoint | Literal["auto", "off"] = "auto",
+        checkpoint: Checkpoint | Literal["auto", "off"] = "auto", audit: float | Literal["auto"] = 0.0,
     ) -> Training | PlainTraining:  # fmt: skip
         """Put the model's training under protection.
 
@@ -108,7 +109,8 @@ class Run:
         `collate_fn` (torch's default) as in a `DataLoader`. `guards`: "default", "full", "off", or
         `outlast.Guards(...)` to choose what is watched and what follows; the run's setting if not given.
         `checkpoint`: where and how often to save; `auto` is where the run's configuration says (`--checkpoint-dir`),
-        at intervals that outlast chooses.
+        at intervals that outlast chooses. `audit`: share of microbatches that a second replica computes too, so that a
+        wrong gradient is found before it is applied; "auto" lets the policy choose.
 
         `aggregation`: a robust rule in place of the mean, or rules by pattern of parameter names (how-to/rules); of
         `rows` groups of microbatches `f` may lie. What `outlast run` is told outranks these.
@@ -123,6 +125,9 @@ class Run:
         _enough(self._env.config.replicas, microbatches)
         parts = State(model, _listed(optimizer), _listed(scheduler), state or {})
         keep, facts = settings_of(checkpoint, self._env.config), facts_of(self._env.config, parts, samples, clip_norm)
+        share = audit_share(audit, self._env.config.replicas)
+        check_bitwise(share, self._env.config)
+        facts["audit"] = f"{share:g}"
         if self._plain:
             saves = PlainSaves(self._env, parts, keep, facts) if keep is not None else None
             return PlainTraining(parts, samples, clip_norm, seed, saves)
@@ -134,16 +139,17 @@ class Run:
             self._env, parts, samples, facts, seed=seed, clip_norm=clip_norm, bucket_mb=bucket_mb, guards=guards,
             keep=keep, robust=robust,
         )  # fmt: skip
-        self._training = Training(replica)
+        self._training = Training(replica, share)
         return self._training
 
 
 class Training:
     """What `protect` returns."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: Replica, share: float = 0.0) -> None:
         self.replica, self.engine = replica, replica.engine
         self._repeat = Repeat(replica)
+        self._audit = Auditing(replica, share)
         self._inspection = Inspection(replica)
         self._started = False
         self._step: Step | None = None
@@ -241,6 +247,11 @@ class Training:
         """SHA-256 over parameters and optimizer state by name: name, dtype, shape, bytes."""
         return digest_of(self.engine.state)
 
+    @property
+    def certified(self) -> Certificate | None:
+        """The newest state known to be finite, agreed and audited; None without audits."""
+        return self.replica.member.audits.certificate
+
     # --- one step ------------------------------------------------------------------------------------------------
     def _microbatches(self, step: int) -> Iterator[Any]:
         """Batches until the step is committed: mine, and orphans of the dead."""
@@ -289,6 +300,9 @@ class Training:
         if self._repeat.active:
             self._repeat.backward(loss)
             return
+        if self._audit.active:
+            self._audit.backward(loss)
+            return
         if self._inspection.active:
             self._inspection.backward(loss)
             return
@@ -332,6 +346,7 @@ class Training:
     def _computed(self, todo: Compute) -> None:
         with self.replica.lock:
             self.replica.member.computed(todo.microbatch)
+            self._audit.computed(todo.microbatch)
         self._current = None
 
     _current: Compute | None = None
@@ -341,10 +356,14 @@ class Training:
         begun, self._begun = self._begun, None
         try:
             self._repeat.conclude()
-            self.replica.exchange(todo, begun is not None and begun is self.replica.plane)
+            self._audit.commit(todo)
+            found = self.replica.exchange(todo, begun is not None and begun is self.replica.plane)
+            yield from self._audit.batches(todo)
+            self.replica.collect_heads(todo, found, self._audit)
             if self.replica.heads is not None and self.engine.guards.suspects(self.replica.heads[0]):
                 yield from self._inspection.batches(self.replica.heads[0])
             self.replica.conclude(todo)
+            self._audit.report(todo.view)
         except ViewAbandoned as reason:
             self.replica.abandon(reason)
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from outlast.core.protocol import Certificate
 from outlast.errors import WireRefusal
 
 __all__ = [
@@ -45,6 +46,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="Heartbeat"):
     until: int = 0  # steps in all, as the loop said
     seconds: dict[str, float] = {}  # this member's accounting so far
     sent_messages: int = 0  # messages to the coordinator besides heartbeats so far
+    certified: Certificate | None = None
 
 
 class HeartbeatReply(msgspec.Struct, frozen=True, kw_only=True, tag="HeartbeatReply"):

@@ -4,7 +4,14 @@ Must never open a socket, read a clock or know membership. Read `_layout.py` fir
 rules `_program.py`, then `_rules.py`.
 """
 
-from outlast.tensors._fingerprint import combine, fingerprint, fingerprint_blocks, fingerprint_named
+from outlast.tensors._fingerprint import (
+    block_prints,
+    combine,
+    fingerprint,
+    fingerprint_all,
+    fingerprint_blocks,
+    fingerprint_named,
+)
 from outlast.tensors._layout import BLOCK, Bucket, Layout
 from outlast.tensors._reduce import block_norms, reduce_slice
 
@@ -22,8 +29,8 @@ from outlast.tensors._named import (  # isort: skip
 from outlast.tensors._rules import Rule, aggregate, make_rule  # isort: skip
 
 __all__ = [
-    "BLOCK", "Bucket", "Layout", "block_norms", "combine", "fingerprint", "fingerprint_blocks", "fingerprint_named",
-    "reduce_slice",
+    "BLOCK", "Bucket", "Layout", "block_norms", "block_prints", "combine", "fingerprint", "fingerprint_all",
+    "fingerprint_blocks", "fingerprint_named", "reduce_slice",
     "ATTACKS", "ActivationStats", "Band", "Mixture", "Nonfinite", "Reading", "Rule", "activation_stats", "aggregate",
     "collapse_reasons", "find_nonfinite", "flip_labels", "inconsistent", "lying_reducer", "make_rule", "partial_grams",
     "strongest", "total_gram",

@@ -14,7 +14,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-__all__ = ["combine", "fingerprint", "fingerprint_blocks", "fingerprint_named"]
+__all__ = ["block_prints", "combine", "fingerprint", "fingerprint_all", "fingerprint_blocks", "fingerprint_named"]
 
 _MASK = (1 << 64) - 1
 
@@ -28,12 +28,25 @@ def fingerprint(tensor: Tensor, key: int = 0) -> int:
     return xxhash.xxh3_64_intdigest(data, seed=key & _MASK)
 
 
+def block_prints(flat: Tensor, block: int, first: int) -> tuple[int, ...]:
+    """The fingerprint of each block of a flat tensor, keyed by its number counted from `first`."""
+    return tuple(fingerprint(flat[i : i + block], n) for n, i in enumerate(range(0, flat.numel(), block), first))
+
+
 def fingerprint_blocks(flat: Tensor, block: int, first: int, key: int = 0) -> int:
     """Sum mod 2^64 of the fingerprints of a flat tensor's blocks, each keyed by its number counted from `first`."""
     total = 0
     for number, start in enumerate(range(0, flat.numel(), block), first):
         total += fingerprint(flat[start : start + block], key + number)
     return total & _MASK
+
+
+def fingerprint_all(tensors: Sequence[Tensor], keys: Sequence[int]) -> int:
+    """Sum mod 2^64 of the fingerprints of several tensors, each with its key; one wait for the device at the end."""
+    here = [fingerprint(t, key) for t, key in zip(tensors, keys, strict=True) if t.device.type == "cpu"]
+    rows = zip(tensors, keys, strict=True)
+    away = [_mixed_sum(t.detach().reshape(-1), key) for t, key in rows if t.device.type != "cpu"]
+    return combine([*here, int(torch.stack(away).sum().item())] if away else here)
 
 
 def fingerprint_named(tensors: Iterable[tuple[str, Tensor]]) -> int:
@@ -51,6 +64,10 @@ def _name_key(name: str, tensor: Tensor) -> int:
 
 
 def _mixed(flat: Tensor, key: int) -> int:
+    return int(_mixed_sum(flat, key).item()) & _MASK
+
+
+def _mixed_sum(flat: Tensor, key: int) -> Tensor:
     """(low ^ k1) * (high ^ k2) of each word, NH-like: a flip in either half changes the product, a swap the sum."""
     raw = flat.contiguous().view(torch.uint8)
     spare = -raw.numel() % 8
@@ -61,4 +78,4 @@ def _mixed(flat: Tensor, key: int) -> int:
     mixed = words ^ keys
     product = ((mixed & 0xFFFFFFFF) | 1) * (mixed >> 32) + mixed * -4417276706812531889
     product ^= product >> 31
-    return int((product * -7046029254386353131).sum().item()) & _MASK
+    return (product * -7046029254386353131).sum()

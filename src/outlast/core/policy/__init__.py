@@ -5,7 +5,7 @@ not import numpy either. Read first: `_belief.py`, then `_interval.py`; at run t
 """
 
 from outlast.core.policy._admission import Admission, admit_view, most_rows_per_host
-from outlast.core.policy._audit import AuditDecision, AuditPolicy, AuditState
+from outlast.core.policy._audit import AuditDecision, AuditPolicy, AuditState, audit_share
 from outlast.core.policy._bands import Band, Reading
 from outlast.core.policy._belief import Belief, ClassPrior
 from outlast.core.policy._guards import (
@@ -38,7 +38,7 @@ __all__ = [
     "PRESETS", "PRE_STEPS", "RULES", "Admission", "AuditDecision", "AuditPolicy", "AuditState", "Band", "Belief",
     "ClassPrior", "Culprit", "GuardEvidence", "GuardNote", "GuardState", "Guards", "IntervalDecision",
     "IntervalPolicy", "IntervalState", "Losses", "PreFact", "Reading", "RuleFact", "Ruling", "SparesDecision",
-    "SparesPolicy", "SparesState", "Verdict", "VerdictAction", "admit_view", "agree", "check_rule", "decide",
-    "escalate", "fresh_state", "is_nonfinite", "is_spike", "kappa", "largest_f", "most_rows_per_host", "next_save_s",
-    "remember", "unreproduced",
+    "SparesPolicy", "SparesState", "Verdict", "VerdictAction", "admit_view", "agree", "audit_share", "check_rule",
+    "decide", "escalate", "fresh_state", "is_nonfinite", "is_spike", "kappa", "largest_f", "most_rows_per_host",
+    "next_save_s", "remember", "unreproduced",
 ]  # fmt: skip

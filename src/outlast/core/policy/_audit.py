@@ -13,9 +13,12 @@ from typing import Any
 from outlast.errors import ConfigError
 
 from ._arithmetic import clamp
-from ._belief import Belief
+from ._belief import Belief, ClassPrior
 
-__all__ = ["AuditDecision", "AuditPolicy", "AuditState"]
+__all__ = ["AuditDecision", "AuditPolicy", "AuditState", "audit_share"]
+
+_SILENT_RATE = 6 / (54 * 86400 * 16384)  # Llama 3 (2024), table 5: 6 silent corruptions, 54 days, 16,384 accelerators
+_BUDGET = 0.05
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,3 +63,16 @@ class AuditPolicy:
         return AuditDecision(
             rate=rate, detection_s=detection_s, overhead=rate + silent * (detection_s + state.recovery_s)
         )
+
+
+def audit_share(audit: float | str, machines: int, step_s: float = 1.0, belief: Belief | None = None) -> float:
+    """The share of microbatches to compute twice: the number given, or for "auto" the policy's choice within a budget
+    of 5 % from `belief` (default: the rate that one large fleet published). ConfigError for anything else."""
+    if isinstance(audit, str) and audit == "auto":
+        if belief is None:
+            belief = Belief.from_priors({"silent": ClassPrior(rate=_SILENT_RATE)})
+        policy = AuditPolicy(weights=(1.0,) * len(belief.classes), max_rate=_BUDGET)
+        return float(policy.decide(belief, AuditState(machines=machines, step_s=step_s)).rate)
+    if isinstance(audit, bool) or not isinstance(audit, int | float) or not 0.0 <= audit <= 1.0:
+        raise ConfigError(f"audit={audit!r} is no share", remedy='0 (none) to 1 (every microbatch twice), or "auto"')
+    return float(audit)

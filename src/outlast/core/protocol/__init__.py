@@ -5,6 +5,19 @@ Must never do I/O or look at a clock. Read `_types.py`, `_coordinator.py`, `_mem
 """
 
 from outlast.core.protocol import _messages as messages
+from outlast.core.protocol._audits import Audits
+from outlast.core.protocol._claims import (
+    Certificate,
+    Claim,
+    Evidence,
+    Finding,
+    Said,
+    Stand,
+    draw,
+    draw_key,
+    to_ask,
+    truth_of,
+)
 from outlast.core.protocol._coordinator import Coordinator
 from outlast.core.protocol._member import (
     Compute,
@@ -37,8 +50,9 @@ from outlast.core.protocol._tree import (
 from outlast.core.protocol._types import Header, Order, Plan, RollEntry, ServeId, View, ViewId
 
 __all__ = [
-    "Compute", "Coordinator", "Exchange", "Follow", "Form", "HandOver", "Header", "Leave", "Member", "Merge", "Node",
-    "Order", "Plan", "RollEntry", "RowsNote", "ServeId", "Settings", "Todo", "View", "ViewId", "Wait", "combine",
-    "cover", "leaves_of", "merges", "messages", "owners_of", "parent", "partials", "plan_of", "resolve", "roots",
-    "rows_touched", "schedule", "shares", "split",
+    "Audits", "Certificate", "Claim", "Compute", "Coordinator", "Evidence", "Exchange", "Finding", "Follow",
+    "Form", "HandOver", "Header", "Leave", "Member", "Merge", "Node", "Order", "Plan", "RollEntry", "RowsNote",
+    "Said", "ServeId", "Settings", "Stand", "Todo", "View", "ViewId", "Wait", "combine", "cover", "draw",
+    "draw_key", "leaves_of", "merges", "messages", "owners_of", "parent", "partials", "plan_of", "resolve",
+    "roots", "rows_touched", "schedule", "shares", "split", "to_ask", "truth_of",
 ]  # fmt: skip

@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from outlast.core.protocol import _beginning, _change, _judging, _planned, _restart, _returning  # isort: skip
+from outlast.core.protocol import _accused, _robustness, _silence, _telling
 from outlast.core.protocol import _messages as m
-from outlast.core.protocol import _robustness, _silence, _telling
 from outlast.core.protocol._change import Change
 from outlast.core.protocol._failures import Failures
 from outlast.core.protocol._reports import Reports
@@ -306,7 +306,7 @@ class Coordinator:
 
     _on_stalled, _on_examined, _on_rows = _silence.stalled, _silence.examined, _silence.rows
     _on_admitted, _on_accused = _robustness.admitted, _robustness.accused
-    _on_whole, _on_judged = _telling.tell_whole, _judging.judged
+    _on_whole, _on_judged, _on_audited = _telling.tell_whole, _judging.judged, _accused.audited
 
     # --- what agents and the launcher say ------------------------------------------------------------------------
     def _on_agenthello(self, now_s: float, hello: m.AgentHello) -> None:

@@ -8,12 +8,14 @@ same object runs over sockets and under the adversary. Numbers in comments are r
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 
 from outlast.core.protocol import _messages as m
+from outlast.core.protocol._audits import Audits
+from outlast.core.protocol._claims import Claim
 from outlast.core.protocol._roll import plan_of, resolve
 from outlast.core.protocol._telling import rebuilt, rebuilt_order
 from outlast.core.protocol._tree import Node, cover, leaves_of, parent
@@ -103,6 +105,7 @@ class Member:
         self.store = ""
         self.lease_until_s = math.inf
         self.heard = 0  # orders of this view known without a gap
+        self.audits = Audits(me)
         self._orders: dict[int, Order] = {}
         self._carried_out = 0
         self._agreed = 0
@@ -223,13 +226,14 @@ class Member:
         """The view that `next` last named cannot go on (`suspects`: peers whose connection ended without a goodbye;
         `stale`: members whose state counts for nothing): leave it at once, unasked. Nothing to say if it is over
         already; a newer view is not touched."""
+        found = self.audits.reports(self.view) if self.view is not None else []
         if self.view is None or self.view.id != self._at or self.over(self.view.id):
-            return []
+            return found
         self.left = self.view.id
         left = m.Left(
             member=self.me, view=self.view.id, cause=cause, suspects=tuple(suspects), stale=tuple(stale), at_s=now_s
         )  # fmt: skip
-        return [left]
+        return [*found, left]
 
     def over(self, view: ViewId) -> bool:
         """Whether this view is over for me: left, or a newer one was installed."""
@@ -287,6 +291,7 @@ class Member:
         return RollEntry(
             member=self.me, view=self.view.id, committed=self.committed, held=tuple(sorted(self.held)),
             keeps_output=self.keeps_output, fingerprint=fingerprint, outcome=outcome,
+            audit=self.audits.stand(self.plan, self.committed),
         )  # fmt: skip
 
     def called(self, entries: Sequence[RollEntry], now_s: float = 0.0) -> list[m.ToCoordinator]:
@@ -299,6 +304,7 @@ class Member:
             self.left = view.id
             return [m.Left(member=self.me, view=view.id, cause="stale member", stale=plan.stale, at_s=now_s)]
         self.plan = plan
+        self.audits.called(entries)
         if self.me not in plan.behind:
             self._keep_only(plan)
         if not plan.behind:
@@ -307,7 +313,7 @@ class Member:
 
     def _keep_only(self, plan: Plan) -> None:
         mine = set(plan.leaves[self.me])
-        self.held = {node for node in self.held if mine.issuperset(range(*node))}
+        self.held = {n for n in self.held if mine.issuperset(range(*n)) and self.audits.keeps(n, plan)}
 
     def handed_over(self) -> None:
         """The hand-over of step plan.step - 1 is complete here: given, applied, or not my business (12).
@@ -345,6 +351,14 @@ class Member:
         """My header for this step."""
         view = self._acting()
         return Header(member=self.me, step=self.committed, view=view.id, heard=self.heard, **evidence)
+
+    def audit(self, headers: Sequence[Header], said: Mapping[str, Sequence[Claim]]) -> None:
+        """Before `decide`: a mismatch holds the step. Raises ViewAbandoned, on every member alike (25, 26)."""
+        view = self._acting()
+        assert self.plan is not None
+        if self.audits.unsound(headers):
+            self.held.clear()
+        self.audits.judge(self.plan, view, said, headers)
 
     def decide(self, headers: Sequence[Header], now_s: float = 0.0) -> None:
         """All headers and all buckets are complete: from here this step has one outcome here (11).
@@ -400,6 +414,7 @@ class Member:
     def _advance(self) -> None:
         self.committed += 1
         self.held.clear()
+        self.audits.clear()
         self.keeps_output, self.decided = True, False
 
     def finished(self, fingerprint: str = "") -> list[m.ToCoordinator]:
@@ -413,6 +428,7 @@ class Member:
         here. A spare that is ahead of the survivors (the donor died) can then hand it over, where otherwise the
         survivors would count as stale and be thrown away."""
         self.committed, self.keeps_output = committed, keeps_output
+        self.audits.clear()
         self.held.clear()  # a microbatch may have been finished after its step was given up
 
     def caught_up(self, committed: int) -> list[m.ToCoordinator]:

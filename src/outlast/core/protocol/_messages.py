@@ -10,15 +10,16 @@ from typing import Literal
 import msgspec
 
 from outlast.core.policy._guards import Verdict
+from outlast.core.protocol._claims import Finding
 from outlast.core.protocol._delta import ViewDelta
 from outlast.core.protocol._types import Order, ServeId, View, ViewId
 
 __all__ = [
-    "Accused", "Action", "Admitted", "AgentGone", "AgentHello", "Amend", "BeginServe", "Close", "Done", "Event",
-    "Evict", "Examine", "Examined", "Exited", "Failed", "Finish", "Formed", "FromCoordinator", "Hello", "Install",
-    "Journal", "Judged", "Kill", "Leaving", "Left", "Notify", "Persist", "Probe", "Ready", "Record", "Rejoin", "Rows",
-    "SetTimer", "Spawn", "SpawnFailed", "Spawned", "Stalled", "Stop", "Superseded", "Take", "Tell", "Timer",
-    "ToCoordinator", "Welcome", "Whole", "describe",
+    "Accused", "Action", "Admitted", "AgentGone", "AgentHello", "Amend", "Audited", "BeginServe", "Close", "Done",
+    "Event", "Evict", "Examine", "Examined", "Exited", "Failed", "Finish", "Formed", "FromCoordinator", "Hello",
+    "Install", "Journal", "Judged", "Kill", "Leaving", "Left", "Notify", "Persist", "Probe", "Ready", "Record",
+    "Rejoin", "Rows", "SetTimer", "Spawn", "SpawnFailed", "Spawned", "Stalled", "Stop", "Superseded", "Take",
+    "Tell", "Timer", "ToCoordinator", "Welcome", "Whole", "describe",
 ]  # fmt: skip
 
 Cause = Literal["signal", "exit", "exception", "evicted", "left", "finished", "agent_lost"]
@@ -168,6 +169,14 @@ class Rows(Wire, frozen=True, kw_only=True, tag=True):
     member: str
     view: ViewId
     reached: tuple[str, ...]
+
+
+class Audited(Wire, frozen=True, kw_only=True, tag=True):
+    """Audits found something; every member of the view says the same."""
+
+    member: str
+    view: ViewId
+    findings: tuple[Finding, ...]
 
 
 class Whole(Wire, frozen=True, kw_only=True, tag=True):
@@ -407,7 +416,7 @@ class Finish(Wire, frozen=True, kw_only=True, tag=True):
 
 ToCoordinator = (
     Hello | Left | Formed | Ready | Rejoin | Leaving | Done | Failed | Stalled | AgentHello | AgentGone | Spawned
-    | SpawnFailed | Exited | Examined | Rows | Whole | Stop | Admitted | Accused | Judged
+    | SpawnFailed | Exited | Examined | Rows | Audited | Whole | Stop | Admitted | Accused | Judged
 )  # fmt: skip
 Event = ToCoordinator | Timer | Superseded
 Action = Persist | Tell | SetTimer | Journal | Finish

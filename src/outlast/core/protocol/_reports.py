@@ -31,6 +31,7 @@ class Reports:
     journal: Callable[..., None]
     faults: list[Fault] = field(default_factory=list)
     formed: dict[str, m.Formed] = field(default_factory=dict)
+    audits: set[tuple[int, int, str, str]] = field(default_factory=set)  # findings that are written down
     _noticed: dict[str, tuple[str, float]] = field(default_factory=dict)
     _gone: tuple[int, float] | None = None  # the fleet was lost: its last known step, and when that was noticed
 

@@ -5,10 +5,11 @@ Pure: every member computes the same plan from the same roll (rule 5), so nobody
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from outlast.core.protocol._claims import Claim, disputed, place, void
 from outlast.core.protocol._row_plans import deal_orphans, row_shares
 from outlast.core.protocol._tree import Node, leaves_of, shares
 from outlast.core.protocol._types import Plan, RollEntry
@@ -38,9 +39,11 @@ def resolve(entries: Sequence[RollEntry], num_microbatches: int, num_rows: int =
         stale, behind = (*stale, *behind), ()
     donor = keepers[0] if behind else None
     members = [entry.member for entry in entries]
-    held = _hold_once(entries, top)
+    claims = tuple(sorted({claim for entry in entries if entry.committed == top for claim in entry.audit.claims}))
+    cases = disputed(claims)
+    held = _hold_once([e for e in entries if e.committed == top], cases)
     kept = {member: leaves_of(nodes) for member, nodes in held.items()}
-    if not kept:
+    if not kept and not cases:
         fresh = plan_of(members, top, num_microbatches, num_rows)
         return msgspec.structs.replace(fresh, donor=donor, behind=behind, stale=stale)
     have = {leaf for leaves in kept.values() for leaf in leaves}
@@ -48,17 +51,22 @@ def resolve(entries: Sequence[RollEntry], num_microbatches: int, num_rows: int =
     orphans = {m: tuple(lost[lo:hi]) for m, (lo, hi) in zip(members, shares(len(members), len(lost)), strict=True)}
     if num_rows > 1:
         orphans = deal_orphans(kept, members, lost, num_microbatches, num_rows)
+    elif cases:
+        orphans = place(orphans, cases)
     leaves = {m: tuple(sorted((*kept.get(m, ()), *orphans[m]))) for m in members}
-    return Plan(step=top, donor=donor, behind=behind, stale=stale, leaves=leaves, orphans=orphans)
+    return Plan(
+        step=top, donor=donor, behind=behind, stale=stale, leaves=leaves, orphans=orphans, claims=claims
+    )  # fmt: skip
 
 
-def _hold_once(entries: Sequence[RollEntry], step: int) -> dict[str, list[Node]]:
-    """Partial sums that count: the largest first, ties to the earlier member; a sum inside a chosen one is dropped."""
+def _hold_once(entries: Sequence[RollEntry], cases: Mapping[int, Sequence[Claim]]) -> dict[str, list[Node]]:
+    """Partial sums that count: the largest first, ties to the earlier member; a sum inside a chosen one is dropped, and
+    so is one with a disputed microbatch in it (25)."""
     offers = [
         (-(node[1] - node[0]), index, node)
         for index, entry in enumerate(entries)
-        if entry.committed == step
         for node in entry.held
+        if not void(node, entry.member, cases)
     ]
     chosen: dict[str, list[Node]] = {}
     taken: set[int] = set()

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from outlast.core.policy._guards import GuardNote
+from outlast.core.protocol._claims import Claim, Evidence, Stand
 from outlast.core.protocol._row_plans import RowsNote
 from outlast.core.protocol._tree import Node
 
@@ -45,6 +46,7 @@ class RollEntry(msgspec.Struct, frozen=True, kw_only=True):
     keeps_output: bool  # I still have the raw output, scalars and verdict of step committed-1
     fingerprint: int  # of the whole state, at `committed`
     outcome: int  # digest of step committed-1's raw output and verdict; 0 before the first
+    audit: Stand = Stand()
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +58,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     stale: tuple[str, ...]  # more than one step behind: cannot be in this view
     leaves: dict[str, tuple[int, ...]]  # member -> microbatches it contributes
     orphans: dict[str, tuple[int, ...]]  # member -> those of them that it must compute now
+    claims: tuple[Claim, ...] = ()  # on disputed microbatches of this step
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +73,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     norms: tuple[tuple[int, int, float], ...] = ()  # (lo, hi, sum of squares) of nodes of the tree over blocks
     output: int = 0  # fingerprint of my slices of the reduced gradient
     state: tuple[int, int] = (0, 0)  # (part, fingerprint): a rotating part of my state after the last step
+    audit: Evidence = Evidence()
     rows: RowsNote = RowsNote()
     guard: GuardNote = GuardNote()
     save: int = 0  # a wish for a checkpoint after this step, or -1: not now

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from outlast.core.protocol import Coordinator, Header, Member, RollEntry, Settings, View, plan_of
+from outlast.core.protocol import Coordinator, Header, Member, RollEntry, Settings, Stand, View, plan_of
 from outlast.core.protocol import messages as m
 from outlast.core.protocol._change import successor
 from outlast.prove.adversary import _algebra as algebra
@@ -251,6 +251,24 @@ class BuffersReused(Variant):
             mesh.buffers[key][source] = payload
 
 
+# --- audits ----------------------------------------------------------------------------------------------------------
+class MismatchIgnored(Variant):
+    """Microbatches are computed twice, and nobody compares."""
+
+    compares = False
+
+
+class _Forgetful(Member):
+    def called(self, entries: Sequence[RollEntry], now_s: float = 0.0) -> list[m.ToCoordinator]:
+        return super().called([msgspec.structs.replace(e, audit=Stand(host=e.audit.host)) for e in entries], now_s)
+
+
+class DisputeForgotten(_WithMember):
+    """The next view does not know what was disputed: the wrong sum is held and counts again."""
+
+    wrong = _Forgetful
+
+
 BROKEN: dict[str, tuple[type[Variant], int]] = {
     "no-epochs": (NoEpochs, 2000),
     "told-before-durable": (ToldBeforeDurable, 2000),
@@ -269,4 +287,6 @@ BROKEN: dict[str, tuple[type[Variant], int]] = {
     "verdict-forgotten": (VerdictForgotten, 2000),
     "norm-by-slices": (NormBySlices, 100),
     "buffers-reused": (BuffersReused, 20000),
+    "mismatch-ignored": (MismatchIgnored, 2000),
+    "dispute-forgotten": (DisputeForgotten, 2000),
 }

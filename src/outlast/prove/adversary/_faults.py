@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ class Faults:
         self.world = world
         self.touched: set[str] = set()
         self.everybody_touched = False
+        self.spoilt = 0  # replicas that computed something wrong
         self._points: dict[tuple[str, int], list[Fault]] = {}
         self._passed: dict[str, int] = {}
         for fault in faults:
@@ -98,6 +100,20 @@ class Faults:
     def _crash(self, fault: Fault) -> None:
         if (replica := self._replica(fault.who)) is not None:
             self.world.replica_ended(replica)
+
+    def _flip(self, fault: Fault) -> None:
+        """The next microbatch that it computes is wrong, and nothing says so."""
+        self._spoil(fault, 1.0)
+
+    def _broken(self, fault: Fault) -> None:
+        """From here on it computes every microbatch wrongly."""
+        self._spoil(fault, math.inf)
+
+    def _spoil(self, fault: Fault, times: float) -> None:
+        if (replica := self._replica(fault.who)) is not None:
+            replica.audit.wrong = max(replica.audit.wrong, times)
+            self.spoilt += 1
+            self._touch(replica)
 
     def _pause(self, fault: Fault) -> None:
         if (replica := self._replica(fault.who)) is not None:

@@ -28,6 +28,7 @@ from outlast.core.protocol import (
 from outlast.core.protocol import messages as m
 from outlast.errors import ProtocolViolation, ViewAbandoned
 from outlast.prove.adversary import _algebra as algebra
+from outlast.prove.adversary._audit import Auditor, Exchanging
 from outlast.prove.adversary._hosts import Dialler
 from outlast.prove.adversary._mesh import Feed, Mesh
 from outlast.prove.adversary._network import Connection
@@ -61,12 +62,13 @@ class Replica(Dialler):
         self.abandoned: dict[ViewId, Mesh] = {}
         self.early: dict[ViewId, list[tuple[str, Any, Any]]] = {}
         self.feeds: dict[str, Feed] = {}
-        self.spare = Spare(self)
+        self.spare, self.audit = Spare(self), Auditor(self)
         self.busy = self.hung = self._running = False
         self.slowness = 1.0
         self.progress_at = self.kernel.now
+        self._awaited: tuple[Any, ...] = ()
         self._doing: Callable[[], bool] | None = None
-        self._exchange: _Exchange | None = None
+        self._exchange: Exchanging | None = None
         self.dial()
         self.kernel.after(scenario.stall_s, self, self._watch)
         if scenario.lease_s < math.inf:
@@ -121,6 +123,9 @@ class Replica(Dialler):
                 member=self.name, view=mesh.view.id, phase=0, missing=missing, waited_s=waited_s, deadline_s=stall_s
             )
             self.say(stalled)
+
+    def awaiting(self, key: Any) -> None:
+        self._awaited = (key,)
 
     def _missing(self) -> list[str]:
         mesh = self.mesh
@@ -198,6 +203,10 @@ class Replica(Dialler):
             self.world.oracle.violated("Protocol", f"{self.name}: {violation.message}")
         self.run()
 
+    def occupy_beside(self, step: int, leaf: int) -> None:
+        """Compute a microbatch that another replica owns."""
+        self._occupy(self.world.scenario.compute_s, self.audit.beside, step, leaf)
+
     def _in_view(self) -> Mesh:
         """The mesh that is waited on. Raises ViewAbandoned if there is nothing to wait for."""
         mesh = self.mesh
@@ -264,7 +273,7 @@ class Replica(Dialler):
         self._flush_feeds(view)
         self._drain_until_s = self.kernel.now + self.world.scenario.drain_s
         self.mesh = Mesh(self, view, self.world.variant.buffers(self))
-        self._awaited: tuple[Any, ...] = ((_ROLL, 0, 0),)
+        self._awaited = ((_ROLL, 0, 0),)
         self._entry: RollEntry | None = None
         self._doing = self._form
         self.world.point("form", self)
@@ -343,7 +352,7 @@ class Replica(Dialler):
 
     # --- a step --------------------------------------------------------------------------------------------------
     def _computed(self, step: int, microbatch: int) -> None:
-        self.sums[microbatch, microbatch + 1] = algebra.leaf(step, microbatch)
+        self.sums[microbatch, microbatch + 1] = self.audit.computed(step, microbatch)
         for left, right, node in self.member.computed(microbatch):
             self.sums[node] = algebra.add(self.sums.pop(left), self.sums.pop(right))
 
@@ -352,8 +361,10 @@ class Replica(Dialler):
         assert mesh is not None
         self.world.variant.before_exchange(self)
         view, step, n = todo.view, todo.step, len(todo.view.members)
+        if n == 1:
+            self.audit.alone(step)
         mine = todo.nodes[view.members.index(self.name)]
-        self._exchange = _Exchange(todo, [self.sums.get(node) or (0,) * len(self.out) for node in mine])
+        self._exchange = Exchanging(todo, [self.sums.get(node) or (0,) * len(self.out) for node in mine])
         for bucket in range(algebra.BUCKETS):
             for index, name in enumerate(view.members):
                 if name != self.name:
@@ -379,20 +390,22 @@ class Replica(Dialler):
                 return False
             self._gather(mesh, ex, ex.gathered)
             ex.gathered += 1
+        if ex.header is None and not self.audit.advance(mesh, ex):
+            return False
         key = (_HEADER, step, 0)
         self._awaited = (key,)
         if ex.header is None:
             plan = self.member.plan
             assert plan is not None
             losses = tuple((leaf, 0.0, 1.0) for leaf in plan.leaves[self.name])
-            ex.header = self.member.header(losses=losses)
+            ex.header = self.member.header(losses=losses, audit=self.audit.evidence())
             mesh.broadcast(key, (ex.header, ex.norms))
         if not mesh.whole(key):
             return False
         self._decide(mesh.take(key), ex, ex.header)
         return True
 
-    def _reduce(self, mesh: Mesh, ex: _Exchange, bucket: int) -> None:
+    def _reduce(self, mesh: Mesh, ex: Exchanging, bucket: int) -> None:
         members, step = ex.todo.view.members, ex.todo.step
         got = mesh.take((_SCATTER, step, bucket))
         if bucket == 0:
@@ -409,17 +422,18 @@ class Replica(Dialler):
         ex.norms.extend(zip(range(base + lo, base + hi), reduced, strict=True))
         mesh.broadcast((_GATHER, step, bucket), reduced)
 
-    def _gather(self, mesh: Mesh, ex: _Exchange, bucket: int) -> None:
+    def _gather(self, mesh: Mesh, ex: Exchanging, bucket: int) -> None:
         members = ex.todo.view.members
         base = bucket * algebra.BLOCKS
         for name, blocks in mesh.take((_GATHER, ex.todo.step, bucket)).items():
             lo, hi = algebra.slice_of(members.index(name), len(members))
             self.out[base + lo : base + hi] = blocks
 
-    def _decide(self, got: dict[str, Any], ex: _Exchange, header: Header) -> None:
+    def _decide(self, got: dict[str, Any], ex: Exchanging, header: Header) -> None:
         members = ex.todo.view.members
         said = [(header, ex.norms) if name == self.name else got[name] for name in members]
         headers = [h for h, _ in said]
+        self.audit.judge(headers, ex)
         self.member.decide(headers, self.kernel.now)
         self.norm = self.world.variant.norm([norms for _, norms in said])
         self.world.oracle.decided(self, ex.todo.view, ex.todo.step, headers)
@@ -429,6 +443,7 @@ class Replica(Dialler):
 
     def _commit(self, view: View) -> None:
         self._apply((tuple(self.out), self.norm))
+        self.say(*self.member.audits.reports(view))
         due = self.member.commit()
         self.world.oracle.applied(self, "commit")
         self.world.point("commit", self)
@@ -483,16 +498,3 @@ class Replica(Dialler):
                 self.feeds[name].put("flushed", view.id)
             if name not in view.attached:
                 self.feeds.pop(name).close()
-
-
-class _Exchange:
-    """How far the exchange of a step is."""
-
-    __slots__ = ("gathered", "header", "mine", "nodes", "norms", "reduced", "todo")
-
-    def __init__(self, todo: Exchange, mine: list[algebra.Gradient]) -> None:
-        self.todo, self.mine = todo, mine
-        self.nodes = tuple(node for nodes in todo.nodes for node in nodes)
-        self.norms: list[tuple[int, int]] = []
-        self.reduced = self.gathered = 0
-        self.header: Header | None = None

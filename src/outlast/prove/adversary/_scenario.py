@@ -59,6 +59,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     grace_s: float = 0.3
     calm_after_s: float = 6.0  # no fault strikes or lasts later than this
     patience_s: float = 60.0  # then everything must be done within this
+    audit: float = 0.0  # share of microbatches computed twice
 
     def settings(self) -> Settings:
         return Settings(
@@ -78,6 +79,7 @@ def scenario_of(seed: int) -> Scenario:
     mean_s = rng.choice((0.0005, 0.002, 0.006))
     span_s = 0.3 + num_steps * (3 * compute_s + 6 * mean_s)
     faults = theme(rng) if theme is not None else ()
+    wrong = _wrong(seed, span_s)
     num_faults = rng.randrange(3) if theme is not None else rng.choice((1, 1, 2, 2, 3, 3, 4, 5, 6))
     return Scenario(
         seed=rng.getrandbits(32), num_replicas=rng.choice((1, 2, 2, 3, 3, 3, 4, 4, 5)),
@@ -87,8 +89,20 @@ def scenario_of(seed: int) -> Scenario:
         mean_delay_s=mean_s, tail=rng.choice((0.0, 0.02, 0.1)), compute_s=compute_s,
         optimizer_s=rng.choice((0.001, 0.01, 0.03)), snapshot_s=rng.choice((0.001, 0.02, 0.08)),
         lease_s=rng.choice((math.inf, math.inf, 0.4, 1.0)),
-        drain_s=rng.choice((0.0, 0.05, 0.5)), faults=(*faults, *(_fault(rng, span_s) for _ in range(num_faults))),
+        drain_s=rng.choice((0.0, 0.05, 0.5)),
+        faults=(*faults, *(_fault(rng, span_s) for _ in range(num_faults)), *wrong),
+        audit=1.0 if wrong else 0.0,
     )  # fmt: skip
+
+
+def _wrong(seed: int, span_s: float) -> tuple[Fault, ...]:
+    """In one schedule of eight every microbatch is computed twice, and some replicas compute wrongly. Of its own seed:
+    the other schedules are what they are."""
+    rng = Random(seed ^ 0xA0D17)
+    if rng.random() >= 0.125:
+        return ()
+    kinds = rng.choice((("flip",), ("flip",), ("broken",), ("flip", "flip"), ("flip", "broken")))
+    return tuple(Fault(kind=kind, who=rng.randrange(8), at=0.05 + span_s * rng.random()) for kind in kinds)
 
 
 def _cut_off_whole(rng: Random) -> tuple[Fault, ...]:

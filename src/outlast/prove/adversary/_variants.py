@@ -21,6 +21,7 @@ class Variant:
 
     says_goodbye = True
     fenced = True
+    compares = True  # fingerprints of what was computed twice
 
     def member(self, name: str, num_microbatches: int, *, until: int) -> Member:
         return Member(name, num_microbatches, until=until)

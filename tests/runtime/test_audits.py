@@ -1,0 +1,173 @@
+"""One flipped bit in one gradient: seen before it is applied, its replica named, and no trace of it in the result."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from outlast.config import RunConfig
+from outlast.core import events as ev
+from outlast.core.phases import Phase
+from outlast.errors import ConfigError
+from outlast.observe import status, why
+from outlast.prove._drive import Driven
+from outlast.runtime._auditing import check_bitwise
+from outlast.runtime._flips import Flip
+from outlast.runtime._probe import Fault
+
+from .conftest import PATIENCE_S, processes, undisturbed
+
+pytestmark = pytest.mark.process
+SCRIPT = Path(__file__).with_name("audited.py")
+
+
+class Audited:
+    """One run of the audited scenario."""
+
+    def __init__(
+        self, base: Path, flips: Sequence[Flip], faults: Sequence[Fault], *, replicas: int, steps: int,
+        microbatches: int = 6, audit: float = 1.0, dtype: str = "float32", **settings: Any,
+    ) -> None:  # fmt: skip
+        self.out, self.shape = base / "out", (steps, microbatches, dtype)
+        self.out.mkdir(parents=True)
+        settings = {"restart_backoff_s": 0.0, "heartbeat_s": 0.2, "max_restarts": 0} | settings
+        config = base / "run.toml"
+        config.write_text("[run]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
+        script = [str(SCRIPT), "--steps", str(steps), "--microbatches", str(microbatches), "--audit", str(audit)]
+        script += ["--dtype", dtype, "--flips", msgspec.json.encode(list(flips)).decode(), "--out", str(self.out)]
+        options = ["--config", str(config), "--replicas", str(replicas)]
+        self.driven = Driven(base / "run", options, script, faults)
+
+    def finish(self) -> int:
+        return self.driven.finish(PATIENCE_S, lambda: None)
+
+    def logs(self) -> str:
+        parts = [repr(e) for e in self.driven.events if not isinstance(e, ev.Progress)]
+        for path in sorted((self.driven.run_dir / "logs").glob("*.log")):
+            parts.append(f"--- {path.name}\n{path.read_text(errors='replace')[-2500:]}")
+        return "\n".join(parts)
+
+    def results(self) -> dict[str, dict[str, Any]]:
+        return {path.stem: json.loads(path.read_text()) for path in self.out.glob("*.json")}
+
+    def findings(self) -> list[ev.AuditMismatch]:
+        return [e for e in self.driven.events if isinstance(e, ev.AuditMismatch)]
+
+    def assert_unchanged(self, survivors: set[str]) -> None:
+        code = self.finish()
+        assert code == 0, self.logs()
+        assert processes(self.driven.run_dir) == []
+        want, results = undisturbed(*self.shape), self.results()
+        assert set(results) == survivors, self.logs()
+        for name, found in results.items():
+            assert {k: v for k, v in found["losses"].items() if want["losses"][k] != v} == {}, f"{name}\n{self.logs()}"
+            assert found["fingerprint"] == want["fingerprint"], f"{name}\n{self.logs()}"
+
+
+@pytest.fixture
+def audited(tmp_path: Path) -> Iterator[Callable[..., Audited]]:
+    started: list[Audited] = []
+
+    def start(*flips: Flip, faults: Sequence[Fault] = (), **shape: Any) -> Audited:
+        started.append(Audited(tmp_path / str(len(started)), flips, faults, **shape))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.driven.__exit__()
+
+
+def test_a_transient_flip_is_seen_named_and_gone(audited: Callable[..., Audited]) -> None:
+    run = audited(Flip(replica="r1", step=2, microbatch=2, param=3, element=1000, bit=3), replicas=3, steps=4)
+    run.assert_unchanged({"r0.1", "r1.1", "r2.1"})
+    (found,) = run.findings()
+    assert (found.culprit, found.step, found.microbatch, found.verdict) == ("r1.1", 2, 2, "transient"), run.logs()
+    assert (found.host, found.device) == ("a0", "cpu")
+    assert found.confidence == 1.0
+    certified = [e for e in run.driven.events if isinstance(e, ev.Certified)]
+    assert (certified[-1].step, certified[-1].share) == (2, 1.0), "the roll call after the mismatch agreed on it"
+    story = why(run.driven.events)
+    assert any("r1.1 got another gradient for microbatch 2 of step 2" in row.what for row in story.timeline)
+    assert [advice.who for advice in story.advice] == [["r1.1"]]
+    assert status(run.driven.events).num_audit_mismatches == 1
+
+
+def test_who_repeats_a_wrong_answer_is_evicted(audited: Callable[..., Audited]) -> None:
+    run = audited(Flip(replica="r2", step=1, param=4, element=5, bit=30, times=0), replicas=3, steps=3)
+    run.assert_unchanged({"r0.1", "r1.1"})
+    assert {f.culprit for f in run.findings()} == {"r2.1"}, run.logs()
+    assert "persistent" in {f.verdict for f in run.findings()}
+    assert "r2.1" in [e.replica for e in run.driven.events if isinstance(e, ev.Suspected) and e.decision == "evict"]
+
+
+def test_two_replicas_find_the_truth_of_a_transient_flip(audited: Callable[..., Audited]) -> None:
+    run = audited(Flip(replica="r0", step=1, microbatch=1, bit=0), replicas=2, steps=3)
+    run.assert_unchanged({"r0.1", "r1.1"})
+    assert [(f.culprit, f.verdict) for f in run.findings()] == [("r0.1", "transient")], run.logs()
+
+
+def test_two_replicas_stop_where_there_is_no_majority(audited: Callable[..., Audited]) -> None:
+    run = audited(Flip(replica="r0", step=1, microbatch=1, bit=0, times=0), replicas=2, steps=3)
+    assert run.finish() == 5, run.logs()
+    (found,) = run.findings()
+    assert (found.verdict, found.culprit, found.microbatch) == ("undecided", "r0.1, r1.1", 1)
+    assert "no majority" in next(e.detail for e in run.driven.events if isinstance(e, ev.RunFinished))
+    assert not any(step >= 1 for e in run.driven.events if isinstance(e, ev.Progress) for step, _ in e.losses)
+
+
+def test_a_death_while_it_is_settled(audited: Callable[..., Audited]) -> None:
+    death = Fault(replica="r1", phase=Phase.AUDIT.name.lower(), step=2, microbatch=2, action="SIGKILL")
+    flip = Flip(replica="r1", step=2, microbatch=2, bit=12)
+    run = audited(flip, faults=[death], replicas=3, steps=4)
+    run.assert_unchanged({"r0.1", "r2.1"})
+    assert [(f.culprit, f.verdict) for f in run.findings()] == [("r1.1", "gone")], run.logs()
+
+
+def test_a_sum_that_changes_after_it_was_made_is_computed_again(audited: Callable[..., Audited]) -> None:
+    flip = Flip(replica="r0", step=2, microbatch=2, place="sum", param=0, element=77, bit=9)
+    run = audited(flip, replicas=2, steps=4)
+    run.assert_unchanged({"r0.1", "r1.1"})
+    assert [(f.culprit, f.verdict, f.step) for f in run.findings()] == [("r0.1", "memory", 2)], run.logs()
+
+
+BITS = {"float32": (0, 1, 12, 22, 23, 27, 30, 31), "bfloat16": (0, 3, 6, 7, 10, 14, 15)}
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("dtype", BITS)
+def test_every_bit_is_seen_and_nothing_else(audited: Callable[..., Audited], dtype: str) -> None:
+    """One flip in every other step, each of another bit, replica and parameter; the steps between are clean."""
+    bits, params = BITS[dtype], (0, 3, 4, 5, 7)
+    flips = [
+        Flip(replica=f"r{i % 3}", step=2 * i + 1, param=params[i % len(params)], element=37 * i, bit=bit)
+        for i, bit in enumerate(bits)
+    ]
+    run = audited(*flips, replicas=3, steps=2 * len(bits) + 2, dtype=dtype)
+    run.assert_unchanged({"r0.1", "r1.1", "r2.1"})
+    found = [(f.step, f.culprit, f.verdict) for f in run.findings()]
+    assert found == [(flip.step, f"{flip.replica}.1", "transient") for flip in flips], run.logs()
+
+
+@pytest.mark.campaign
+def test_with_a_share_the_broken_device_is_found_soon(audited: Callable[..., Audited]) -> None:
+    """Unaudited wrong gradients are applied meanwhile: that is what a share below one means."""
+    broken = [Flip(replica="r1", step=step, param=0, element=step, bit=20, times=0) for step in range(40)]
+    run = audited(*broken, replicas=3, steps=40, audit=0.25)
+    assert run.finish() == 0, run.logs()
+    first = run.findings()[0]
+    assert first.step < 20, "two of its microbatches in each step: missed for 20 steps in one of 10^5 runs"
+    assert {f.culprit for f in run.findings()} == {"r1.1"}
+    assert set(run.results()) == {"r0.1", "r2.1"}
+    assert len({found["fingerprint"] for found in run.results().values()}) == 1
+
+
+def test_audits_of_noise_are_refused() -> None:
+    with pytest.raises(ConfigError, match="only noise"):
+        check_bitwise(0.1, RunConfig(bitwise=False))
+    check_bitwise(0.0, RunConfig(bitwise=False))
+    check_bitwise(0.1, RunConfig())
