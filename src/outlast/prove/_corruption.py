@@ -86,7 +86,7 @@ class Corruptions:
 
     def run(self) -> Tally:
         """Every flip, some to a fleet; and per dtype one fleet without any."""
-        references = {dtype: self._train(f"clean-{dtype}", dtype, ()) for dtype, _ in self.plan}
+        references = {dtype: self._train(f"clean-{dtype}", dtype, ()) for dtype in dict(self.plan)}
         alarms = sum(len(verdicts) for verdicts, _ in references.values())
         steps, found, equal, unexplained = len(references) * _STEPS, list[Injection](), 0, 0
         for number, (dtype, flips) in enumerate(self.plan):
