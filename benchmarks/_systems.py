@@ -126,6 +126,13 @@ _TORCHFT, _NVRX = ("torchft==0.2.0",), ("nvidia-resiliency-ext==0.4.1",)
 SYSTEMS = {
     "outlast": System(title="outlast", commands=_own("--exchange", "shm"), keeps=True, replaces=True),
     "outlast-c10d": System(title="outlast, c10d", commands=_own("--exchange", "c10d"), keeps=True, replaces=True),
+    "outlast-trimmed": System(
+        title="outlast, trimmed mean f=1", commands=_own("--aggregation", "trimmed_mean", "--f", "1"), keeps=True
+    ),
+    "outlast-nnm": System(
+        title="outlast, NNM + trimmed mean f=1",
+        commands=_own("--aggregation", "trimmed_mean", "--f", "1", "--pre", "nnm"), keeps=True,
+    ),
     "outlast-spare": System(title="outlast, one spare", commands=_own("--spares", "1"), keeps=True, replaces=True),
     "ddp": System(title="plain DDP", commands=_ddp, keeps=False),
     "torchft": System(

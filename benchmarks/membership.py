@@ -18,6 +18,7 @@ import math
 import os
 import resource
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -231,9 +232,12 @@ class _Driver:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Crowd:
-    """Real processes. `form_s`: last greeting to everybody's first step; `changes`: one a kill."""
+    """Real processes. `start_s`: from nothing to the last greeting; `form_s`: from there to everybody's first step;
+    `changes`: one a kill; `pss_bytes`: memory of one process, what it shares counted by its share."""
 
     processes: int
+    start_s: float
+    pss_bytes: float
     form_s: float
     changes: list[Outcome]
 
@@ -247,11 +251,20 @@ def gather(args: argparse.Namespace) -> Crowd:
             scratch=Path(scratch), settings={"max_restarts": "0"},
         )  # fmt: skip
         with SYSTEMS["outlast"].fleet(launch) as fleet, alone(args.lock):
+            began_s = time.monotonic()
             fleet.wait_for("first view", lambda: sum(bool(m.commits) for m in fleet.living) == num, CROWD_S)
             firsts = [member.commits[0].at_s for member in fleet.living]
             form_s = max(firsts) - max(member.greeted_s for member in fleet.living)
+            start_s = max(member.greeted_s for member in fleet.living) - began_s
+            pss_bytes = statistics.mean(_pss_bytes(member.pid) for member in fleet.living)
             changes = [lose(fleet, num - 1 - index) for index in range(args.kills)]
-    return Crowd(processes=num, form_s=form_s, changes=changes)
+    return Crowd(processes=num, start_s=start_s, form_s=form_s, changes=changes, pss_bytes=pss_bytes)
+
+
+def _pss_bytes(pid: int) -> int:
+    """Proportional set size, from /proc."""
+    rows = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(row.split()[1]) * 1024 for row in rows if row.startswith("Pss:"))
 
 
 def lose(fleet: Fleet, left: int) -> Outcome:
@@ -273,8 +286,16 @@ def tabulate_crowd(crowd: Crowd) -> Table:
     nets, steps = spread(o.net_s for o in crowd.changes), spread(o.median_step_s for o in crowd.changes)
     return Table(
         title=f"{crowd.processes} processes that compute next to nothing",
-        columns=["form s", "change after a kill: net s", "median step ms"],
-        rows=[[f"{crowd.form_s:.3f}", nets.show(), steps.show(1e3, 1)]],
+        columns=["start s", "form s", "change after a kill: net s", "median step ms", "MiB a process"],
+        rows=[
+            [
+                f"{crowd.start_s:.1f}",
+                f"{crowd.form_s:.3f}",
+                nets.show(),
+                steps.show(1e3, 1),
+                f"{crowd.pss_bytes / 2**20:.0f}",
+            ]
+        ],
     )
 
 

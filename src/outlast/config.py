@@ -54,9 +54,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Intra-op threads of each replica; part of the numerics signature. 0 leaves torch's default."""
     bitwise: bool = True
     """Refuse members whose numerics differ. `false` admits them, and every verdict then says so."""
-    guards: Literal["default", "full", "off"] = "default"
-    """What is watched while training, if the script does not say: `default`: numbers that are not finite, and equal
-    parameters; `full`: also spikes and collapse, with a certified state in memory to go back to."""
+    guards: Literal["script", "default", "full", "off"] = "script"
+    """What is watched while training: what the script says, or for the whole run `default` (numbers that are not
+    finite, equal parameters), `full` (also spikes and collapse, with a state to go back to) or `off`."""
     port: int = 0
     """The coordinator's port on loopback; 0 takes a free one."""
     aggregation: str = "mean"

@@ -5,6 +5,7 @@ import pytest
 from outlast.core.protocol import Coordinator, Member, Settings, View, ViewId
 from outlast.core.protocol import messages as m
 from outlast.core.protocol._roster import slot_of
+from outlast.errors import ProtocolViolation
 
 
 def hello(name: str, **fields: object) -> m.Hello:
@@ -203,8 +204,36 @@ def test_two_replicas_failing_on_the_same_microbatch_is_the_users_fault() -> Non
 def test_a_member_without_state_does_not_act() -> None:
     member = Member("r0.1", 4)
     view = View(id=ViewId(1, 2), members=("r0.1", "r1.1"))
-    assert member.told(m.Install(view=view, epoch=1)) == [m.Rejoin(member="r0.1")]
+    assert member.told(m.Install(view=view, epoch=1)) == [m.Rejoin(member="r0.1", view=view.id)]
     assert member.view is None
+
+
+def test_a_late_word_about_an_earlier_view_costs_no_member_its_state() -> None:
+    c = started(3)
+    assert c.view is not None
+    late = m.Rejoin(member="r1.1", view=ViewId(c.view.id.epoch, c.view.id.n - 1))
+    assert c.handle(1.0, late) == []
+    said = c.handle(1.0, m.Rejoin(member="r1.1", view=c.view.id))
+    assert any(isinstance(a, m.Tell) and isinstance(a.message, m.Rejoin) for a in said)
+
+
+def test_who_is_told_to_start_again_between_verdict_and_commit_commits_nothing() -> None:
+    """A schedule of the adversary: the coordinator was lost while it told the first view."""
+    member = Member("r0.1", 2)
+    view = View(id=ViewId(1, 1), members=("r0.1",), start=True)
+    member.told(m.Install(view=view, epoch=1))
+    member.next()
+    member.called([member.roll(0, 0)])
+    for leaf in range(2):
+        member.next()
+        member.computed(leaf)
+    member.next()
+    member.decide([member.header()])
+    member.told(m.Rejoin(member="r0.1", epoch=1))
+    assert member.commit() == []
+    assert member.committed == 0
+    with pytest.raises(ProtocolViolation, match="not decided"):
+        member.commit()
 
 
 def test_reports_belong_to_the_view_that_was_asked_about() -> None:

@@ -71,3 +71,16 @@ def test_an_evidence_decides() -> None:
     assert decide(state="T") == "evict"
     assert decide(state="T", waited_s=1.0) == "wait"
     assert decide(state="X") == "wait"
+
+
+def test_python_that_never_returns_is_slow_until_outside_s() -> None:
+    def seen(phase: Phase, silent_s: float) -> Evidence:
+        return Evidence(
+            state="R", traced=False, phase=phase, silent_s=silent_s, cpu_advanced=True, allowed_s=0.5, waited_s=9.0,
+            deadline_s=1.0,
+        )  # fmt: skip
+
+    for phase in (Phase.BODY, Phase.BACKWARD, Phase.MERGE):
+        assert judge(seen(phase, 9.0), 10.0).decision == "wait"
+        assert judge(seen(phase, 10.5), 10.0).decision == "evict"
+    assert judge(seen(Phase.SCATTERED, 99.0), 10.0).decision == "wait", "it waits for somebody else"

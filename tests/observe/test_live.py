@@ -41,6 +41,23 @@ def test_off_a_terminal_plain_lines_come_as_things_happen(tmp_path: Path, story:
     live.close()
 
 
+def test_the_loop_says_how_many_steps_there_are(tmp_path: Path, story: Any) -> None:
+    out = Terminal()
+    live = Live(tmp_path / "run", stream=out)
+    said = ev.Progress(at_s=story.training[-1].at_s + 1.0, view=[1, 1], stable=30, losses=[], step_s=0.1, until=50)
+    with Journal.create(tmp_path / "run") as journal:
+        journal.append_many([*story.started, *story.training])
+        assert journal.flush()
+        assert live.poll().until is None
+        assert "━" not in out.getvalue()
+        journal.append(said)
+        assert journal.flush()
+        assert live.poll().until == 50
+    live.close()
+    assert "━" in out.getvalue()
+    assert "step 30 of 50" in out.getvalue()
+
+
 def test_progress_lines_keep_their_distance(tmp_path: Path) -> None:
     out = io.StringIO()
     live = Live(tmp_path, stream=out, line_every_s=10.0)

@@ -68,7 +68,7 @@ class Fleet:
         self, base: Path, faults: Sequence[Fault] = (), *, replicas: int, steps: int, spares: int = 0,
         microbatches: int = 8, dtype: str = "float32", workers: int = 0,
         gates: Sequence[int] = (), program: Sequence[str] = ("-m", "outlast"), rule: dict[str, Any] | None = None,
-        lies: Sequence[Lie] = (), **settings: Any,
+        lies: Sequence[Lie] = (), checkpoint: dict[str, Any] | None = None, **settings: Any,
     ) -> None:  # fmt: skip
         self.base, self.faults = base, list(faults)
         self.shape = (steps, microbatches, dtype, json.dumps(rule or {}))
@@ -80,6 +80,7 @@ class Fleet:
         options = ["--config", str(config), "--replicas", str(replicas), "--spares", str(spares)]
         script = [str(SCRIPT), "--steps", str(steps), "--microbatches", str(microbatches), "--dtype", dtype]
         script += ["--workers", str(workers), "--out", str(self.out), "--rule", self.shape[3]]
+        script += ["--checkpoint", json.dumps(checkpoint)] if checkpoint is not None else []
         self._gates = {}
         for step in gates:
             path = base / "gates" / str(step)

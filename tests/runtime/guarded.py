@@ -63,11 +63,33 @@ def data(bad: str) -> list[tuple[Tensor, Tensor, Tensor]]:
     return rows
 
 
-def train(steps: int, microbatches: int, bad: str, guards: str, optimizer: str) -> tuple[Any, dict[str, Any]]:
+def stray(model: nn.Module, replica: str, order: str) -> None:
+    """`r1@9`: in step 9 the first gradient that r1 computes comes out ten thousand times too large, once."""
+    who, _, when = order.partition("@")
+    if not order or replica.partition(".")[0] != who:
+        return
+    done: list[int] = []
+
+    def hook(grad: Tensor) -> Tensor:
+        if NOW[0] != int(when) or done:
+            return grad
+        done.append(1)
+        return grad * 1e4
+
+    model.first.weight.register_hook(hook)
+
+
+NOW = [0]
+
+
+def train(
+    steps: int, microbatches: int, bad: str, guards: str, optimizer: str = "adamw", strayed: str = ""
+) -> tuple[Any, dict[str, Any]]:
     """Run to the end: (this process's part, what it found)."""
     run = outlast.join()
     torch.manual_seed(3)
     model = Model()
+    stray(model, run.name, strayed)
     make = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[optimizer]
     chosen = make(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(chosen, 10)
@@ -78,6 +100,7 @@ def train(steps: int, microbatches: int, bad: str, guards: str, optimizer: str) 
     )  # fmt: skip
     hashes, losses = [training.fingerprint()], []
     for step in training.steps(until=steps):
+        NOW[0] = step.number
         for x, scale, target in step:
             step.backward((model(x, scale) - target).square().mean())
         hashes.append(training.fingerprint())
@@ -101,9 +124,10 @@ def main() -> None:
     parser.add_argument("--bad", default="")
     parser.add_argument("--guards", default="default")
     parser.add_argument("--optimizer", default="adamw")
+    parser.add_argument("--stray", default="")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    run, found = train(args.steps, args.microbatches, args.bad, args.guards, args.optimizer)
+    run, found = train(args.steps, args.microbatches, args.bad, args.guards, args.optimizer, args.stray)
     part = args.out / f"{run.name}.{os.getpid()}.part"
     part.write_text(json.dumps(found))
     part.rename(args.out / f"{run.name}.json")

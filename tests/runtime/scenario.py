@@ -64,6 +64,7 @@ def train(
     workers: int = 0,
     gates: Path | None = None,
     rule: dict[str, Any] | None = None,
+    checkpoint: Any = "auto",
 ) -> tuple[Any, dict[str, Any]]:
     """Run to the end: (this process's part, what it found)."""
     run = outlast.join()
@@ -75,7 +76,8 @@ def train(
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=50)
     training = run.protect(
         model, optimizer, data(microbatches), global_batch_size=4 * microbatches, microbatches=microbatches, seed=11,
-        scheduler=scheduler, clip_norm=0.5, bucket_mb=0.3, num_workers=workers, **(rule or {}),
+        scheduler=scheduler, clip_norm=0.5, bucket_mb=0.3, num_workers=workers, checkpoint=checkpoint,
+        **(rule or {}),
     )  # fmt: skip
     losses: dict[int, float] = {}
     norms: dict[int, float | None] = {}
@@ -103,10 +105,13 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--gates", type=Path)
+    parser.add_argument("--checkpoint", type=json.loads, help="arguments of outlast.Checkpoint")
     parser.add_argument("--rule", type=json.loads, help="arguments of protect")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    run, found = train(args.steps, args.microbatches, getattr(torch, args.dtype), args.workers, args.gates, args.rule)
+    keep = outlast.Checkpoint(**args.checkpoint) if args.checkpoint else "auto"
+    dtype = getattr(torch, args.dtype)
+    run, found = train(args.steps, args.microbatches, dtype, args.workers, args.gates, args.rule, keep)
     part = args.out / f"{run.name}.{os.getpid()}.part"
     part.write_text(json.dumps(found))
     part.rename(args.out / f"{run.name}.json")

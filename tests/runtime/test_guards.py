@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -65,23 +66,27 @@ def guarded(tmp_path: Path) -> Iterator[Callable[..., Guarded]]:
     return start
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
-    """What a fleet of one gives, in a process of its own."""
-    import os
-    import subprocess
+@pytest.fixture
+def alone() -> Iterator[Callable[..., dict[str, Any]]]:
+    """What a fleet of one gives, in this process."""
+    import torch
 
-    def start(**script: Any) -> dict[str, Any]:
-        out = tmp_path_factory.mktemp("alone")
-        words = [sys.executable, str(SCRIPT), "--out", str(out)]
-        for key, value in script.items():
-            words += [f"--{key}", json.dumps(value) if isinstance(value, dict) else str(value)]
-        environ = {k: v for k, v in os.environ.items() if not k.startswith("OUTLAST_")} | {"OMP_NUM_THREADS": "1"}
-        subprocess.run(words, check=True, timeout=60, env=environ, capture_output=True)
-        found: dict[str, Any] = json.loads((out / "r0.1.json").read_text())
+    spec = importlib.util.spec_from_file_location("outlast_guarded", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    threads, hook = torch.get_num_threads(), sys.excepthook
+
+    def start(*, bad: str = "", guards: Any = "default", steps: int = 12) -> dict[str, Any]:
+        found: dict[str, Any] = module.train(steps, 4, bad, guards if isinstance(guards, str) else json.dumps(guards))[
+            1
+        ]
         return found
 
-    return start
+    yield start
+    torch.set_num_threads(threads)
+    sys.excepthook = hook
 
 
 def test_a_batch_with_a_nan_is_skipped_and_its_sample_named(
@@ -110,17 +115,86 @@ def test_a_batch_with_a_nan_is_skipped_and_its_sample_named(
     assert root.host == "a0"
 
 
-def test_a_flipped_parameter_is_found_and_its_replica_replaced(
+def test_flips_of_a_parameter_and_of_a_gradient_cost_their_replicas_and_nothing_else(
     guarded: Callable[..., Guarded], alone: Callable[..., dict[str, Any]]
 ) -> None:
-    """Every part of the state is compared in every step, so nothing that the flip touched is ever committed."""
-    flip = Flip(replica="r1.1", target="parameter", step=4, parameter="last.weight", element=7, bit=12)
+    """All of the state is compared in every step, and the gradient's norm overflows: neither is ever committed."""
+    flips = [
+        Flip(replica="r1.1", target="parameter", step=4, parameter="last.weight", element=7, bit=12),
+        Flip(replica="r2.1", target="gradient", step=8, parameter="first.weight", element=9, bit=30),
+    ]
     guards = {"agreement": 1}
-    run = guarded(flips=[flip], guards=guards, restarts=0)
-    assert run.code == 0, run.logs
+    run = guarded(flips=flips, guards=guards, restarts=0)
+    found = run.agreed({"r0.1"})
+    assert found["hashes"] == alone(guards=guards)["hashes"]
+    parameter, gradient = run.verdicts
+    assert (parameter.action, parameter.replica, parameter.step, parameter.host) == ("replace", "r1.1", 4, "a0")
+    assert "last.weight" in parameter.evidence
+    assert parameter.confidence == "certain"
+    assert (gradient.action, gradient.replica, gradient.step, gradient.device) == ("replace", "r2.1", 8, "cpu")
+
+
+def test_a_gradient_that_is_too_large_only_once_is_its_replicas_fault(
+    guarded: Callable[..., Guarded], alone: Callable[..., dict[str, Any]]
+) -> None:
+    """The norm is finite, but far above its band: every replica computes its share again, and bits tell."""
+    guards = {"norm_spike": "skip", "warmup": 5}
+    run = guarded(replicas=2, stray="r1@9", guards=guards, restarts=0)
     (verdict,) = run.verdicts
-    assert (verdict.action, verdict.replica, verdict.step, verdict.host) == ("replace", "r1.1", 4, "a0")
-    assert "last.weight" in verdict.evidence
-    want = alone(guards=guards)
-    for name in ("r0.1", "r2.1"):
-        assert run.results[name]["hashes"] == want["hashes"]
+    assert (verdict.action, verdict.replica, verdict.step) == ("replace", "r1.1", 9), run.logs
+    assert verdict.parameter == "first.weight"
+    assert run.agreed({"r0.1"})["hashes"] == alone(guards=guards)["hashes"]
+
+
+def test_two_replicas_that_differ_go_back_together_or_stop(guarded: Callable[..., Guarded]) -> None:
+    flip = Flip(replica="r1.1", target="moment", step=7, parameter="last.weight", element=3, bit=27)
+    run = guarded(replicas=2, flips=[flip], guards={"agreement": 1, "certify_every": 3}, restarts=0)
+    found = run.agreed({"r0.1", "r1.1"})
+    (verdict,) = run.verdicts
+    assert (verdict.action, verdict.step, verdict.to_step, verdict.replica) == ("rewind", 7, 6, "")
+    assert "no state has a majority" in verdict.evidence
+    assert "last.weight.exp_avg" in verdict.evidence
+    assert found["passed"] == [[6, 8]]
+    assert found["hashes"][8] == found["hashes"][6]
+    for one, other in zip(*(r["hashes"] for r in run.results.values()), strict=True):
+        assert one == other
+    stopped = guarded(replicas=2, flips=[flip], guards={"agreement": 1}, restarts=0)
+    assert stopped.code == 5
+    assert stopped.verdicts[-1].action == "stop"
+    assert "certify_every" in stopped.verdicts[-1].remedy
+
+
+def test_going_back_and_a_lower_rate_give_the_same_bits_whoever_dies(
+    guarded: Callable[..., Guarded], alone: Callable[..., dict[str, Any]]
+) -> None:
+    """Sample 58 makes the loss infinite (the run goes back), sample 11 makes it huge (the rate is lowered)."""
+    script = {
+        "bad": "log@58,huge@11", "steps": 16,
+        "guards": {
+            "nonfinite": "rewind", "certify_every": 2, "loss_spike": "lower_rate", "warmup": 3, "width": 5,
+            "rate_steps": 3,
+        },
+    }  # fmt: skip
+    want = alone(**script)
+    faults = [
+        Fault(replica="r1", phase="verdict", step=4, action="SIGKILL"),
+        Fault(replica="r2", phase="header", step=8, action="SIGKILL"),
+    ]
+    run = guarded(faults=faults, restarts=0, **script)
+    found = run.agreed({"r0.1"})
+    assert found == want
+    assert {v.action for v in run.verdicts} >= {"rewind", "lower_rate"}
+    assert found["passed"]
+    assert found["skipped"]
+
+
+@pytest.mark.campaign
+def test_a_device_that_does_it_again_is_quarantined(guarded: Callable[..., Guarded]) -> None:
+    """The bit is stuck: the replica that is started in its place has it too, and no third one is started."""
+    flip = Flip(replica="r1", target="parameter", step=3, parameter="last.weight", element=7, bit=12, persistent=True)
+    run = guarded(flips=[flip], guards={"agreement": 1}, steps=3000)
+    assert run.code == 0, run.logs
+    assert [v.action for v in run.verdicts] == ["replace", "quarantine"]
+    assert [v.replica for v in run.verdicts] == ["r1.1", "r1.2"]
+    assert not any(isinstance(e, ev.ReplicaStarted) and e.replica == "r1.3" for e in run.events)
+    assert set(run.results) == {"r0.1", "r2.1"}

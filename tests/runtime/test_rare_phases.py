@@ -34,7 +34,8 @@ def test_waiting_for_slices_forming_a_group_receiving_a_hand_over(fleet: Callabl
     run.assert_unchanged(survivors={"r0.1", "r5.1"}, recoveries=4)
 
 
-@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.campaign
+@pytest.mark.parametrize("action", ["SIGKILL", "SIGSTOP", "raise"])
 def test_joiners_that_fail_at_every_door(fleet: Callable[..., Any], action: Action) -> None:
     """Three processes of one slot fail before, with and after their snapshot; the fourth becomes a member."""
     doors = ("join_hello", "join_schema", "join_ready")
@@ -50,7 +51,8 @@ def test_joiners_that_fail_at_every_door(fleet: Callable[..., Any], action: Acti
     assert {"r0.1", "r2.4"} <= set(run.results())
 
 
-@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.campaign
+@pytest.mark.parametrize("action", ["SIGKILL", "SIGSTOP", "raise"])
 def test_an_agent_fails_as_it_starts_a_rank(fleet: Callable[..., Any], action: Action) -> None:
     """r1 and r3 are the second agent's, which fails as it starts a successor of r1. Stopped, it is continued."""
     run = fleet(
@@ -66,7 +68,8 @@ def test_an_agent_fails_as_it_starts_a_rank(fleet: Callable[..., Any], action: A
     assert lost == (set() if action == "SIGSTOP" else {"a1"})
 
 
-@pytest.mark.parametrize("action", ["SIGKILL", pytest.param("raise", marks=pytest.mark.campaign)])
+@pytest.mark.campaign
+@pytest.mark.parametrize("action", ["SIGKILL", "raise"])
 def test_an_agent_fails_as_it_kills_a_rank(fleet: Callable[..., Any], action: Action) -> None:
     """The stopped r1 dies with its agent, and r3 too. (An agent that is stopped there: test_stopped.)"""
     run = fleet(
@@ -76,3 +79,13 @@ def test_an_agent_fails_as_it_kills_a_rank(fleet: Callable[..., Any], action: Ac
     )  # fmt: skip
     run.assert_unchanged(survivors={"r0.1", "r2.1"}, recoveries=2)
     assert [e.agent for e in run.driven.events if isinstance(e, ev.AgentLost)] == ["a1"]
+
+
+def test_a_hang_in_the_first_view_change(fleet: Callable[..., Any]) -> None:
+    """No deadline was learned yet for its roll call, and its link to the coordinator goes on answering."""
+    run = fleet(
+        fault("r1", "backward", step=2),
+        fault("r2", "roll_call", "hang", step=2),
+        replicas=4, steps=5, max_restarts=0, formation_s=3.0,
+    )  # fmt: skip
+    run.assert_unchanged(survivors={"r0.1", "r3.1"}, recoveries=2)

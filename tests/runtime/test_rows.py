@@ -91,3 +91,14 @@ def test_more_bad_rows_than_the_rule_tolerates_are_refused_by_name(fleet: Callab
     assert run.finish() == 5, run.logs()
     end = next(e for e in run.driven.events if isinstance(e, ev.RunFinished))
     assert "rows 1, 3, computed by r1.1, r3.1" in end.detail
+
+
+@pytest.mark.campaign
+def test_who_is_ahead_hands_over_what_rules_remember(fleet: Callable[..., Any]) -> None:
+    """r0 alone hears r2's header, commits, and hands the outcome and the rows' momentum to r1 when r2 is dead."""
+    run = fleet(
+        Fault(replica="r2", phase="header", step=2, action="mute", peer="r1.1"),
+        kill("r2", Phase.VERDICT, 2),
+        replicas=3, steps=5, max_restarts=0, rule=MOVED, tolerated=0,
+    )  # fmt: skip
+    run.assert_unchanged(survivors={"r0.1", "r1.1"}, recoveries=1)

@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 import outlast
-from outlast.checkpoint import LocalStore, heads, verify
+from outlast.checkpoint import LocalStore, certify, heads, verify
 from outlast.errors import CheckpointError, ConfigError
+from outlast.runtime._resume import rewind
 
 
 @pytest.fixture(autouse=True)
@@ -193,3 +194,43 @@ def test_state_that_cannot_be_kept_is_refused_before_anything_is_trained(tmp_pat
     )  # fmt: skip
     with pytest.raises(ConfigError, match=r"a builtins.object at 'extra.odd.thing'"):
         next(training.steps(until=5))
+
+
+def test_resuming_without_a_place_to_save_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTLAST_RESUME", str(tmp_path))
+    with pytest.raises(ConfigError, match="keeps no checkpoints"):
+        train(3, "auto")
+
+
+def test_going_back_to_a_certified_generation(tmp_path: Path) -> None:
+    """What a guard calls: the state of that step, and from there on the same run again."""
+    losses, found, _ = train(9, "off")
+    torch.manual_seed(4)
+    model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=50)
+    average = Average(model)
+    rows = list(torch.randn(24, 6, generator=torch.Generator().manual_seed(1)))
+    training: Any = outlast.join().protect(
+        model, optimizer, rows, global_batch_size=8, microbatches=4, seed=2, clip_norm=0.5, scheduler=scheduler,
+        state={"average": average}, checkpoint=keep(tmp_path, every=2, keep_last=10),
+    )  # fmt: skip
+    saves, seen, went_back = training.replica.saves, [], False
+    for step in training.steps(until=9):
+        for batch in step:
+            step.backward(model(batch).pow(2).mean())
+        seen.append((step.number, step.loss))
+        average.update(model)
+        if step.number == 6 and not went_back:
+            store = saves.archive.store
+            assert rewind(saves) is None, "none is certified yet"
+            certify(store, min(store.generations()))
+            with torch.no_grad():
+                model[0].weight.fill_(float("nan"))
+            loaded = rewind(saves, at_most=6)
+            assert loaded is not None
+            assert loaded.certified
+            training.replica.member.committed, went_back = loaded.step, True
+    assert [number for number, _ in seen] == [*range(7), *range(loaded.step, 9)]
+    assert all(losses[number] == loss for number, loss in seen)
+    assert training.fingerprint() == found

@@ -53,6 +53,7 @@ def test_one_that_cannot_be_killed_is_fenced_when_it_wakes(fleet: Callable[..., 
     assert len(coordinators(run)) == 2
 
 
+@pytest.mark.campaign
 def test_a_stopped_agent_is_continued_and_its_replicas_live(fleet: Callable[..., Any]) -> None:
     """It stops in the act of killing a stopped replica."""
     run = fleet(

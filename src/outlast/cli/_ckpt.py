@@ -146,6 +146,38 @@ def diff_(
     return 1 if found or trees else 0
 
 
+@app.command("resume-check", context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
+def resume_check_(
+    script: Annotated[list[str], typer.Argument(help="The training script (or -m MODULE) and its own arguments.")],
+    steps: Annotated[int, typer.Option(help="How many steps the runs make.")] = 8,
+    stop_at: Annotated[int, typer.Option(help="After how many of them the second run stops.")] = 4,
+    replicas: Annotated[int, typer.Option(help="Resume on so many replicas.")] = 1,
+    timeout: Annotated[float, typer.Option(help="Seconds that one run may take.")] = 600.0,
+    keep: Annotated[str | None, typer.Option(help="A directory to keep the checkpoints of the runs in.")] = None,
+    as_json: Json = False,
+) -> int:
+    """Prove that stopping and resuming a script equals never stopping, to the bit; else name what differs first."""
+    import pathlib
+    import tempfile
+
+    from outlast.prove._resume_check import resume_check
+
+    with tempfile.TemporaryDirectory(prefix="outlast-resume-") as folder:
+        place = pathlib.Path(keep or folder)
+        found = resume_check(script, place, steps=steps, stop_at=stop_at, replicas=replicas, timeout_s=timeout)
+    if as_json:
+        _json(found)
+    elif found.same:
+        listed = ", ".join(map(str, found.compared))
+        print(f"the same, to the bit, after steps {listed}: stopped after {stop_at} and resumed on {replicas}")
+    else:
+        whose = "resuming changes it" if found.resumed else "two runs from the start differ already"
+        more = f" (and {found.others} more)" if found.others else ""
+        print(f"after step {found.step}, {_plain(found.first)}{more} differs: {_plain(found.how)}\n{whose}")
+        print("what the loop changes must be in protect(state=…); random numbers must come from torch, numpy or random")
+    return 0 if found.same else 1
+
+
 @app.command("export")
 def export(
     place: Place,

@@ -1,4 +1,5 @@
-"""`outlast prove`: put the claims to the test. `protocol` needs no torch and no processes: virtual time."""
+"""`outlast prove`: put the claims to the test. `protocol` needs no torch and no processes: virtual time; `faults` has
+real fleets (`_prove_faults`)."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from outlast.cli._prove_faults import faults
 from outlast.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = typer.Typer(add_completion=False, help="Put the claims to the test.", no_args_is_help=True)
+
+
+app.command()(faults)
 
 
 @app.callback()

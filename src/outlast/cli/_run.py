@@ -40,6 +40,7 @@ def run(
     spares: Annotated[int | None, typer.Option(help="replicas kept caught up beside the run")] = None,
     agents: Annotated[int | None, typer.Option(help="supervising processes on this machine")] = None,
     exchange: Annotated[str | None, typer.Option(help="auto, shm or c10d")] = None,
+    guards: Annotated[str | None, typer.Option(help="script, default, full or off: what is watched")] = None,
     aggregation: Annotated[str | None, typer.Option(help="mean, or a robust rule; outlast rules lists them")] = None,
     f: Annotated[int | None, typer.Option("--f", help="how many rows may lie")] = None,
     pre: Annotated[str | None, typer.Option(help="steps in front of the rule: nnm, bucketing, clip")] = None,
@@ -59,8 +60,9 @@ def run(
 
     given = {
         "replicas": replicas, "spares": spares, "agents": agents, "exchange": exchange, "threads": threads,
-        "port": port, "aggregation": aggregation, "f": f, "pre": pre, "rows": rows, "on_shortfall": on_shortfall,
-        "checkpoint_dir": checkpoint_dir, "checkpoint_every": checkpoint_every, "resume": resume,
+        "port": port, "guards": guards, "aggregation": aggregation, "f": f, "pre": pre, "rows": rows,
+        "on_shortfall": on_shortfall, "checkpoint_dir": checkpoint_dir, "checkpoint_every": checkpoint_every,
+        "resume": resume,
     }  # fmt: skip
     resolved = resolve(cli=given, environ=os.environ, file=config)
     command = _command(script, module, args or [])

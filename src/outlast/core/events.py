@@ -186,13 +186,15 @@ class JoinerCaughtUp(Event, frozen=True, kw_only=True, tag="joiner_caught_up"):
 
 class Progress(Event, frozen=True, kw_only=True, tag="progress"):
     """Rides on heartbeats. `stable`: steps that no failure can take back; `losses`: (step, loss) since the last one;
-    `messages`: what the view's members have sent to the coordinator so far, besides heartbeats."""
+    `messages`: what the view's members have sent to the coordinator so far, besides heartbeats. `until`: steps in all,
+    as the loop said; 0 if it did not."""
 
     view: list[int]
     stable: int
     losses: list[tuple[int, float]]
     step_s: float
     messages: int = 0
+    until: int = 0
 
 
 class AuditMismatch(Event, frozen=True, kw_only=True, tag="audit_mismatch"):
@@ -314,9 +316,9 @@ class CheckpointDrained(Event, frozen=True, kw_only=True, tag="checkpoint_draine
 
 class CheckpointInterval(Event, frozen=True, kw_only=True, tag="checkpoint_interval"):
     """When to save next, decided anew: `interval_s` from one save to the next, from a mean time `mtbr_s` between
-    losses; 0 where a save is wanted at once."""
+    losses; 0 where a save is wanted at once, None where none pays before the end of the loop, which saves."""
 
-    interval_s: float
+    interval_s: float | None
     mtbr_s: float
     reason: str
 

@@ -52,6 +52,8 @@ def _describe_rest(event: ev.AnyEvent) -> tuple[str, Level] | None:
             what = f"generation {event.generation} copied to {event.url}"
             return f"{what}: {size(event.copied_bytes)} in {event.seconds:.3g} s", "info"
         case ev.CheckpointInterval():
+            if event.interval_s is None:
+                return f"no save is due before the end of the loop: {event.reason}", "info"
             when = f"every {event.interval_s:.3g} s" if event.interval_s else "at once"
             return f"saves are due {when}: {event.reason}", "info"
     return None

@@ -37,8 +37,8 @@ _OVER = frozenset({"finished", "failed", "stopped", "lost"})
 class Live:
     """Shows the run in `run_dir` on `stream` (standard error by default) until `run_until`'s event is set.
 
-    `total_steps` makes the bar; `line_every_s`: how often a plain progress line is written, in the journal's time.
-    Used by one thread at a time. The directory may still be empty when it starts.
+    `total_steps` makes the bar, else what the loop says; `line_every_s`: how often a plain progress line is written, in
+    the journal's time. Used by one thread at a time. The directory may still be empty when it starts.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Live:
         now_s = state.updated_at_s or 0.0
         if state.step is not None and now_s >= self._next_line_s:
             self._next_line_s = now_s + self._line_every_s
-            print(f"+{now_s - self._start_s:.1f} s  {_summary(state, self._total)}", file=self._stream)
+            print(f"+{now_s - self._start_s:.1f} s  {_summary(state, self._total or state.until)}", file=self._stream)
         self._stream.flush()
 
     def _draw(self, state: Status, rows: list[Row]) -> None:
@@ -138,7 +138,9 @@ class Live:
             self._screen = _open_screen(self._stream)
         for row in rows:
             self._screen.console.print(_styled(row))
-        self._screen.update(_picture(state, self._total, list(self._losses), self._screen.console), refresh=True)
+        self._screen.update(
+            _picture(state, self._total or state.until, list(self._losses), self._screen.console), refresh=True
+        )
 
 
 def _line(row: Row) -> str:

@@ -45,7 +45,8 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """A run at one moment. Times are Unix seconds; `step_s` is the mean of the last steps reported.
+    """A run at one moment. Times are Unix seconds; `step_s` is the mean of the last steps reported; `until`: steps in
+    all, None before the loop has said it.
 
     `agent` is the first of `agents`: the only one, unless the run was started with more. `replicas`: all that have not
     ended, and of a slot where all have, the newest.
@@ -58,6 +59,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     updated_at_s: float | None
     view: tuple[int, int] | None
     step: int | None
+    until: int | None
     step_s: float | None
     loss: float | None
     num_replicas: int
@@ -146,6 +148,7 @@ class StatusFold:
             updated_at_s=self._updated_at_s,
             view=self._view,
             step=self._step,
+            until=(self._progress.until if self._progress else 0) or None,
             step_s=self._progress.step_s if self._progress else None,
             loss=self._loss,
             num_replicas=self._started.num_replicas if self._started else 0,

@@ -98,6 +98,10 @@ def _matters(event: ev.AnyEvent, told: Collection[str]) -> bool:
             return True
         case ev.Suspected():
             return event.decision == "evict" and event.replica not in told
+        case ev.RowsAdmitted():
+            return event.action != "go" or event.lowered
+        case ev.ReducerAccused():
+            return True
         case ev.ReplicaExited():
             return event.cause not in {"finished", "left"} and event.replica not in told
     return isinstance(event, _ALWAYS) or _checkpoints.matters(event)
@@ -192,6 +196,21 @@ def _describe_process(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning
             return f"{event.replica} receives the state of step {event.step} from {', '.join(event.donors)}", "info"
         case ev.JoinerCaughtUp():
             return f"{event.replica} caught up with step {event.step} in {format_s(event.seconds)}", "info"
+    return _describe_rows(event)
+
+
+def _describe_rows(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning", "error"]]:
+    match event:
+        case ev.RowsAdmitted():
+            what = {"go": "goes on", "wait": "waits for more replicas", "stop": "stops"}[event.action]
+            view = f"view {event.view[0]}.{event.view[1]}"
+            level: Literal["info", "warning"] = "info" if event.action == "go" and not event.lowered else "warning"
+            return f"{view} {what}, tolerating {_count(event.tolerated, 'liar')}: {event.reason}", level
+        case ev.ReducerAccused():
+            said = f"{len(event.votes)} of {len(event.members)} say so"
+            what = f"the slice of bucket {event.bucket} that {event.reducer} reduced in step {event.step}"
+            end = "evicted" if event.decision == "evict" else "the run stops"
+            return f"{event.accuser} disputes {what}; {event.replica} is wrong, {said}; {end}", "error"
     return _checkpoints.describe(event) or (str(event.__struct_config__.tag), "info")
 
 

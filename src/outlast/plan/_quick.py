@@ -6,6 +6,7 @@ Invariant: every number comes from `core.reliability`; here are only the words a
 from __future__ import annotations
 
 from outlast.core import reliability as rel
+from outlast.core.reliability._check import count, nonnegative, positive
 
 from ._answer import Answer, Table, duration, share, significant
 
@@ -14,9 +15,8 @@ __all__ = ["fleet_answer", "interval_answer", "nines_answer"]
 
 def fleet_answer(nodes: int, node_mtbf_hours: float, mttr_hours: float, hours: float) -> Answer:
     """What `nodes` machines of this MTBF do together: first failure, availability, failures expected in `hours`."""
-    rel.Standby(
-        num_active=nodes, num_spares=0, rate=1 / float(_positive("--node-mtbf-hours", node_mtbf_hours)), repair_h=1.0
-    )
+    count("--nodes", nodes, 1), positive("--node-mtbf-hours", node_mtbf_hours)
+    nonnegative("--mttr-hours", mttr_hours), nonnegative("--hours", hours)
     fleet_h = node_mtbf_hours / nodes
     one = float(rel.availability(node_mtbf_hours, mttr_hours))
     survive = float(rel.series_power(float(rel.Exponential(rate=1 / node_mtbf_hours).sf(hours)), nodes))
@@ -45,15 +45,9 @@ def fleet_answer(nodes: int, node_mtbf_hours: float, mttr_hours: float, hours: f
     )
 
 
-def _positive(name: str, value: float) -> float:
-    from outlast.core.reliability._check import positive
-
-    return float(positive(name, value))
-
-
 def interval_answer(mtbf_hours: float, write_seconds: float, recovery_seconds: float) -> Answer:
     """Young, Daly and the exact optimum for a fleet MTBF (hours) and a write (seconds), with the waste of each."""
-    m, c = _positive("--mtbf-hours", mtbf_hours) * 3600, _positive("--write-seconds", write_seconds)
+    m, c = float(positive("--mtbf-hours", mtbf_hours)) * 3600, float(positive("--write-seconds", write_seconds))
     choices = {
         "Young": float(rel.young_interval(c, m)),
         "Daly": float(rel.daly_interval(c, m)),

@@ -1,9 +1,12 @@
 """Inject every fault and show, to the bit, that nothing was lost.
 
-Must never be needed by a run. Read `_demo.py` first; `adversary/` runs the protocol alone and never loads torch.
+Must never be needed by a run. Read `_demo.py` first, then `_trials.py` and `_campaign.py`; `adversary/` runs the
+protocol alone and never loads torch.
 """
 
+from outlast.prove._campaign import Campaign, Result
 from outlast.prove._demo import Demo, Verdict
 from outlast.prove._drive import Driven
+from outlast.prove._trials import Trial
 
-__all__ = ["Demo", "Driven", "Verdict"]
+__all__ = ["Campaign", "Demo", "Driven", "Result", "Trial", "Verdict"]

@@ -175,7 +175,9 @@ class Agent:
         """Beyond its deadline; or stopped while nobody waits for it, as a joiner may be."""
         phase, _, _, alive_s, allowed_s = rank.progress.read()
         silent_s = now_s - alive_s
-        if phase is not Phase.IDLE and silent_s > (allowed_s if phase in OWNED else self.outside_s):
+        if phase is not Phase.IDLE and silent_s > (
+            min(allowed_s, self.outside_s) if phase in OWNED else self.outside_s
+        ):
             return True
         return silent_s > self.formation_s and kernel_state(rank.child.pid) == ("T", False)
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from outlast.checkpoint import Drain, Retention, certify, drain, heads, open_store, prune, publish
+from outlast.core.phases import Phase
 from outlast.core.protocol._commit import PartReport, SaveId
 from outlast.errors import CheckpointError
 from outlast.runtime._settings import SaveSettings
@@ -27,11 +28,17 @@ _TRIES, _RETRY_S = 3, 0.5
 class Archive:
     """See the module. Raises ConfigError for a place of no known kind."""
 
-    def __init__(self, settings: SaveSettings, run: str, said: Callable[[str, dict[str, Any]], None]) -> None:
+    def __init__(
+        self,
+        settings: SaveSettings,
+        run: str,
+        said: Callable[[str, dict[str, Any]], None],
+        probe: Callable[[Phase, int], None],
+    ) -> None:
         self._store = open_store(settings.target)
         self._far = open_store(settings.drain_to) if settings.drain_to else None
         self._retention = Retention(keep_last=settings.keep_last, keep_every=settings.keep_every)
-        self._run, self._said = run, said
+        self._run, self._said, self._probe = run, said, probe
         self.url = self._store.url
         self.publisher = concurrent.futures.ThreadPoolExecutor(1, "outlast-publish")
         self._drainer = concurrent.futures.ThreadPoolExecutor(1, "outlast-drain")
@@ -45,7 +52,10 @@ class Archive:
 
     def publish(self, save: SaveId, reports: Sequence[PartReport], *, certified: bool) -> int:
         """The generation's number. Raises what `checkpoint.publish` does."""
-        return publish(self._store, save, reports, created_s=time.time(), run=self._run, certified=certified)
+        self._probe(Phase.PUBLISH_BEGAN, save.step)
+        number = publish(self._store, save, reports, created_s=time.time(), run=self._run, certified=certified)
+        self._probe(Phase.PUBLISH_DONE, save.step)
+        return number
 
     def certify(self, generation: int) -> None:
         """Mark a generation certified, in order with the publishing."""

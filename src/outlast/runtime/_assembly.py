@@ -13,8 +13,7 @@ from outlast.runtime._engine import Engine
 from outlast.runtime._environment import Environment
 from outlast.runtime._gradients import Memory
 from outlast.runtime._replica import Replica
-from outlast.runtime._robust import layout_for, robust_for
-from outlast.runtime._row_settings import row_settings
+from outlast.runtime._robust import arrange
 from outlast.runtime._saves import attach
 from outlast.runtime._settings import SaveSettings
 from outlast.runtime._state import State
@@ -31,22 +30,21 @@ def assemble(
     seed: int,
     clip_norm: float | None,
     bucket_mb: float,
-    guards: Guards | str | None,
+    guards: Guards | str,
     keep: SaveSettings | None,
     robust: dict[str, Any],
 ) -> Replica:
     """`facts`: what all members must share, so far; `keep`: how to save, if at all; `robust`: `row_settings`' own."""
     microbatches = samples.num_leaves
-    settings = row_settings(env.config, parts.names, microbatches, **robust)
-    layout = layout_for(settings, parts.params, int(bucket_mb * (1 << 20)))
+    layout, rows = arrange(env.config, parts, samples, int(bucket_mb * (1 << 20)), **robust)
     shared = env.exchange == "shm" and layout.device.type == "cpu"
-    policy = Guards.of(env.config.guards if guards is None else guards)
+    policy = Guards.of(guards if env.config.guards == "script" else env.config.guards)
     engine = Engine(
-        parts, samples, layout, Memory(layout, microbatches + 2, shared=shared), clip_norm, seed,
-        robust_for(settings, layout, samples, parts, seed), policy,
+        parts, samples, layout, Memory(layout, microbatches + 2, shared=shared), clip_norm, seed, rows,
+        policy,
     )  # fmt: skip
-    engine.corruption = ordered(env.me, engine)
-    facts = facts | {"aggregation": settings.describe() if settings else "mean", "guards": str(policy)}
+    ordered(env.me, engine)
+    facts = facts | {"aggregation": rows.settings.describe() if rows is not None else "mean", "guards": str(policy)}
     facts |= {"checkpoints": msgspec.json.encode(keep).decode()} if keep is not None else {}
     replica = Replica(env, engine, facts)
     if keep is not None:

@@ -42,10 +42,11 @@ class Flip(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     persistent: bool = False
 
 
-def ordered(me: str, engine: Engine) -> Corruption | None:
-    """What OUTLAST_CORRUPTION orders for this process; None if nothing."""
+def ordered(me: str, engine: Engine) -> Engine:
+    """The engine, with what OUTLAST_CORRUPTION orders for this process, if anything."""
     text = os.environ.get("OUTLAST_CORRUPTION")
-    return Corruption(me, text, engine) if text else None
+    engine.corruption = Corruption(me, text, engine) if text else None
+    return engine
 
 
 class Corruption:

@@ -71,7 +71,7 @@ class Engine:
     def prepare(self, step: int, leaf: int) -> Any:
         """Everything a microbatch starts from: its samples, the step's first buffers, its random state (15, 16)."""
         batch = self.samples.fetch(step, leaf)
-        self._restore_buffers()
+        self.restore_buffers()
         seed_everything(self._seed_of(step, leaf))
         if self.corruption is not None:
             self.corruption.strike(self, step, leaf)
@@ -82,7 +82,8 @@ class Engine:
     def _seed_of(self, step: int, leaf: int) -> int:
         return position_seed(self.seed, step, leaf, 2)
 
-    def _restore_buffers(self) -> None:
+    def restore_buffers(self) -> None:
+        """Module buffers as they are between two steps."""
         for buffer, start in zip(self._buffers, self._start_buffers, strict=True):
             buffer.copy_(start)
 
@@ -184,6 +185,8 @@ class Engine:
         self.frozen.clear()
         if self.guards.before(meta):
             self._optimize(meta, enter)
+            if self.robust is not None:
+                self.robust.applied(self.out)
         else:
             enter(Phase.OPTIMIZER)
         for data, start, buffer in zip(meta.buffers, self._start_buffers, self._buffers, strict=bool(meta.buffers)):
@@ -223,7 +226,7 @@ class Engine:
 
     def fingerprint(self) -> int:
         """Of the whole state as it is between two steps (buffers as the step starts)."""
-        self._restore_buffers()
+        self.restore_buffers()
         return self.state.fingerprint()
 
     def sample(self, step: int) -> tuple[int, int]:
@@ -238,7 +241,7 @@ class Engine:
     # --- joining -------------------------------------------------------------------------------------------------
     def freeze(self, index: int, count: int) -> tuple[Frozen, int, int, int, bytes]:
         """My share of the state as it is now: (copy in progress, lo, hi, total, plain data)."""
-        self._restore_buffers()
+        self.restore_buffers()
         plain, tensors = self.state.encoded()
         values = list(tensors.values())
         total = sum(t.numel() * t.element_size() for t in values)

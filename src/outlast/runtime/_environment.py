@@ -2,7 +2,8 @@
 
 Names: OUTLAST_MEMBER, OUTLAST_AGENT, OUTLAST_RUN, OUTLAST_RUN_DIR, OUTLAST_COORDINATOR (host:port), OUTLAST_SECRET
 (hex), OUTLAST_CONFIG (JSON of RunConfig), OUTLAST_PROGRESS_FD, OUTLAST_PARENT, OUTLAST_FAULTS, OUTLAST_LIES,
-OUTLAST_HOLD (memory for snapshots). Read once, by `join`; a fleet of one reads the settings of checkpoints besides.
+OUTLAST_HOLD (memory for snapshots), OUTLAST_UNTIL (of `outlast ckpt resume-check`). Read once, by `join`; a fleet of
+one reads the settings of checkpoints besides.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Environment:
     store: str = ""
     lies: str = ""
     hold: str = ""  # the agent's memory for snapshots
+    until: int = 0  # end every loop after so many steps, and the script with it; 0: do not
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Environment:
@@ -52,7 +54,7 @@ class Environment:
             return cls(
                 me="r0.1", agent="", run_id=secrets.token_hex(4), run_dir=None, coordinator=None,
                 secret=secrets.token_bytes(16), config=config, probe=Probe("r0.1", faults),
-                progress=Progress(Region(Progress.SIZE)), exchange="shm",
+                progress=Progress(Region(Progress.SIZE)), exchange="shm", until=_until(environ),
             )  # fmt: skip
         if os.getppid() != int(environ["OUTLAST_PARENT"]):
             raise MembershipError(f"the agent of {me} died before it started", did="it exits", remedy="none needed")
@@ -67,5 +69,12 @@ class Environment:
             secret=bytes.fromhex(environ["OUTLAST_SECRET"]), config=config, probe=Probe(me, faults),
             progress=Progress(Region(Progress.SIZE, fd=int(environ["OUTLAST_PROGRESS_FD"]))),
             exchange="shm" if config.exchange == "auto" else config.exchange, lies=environ.get("OUTLAST_LIES", ""),
-            hold=environ.get("OUTLAST_HOLD", ""),
+            hold=environ.get("OUTLAST_HOLD", ""), until=_until(environ),
         )  # fmt: skip
+
+
+def _until(environ: Mapping[str, str]) -> int:
+    text = environ.get("OUTLAST_UNTIL", "0")
+    if not text.isdigit():
+        raise ConfigError(f"OUTLAST_UNTIL={text!r} is no number of steps", remedy="a whole number")
+    return int(text)

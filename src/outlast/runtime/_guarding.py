@@ -25,6 +25,7 @@ from outlast.core.policy import (
     decide,
     fresh_state,
     is_nonfinite,
+    is_spike,
     remember,
 )
 from outlast.core.protocol import Header
@@ -73,6 +74,7 @@ class Guarding:
         """My part of the header of this step."""
         full = 0
         if self.certified is not None and self._certifies(step):
+            self.engine.restore_buffers()
             full = self.certified.fingerprint(self.engine.state)
         return GuardNote(full=full, collapsed=self.activations.take() if self.activations is not None else ())
 
@@ -85,8 +87,13 @@ class Guarding:
         """Whether members must look closer before this step can be decided: the same answer on all."""
         if self.policy is None:
             return False
-        evidence = self._plain(headers)
-        return bool(evidence.differing) or (self.policy.nonfinite != "off" and is_nonfinite(evidence))
+        return bool(self._plain(headers).differing) or self.is_nonfinite(headers) or self.is_spike(headers)
+
+    def is_nonfinite(self, headers: Sequence[Header]) -> bool:
+        return self.policy is not None and self.policy.nonfinite != "off" and is_nonfinite(self._plain(headers))
+
+    def is_spike(self, headers: Sequence[Header]) -> bool:
+        return self.policy is not None and is_spike(self.policy, self.state, self._plain(headers))
 
     def _plain(self, headers: Sequence[Header]) -> GuardEvidence:
         """What the headers alone say; asked for several times a step."""
@@ -99,11 +106,15 @@ class Guarding:
         step = headers[0].step
         losses = {leaf: loss for header in headers for leaf, loss, _ in header.losses}
         bad = tuple(sorted(leaf for leaf, loss in losses.items() if not math.isfinite(loss)))
+        loss = self.engine.loss_of(headers)
+        if self.engine.robust is not None:  # whose rule counts such rows against f; what it lets through is the norm's
+            good = [loss for loss in losses.values() if math.isfinite(loss)]
+            bad, loss = (), sum(sorted(good)) / max(1, len(good))
         differing, majority = agree({h.member: (h.state, h.guard.full) for h in headers})
         if bad and not culprits:
             culprits = [Culprit(microbatch=bad[0], samples=tuple(self.engine.samples.indices(step, bad[0])))]
         return GuardEvidence(
-            step=step, num_members=len(headers), loss=self.engine.loss_of(headers), norm=self.engine.norm_of(headers),
+            step=step, num_members=len(headers), loss=loss, norm=self.engine.norm_of(headers),
             bad_microbatches=bad, culprits=tuple(culprits), differing=differing, majority=majority, part=part,
             collapsed=tuple(row for header in headers for row in header.guard.collapsed),
             certified=self.certified.step if self.certified is not None else -1,
@@ -126,6 +137,7 @@ class Guarding:
             self.certified.restore(self.engine.state)
             self.engine.take_buffers()
         elif verdict.applies and self.certified is not None and self._certifies(meta.step):
+            self.engine.restore_buffers()
             self.certified.keep(self.engine.state, meta.step)
         return verdict.applies
 

@@ -1,12 +1,14 @@
-"""Walk back from a number that is not finite: to the replica, microbatch, sample, module, operation and line.
+"""Look closer at a step that cannot be right: was it the data and the model, or the device? Which sample, which line?
 
-Only after a hit. Who holds a partial sum that is not finite computes its microbatches once more, watched: the loop sees
-them as extra batches of the same step; losses, sums, buffers and registered state are as if they had not been. What the
-second computation shows is told to all (`_ruling.py`); if it is finite, the first was not the model's fault.
+Only after a hit. Whose sums are not finite computes their microbatches once more, watched, until one fails again: that
+names sample, module and operation. After a spike everybody computes its own share once more: sums that come out with
+other bits were corrupted. The loop sees these as extra batches of the same step; losses, sums, buffers and registered
+state are as if they had not been. What is found is told to all (`_ruling.py`), which decides nothing either.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 from collections.abc import Iterator, Sequence
@@ -18,11 +20,12 @@ from torch import Tensor
 from outlast.core.phases import Phase
 from outlast.core.policy import Culprit
 from outlast.core.protocol import Header
+from outlast.core.protocol._tree import Node, leaves_of, merges
 from outlast.errors import StepMisuse
 from outlast.runtime._guarding import KEY, device_of
-from outlast.runtime._operations import Watch
+from outlast.runtime._operations import Watch, bad_rows, float_tensors
 from outlast.runtime._replica import Replica
-from outlast.tensors import find_nonfinite
+from outlast.tensors import fingerprint
 
 __all__ = ["Inspection", "bad_samples"]
 
@@ -31,72 +34,120 @@ class Inspection:
     """One replica's part. `active`: a backward now belongs to it."""
 
     def __init__(self, replica: Replica) -> None:
-        self._replica = replica
-        self._seen: Culprit | None = None
-        self._at: tuple[int, int, Any, Watch | None] | None = None
+        self._replica, self._engine = replica, replica.engine
+        self._at: tuple[int, int, Any] = (0, 0, None)
+        self._watch: Watch | None = None
+        self._seen = False
+        self._again: dict[Node, list[Tensor]] = {}
         self.active = False
 
     def batches(self, headers: Sequence[Header]) -> Iterator[Any]:
-        """My suspected microbatches, one after the other until one fails again; each must see one backward."""
-        engine, replica = self._replica.engine, self._replica
+        """Microbatches of mine, each to see one backward. `replica.findings` holds what came of it."""
+        replica, engine = self._replica, self._engine
         policy, step = engine.guards.policy, headers[0].step
         replica.findings = []
         if policy is None or not policy.inspect:
             return
-        leaves = self._suspected(headers)
-        saved = {k: copy.deepcopy(p.state_dict()) for k, p in engine.state.extra.items() if k != KEY} if leaves else {}
-        engine.sums.paused = self.active = bool(leaves)
-        for leaf in leaves:
-            replica.enter(Phase.RECOMPUTE, leaf)
-            batch = engine.prepare(step, leaf)
-            watch = Watch.over(engine.state.model)
-            self._seen, self._at = None, (step, leaf, batch, watch)
-            replica.enter(Phase.BODY, leaf)
-            with watch:
-                yield batch
-            if self._seen is None:
-                raise StepMisuse(f"microbatch {leaf} of step {step} got no backward", remedy="one for each batch")
-            replica.findings.append(self._seen)
-            if self._seen.reproduced:
-                break
+        watched = engine.guards.is_nonfinite(headers)
+        if not watched and not engine.guards.is_spike(headers):
+            return
+        leaves = self._suspected(headers) if watched else leaves_of(engine.sums.slots)
+        sizes = engine.samples.sizes(step)
+        with self._apart():
+            for leaf in (leaf for leaf in leaves if sizes[leaf]):
+                yield from self._one(step, leaf, Watch.over(engine.state.model) if watched else None)
+                if replica.findings and replica.findings[-1].reproduced:
+                    break
+        if not watched:
+            self._compare(leaves)
         replica.findings = [seen for seen in replica.findings if seen.reproduced] or replica.findings[:1]
+
+    @contextlib.contextmanager
+    def _apart(self) -> Iterator[None]:
+        """Nothing that is computed in here leaves a trace."""
+        engine = self._engine
+        saved = {key: copy.deepcopy(p.state_dict()) for key, p in engine.state.extra.items() if key != KEY}
+        engine.sums.paused = self.active = True
+        self._again.clear()
+        yield
         engine.sums.paused = self.active = False
         for key, values in saved.items():
             engine.state.extra[key].load_state_dict(values)
 
+    def _one(self, step: int, leaf: int, watch: Watch | None) -> Iterator[Any]:
+        self._replica.enter(Phase.RECOMPUTE, leaf)
+        batch = self._engine.prepare(step, leaf)
+        self._at, self._watch, self._seen = (step, leaf, batch), watch, False
+        self._replica.enter(Phase.BODY, leaf)
+        with watch or contextlib.nullcontext():
+            yield batch
+        if not self._seen:
+            raise StepMisuse(f"microbatch {leaf} of step {step} got no backward", remedy="one for each batch")
+
     def _suspected(self, headers: Sequence[Header]) -> list[int]:
-        """My microbatches whose loss is not finite; if all losses are, those under my sums that are not."""
-        engine, replica = self._replica.engine, self._replica
-        rows = [(leaf, loss) for header in headers for leaf, loss, _ in header.losses]
-        bad = {leaf for leaf, loss in rows if not math.isfinite(loss)}
-        mine = {leaf for node in engine.sums.slots for leaf in range(*node)}
+        """My microbatches whose loss is not finite; if all losses are, those under my sums that are not, or whose norm
+        is too large to be."""
+        sums, memory = self._engine.sums, self._engine.memory
+        bad = {leaf for header in headers for leaf, loss, _ in header.losses if not math.isfinite(loss)}
         if bad:
-            return sorted(bad & mine)
-        nodes = [n for n, slot in engine.sums.slots.items() if find_nonfinite(_named(engine.memory.views(slot)))]
-        found = sorted(leaf for node in nodes for leaf in range(*node))
-        sizes = engine.samples.sizes(replica.member.committed)
-        return [leaf for leaf in found if sizes[leaf]]
+            return sorted(bad.intersection(leaves_of(sums.slots)))
+        return leaves_of(node for node, slot in sums.slots.items() if any(map(_overflows, memory.flats(slot))))
 
     def backward(self, loss: Tensor) -> None:
-        """The watched backward: look at the gradients, and forget them."""
-        assert self._at is not None
-        step, leaf, batch, watch = self._at
-        state, engine = self._replica.engine.state, self._replica.engine
+        """The backward of such a microbatch: look at the gradients, and forget them."""
+        state, self._seen = self._engine.state, True
         for param in state.params:
             param.grad = None
         loss.backward()  # type: ignore[no-untyped-call]
-        grads = [(n, p.grad) for n, p in zip(state.names, state.params, strict=True) if p.grad is not None]
-        bad = find_nonfinite(grads)
+        grads = [param.grad for param in state.params]
         for param in state.params:
             param.grad = None
-        indices = engine.samples.indices(step, leaf)
-        samples, sure = bad_samples(batch, watch.rows if watch is not None else (), indices)
-        self._seen = Culprit(
-            replica=self._replica.env.me, host=self._replica.env.agent, device=device_of(engine), microbatch=leaf,
-            samples=tuple(samples), sure=sure, reproduced=bool(bad) or not math.isfinite(float(loss.detach())),
-            parameter=bad[-1].name if bad else "", module=watch.module if watch is not None else "",
-            operation=watch.operation if watch is not None else "", where=watch.where if watch is not None else "",
+        if self._watch is None:
+            self._add(grads)
+        else:
+            self._tell(grads, float(loss.detach()), self._watch)
+
+    def _tell(self, grads: Sequence[Tensor | None], loss: float, watch: Watch) -> None:
+        step, leaf, batch = self._at
+        names = self._engine.state.names
+        bad = [name for name, grad in zip(names, grads, strict=True) if grad is not None and _overflows(grad)]
+        samples, sure = bad_samples(batch, watch.rows, self._engine.samples.indices(step, leaf))
+        self._found(
+            microbatch=leaf, samples=tuple(samples), sure=sure, reproduced=bool(bad) or not math.isfinite(loss),
+            parameter=bad[-1] if bad else "", module=watch.module, operation=watch.operation, where=watch.where,
         )  # fmt: skip
+
+    def _found(self, **what: Any) -> None:
+        env = self._replica.env
+        self._replica.findings.append(Culprit(replica=env.me, host=env.agent, device=device_of(self._engine), **what))
+
+    # --- the same share once more --------------------------------------------------------------------------------
+    def _add(self, grads: Sequence[Tensor | None]) -> None:
+        """Into a tree of its own: the same additions as the accumulator's, hence the same bits."""
+        step, leaf, _ = self._at
+        weight = self._engine.weight(step, leaf)
+        views = self._engine.memory.views(0)
+        mine = []
+        for grad, view in zip(grads, views, strict=True):
+            part = torch.zeros_like(view) if grad is None else grad.to_dense().to(view.dtype)
+            mine.append(part * weight if weight != 1.0 and grad is not None else part)
+        steps = merges(self._again.keys(), leaf, self._engine.num_leaves, self._engine.num_rows)
+        self._again[leaf, leaf + 1] = mine
+        for left, right, parent in steps:
+            pairs = zip(self._again.pop(left), self._again.pop(right), strict=True)
+            self._again[parent] = [a + b for a, b in pairs]
+
+    def _compare(self, leaves: Sequence[int]) -> None:
+        """Sums that came out otherwise, by the first parameter that differs."""
+        names, memory = self._engine.state.names, self._engine.memory
+        for node, slot in self._engine.sums.slots.items():
+            if node not in self._again:
+                continue  # it holds a microbatch without samples
+            rows = zip(names, memory.views(slot), self._again[node], strict=True)
+            differ = [name for name, old, new in rows if fingerprint(old) != fingerprint(new)]
+            if differ:
+                self._found(microbatch=node[0] if node[1] - node[0] == 1 else -1, parameter=differ[0])
+        self._again.clear()
 
 
 def bad_samples(batch: Any, rows: Sequence[tuple[int, int]], indices: Sequence[int]) -> tuple[list[int], bool]:
@@ -105,7 +156,7 @@ def bad_samples(batch: Any, rows: Sequence[tuple[int, int]], indices: Sequence[i
     Where neither the data nor the activation's first dimension tells samples apart, all of the microbatch.
     """
     count = len(indices)
-    own = {row for tensor in _tensors(batch) if tensor.dim() and len(tensor) == count for row in _bad_rows(tensor)}
+    own = {row for tensor in float_tensors(batch) if tensor.dim() and len(tensor) == count for row in bad_rows(tensor)}
     if own:
         return [indices[row] for row in sorted(own)], True
     if rows and count and rows[0][1] % count == 0 and rows[0][1]:
@@ -114,23 +165,6 @@ def bad_samples(batch: Any, rows: Sequence[tuple[int, int]], indices: Sequence[i
     return list(indices), False
 
 
-def _bad_rows(tensor: Tensor) -> list[int]:
-    if not tensor.is_floating_point():
-        return []
-    bad = ~torch.isfinite(tensor.reshape(len(tensor), -1)).all(dim=1) if tensor.numel() else torch.zeros(0)
-    return [int(row) for row in bad.nonzero()]
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
-
-
-def _named(views: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
-    return ((str(index), view) for index, view in enumerate(views))
+def _overflows(tensor: Tensor) -> bool:
+    """Whether its norm, in its own precision, is no number."""
+    return not math.isfinite(float(torch.linalg.vector_norm(tensor.detach())))

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from outlast.core.phases import Phase
 from outlast.core.policy._saving import Pacer
 from outlast.core.protocol import Coordinator, ViewId
 from outlast.core.protocol import _commit as cm
@@ -49,10 +50,11 @@ class Keeper:
         stop_save_s: float,
         write: Callable[..., None],
         tell: Callable[[Iterable[str], Any], None],
+        probe: Callable[[Phase, int], None],
     ) -> None:
         self._journal, self._coordinator, self._run = journal, coordinator, run
         self._epoch, self._num_replicas, self._stop_save_s = coordinator.epoch, num_replicas, stop_save_s
-        self._write, self._tell = write, tell
+        self._write, self._tell, self._probe = write, tell, probe
         self.settings: SaveSettings | None = None
         self.archive: Archive | None = None
         self._base: int | None = None
@@ -84,7 +86,6 @@ class Keeper:
             return
         self._view = view.id
         if self._pacer is not None:
-            self._pacer.running(time.monotonic(), len(view.members))
             self._arm()
         number = (self._base + view.id.epoch, view.id.n)
         self._feed(cm.ViewChanged(view=number, writers=tuple(range(len(view.members)))))
@@ -94,7 +95,7 @@ class Keeper:
 
     def _open(self) -> None:
         assert self.settings is not None
-        archive = Archive(self.settings, self._run, self._said)
+        archive = Archive(self.settings, self._run, self._said, self._probe)
         self._later(self._opening, archive.newest_epoch, lambda done: self._opened(archive, done))
 
     def _opened(self, archive: Archive, done: concurrent.futures.Future[int]) -> None:
@@ -251,7 +252,7 @@ class Keeper:
         """A stop or a departure: whether a save goes first; `then` is called when it is done, or its time is up."""
         if not isinstance(message, m.Stop | m.Leaving) or self._view is None or not self._stop_save_s:
             return False
-        if self._coordinator.over or self._coordinator.change is not None:
+        if self._coordinator.over or self._coordinator.change is not None or self._coordinator.view is None:
             return False
         who = f"{message.member} was asked to leave" if isinstance(message, m.Leaving) else "the run was asked to stop"
         self._after.append(then)
@@ -277,6 +278,7 @@ class Keeper:
                 pacer.loss(loss)
         elif kind == "fleet_lost" or (kind == "replica_exited" and fields["cause"] not in ("finished", "left")):
             pacer.died(time.monotonic(), fleet=kind == "fleet_lost")
+            self._shown_s = math.nan
         else:
             return
         self._arm()
@@ -285,12 +287,14 @@ class Keeper:
         """Decide again when the next save is due."""
         assert self._pacer is not None
         now = time.monotonic()
+        view = self._coordinator.view
+        self._pacer.running(now, len(view.members) if view is not None else 1)
         decision, due_s = self._pacer.decide(now), self._pacer.due_s(now)
-        if not abs(decision.interval_s - self._shown_s) <= _CHANGED * self._shown_s:
+        same = decision.interval_s == self._shown_s
+        if not (same or abs(decision.interval_s - self._shown_s) <= _CHANGED * self._shown_s):
             self._shown_s = decision.interval_s
-            self._write(
-                "checkpoint_interval", interval_s=decision.interval_s, mtbr_s=decision.mtbr_s, reason=decision.reason
-            )
+            interval_s = None if decision.interval_s == math.inf else decision.interval_s
+            self._write("checkpoint_interval", interval_s=interval_s, mtbr_s=decision.mtbr_s, reason=decision.reason)
         if self._timer is not None:
             self._timer.cancel()
         if due_s < math.inf:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
-__all__ = ["Watch"]
+__all__ = ["Watch", "bad_rows", "float_tensors"]
 
 _OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 _NO_MODULE = "the loop itself"
@@ -71,7 +71,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         fresh = not self.operation and _finite_inputs(args, kwargs)
         out = func(*args, **kwargs)
         if fresh:
-            for tensor in _tensors(out):
+            for tensor in float_tensors(out):
                 if not bool(torch.isfinite(tensor.detach()).all()):
                     self._found(func, tensor)
                     break
@@ -86,9 +86,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.operation = str(func)
             self.module = self._names[self._stack[-1]] if self._stack else _NO_MODULE
             self.where = _user_line()
-        if tensor.dim() and len(tensor):
-            bad = ~torch.isfinite(tensor.detach().reshape(len(tensor), -1)).all(dim=1)
-            self.rows = [(int(row), len(tensor)) for row in bad.nonzero()]
+        if tensor.dim():
+            self.rows = [(row, len(tensor)) for row in bad_rows(tensor)]
 
     def _made_in(self, node: Any) -> str:
         number = node._sequence_nr()
@@ -112,7 +111,7 @@ def _sequence() -> int:
 
 def _finite_inputs(args: Any, kwargs: Any) -> bool:
     """Whether there are tensors among them, all of them finite, and no constant that is not."""
-    tensors = list(_tensors((args, kwargs)))
+    tensors = list(float_tensors((args, kwargs)))
     if not tensors or any(isinstance(v, float) and not math.isfinite(v) for v in _flat((args, kwargs))):
         return False
     return all(bool(torch.isfinite(tensor.detach()).all()) for tensor in tensors)
@@ -128,8 +127,16 @@ def _flat(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def float_tensors(value: Any) -> Iterator[Tensor]:
+    """Those in nested lists, tuples and dicts."""
     return (v for v in _flat(value) if isinstance(v, Tensor) and v.is_floating_point())
+
+
+def bad_rows(tensor: Tensor) -> list[int]:
+    """Along the first dimension of a floating-point tensor: where something is not finite."""
+    if not tensor.numel():
+        return []
+    return [int(row) for row in (~torch.isfinite(tensor.detach().reshape(len(tensor), -1)).all(dim=1)).nonzero()]
 
 
 def _user_line() -> str:

@@ -43,9 +43,10 @@ from outlast.runtime._environment import Environment
 from outlast.runtime._gradients import Memory
 from outlast.runtime._link import MemberLink, SoloLink
 from outlast.runtime._mesh import Final, Head, Listener, Mesh, PeersLost, Roll
-from outlast.runtime._plane import Plane, Reduction, SharedPlane, Task
+from outlast.runtime._plane import Plane, Reduction, Task
+from outlast.runtime._planes import make_plane
 from outlast.runtime._resume import resume
-from outlast.runtime._row_gate import admit, examine, make_row_plane, wait_for_rows
+from outlast.runtime._row_gate import admit, examine, wait_for_rows
 from outlast.runtime._ruling import confer, report
 from outlast.runtime._spare import Spare
 from outlast.runtime._streams import FEED, Flushed, Share, Stream
@@ -113,7 +114,8 @@ class Replica:
             self.probe(phase, step, microbatch, bucket)
 
     def patience(self, phase: Phase) -> float:
-        return min(deadline(self.durations[phase], self.env.config.stall_floor_s), self.env.config.formation_s)
+        # Half: who hangs in a group that forms is to be found before the coordinator tries another group with it.
+        return min(deadline(self.durations[phase], self.env.config.stall_floor_s), self.env.config.formation_s / 2)
 
     def _hello(self) -> m.Hello:
         return self.member.hello(self.env.agent, self.facts, self.listener.address, self.env.store)
@@ -124,7 +126,8 @@ class Replica:
             return Heartbeat(
                 sender=self.env.me, sent_s=time.monotonic(), view=(view.id.epoch, view.id.n) if view else (0, 0),
                 committed=self.member.committed, stable=self.member.stable, losses=self.pace.take(),
-                step_s=self.pace.step_s, sent_messages=self.link.sent, certified=self.member.audits.certificate,
+                step_s=self.pace.step_s, until=self.member.until or 0, sent_messages=self.link.sent,
+                certified=self.member.audits.certificate,
             )  # fmt: skip
 
     def _asked(self, probe: m.Probe) -> None:
@@ -244,11 +247,7 @@ class Replica:
             self.link.send(answers)
             self._close_view()
             return
-        self.plane = self._make_plane(self.mesh)
-        if self.env.lies:
-            from outlast.runtime._lies import lying
-
-            self.plane = lying(self.env.lies, self.env.me, self.plane, self.engine)
+        self.plane = make_plane(self, self.mesh)
         if self.member.formed:
             self._formed(view)
 
@@ -262,21 +261,6 @@ class Replica:
         for name, region in self.listener.regions.items():
             if name not in self.memories:
                 self.memories[name] = Memory(self.engine.layout, self.engine.memory.num_slots, region)
-
-    def _make_plane(self, mesh: Mesh) -> Plane:
-        def enter(phase: Phase, bucket: int) -> None:
-            self.enter(phase, bucket=bucket)
-
-        if self.engine.robust is not None:
-            return make_row_plane(self, mesh, self.engine.robust, enter)
-        if self.env.exchange == "shm":
-            return SharedPlane(mesh, self.engine.layout, self.engine.memory, self.memories, self.engine.out, enter)
-        from outlast.runtime._c10d import NetworkPlane
-
-        engine = self.engine
-        return NetworkPlane(
-            mesh, engine.layout, engine.memory, engine.out, enter, self.env, self._store, self.member.store
-        )
 
     def _hand_over(self, todo: HandOver) -> None:
         assert self.plane is not None

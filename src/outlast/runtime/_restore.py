@@ -20,7 +20,9 @@ from outlast.runtime._state import State
 
 __all__ = ["RUN_FACTS", "adopt", "check_facts", "restore", "tree_of"]
 
-RUN_FACTS = ("microbatches", "global_batch_size", "samples", "seed", "shuffle", "clip_norm", "optimizers")
+RUN_FACTS = (
+    "microbatches", "global_batch_size", "samples", "seed", "shuffle", "clip_norm", "aggregation", "optimizers",
+)  # fmt: skip
 """What fixes data and arithmetic: with another value it would be another run."""
 
 

@@ -14,21 +14,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
+from outlast.config import RunConfig
 from outlast.core.protocol import Node, RowsNote, owners_of, roots, schedule
 from outlast.errors import TrainingError
 from outlast.runtime._data import Samples, position_seed
 from outlast.runtime._row_memory import RowMemory
-from outlast.runtime._row_settings import RowSettings, check_short_batch
+from outlast.runtime._row_settings import RowSettings, check_short_batch, row_settings
 from outlast.runtime._state import State
 from outlast.tensors import BLOCK, Layout, Mixture, Rule, make_rule, partial_grams, reduce_slice, total_gram
 
-__all__ = ["Robust", "layout_for", "robust_for"]
+__all__ = ["Robust", "arrange", "layout_for"]
 
 MEMORY = "outlast.rows"  # what rules remember, among the registered state
 Parts = Mapping[Node, Tensor]
@@ -228,16 +230,18 @@ def layout_for(settings: RowSettings | None, params: Sequence[Tensor], bucket_by
     return Layout(params, bucket_bytes, [owner[index] for index in range(len(params))])
 
 
-def robust_for(
-    settings: RowSettings | None, layout: Layout, samples: Samples, state: State, seed: int
-) -> Robust | None:
-    """None for a mean. What the rules remember becomes part of the training state."""
+def arrange(
+    config: RunConfig, parts: State, samples: Samples, bucket_bytes: int, **given: Any
+) -> tuple[Layout, Robust | None]:
+    """Buckets, and the rules if it is no mean; `given`: as of `row_settings`. What rules remember joins the state."""
+    settings = row_settings(config, parts.names, samples.num_leaves, **given)
+    layout = layout_for(settings, parts.params, bucket_bytes)
     if settings is None:
-        return None
-    robust = Robust(settings, layout, samples, seed)
+        return layout, None
+    robust = Robust(settings, layout, samples, samples.seed)
     if robust.memory:
-        state.extra[MEMORY] = robust.memory
-    return robust
+        parts.extra[MEMORY] = robust.memory
+    return layout, robust
 
 
 def _matrix(raw: bytes) -> Tensor:

@@ -8,7 +8,6 @@ not what its rows give, the step is held: every member looks for itself, all vot
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,29 +18,15 @@ from outlast.core.phases import Phase
 from outlast.core.protocol import Header, View, plan_of, rows_touched
 from outlast.core.protocol import messages as m
 from outlast.errors import TrainingError, ViewAbandoned
-from outlast.runtime._mesh import Extra, Mesh
-from outlast.runtime._plane import Enter, Plane
-from outlast.runtime._robust import Robust
-from outlast.runtime._row_planes import HOLD, VOTE, SharedRowPlane
+from outlast.runtime._mesh import Extra
+from outlast.runtime._row_planes import HOLD, VOTE
 
 if TYPE_CHECKING:
     from outlast.runtime._replica import Replica
 
-__all__ = ["admit", "examine", "make_row_plane", "wait_for_rows"]
+__all__ = ["admit", "examine", "wait_for_rows"]
 
 _REST_S = 1.0
-
-
-def make_row_plane(replica: Replica, mesh: Mesh, robust: Robust, enter: Enter) -> Plane:
-    """The plane of a view, as the run's exchange says. Which slices this member checks, only it knows."""
-    engine = replica.engine
-    if replica.env.exchange == "shm":
-        draw = random.SystemRandom()
-        return SharedRowPlane(mesh, engine.layout, engine.memory, replica.memories, engine.out, enter, robust, draw)
-    from outlast.runtime._row_network import NetworkRowPlane
-
-    store, address = replica._store, replica.member.store
-    return NetworkRowPlane(robust, mesh, engine.layout, engine.memory, engine.out, enter, replica.env, store, address)
 
 
 def admit(replica: Replica, view: View) -> None:

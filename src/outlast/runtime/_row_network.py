@@ -29,11 +29,10 @@ Range = tuple[int, int]
 
 
 class NetworkRowPlane(RowSteps, NetworkPlane):
-    """`sent_bytes`: what this member has handed to collectives for other members, over all steps of the view."""
+    """Members that reach each other through a c10d group."""
 
     def __init__(self, robust: Robust, *args: Any) -> None:
         self.robust = robust
-        self.sent_bytes = 0
         NetworkPlane.__init__(self, *args)
         self._gathers: dict[int, _Pending] = {}
         self._parts: dict[int, dict[Range, dict[Node, Tensor]]] = {}

@@ -43,6 +43,7 @@ class RowSteps:
     index: int
     ranges: list[tuple[tuple[int, int], ...]]
     tamper: Tamper | None = None  # a lying reducer, in tests
+    sent_bytes: int = 0  # handed over for other members, in all steps of the view; through shared memory Grams alone
 
     def start(self, task: Task) -> Reduction:
         """A new step's rules; returns its empty findings."""
@@ -70,6 +71,7 @@ class RowSteps:
             return []
         body = self.robust.grams(group)
         self.mesh.broadcast(Extra(task.step, group, body))
+        self.sent_bytes += len(body) * len(self.mesh.peers)
         box = self.mesh.collect(Extra, task.step, group, Phase.SCATTERED)
         bodies = [body if name == self.mesh.me else box[name].body for name in self.members]
         self.robust.select(group, bodies, self._leaves)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from outlast.core.phases import Phase
-from outlast.core.policy import Culprit, GuardEvidence, Ruling
+from outlast.core.policy import Culprit, GuardEvidence, Ruling, unreproduced
 from outlast.core.protocol import Header
 from outlast.core.protocol import messages as m
 from outlast.errors import Evicted, GuardStop, StateDiverged, ViewAbandoned
@@ -80,7 +80,7 @@ def against_whom(evidence: GuardEvidence) -> tuple[str, ...]:
     """The members that a replacement is about."""
     if evidence.differing:
         return evidence.differing
-    return tuple(dict.fromkeys(c.replica for c in evidence.culprits if not c.reproduced))
+    return tuple(dict.fromkeys(culprit.replica for culprit in unreproduced(evidence)))
 
 
 def _refuse(replica: Replica, ruling: Ruling) -> None:

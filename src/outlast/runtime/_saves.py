@@ -117,8 +117,11 @@ class Saves:
             return self._asked if self._asked > self._acted else _LOCALLY if self._wanted else 0
 
     def _ready(self) -> bool:
+        """Whether this view's share is known here, with memory for it that is free."""
+        view = self.member.view
         prepared = self._prepared is not None and self._prepared.done()
-        return self._base is not None and prepared and self.archive.can_save
+        here = view is not None and view.id == self._view
+        return self._base is not None and here and prepared and self.archive.can_save
 
     def decided(self, view: View, committed: int, votes: Sequence[int]) -> None:
         """All headers of the step are in: the same conclusion on every member."""
@@ -153,22 +156,25 @@ class Saves:
             self._prepared = self.archive.prepare_later(self._tree())
 
     def _tree(self) -> dict[str, Any]:
-        self.engine._restore_buffers()
+        self.engine.restore_buffers()
         return tree_of(self.engine.state, self.member.committed, self.facts)
 
     def _take(self, view: View, step: int, reason: str, *, attempt: int = 0, wait: bool = False) -> None:
         assert self._base is not None
         self._taken = (view.id, step)
         save = SaveId(epoch=self._base + view.id.epoch, n=view.id.n, step=step, attempt=attempt)
-        began_s, handle, why = time.monotonic(), None, "no snapshot slot was free"
+        began_s, tree = time.monotonic(), self._tree()
         try:
             handle = self.archive.save(
-                step, self._tree(), view=save.view, attempt=attempt, changing=self._changing(), wait=wait
+                step, tree, view=save.view, attempt=attempt, changing=self._changing(), wait=wait
             )
-        except (OutlastError, OSError, MemoryError) as error:  # the state grew something that cannot be kept
-            why = f"{type(error).__name__}: {error}"
+            if handle is None:  # the state has grown: memory for it is made, and then it is tried again
+                self._prepared = self.archive.prepare_later(tree)
+        except (OutlastError, OSError, MemoryError) as error:  # it has grown something that cannot be kept
+            self._lost(save, f"{type(error).__name__}: {error}")
+            return
         if handle is None:
-            self._lost(save, why)
+            self._lost(save, "no snapshot slot was free")
             self.want(self._wanted or reason or "a save that was delayed")
             return
         flight = _Flight(handle, view.id, reason, time.monotonic() - began_s)

@@ -72,7 +72,7 @@ class Server:
         self.coordinator.reports.faults = _unreported(journal)
         self.keeper = Keeper(
             journal, self.coordinator, run=os.environ.get("OUTLAST_RUN", ""), num_replicas=config.replicas,
-            stop_save_s=config.stop_save_s, write=self.write, tell=self.send,
+            stop_save_s=config.stop_save_s, write=self.write, tell=self.send, probe=self.probe,
         )  # fmt: skip
         self.finished: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.writers: dict[str, asyncio.StreamWriter] = {}
@@ -211,7 +211,7 @@ class Server:
             messages = sum(self._beats[member].sent_messages for member in members if member in self._beats)
             self.write(
                 "progress", view=list(beat.view), stable=beat.stable, losses=losses, step_s=beat.step_s,
-                messages=messages,
+                messages=messages, until=beat.until,
             )  # fmt: skip
 
     def _write_certified(self, beat: Heartbeat) -> None:

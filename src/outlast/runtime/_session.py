@@ -98,7 +98,7 @@ class Run:
         collate_fn: Callable[[list[Any]], Any] | None = None, num_workers: int = 0, shuffle: bool = True,
         drop_last: bool = False, bucket_mb: float = 4.0, aggregation: Aggregation = None, f: int | None = None,
         pre: str | Sequence[str] | None = None, rows: int | None = None, row_momentum: float | None = None,
-        check_reducers: float | None = None, guards: Guards | str | None = None,
+        check_reducers: float | None = None, guards: Guards | str = "default",
         checkpoint: Checkpoint | Literal["auto", "off"] = "auto", audit: float | Literal["auto"] = 0.0,
     ) -> Training | PlainTraining:  # fmt: skip
         """Put the model's training under protection.
@@ -112,10 +112,8 @@ class Run:
         at intervals that outlast chooses. `audit`: share of microbatches that a second replica computes too, so that a
         wrong gradient is found before it is applied; "auto" lets the policy choose.
 
-        `aggregation`: a robust rule in place of the mean, or rules by patterns of parameter names, each a name or a
-        dict with `rule`, `f`, `pre` and options; of `rows` groups of microbatches (one a replica) `f` may lie, `pre`
-        comes first. `row_momentum`: kept for each row. `check_reducers`: share of reduced slices that are computed
-        again. What `outlast run` is told outranks these.
+        `aggregation`: a robust rule in place of the mean, or rules by pattern of parameter names (how-to/rules); of
+        `rows` groups of microbatches `f` may lie. What `outlast run` is told outranks these.
 
         Raises ConfigError for arguments that cannot work, each with what would.
         """
@@ -164,7 +162,8 @@ class Training:
 
         `break` out of this loop is allowed if every replica does it after the same step.
         """
-        self.replica.member.until = _positive("until", until)
+        limit = self.replica.env.until or until
+        self.replica.member.until = min(_positive("until", until), limit)
         self._start()
         try:
             while (todo := self.replica.resume()) is not None:
@@ -179,6 +178,8 @@ class Training:
                     raise left_open(todo.step, self.replica)
             self._ended()
             self.replica.close()
+            if limit < until:
+                raise SystemExit(0)
         except GeneratorExit:
             # `break`, or an exception on its way out: through somebody else's iterator that is known only when the
             # process ends. In the middle of a step it is never a good end.

@@ -74,6 +74,11 @@ def settings_of(given: Checkpoint | Literal["auto", "off"] | None, config: RunCo
         )
     mine = given if isinstance(given, Checkpoint) else Checkpoint()
     target = config.checkpoint_dir or mine.dir
+    if not target and config.resume not in ("auto", "never"):
+        raise ConfigError(
+            f"resume = {config.resume!r}, but the run keeps no checkpoints",
+            remedy="give --checkpoint-dir as well: where to save from there on",
+        )
     if not target:
         return None
     return SaveSettings(

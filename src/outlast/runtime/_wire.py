@@ -43,6 +43,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="Heartbeat"):
     stable: int = 0
     losses: tuple[tuple[int, float], ...] = ()
     step_s: float = 0.0
+    until: int = 0  # steps in all, as the loop said
     seconds: dict[str, float] = {}  # this member's accounting so far
     sent_messages: int = 0  # messages to the coordinator besides heartbeats so far
     certified: Certificate | None = None

@@ -48,7 +48,7 @@ def judge(evidence: Evidence, outside_s: float) -> Verdict:
     """Evict, wait, or probe the paths (the suspect itself waits inside the exchange).
 
     A traced process is never evicted. A stopped one is, once a peer waited beyond its deadline. One that uses its
-    processor is a straggler. In the loop's own body only `outside_s` counts.
+    processor is a straggler, unless it gives no sign for `outside_s`. In the loop's own body only that counts.
     """
     e = evidence
     if e.state in "XZ":
@@ -62,8 +62,9 @@ def judge(evidence: Evidence, outside_s: float) -> Verdict:
     if e.phase in _WAITING and not e.cpu_advanced and e.state != "R":
         return Verdict(decision="probe", reason="it waits for others too")
     limit = min(e.allowed_s, outside_s) if e.phase in OWNED else outside_s
-    if e.phase not in OWNED and e.silent_s > outside_s:
-        return Verdict(decision="evict", reason=f"the loop's body was silent for {e.silent_s:.1f} s (outside_s)")
+    if e.phase not in _WAITING and e.silent_s > outside_s:
+        where = f"in {e.phase.name.lower()}" if e.phase in OWNED else "in the loop's body"
+        return Verdict(decision="evict", reason=f"silent for {e.silent_s:.1f} s {where} (outside_s)")
     if e.cpu_advanced or e.state == "R":
         return Verdict(decision="wait", reason="slow: its processor time advances")
     if e.silent_s > limit:

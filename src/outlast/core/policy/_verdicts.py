@@ -25,7 +25,7 @@ from outlast.core.policy._guards import (
     VerdictAction,
 )
 
-__all__ = ["agree", "decide", "escalate", "fresh_state", "is_nonfinite", "remember"]
+__all__ = ["agree", "decide", "escalate", "fresh_state", "is_nonfinite", "is_spike", "remember", "unreproduced"]
 
 _MOST_REMEMBERED = 100_000  # skipped steps and samples; beyond that the data is at fault, and the run has long stopped
 
@@ -106,19 +106,31 @@ def _on_nonfinite(guards: Guards, state: GuardState, e: GuardEvidence) -> Verdic
     if guards.nonfinite == "off" or not is_nonfinite(e):
         return None
     seen, who = _what_is_not_finite(e), e.culprits[0] if e.culprits else Culprit(microbatch=_first(e))
-    unreal = [culprit for culprit in e.culprits if culprit.replica and not culprit.reproduced]
-    if unreal and len(unreal) == len(e.culprits) and e.num_members > len({c.replica for c in unreal}):
-        return Verdict(
-            action="replace", evidence=f"{seen}; computed again, microbatch {unreal[0].microbatch} is finite",
-            culprit=unreal[0], confidence="likely",
-            remedy="its part is computed by others and its state is replaced; if it happens again, test that device",
-        )  # fmt: skip
+    if (verdict := _on_unreal(e, seen)) is not None:
+        return verdict
     if guards.nonfinite == "stop":
         return Verdict(action="stop", evidence=seen, culprit=who, remedy=_advice(who))
     if guards.nonfinite == "rewind" or state.num_bad + 1 >= guards.patience:
         return _back_or_stop(guards, state, e, seen, who, _advice(who), "certain")
     action: VerdictAction = "skip_batch" if _sure_samples(e) else "skip_step"
     return Verdict(action=action, evidence=seen, culprit=who, confidence=_sureness(who), remedy=_advice(who))
+
+
+def _on_unreal(e: GuardEvidence, seen: str) -> Verdict | None:
+    """What was seen came of no microbatch: computed again, the gradient is another. Then the device made it up."""
+    unreal = unreproduced(e)
+    if not unreal or len(unreal) < len(e.culprits) or e.num_members <= len({c.replica for c in unreal}):
+        return None
+    return Verdict(
+        action="replace", evidence=f"{seen}; computed again by {unreal[0].replica}, the gradient is another",
+        culprit=unreal[0], confidence="likely",
+        remedy="its part is computed by others and its state is replaced; if it happens again, test that device",
+    )  # fmt: skip
+
+
+def unreproduced(e: GuardEvidence) -> tuple[Culprit, ...]:
+    """Findings of replicas that did not see them again when they computed the same once more."""
+    return tuple(culprit for culprit in e.culprits if culprit.replica and not culprit.reproduced)
 
 
 def is_nonfinite(e: GuardEvidence) -> bool:
@@ -165,6 +177,11 @@ def _read(guards: Guards, state: GuardState, e: GuardEvidence) -> tuple[tuple[Re
     )
 
 
+def is_spike(guards: Guards, state: GuardState, e: GuardEvidence) -> bool:
+    """Whether a value that is guarded is above its band."""
+    return _on_spike(guards, state, e) is not None
+
+
 def _on_spike(guards: Guards, state: GuardState, e: GuardEvidence) -> Verdict | None:
     readings = _read(guards, state, e)[0]
     for name, reading, response in zip(
@@ -172,7 +189,7 @@ def _on_spike(guards: Guards, state: GuardState, e: GuardEvidence) -> Verdict | 
     ):
         if response != "off" and reading.finding == "spike":
             seen = f"the {name} is {reading.value:.4g}; its band ends at {reading.limit:.4g}"
-            return _spike(guards, state, e, seen, response)
+            return _on_unreal(e, seen) or _spike(guards, state, e, seen, response)
     return None
 
 

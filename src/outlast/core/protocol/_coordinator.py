@@ -278,6 +278,8 @@ class Coordinator:
         if peer is None or not peer.alive:
             return
         if peer.name in self.current:
+            if self.view is not None and ViewId(epoch=0, n=0) < rejoin.view < self.view.id:
+                return  # said of an earlier view, and late: of this one it speaks for itself
             _change.begin(self, f"{peer.name} has no state to act with")
             _change.demote(self, peer.name)
         elif peer.status in ("joining", "ready"):
@@ -302,20 +304,9 @@ class Coordinator:
             peer.committed = max(peer.committed, failed.step)
         self.failures.raised(self, failed)
 
-    def _on_stalled(self, now_s: float, stalled: m.Stalled) -> None:
-        _silence.stalled(self, stalled)
-
-    def _on_examined(self, now_s: float, seen: m.Examined) -> None:
-        _silence.examined(self, now_s, seen)
-
-    def _on_rows(self, now_s: float, rows: m.Rows) -> None:
-        _silence.rows(self, rows)
-
-    def _on_whole(self, now_s: float, asked: m.Whole) -> None:
-        _telling.tell_whole(self, asked)
-
+    _on_stalled, _on_examined, _on_rows = _silence.stalled, _silence.examined, _silence.rows
     _on_admitted, _on_accused = _robustness.admitted, _robustness.accused
-    _on_judged, _on_audited = _judging.judged, _accused.audited
+    _on_whole, _on_judged, _on_audited = _telling.tell_whole, _judging.judged, _accused.audited
 
     # --- what agents and the launcher say ------------------------------------------------------------------------
     def _on_agenthello(self, now_s: float, hello: m.AgentHello) -> None:
@@ -419,8 +410,9 @@ class Coordinator:
         if newest is None or self.change is not None or str(newest.id) != which:
             return
         late = self.planned_unformed if self.planned is not None else self.unformed
-        if self.planned is not None and not self.planned_entered:
-            self.timer(f"form:{which}", self.settings.formation_s)  # the step before it still runs
+        if (self.planned is not None and not self.planned_entered) or self.probing == newest.id:
+            # The step before it still runs; or its paths are being probed, which will say who is at fault.
+            self.timer(f"form:{which}", self.settings.formation_s)
         elif late:
             _change.begin(self, f"view {newest.id} did not form: {', '.join(sorted(late)[:5])} late")
 

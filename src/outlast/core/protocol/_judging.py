@@ -39,11 +39,8 @@ def _against(c: Coordinator, name: str, told: m.Judged) -> None:
     others = [agent for agent in c.roster.agents if agent != host and agent not in c.roster.barred]
     action = escalate(slot, host, c.roster.offences, host_of, others)
     _write(c, told, action, name)
-    c.persist()
-    if action == "replace":
-        return
     why = f"{action.replace('_', ' ')}: {told.verdict.evidence}"
-    c.condemn(name, why)
+    c.condemn(name, why)  # a process that is started in its place has nothing of the old one's memory
     if action == "evict_host":
         c.roster.barred.add(host)
         for peer in [p for p in c.roster.peers.values() if p.agent == host and p.alive]:

@@ -92,7 +92,7 @@ class Member:
         self.plan: Plan | None = None
         self.held: set[Node] = set()  # partial sums of step `committed`
         self.keeps_output = False  # raw output, scalars and verdict of step committed-1 (10)
-        self.decided = False
+        self.decided = self._voided = False
         self.done = False
         self.closed: str | None = None
         self.evicted: m.Evict | None = None
@@ -147,7 +147,7 @@ class Member:
         if (self.view is not None and view.id <= self.view.id) or self.me not in view.members:
             return []
         if not view.start and self.state not in ("ready", "member"):
-            return [m.Rejoin(member=self.me)]  # there is no state here to act with
+            return [m.Rejoin(member=self.me, view=view.id)]  # there is no state here to act with
         self._enter(view)
         self.contacts, self.store, self.hosts = dict(message.addresses), message.store, dict(message.hosts)
         return []
@@ -163,6 +163,7 @@ class Member:
         self.state, self.serve, self.serve_id = state, donors, serve
         self.view, self.formed, self.plan = None, False, None
         self.held.clear()
+        self._voided = self.decided
         self.keeps_output = self.decided = False
 
     def _enter(self, view: View) -> None:
@@ -191,7 +192,7 @@ class Member:
                 self.heard += 1
         elif order.next is not None and self.me in order.next.members and self._newer(order.next.id):
             if self.state != "ready":
-                return [m.Rejoin(member=self.me)]
+                return [m.Rejoin(member=self.me, view=order.next.id)]
             self._enter(order.next)
         self.contacts.update(message.addresses)
         self.hosts.update(message.hosts)
@@ -377,6 +378,9 @@ class Member:
 
     def commit(self) -> list[Order]:
         """The verdict is applied. Returns the orders to carry out now, in number order (6)."""
+        if self._voided:  # told to start again between verdict and commit: this state counts for nothing
+            self._voided = False
+            return []
         if not self.decided:
             raise ProtocolViolation("a step was committed that was not decided")
         self._advance()

@@ -81,10 +81,12 @@ class Ready(Wire, frozen=True, kw_only=True, tag=True):
 
 
 class Rejoin(Wire, frozen=True, kw_only=True, tag=True):
-    """Both ways. Joiner: my stream broke, serve me again. Coordinator: drop what you have and wait to be served."""
+    """Both ways. Joiner: my stream broke, serve me again; or I have no state to act in `view` with. Coordinator: drop
+    what you have and wait to be served."""
 
     member: str
     epoch: int = 0
+    view: ViewId = ViewId(epoch=0, n=0)
 
 
 class Leaving(Wire, frozen=True, kw_only=True, tag=True):

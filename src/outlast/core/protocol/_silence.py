@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["cut", "examined", "probed", "rows", "stalled"]
 
 
-def stalled(c: Coordinator, message: m.Stalled) -> None:
+def stalled(c: Coordinator, now_s: float, message: m.Stalled) -> None:
     """Somebody waits too long: have the ones it waits for looked at."""
     if c.view is None or c.change is not None:
         return
@@ -54,7 +54,7 @@ def examined(c: Coordinator, now_s: float, seen: m.Examined) -> None:
             c.timer(f"probe:{newest.id}", 2.0 * c.settings.doubt_s)
 
 
-def rows(c: Coordinator, message: m.Rows) -> None:
+def rows(c: Coordinator, now_s: float, message: m.Rows) -> None:
     """Whom a member of the probed view reaches."""
     c.rows[message.member] = message
 

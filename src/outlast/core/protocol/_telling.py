@@ -55,7 +55,7 @@ def _contacts(c: Coordinator, view: View, known: frozenset[str]) -> tuple[dict[s
     return new, peers[view.members[0]].store
 
 
-def tell_whole(c: Coordinator, asked: m.Whole) -> None:
+def tell_whole(c: Coordinator, now_s: float, asked: m.Whole) -> None:
     """Somebody could not apply a difference. If the view was superseded meanwhile, it hears of that one anyway."""
     view, planned = c.view, c.planned
     if view is not None and asked.view == view.id and asked.member in view.members:
