@@ -1,7 +1,8 @@
 """One replica of the digits campaign: its row's gradients of several networks at once, one a seed.
 
 Every network is a group of parameters with a rule of its own, so that one run of fifteen processes gives all seeds. Row
-r is microbatch r; its samples come from its own share of the digits (iid, or Dirichlet(alpha) over classes).
+r is microbatch r; its samples come from its own share of the digits (iid, or Dirichlet(alpha) over classes). The
+guards are off: they evict who sends NaN, and here the rule alone is measured.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def main() -> None:
         rule["aggregation"] = {f"{seed}.*": rule["aggregation"] for seed in range(args.seeds)}
     training = run.protect(
         models, optimizer, shares, global_batch_size=args.rows * args.batch, microbatches=args.rows, shuffle=False,
-        **rule,
+        guards="off", **rule,
     )  # fmt: skip
     found: list[list[float]] = []
     for step in training.steps(until=args.steps):

@@ -154,6 +154,27 @@ def test_every_bit_is_seen_and_nothing_else(audited: Callable[..., Audited], dty
 
 
 @pytest.mark.campaign
+def test_over_torch_distributed(audited: Callable[..., Audited]) -> None:
+    flip = Flip(replica="r1", step=2, microbatch=2, param=0, element=10, bit=3)
+    run = audited(flip, replicas=3, steps=4, exchange="c10d")
+    run.assert_unchanged({"r0.1", "r1.1", "r2.1"})
+    assert [(f.culprit, f.verdict) for f in run.findings()] == [("r1.1", "transient")], run.logs()
+
+
+@pytest.mark.campaign
+def test_beside_a_robust_rule(audited: Callable[..., Audited]) -> None:
+    """The rule would only weaken a wrong row; the audit puts the right one in its place."""
+    flips = [Flip(replica="r1", step=1, microbatch=2, param=0, element=i, bit=30) for i in range(3)]
+    clean = audited(replicas=3, steps=3, aggregation="trimmed_mean", f=1)
+    assert clean.finish() == 0, clean.logs()
+    run = audited(*flips, replicas=3, steps=3, aggregation="trimmed_mean", f=1)
+    assert run.finish() == 0, run.logs()
+    assert [(f.culprit, f.verdict) for f in run.findings()] == [("r1.1", "transient")], run.logs()
+    prints = {found["fingerprint"] for each in (clean, run) for found in each.results().values()}
+    assert len(prints) == 1
+
+
+@pytest.mark.campaign
 def test_with_a_share_the_broken_device_is_found_soon(audited: Callable[..., Audited]) -> None:
     """Unaudited wrong gradients are applied meanwhile: that is what a share below one means."""
     broken = [Flip(replica="r1", step=step, param=0, element=step, bit=20, times=0) for step in range(40)]

@@ -102,3 +102,19 @@ def test_who_is_ahead_hands_over_what_rules_remember(fleet: Callable[..., Any]) 
         replicas=3, steps=5, max_restarts=0, rule=MOVED, tolerated=0,
     )  # fmt: skip
     run.assert_unchanged(survivors={"r0.1", "r1.1"}, recoveries=1)
+
+
+@pytest.mark.campaign
+def test_replicas_of_one_host_lie_together(fleet: Callable[..., Any]) -> None:
+    """Two agents with two replicas each: f = 1 tolerates no host, and a larger f than the rule has is refused."""
+    run = fleet(replicas=4, steps=3, rule=TRIMMED, agents=2, fault_domain="host")
+    run.assert_unchanged()
+    assert [(a.action, a.tolerated, a.most_rows) for a in admissions(run)] == [("go", 0, 2)]
+
+
+@pytest.mark.campaign
+def test_a_run_that_is_to_stop_stops(fleet: Callable[..., Any]) -> None:
+    run = fleet(kill("r1.1", Phase.GATHER, 2, bucket=0), replicas=4, steps=5, rule=TRIMMED, on_shortfall="stop")
+    assert run.finish() == 5, run.logs()
+    assert [a.action for a in admissions(run)] == ["go", *["stop"] * (len(admissions(run)) - 1)]
+    assert len(admissions(run)) > 1

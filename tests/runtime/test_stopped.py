@@ -89,6 +89,8 @@ def test_silence_is_learned_and_the_watcher_s_own_is_no_one_s_fault() -> None:
         assert watch.look(now + 0.9)[0] == "stopped"
         os.kill(child, signal.SIGCONT)
         os.waitpid(child, os.WCONTINUED)
+        while kernel_state(child)[0] != "S":  # runnable, until the machine has a moment for it
+            os.sched_yield()
         seen = [watch.look(now + 0.9 + 0.5 * turn)[0] for turn in range(70)]
         assert "stopped" not in seen
         assert seen[-1] == "hung", "silent for half a minute, and it uses no processor"

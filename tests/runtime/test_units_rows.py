@@ -155,6 +155,20 @@ def test_rows_that_are_not_finite_are_counted_over_all_slices() -> None:
         bench.with_members(ROWS)
 
 
+def test_one_nan_does_not_count_against_a_row_for_ever() -> None:
+    """Row 0 is not finite in one step, row 3 in a later one: with f = 1 both steps are good."""
+    bench = Bench(aggregation="trimmed_mean", f=1, row_momentum=0.9)
+    robusts = {"r0": bench.robust()}
+    everything = {"r0": list(range(LEAVES))}
+    for step, leaf in enumerate((0, 6)):
+        kept = bench.flats[leaf][0].clone()
+        bench.flats[leaf][0][7] = torch.nan
+        bench.step(everything, robusts, step)
+        bench.flats[leaf][0].copy_(kept)
+    assert all(torch.isfinite(flat).all() for flat in robusts["r0"].memory.committed())
+    assert robusts["r0"].note.bad == ((0, 3),)
+
+
 def test_distance_rules_name_the_replicas_of_bad_rows() -> None:
     bench = Bench(aggregation="krum", f=1)
     for leaf in (0, 11):

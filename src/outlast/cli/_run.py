@@ -65,8 +65,18 @@ def run(
         "resume": resume,
     }  # fmt: skip
     resolved = resolve(cli=given, environ=os.environ, file=config)
+    _check_rule(resolved.config)
     command = _command(script, module, args or [])
     return launch(resolved, command, run_dir or _new_directory(), as_json=as_json)
+
+
+def _check_rule(config: Any) -> None:
+    """What a rule cannot keep is refused before anything is started; the rest of it when the script is known."""
+    from outlast.core.policy import check_choice
+
+    if config.aggregation != "mean":
+        steps = [step.strip() for step in config.pre.split(",") if step.strip()]
+        check_choice(config.aggregation, config.rows or config.replicas, config.f, steps)
 
 
 def _command(script: str | None, module: str | None, args: list[str]) -> list[str]:

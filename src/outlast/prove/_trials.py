@@ -19,7 +19,7 @@ __all__ = ["MICROBATCHES", "SCENES", "STEPS", "Gate", "Trial", "trial_of"]
 
 STEPS, MICROBATCHES = 11, 8
 _BUCKETS = 3
-_PER_BUCKET = frozenset({Phase.SCATTER, Phase.SCATTERED, Phase.REDUCE, Phase.GATHER, Phase.GATHERED})
+_PER_BUCKET = frozenset({Phase.SCATTER, Phase.REDUCE, Phase.GATHER, Phase.GATHERED})
 _OWN_THREAD = ("SIGKILL", "SIGSTOP", "raise", "hang", "exit")
 _SUDDEN = ("SIGKILL", "exit")
 
@@ -102,6 +102,13 @@ def _in_a_step(d: _Draw) -> Trial:
     )
 
 
+def _waiting(d: _Draw) -> Trial:
+    """Only who is early waits for slices, so the fault is for the first few times that somebody does."""
+    replicas = d.size(2)
+    fault = _fault(d.others(replicas, 1)[0], d.phase, d.rng.choice(_OWN_THREAD), count=d.rng.randint(2, 5))
+    return d.trial([fault], replicas)
+
+
 def _gate(step: int, what: str, replica: str) -> dict[str, object]:
     return {"step": step, "what": what, "replica": replica}
 
@@ -109,6 +116,8 @@ def _gate(step: int, what: str, replica: str) -> dict[str, object]:
 def _in_a_change(d: _Draw) -> Trial:
     """A second one fails while the first one's death is dealt with."""
     replicas, step = d.size(3), d.rng.randint(2, STEPS - 2)
+    if d.phase is Phase.RECOMPUTE:
+        replicas = 3  # in larger fleets the dead one's share is too small for everybody to get a part of it
     first, second = d.others(replicas, 2)
     action = d.rng.choice(_OWN_THREAD if d.phase is not Phase.LEAVE else ("SIGKILL", "SIGSTOP", "exit"))
     faults = [_fault(first, "backward", "SIGKILL", step=step), _fault(second, d.phase, action, step=step)]
@@ -192,11 +201,12 @@ def _saving(d: _Draw) -> Trial:
 
 
 _STEP = (
-    Phase.LOAD, Phase.BODY, Phase.BACKWARD, Phase.MERGE, Phase.SCATTER, Phase.SCATTERED, Phase.REDUCE, Phase.GATHER,
-    Phase.GATHERED, Phase.HEADER, Phase.VERDICT, Phase.OPTIMIZER, Phase.COMMIT,
+    Phase.LOAD, Phase.BODY, Phase.BACKWARD, Phase.MERGE, Phase.SCATTER, Phase.REDUCE, Phase.GATHER, Phase.GATHERED,
+    Phase.HEADER, Phase.VERDICT, Phase.OPTIMIZER, Phase.COMMIT,
 )  # fmt: skip
 SCENES: dict[Phase, Callable[[_Draw], Trial]] = {
     **dict.fromkeys(_STEP, _in_a_step),
+    Phase.SCATTERED: _waiting,
     **dict.fromkeys((Phase.LEAVE, Phase.CONNECT, Phase.ROLL_CALL, Phase.RECOMPUTE), _in_a_change),
     **dict.fromkeys((Phase.HAND_OVER_SEND, Phase.HAND_OVER_RECEIVE), _in_a_hand_over),
     Phase.FINAL: _at_the_end,

@@ -156,7 +156,8 @@ class NetworkPlane:
         ranges = self.ranges[bucket]
         sums = [self.mine.flats(slot)[bucket] for slot in task.slots]
         lengths = [hi - lo for lo, hi in ranges]
-        packed = sums[0] if len(sums) == 1 else torch.cat([s[lo:hi] for lo, hi in ranges for s in sums] or [sums[0]])
+        none = self.mine.flats(OUTCOME)[bucket][:0]  # who holds nothing in the step being recovered sends nothing
+        packed = sums[0] if len(sums) == 1 else torch.cat([none, *(s[lo:hi] for lo, hi in ranges for s in sums)])
         mine = lengths[self.index]
         received = packed.new_empty(sum(len(nodes) for nodes in task.nodes) * mine)
         outs = [len(nodes) * mine for nodes in task.nodes]

@@ -52,6 +52,10 @@ class RowMemory:
 
     def applied(self, out: Sequence[Tensor]) -> None:
         """The step is committed here. `out`: its gradient, clipped if it was."""
+        for now, then in zip(self.now, self.next, strict=True):
+            for old, new in zip(now, then, strict=True):
+                if not bool(torch.isfinite(new.sum())):  # one NaN must not count against a row for ever
+                    torch.where(torch.isfinite(new), new, old, out=new)
         self.now, self.next = self.next, self.now
         if self._remembers:
             self._have_last = True

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from outlast.config import RunConfig
-from outlast.core.policy import RULES, Admission, admit_view, check_rule, largest_f
+from outlast.core.policy import Admission, admit_view, check_choice
 from outlast.core.protocol import roots
 from outlast.errors import ConfigError
 
@@ -161,13 +161,7 @@ def _rule(pattern: str, given: Any, f: int, pre: Any, num_rows: int) -> GroupRul
     own_f = int(table.pop("f", 0 if name == "mean" else f))
     own_pre = table.pop("pre", () if name == "mean" else pre)
     steps = tuple(s.strip() for s in own_pre.split(",") if s.strip()) if isinstance(own_pre, str) else tuple(own_pre)
-    check_rule(name, num_rows, own_f, steps, bucket_size=table.get("bucket_size", 2))
-    if own_f == 0 and name != "mean":
-        most = largest_f(name, num_rows, steps, bucket_size=table.get("bucket_size", 2))
-        raise ConfigError(
-            f"{name} with f = 0 tolerates nobody",
-            remedy=f"f = 1 to {most} with {num_rows} rows" if most > 0 else f"more rows: {RULES[name].condition}",
-        )
+    check_choice(name, num_rows, own_f, steps, bucket_size=table.get("bucket_size", 2))
     return GroupRule(pattern=pattern, rule=name, f=own_f, pre=steps, options=table)
 
 

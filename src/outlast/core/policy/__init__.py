@@ -21,7 +21,16 @@ from outlast.core.policy._guards import (
 )  # fmt: skip
 from outlast.core.policy._hazard import Losses, next_save_s
 from outlast.core.policy._interval import IntervalDecision, IntervalPolicy, IntervalState
-from outlast.core.policy._rules_catalogue import PRE_STEPS, RULES, PreFact, RuleFact, check_rule, kappa, largest_f
+from outlast.core.policy._rules_catalogue import (
+    PRE_STEPS,
+    RULES,
+    PreFact,
+    RuleFact,
+    check_choice,
+    check_rule,
+    kappa,
+    largest_f,
+)
 from outlast.core.policy._spares import SparesDecision, SparesPolicy, SparesState
 from outlast.core.policy._verdicts import (
     agree,
@@ -38,7 +47,8 @@ __all__ = [
     "PRESETS", "PRE_STEPS", "RULES", "Admission", "AuditDecision", "AuditPolicy", "AuditState", "Band", "Belief",
     "ClassPrior", "Culprit", "GuardEvidence", "GuardNote", "GuardState", "Guards", "IntervalDecision",
     "IntervalPolicy", "IntervalState", "Losses", "PreFact", "Reading", "RuleFact", "Ruling", "SparesDecision",
-    "SparesPolicy", "SparesState", "Verdict", "VerdictAction", "admit_view", "agree", "audit_share", "check_rule",
-    "decide", "escalate", "fresh_state", "is_nonfinite", "is_spike", "kappa", "largest_f", "most_rows_per_host",
+    "SparesPolicy", "SparesState", "Verdict", "VerdictAction", "admit_view", "agree", "audit_share", "check_choice",
+    "check_rule", "decide", "escalate", "fresh_state", "is_nonfinite", "is_spike", "kappa", "largest_f",
+    "most_rows_per_host",
     "next_save_s", "remember", "unreproduced",
 ]  # fmt: skip

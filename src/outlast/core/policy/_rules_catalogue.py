@@ -20,7 +20,7 @@ from typing import Literal
 
 from outlast.errors import ConfigError
 
-__all__ = ["PRE_STEPS", "RULES", "PreFact", "RuleFact", "check_rule", "kappa", "largest_f"]
+__all__ = ["PRE_STEPS", "RULES", "PreFact", "RuleFact", "check_choice", "check_rule", "kappa", "largest_f"]
 
 Family = Literal["coordinate", "distance"]
 MDA_MAX_SUBSETS = 50_000
@@ -213,6 +213,17 @@ def check_rule(rule: str, num_rows: int, f: int, pre: Sequence[str] = (), *, buc
         f"{named} with {num_rows} rows tolerates at most f = {most}, not {f}: it needs {RULES[rule].condition}",
         remedy=f"set f <= {most}, use more rows, or choose another rule: `outlast rules` lists their conditions",
     )
+
+
+def check_choice(rule: str, num_rows: int, f: int, pre: Sequence[str] = (), *, bucket_size: int = 2) -> None:
+    """`check_rule` for a run: a robust rule that tolerates nobody is refused too."""
+    check_rule(rule, num_rows, f, pre, bucket_size=bucket_size)
+    if f == 0 and rule != "mean":
+        most = largest_f(rule, num_rows, pre, bucket_size=bucket_size)
+        raise ConfigError(
+            f"{rule} with f = 0 tolerates nobody",
+            remedy=f"f = 1 to {most} with {num_rows} rows" if most > 0 else f"more rows: {RULES[rule].condition}",
+        )
 
 
 def kappa(rule: str, num_rows: int, f: int, pre: Sequence[str] = (), *, bucket_size: int = 2) -> float | None:

@@ -162,12 +162,9 @@ class Coordinator:
 
     def contacts(self, view: View) -> dict[str, Any]:
         peers = self.roster.peers
-        everyone = view.members + view.attached
-        return {
-            "addresses": {name: peers[name].address for name in everyone if name in peers},
-            "hosts": {name: peers[name].agent for name in view.members if name in peers},
-            "store": peers[view.members[0]].store,
-        }
+        known = {name: peers[name] for name in view.members + view.attached if name in peers}
+        addresses, hosts = {n: p.address for n, p in known.items()}, {n: p.agent for n, p in known.items()}
+        return {"addresses": addresses, "hosts": hosts, "store": peers[view.members[0]].store}
 
     def start_again(self, name: str) -> None:
         """A joiner, or who cannot be a member: it drops what it has and waits to be served."""

@@ -149,7 +149,8 @@ class Member:
         if not view.start and self.state not in ("ready", "member"):
             return [m.Rejoin(member=self.me, view=view.id)]  # there is no state here to act with
         self._enter(view)
-        self.contacts, self.store, self.hosts = dict(message.addresses), message.store, dict(message.hosts)
+        self.contacts, self.store = dict(message.addresses), message.store
+        self.hosts.update(message.hosts)
         return []
 
     def _amended(self, message: m.Amend) -> list[m.ToCoordinator]:

@@ -281,6 +281,7 @@ class Amend(Wire, frozen=True, kw_only=True, tag=True):
 
     delta: ViewDelta
     addresses: dict[str, str] = {}  # of who was not in the view before
+    hosts: dict[str, str] = {}  # likewise
     store: str = ""
     cause: str = ""
     epoch: int = 0

@@ -7,7 +7,7 @@ a difference saves bytes, and nothing depends on it. Both ends are here, so that
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -30,8 +30,7 @@ def tell_view(c: Coordinator, base: View | None, view: View, cause: str) -> None
         acted = frozenset(base.members)
         known = tuple(name for name in view.members if name in acted)
         whole = tuple(name for name in view.members if name not in acted)
-        new, store = _contacts(c, view, acted)
-        c.tell(known, m.Amend(epoch=c.epoch, delta=diff(base, view), cause=cause, addresses=new, store=store))
+        c.tell(known, m.Amend(epoch=c.epoch, delta=diff(base, view), cause=cause, **_contacts(c, view, acted)))
     if whole:
         c.tell(whole, c.install_message(view, cause))
 
@@ -40,19 +39,20 @@ def tell_order(c: Coordinator, view: View, order: Order) -> None:
     """The planned switch from `view`: everybody in it holds it, who comes in does not."""
     assert order.next is not None
     acted = frozenset(view.members)
-    new, store = _contacts(c, order.next, acted)
+    new = _contacts(c, order.next, acted)
     brief = msgspec.structs.replace(order, next=None)
-    c.tell(view.members, m.Take(epoch=c.epoch, order=brief, delta=diff(view, order.next), addresses=new, store=store))
+    c.tell(view.members, m.Take(epoch=c.epoch, order=brief, delta=diff(view, order.next), **new))
     incoming = tuple(name for name in order.next.members if name not in acted)
     if incoming:
         c.tell(incoming, m.Take(epoch=c.epoch, order=order, **c.contacts(order.next)))
 
 
-def _contacts(c: Coordinator, view: View, known: frozenset[str]) -> tuple[dict[str, str], str]:
-    """(addresses of who is not known, whose store is used)."""
-    peers = c.roster.peers
-    new = {name: peers[name].address for name in view.members + view.attached if name not in known and name in peers}
-    return new, peers[view.members[0]].store
+def _contacts(c: Coordinator, view: View, known: frozenset[str]) -> dict[str, Any]:
+    """Addresses and hosts of who is not known, and whose store is used."""
+    whole = c.contacts(view)
+    for table in ("addresses", "hosts"):
+        whole[table] = {name: value for name, value in whole[table].items() if name not in known}
+    return whole
 
 
 def tell_whole(c: Coordinator, now_s: float, asked: m.Whole) -> None:
@@ -74,7 +74,10 @@ def rebuilt(base: View | None, contacts: Mapping[str, str], message: m.Amend) ->
     addresses = {name: contacts[name] for name in view.members + view.attached if name in contacts} | message.addresses
     if any(name not in addresses for name in view.members):
         return None
-    return m.Install(view=view, addresses=addresses, store=message.store, cause=message.cause, epoch=message.epoch)
+    return m.Install(
+        view=view, addresses=addresses, hosts=message.hosts, store=message.store, cause=message.cause,
+        epoch=message.epoch,
+    )  # fmt: skip
 
 
 def rebuilt_order(base: View | None, message: m.Take) -> Order | None:

@@ -1,0 +1,193 @@
+"""Flip single bits in real fleets and see what notices: gradients, parameters, optimizer moments, by bit and dtype.
+
+Each fleet of five trains an example with three flips ordered, each in another replica and at another step, so that a
+majority is left after each. What the run's journal says of each flip is the result; the final state is compared, bit
+for bit, with that of a run that nothing happened to. Replicas are not restarted: a flip is judged once.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from outlast.core import events as ev
+from outlast.errors import ProveError
+from outlast.prove._drive import Driven
+from outlast.runtime._corruption import Flip
+
+__all__ = ["Corruptions", "Injection", "Tally"]
+
+_PATIENCE_S = 300.0
+_REPLICAS, _FLIPS, _FIRST, _APART = 5, 3, 24, 12  # a fleet's; the first flip's step, after the bands' warm-up
+_STEPS = _FIRST + _FLIPS * _APART
+_BITS = {"float32": 32, "bfloat16": 16}
+_TARGETS = ("parameter", "moment", "gradient")
+
+
+class Injection(msgspec.Struct, frozen=True, kw_only=True):
+    """One flip and what came of it. `after_steps`: from the flip to the verdict; `right`: the replica was named."""
+
+    target: str
+    dtype: str
+    bit: int
+    persistent: bool
+    parameter: str
+    replica: str
+    step: int
+    detected: bool
+    action: str
+    after_steps: int
+    right: bool
+    evidence: str
+    run: int
+
+
+class Tally(msgspec.Struct, frozen=True, kw_only=True):
+    """The campaign. `clean_steps`: judged without a flip in them; `false_alarm_bound`: 3/n, the rate that so many steps
+    exclude at 95 % if there was no alarm. `equal_runs`: ended with the bits of the undisturbed run."""
+
+    injections: list[Injection]
+    recall: dict[str, dict[str, int]]  # target -> found, of
+    recall_by_bit: dict[str, dict[str, int]]
+    after_steps: dict[str, float]  # target -> mean
+    wrong_culprits: int
+    clean_steps: int
+    false_alarms: int
+    false_alarm_bound: float
+    runs: int
+    equal_runs: int
+    unequal_without_a_miss: int
+    guards: str
+
+
+class Corruptions:
+    """`watch(done, of)` is called after each run. ProveError for a run that does not end well."""
+
+    def __init__(
+        self,
+        base: Path,
+        num_flips: int,
+        seed: int,
+        guards: str,
+        dtypes: Sequence[str],
+        watch: Callable[[int, int], None],
+    ) -> None:
+        import outlast.examples
+
+        self.base, self.guards, self._watch = base, guards, watch
+        self.script = Path(str(outlast.examples.__file__)).with_name("gpt.py")
+        self.plan = planned(num_flips, seed, dtypes, _names())
+
+    def run(self) -> Tally:
+        """Every flip, some to a fleet; and per dtype one fleet without any."""
+        references = {dtype: self._train(f"clean-{dtype}", dtype, ()) for dtype in dict(self.plan)}
+        alarms = sum(len(verdicts) for verdicts, _ in references.values())
+        steps, found, equal, unexplained = len(references) * _STEPS, list[Injection](), 0, 0
+        for number, (dtype, flips) in enumerate(self.plan):
+            verdicts, fingerprint = self._train(f"run-{number}", dtype, flips)
+            judged, stray = match(flips, verdicts, dtype, number)
+            found += judged
+            alarms += stray
+            steps += _STEPS - len(flips)
+            same = fingerprint == references[dtype][1]
+            equal += same
+            unexplained += not same and all(each.detected for each in judged)
+            self._watch(number + 1, len(self.plan))
+        return tally(found, self.guards, steps, alarms, len(self.plan), equal, unexplained)
+
+    def _train(self, name: str, dtype: str, flips: Sequence[Flip]) -> tuple[list[ev.Verdict], str]:
+        out = self.base / f"{name}.json"
+        options = ["--replicas", str(_REPLICAS), "--guards", self.guards, "--config", str(self._config())]
+        words = [str(self.script), "--steps", str(_STEPS), "--dtype", dtype, "--out", str(out)]
+        with Driven(self.base / name, options, words, flips=flips) as driven:
+            code = driven.finish(_PATIENCE_S, lambda: None)
+            if code != 0 or not out.exists():
+                raise ProveError(f"{name} ended with code {code}", remedy=f"outlast why {self.base / name}")
+            verdicts = [e for e in driven.events if isinstance(e, ev.Verdict)]
+        return verdicts, str(json.loads(out.read_text())["fingerprint"])
+
+    def _config(self) -> Path:
+        path = self.base / "run.toml"
+        path.write_text("[run]\nmax_restarts = 0\nheartbeat_s = 0.2\n")
+        return path
+
+
+def planned(num_flips: int, seed: int, dtypes: Sequence[str], names: Sequence[str]) -> list[tuple[str, list[Flip]]]:
+    """(dtype, the flips of a fleet), some fleets: targets in turn, bits spread evenly over the word, places drawn."""
+    draw = random.Random(seed)
+    runs: list[tuple[str, list[Flip]]] = []
+    for first in range(0, num_flips, _FLIPS):
+        dtype, flips = dtypes[len(runs) % len(dtypes)], list[Flip]()
+        for number in range(first, min(first + _FLIPS, num_flips)):
+            target: Any = _TARGETS[number % len(_TARGETS)]
+            bits = _BITS[dtype]
+            flips.append(Flip(
+                replica=f"r{number - first + 1}.1", target=target, step=_FIRST + (number - first) * _APART,
+                bit=(bits - 1 - (number // len(_TARGETS)) * 5 - len(runs) // bits) % bits, parameter=draw.choice(names),
+                element=draw.randrange(1 << 20), persistent=target == "gradient" and number % 2 == 1,
+            ))  # fmt: skip
+        runs.append((dtype, flips))
+    return runs
+
+
+def match(flips: Sequence[Flip], verdicts: Sequence[ev.Verdict], dtype: str, run: int) -> tuple[list[Injection], int]:
+    """What became of each flip, and how many verdicts belong to none. A verdict belongs to the flip of the replica that
+    it names, else to the newest flip at or before its step."""
+    mine: dict[int, ev.Verdict] = {}
+    stray = 0
+    for verdict in verdicts:
+        before = [i for i, flip in enumerate(flips) if flip.step <= verdict.step]
+        named = [i for i in before if flips[i].replica == verdict.replica]
+        if not before:
+            stray += 1
+        elif named:
+            mine[named[-1]] = mine.get(named[-1], verdict)
+        elif flips[before[-1]].step + 1 >= verdict.step or flips[before[-1]].persistent:
+            mine[before[-1]] = mine.get(before[-1], verdict)
+        else:
+            stray += 1
+    rows = []
+    for number, flip in enumerate(flips):
+        verdict_ = mine.get(number)
+        rows.append(Injection(
+            target=flip.target, dtype=dtype, bit=flip.bit, persistent=flip.persistent, parameter=flip.parameter,
+            replica=flip.replica, step=flip.step, detected=verdict_ is not None, run=run,
+            action=verdict_.action if verdict_ else "", after_steps=verdict_.step - flip.step if verdict_ else -1,
+            right=verdict_ is not None and verdict_.replica == flip.replica,
+            evidence=verdict_.evidence if verdict_ else "",
+        ))  # fmt: skip
+    return rows, stray
+
+
+def tally(
+    found: Sequence[Injection], guards: str, steps: int, alarms: int, runs: int, equal: int, unexplained: int
+) -> Tally:
+    """The figures of a campaign."""
+    recall: dict[str, dict[str, int]] = defaultdict(lambda: {"found": 0, "of": 0})
+    by_bit: dict[str, dict[str, int]] = defaultdict(lambda: {"found": 0, "of": 0})
+    waits: dict[str, list[int]] = defaultdict(list)
+    for each in found:
+        for row in (recall[each.target], by_bit[f"{each.target} {each.dtype} bit {each.bit}"]):
+            row["found"] += each.detected
+            row["of"] += 1
+        if each.detected:
+            waits[each.target].append(each.after_steps)
+    return Tally(
+        injections=list(found), recall=dict(recall), recall_by_bit=dict(sorted(by_bit.items())),
+        after_steps={target: sum(values) / len(values) for target, values in waits.items()},
+        wrong_culprits=sum(each.detected and not each.right for each in found), clean_steps=steps, false_alarms=alarms,
+        false_alarm_bound=3.0 / steps, runs=runs, equal_runs=equal, unequal_without_a_miss=unexplained, guards=guards,
+    )  # fmt: skip
+
+
+def _names() -> list[str]:
+    """The example's parameters."""
+    from outlast.examples._models import GPT
+
+    return [name for name, _ in GPT().named_parameters()]

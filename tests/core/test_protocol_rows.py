@@ -1,0 +1,102 @@
+"""Robust rules as the coordinator and the members' arithmetic see them: who is condemned, and who may spoil what."""
+
+import pytest
+
+from outlast.core.policy import admit_view
+from outlast.core.protocol import Coordinator, Member, Settings, ViewId, owners_of, rows_touched
+from outlast.core.protocol import messages as m
+
+
+def started(num_replicas: int) -> Coordinator:
+    c = Coordinator(Settings(num_replicas=num_replicas), 1)
+    c.handle(0.0, m.AgentHello(agent="a", pid=1))
+    for index in range(num_replicas):
+        c.handle(0.0, m.Hello(member=f"r{index}.1", agent="a", epoch=0, state="fresh"))
+    assert c.view is not None
+    for name in c.view.members:
+        c.handle(0.0, m.Formed(member=name, view=c.view.id, step=0))
+    return c
+
+
+def vote(c: Coordinator, member: str, culprit: str, view: ViewId) -> list[m.Action]:
+    said = m.Accused(
+        member=member, view=view, step=7, bucket=2, reducer="r1.1", accuser="r0.1", culprit=culprit,
+        members=tuple(f"r{i}.1" for i in range(c.settings.num_replicas)),
+    )  # fmt: skip
+    return c.handle(1.0, said)
+
+
+def journalled(actions: list[m.Action]) -> list[str]:
+    return [a.kind for a in actions if isinstance(a, m.Journal)]
+
+
+@pytest.mark.parametrize("culprit", ["r1.1", "r0.1"], ids=["the reducer lied", "the checker lied"])
+def test_who_is_wrong_by_most_votes_is_condemned(culprit: str) -> None:
+    c = started(4)
+    assert c.view is not None
+    view = c.view.id
+    assert journalled(vote(c, "r2.1", culprit, view)) == []
+    assert journalled(vote(c, "r3.1", culprit, view)) == []  # half is not most
+    other = {"r0.1": "r1.1", "r1.1": "r0.1"}[culprit]
+    actions = vote(c, other, culprit, view)
+    assert "reducer_accused" in journalled(actions)
+    assert any(isinstance(a, m.Tell) and isinstance(a.message, m.Kill) and a.message.member == culprit for a in actions)
+    assert c.change is not None
+    assert not c.roster.is_alive(culprit)
+
+
+def test_one_member_s_word_condemns_nobody() -> None:
+    c = started(4)
+    assert c.view is not None
+    for _ in range(5):
+        assert journalled(vote(c, "r0.1", "r1.1", c.view.id)) == []
+    assert c.roster.is_alive("r1.1")
+
+
+def test_two_cannot_tell_who_is_wrong() -> None:
+    c = started(2)
+    assert c.view is not None
+    actions = vote(c, "r0.1", "r1.1", c.view.id)
+    end = next(a for a in actions if isinstance(a, m.Finish))
+    assert end.exit_code == 5
+    assert "cannot tell" in end.detail
+
+
+def test_votes_that_come_after_the_view_has_ended_count() -> None:
+    c = started(4)
+    assert c.view is not None
+    old = c.view.id
+    vote(c, "r0.1", "r1.1", old)
+    vote(c, "r2.1", "r1.1", old)
+    c.handle(1.0, m.Left(member="r0.1", view=old))
+    for name in ("r1.1", "r2.1", "r3.1"):
+        c.handle(1.0, m.Left(member=name, view=old))
+    assert c.view.id > old
+    assert "reducer_accused" in journalled(vote(c, "r3.1", "r1.1", old))
+    assert c.change is not None
+
+
+def test_hosts_are_told_with_every_kind_of_view() -> None:
+    c = started(3)
+    members = {name: Member(name, 6, num_rows=3) for name in ("r0.1", "r1.1")}
+    assert c.view is not None
+    for member in members.values():
+        member.told(c.install_message(c.view, "start"))
+    actions = c.handle(1.0, m.Exited(member="r2.1", cause="signal"))
+    actions += c.handle(1.0, m.Left(member="r0.1", view=c.view.id))
+    actions += c.handle(1.0, m.Left(member="r1.1", view=c.view.id))
+    for action in actions:
+        if isinstance(action, m.Tell):
+            for name in members.keys() & set(action.to):
+                members[name].told(action.message)
+    for member in members.values():
+        assert member.view is not None
+        assert member.view.members == ("r0.1", "r1.1")
+        assert [member.hosts[name] for name in member.view.members] == ["a", "a"]
+
+
+def test_what_a_member_can_spoil() -> None:
+    assert rows_touched([0, 1, 2], 8, 4) == [0, 1]
+    assert owners_of([1], {"a": [0, 1], "b": [2], "c": [3, 4]}, 8, 4) == ["b", "c"]
+    lowered = admit_view({"a": 2, "b": 1, "c": 1}, trim_count=2, tolerated_hosts=2, on_shortfall="lower")
+    assert (lowered.action, lowered.tolerated_hosts, lowered.lowered) == ("go", 1, True)
