@@ -54,6 +54,7 @@ def test_killed_whole_and_resumed_at_another_replica_count(fleet: Callable[..., 
     assert all(verify(LocalStore(str(place)), g).problems == [] for g in LocalStore(str(place)).generations())
 
 
+@pytest.mark.campaign
 def test_the_fleet_dies_under_a_living_launcher(fleet: Callable[..., Any], tmp_path: Path) -> None:
     """Both replicas at once: it begins again by itself, from the memory that the agent held, and reads no disk."""
     run = fleet(replicas=2, steps=9, gates=(5,), checkpoint_dir=str(tmp_path / "c"), checkpoint_every=4)
@@ -79,6 +80,7 @@ def test_nothing_was_saved_yet(fleet: Callable[..., Any], tmp_path: Path) -> Non
     assert run.driven.recoveries()[0].lost_steps == 2
 
 
+@pytest.mark.campaign
 def test_the_budget_of_restarts_holds_for_the_whole_fleet(fleet: Callable[..., Any], tmp_path: Path) -> None:
     run = fleet(replicas=2, steps=9, gates=(3,), checkpoint_dir=str(tmp_path / "c"), max_restarts=1)
     run.until("steps were made", lambda: run.driven.step == 2)
@@ -87,6 +89,7 @@ def test_the_budget_of_restarts_holds_for_the_whole_fleet(fleet: Callable[..., A
     assert run.finish() == 6
 
 
+@pytest.mark.campaign
 def test_a_full_disk_and_a_place_that_is_none(fleet: Callable[..., Any], tmp_path: Path, small_disk: Path) -> None:
     """Training goes on and says so; what was published before stays."""
     place = small_disk / "c"
@@ -99,6 +102,7 @@ def test_a_full_disk_and_a_place_that_is_none(fleet: Callable[..., Any], tmp_pat
     assert steps_in(place) == [e.step for e in run.saved()] == [3]
 
 
+@pytest.mark.campaign
 def test_a_place_that_is_no_directory(fleet: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no directory")
     run = fleet(replicas=2, steps=6, checkpoint_dir=str(tmp_path / "file" / "c"), checkpoint_every=2)
@@ -106,6 +110,7 @@ def test_a_place_that_is_no_directory(fleet: Callable[..., Any], tmp_path: Path)
     assert "Not a directory" in next(e for e in run.driven.events if isinstance(e, ev.CheckpointFailed)).reason
 
 
+@pytest.mark.campaign
 def test_asked_to_stop_it_saves_first(fleet: Callable[..., Any], tmp_path: Path) -> None:
     """SIGTERM to the launcher, as a scheduler gives notice; the next run goes on from there."""
     place = tmp_path / "c"
@@ -123,6 +128,7 @@ def test_asked_to_stop_it_saves_first(fleet: Callable[..., Any], tmp_path: Path)
     assert min(map(int, again.results()["r0.1"]["losses"])) == saved.step
 
 
+@pytest.mark.campaign
 def test_a_replica_that_is_asked_to_leave_is_in_the_save(fleet: Callable[..., Any], tmp_path: Path) -> None:
     run = fleet(replicas=2, steps=10, gates=(3, 8), checkpoint_dir=str(tmp_path / "c"), max_restarts=0)
     run.until("steps were made", lambda: run.driven.step == 2)
@@ -135,6 +141,7 @@ def test_a_replica_that_is_asked_to_leave_is_in_the_save(fleet: Callable[..., An
     assert (first.reason, first.num_writers) == ("r1.1 was asked to leave", 2)
 
 
+@pytest.mark.campaign
 def test_an_interval_that_outlast_chooses(fleet: Callable[..., Any], tmp_path: Path) -> None:
     """Each decision is told with its reason; the first save is early and measures what one costs."""
     run = fleet(replicas=2, steps=30, gates=(20,), checkpoint_dir=str(tmp_path / "c"), checkpoint_min_s=0.1)
@@ -156,6 +163,7 @@ def decisions(run: Any) -> list[ev.CheckpointInterval]:
     return [e for e in run.driven.events if isinstance(e, ev.CheckpointInterval)]
 
 
+@pytest.mark.campaign
 def test_the_farther_place_serves_when_the_nearer_is_gone(fleet: Callable[..., Any], tmp_path: Path) -> None:
     near, far = tmp_path / "near", tmp_path / "far"
     run = fleet(
@@ -179,6 +187,7 @@ def test_nothing_whole_to_resume_from_is_an_error(fleet: Callable[..., Any], tmp
     assert "no generation of 0 could be loaded" in ended.detail
 
 
+@pytest.mark.campaign
 def test_what_the_guards_verify_makes_a_generation_certified(fleet: Callable[..., Any], tmp_path: Path) -> None:
     """Fingerprints of the whole state agree at step 100: what was saved of step 90 is certified, the end is not yet."""
     run = fleet(replicas=2, steps=104, checkpoint_dir=str(tmp_path / "c"), checkpoint_every=90, rule={"guards": "full"})

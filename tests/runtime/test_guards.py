@@ -115,6 +115,7 @@ def test_a_batch_with_a_nan_is_skipped_and_its_sample_named(
     assert root.host == "a0"
 
 
+@pytest.mark.campaign
 def test_flips_of_a_parameter_and_of_a_gradient_cost_their_replicas_and_nothing_else(
     guarded: Callable[..., Guarded], alone: Callable[..., dict[str, Any]]
 ) -> None:
@@ -134,6 +135,7 @@ def test_flips_of_a_parameter_and_of_a_gradient_cost_their_replicas_and_nothing_
     assert (gradient.action, gradient.replica, gradient.step, gradient.device) == ("replace", "r2.1", 8, "cpu")
 
 
+@pytest.mark.campaign
 def test_a_gradient_that_is_too_large_only_once_is_its_replicas_fault(
     guarded: Callable[..., Guarded], alone: Callable[..., dict[str, Any]]
 ) -> None:
@@ -146,6 +148,7 @@ def test_a_gradient_that_is_too_large_only_once_is_its_replicas_fault(
     assert run.agreed({"r0.1"})["hashes"] == alone(guards=guards)["hashes"]
 
 
+@pytest.mark.campaign
 def test_two_replicas_that_differ_go_back_together_or_stop(guarded: Callable[..., Guarded]) -> None:
     flip = Flip(replica="r1.1", target="moment", step=7, parameter="last.weight", element=3, bit=27)
     run = guarded(replicas=2, flips=[flip], guards={"agreement": 1, "certify_every": 3}, restarts=0)
@@ -164,6 +167,7 @@ def test_two_replicas_that_differ_go_back_together_or_stop(guarded: Callable[...
     assert "certify_every" in stopped.verdicts[-1].remedy
 
 
+@pytest.mark.campaign
 def test_going_back_and_a_lower_rate_give_the_same_bits_whoever_dies(
     guarded: Callable[..., Guarded], alone: Callable[..., dict[str, Any]]
 ) -> None:

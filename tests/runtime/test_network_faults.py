@@ -12,6 +12,7 @@ from outlast.runtime._probe import Fault
 pytestmark = pytest.mark.process
 
 
+@pytest.mark.campaign
 def test_deaths_in_collectives(fleet: Callable[..., Any]) -> None:
     run = fleet(
         Fault(replica="r1", phase="scatter", step=2, bucket=1, action="SIGKILL"),

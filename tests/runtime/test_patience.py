@@ -48,6 +48,7 @@ def no_one_was_evicted(driven: Driven) -> None:
     assert (driven.run_dir.parent / "out").exists()
 
 
+@pytest.mark.campaign
 @pytest.mark.process
 def test_a_slow_loop_and_a_debugger_evict_nobody(tmp_path: Path) -> None:
     no_one_was_evicted(patient_run(tmp_path, 4, 200, held_by_a_debugger))
@@ -60,6 +61,7 @@ def test_ten_thousand_steps_over_subscribed_evict_nobody(tmp_path: Path) -> None
     no_one_was_evicted(patient_run(tmp_path, 2 * (os.cpu_count() or 2), 10_000, lambda driven: None))
 
 
+@pytest.mark.campaign
 @pytest.mark.process
 def test_a_healthy_step_sends_the_coordinator_nothing_but_heartbeats(tmp_path: Path) -> None:
     driven = patient_run(tmp_path, 2, 160, lambda driven: None)

@@ -43,6 +43,7 @@ def test_the_coordinator_dies_in_view_changes(fleet: Callable[..., Any]) -> None
     assert sorted(r.cause for r in run.driven.recoveries()) == ["coordinator"] * 3 + ["signal"] * 3
 
 
+@pytest.mark.campaign
 def test_the_coordinator_is_stopped_and_goes_on(fleet: Callable[..., Any]) -> None:
     """It sleeps through a death, and through the notice of it, and wakes before it is replaced."""
     run = fleet(

@@ -19,6 +19,7 @@ def fault(replica: str, phase: str, action: Any = "SIGKILL", **where: Any) -> Fa
     return Fault(replica=replica, phase=phase, action=action, **where)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("action", ACTIONS)
 def test_waiting_for_slices_forming_a_group_receiving_a_hand_over(fleet: Callable[..., Any], action: Action) -> None:
     """r1 waits for slices; the group without it forms, and loses r2. Of r4's header of step 4 only r0 hears, commits,
@@ -81,6 +82,7 @@ def test_an_agent_fails_as_it_kills_a_rank(fleet: Callable[..., Any], action: Ac
     assert [e.agent for e in run.driven.events if isinstance(e, ev.AgentLost)] == ["a1"]
 
 
+@pytest.mark.campaign
 def test_a_hang_in_the_first_view_change(fleet: Callable[..., Any]) -> None:
     """No deadline was learned yet for its roll call, and its link to the coordinator goes on answering."""
     run = fleet(

@@ -39,6 +39,7 @@ def assert_generations(place: Path) -> list[int]:
     return steps
 
 
+@pytest.mark.campaign
 def test_writers_die_in_saves(fleet: Callable[..., Any], tmp_path: Path) -> None:
     """One after sealing its memory, one after its data was durable, one with its promise on its lips."""
     run = fleet(
@@ -59,6 +60,7 @@ def test_writers_die_in_saves(fleet: Callable[..., Any], tmp_path: Path) -> None
     assert writers == sorted(writers, reverse=True)
 
 
+@pytest.mark.campaign
 def test_the_coordinator_dies_as_it_publishes(fleet: Callable[..., Any], tmp_path: Path) -> None:
     """Before and after the head is there: writers repeat their promises, and publishing twice is publishing once."""
     run = fleet(
@@ -73,6 +75,7 @@ def test_the_coordinator_dies_as_it_publishes(fleet: Callable[..., Any], tmp_pat
     assert [e.step for e in run.saved()] == steps, "also what was published and not told"
 
 
+@pytest.mark.campaign
 def test_a_writer_that_is_stopped_and_evicted(fleet: Callable[..., Any], tmp_path: Path) -> None:
     """Two saves may be in flight here; the one that it holds up is lost with its view, none is torn."""
     keep = {"dir": str(tmp_path / "c"), "every": 1, "num_slots": 3, "keep_last": 100}

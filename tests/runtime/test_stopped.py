@@ -23,6 +23,7 @@ def coordinators(run: Any) -> list[int]:
     return [e.pid for e in run.driven.events if isinstance(e, ev.CoordinatorStarted)]
 
 
+@pytest.mark.campaign
 def test_a_stopped_coordinator_is_replaced_and_a_death_does_not_wait_for_it(fleet: Callable[..., Any]) -> None:
     run = fleet(replicas=3, steps=8, max_restarts=0, gates=(3, 5))
     run.until("steps were made", lambda: run.driven.step == 2)

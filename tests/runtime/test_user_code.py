@@ -15,6 +15,7 @@ from outlast.runtime._probe import Fault
 pytestmark = pytest.mark.process
 
 
+@pytest.mark.campaign
 def test_loader_processes_die_with_their_replica_and_change_no_bit(fleet: Callable[..., Any]) -> None:
     """r1 dies while its workers have batches ready, r2 as it waits for one; orphans are fetched out of turn."""
     run = fleet(
@@ -25,6 +26,7 @@ def test_loader_processes_die_with_their_replica_and_change_no_bit(fleet: Callab
     run.assert_unchanged(survivors={"r0.1"}, recoveries=2)
 
 
+@pytest.mark.campaign
 def test_python_that_never_returns(fleet: Callable[..., Any]) -> None:
     """It uses its processor, so it counts as slow until `outside_s`: in the loop's body, and inside a backward."""
     run = fleet(

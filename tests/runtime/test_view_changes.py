@@ -24,6 +24,7 @@ def silence(replica: str, peers: list[str], step: int) -> list[Fault]:
     ]  # fmt: skip
 
 
+@pytest.mark.campaign
 def test_a_second_death_in_the_repair_of_the_first(fleet: Callable[..., Any]) -> None:
     """Each step loses two: the second while the first is being dealt with."""
     run = fleet(

@@ -99,6 +99,7 @@ def _fleet(folder: Path, trial: Trial) -> Iterator[tuple[Driven, dict[int, TextI
     options = ["--config", str(config), "--replicas", str(trial.replicas), "--spares", str(trial.spares)]
     options += ["--agents", str(trial.agents), "-m", "outlast.prove._training"]
     script = ["--steps", str(STEPS), "--microbatches", str(MICROBATCHES), "--dtype", trial.dtype]
+    script += ["--audit", str(trial.audit)]
     gates: dict[int, TextIO] = {}
     for gate in trial.gates:
         gates[gate.step] = (folder / "gates" / str(gate.step)).open("w")

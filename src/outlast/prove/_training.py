@@ -55,6 +55,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--microbatches", type=int, required=True)
     parser.add_argument("--dtype", required=True)
+    parser.add_argument("--audit", type=float, default=0.0)
     parser.add_argument("--folder", type=Path, required=True)
     args = parser.parse_args()
     run = outlast.join()
@@ -65,6 +66,7 @@ def main() -> None:
     training = run.protect(
         model, optimizer, _data(args.microbatches), global_batch_size=4 * args.microbatches,
         microbatches=args.microbatches, seed=11, scheduler=scheduler, clip_norm=0.5, bucket_mb=0.3,
+        audit=args.audit,
     )  # fmt: skip
     losses: list[tuple[int, float]] = []
     for step in training.steps(until=args.steps):

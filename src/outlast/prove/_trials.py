@@ -49,6 +49,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     loses: int = 1
     restarts: int = 0
     checkpoint_every: int = 0  # 0: none are kept
+    audit: float = 0.0  # share of the microbatches that are computed twice
 
 
 class _Draw:
@@ -200,6 +201,14 @@ def _saving(d: _Draw) -> Trial:
     return d.trial([fault], replicas, exchange="shm", checkpoint_every=3)
 
 
+def _auditing(d: _Draw) -> Trial:
+    """A second fails as it computes another's microbatch."""
+    replicas = d.size(2)
+    victim = d.others(replicas, 1)[0] + ".1"
+    fault = _fault(victim, d.phase, d.rng.choice(_OWN_THREAD), step=d.rng.randint(5, STEPS - 2))
+    return d.trial([fault], replicas, audit=1.0)
+
+
 _STEP = (
     Phase.LOAD, Phase.BODY, Phase.BACKWARD, Phase.MERGE, Phase.SCATTER, Phase.REDUCE, Phase.GATHER, Phase.GATHERED,
     Phase.HEADER, Phase.VERDICT, Phase.OPTIMIZER, Phase.COMMIT,
@@ -207,6 +216,7 @@ _STEP = (
 SCENES: dict[Phase, Callable[[_Draw], Trial]] = {
     **dict.fromkeys(_STEP, _in_a_step),
     Phase.SCATTERED: _waiting,
+    Phase.AUDIT: _auditing,
     **dict.fromkeys((Phase.LEAVE, Phase.CONNECT, Phase.ROLL_CALL, Phase.RECOMPUTE), _in_a_change),
     **dict.fromkeys((Phase.HAND_OVER_SEND, Phase.HAND_OVER_RECEIVE), _in_a_hand_over),
     Phase.FINAL: _at_the_end,
