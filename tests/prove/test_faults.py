@@ -85,6 +85,7 @@ def test_one_fleet_survives_and_has_the_bits(tmp_path: Path) -> None:
 
 
 @pytest.mark.campaign
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_a_sample_of_all_phases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prove", "faults", "--samples", "12", "--seed", "2", "--keep", str(tmp_path / "runs"), "--json"]) == 0
