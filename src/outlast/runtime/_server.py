@@ -342,6 +342,7 @@ async def _run(environ: dict[str, str]) -> int:
     server = Server(journal, config, bytes.fromhex(environ["OUTLAST_SECRET"]), progress)
     if "OUTLAST_TAKEOVER" in environ:
         server.write("recovery", **json.loads(environ["OUTLAST_TAKEOVER"]), view=[server.epoch, 0])
+        journal.flush(0.5)  # if this one is lost soon as well, what it took over from is told all the same
     sock = socket.socket(fileno=int(environ["OUTLAST_LISTEN_FD"]))
     conversations: set[asyncio.Task[None]] = set()
 
