@@ -276,8 +276,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         title = f"{name}: {len(jobs)} jobs, a failure every {mean_s:.0f} s, a save costs {jobs[0].cost_s:.1f} s"
         tables.append(Table(title=title, columns=["policy", "waste over training", "over the best fixed"], rows=rows))
         for prior in ("adaptive", *(f"adaptive, prior x {w:g}" for w in WRONG)):
-            if name != SHORT:
-                bounds.check(f"{name}: {prior} / best fixed", 1 + paired(found[prior], found[first])[0], 1.05, "times")
+            bounds.check(f"{name}: {prior} / best fixed", 1 + paired(found[prior], found[first])[0], 1.05, "times")
         for wrong in WRONG:
             ratio = 1 + paired(found[f"adaptive, prior x {wrong:g}"], found[f"Young, prior x {wrong:g}"])[0]
             bounds.check(f"{name}: adaptive / Young, both with prior x {wrong:g}", ratio, 1.0, "times")
