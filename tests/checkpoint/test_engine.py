@@ -247,6 +247,34 @@ def test_file_systems_without_links_or_direct_writes(log: list[Any]) -> None:
     engine.close()
 
 
+@pytest.mark.parametrize("links", [True, False])
+def test_a_head_swept_before_it_got_its_name_is_written_again(links: bool) -> None:
+    """Another save's clearing away meets a head between its writing and its naming; certifying writes one as well."""
+    disk, swept = CrashFs(), []
+    store = LocalStore("/ckpt", fs=disk)
+
+    def sweep(call: str, path: str) -> OSError | None:
+        temporary = [n for n in disk.names("/ckpt/manifests") if n.startswith(".tmp-")] if call == wanted else []
+        if temporary and len(swept) < 3:
+            swept.extend(temporary)
+            LocalStore("/ckpt", fs=disk).discard([])
+        return None if links or call != "link" else OSError(errno.EPERM, "no links here")
+
+    disk.fail, wanted = sweep, "link" if links else "rename"
+    assert store.publish(0, b"head")
+    assert len(swept) == 3
+    assert store.read_head(0) == b"head"
+    swept.clear()
+    wanted = "rename"
+    store.replace_head(0, b"certified")
+    assert len(swept) == 3
+    assert store.read_head(0) == b"certified"
+    swept.clear()
+    wanted = "unlink"
+    assert store.publish(1, b"next")
+    assert store.generations() == [0, 1]
+
+
 def test_a_directory_that_cannot_be_written(tmp_path: pathlib.Path, log: list[Any]) -> None:
     (tmp_path / "file").write_text("in the way")
     engine = Engine(str(tmp_path / "file" / "ckpt"), on_event=log.append, num_retries=0)

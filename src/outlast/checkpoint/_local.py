@@ -24,6 +24,7 @@ from outlast.checkpoint._store import generation_name, generation_number
 __all__ = ["LocalStore"]
 
 _NO_DIRECT = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP}
+_MAX_SWEPT = 100
 _NO_LINK = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}
 
 
@@ -147,35 +148,52 @@ class LocalStore:
     def publish(self, generation: int, head: bytes) -> bool:
         self._prepare()
         final = os.path.join(self._heads, generation_name(generation))
-        temporary = os.path.join(self._heads, f".tmp-{generation}-{self._nonce()}")
-        self._write_whole(temporary, head)
+        return self._named(generation, head, lambda temporary: self._publish_as(temporary, final))
+
+    def _named(self, generation: int, head: bytes, name: Callable[[str], bool]) -> bool:
+        """Write a head under a temporary name, then `name` it. Written again if another save's `discard` swept it."""
+        for tries_left in reversed(range(_MAX_SWEPT)):
+            temporary = os.path.join(self._heads, f".tmp-{generation}-{self._nonce()}")
+            self._write_whole(temporary, head)
+            try:
+                named = name(temporary)
+            except FileNotFoundError:
+                if tries_left:
+                    continue
+                raise
+            if named:
+                self._fs.sync_dir(self._heads)
+            return named
+        raise AssertionError("unreachable")
+
+    def _publish_as(self, temporary: str, final: str) -> bool:
         try:
             self._fs.link(temporary, final)
         except FileExistsError:
-            self._fs.unlink(temporary)
+            self._remove(temporary)
             return False
         except OSError as error:
             if error.errno not in _NO_LINK:
                 raise
-            return self._publish_by_rename(temporary, final)
-        self._fs.unlink(temporary)
-        self._fs.sync_dir(self._heads)
+            # Without hard links: as atomic, but two publishers at the same instant are not refused.
+            if self._fs.size(final) is not None:
+                self._remove(temporary)
+                return False
+            self._fs.rename(temporary, final)
+            return True
+        self._remove(temporary)
         return True
 
-    def _publish_by_rename(self, temporary: str, final: str) -> bool:
-        """For file systems without hard links: as atomic, but two publishers at the same instant are not refused."""
-        if self._fs.size(final) is not None:
-            self._fs.unlink(temporary)
-            return False
-        self._fs.rename(temporary, final)
-        self._fs.sync_dir(self._heads)
-        return True
+    def _remove(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.unlink(path)
 
     def replace_head(self, generation: int, head: bytes) -> None:
-        temporary = os.path.join(self._heads, f".tmp-{generation}-{self._nonce()}")
-        self._write_whole(temporary, head)
-        self._fs.rename(temporary, os.path.join(self._heads, generation_name(generation)))
-        self._fs.sync_dir(self._heads)
+        def replace(temporary: str) -> bool:
+            self._fs.rename(temporary, os.path.join(self._heads, generation_name(generation)))
+            return True
+
+        self._named(generation, head, replace)
 
     # removing
 
@@ -211,8 +229,7 @@ class LocalStore:
                     self._fs.unlink(path)
         for name in self._fs.names(self._heads):
             if name.startswith(".tmp-"):
-                with contextlib.suppress(FileNotFoundError):
-                    self._fs.unlink(os.path.join(self._heads, name))
+                self._remove(os.path.join(self._heads, name))
 
     def make_room(self) -> int:
         """Give the spare files back to the file system; returns how many there were."""
