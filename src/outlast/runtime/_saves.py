@@ -204,6 +204,8 @@ class Saves:
             if self._pacer is not None:
                 self._pacer.began(began_s)
         self.engine.frozen.append(flight)
+        if self._send is not None:
+            self._send([self._began_message(flight)])
         handle.durable.add_done_callback(lambda done: self._durable(flight, done))
 
     def _changing(self) -> list[str]:
@@ -249,6 +251,12 @@ class Saves:
             self._send([flight.sent])
         else:
             self.archive.commit_later(handle).add_done_callback(lambda done: self._committed(flight, done))
+
+    def _began_message(self, flight: _Flight) -> wire.SaveBegan:
+        handle = flight.handle
+        return wire.SaveBegan(
+            member=self.env.me, save=handle.save, writer=handle.part.writer, reason=flight.reason
+        )  # fmt: skip
 
     def _done_message(self, flight: _Flight, report: PartReport) -> wire.SaveDone:
         handle, until = flight.handle, self.member.until or 0
@@ -310,10 +318,10 @@ class Saves:
                     self._let_go(flight, message.generation)
 
     def repeat(self) -> list[wire.FromMember]:
-        """What a coordinator that was out of reach may have missed: promises that it has not answered."""
+        """What a coordinator that was out of reach may have missed: what has begun, and promises not yet answered."""
         with self._lock:
             unsaid, self._unsaid, self._connected = self._unsaid, [], True
-            return [*unsaid, *(f.sent for f in self._flights.values() if f.sent is not None)]
+            return [*unsaid, *(f.sent or self._began_message(f) for f in self._flights.values())]
 
     def certify(self, step: int) -> None:
         """The state after `step` was verified: the newest generation up to it is certified."""
