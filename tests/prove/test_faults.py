@@ -17,7 +17,7 @@ from outlast.core.phases import Phase
 from outlast.prove import Campaign
 from outlast.prove._campaign import _judge
 from outlast.prove._generations import SAVED, wrong_generation
-from outlast.prove._trials import SCENES, STEPS, Trial, trial_of
+from outlast.prove._trials import SCENES, STEPS, Trial, _Draw, trial_of
 
 
 def test_every_phase_has_its_scene_and_every_round_visits_it() -> None:
@@ -77,17 +77,17 @@ def test_the_command_refuses_what_cannot_be(tmp_path: Path) -> None:
     assert main(["prove", "faults", "--keep", str(tmp_path)]) == 2
 
 
-def place_of(phase: str, seed: int, replicas: int, **wanted: str) -> Trial:
+def place_of(phase: Phase, replicas: int, **wanted: str) -> Trial:
     """The first trial that strikes there with so few replicas."""
-    trials = (trial_of(number, seed) for number in range(100 * len(SCENES)))
-    fits = (trial for trial in trials if trial.phase == phase and trial.replicas <= replicas)
+    trials = (SCENES[phase](_Draw(number, 0, phase)) for number in range(10_000))
+    fits = (trial for trial in trials if trial.replicas <= replicas)
     return next(trial for trial in fits if all(getattr(trial, key) == value for key, value in wanted.items()))
 
 
 @pytest.mark.campaign
 @pytest.mark.process
 def test_one_fleet_survives_and_has_the_bits(tmp_path: Path) -> None:
-    result = Campaign(tmp_path, 0).attempt(place_of("reduce", 0, 3))
+    result = Campaign(tmp_path, 0).attempt(place_of(Phase.REDUCE, 3))
     assert (result.verdict, result.ended >= 1, result.recoveries >= 1) == ("identical", True, True), result
 
 
@@ -98,9 +98,9 @@ def saving(tmp_path_factory: pytest.TempPathFactory) -> Campaign:
 
 
 ACTIONS = ("SIGKILL", "SIGSTOP", "raise")
-SAVES = [phase.name.lower() for phase in Phase if phase.name.startswith(("SAVE", "PUBLISH"))]
+SAVES = [phase for phase in Phase if phase.name.startswith(("SAVE", "PUBLISH"))]
 STRUCK = [
-    pytest.param(phase, action, marks=[] if (number + turn) % 3 == 0 else pytest.mark.soak)
+    pytest.param(phase, action, id=f"{phase.name}-{action}", marks=[] if (number + turn) % 3 == 0 else pytest.mark.soak)
     for number, phase in enumerate(SAVES)
     for turn, action in enumerate(ACTIONS)
 ]
@@ -109,9 +109,9 @@ STRUCK = [
 @pytest.mark.campaign
 @pytest.mark.process
 @pytest.mark.parametrize(("phase", "action"), STRUCK)
-def test_what_is_saved_under_faults_is_right(saving: Campaign, phase: str, action: str) -> None:
+def test_what_is_saved_under_faults_is_right(saving: Campaign, phase: Phase, action: str) -> None:
     """Killed, stopped, an error: at every point of a save and of its publication. The end is saved all the same."""
-    result = saving.attempt(place_of(phase, 0, 3, action=action, dtype="float32"))
+    result = saving.attempt(place_of(phase, 3, action=action, dtype="float32"))
     assert result.verdict == "identical", result
 
 
