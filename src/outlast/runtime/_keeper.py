@@ -31,7 +31,6 @@ from outlast.runtime._settings import SaveSettings
 
 __all__ = ["Keeper"]
 
-_BASE = "checkpoint_epochs"  # the journal's record of how much higher the epochs of saves are
 _AGAIN_S = 30.0  # between two tries to open a store that refuses
 _OVERDUE_S = 900.0  # a writer that has not promised by then never will: it hangs on its disk
 _CHANGED = 0.2  # an interval that differs by less is no news
@@ -106,9 +105,9 @@ class Keeper:
             self._write("checkpoint_failed", step=-1, cause="unreadable", reason=str(error), url=archive.url)
             self._loop.call_later(_AGAIN_S, self._open)
             return
-        stored = self._journal.get(_BASE)
+        stored = self._journal.get(wire.SAVE_EPOCHS)
         base = int(stored) if stored else done.result()
-        if stored is None and not self._journal.put(self._epoch, _BASE, str(base).encode()):
+        if stored is None and not self._journal.put(self._epoch, wire.SAVE_EPOCHS, str(base).encode()):
             return  # a newer coordinator is there
         self.archive, self._base = archive, base
         assert self.settings is not None

@@ -397,11 +397,11 @@ def attach(replica: Replica, settings: SaveSettings) -> None:
 
 
 def archive_of(env: Environment, settings: SaveSettings, *, on_event: Callable[[ce.CheckpointEvent], None]) -> Archive:
-    """The checkpoint engine of this process, in the agent's memory if it gave any. Raises ConfigError."""
+    """The checkpoint engine of this process, in the launcher's memory if it gave any. Raises ConfigError."""
     hold = Hold.parse(env.hold) if env.hold else None
     place = int(env.me.partition(".")[0].removeprefix("r"))
     if hold is not None and place >= len(hold.fds):
-        raise ConfigError(f"the agent holds no memory for {env.me}", remedy="start it with outlast run")
+        raise ConfigError(f"the launcher holds no memory for {env.me}", remedy="start it with outlast run")
     return Archive(
         settings.target, run=env.run_id, drain_to=settings.drain_to or None, hold=hold, local_replica=place,
         num_slots=settings.num_slots, retention=Retention(keep_last=settings.keep_last, keep_every=settings.keep_every),

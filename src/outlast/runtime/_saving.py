@@ -11,9 +11,12 @@ from outlast.checkpoint._events import Loaded, SaveDelayed, SaveRetried, Skipped
 from outlast.core.protocol._commit import PartReport, SaveId
 
 __all__ = [
-    "FROM_MEMBER", "TO_MEMBER", "FromMember", "SaveBase", "SaveBegan", "SaveCertified", "SaveDone", "SaveLost",
-    "SaveNow", "SaveSaid", "SaveSettled", "ToMember",
+    "FROM_MEMBER", "SAVE_EPOCHS", "TO_MEMBER", "FromMember", "SaveBase", "SaveBegan", "SaveCertified", "SaveDone",
+    "SaveLost", "SaveNow", "SaveSaid", "SaveSettled", "ToMember",
 ]  # fmt: skip
+
+SAVE_EPOCHS = "checkpoint_epochs"
+"""The journal's record, once checkpoints have a place: how much higher the epochs of saves are than the run's."""
 
 
 class SaveBegan(msgspec.Struct, frozen=True, kw_only=True, tag="SaveBegan"):
