@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import signal
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.checkpoint.s3 import Proxy, new_place, proxied, serving
-from tests.runtime.generations import assert_generations, began, failed
+from tests.runtime.generations import assert_generations, began, failed, position
 
 from outlast.checkpoint import heads, open_store
 from outlast.core import events as ev
@@ -83,6 +84,33 @@ def test_an_s3_server_that_fails_cuts_and_stalls(fleet: Callable[..., Any], prox
     loaded = [e for e in again.driven.events if isinstance(e, ev.CheckpointLoaded)]
     assert [(e.step, e.tier) for e in loaded] == [(16, "object")] * 3
     assert assert_generations(url) == [4, 16, 20]
+
+
+def test_what_all_had_promised_is_published_in_the_next_view(fleet: Callable[..., Any], proxy: Proxy, url: str) -> None:
+    """The store takes its time over the generation's name; meanwhile a writer dies and the view changes."""
+    arrived, go_on = threading.Event(), threading.Event()
+
+    def slow(method: str, path: str) -> str:
+        if method == "PUT" and "/manifests/" in path:
+            arrived.set()
+            go_on.wait(50)
+        return "ok"
+
+    proxy.fault = slow
+    run = fleet(replicas=3, steps=12, gates=(5, 9), checkpoint_dir=url, checkpoint_every=4, max_restarts=0)
+    run.until("the name of step 4 was on its way", arrived.is_set)
+    run.strike(run.pid("r1.1"))
+    run.gate(5, "it was gone", lambda: run.exited("r1.1"))
+    run.until("the view had changed", lambda: run.driven.members == ["r0.1", "r2.1"])
+    assert run.saved() == []
+    go_on.set()
+    run.gate(9, "step 4 was saved", lambda: any(e.step == 4 for e in run.saved()))
+    run.assert_unchanged(survivors={"r0.1", "r2.1"}, recoveries=1)
+    assert failed(run) == []
+    assert [e.num_writers for e in run.saved()] == [3, *[2] * (len(run.saved()) - 1)]
+    change = position(run, ev.ViewInstalled, members=["r0.1", "r2.1"])
+    assert position(run, ev.CheckpointBegan, step=4) < change < position(run, ev.CheckpointSaved, step=4)
+    assert assert_generations(url) == [e.step for e in run.saved()]
 
 
 @pytest.fixture

@@ -226,7 +226,7 @@ def test_going_back_to_a_certified_generation(tmp_path: Path) -> None:
         average.update(model)
         if step.number == 6 and not went_back:
             store = saves.archive.store
-            saves._await(lambda: bool(store.generations()), lambda: False)
+            saves._await(lambda: bool(saves.archive.store.generations()), lambda: False)
             assert rewind(saves) is None, "none is certified yet"
             certify(store, min(store.generations()))
             with torch.no_grad():
