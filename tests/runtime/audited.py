@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    os.environ["OUTLAST_FLIPS"] = args.flips
+    os.environ["OUTLAST_CORRUPTION"] = args.flips
     run, found = train(args.steps, args.microbatches, args.audit, getattr(torch, args.dtype))
     part = args.out / f"{run.name}.{os.getpid()}.part"
     part.write_text(json.dumps(found))

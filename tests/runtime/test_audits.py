@@ -17,7 +17,7 @@ from outlast.errors import ConfigError
 from outlast.observe import status, why
 from outlast.prove._drive import Driven
 from outlast.runtime._auditing import check_bitwise
-from outlast.runtime._flips import Flip
+from outlast.runtime._corruption import Flip
 from outlast.runtime._probe import Fault
 
 from .conftest import PATIENCE_S, processes, undisturbed
@@ -83,7 +83,11 @@ def audited(tmp_path: Path) -> Iterator[Callable[..., Audited]]:
 
 
 def test_a_transient_flip_is_seen_named_and_gone(audited: Callable[..., Audited]) -> None:
-    run = audited(Flip(replica="r1", step=2, microbatch=2, param=3, element=1000, bit=3), replicas=3, steps=4)
+    run = audited(
+        Flip(replica="r1", step=2, microbatch=2, parameter=3, element=1000, bit=3),
+        replicas=3,
+        steps=4,
+    )
     run.assert_unchanged({"r0.1", "r1.1", "r2.1"})
     (found,) = run.findings()
     assert (found.culprit, found.step, found.microbatch, found.verdict) == ("r1.1", 2, 2, "transient"), run.logs()
@@ -98,7 +102,7 @@ def test_a_transient_flip_is_seen_named_and_gone(audited: Callable[..., Audited]
 
 
 def test_who_repeats_a_wrong_answer_is_evicted(audited: Callable[..., Audited]) -> None:
-    run = audited(Flip(replica="r2", step=1, param=4, element=5, bit=30, times=0), replicas=3, steps=3)
+    run = audited(Flip(replica="r2", step=1, parameter=4, element=5, bit=30, times=0), replicas=3, steps=3)
     run.assert_unchanged({"r0.1", "r1.1"})
     assert {f.culprit for f in run.findings()} == {"r2.1"}, run.logs()
     assert "persistent" in {f.verdict for f in run.findings()}
@@ -129,10 +133,35 @@ def test_a_death_while_it_is_settled(audited: Callable[..., Audited]) -> None:
 
 
 def test_a_sum_that_changes_after_it_was_made_is_computed_again(audited: Callable[..., Audited]) -> None:
-    flip = Flip(replica="r0", step=2, microbatch=2, place="sum", param=0, element=77, bit=9)
+    flip = Flip(target="sum", replica="r0", step=2, microbatch=2, element=77, bit=9)
     run = audited(flip, replicas=2, steps=4)
     run.assert_unchanged({"r0.1", "r1.1"})
     assert [(f.culprit, f.verdict, f.step) for f in run.findings()] == [("r0.1", "memory", 2)], run.logs()
+
+
+def test_a_reducer_that_is_wrong_once_is_named_and_the_step_done_again(audited: Callable[..., Audited]) -> None:
+    flip = Flip(target="reducer", replica="r1", step=2, parameter=-1, element=100, bit=4)
+    run = audited(flip, replicas=3, steps=4)
+    run.assert_unchanged({"r0.1", "r1.1", "r2.1"})
+    (found,) = run.findings()
+    assert (found.culprit, found.verdict, found.step, found.microbatch) == ("r1.1", "transient", 2, -1), run.logs()
+    assert found.bucket >= 0
+    assert "reduced a slice of bucket" in found.evidence
+
+
+def test_a_reducer_that_stays_wrong_is_evicted(audited: Callable[..., Audited]) -> None:
+    flip = Flip(target="reducer", replica="r2", step=1, parameter=-1, bit=30, times=0, persistent=True)
+    run = audited(flip, replicas=3, steps=3)
+    run.assert_unchanged({"r0.1", "r1.1"})
+    assert {(f.culprit, f.verdict) for f in run.findings()} == {("r2.1", "persistent")}, run.logs()
+
+
+def test_sums_that_change_again_and_again_cost_their_replica(audited: Callable[..., Audited]) -> None:
+    """Failing memory: the step would be held for ever."""
+    flip = Flip(target="sum", replica="r1", step=1, parameter=-1, bit=30, times=0, persistent=True)
+    run = audited(flip, replicas=3, steps=3)
+    run.assert_unchanged({"r0.1", "r2.1"})
+    assert [(f.culprit, f.verdict) for f in run.findings()] == [("r1.1", "memory"), ("r1.1", "persistent")], run.logs()
 
 
 BITS = {"float32": (0, 1, 12, 22, 23, 27, 30, 31), "bfloat16": (0, 3, 6, 7, 10, 14, 15)}
@@ -144,7 +173,13 @@ def test_every_bit_is_seen_and_nothing_else(audited: Callable[..., Audited], dty
     """One flip in every other step, each of another bit, replica and parameter; the steps between are clean."""
     bits, params = BITS[dtype], (0, 3, 4, 5, 7)
     flips = [
-        Flip(replica=f"r{i % 3}", step=2 * i + 1, param=params[i % len(params)], element=37 * i, bit=bit)
+        Flip(
+            replica=f"r{i % 3}",
+            step=2 * i + 1,
+            parameter=params[i % len(params)],
+            element=37 * i,
+            bit=bit,
+        )
         for i, bit in enumerate(bits)
     ]
     run = audited(*flips, replicas=3, steps=2 * len(bits) + 2, dtype=dtype)
@@ -155,7 +190,7 @@ def test_every_bit_is_seen_and_nothing_else(audited: Callable[..., Audited], dty
 
 @pytest.mark.campaign
 def test_over_torch_distributed(audited: Callable[..., Audited]) -> None:
-    flip = Flip(replica="r1", step=2, microbatch=2, param=0, element=10, bit=3)
+    flip = Flip(replica="r1", step=2, microbatch=2, parameter=0, element=10, bit=3)
     run = audited(flip, replicas=3, steps=4, exchange="c10d")
     run.assert_unchanged({"r0.1", "r1.1", "r2.1"})
     assert [(f.culprit, f.verdict) for f in run.findings()] == [("r1.1", "transient")], run.logs()
@@ -164,7 +199,7 @@ def test_over_torch_distributed(audited: Callable[..., Audited]) -> None:
 @pytest.mark.campaign
 def test_beside_a_robust_rule(audited: Callable[..., Audited]) -> None:
     """The rule would only weaken a wrong row; the audit puts the right one in its place."""
-    flips = [Flip(replica="r1", step=1, microbatch=2, param=0, element=i, bit=30) for i in range(3)]
+    flips = [Flip(replica="r1", step=1, microbatch=2, parameter=0, element=i, bit=30) for i in range(3)]
     clean = audited(replicas=3, steps=3, aggregation="trimmed_mean", f=1)
     assert clean.finish() == 0, clean.logs()
     run = audited(*flips, replicas=3, steps=3, aggregation="trimmed_mean", f=1)
@@ -177,7 +212,7 @@ def test_beside_a_robust_rule(audited: Callable[..., Audited]) -> None:
 @pytest.mark.campaign
 def test_with_a_share_the_broken_device_is_found_soon(audited: Callable[..., Audited]) -> None:
     """Unaudited wrong gradients are applied meanwhile: that is what a share below one means."""
-    broken = [Flip(replica="r1", step=step, param=0, element=step, bit=20, times=0) for step in range(40)]
+    broken = [Flip(replica="r1", step=step, parameter=0, element=step, bit=20, times=0) for step in range(40)]
     run = audited(*broken, replicas=3, steps=40, audit=0.25)
     assert run.finish() == 0, run.logs()
     first = run.findings()[0]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,10 +18,10 @@ from outlast.config import RunConfig
 from outlast.core.phases import Phase
 from outlast.core.protocol import Evidence, Exchange, Header, Said, View
 from outlast.errors import ConfigError, StepMisuse, ViewAbandoned
-from outlast.runtime._flips import Flips
 from outlast.runtime._mesh import Prints
 from outlast.runtime._plane import Reduction
 from outlast.runtime._replica import Replica
+from outlast.runtime._second_reduction import Checks, settle
 
 __all__ = ["Auditing", "check_bitwise"]
 
@@ -48,7 +47,7 @@ class Auditing:
         audits.share, audits.seed, audits.host = share, engine.seed, replica.env.agent
         audits.device = str(engine.layout.device)
         engine.sums.printing = share > 0.0
-        engine.flips = engine.sums.corrupt = Flips.read(replica.env.me, os.environ.get("OUTLAST_FLIPS"))
+        engine.checks = Checks(lambda: audits.share, engine.seed)
 
     def computed(self, leaf: int) -> None:
         """A microbatch of my own is in my sums."""
@@ -121,14 +120,17 @@ class Auditing:
 
     def evidence(self, found: Reduction) -> Evidence:
         """My part of the header."""
-        audits = self._replica.member.audits
-        return audits.evidence(sorted(found.unlike)) if self._said is not None else Evidence()
+        false = sorted((*key, value) for key, value in found.false.items())
+        if self._said is None:
+            return Evidence(false=tuple(false))
+        return self._replica.member.audits.evidence(sorted(found.unlike), false)
 
     def judge(self, headers: Sequence[Header]) -> None:
         """All headers are there. Raises ViewAbandoned, on every member alike, if a mismatch holds the step."""
         if self._said is not None:
             with self._replica.lock:
                 self._replica.member.audit(headers, self._said)
+        settle(self._replica, headers)
 
     def report(self, view: View) -> None:
         """After the commit: the state's certificate; and to the coordinator what was settled, if anything was."""

@@ -325,6 +325,8 @@ class Replica:
             num_leaves=self.engine.num_leaves, scale=self.engine.scale(self.member.committed),
             with_norms=self.engine.with_norms, on_scattered=self._scattered,
             sent=self.engine.sums.sent if self.engine.sums.printing and self.engine.robust is None else None,
+            checks=self.engine.checks,
+            on_reduced=self.engine.corruption.after_reduction if self.engine.corruption is not None else None,
         )  # fmt: skip
 
     def _scattered(self) -> None:

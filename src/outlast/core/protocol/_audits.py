@@ -92,11 +92,11 @@ class Audits:
                 wanted.add(leaf)
         return tuple(sorted(wanted.difference(plan.leaves[self.me])))
 
-    def evidence(self, unlike: Sequence[str] = ()) -> Evidence:
+    def evidence(self, unlike: Sequence[str] = (), false: Sequence[tuple[int, str, int]] = ()) -> Evidence:
         """My part of the header."""
         said = int.from_bytes(self._said[:8], "big")
         return Evidence(claims=tuple(self._beside[leaf] for leaf in sorted(self._beside)), said=said,
-                        unlike=tuple(unlike))  # fmt: skip
+                        unlike=tuple(unlike), false=tuple(false))  # fmt: skip
 
     # --- the roll call -------------------------------------------------------------------------------------------
     def stand(self, plan: Plan | None, step: int) -> Stand:
@@ -149,6 +149,11 @@ class Audits:
             self.num_held += 1
             raise ViewAbandoned(_cause(plan.step, again, cases, accused, unlike))
         self.num_audited += self._drawn
+
+    def hold(self, findings: Iterable[Finding]) -> None:
+        """Something else than a microbatch was wrong, and the step is held; these are to be reported."""
+        self.num_held += 1
+        self._pending += [finding for finding in findings if finding not in self._pending]
 
     def unsound(self, headers: Sequence[Header]) -> bool:
         """Whether somebody read my sums and found them changed since I fingerprinted them."""

@@ -37,11 +37,13 @@ Said = dict[str, tuple[Claim, ...]]
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """A header's part. `claims`: what I computed beside my share. `said`: digest of what everybody told me since my
     last header (what they committed to, and their last headers): who tells different things to different members is
-    seen by it (26). `unlike`: members whose sums, as I read them, are not what they said they sent."""
+    seen by it (26). `unlike`: members whose sums, as I read them, are not what they said they sent. `false`: (bucket,
+    reducer, what I compute) of slices that were reduced to something else."""
 
     claims: tuple[Claim, ...] = ()
     said: int = 0
     unlike: tuple[str, ...] = ()
+    false: tuple[tuple[int, str, int], ...] = ()
 
 
 class Stand(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +69,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     asked: int
     host: str = ""
     device: str = ""
+    bucket: int = -1  # if it is about a slice that was reduced
 
 
 class Certificate(msgspec.Struct, frozen=True, kw_only=True):
