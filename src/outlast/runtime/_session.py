@@ -110,7 +110,7 @@ class Run:
         `outlast.Guards(...)` to choose what is watched and what follows; the run's setting if not given.
         `checkpoint`: where and how often to save; `auto` is where the run's configuration says (`--checkpoint-dir`),
         at intervals that outlast chooses. `audit`: share of microbatches that a second replica computes too, so that a
-        wrong gradient is found before it is applied; "auto" lets the policy choose.
+        wrong gradient is found before it is applied; "auto" lets the policy choose (what the run is told outranks it).
 
         `aggregation`: a robust rule in place of the mean, or rules by pattern of parameter names (how-to/rules); of
         `rows` groups of microbatches `f` may lie. What `outlast run` is told outranks these.
@@ -125,7 +125,8 @@ class Run:
         _enough(self._env.config.replicas, microbatches)
         parts = State(model, _listed(optimizer), _listed(scheduler), state or {})
         keep, facts = settings_of(checkpoint, self._env.config), facts_of(self._env.config, parts, samples, clip_norm)
-        share = audit_share(audit, self._env.config.replicas)
+        told = self._env.config.audit
+        share = audit_share(audit if told == "script" else told, self._env.config.replicas)
         check_bitwise(share, self._env.config)
         facts["audit"] = f"{share:g}"
         if self._plain:

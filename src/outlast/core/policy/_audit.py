@@ -7,6 +7,7 @@ Minimising a + rate x step_s / a gives a = sqrt(rate x step_s x damage). Invaria
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +74,15 @@ def audit_share(audit: float | str, machines: int, step_s: float = 1.0, belief: 
             belief = Belief.from_priors({"silent": ClassPrior(rate=_SILENT_RATE)})
         policy = AuditPolicy(weights=(1.0,) * len(belief.classes), max_rate=_BUDGET)
         return float(policy.decide(belief, AuditState(machines=machines, step_s=step_s)).rate)
-    if isinstance(audit, bool) or not isinstance(audit, int | float) or not 0.0 <= audit <= 1.0:
+    share = _number(audit)
+    if not 0.0 <= share <= 1.0:
         raise ConfigError(f"audit={audit!r} is no share", remedy='0 (none) to 1 (every microbatch twice), or "auto"')
-    return float(audit)
+    return share
+
+
+def _number(audit: object) -> float:
+    """As the command line, the environment or a script gives it; NaN for what is no number."""
+    try:
+        return float(audit) if isinstance(audit, int | float | str) and not isinstance(audit, bool) else math.nan
+    except ValueError:
+        return math.nan
