@@ -207,7 +207,7 @@ class AuditMismatch(Event, frozen=True, kw_only=True, tag="audit_mismatch"):
     culprit: str
     host: str
     device: str
-    verdict: Literal["transient", "persistent", "gone", "undecided", "equivocal", "memory"]
+    verdict: Literal["transient", "persistent", "gone", "undecided", "rewound", "equivocal", "memory"]
     evidence: str
     confidence: float
     remedy: str

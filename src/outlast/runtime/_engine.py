@@ -27,6 +27,7 @@ from outlast.runtime._robust import Robust
 from outlast.runtime._second_reduction import Checks
 from outlast.runtime._state import State
 from outlast.runtime._streams import Frozen, Outcome, raw
+from outlast.runtime._vigilance import Observed, Vigilance
 from outlast.tensors import Layout
 
 __all__ = ["Engine", "Meta"]
@@ -42,6 +43,7 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     buffers: tuple[bytes, ...]
     output: int
     ruling: Ruling | None = None
+    observed: Observed | None = None
 
 
 class Engine:
@@ -66,6 +68,7 @@ class Engine:
         self.guards = Guarding(self, policy)
         self.corruption: Corruption | None = None  # ordered by tests
         self.checks: Checks | None = None  # of what other members reduce
+        self.vigilance: Vigilance | None = None  # where the share of audits follows from what they find
 
     # --- a microbatch --------------------------------------------------------------------------------------------
     def prepare(self, step: int, leaf: int) -> Any:
@@ -152,6 +155,7 @@ class Engine:
         return Meta(
             step=first.step, loss=self.loss_of(headers), norm=norm, used=bytes(used),
             buffers=buffers if applies else (), output=sum(h.output for h in headers) & ((1 << 64) - 1), ruling=ruling,
+            observed=self.vigilance.observed(headers) if self.vigilance is not None else None,
         )  # fmt: skip
 
     def norm_of(self, headers: Sequence[Header]) -> float | None:
@@ -191,6 +195,8 @@ class Engine:
             raw(start).copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
             buffer.copy_(start)
         self.guards.after(meta)
+        if self.vigilance is not None and meta.observed is not None:
+            self.vigilance.apply(meta.observed)
         self.sums.clear()
         self.losses.clear()
         self.meta = meta

@@ -26,6 +26,7 @@ _REMEDIES = {
     "persistent": "take the device out of service and test it; the run goes on without it",
     "gone": "it left before it could be asked again; watch its device",
     "undecided": "start again from the last certified state with another device, or three replicas or more",
+    "rewound": "with three replicas or more it could be told which one is wrong; test the devices of both",
     "equivocal": "take the device out of service and test its memory and network; the run goes on without it",
     "memory": "test the memory of its host; its share of the step was computed again",
 }
@@ -75,9 +76,10 @@ def _write(c: Coordinator, finding: Finding) -> None:
 
 def _words(f: Finding) -> str:
     where = f"{'a slice of bucket' if f.bucket >= 0 else 'microbatch'} {max(f.leaf, f.bucket)} of step {f.step}"
-    if f.kind == "undecided":
+    if f.kind in ("undecided", "rewound"):
         where = where if max(f.leaf, f.bucket) >= 0 else f"step {f.step}"
-        return f"{f.culprit} differ in {where} and there is no majority"
+        then = "; the run went back to the last certified state" if f.kind == "rewound" else ""
+        return f"{f.culprit} differ in {where} and there is no majority{then}"
     if f.kind == "equivocal":
         return f"in step {f.step} {f.culprit} heard other headers than {f.agreeing} of {f.asked} members"
     again = {"transient": ", but not when asked again", "persistent": ", repeatedly"}.get(f.kind, "")
