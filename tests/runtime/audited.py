@@ -16,7 +16,7 @@ import outlast
 
 
 def train(
-    steps: int, microbatches: int, audit: Any, dtype: torch.dtype, guards: str = "default"
+    steps: int, microbatches: int, audit: Any, dtype: torch.dtype, guards: str = "default", critical: str = ""
 ) -> tuple[Any, dict[str, Any]]:
     run = outlast.join()
     torch.manual_seed(3)
@@ -28,7 +28,7 @@ def train(
     training = run.protect(
         model, optimizer, data(microbatches), global_batch_size=4 * microbatches, microbatches=microbatches, seed=11,
         scheduler=scheduler, clip_norm=0.5, bucket_mb=0.3, audit=audit,
-        guards=outlast.Guards(**json.loads(guards)) if guards.startswith("{") else guards,
+        audit_params=[critical] if critical else (), guards=outlast.Guards(**json.loads(guards)) if guards.startswith("{") else guards,
     )  # fmt: skip
     losses: dict[int, float] = {}
     batches = 0
@@ -50,12 +50,15 @@ def main() -> None:
     parser.add_argument("--microbatches", type=int, required=True)
     parser.add_argument("--audit", required=True)
     parser.add_argument("--guards", default="default")
+    parser.add_argument("--critical", default="")
     parser.add_argument("--flips", default="[]")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     os.environ["OUTLAST_CORRUPTION"] = args.flips
-    run, found = train(args.steps, args.microbatches, args.audit, getattr(torch, args.dtype), args.guards)
+    run, found = train(
+        args.steps, args.microbatches, args.audit, getattr(torch, args.dtype), args.guards, args.critical
+    )
     part = args.out / f"{run.name}.{os.getpid()}.part"
     part.write_text(json.dumps(found))
     part.rename(args.out / f"{run.name}.json")

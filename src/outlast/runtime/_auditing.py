@@ -19,6 +19,7 @@ from outlast.core.phases import Phase
 from outlast.core.policy import audit_share
 from outlast.core.protocol import Evidence, Exchange, Header, Said, View
 from outlast.errors import ConfigError, ViewAbandoned
+from outlast.runtime._critical import watch
 from outlast.runtime._mesh import Prints
 from outlast.runtime._once_more import apart, missing, prepare
 from outlast.runtime._plane import Reduction
@@ -45,7 +46,7 @@ def chosen_audit(audit: float | str, config: RunConfig) -> float | str:
 class Auditing:
     """One replica's part. `active`: a backward now belongs to an audit."""
 
-    def __init__(self, replica: Replica, audit: float | str) -> None:
+    def __init__(self, replica: Replica, audit: float | str, critical: Sequence[str] = ()) -> None:
         self._replica = replica
         self._vigilance = Vigilance(audit, replica.env.config.replicas) if isinstance(audit, str) else None
         share = self._vigilance.share if self._vigilance is not None else float(audit)
@@ -59,6 +60,7 @@ class Auditing:
         if self._vigilance is not None:
             engine.vigilance = engine.state.extra[KEY] = self._vigilance
         engine.checks = Checks(lambda: audits.share, engine.seed)
+        watch(engine, critical, engine.checks)
 
     @property
     def share(self) -> float:
@@ -157,6 +159,6 @@ class Auditing:
         if self._said is None or meta is None:
             return
         finite = math.isfinite(meta.loss) and (meta.norm is None or math.isfinite(meta.norm))
-        audits.passed(replica.member.committed, finite=finite, num_parts=len(replica.engine.state.params))
+        audits.passed(replica.member.committed, finite=finite, num_parts=replica.engine.guards.agreement.num_parts)
         if found := audits.reports(view):
             replica.link.send(found)

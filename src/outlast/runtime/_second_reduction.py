@@ -34,16 +34,14 @@ Words = dict[Slice, tuple[int, int]]  # fingerprints of the slice as I gathered 
 
 
 class Checks:
-    """What this replica checks. `share()`: of all slices, now; `always`: buckets that are checked in every step."""
+    """What this replica checks. `share()`: of all slices, now; `always`: spans of elements of a bucket that are checked
+    in every step."""
 
-    def __init__(self, share: Callable[[], float], seed: int, always: frozenset[int] = frozenset()) -> None:
-        self.share, self.seed, self.always = share, seed, always
+    def __init__(self, share: Callable[[], float], seed: int) -> None:
+        self.share, self.seed = share, seed
+        self.always: dict[int, list[tuple[int, int]]] = {}
         self.num_checked = 0
         self._draw = random.SystemRandom()
-
-    @property
-    def active(self) -> bool:
-        return bool(self.always) or self.share() > 0.0
 
     def due(self, step: int, ranges: Sequence[Sequence[tuple[int, int]]], me: int) -> Iterator[tuple[int, int]]:
         """(bucket, index of its reducer) of the slices that are mine to check in this step."""
@@ -52,7 +50,8 @@ class Checks:
             for reducer, (lo, hi) in enumerate(slices):
                 if hi == lo or checker_of(self.seed, step, bucket, reducer, len(slices)) != me:
                     continue
-                if bucket in self.always or self._draw.random() < share:
+                watched = any(lo < end and start < hi for start, end in self.always.get(bucket, ()))
+                if watched or self._draw.random() < share:
                     self.num_checked += 1
                     yield bucket, reducer
 

@@ -189,8 +189,8 @@ class Audits:
 
     def passed(self, committed: int, *, finite: bool, num_parts: int) -> None:
         """A step was committed with these audits passed. Every step members compare one of `num_parts` parts of the
-        state (17): once all have agreed, so had the state at which the round began."""
-        if not finite:
+        state (17): once all have agreed, so had the state at which the round began. 0: they compare nothing."""
+        if not finite or not num_parts:
             self._base = None
         elif self._base is None:
             self._base = committed
