@@ -28,7 +28,8 @@ def train(
     training = run.protect(
         model, optimizer, data(microbatches), global_batch_size=4 * microbatches, microbatches=microbatches, seed=11,
         scheduler=scheduler, clip_norm=0.5, bucket_mb=0.3, audit=audit,
-        audit_params=[critical] if critical else (), guards=outlast.Guards(**json.loads(guards)) if guards.startswith("{") else guards,
+        audit_params=[critical] if critical else (),
+        guards=outlast.Guards(**json.loads(guards)) if guards.startswith("{") else guards,
     )  # fmt: skip
     losses: dict[int, float] = {}
     batches = 0

@@ -32,7 +32,7 @@ class Audited:
     def __init__(
         self, base: Path, flips: Sequence[Flip], faults: Sequence[Fault], *, replicas: int, steps: int,
         microbatches: int = 6, audit: Any = 1.0, dtype: str = "float32", guards: str = "default",
-        **settings: Any,
+        critical: str = "",         **settings: Any,
     ) -> None:  # fmt: skip
         self.out, self.shape = base / "out", (steps, microbatches, dtype)
         self.out.mkdir(parents=True)
@@ -50,7 +50,16 @@ class Audited:
             "--guards",
             guards,
         ]
-        script += ["--dtype", dtype, "--flips", msgspec.json.encode(list(flips)).decode(), "--out", str(self.out)]
+        script += [
+            "--critical",
+            critical,
+            "--dtype",
+            dtype,
+            "--flips",
+            msgspec.json.encode(list(flips)).decode(),
+            "--out",
+            str(self.out),
+        ]
         options = ["--config", str(config), "--replicas", str(replicas)]
         self.driven = Driven(base / "run", options, script, faults)
 
@@ -145,6 +154,7 @@ def test_a_flipped_parameter_costs_its_replica_and_not_the_run(audited: Callable
     assert {f.culprit for f in run.findings()} <= {"r1.1"}, run.logs()
 
 
+@pytest.mark.campaign
 def test_two_replicas_go_back_if_they_can_where_there_is_no_majority(audited: Callable[..., Audited]) -> None:
     """Between them they cannot tell who is wrong; the certified state is older than the quarrel."""
     flip = Flip(replica="r0", step=3, microbatch=1, bit=0, times=0)
@@ -186,6 +196,16 @@ def test_a_reducer_that_is_wrong_once_is_named_and_the_step_done_again(audited: 
     assert "reduced a slice of bucket" in found.evidence
 
 
+@pytest.mark.campaign
+def test_the_reduction_of_a_critical_parameter_is_checked_without_audits(audited: Callable[..., Audited]) -> None:
+    """The table lies in the fifth bucket, which r1 reduces: the flip would reach all replicas alike."""
+    flips = [Flip(target="reducer", replica="r1", step=2, parameter=4, element=9, bit=30)]
+    run = audited(*flips, replicas=3, steps=4, audit=0.0, critical="table")
+    run.assert_unchanged({"r0.1", "r1.1", "r2.1"})
+    assert [(f.culprit, f.verdict) for f in run.findings()] == [("r1.1", "transient")], run.logs()
+
+
+@pytest.mark.campaign
 def test_a_reducer_that_stays_wrong_is_evicted(audited: Callable[..., Audited]) -> None:
     flip = Flip(target="reducer", replica="r2", step=1, parameter=-1, bit=30, times=0, persistent=True)
     run = audited(flip, replicas=3, steps=3)
@@ -193,6 +213,7 @@ def test_a_reducer_that_stays_wrong_is_evicted(audited: Callable[..., Audited]) 
     assert {(f.culprit, f.verdict) for f in run.findings()} == {("r2.1", "persistent")}, run.logs()
 
 
+@pytest.mark.campaign
 def test_sums_that_change_again_and_again_cost_their_replica(audited: Callable[..., Audited]) -> None:
     """Failing memory: the step would be held for ever."""
     flip = Flip(target="sum", replica="r1", step=1, parameter=-1, bit=30, times=0, persistent=True)
