@@ -214,6 +214,8 @@ class NetworkPlane:
         target = padded[: hi - lo]
         if hi > lo:
             reduce_slice(parts, self._schedule, (0, task.num_leaves), task.scale, target)
+            if task.on_reduced is not None:
+                task.on_reduced(bucket, target)
             first = self.layout.buckets[bucket].first_block + lo // BLOCK
             self._found.fingerprint += fingerprint_blocks(target, BLOCK, first)
             if task.with_norms:
