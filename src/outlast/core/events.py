@@ -198,18 +198,20 @@ class Progress(Event, frozen=True, kw_only=True, tag="progress"):
 
 
 class AuditMismatch(Event, frozen=True, kw_only=True, tag="audit_mismatch"):
-    """Replicas computed different gradients for one microbatch; nothing was applied until it was settled.
-    `microbatch`: -1 if it is about a whole step. `confidence`: share of the replicas asked that agree."""
+    """Replicas computed different gradients for one microbatch, or reduced a slice of a bucket to different results;
+    nothing was applied until it was settled. `microbatch`: -1 if it is about something else; `bucket`: likewise.
+    `confidence`: share of the replicas asked that agree."""
 
     step: int
     microbatch: int
     culprit: str
     host: str
     device: str
-    verdict: Literal["transient", "persistent", "gone", "undecided", "equivocal", "memory"]
+    verdict: Literal["transient", "persistent", "gone", "undecided", "rewound", "equivocal", "memory"]
     evidence: str
     confidence: float
     remedy: str
+    bucket: int = -1
 
 
 class Certified(Event, frozen=True, kw_only=True, tag="certified"):
