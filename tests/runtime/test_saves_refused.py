@@ -86,6 +86,27 @@ def test_an_s3_server_that_fails_cuts_and_stalls(fleet: Callable[..., Any], prox
     assert assert_generations(url) == [4, 16, 20]
 
 
+@pytest.mark.parametrize("resume", ["auto", "never"])
+def test_every_replica_dies_while_the_store_is_away(
+    fleet: Callable[..., Any], proxy: Proxy, url: str, resume: str
+) -> None:
+    """The host's memory has the state: the run goes on from there, and saves when the store is back."""
+    run = fleet(replicas=2, steps=12, gates=(5, 9), checkpoint_dir=url, checkpoint_every=4, resume=resume)
+    run.until("step 4 was saved", lambda: [e.step for e in run.saved()] == [4])
+    proxy.fault = lambda method, path: "cut"
+    for name in ("r0.1", "r1.1"):
+        run.strike(run.pid(name))
+    run.gate(5, "they were gone", lambda: run.exited("r0.1") and run.exited("r1.1"))
+    loaded = lambda: [e for e in run.driven.events if isinstance(e, ev.CheckpointLoaded)]  # noqa: E731
+    run.until("both had begun again", lambda: len(loaded()) == 2)
+    assert [(e.step, e.tier) for e in loaded()] == [(4, "memory")] * 2
+    proxy.fault = lambda method, path: "ok"
+    run.gate(9, "the store is back", lambda: run.driven.step >= 8)
+    run.assert_unchanged(survivors={"r0.2", "r1.2"}, recoveries=2, may_lose=True)
+    assert run.saved()[-1].step == 12
+    assert assert_generations(url) == [e.step for e in run.saved()]
+
+
 def test_what_all_had_promised_is_published_in_the_next_view(fleet: Callable[..., Any], proxy: Proxy, url: str) -> None:
     """The store takes its time over the generation's name; meanwhile a writer dies and the view changes."""
     arrived, go_on = threading.Event(), threading.Event()
