@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 __all__ = [
-    "AgentLost", "AgentStarted", "AnyEvent", "AuditMismatch", "Certified", "CheckpointDelayed",
+    "AgentLost", "AgentStarted", "AnyEvent", "AuditMismatch", "Certified", "CheckpointBegan", "CheckpointDelayed",
     "CheckpointDrained", "CheckpointFailed", "CheckpointInterval", "CheckpointLoaded", "CheckpointPruned",
     "CheckpointRetried", "CheckpointSaved", "CheckpointSkipped", "CoordinatorLost", "CoordinatorStarted", "Event",
     "FleetLost", "JoinerCaughtUp", "JoinerServed", "Notice", "Progress", "Recovery", "ReducerAccused", "Refused",
@@ -231,6 +231,15 @@ class FleetLost(Event, frozen=True, kw_only=True, tag="fleet_lost"):
     detail: str
 
 
+class CheckpointBegan(Event, frozen=True, kw_only=True, tag="checkpoint_began"):
+    """The members of `view` have begun to save the state after `step`; training goes on meanwhile. What follows is
+    `checkpoint_saved` or `checkpoint_failed`. `reason`: why it was taken."""
+
+    step: int
+    view: list[int]
+    reason: str
+
+
 class CheckpointSaved(Event, frozen=True, kw_only=True, tag="checkpoint_saved"):
     """A generation was published: the state after `step`. `blocked_s`: how long the slowest writer's loop was held up;
     `copied_s`, `durable_s`: from its begin to the end of the snapshot, and to the last durable part. `written_bytes`:
@@ -349,9 +358,9 @@ class RunFinished(Event, frozen=True, kw_only=True, tag="run_finished"):
 AnyEvent = (
     RunStarted | CoordinatorStarted | CoordinatorLost | AgentStarted | AgentLost | ReplicaStarted | ReplicaExited
     | ViewInstalled | ViewFormed | Recovery | Suspected | JoinerServed | JoinerCaughtUp | Progress | Refused | Notice
-    | FleetLost | CheckpointSaved | CheckpointFailed | CheckpointDelayed | CheckpointRetried | CheckpointLoaded
-    | CheckpointSkipped | CheckpointPruned | CheckpointDrained | CheckpointInterval | RunFinished | RowsAdmitted
-    | ReducerAccused | Verdict | AuditMismatch | Certified
+    | FleetLost | CheckpointBegan | CheckpointSaved | CheckpointFailed | CheckpointDelayed | CheckpointRetried
+    | CheckpointLoaded | CheckpointSkipped | CheckpointPruned | CheckpointDrained | CheckpointInterval | RunFinished
+    | RowsAdmitted | ReducerAccused | Verdict | AuditMismatch | Certified
 )  # fmt: skip
 
 _encoder = msgspec.json.Encoder()

@@ -58,7 +58,7 @@ class Engine:
         self.num_leaves, self.num_rows = samples.num_leaves, robust.num_rows if robust is not None else 1
         self.sums = Accumulator(state.params, layout, memory, self.num_leaves, self.num_rows)
         self.out = Memory(layout, 1, shared=False).flats(0)
-        self._grads = layout.views(self.out)
+        """The outcome, a flat tensor a bucket. A plane may put another in a tensor's place."""
         self.losses: dict[int, tuple[float, float]] = {}
         self.meta: Meta | None = None  # of the last step applied
         self.frozen: list[Any] = []  # copies under way, each with `wait`: `Frozen`, or a save's
@@ -202,9 +202,10 @@ class Engine:
         self.meta = meta
 
     def _optimize(self, meta: Meta, enter: Callable[[Phase], None]) -> None:
+        grads = self.layout.views(self.out)
         for index, param in enumerate(self.state.params):
             if meta.used[index >> 3] >> (index & 7) & 1:
-                grad = self._grads[index]
+                grad = grads[index]
                 param.grad = grad if grad.dtype == param.dtype else grad.to(param.dtype)
             else:
                 param.grad = None
