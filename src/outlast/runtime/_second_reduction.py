@@ -46,6 +46,8 @@ class Checks:
     def due(self, step: int, ranges: Sequence[Sequence[tuple[int, int]]], me: int) -> Iterator[tuple[int, int]]:
         """(bucket, index of its reducer) of the slices that are mine to check in this step."""
         share = self.share()
+        if not share and not self.always:
+            return
         for bucket, slices in enumerate(ranges):
             for reducer, (lo, hi) in enumerate(slices):
                 if hi == lo or checker_of(self.seed, step, bucket, reducer, len(slices)) != me:
