@@ -1,8 +1,9 @@
-"""One replica of the digits campaign: its row's gradients of several networks at once, one a seed.
+"""One replica of the digits campaign: its row's gradients of many small networks at once, one a case.
 
-Every network is a group of parameters with a rule of its own, so that one run of fifteen processes gives all seeds. Row
-r is microbatch r; its samples come from its own share of the digits (iid, or Dirichlet(alpha) over classes). The
-guards are off: they evict who sends NaN, and here the rule alone is measured.
+Every case (a rule, an attack, a seed) is a network of its own, held as one flat parameter under a rule of its own, so
+that one run of fifteen processes gives all of them. Row r is microbatch r; its samples come from its own share of the
+digits (iid, or Dirichlet(alpha) over classes), dealt by the case's seed. The guards are off: they evict who sends NaN,
+and here the rule alone is measured.
 """
 
 from __future__ import annotations
@@ -24,16 +25,17 @@ import outlast
 from outlast.tensors import flip_labels
 
 NUM_TEST, HIDDEN, NUM_CLASSES = 360, 32, 10
+CUTS = (64 * HIDDEN, HIDDEN, HIDDEN * NUM_CLASSES, NUM_CLASSES)
 
 
-class Shares(Dataset[tuple[Tensor, Tensor]]):
-    """Item (step, row, j) in this order: (seeds, 64) images and (seeds,) labels, from the row's share for each seed."""
+class Shares(Dataset[tuple[Tensor, Tensor, int]]):
+    """Item (step, row, j) in this order: (seeds, 64) images and (seeds,) labels of the row's own share, and the row."""
 
-    def __init__(self, seeds: int, rows: int, batch: int, steps: int, alpha: float | None, flipped: int) -> None:
+    def __init__(self, seeds: list[int], rows: int, batch: int, steps: int, alpha: float | None) -> None:
         images, labels = load_digits(return_X_y=True)
-        self.rows, self.batch, self.steps, self.flipped = rows, batch, steps, flipped
+        self.seeds, self.rows, self.batch, self.steps = seeds, rows, batch, steps
         self.tests, self.shares = [], []
-        for seed in range(seeds):
+        for seed in seeds:
             draw = np.random.default_rng(seed)
             order = draw.permutation(len(labels))
             x, y = torch.tensor(images[order] / 16.0, dtype=torch.float32), torch.tensor(labels[order])
@@ -55,62 +57,97 @@ class Shares(Dataset[tuple[Tensor, Tensor]]):
     def __len__(self) -> int:
         return self.steps * self.rows * self.batch
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor, int]:
         row = index // self.batch % self.rows
         xs, ys = [], []
-        for seed, shares in enumerate(self.shares):
+        for seed, shares in zip(self.seeds, self.shares, strict=True):
             x, y = shares[row]
             at = int(np.random.default_rng((seed, index)).integers(len(y)))
             xs.append(x[at])
-            ys.append(flip_labels(y[at], NUM_CLASSES) if row < self.flipped else y[at])
-        return torch.stack(xs), torch.stack(ys)
+            ys.append(y[at])
+        return torch.stack(xs), torch.stack(ys), row
 
 
-def network(seed: int) -> nn.Module:
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(64, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, NUM_CLASSES))
+class Networks(nn.Module):
+    """One network a case: 64 pixels, 32 tanh units, 10 classes, flat."""
+
+    def __init__(self, cases: list[dict[str, Any]]) -> None:
+        super().__init__()
+        self.nets = nn.ParameterDict({case["name"]: nn.Parameter(_first(case["seed"])) for case in cases})
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (cases, samples, classes) for images (cases, samples, 64)."""
+        flat = torch.stack(list(self.nets.values()))
+        w1, b1, w2, b2 = flat.split(CUTS, dim=1)
+        hidden = torch.tanh(torch.baddbmm(b1[:, None], x, w1.view(-1, 64, HIDDEN)))
+        return torch.baddbmm(b2[:, None], hidden, w2.view(-1, HIDDEN, NUM_CLASSES))
 
 
-def accuracy(model: nn.Module, test: tuple[Tensor, Tensor]) -> float:
+def _first(seed: int) -> Tensor:
+    draw = torch.Generator().manual_seed(seed)
+    weights = [torch.randn(64 * HIDDEN, generator=draw) / 8, torch.zeros(HIDDEN)]
+    return torch.cat(
+        [*weights, torch.randn(HIDDEN * NUM_CLASSES, generator=draw) / HIDDEN**0.5, torch.zeros(NUM_CLASSES)]
+    )
+
+
+def loss_of(models: Any, batch: tuple[Tensor, Tensor, Tensor], seed_of: Tensor, flipped: Tensor) -> Tensor:
+    """The sum over cases of the mean loss; `flipped`: for each case how many of the first rows flip their labels."""
+    images, labels, rows = batch
+    x, y = images.transpose(0, 1)[seed_of], labels.T[seed_of]
+    y = torch.where(rows[None] < flipped[:, None], flip_labels(y, NUM_CLASSES), y)
+    each = cross_entropy(models(x).flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
+    return each.mean(dim=1).sum()
+
+
+def accuracies(models: Any, tests: list[tuple[Tensor, Tensor]], seed_of: Tensor) -> list[float]:
+    """Per cent right on images held back; 0 for a network that is no longer finite."""
     with torch.no_grad():
-        logits = model(test[0])
-    right = float((logits.argmax(dim=1) == test[1]).double().mean())
-    return 100.0 * right * bool(torch.isfinite(logits).all())
+        logits = models(torch.stack([x for x, _ in tests])[seed_of])
+    right = (logits.argmax(dim=2) == torch.stack([y for _, y in tests])[seed_of]).double().mean(dim=1)
+    finite = torch.isfinite(logits).flatten(1).all(dim=1)
+    return [float(v) for v in 100.0 * right * finite]
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cases", type=Path, required=True, help="JSON: name, seed, flipped, rule of each")
+    parser.add_argument("--rows", type=int, required=True)
+    parser.add_argument("--batch", type=int, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--rate", type=float, required=True)
+    parser.add_argument("--momentum", type=float, required=True)
+    parser.add_argument("--alpha", type=float)
+    parser.add_argument("--out", type=Path, required=True)
+    return parser.parse_args()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seeds", type=int, required=True)
-    parser.add_argument("--rows", type=int, required=True)
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--rate", type=float, default=0.6)
-    parser.add_argument("--alpha", type=float)
-    parser.add_argument("--flipped", type=int, default=0)
-    parser.add_argument("--rule", type=json.loads, default={})
-    parser.add_argument("--out", type=Path, required=True)
-    args = parser.parse_args()
+    args = parse()
     run = outlast.join()
-    shares = Shares(args.seeds, args.rows, args.batch, args.steps, args.alpha, args.flipped)
-    models = nn.ModuleList(network(seed) for seed in range(args.seeds))
+    cases = json.loads(args.cases.read_text())
+    seeds = sorted({case["seed"] for case in cases})
+    seed_of = torch.tensor([seeds.index(case["seed"]) for case in cases])
+    flipped = torch.tensor([case["flipped"] for case in cases])
+    shares = Shares(seeds, args.rows, args.batch, args.steps, args.alpha)
+    models = Networks(cases)
     optimizer = torch.optim.SGD(models.parameters(), lr=args.rate)
-    rule: dict[str, Any] = dict(args.rule)
-    if rule:
-        rule["aggregation"] = {f"{seed}.*": rule["aggregation"] for seed in range(args.seeds)}
     training = run.protect(
         models, optimizer, shares, global_batch_size=args.rows * args.batch, microbatches=args.rows, shuffle=False,
-        guards="off", **rule,
+        guards="off", aggregation={f"nets.{case['name']}": case["rule"] for case in cases},
+        row_momentum=args.momentum,
     )  # fmt: skip
     found: list[list[float]] = []
     for step in training.steps(until=args.steps):
-        for images, labels in step:
-            losses = [cross_entropy(model(images[:, s]), labels[:, s]) for s, model in enumerate(models)]
-            step.backward(torch.stack(losses).sum())
+        optimizer.param_groups[0]["lr"] = args.rate * (1.0 - step.number / args.steps)
+        for batch in step:
+            step.backward(loss_of(models, batch, seed_of, flipped))
         if step.number >= args.steps - 5:
-            found.append([accuracy(model, test) for model, test in zip(models, shares.tests, strict=True)])
+            found.append(accuracies(models, shares.tests, seed_of))
     if run.is_writer:
+        means = [sum(each) / len(each) for each in zip(*found, strict=True)]
         part = args.out.with_name(f"{args.out.name}.{os.getpid()}")
-        part.write_text(json.dumps([sum(each) / len(each) for each in zip(*found, strict=True)]))
+        part.write_text(json.dumps({case["name"]: mean for case, mean in zip(cases, means, strict=True)}))
         part.replace(args.out)
 
 

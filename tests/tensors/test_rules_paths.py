@@ -8,12 +8,14 @@ import os
 import shutil
 import stat
 
+import numpy as np
 import pytest
 import torch
 
 from outlast.core.policy import RULES, largest_f
 from outlast.tensors import BLOCK, _native, _paths, aggregate, make_rule, partial_grams, total_gram
 from outlast.tensors._eager import center_and_round, tree_sum
+from outlast.tensors._mixture import Mixture
 from outlast.tensors._program import center_program, program_for
 
 ALL = [(rule, pre) for rule in RULES for pre in [(), ("nnm",), ("clip",), ("bucketing",), ("clip", "nnm")]]
@@ -90,6 +92,25 @@ def test_compiled_distances_and_mixtures_give_the_eager_bits(module_cache, rule,
             _paths.compiled_path.reset(token)
         assert bits(a) == bits(b)
         assert bits(bound.aggregate(rows)) == bits(bound.aggregate(rows, compiled=False))
+
+
+@pytest.mark.parametrize("rows", [3, 8, 15])
+def test_shared_sums_add_up_to_each_mixture_and_are_no_more_than_eleven_a_four(rows):
+    draw = np.random.default_rng(rows)
+    weights = (draw.random((rows, rows)) < 0.7) / rows
+    weights[0] = draw.random(rows)  # not equal: row by row
+    mixture = Mixture(weights=weights)
+    pairs, numbers = mixture.shared
+    held = [{row} for row in range(rows)]
+    for left, right in pairs:
+        assert not held[left] & held[right]
+        held.append(held[left] | held[right])
+    assert len(pairs) <= 11 * -(-rows // 4)
+    assert numbers[0] == list(range(rows))
+    for row, entry in zip(weights, numbers, strict=True):
+        assert sorted(itertools.chain(*(held[number] for number in entry))) == np.flatnonzero(row).tolist()
+    alone = Mixture(weights=np.full((1, rows), 1.0 / rows))
+    assert alone.shared == ([], [list(range(rows))])
 
 
 @needs_compiler

@@ -282,6 +282,12 @@ def test_the_strongest_factor_is_the_worst_of_those_tried():
         assert float((judge(torch.cat([lies, honest])) - honest.mean(0)).norm()) <= worst * (1 + 1e-6)
 
 
+def test_the_strongest_factor_against_rows_that_are_not_finite_is_the_first():
+    honest = torch.full((3, 4), NAN)
+    rows, factor = strongest(ATTACKS["ipm"], honest, 2, lambda stack: stack.mean(dim=0), (0.1, 0.5))
+    assert (tuple(rows.shape), factor) == ((2, 4), 0.1)
+
+
 def test_mda_limits_its_search():
     with pytest.raises(ConfigError, match="at most f = "):
         make_rule("minimum_diameter", num_rows=40, f=10)

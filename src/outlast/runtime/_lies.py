@@ -31,13 +31,15 @@ _FACTORS = (0.25, 0.5, 1.0, 1.5, 2.0, 4.0, 8.0)
 
 class Lie(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`replicas`: slots (r1) or incarnations (r1.2) that collude. `attack`: a name in `ATTACKS`, `inconsistent` or
-    `lying_reducer`, with its `options`. `optimise`: take the factor that carries the rule furthest."""
+    `lying_reducer`, with its `options`. `optimise`: take the factor that carries the rule furthest. `pattern`: lie only
+    about the parameters of this pattern of the aggregation, so that one run can hold many cases; empty: about all."""
 
     replicas: tuple[str, ...]
     attack: str
     options: dict[str, Any] = {}
     first_step: int = 0
     optimise: bool = False
+    pattern: str = ""
 
     def includes(self, member: str) -> bool:
         return member in self.replicas or member.partition(".")[0] in self.replicas
@@ -53,56 +55,69 @@ def lying(text: str, me: str, plane: Plane, engine: Engine) -> Plane:
     for lie in mine:
         if lie.attack not in (*ATTACKS, "inconsistent", "lying_reducer"):
             raise ConfigError(f"no attack {lie.attack!r}", remedy=f"one of: {', '.join(ATTACKS)}")
-    return Liar(mine[0], plane, engine) if mine else plane
+    return Liar(mine, plane, engine) if mine else plane
 
 
 class Liar:
     """A plane that offers its buckets last, and falsely. Everything else is the honest plane's."""
 
-    def __init__(self, lie: Lie, plane: Any, engine: Engine) -> None:
-        self.lie, self.plane, self.engine = lie, plane, engine
+    def __init__(self, lies: Sequence[Lie], plane: Any, engine: Engine) -> None:
+        self.lies, self.plane, self.engine = lies, plane, engine
         self._earlier: dict[int, Tensor] = {}
         self._task: Task | None = None
-        self._offered = 0
-        if lie.attack == "lying_reducer" and isinstance(plane, RowSteps):
+        self._held_back: list[int] = []
+        if isinstance(plane, RowSteps) and any(lie.attack == "lying_reducer" for lie in lies):
             plane.tamper = self._tamper
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.plane, name)
 
-    @property
-    def _active(self) -> bool:
-        return self._task is not None and self._task.step >= self.lie.first_step and self.lie.attack != "lying_reducer"
+    def _lie_about(self, bucket: int) -> Lie | None:
+        """What I lie about this bucket in this step, as a computer of gradients."""
+        assert self._task is not None
+        for lie in self.lies:
+            if lie.attack != "lying_reducer" and self._task.step >= lie.first_step and self._covers(lie, bucket):
+                return lie
+        return None
+
+    def _covers(self, lie: Lie, bucket: int) -> bool:
+        robust = self.engine.robust
+        if not lie.pattern or robust is None:
+            return not lie.pattern
+        return lie.pattern == robust.settings.groups[robust.group_of[bucket]].pattern
 
     def begin(self, task: Task) -> None:
-        self._task, self._offered = task, 0
+        self._task, self._held_back = task, []
         self.plane.begin(task)
 
     def offer(self, bucket: int) -> None:
-        """The honest ones first; what I know alone I say at once."""
-        self._offered = bucket + 1
-        if not self._active:
+        """The honest ones first; what I know alone I say at once. Buckets keep their order, as reducing them does."""
+        lie = self._lie_about(bucket)
+        if isinstance(self.plane, SharedPlane) and (lie is not None or self._held_back):
+            self._held_back.append(bucket)
+        elif lie is None:
             self.plane.offer(bucket)
-        elif not isinstance(self.plane, SharedPlane):
-            self._falsify(bucket, self._mean_of(self.plane.mesh.me, bucket)[None], 1, 0)
+        else:
+            self._falsify(lie, bucket, self._mean_of(self.plane.mesh.me, bucket)[None], 1, 0)
             self.plane.offer(bucket)
 
     def finish(self) -> Reduction:
-        if self._active and isinstance(self.plane, SharedPlane):
-            for bucket in range(self._offered):
-                self._lie_last(bucket)
+        for bucket in self._held_back:
+            lie = self._lie_about(bucket)
+            if lie is not None:
+                self._lie_last(lie, bucket)
+            self.plane.offer(bucket)
         found: Reduction = self.plane.finish()
         return found
 
-    def _lie_last(self, bucket: int) -> None:
+    def _lie_last(self, lie: Lie, bucket: int) -> None:
         members, task = self.plane.members, self._task
         assert task is not None
-        liars = [name for name in members if self.lie.includes(name)]
+        liars = [name for name in members if lie.includes(name)]
         honest = [name for name in members if name not in liars]
         self.plane.mesh.collect(Ready, task.step, bucket, Phase.SCATTERED, honest)
         rows = torch.stack([self._mean_of(name, bucket) for name in honest or liars[:1]])
-        self._falsify(bucket, rows, len(liars), liars.index(self.plane.mesh.me))
-        self.plane.offer(bucket)
+        self._falsify(lie, bucket, rows, len(liars), liars.index(self.plane.mesh.me))
 
     def _mean_of(self, member: str, bucket: int) -> Tensor:
         """Mean gradient of all that a member holds; with momentum, that of its first row."""
@@ -138,8 +153,8 @@ class Liar:
         known = self._momentum(member, bucket)
         return mean if known is None else known[0] * known[1] + (1.0 - known[0]) * mean
 
-    def _falsify(self, bucket: int, honest: Tensor, num_liars: int, place: int) -> None:
-        lie = self._made(bucket, honest, num_liars, place)
+    def _falsify(self, order: Lie, bucket: int, honest: Tensor, num_liars: int, place: int) -> None:
+        lie = self._made(order, bucket, honest, num_liars, place)
         known = self._momentum(self.plane.mesh.me, bucket)
         if known is not None:
             lie = (lie - known[0] * known[1]) / (1.0 - known[0])
@@ -147,19 +162,19 @@ class Liar:
         for node, flat in self._held(self.plane.mesh.me, bucket):
             flat.copy_(lie * self._share(node))
 
-    def _made(self, bucket: int, honest: Tensor, num_liars: int, place: int) -> Tensor:
-        options = dict(self.lie.options)
-        if self.lie.attack == "inconsistent":
+    def _made(self, order: Lie, bucket: int, honest: Tensor, num_liars: int, place: int) -> Tensor:
+        options = dict(order.options)
+        if order.attack == "inconsistent":
             ranges = self.plane.ranges[bucket]
             told = inconsistent(honest, num_liars, num_peers=len(ranges), **options)
             return torch.cat([told[peer][place, lo:hi] for peer, (lo, hi) in enumerate(ranges)])
-        family = ATTACKS[self.lie.attack]
-        if self.lie.attack == "stale":
+        family = ATTACKS[order.attack]
+        if order.attack == "stale":
             options["earlier"] = self._earlier.get(bucket, honest)
-        if self.lie.attack == "random_bits":
+        if order.attack == "random_bits":
             assert self._task is not None
             options["seed"] = self._task.step
-        if self.lie.optimise:
+        if order.optimise:
             return strongest(family, honest, num_liars, self._rule(bucket), _FACTORS)[0][place]
         return family(honest, num_liars, **options)[place]
 
@@ -167,15 +182,17 @@ class Liar:
         robust = self.engine.robust
 
         def aggregate(stack: Tensor) -> Tensor:
-            if robust is None or len(stack) != robust.num_rows:
+            rule = None if robust is None else robust.rule_of(bucket)
+            if rule is None or rule.name == "mean" or len(stack) != rule.num_rows:
                 return stack.mean(dim=0)
-            return robust.rule_of(bucket).aggregate(list(stack), compiled=False)
+            return rule.aggregate(list(stack))
 
         return aggregate
 
     def _tamper(self, bucket: int, target: Tensor) -> None:
-        if self._task is not None and self._task.step >= self.lie.first_step:
-            target.copy_(lying_reducer(target, **self.lie.options))
+        for lie in self.lies:
+            if lie.attack == "lying_reducer" and self._task is not None and self._task.step >= lie.first_step:
+                target.copy_(lying_reducer(target, **lie.options))
 
     def give(self, step: int, meta: bytes, to: Sequence[str]) -> None:
         self.plane.give(step, meta, to)

@@ -124,8 +124,8 @@ def strongest(
     for factor in factors:
         rows = family(honest, num_liars, factor=factor)
         distance = float((rule(torch.cat([rows, honest])).double() - mean).norm())
-        if distance > best[2]:
-            best = (rows, factor, distance)
+        if best[2] < 0.0 or distance > best[2]:  # of honest rows that are not finite the first factor is as good as any
+            best = (rows, factor, max(0.0, distance))
     return best[0], best[1]
 
 

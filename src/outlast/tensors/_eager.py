@@ -89,18 +89,21 @@ def _number(value: float | None, device: torch.device) -> Tensor:
 
 
 def mix_rows(rows: Sequence[Row], mixture: Mixture, like: Tensor) -> list[Tensor]:
-    """The mixed rows (w,) in the narrow type: each a sum in float64, in the order of the rows, rounded once."""
-    wide: dict[int, Tensor] = {}
+    """The mixed rows (w,) in the narrow type: each a sum in float64, in the mixture's order, rounded once."""
+    pairs, sums = mixture.shared
+    wide = {
+        place: row.double() for place, row in enumerate(rows) if row is not None and mixture.weights[:, place].any()
+    }
+    for place, (left, right) in enumerate(pairs, start=len(rows)):
+        both = [wide[side] for side in (left, right) if side in wide]
+        if both:
+            wide[place] = both[0] + both[1] if len(both) == 2 else both[0]
     mixed = []
-    for indices, weights, equal in mixture.entries():
+    for numbers, (_, weights, equal) in zip(sums, mixture.entries(), strict=True):
         total = torch.zeros(like.shape, dtype=torch.float64, device=like.device)
-        for index, weight in zip(indices, weights, strict=True):
-            row = rows[index]
-            if row is None:
-                continue
-            if index not in wide:
-                wide[index] = row.double()
-            total = total + (wide[index] if equal else wide[index] * weight)
+        for number, weight in zip(numbers, weights, strict=False):
+            if number in wide:
+                total = total + (wide[number] if equal else wide[number] * weight)
         mixed.append((total * weights[0] if equal else total).to(compute_dtype(like.dtype)))
     return mixed
 

@@ -49,7 +49,8 @@ class Library:
         self.coordinate.restype = None
         self.mixed = handle.mixed
         self.mixed.argtypes = [
-            pointer, long, pointer, pointer, pointer, pointer, long, ctypes.c_int, long, long, pointer, pointer,
+            pointer, long, pointer, pointer, long, pointer, pointer, pointer, pointer, long, ctypes.c_int, long, long,
+            pointer, pointer,
         ]  # fmt: skip
         self.gram = handle.gram
         self.gram.argtypes = [pointer, long, long, long, long, pointer, pointer]

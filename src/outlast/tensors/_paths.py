@@ -171,12 +171,12 @@ def _mixed_range(
     lo: int,
     hi: int,
 ) -> None:
-    start, index, weight, equal = mixture.compressed
+    plan = mixture.compressed
     for a, b in _pieces([*rows, out], lo, hi):
         pointers, held = _pointers(rows, a, b)
         found, result = ctypes.c_int(0), _result(out, a, b)
         failed = native.mixed(
-            pointers, len(rows), start, index, weight, equal, len(equal), int(alone),
+            pointers, len(rows), *plan, len(mixture.weights), int(alone),
             0, b - a, result.data_ptr(), ctypes.addressof(found),
         )  # fmt: skip
         if failed:
