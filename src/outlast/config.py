@@ -57,6 +57,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     guards: Literal["script", "default", "full", "off"] = "script"
     """What is watched while training: what the script says, or for the whole run `default` (numbers that are not
     finite, equal parameters), `full` (also spikes and collapse, with a state to go back to) or `off`."""
+    audit: float | str = "script"
+    """Share of microbatches that a second replica computes too, from 0 to 1; `auto` lets outlast choose, `script` is
+    what the script says."""
     port: int = 0
     """The coordinator's port on loopback; 0 takes a free one."""
     aggregation: str = "mean"

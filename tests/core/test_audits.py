@@ -238,6 +238,9 @@ def test_a_certificate_needs_a_whole_round_of_fingerprints() -> None:
     assert audits.certificate.step == 7, "a loss that is not finite starts the round again"
     audits.passed(16, finite=True, num_parts=3)
     assert audits.certificate.step == 13
+    for committed in range(17, 30):
+        audits.passed(committed, finite=True, num_parts=0)
+    assert audits.certificate.step == 13, "without fingerprints of the state nothing is agreed"
 
 
 def test_the_share_is_a_number_or_the_policys() -> None:

@@ -22,6 +22,7 @@ from outlast.core.protocol._commit import (
     Published,
     PublishFailed,
     Refuse,
+    SaveBegan,
     SaveId,
     SaveWanted,
     StepStable,
@@ -106,11 +107,35 @@ def test_a_view_change_drops_what_lost_a_writer_and_keeps_what_is_complete() -> 
     assert isinstance(actions[0], Publish)
 
 
-def test_a_rewind_drops_what_was_saved_beyond_it() -> None:
-    state, _ = feed(fresh(1), SaveWanted(step=5), *durable(SAVE, 0))
-    state, actions = feed(state, ViewChanged(view=(1, 2), writers=(0,), rewound_to=3), StepStable(step=4))
-    assert [type(a) for a in actions] == [Abandon]
-    assert "went back to step 3" in actions[0].reason
+def test_what_begins_again_is_not_certified_by_what_was_verified_before() -> None:
+    state, _ = feed(fresh(1), SaveWanted(step=5), Certified(step=9), *durable(SAVE, 0))
+    state, _ = feed(state, ViewChanged(view=(1, 2), writers=(0,)))
+    assert state.certified == 9, "the members carried their state over"
+    state, actions = feed(state, ViewChanged(view=(1, 3), writers=(0,), begins=True), StepStable(step=5))
+    assert [a.save for a in actions if isinstance(a, Publish)] == [SAVE], "every writer had promised: nothing is lost"
+    state, _ = feed(state, Published(save=SAVE, generation=0))
+    again = SaveId(epoch=1, n=3, step=6)
+    state, actions = feed(state, StepStable(step=6), *durable(again, 0))
+    assert [a.certified for a in actions if isinstance(a, Publish)] == [False]
+
+
+def test_a_save_that_has_begun_is_known_before_any_promise() -> None:
+    """Its loss with a view, or with a writer, is told; without that nobody would ask for another."""
+    began = [SaveBegan(save=SAVE, writer=w) for w in (0, 1, 1)]
+    state, actions = feed(fresh(), *began)
+    assert actions == []
+    assert [p.save for p in state.pending] == [SAVE]
+    _, actions = feed(state, ViewChanged(view=(1, 2), writers=(0,)))
+    assert [(a.save, a.cause) for a in actions if isinstance(a, Abandon)] == [(SAVE, "view_changed")]
+    failed, actions = feed(state, WriterFailed(save=SAVE, writer=0, reason="x"))
+    assert [a.cause for a in actions if isinstance(a, Abandon)] == ["writer_failed"]
+    assert failed.pending == ()
+    state, actions = feed(state, StepStable(step=5), *durable(SAVE, 0, 1))
+    assert [type(a) for a in actions] == [Publish]
+    state, actions = feed(state, Published(save=SAVE, generation=0), began[0])
+    assert [type(a) for a in actions] == [Announce, Refuse], "news that was late opens nothing"
+    _, actions = feed(state, SaveBegan(save=SaveId(epoch=1, n=0, step=9), writer=0))
+    assert [type(a) for a in actions] == [Refuse]
 
 
 def test_old_views_are_refused_by_number() -> None:
@@ -183,7 +208,8 @@ saves = st.builds(SaveId, epoch=st.integers(1, 2), n=st.integers(1, 2), step=st.
 events = st.one_of(
     st.builds(ViewChanged, view=st.tuples(st.integers(1, 2), st.integers(1, 2)),
               writers=st.sampled_from([(0,), (0, 1), (0, 1, 2)]),
-              rewound_to=st.one_of(st.none(), st.integers(0, 4))),
+              begins=st.booleans()),
+    st.builds(SaveBegan, save=saves, writer=st.integers(0, 2)),
     st.builds(SaveWanted, step=st.integers(0, 4)),
     st.builds(WriterDurable, save=saves, report=st.builds(report, writer=st.integers(0, 2))),
     st.builds(WriterFailed, save=saves, writer=st.integers(0, 2), reason=st.just("x")),
@@ -197,7 +223,7 @@ events = st.one_of(
 def test_no_schedule_publishes_twice_torn_unstable_or_out_of_order(
     schedule: list[CommitEvent], outcomes: list[bool]
 ) -> None:
-    state, stable, generation, results = CommitState(), -1, 0, iter(outcomes)
+    state, stable, verified, generation, results = CommitState(), -1, -1, 0, iter(outcomes)
     reported: dict[SaveId, set[int]] = {}
     done: list[SaveId] = []
     queue = list(schedule)
@@ -205,8 +231,10 @@ def test_no_schedule_publishes_twice_torn_unstable_or_out_of_order(
         event = queue.pop(0)
         if isinstance(event, StepStable):
             stable = max(stable, event.step)
-        if isinstance(event, ViewChanged) and event.view > state.view and event.rewound_to is not None:
-            stable = min(stable, event.rewound_to)
+        if isinstance(event, Certified):
+            verified = max(verified, event.step)
+        if isinstance(event, ViewChanged) and event.view > state.view and event.begins:
+            verified = -1
         state, actions = commit_step(state, event)
         if isinstance(event, WriterDurable) and not any(isinstance(a, Refuse) for a in actions):
             reported.setdefault(event.save, set()).add(event.report.writer)
@@ -214,6 +242,7 @@ def test_no_schedule_publishes_twice_torn_unstable_or_out_of_order(
             if not isinstance(action, Publish):
                 continue
             assert action.save.step <= stable
+            assert action.certified == (action.save.step <= verified)
             assert {r.writer for r in action.reports} == set(range(len(action.reports)))
             assert {r.writer for r in action.reports} <= reported[action.save]
             assert all((d.view, d.step) < (action.save.view, action.save.step) for d in done)

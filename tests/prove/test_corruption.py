@@ -11,14 +11,12 @@ import pytest
 import torch
 
 from outlast.core import events as ev
-from outlast.prove._corruption import match, planned, tally
+from outlast.prove._corruption import Seen, match, planned, tally
 from outlast.runtime._corruption import Flip, flip_bit, read_bit
 
 
-def verdict(step: int, replica: str = "", action: str = "replace") -> ev.Verdict:
-    return ev.Verdict(
-        at_s=0.0, step=step, action=action, evidence="e", confidence="certain", remedy="r", replica=replica
-    )  # type: ignore[arg-type]
+def verdict(step: int, replica: str = "", action: str = "replace") -> Seen:
+    return Seen(step=step, action=action, evidence="e", replica=replica)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
@@ -64,11 +62,43 @@ def test_a_verdict_belongs_to_the_flip_it_names_and_what_belongs_to_none_is_an_a
         (False, False, -1),
     ]
     assert stray == 2
-    found = tally(rows, "full", 300, stray, 1, 0, 0)
+    found = tally(rows, "full", 0.0, 300, stray, 1, 0, 0)
     assert found.recall == {
         "parameter": {"found": 1, "of": 1}, "gradient": {"found": 1, "of": 1}, "moment": {"found": 0, "of": 1},
     }  # fmt: skip
     assert (found.wrong_culprits, found.false_alarms, found.false_alarm_bound) == (1, 2, 0.01)
+
+
+def test_with_audits_sums_and_reductions_are_struck_too_once_and_for_ever() -> None:
+    flips = [flip for _, some in planned(60, 3, ["bfloat16"], ["a"], audited=True, first_step=4) for flip in some]
+    kinds = {(flip.target, flip.persistent) for flip in flips}
+    assert kinds >= {(what, again) for what in ("gradient", "reducer", "sum") for again in (False, True)}
+    assert {flip.times for flip in flips if flip.persistent} == {0}
+    assert {flip.parameter for flip in flips if flip.target in ("reducer", "sum")} == {-1}
+    assert max(flip.bit for flip in flips if flip.target == "reducer") >= 16, "sums are in float32"
+
+
+def test_what_audits_and_guards_say_counts_as_noticed() -> None:
+    found = ev.AuditMismatch(
+        at_s=0.0, step=7, microbatch=-1, culprit="r1.1", host="a0", device="cpu", verdict="transient", evidence="e",
+        confidence=1.0, remedy="none", bucket=0,
+    )  # fmt: skip
+    assert Seen.of(found) == Seen(step=7, action="transient", replica="r1.1", evidence="e")
+    assert Seen.of(ev.Notice(at_s=0.0, level="info", text="t")) is None
+
+
+@pytest.mark.process
+@pytest.mark.campaign
+def test_with_every_microbatch_redundant_every_flip_is_caught_before_commit(tmp_path: Path) -> None:
+    """Gradients, reductions and sums, once and by a broken device; the guilty replica is named, no bit changes."""
+    command = [sys.executable, "-m", "outlast", "prove", "corruption", "--flips", "6", "--dtype", "float32",
+               "--audit", "1", "--guards", "default", "--json"]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert all(found["recall"][what]["found"] == found["recall"][what]["of"] for what in ("gradient", "reducer", "sum"))
+    assert {found["latest"][what] for what in ("gradient", "reducer", "sum")} == {0}
+    assert (found["false_alarms"], found["wrong_culprits"], found["equal_runs"]) == (0, 0, found["runs"])
 
 
 @pytest.mark.process

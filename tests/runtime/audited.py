@@ -15,7 +15,9 @@ from torch.nn import functional
 import outlast
 
 
-def train(steps: int, microbatches: int, audit: float, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
+def train(
+    steps: int, microbatches: int, audit: Any, dtype: torch.dtype, guards: str = "default", critical: str = ""
+) -> tuple[Any, dict[str, Any]]:
     run = outlast.join()
     torch.manual_seed(3)
     model = Model().to(dtype)
@@ -26,6 +28,8 @@ def train(steps: int, microbatches: int, audit: float, dtype: torch.dtype) -> tu
     training = run.protect(
         model, optimizer, data(microbatches), global_batch_size=4 * microbatches, microbatches=microbatches, seed=11,
         scheduler=scheduler, clip_norm=0.5, bucket_mb=0.3, audit=audit,
+        audit_params=[critical] if critical else (),
+        guards=outlast.Guards(**json.loads(guards)) if guards.startswith("{") else guards,
     )  # fmt: skip
     losses: dict[int, float] = {}
     batches = 0
@@ -36,6 +40,8 @@ def train(steps: int, microbatches: int, audit: float, dtype: torch.dtype) -> tu
             step.backward(functional.cross_entropy(logits, targets))
         losses[step.number] = step.loss
     found = {"fingerprint": training.fingerprint(), "losses": losses, "batches": batches}
+    if audit == "auto":
+        found["share"] = training.replica.member.audits.share
     return run, json.loads(json.dumps(found))
 
 
@@ -43,13 +49,17 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--microbatches", type=int, required=True)
-    parser.add_argument("--audit", type=float, required=True)
+    parser.add_argument("--audit", required=True)
+    parser.add_argument("--guards", default="default")
+    parser.add_argument("--critical", default="")
     parser.add_argument("--flips", default="[]")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    os.environ["OUTLAST_FLIPS"] = args.flips
-    run, found = train(args.steps, args.microbatches, args.audit, getattr(torch, args.dtype))
+    os.environ["OUTLAST_CORRUPTION"] = args.flips
+    run, found = train(
+        args.steps, args.microbatches, args.audit, getattr(torch, args.dtype), args.guards, args.critical
+    )
     part = args.out / f"{run.name}.{os.getpid()}.part"
     part.write_text(json.dumps(found))
     part.rename(args.out / f"{run.name}.json")

@@ -111,8 +111,14 @@ class Fleet:
     def finish(self) -> int:
         return self.driven.finish(PATIENCE_S, lambda: None)
 
-    def pid(self, replica: str) -> int:
-        return next(e.pid for e in self.driven.events if isinstance(e, ev.ReplicaStarted) and e.replica == replica)
+    def pid(self, name: str) -> int:
+        """Of a replica, or of an agent."""
+        for event in self.driven.events:
+            if isinstance(event, ev.ReplicaStarted) and event.replica == name:
+                return event.pid
+            if isinstance(event, ev.AgentStarted) and event.agent == name:
+                return event.pid
+        raise AssertionError(f"nothing named {name} was started")
 
     def state(self, replica: str) -> str:
         """The kernel's letter for it; X if it is gone."""

@@ -16,8 +16,8 @@ from outlast.core.phases import Phase
 from outlast.errors import ConfigError
 from outlast.observe import status, why
 from outlast.prove._drive import Driven
-from outlast.runtime._auditing import check_bitwise
-from outlast.runtime._flips import Flip
+from outlast.runtime._auditing import chosen_audit
+from outlast.runtime._corruption import Flip
 from outlast.runtime._probe import Fault
 
 from .conftest import PATIENCE_S, processes, undisturbed
@@ -31,15 +31,35 @@ class Audited:
 
     def __init__(
         self, base: Path, flips: Sequence[Flip], faults: Sequence[Fault], *, replicas: int, steps: int,
-        microbatches: int = 6, audit: float = 1.0, dtype: str = "float32", **settings: Any,
+        microbatches: int = 6, audit: Any = 1.0, dtype: str = "float32", guards: str = "default",
+        critical: str = "",         **settings: Any,
     ) -> None:  # fmt: skip
         self.out, self.shape = base / "out", (steps, microbatches, dtype)
         self.out.mkdir(parents=True)
         settings = {"restart_backoff_s": 0.0, "heartbeat_s": 0.2, "max_restarts": 0} | settings
         config = base / "run.toml"
         config.write_text("[run]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
-        script = [str(SCRIPT), "--steps", str(steps), "--microbatches", str(microbatches), "--audit", str(audit)]
-        script += ["--dtype", dtype, "--flips", msgspec.json.encode(list(flips)).decode(), "--out", str(self.out)]
+        script = [
+            str(SCRIPT),
+            "--steps",
+            str(steps),
+            "--microbatches",
+            str(microbatches),
+            "--audit",
+            str(audit),
+            "--guards",
+            guards,
+        ]
+        script += [
+            "--critical",
+            critical,
+            "--dtype",
+            dtype,
+            "--flips",
+            msgspec.json.encode(list(flips)).decode(),
+            "--out",
+            str(self.out),
+        ]
         options = ["--config", str(config), "--replicas", str(replicas)]
         self.driven = Driven(base / "run", options, script, faults)
 
@@ -83,7 +103,11 @@ def audited(tmp_path: Path) -> Iterator[Callable[..., Audited]]:
 
 
 def test_a_transient_flip_is_seen_named_and_gone(audited: Callable[..., Audited]) -> None:
-    run = audited(Flip(replica="r1", step=2, microbatch=2, param=3, element=1000, bit=3), replicas=3, steps=4)
+    run = audited(
+        Flip(replica="r1", step=2, microbatch=2, parameter=3, element=1000, bit=3),
+        replicas=3,
+        steps=4,
+    )
     run.assert_unchanged({"r0.1", "r1.1", "r2.1"})
     (found,) = run.findings()
     assert (found.culprit, found.step, found.microbatch, found.verdict) == ("r1.1", 2, 2, "transient"), run.logs()
@@ -98,7 +122,7 @@ def test_a_transient_flip_is_seen_named_and_gone(audited: Callable[..., Audited]
 
 
 def test_who_repeats_a_wrong_answer_is_evicted(audited: Callable[..., Audited]) -> None:
-    run = audited(Flip(replica="r2", step=1, param=4, element=5, bit=30, times=0), replicas=3, steps=3)
+    run = audited(Flip(replica="r2", step=1, parameter=4, element=5, bit=30, times=0), replicas=3, steps=3)
     run.assert_unchanged({"r0.1", "r1.1"})
     assert {f.culprit for f in run.findings()} == {"r2.1"}, run.logs()
     assert "persistent" in {f.verdict for f in run.findings()}
@@ -120,6 +144,33 @@ def test_two_replicas_stop_where_there_is_no_majority(audited: Callable[..., Aud
     assert not any(step >= 1 for e in run.driven.events if isinstance(e, ev.Progress) for step, _ in e.losses)
 
 
+def test_a_flipped_parameter_costs_its_replica_and_not_the_run(audited: Callable[..., Audited]) -> None:
+    """Its gradients are disputed, and in the roll call that follows its state is not the others'."""
+    flip = Flip(target="parameter", replica="r1", step=2, parameter=3, element=100, bit=20)
+    run = audited(flip, replicas=3, steps=5)
+    run.assert_unchanged({"r0.1", "r2.1"})
+    (verdict,) = [e for e in run.driven.events if isinstance(e, ev.Verdict)]
+    assert (verdict.action, verdict.replica, verdict.step, verdict.device) == ("replace", "r1.1", 2, "cpu"), run.logs()
+    assert {f.culprit for f in run.findings()} <= {"r1.1"}, run.logs()
+
+
+@pytest.mark.campaign
+def test_two_replicas_go_back_if_they_can_where_there_is_no_majority(audited: Callable[..., Audited]) -> None:
+    """Between them they cannot tell who is wrong; the certified state is older than the quarrel."""
+    flip = Flip(replica="r0", step=3, microbatch=1, bit=0, times=0)
+    run = audited(flip, replicas=2, steps=6, guards=json.dumps({"certify_every": 2, "agreement": 1}))
+    assert run.finish() == 0, run.logs()
+    (found,) = run.findings()
+    assert (found.verdict, found.culprit, found.microbatch, found.step) == ("rewound", "r0.1, r1.1", 1, 3), run.logs()
+    (verdict,) = [e for e in run.driven.events if isinstance(e, ev.Verdict)]
+    assert (verdict.action, verdict.step, verdict.to_step, verdict.confidence) == ("rewind", 3, 2, "possible")
+    assert "no majority" in verdict.evidence
+    results = run.results()
+    assert set(results) == {"r0.1", "r1.1"}
+    assert results["r0.1"] == results["r1.1"] | {"batches": results["r0.1"]["batches"]}
+    assert results["r0.1"]["fingerprint"] != undisturbed(*run.shape)["fingerprint"], "two batches were passed for good"
+
+
 def test_a_death_while_it_is_settled(audited: Callable[..., Audited]) -> None:
     death = Fault(replica="r1", phase=Phase.AUDIT.name.lower(), step=2, microbatch=2, action="SIGKILL")
     flip = Flip(replica="r1", step=2, microbatch=2, bit=12)
@@ -129,10 +180,60 @@ def test_a_death_while_it_is_settled(audited: Callable[..., Audited]) -> None:
 
 
 def test_a_sum_that_changes_after_it_was_made_is_computed_again(audited: Callable[..., Audited]) -> None:
-    flip = Flip(replica="r0", step=2, microbatch=2, place="sum", param=0, element=77, bit=9)
+    flip = Flip(target="sum", replica="r0", step=2, microbatch=2, element=77, bit=9)
     run = audited(flip, replicas=2, steps=4)
     run.assert_unchanged({"r0.1", "r1.1"})
     assert [(f.culprit, f.verdict, f.step) for f in run.findings()] == [("r0.1", "memory", 2)], run.logs()
+
+
+def test_a_reducer_that_is_wrong_once_is_named_and_the_step_done_again(audited: Callable[..., Audited]) -> None:
+    flip = Flip(target="reducer", replica="r1", step=2, parameter=-1, element=100, bit=4)
+    run = audited(flip, replicas=3, steps=4)
+    run.assert_unchanged({"r0.1", "r1.1", "r2.1"})
+    (found,) = run.findings()
+    assert (found.culprit, found.verdict, found.step, found.microbatch) == ("r1.1", "transient", 2, -1), run.logs()
+    assert found.bucket >= 0
+    assert "reduced a slice of bucket" in found.evidence
+
+
+@pytest.mark.campaign
+def test_the_reduction_of_a_critical_parameter_is_checked_without_audits(audited: Callable[..., Audited]) -> None:
+    """The table lies in the fifth bucket, which r1 reduces: the flip would reach all replicas alike."""
+    flips = [Flip(target="reducer", replica="r1", step=2, parameter=4, element=9, bit=30)]
+    run = audited(*flips, replicas=3, steps=4, audit=0.0, critical="table")
+    run.assert_unchanged({"r0.1", "r1.1", "r2.1"})
+    assert [(f.culprit, f.verdict) for f in run.findings()] == [("r1.1", "transient")], run.logs()
+
+
+@pytest.mark.campaign
+def test_a_reducer_that_stays_wrong_is_evicted(audited: Callable[..., Audited]) -> None:
+    flip = Flip(target="reducer", replica="r2", step=1, parameter=-1, bit=30, times=0, persistent=True)
+    run = audited(flip, replicas=3, steps=3)
+    run.assert_unchanged({"r0.1", "r1.1"})
+    assert {(f.culprit, f.verdict) for f in run.findings()} == {("r2.1", "persistent")}, run.logs()
+
+
+@pytest.mark.campaign
+def test_sums_that_change_again_and_again_cost_their_replica(audited: Callable[..., Audited]) -> None:
+    """Failing memory: the step would be held for ever."""
+    flip = Flip(target="sum", replica="r1", step=1, parameter=-1, bit=30, times=0, persistent=True)
+    run = audited(flip, replicas=3, steps=3)
+    run.assert_unchanged({"r0.1", "r2.1"})
+    assert [(f.culprit, f.verdict) for f in run.findings()] == [("r1.1", "memory"), ("r1.1", "persistent")], run.logs()
+
+
+@pytest.mark.campaign
+def test_a_share_that_outlast_chooses_rises_on_all_when_something_is_found(audited: Callable[..., Audited]) -> None:
+    """A flipped parameter is an incident; a replacement that joins has the same belief, or its state would differ."""
+    flip = Flip(target="parameter", replica="r1.1", step=2, parameter=3, element=100, bit=20)
+    run = audited(flip, replicas=3, steps=40, audit="auto", guards=json.dumps({"agreement": 1}), max_restarts=4)
+    assert run.finish() == 0, run.logs()
+    results = run.results()
+    assert {"r0.1", "r2.1"} <= set(results), run.logs()
+    shares = {found["share"] for found in results.values()}
+    assert len(shares) == 1
+    assert shares.pop() > 1e-4, "the least share, which is what the prior gives so small a fleet"
+    assert {found["fingerprint"] for found in results.values()} == {undisturbed(*run.shape)["fingerprint"]}
 
 
 BITS = {"float32": (0, 1, 12, 22, 23, 27, 30, 31), "bfloat16": (0, 3, 6, 7, 10, 14, 15)}
@@ -144,7 +245,13 @@ def test_every_bit_is_seen_and_nothing_else(audited: Callable[..., Audited], dty
     """One flip in every other step, each of another bit, replica and parameter; the steps between are clean."""
     bits, params = BITS[dtype], (0, 3, 4, 5, 7)
     flips = [
-        Flip(replica=f"r{i % 3}", step=2 * i + 1, param=params[i % len(params)], element=37 * i, bit=bit)
+        Flip(
+            replica=f"r{i % 3}",
+            step=2 * i + 1,
+            parameter=params[i % len(params)],
+            element=37 * i,
+            bit=bit,
+        )
         for i, bit in enumerate(bits)
     ]
     run = audited(*flips, replicas=3, steps=2 * len(bits) + 2, dtype=dtype)
@@ -155,7 +262,7 @@ def test_every_bit_is_seen_and_nothing_else(audited: Callable[..., Audited], dty
 
 @pytest.mark.campaign
 def test_over_torch_distributed(audited: Callable[..., Audited]) -> None:
-    flip = Flip(replica="r1", step=2, microbatch=2, param=0, element=10, bit=3)
+    flip = Flip(replica="r1", step=2, microbatch=2, parameter=0, element=10, bit=3)
     run = audited(flip, replicas=3, steps=4, exchange="c10d")
     run.assert_unchanged({"r0.1", "r1.1", "r2.1"})
     assert [(f.culprit, f.verdict) for f in run.findings()] == [("r1.1", "transient")], run.logs()
@@ -164,7 +271,7 @@ def test_over_torch_distributed(audited: Callable[..., Audited]) -> None:
 @pytest.mark.campaign
 def test_beside_a_robust_rule(audited: Callable[..., Audited]) -> None:
     """The rule would only weaken a wrong row; the audit puts the right one in its place."""
-    flips = [Flip(replica="r1", step=1, microbatch=2, param=0, element=i, bit=30) for i in range(3)]
+    flips = [Flip(replica="r1", step=1, microbatch=2, parameter=0, element=i, bit=30) for i in range(3)]
     clean = audited(replicas=3, steps=3, aggregation="trimmed_mean", f=1)
     assert clean.finish() == 0, clean.logs()
     run = audited(*flips, replicas=3, steps=3, aggregation="trimmed_mean", f=1)
@@ -177,7 +284,7 @@ def test_beside_a_robust_rule(audited: Callable[..., Audited]) -> None:
 @pytest.mark.campaign
 def test_with_a_share_the_broken_device_is_found_soon(audited: Callable[..., Audited]) -> None:
     """Unaudited wrong gradients are applied meanwhile: that is what a share below one means."""
-    broken = [Flip(replica="r1", step=step, param=0, element=step, bit=20, times=0) for step in range(40)]
+    broken = [Flip(replica="r1", step=step, parameter=0, element=step, bit=20, times=0) for step in range(40)]
     run = audited(*broken, replicas=3, steps=40, audit=0.25)
     assert run.finish() == 0, run.logs()
     first = run.findings()[0]
@@ -189,6 +296,15 @@ def test_with_a_share_the_broken_device_is_found_soon(audited: Callable[..., Aud
 
 def test_audits_of_noise_are_refused() -> None:
     with pytest.raises(ConfigError, match="only noise"):
-        check_bitwise(0.1, RunConfig(bitwise=False))
-    check_bitwise(0.0, RunConfig(bitwise=False))
-    check_bitwise(0.1, RunConfig())
+        chosen_audit(0.1, RunConfig(bitwise=False))
+    assert chosen_audit(0.0, RunConfig(bitwise=False)) == 0.0
+
+
+def test_what_the_run_is_told_outranks_the_script() -> None:
+    assert chosen_audit(0.1, RunConfig()) == 0.1
+    assert chosen_audit(0.1, RunConfig(audit=0.5)) == 0.5
+    assert chosen_audit(0.1, RunConfig(audit="0.5")) == 0.5, "as the environment gives it"
+    assert chosen_audit(0.1, RunConfig(audit="auto:0.2")) == "auto:0.2"
+    for wrong in ("auto:2", "auto:x", "often"):
+        with pytest.raises(ConfigError, match="audit"):
+            chosen_audit(wrong, RunConfig())

@@ -202,3 +202,32 @@ def test_a_device_that_does_it_again_is_quarantined(guarded: Callable[..., Guard
     assert [v.replica for v in run.verdicts] == ["r1.1", "r1.2"]
     assert not any(isinstance(e, ev.ReplicaStarted) and e.replica == "r1.3" for e in run.events)
     assert set(run.results) == {"r0.1", "r2.1"}
+
+
+@pytest.mark.campaign
+def test_a_host_whose_devices_do_it_again_gets_no_replica_any_more(tmp_path: Path) -> None:
+    """Two agents: r1 and r3 run under the second, and both have a stuck bit. The second device to be quarantined there
+    is the host's fault; the replicas of the other agent go on."""
+    flips = [
+        Flip(replica=slot, target="parameter", step=3, parameter="last.weight", element=at, bit=12, persistent=True)
+        for slot, at in (("r1", 7), ("r3", 19))
+    ]
+    config = tmp_path / "run.toml"
+    config.write_text("[run]\nreplicas = 5\nagents = 2\nrestart_backoff_s = 0.0\nheartbeat_s = 0.2\n")
+    words = [str(SCRIPT), "--out", str(tmp_path), "--steps", "100000", "--microbatches", "8"]
+    words += ["--guards", json.dumps({"agreement": 1})]
+    with Driven(tmp_path / "run", ["--config", str(config)], words, flips=flips) as driven:
+
+        def put_out() -> int:
+            actions = [e.action if isinstance(e, ev.Verdict) else "" for e in driven.events]
+            return actions.index("evict_host") if "evict_host" in actions else 0
+
+        driven.until("the host's eviction", lambda: put_out() > 0, PATIENCE_S, lambda: None)
+        step = driven.step
+        driven.until("twenty steps more", lambda: driven.step > step + 20, PATIENCE_S, lambda: None)
+        seen = [(v.action, v.replica, v.host) for v in driven.events if isinstance(v, ev.Verdict)]
+        assert [row for row in seen if row[0] == "replace"] == [("replace", "r1.1", "a1"), ("replace", "r3.1", "a1")]
+        assert sorted(action for action, _, _ in seen) == ["evict_host", "quarantine", "replace", "replace"]
+        assert {host for _, _, host in seen} == {"a1"}
+        assert set(driven.members) == {"r0.1", "r2.1", "r4.1"}
+        assert not [e for e in driven.events[put_out() :] if isinstance(e, ev.ReplicaStarted)]

@@ -176,6 +176,9 @@ def test_what_is_no_setting(given: Any, reason: str) -> None:
 def test_settings_out_of_range() -> None:
     with pytest.raises(ConfigError, match="every=0"):
         outlast.Checkpoint(dir="x", every=0)
+    with pytest.raises(ConfigError, match="num_slots=4") as caught:
+        outlast.Checkpoint(dir="x", num_slots=4)
+    assert "num_slots=3" in caught.value.remedy
 
 
 def test_state_that_cannot_be_kept_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
@@ -223,6 +226,7 @@ def test_going_back_to_a_certified_generation(tmp_path: Path) -> None:
         average.update(model)
         if step.number == 6 and not went_back:
             store = saves.archive.store
+            saves._await(lambda: bool(saves.archive.store.generations()), lambda: False)
             assert rewind(saves) is None, "none is certified yet"
             certify(store, min(store.generations()))
             with torch.no_grad():

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from outlast.errors import ConfigError
-from outlast.runtime._flips import Flips
+from outlast.runtime._corruption import Corruption
 from outlast.runtime._gradients import Accumulator, Memory
 from outlast.tensors import Layout
 
@@ -28,11 +28,12 @@ class Half:
         self.memory = Memory(self.layout, 8, shared=False)
         self.sums = Accumulator(self.params, self.layout, self.memory, 6)
         self.sums.printing = True
-        self.sums.corrupt = Flips.read("r0.1", json.dumps(flips))
+        names = [f"p{i}" for i in range(len(SHAPES))]
+        self.sums.corruption = Corruption.read("r0.1", json.dumps(flips), names, self.params)
 
     def compute(self, leaf: int, *, beside: bool = False, weight: float = 1.0, unused: int = -1) -> int:
-        if self.sums.corrupt is not None:
-            self.sums.corrupt.at(0, leaf)
+        if self.sums.corruption is not None:
+            self.sums.corruption.begin(0, leaf)
         self.sums.begin(leaf, weight, None, beside)
         draw = torch.Generator().manual_seed(100 + leaf)
         total = torch.zeros(())
@@ -80,7 +81,7 @@ def test_any_single_bit_of_any_parameter_moves_the_fingerprint(dtype: torch.dtyp
     right = Half(dtype).compute(1)
     for param in range(len(SHAPES)):
         for bit in range(8 * dtype.itemsize):
-            flip = {"replica": "r0", "step": 0, "microbatch": 1, "param": param, "element": 7 * bit, "bit": bit}
+            flip = {"replica": "r0", "step": 0, "microbatch": 1, "parameter": param, "element": 7 * bit, "bit": bit}
             assert Half(dtype, [flip]).compute(1) != right, (param, bit)
 
 
@@ -94,13 +95,14 @@ def test_a_flip_strikes_as_often_as_ordered() -> None:
     assert always.compute(1, beside=True) == wrong
     drifting = Half(flips=[{"replica": "r0", "step": 0, "bit": 4, "times": 0, "drift": True}])
     assert len({drifting.compute(1), drifting.compute(1, beside=True), right}) == 3
-    assert Flips.read("r1.1", json.dumps([{"replica": "r0", "step": 0}])) is None
+    orders = json.dumps([{"replica": "r0", "step": 0}])
+    assert Corruption.read("r1.1", orders, [], []) is None
     with pytest.raises(ConfigError, match="no list of flips"):
-        Flips.read("r0.1", '{"replica": 1}')
+        Corruption.read("r0.1", '{"replica": 1}', [], [])
 
 
 def test_sums_are_fingerprinted_when_they_are_made() -> None:
-    half = Half(flips=[{"replica": "r0", "step": 0, "microbatch": 0, "place": "sum", "param": 0, "bit": 2}])
+    half = Half(flips=[{"replica": "r0", "step": 0, "microbatch": 0, "target": "sum", "parameter": 0, "bit": 2}])
     half.compute(0)
     slot = half.sums.slots[0, 1]
     before = half.memory.flats(slot)[0].clone()

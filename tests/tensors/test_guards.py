@@ -115,6 +115,13 @@ def test_activation_statistics():
     for gone, word in [(dead, "dead"), (line, "one line"), (1e-5 * torch.randn(128, 32, generator=draw), "vanishing")]:
         assert any(word in reason for reason in collapse_reasons(activation_stats(gone), healthy))
     assert collapse_reasons(healthy, healthy) == []
+    mixed = torch.randn(128, 32, generator=draw)
+    grown = mixed + 300.0 * torch.randn(128, 1, generator=draw) @ torch.randn(1, 32, generator=draw)
+    assert activation_stats(grown).rank < 1.01
+    assert collapse_reasons(activation_stats(grown), activation_stats(mixed)) == [], "one more direction, none lost"
+    half = activation_stats(line.bfloat16())
+    assert half.rest > 1e-3 * healthy.rest, "rounding looks like a second direction"
+    assert collapse_reasons(half, healthy) == collapse_reasons(activation_stats(line), healthy)[:1]
     assert activation_stats(torch.zeros(0, 4)).rank == 0.0
 
 

@@ -26,7 +26,7 @@ from outlast.checkpoint._arena import Arena, Slot
 from outlast.checkpoint._drain import Drain, drain
 from outlast.checkpoint._ladder import Candidate, first_valid
 from outlast.checkpoint._load import fill, fresh, match, rebuild, select
-from outlast.checkpoint._manifest import FORMAT, Chunk, FileRef, Part, digest, schema_digest
+from outlast.checkpoint._manifest import FORMAT, Chunk, FileRef, Part, digest
 from outlast.checkpoint._memory import Hold, MemoryStore, memory_name
 from outlast.checkpoint._plan import Layout, plan
 from outlast.checkpoint._publish import publish, report_of
@@ -35,7 +35,7 @@ from outlast.checkpoint._retention import Pruned, Retention, prune
 from outlast.checkpoint._snapshot import Snapshot
 from outlast.checkpoint._stage import copies_of
 from outlast.checkpoint._store import Store, open_store
-from outlast.checkpoint._tensors import State, flatten
+from outlast.checkpoint._tensors import Schema, State, flatten
 from outlast.checkpoint._writer import CHUNK_BYTES, Base, Written, base_of, write_part
 from outlast.core.protocol._commit import PartReport, SaveId
 from outlast.errors import CheckpointError
@@ -129,6 +129,7 @@ class Engine:
         self._drainer = concurrent.futures.ThreadPoolExecutor(1, "outlast-drain", _be_nice)
         self._closing = threading.Event()
         self._plans: dict[tuple[str, int], list[Layout]] = {}
+        self._schema: Schema | None = None
         self._base: Base = {}
         self._handles: dict[SaveId, Handle] = {}
         self._known: dict[int, dict[str, int]] = {}
@@ -152,15 +153,13 @@ class Engine:
 
     def prepare(self, tree: Any) -> int:
         """Plan, allocate and touch the slots before the first save. Returns this replica's share in bytes."""
-        state = flatten(tree, writer_of=self._writer_of)
-        layout = self._layouts(state, schema_digest(state.specs))[self.replica]
+        _, layout = self._planned(tree)
         self._arena.reserve(layout.stream_bytes, keep=self._keep)
         return layout.stream_bytes
 
     def prepare_later(self, tree: Any) -> concurrent.futures.Future[None]:
         """As `prepare`, but the slots are made beside training. The tree is not looked at after this returns."""
-        state = flatten(tree, writer_of=self._writer_of)
-        layout = self._layouts(state, schema_digest(state.specs))[self.replica]
+        _, layout = self._planned(tree)
         return self._publisher.submit(self._arena.reserve, layout.stream_bytes, keep=self._keep)
 
     @property
@@ -172,12 +171,15 @@ class Engine:
         """The view changed: other shares from the next save on."""
         self.replica, self.num_replicas = replica, num_replicas
 
-    def _layouts(self, state: State, schema: str) -> list[Layout]:
+    def _planned(self, tree: Any) -> tuple[State, Layout]:
+        """The state, and this replica's share of it."""
+        state = flatten(tree, writer_of=self._writer_of, like=self._schema)
+        self._schema = state.schema
         sharded = [shards for shards in state.shards if shards is not None]
-        key = (f"{schema} {sharded}", self.num_replicas)
+        key = (f"{state.schema.digest} {sharded}", self.num_replicas)
         if key not in self._plans:
             self._plans = {key: plan(state.specs, state.shards, self.num_replicas)}
-        return self._plans[key]
+        return state, self._plans[key][self.replica]
 
     # saving
 
@@ -198,9 +200,7 @@ class Engine:
         """
         began_s = self._clock()
         save = SaveId(epoch=view[0], n=view[1], step=step, attempt=attempt)
-        state = flatten(tree, writer_of=self._writer_of)
-        schema = schema_digest(state.specs)
-        layout = self._layouts(state, schema)[self.replica]
+        state, layout = self._planned(tree)
         slot = self._lease(layout.stream_bytes, step, wait=wait)
         if slot is None:
             return None
@@ -208,7 +208,7 @@ class Engine:
         if changing:
             names = [spec.name for spec in state.specs]
             snapshot.copy_now({n for n in names if any(fnmatch.fnmatchcase(n, p) for p in changing)})
-        handle = Handle(save, snapshot, slot, self._part(save, state, layout, schema), self._timeout_s)
+        handle = Handle(save, snapshot, slot, self._part(save, state, layout), self._timeout_s)
         self._handles[save] = handle
         handle.state_bytes = sum(spec.bytes for spec in state.specs)
         self._tell(events.SaveBegan(
@@ -241,11 +241,11 @@ class Engine:
             self._hold.clear(self._local, slot.index)
         return slot
 
-    def _part(self, save: SaveId, state: State, layout: Layout, schema: str) -> Part:
+    def _part(self, save: SaveId, state: State, layout: Layout) -> Part:
         first = self.replica == 0
         return Part(
             format=FORMAT, save=save.token, writer=self.replica, num_writers=self.num_replicas,
-            schema=schema, stream_bytes=layout.stream_bytes, files=[], chunks=[],
+            schema=state.schema.digest, stream_bytes=layout.stream_bytes, files=[], chunks=[],
             pieces=list(layout.pieces), tensors=state.specs if first else None, tree=state.tree if first else None,
         )  # fmt: skip
 

@@ -85,7 +85,7 @@ class FileRef(_Record, frozen=True, kw_only=True):
     bytes: int
 
 
-class Chunk(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Chunk(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """`bytes` bytes of the stream, at `at` in file number `file` of the part's list."""
 
     file: int
@@ -94,7 +94,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     digest: str
 
 
-class TensorSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class TensorSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     name: str
     dtype: str
     shape: tuple[int, ...]
@@ -104,7 +104,7 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
-class Piece(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Piece(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """A box of tensor number `tensor` in global coordinates, row-major at `at` in the stream."""
 
     tensor: int

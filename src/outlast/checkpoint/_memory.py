@@ -1,6 +1,6 @@
 """Snapshots that outlive the trainer: slots in memory that another process holds. No torch.
 
-Role: the `memory` tier. The agent makes a `Hold` (memory files without a name, freed when the last process that has
+Role: the `memory` tier. The launcher makes a `Hold` (memory files without a name, freed when the last process that has
 them ends) and hands the descriptors down to the trainers, whose arena slots are these files. After a crash of every
 trainer on the host the newest snapshot that all writers completed is read back from memory. Invariants: a slot is
 valid only between `seal` and the next `open_slot`'s `clear`; a snapshot counts only if every writer's slot of it is
@@ -55,7 +55,7 @@ class Hold:
 
     @classmethod
     def parse(cls, text: str) -> Hold:
-        """Inverse of `str`: what the agent put into the trainer's environment. Raises `ConfigError`."""
+        """Inverse of `str`: what the launcher put into the trainer's environment. Raises `ConfigError`."""
         try:
             fds = [[int(fd) for fd in slots.split(",")] for slots in text.split(";")]
             for fd in (fd for slots in fds for fd in slots):

@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from outlast.checkpoint._boxes import Box
-from outlast.checkpoint._manifest import DTYPE_BYTES, TensorSpec
+from outlast.checkpoint._manifest import DTYPE_BYTES, TensorSpec, schema_digest
 from outlast.checkpoint._plan import Shard
 from outlast.checkpoint._tree import decode_tree, encode_tree, tensor_names
 from outlast.errors import ConfigError
@@ -29,6 +29,9 @@ _CARRIER = {
 }  # fmt: skip
 _QUANTISED = {torch.qint8, torch.quint8, torch.qint32}
 RankToWriter = Callable[[int], int]
+
+
+_PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 
 class Local(NamedTuple):
@@ -49,6 +52,32 @@ class State(NamedTuple):
     specs: list[TensorSpec]
     shards: list[list[Shard] | None]
     local: list[list[Local]]
+    schema: Schema
+
+
+class Schema(NamedTuple):
+    """What a state looks like without its values: the same save after save, so it is worked out once.
+
+    `given`: the tensors' names as the tree has them, `boxes`: each whole. `digest`: of `specs`.
+    """
+
+    given: list[str]
+    specs: list[TensorSpec]
+    boxes: list[Box]
+    digest: str
+
+    @staticmethod
+    def of(given: list[str], tensors: Sequence[torch.Tensor], like: Schema | None) -> Schema:
+        """Of these tensors; `like` itself if it is that."""
+        if like is not None and like.given == given and all(map(_fits, like.specs, tensors)):
+            return like
+        named = zip(tensor_names(given), tensors, strict=True)
+        specs = [TensorSpec(name, _dtype_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in named]
+        return Schema(given, specs, [Box((0,) * len(s.shape), s.shape) for s in specs], schema_digest(specs))
+
+
+def _fits(spec: TensorSpec, tensor: torch.Tensor) -> bool:
+    return spec.shape == tensor.shape and spec.dtype == _dtype_name(tensor.dtype)
 
 
 def dtype_named(name: str) -> torch.dtype:
@@ -125,7 +154,7 @@ class _Collector:
                 f"the state holds a {'meta' if value.is_meta else str(value.layout)} tensor at {name!r}",
                 remedy="give it values, or keep its dense parts",
             )
-        if is_traceable_wrapper_subclass(value) and not _is_dtensor(value):
+        if type(value) not in _PLAIN and is_traceable_wrapper_subclass(value) and not _is_dtensor(value):
             raise ConfigError(
                 f"the state holds a {type(value).__qualname__} at {name!r}, whose parts are not known here",
                 remedy="keep its plain tensors",
@@ -153,40 +182,40 @@ class _Collector:
             self.names.append(name)
         return self._seen[key]
 
-    def describe(self, tree: Any) -> State:
-        specs, shards, local = [], list[list[Shard] | None](), []
-        for name, tensor in zip(tensor_names(self.names), self.tensors, strict=True):
-            spec = TensorSpec(name, _dtype_name(tensor.dtype), tuple(tensor.shape))
-            specs.append(spec)
+    def describe(self, tree: Any, like: Schema | None) -> State:
+        schema = Schema.of(self.names, self.tensors, like)
+        shards, local = list[list[Shard] | None](), []
+        for tensor, box in zip(self.tensors, schema.boxes, strict=True):
             if _is_dtensor(tensor):
                 owners, held = _sharded(tensor, self._writer_of)
                 shards.append(owners)
                 local.append(held)
             else:
                 shards.append(None)
-                local.append([Local(Box((0,) * len(spec.shape), spec.shape), tensor)])
-        return State(tree, self.tensors, specs, shards, local)
+                local.append([Local(box, tensor)])
+        return State(tree, self.tensors, schema.specs, shards, local, schema)
 
 
 def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Equal for two leaves that are the same elements of the same storage, and for nothing else."""
     if tensor.numel() == 0 or _is_dtensor(tensor):
         return (id(tensor),)
-    place = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.is_conj(), tensor.is_neg())
-    return (*place, tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
+    same = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+    return (*same, tensor.is_conj(), tensor.is_neg())
 
 
 def _is_dtensor(tensor: torch.Tensor) -> bool:
-    return type(tensor) is not torch.Tensor and hasattr(tensor, "_spec") and hasattr(tensor, "to_local")
+    return type(tensor) not in _PLAIN and hasattr(tensor, "_spec") and hasattr(tensor, "to_local")
 
 
-def flatten(tree: Any, *, writer_of: RankToWriter | None = None) -> State:
+def flatten(tree: Any, *, writer_of: RankToWriter | None = None, like: Schema | None = None) -> State:
     """The state's tree and tensors. `writer_of` maps a global rank (of a DTensor's mesh) to its writer number.
+    `like`: what it looked like the last time.
 
     Raises `ConfigError` naming what cannot be kept.
     """
     collector = _Collector(writer_of if writer_of is not None else lambda rank: rank)
-    return collector.describe(encode_tree(tree, collector.leaf))
+    return collector.describe(encode_tree(tree, collector.leaf), like)
 
 
 def unflatten(node: Any, tensors: Callable[[int], torch.Tensor], *, file: str) -> Any:

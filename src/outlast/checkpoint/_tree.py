@@ -56,15 +56,17 @@ def _encode(value: Any, name: str, leaf: Leaf, depth: int) -> Any:
 
 
 def _entry(key: Any, value: Any, name: str, leaf: Leaf, depth: int) -> list[Any]:
-    def no_leaf(_value: Any, _name: str) -> None:
-        return None
-
+    if type(key) is str:
+        return [_text(key), _encode(value, _join(name, key), leaf, depth + 1)]
     if not isinstance(key, str | int | float | bool | bytes | tuple | None):
         raise ConfigError(
             f"a key of type {type(key).__qualname__} at {name or 'the root'!r} cannot be kept",
             remedy="use str, int, float, bool, bytes, None or tuples of them as keys",
         )
-    return [_encode(key, name, no_leaf, depth + 1), _encode(value, _join(name, key), leaf, depth + 1)]
+    return [
+        _encode(key, name, lambda _value, _name: None, depth + 1),
+        _encode(value, _join(name, key), leaf, depth + 1),
+    ]
 
 
 def _join(name: str, key: Any) -> str:
@@ -73,7 +75,7 @@ def _join(name: str, key: Any) -> str:
 
 def _text(value: str) -> Any:
     try:
-        value.encode()
+        value.isascii() or value.encode()
     except UnicodeEncodeError:  # lone surrogates, which JSON over UTF-8 cannot hold
         return {"s": base64.b64encode(value.encode("utf-16-le", "surrogatepass")).decode()}
     return value

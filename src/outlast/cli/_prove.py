@@ -78,14 +78,16 @@ def corruption(
     flips: Annotated[int, typer.Option(help="How many bits to flip, three to a fleet.")] = 18,
     seed: Annotated[int, typer.Option(help="Draws places; bits are spread evenly.")] = 0,
     guards: Annotated[str, typer.Option(help="What the fleets watch: default, full or off.")] = "full",
+    audit: Annotated[float, typer.Option(help="Share of microbatches and reductions computed twice, 0 to 1.")] = 0.0,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, or both with a comma between.")] = "float32,bfloat16",
     base: Annotated[str, typer.Option("--dir", help="Keep the runs here, in a new directory.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> int:
-    """Flip single bits of gradients, parameters and moments in real fleets; who notices, how fast, and who is named."""
+    """Flip single bits of gradients, parameters and moments in real fleets, with audits also of sums and of what is
+    reduced; who notices, how fast, and who is named."""
     from outlast.cli._prove_corruption import campaign
 
-    return campaign(flips, seed, guards, dtype, base, as_json)
+    return campaign(flips, seed, guards, audit, dtype, base, as_json)
 
 
 def _print(report: dict[str, Any]) -> None:

@@ -20,9 +20,10 @@ __all__ = ["campaign"]
 _DTYPES = ("float32", "bfloat16")
 
 
-def campaign(flips: int, seed: int, guards: str, dtype: str, base: str, as_json: bool) -> int:
-    """Exit code 9 if a flip of a parameter or moment was missed, a wrong replica named, or a clean step accused."""
-    from outlast.core.policy import Guards
+def campaign(flips: int, seed: int, guards: str, audit: float, dtype: str, base: str, as_json: bool) -> int:
+    """Exit code 9 if a flip of a parameter or moment was missed (with audit = 1: any flip), a wrong replica named, or a
+    clean step accused."""
+    from outlast.core.policy import Guards, audit_share
     from outlast.prove._corruption import Corruptions
 
     dtypes = [name.strip() for name in dtype.split(",")]
@@ -32,6 +33,7 @@ def campaign(flips: int, seed: int, guards: str, dtype: str, base: str, as_json:
     if flips < 1 or seed < 0:
         raise ConfigError(f"--flips {flips} --seed {seed} cannot be", remedy="--flips 1 or more, --seed 0 or more")
     Guards.of(guards)
+    audit_share(audit, 1)
     if base and Path(base).exists():
         raise ConfigError(f"{base} exists", remedy="give a new directory")
     with tempfile.TemporaryDirectory(prefix="outlast-corruption-") as scratch:
@@ -41,13 +43,15 @@ def campaign(flips: int, seed: int, guards: str, dtype: str, base: str, as_json:
         def watch(done: int, of: int) -> None:
             print(f"{done} of {of} fleets", file=sys.stderr, flush=True)
 
-        found = Corruptions(place, flips, seed, guards, dtypes, watch).run()
+        found = Corruptions(place, flips, seed, guards, dtypes, audit, watch).run()
     if as_json:
         print(json.dumps(msgspec.to_builtins(found)))
     else:
         _print(found)
-    missed = any(not each.detected and each.target != "gradient" for each in found.injections)
-    return 9 if guards != "off" and (missed or found.wrong_culprits or found.false_alarms) else 0
+    promised = {"parameter", "moment"} if guards != "off" else set()
+    promised |= {"gradient", "reducer", "sum"} if audit == 1.0 else set()
+    missed = any(not each.detected and each.target in promised for each in found.injections)
+    return 9 if missed or (promised and (found.wrong_culprits or found.false_alarms)) else 0
 
 
 def _print(found: Tally) -> None:
@@ -62,11 +66,15 @@ def _print(found: Tally) -> None:
     print(table(("FLIPPED", "DTYPE", "BIT", "", "IN", "STEP", "VERDICT", "AFTER STEPS", "NAMED"), rows))
     for target, row in found.recall.items():
         wait = f", after {found.after_steps[target]:.1f} steps" if target in found.after_steps else ""
+        if found.latest.get(target) == 0:
+            wait = ", before the step was committed"
         print(f"{target}: {row['found']} of {row['of']} found{wait}")
+    named = sum(each.right for each in found.injections)
+    print(f"the guilty replica was named {named} times, another {found.wrong_culprits} times")
     print(
         f"{found.false_alarms} false alarms in {found.clean_steps} clean steps"
         + ("" if found.false_alarms else f": at 95 % their rate is below {found.false_alarm_bound:.1e} a step")
     )
     print(f"{found.equal_runs} of {found.runs} runs ended with the bits of the run that nothing happened to")
-    if any(not each.detected and each.target == "gradient" for each in found.injections):
-        print("a gradient's flip that neither overflows nor leaves its band is what redundant microbatches are for")
+    if not found.audit and any(not each.detected and each.target == "gradient" for each in found.injections):
+        print("a gradient's flip that neither overflows nor leaves its band is what audits are for: --audit 1")

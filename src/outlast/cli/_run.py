@@ -46,6 +46,7 @@ def run(
     pre: Annotated[str | None, typer.Option(help="steps in front of the rule: nnm, bucketing, clip")] = None,
     rows: Annotated[int | None, typer.Option(help="groups of microbatches that the rule sees; one a replica")] = None,
     on_shortfall: Annotated[str | None, typer.Option(help="too few rows are independent: wait, stop or lower")] = None,
+    audit: Annotated[str | None, typer.Option(help="share of microbatches computed twice, 0 to 1, or auto")] = None,
     threads: Annotated[int | None, typer.Option(help="intra-op threads of each replica")] = None,
     port: Annotated[int | None, typer.Option(help="the coordinator's port on loopback; 0 takes a free one")] = None,
     checkpoint_dir: Annotated[str | None, typer.Option(help="where to keep checkpoints: a directory or a URL")] = None,
@@ -60,12 +61,13 @@ def run(
 
     given = {
         "replicas": replicas, "spares": spares, "agents": agents, "exchange": exchange, "threads": threads,
-        "port": port, "guards": guards, "aggregation": aggregation, "f": f, "pre": pre, "rows": rows,
+        "port": port, "guards": guards, "audit": audit, "aggregation": aggregation, "f": f, "pre": pre, "rows": rows,
         "on_shortfall": on_shortfall, "checkpoint_dir": checkpoint_dir, "checkpoint_every": checkpoint_every,
         "resume": resume,
     }  # fmt: skip
     resolved = resolve(cli=given, environ=os.environ, file=config)
     _check_rule(resolved.config)
+    _check_audit(resolved.config)
     command = _command(script, module, args or [])
     return launch(resolved, command, run_dir or _new_directory(), as_json=as_json)
 
@@ -77,6 +79,13 @@ def _check_rule(config: Any) -> None:
     if config.aggregation != "mean":
         steps = [step.strip() for step in config.pre.split(",") if step.strip()]
         check_choice(config.aggregation, config.rows or config.replicas, config.f, steps)
+
+
+def _check_audit(config: Any) -> None:
+    from outlast.core.policy import audit_share
+
+    if config.audit != "script":
+        audit_share(config.audit, config.replicas)
 
 
 def _command(script: str | None, module: str | None, args: list[str]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 __all__ = [
-    "AgentLost", "AgentStarted", "AnyEvent", "AuditMismatch", "Certified", "CheckpointDelayed",
+    "AgentLost", "AgentStarted", "AnyEvent", "AuditMismatch", "Certified", "CheckpointBegan", "CheckpointDelayed",
     "CheckpointDrained", "CheckpointFailed", "CheckpointInterval", "CheckpointLoaded", "CheckpointPruned",
     "CheckpointRetried", "CheckpointSaved", "CheckpointSkipped", "CoordinatorLost", "CoordinatorStarted", "Event",
     "FleetLost", "JoinerCaughtUp", "JoinerServed", "Notice", "Progress", "Recovery", "ReducerAccused", "Refused",
@@ -198,18 +198,20 @@ class Progress(Event, frozen=True, kw_only=True, tag="progress"):
 
 
 class AuditMismatch(Event, frozen=True, kw_only=True, tag="audit_mismatch"):
-    """Replicas computed different gradients for one microbatch; nothing was applied until it was settled.
-    `microbatch`: -1 if it is about a whole step. `confidence`: share of the replicas asked that agree."""
+    """Replicas computed different gradients for one microbatch, or reduced a slice of a bucket to different results;
+    nothing was applied until it was settled. `microbatch`: -1 if it is about something else; `bucket`: likewise.
+    `confidence`: share of the replicas asked that agree."""
 
     step: int
     microbatch: int
     culprit: str
     host: str
     device: str
-    verdict: Literal["transient", "persistent", "gone", "undecided", "equivocal", "memory"]
+    verdict: Literal["transient", "persistent", "gone", "undecided", "rewound", "equivocal", "memory"]
     evidence: str
     confidence: float
     remedy: str
+    bucket: int = -1
 
 
 class Certified(Event, frozen=True, kw_only=True, tag="certified"):
@@ -227,6 +229,15 @@ class FleetLost(Event, frozen=True, kw_only=True, tag="fleet_lost"):
 
     step: int
     detail: str
+
+
+class CheckpointBegan(Event, frozen=True, kw_only=True, tag="checkpoint_began"):
+    """The members of `view` have begun to save the state after `step`; training goes on meanwhile. What follows is
+    `checkpoint_saved` or `checkpoint_failed`. `reason`: why it was taken."""
+
+    step: int
+    view: list[int]
+    reason: str
 
 
 class CheckpointSaved(Event, frozen=True, kw_only=True, tag="checkpoint_saved"):
@@ -347,9 +358,9 @@ class RunFinished(Event, frozen=True, kw_only=True, tag="run_finished"):
 AnyEvent = (
     RunStarted | CoordinatorStarted | CoordinatorLost | AgentStarted | AgentLost | ReplicaStarted | ReplicaExited
     | ViewInstalled | ViewFormed | Recovery | Suspected | JoinerServed | JoinerCaughtUp | Progress | Refused | Notice
-    | FleetLost | CheckpointSaved | CheckpointFailed | CheckpointDelayed | CheckpointRetried | CheckpointLoaded
-    | CheckpointSkipped | CheckpointPruned | CheckpointDrained | CheckpointInterval | RunFinished | RowsAdmitted
-    | ReducerAccused | Verdict | AuditMismatch | Certified
+    | FleetLost | CheckpointBegan | CheckpointSaved | CheckpointFailed | CheckpointDelayed | CheckpointRetried
+    | CheckpointLoaded | CheckpointSkipped | CheckpointPruned | CheckpointDrained | CheckpointInterval | RunFinished
+    | RowsAdmitted | ReducerAccused | Verdict | AuditMismatch | Certified
 )  # fmt: skip
 
 _encoder = msgspec.json.Encoder()

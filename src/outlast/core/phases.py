@@ -49,7 +49,7 @@ class Phase(IntEnum):
     SERVE_STREAM = 36  # a donor sends a step to a joiner
     # a save, on threads of its own: fault points, never a rank's own phase
     SAVE_BEGAN = 50
-    SAVE_SEALED = 51  # the snapshot in the agent's memory counts
+    SAVE_SEALED = 51  # the snapshot in the launcher's memory counts
     SAVE_WRITTEN = 52
     SAVE_DATA_DURABLE = 53
     SAVE_PART_WRITTEN = 54

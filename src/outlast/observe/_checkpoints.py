@@ -40,6 +40,8 @@ def describe(event: ev.AnyEvent) -> tuple[str, Level] | None:
 
 def _describe_rest(event: ev.AnyEvent) -> tuple[str, Level] | None:
     match event:
+        case ev.CheckpointBegan():
+            return f"the save of step {event.step} has begun" + (f" ({event.reason})" if event.reason else ""), "info"
         case ev.CheckpointDelayed():
             return f"{event.replica}: the save of step {event.step} is delayed: {event.reason}", "info"
         case ev.CheckpointRetried():

@@ -61,10 +61,10 @@ _CAUSES: dict[str, _Cause] = {
         r"poison|same microbatch|two replicas failed",
         "two replicas failed on the same samples: the bug is in the loop or its data; reproduce it with one replica"),
     "a wrong gradient": _Cause(
-        r"another gradient|no majority|audit",
+        r"another gradient|no majority|audit|reduced a slice|were not what it had fingerprinted",
         "take the device out of service and test it; outlast why names host, device and replica"),
     "replicas differ": _Cause(
-        r"diverged|fingerprint",
+        r"diverged|fingerprint|differs from that of",
         "look for operations that are not deterministic in the layer named, or for memory that flips bits"),
     "killed from outside": _Cause(
         r"sigkill|signal 9\b|killed|\b137\b",
@@ -105,7 +105,7 @@ _BY_CAUSE: dict[str, tuple[str, ...]] = {
     "signal": ("killed from outside", "a crash in native code", "asked to leave", "another cause"),
     "exit": ("killed from outside", "a process ended by itself"),
     "exception": ("an exception in the loop",),
-    "evicted": ("a wrong gradient", "a broken path between members", "silent for too long"),
+    "evicted": ("a wrong gradient", "replicas differ", "a broken path between members", "silent for too long"),
     "agent_lost": ("an agent lost",),
     "coordinator": ("the coordinator lost",),
 }

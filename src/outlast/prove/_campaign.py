@@ -18,6 +18,7 @@ import msgspec
 from outlast.core import events as ev
 from outlast.errors import ProveError
 from outlast.prove._drive import Driven
+from outlast.prove._generations import SAVED, wrong_generation
 from outlast.prove._trials import MICROBATCHES, STEPS, Gate, Trial, trial_of
 
 __all__ = ["Campaign", "Result"]
@@ -28,8 +29,9 @@ _HARMLESS = ("finished", "left")
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """`identical`: every replica that reached the end has the undisturbed bits and losses; `missed`: so it has, but
-    the faults were not met; `different`; `failed`: the run did not reach its end, or something of it was left."""
+    """`identical`: every replica that reached the end has the undisturbed bits and losses, and so has every generation
+    that was saved; `missed`: so they have, but the faults were not met; `different`; `failed`: the run did not reach
+    its end, or something of it was left."""
 
     trial: Trial
     verdict: Literal["identical", "missed", "different", "failed"]
@@ -78,7 +80,7 @@ class Campaign:
             folder = self.base / f"undisturbed-{dtype}"
             alone = Trial(
                 number=-1, phase="", action="", bucket=None, dtype=dtype, replicas=1, spares=0, agents=1,
-                exchange="shm", faults=(),
+                exchange="shm", faults=(), checkpoint_every=3,
             )  # fmt: skip
             with _fleet(folder, alone) as (driven, _):
                 if driven.finish(_PATIENCE_S, lambda: None) != 0:
@@ -93,7 +95,8 @@ def _fleet(folder: Path, trial: Trial) -> Iterator[tuple[Driven, dict[int, TextI
     (folder / "gates").mkdir(parents=True)
     settings = _QUICK | {"max_restarts": trial.restarts, "exchange": trial.exchange}
     if trial.checkpoint_every:
-        settings |= {"checkpoint_dir": str(folder / "checkpoints"), "checkpoint_every": trial.checkpoint_every}
+        settings |= {"checkpoint_dir": str(folder / SAVED), "checkpoint_every": trial.checkpoint_every}
+        settings |= {"checkpoint_keep": STEPS}
     config = folder / "run.toml"
     config.write_text("[run]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
     options = ["--config", str(config), "--replicas", str(trial.replicas), "--spares", str(trial.spares)]
@@ -143,6 +146,13 @@ def _judge(
         odd = [step for step, loss in result["losses"] if losses[step] != loss]
         if odd or result["fingerprint"] != wanted["fingerprint"]:
             return "different", f"{name} differs" + (f" from step {odd[0]} on" if odd else " at the end")
+    if trial.checkpoint_every:
+        wrong = wrong_generation(folder / SAVED, folder.parent / f"undisturbed-{trial.dtype}" / SAVED)
+        if wrong:
+            return "different", wrong
     if _ended(driven) < trial.loses:
         return "missed", f"{_ended(driven)} of {trial.loses} processes ended"
+    undone = sum(isinstance(e, ev.CheckpointFailed) for e in driven.events)
+    if undone < trial.fails:
+        return "missed", f"{undone} of {trial.fails} saves came to nothing"
     return "identical", ", ".join(sorted(found))

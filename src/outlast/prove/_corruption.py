@@ -1,8 +1,9 @@
-"""Flip single bits in real fleets and see what notices: gradients, parameters, optimizer moments, by bit and dtype.
+"""Flip single bits in real fleets and see what notices: gradients, parameters, moments, sums, reductions; by bit.
 
 Each fleet of five trains an example with three flips ordered, each in another replica and at another step, so that a
 majority is left after each. What the run's journal says of each flip is the result; the final state is compared, bit
-for bit, with that of a run that nothing happened to. Replicas are not restarted: a flip is judged once.
+for bit, with that of a run that nothing happened to. Replicas are not restarted: a flip is judged once. With audits,
+persistent means a broken device, wrong in everything from its step on; without, one gradient of every later step.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ __all__ = ["Corruptions", "Injection", "Tally"]
 
 _PATIENCE_S = 300.0
 _REPLICAS, _FLIPS, _FIRST, _APART = 5, 3, 24, 12  # a fleet's; the first flip's step, after the bands' warm-up
-_STEPS = _FIRST + _FLIPS * _APART
 _BITS = {"float32": 32, "bfloat16": 16}
 _TARGETS = ("parameter", "moment", "gradient")
+_AUDITED = ("gradient", "reducer", "sum", "parameter", "moment")
+_SUMMED = ("reducer", "sum")  # in float32, whatever the parameters are
 
 
 class Injection(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +58,7 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
     recall: dict[str, dict[str, int]]  # target -> found, of
     recall_by_bit: dict[str, dict[str, int]]
     after_steps: dict[str, float]  # target -> mean
+    latest: dict[str, int]  # target -> most steps; 0: every one was caught before the step was committed
     wrong_culprits: int
     clean_steps: int
     false_alarms: int
@@ -64,6 +67,24 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
     equal_runs: int
     unequal_without_a_miss: int
     guards: str
+    audit: float
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """What the journal says that somebody noticed: a guard's verdict, or an audit's finding."""
+
+    step: int
+    action: str
+    replica: str
+    evidence: str
+
+    @classmethod
+    def of(cls, event: ev.AnyEvent) -> Seen | None:
+        if isinstance(event, ev.Verdict):
+            return cls(step=event.step, action=event.action, replica=event.replica, evidence=event.evidence)
+        if isinstance(event, ev.AuditMismatch):
+            return cls(step=event.step, action=event.verdict, replica=event.culprit, evidence=event.evidence)
+        return None
 
 
 class Corruptions:
@@ -76,72 +97,80 @@ class Corruptions:
         seed: int,
         guards: str,
         dtypes: Sequence[str],
+        audit: float,
         watch: Callable[[int, int], None],
     ) -> None:
         import outlast.examples
 
-        self.base, self.guards, self._watch = base, guards, watch
+        self.base, self.guards, self.audit, self._watch = base, guards, audit, watch
+        self.first = _FIRST if guards == "full" else 4
+        self.steps = self.first + _FLIPS * _APART
         self.script = Path(str(outlast.examples.__file__)).with_name("gpt.py")
-        self.plan = planned(num_flips, seed, dtypes, _names())
+        self.plan = planned(num_flips, seed, dtypes, _names(), audited=audit > 0.0, first_step=self.first)
 
     def run(self) -> Tally:
         """Every flip, some to a fleet; and per dtype one fleet without any."""
         references = {dtype: self._train(f"clean-{dtype}", dtype, ()) for dtype in dict(self.plan)}
         alarms = sum(len(verdicts) for verdicts, _ in references.values())
-        steps, found, equal, unexplained = len(references) * _STEPS, list[Injection](), 0, 0
+        steps, found, equal, unexplained = len(references) * self.steps, list[Injection](), 0, 0
         for number, (dtype, flips) in enumerate(self.plan):
             verdicts, fingerprint = self._train(f"run-{number}", dtype, flips)
             judged, stray = match(flips, verdicts, dtype, number)
             found += judged
             alarms += stray
-            steps += _STEPS - len(flips)
+            steps += self.steps - len(flips)
             same = fingerprint == references[dtype][1]
             equal += same
             unexplained += not same and all(each.detected for each in judged)
             self._watch(number + 1, len(self.plan))
-        return tally(found, self.guards, steps, alarms, len(self.plan), equal, unexplained)
+        return tally(found, self.guards, self.audit, steps, alarms, len(self.plan), equal, unexplained)
 
-    def _train(self, name: str, dtype: str, flips: Sequence[Flip]) -> tuple[list[ev.Verdict], str]:
+    def _train(self, name: str, dtype: str, flips: Sequence[Flip]) -> tuple[list[Seen], str]:
         out = self.base / f"{name}.json"
         options = ["--replicas", str(_REPLICAS), "--guards", self.guards, "--config", str(self._config())]
-        words = [str(self.script), "--steps", str(_STEPS), "--dtype", dtype, "--out", str(out)]
+        words = [str(self.script), "--steps", str(self.steps), "--dtype", dtype, "--out", str(out)]
         with Driven(self.base / name, options, words, flips=flips) as driven:
             code = driven.finish(_PATIENCE_S, lambda: None)
             if code != 0 or not out.exists():
                 raise ProveError(f"{name} ended with code {code}", remedy=f"outlast why {self.base / name}")
-            verdicts = [e for e in driven.events if isinstance(e, ev.Verdict)]
-        return verdicts, str(json.loads(out.read_text())["fingerprint"])
+            noticed = [notice for notice in map(Seen.of, driven.events) if notice is not None]
+        return noticed, str(json.loads(out.read_text())["fingerprint"])
 
     def _config(self) -> Path:
         path = self.base / "run.toml"
-        path.write_text("[run]\nmax_restarts = 0\nheartbeat_s = 0.2\n")
+        path.write_text(f"[run]\nmax_restarts = 0\nheartbeat_s = 0.2\naudit = {self.audit}\n")
         return path
 
 
-def planned(num_flips: int, seed: int, dtypes: Sequence[str], names: Sequence[str]) -> list[tuple[str, list[Flip]]]:
+def planned(
+    num_flips: int, seed: int, dtypes: Sequence[str], names: Sequence[str], audited: bool = False,
+    first_step: int = _FIRST,
+) -> list[tuple[str, list[Flip]]]:  # fmt: skip
     """(dtype, the flips of a fleet), some fleets: targets in turn, bits spread evenly over the word, places drawn."""
-    draw = random.Random(seed)
+    draw, targets = random.Random(seed), _AUDITED if audited else _TARGETS
     runs: list[tuple[str, list[Flip]]] = []
     for first in range(0, num_flips, _FLIPS):
         dtype, flips = dtypes[len(runs) % len(dtypes)], list[Flip]()
         for number in range(first, min(first + _FLIPS, num_flips)):
-            target: Any = _TARGETS[number % len(_TARGETS)]
-            bits = _BITS[dtype]
+            target: Any = targets[number % len(targets)]
+            bits = 32 if target in _SUMMED else _BITS[dtype]
+            again = number % 2 == 1 and target in ("gradient", *_SUMMED)
             flips.append(Flip(
-                replica=f"r{number - first + 1}.1", target=target, step=_FIRST + (number - first) * _APART,
-                bit=(bits - 1 - (number // len(_TARGETS)) * 5 - len(runs) // bits) % bits, parameter=draw.choice(names),
-                element=draw.randrange(1 << 20), persistent=target == "gradient" and number % 2 == 1,
+                replica=f"r{number - first + 1}.1", target=target, step=first_step + (number - first) * _APART,
+                bit=(bits - 1 - (number // len(targets)) * 5 - len(runs) // bits) % bits,
+                parameter=-1 if target in _SUMMED else draw.choice(names), element=draw.randrange(1 << 20),
+                persistent=again, times=0 if again and audited else 1,
             ))  # fmt: skip
         runs.append((dtype, flips))
     return runs
 
 
-def match(flips: Sequence[Flip], verdicts: Sequence[ev.Verdict], dtype: str, run: int) -> tuple[list[Injection], int]:
-    """What became of each flip, and how many verdicts belong to none. A verdict belongs to the flip of the replica that
+def match(flips: Sequence[Flip], notices: Sequence[Seen], dtype: str, run: int) -> tuple[list[Injection], int]:
+    """What became of each flip, and how many notices belong to none. A notice belongs to the flip of the replica that
     it names, else to the newest flip at or before its step."""
-    mine: dict[int, ev.Verdict] = {}
+    mine: dict[int, Seen] = {}
     stray = 0
-    for verdict in verdicts:
+    for verdict in notices:
         before = [i for i, flip in enumerate(flips) if flip.step <= verdict.step]
         named = [i for i in before if flips[i].replica == verdict.replica]
         if not before:
@@ -156,7 +185,7 @@ def match(flips: Sequence[Flip], verdicts: Sequence[ev.Verdict], dtype: str, run
     for number, flip in enumerate(flips):
         verdict_ = mine.get(number)
         rows.append(Injection(
-            target=flip.target, dtype=dtype, bit=flip.bit, persistent=flip.persistent, parameter=flip.parameter,
+            target=flip.target, dtype=dtype, bit=flip.bit, persistent=flip.persistent, parameter=str(flip.parameter),
             replica=flip.replica, step=flip.step, detected=verdict_ is not None, run=run,
             action=verdict_.action if verdict_ else "", after_steps=verdict_.step - flip.step if verdict_ else -1,
             right=verdict_ is not None and verdict_.replica == flip.replica,
@@ -166,8 +195,9 @@ def match(flips: Sequence[Flip], verdicts: Sequence[ev.Verdict], dtype: str, run
 
 
 def tally(
-    found: Sequence[Injection], guards: str, steps: int, alarms: int, runs: int, equal: int, unexplained: int
-) -> Tally:
+    found: Sequence[Injection], guards: str, audit: float, steps: int, alarms: int, runs: int, equal: int,
+    unexplained: int,
+) -> Tally:  # fmt: skip
     """The figures of a campaign."""
     recall: dict[str, dict[str, int]] = defaultdict(lambda: {"found": 0, "of": 0})
     by_bit: dict[str, dict[str, int]] = defaultdict(lambda: {"found": 0, "of": 0})
@@ -181,6 +211,7 @@ def tally(
     return Tally(
         injections=list(found), recall=dict(recall), recall_by_bit=dict(sorted(by_bit.items())),
         after_steps={target: sum(values) / len(values) for target, values in waits.items()},
+        latest={target: max(values) for target, values in waits.items()}, audit=audit,
         wrong_culprits=sum(each.detected and not each.right for each in found), clean_steps=steps, false_alarms=alarms,
         false_alarm_bound=3.0 / steps, runs=runs, equal_runs=equal, unequal_without_a_miss=unexplained, guards=guards,
     )  # fmt: skip

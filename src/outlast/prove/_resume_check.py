@@ -20,7 +20,7 @@ import msgspec
 from outlast.checkpoint import LocalStore, Reader, heads
 from outlast.errors import ConfigError, ProveError
 
-__all__ = ["Verdict", "first_value", "resume_check"]
+__all__ = ["Verdict", "differences", "first_value", "resume_check"]
 
 _NEVER = 1 << 39  # steps between saves
 _TAIL = 3000
@@ -100,7 +100,7 @@ def _compare(a: LocalStore, b: LocalStore, stop_at: int) -> Verdict:
         raise ProveError(f"no step after {stop_at} was saved by both", remedy="more --steps")
     for index, step in enumerate(common):
         with Reader(ours[step], [a]) as left, Reader(theirs[step], [b]) as right:
-            found = _differences(left, right)
+            found = differences(left, right)
         if found:
             name, how = found[0]
             return Verdict(
@@ -110,7 +110,8 @@ def _compare(a: LocalStore, b: LocalStore, stop_at: int) -> Verdict:
     return Verdict(same=True, compared=common)
 
 
-def _differences(a: Reader, b: Reader) -> list[tuple[str, str]]:
+def differences(a: Reader, b: Reader) -> list[tuple[str, str]]:
+    """(name, how) of each tensor that differs between two generations, and of the first other value that does."""
     from outlast.checkpoint._diff import diff
 
     rows = [(d.name, f"{d.kind}: {d.detail}" + (f" ({d.num_differing} of {d.num_elements})" if d.num_elements else ""))

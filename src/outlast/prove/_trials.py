@@ -1,8 +1,7 @@
 """Which fleet, and which faults in it: a seeded sample over phase, bucket, action, type, size and exchange. Pure.
 
 Every phase of `core/phases` that a run passes has its scene: what must happen besides, so that the fault is met. A
-campaign of as many trials as there are scenes, or more, visits each. (Publishing is the coordinator's; its points are
-the checkpoint engine's own, and are struck in the tests of that room.)
+campaign of as many trials as there are scenes, or more, visits each.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Gate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """One fleet. `loses`: how many processes its faults end at least."""
+    """One fleet. `loses`: how many processes its faults end at least; `fails`: how many saves they undo at least."""
 
     number: int
     phase: str
@@ -47,6 +46,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[Fault, ...]
     gates: tuple[Gate, ...] = ()
     loses: int = 1
+    fails: int = 0
     restarts: int = 0
     checkpoint_every: int = 0  # 0: none are kept
     audit: float = 0.0  # share of the microbatches that are computed twice
@@ -194,11 +194,21 @@ def _supervising(d: _Draw) -> Trial:
 
 
 def _saving(d: _Draw) -> Trial:
-    """A writer fails in the middle of a save, on a thread of its own."""
+    """A writer fails in the middle of a save. What is raised on a thread of the save's own costs the save alone."""
     replicas = d.size(2)
     victim = d.others(replicas, 1)[0] + ".1"
-    fault = _fault(victim, d.phase, d.rng.choice(("SIGKILL", "SIGSTOP", "exit")))
-    return d.trial([fault], replicas, exchange="shm", checkpoint_every=3)
+    action = d.rng.choice(("SIGKILL", "SIGSTOP", "raise", "exit"))
+    fault = _fault(victim, d.phase, action, count=d.rng.randint(1, 2))
+    mild = action == "raise" and d.phase is not Phase.SAVE_BEGAN
+    return d.trial([fault], replicas, exchange="shm", checkpoint_every=3, loses=0 if mild else 1, fails=int(mild))
+
+
+def _publishing(d: _Draw) -> Trial:
+    """The coordinator fails just before a generation has its name, or just after; an error costs it that save."""
+    action = d.rng.choice(("SIGKILL", "SIGSTOP", "raise", "exit"))
+    fault = _fault("coordinator.1", d.phase, action, count=d.rng.randint(1, 2))
+    mild = action == "raise"
+    return d.trial([fault], d.size(1), exchange="shm", checkpoint_every=3, loses=0 if mild else 1, fails=int(mild))
 
 
 def _auditing(d: _Draw) -> Trial:
@@ -238,6 +248,7 @@ SCENES: dict[Phase, Callable[[_Draw], Trial]] = {
         ),
         _saving,
     ),
+    **dict.fromkeys((Phase.PUBLISH_BEGAN, Phase.PUBLISH_DONE), _publishing),
 }
 
 

@@ -15,7 +15,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -23,14 +23,12 @@ from outlast.config import RunConfig
 from outlast.core.phases import OWNED, Phase
 from outlast.core.protocol import messages as m
 from outlast.errors import WireRefusal
+from outlast.runtime._holding import slots_of
 from outlast.runtime._probe import Probe
 from outlast.runtime._shared import Progress, Region
 from outlast.runtime._supervise import Child, Exit, start
 from outlast.runtime._watch import BEAT_S, kernel_state
 from outlast.runtime._wire import SILENT_BEATS, Heartbeat, HeartbeatReply, Link
-
-if TYPE_CHECKING:
-    from outlast.checkpoint import Hold
 
 __all__ = ["Agent", "main"]
 
@@ -65,12 +63,7 @@ class Agent:
         self.heartbeat_s, self.outside_s, self.formation_s = config.heartbeat_s, config.outside_s, config.formation_s
         self.sign = Progress(Region(Progress.SIZE, fd=int(environ["OUTLAST_SIGN_FD"])))
         self.probe = Probe(name if "." in name else f"{name}.1", environ.get("OUTLAST_FAULTS"))
-        # Memory of ours that the ranks' snapshots lie in: it outlives them.
-        self.hold: Hold | None = None
-        if config.checkpoint_dir:
-            from outlast.checkpoint import Hold
-
-            self.hold = Hold.create(config.replicas + config.spares)
+        self.hold_fds = slots_of(environ)
         self.ranks: dict[str, Rank] = {}
         self.exits: dict[str, m.Exited] = {}
         self.pending: set[str] = set()
@@ -226,10 +219,8 @@ class Agent:
             "OUTLAST_PROGRESS_FD": str(region.fd),
             "PYTHONUNBUFFERED": "1",
         }
-        environ |= {"OUTLAST_HOLD": str(self.hold)} if self.hold is not None else {}
-        fds = [region.fd, *(self.hold.pass_fds if self.hold is not None else ())]
         try:
-            child = start(self.command, environ=environ, log=log, pass_fds=fds)
+            child = start(self.command, environ=environ, log=log, pass_fds=[region.fd, *self.hold_fds])
         except OSError as error:
             self._send(m.SpawnFailed(member=member, error=str(error)))
             return

@@ -1,8 +1,9 @@
 """Do replicas hold the same state? A part of it is fingerprinted each step, all of it in `num_parts` steps.
 
-The state is cut once, by elements of the parameters: part p of step s is s mod num_parts, and holds its share of every
-parameter's elements together with the same elements of the optimizer's moments. So the cost a step is 1/num_parts of
-reading the state, whatever the sizes of its tensors. It compares nothing: fingerprints travel in headers.
+The state is cut once, by elements of the parameters: part p of step s is s mod num_parts, and holds its share of the
+elements of all parameters (every element of those that are watched always), together with the same elements of the
+optimizer's moments. So the cost a step is 1/num_parts of reading the state, whatever the sizes of its tensors. It
+compares nothing: fingerprints travel in headers.
 """
 
 from __future__ import annotations
@@ -25,7 +26,16 @@ class Agreement:
 
     def __init__(self, state: State, num_parts: int) -> None:
         self.state, self.num_parts = state, num_parts
-        self._pieces = _cut([p.numel() for p in state.params], num_parts)
+        self._pieces = self._cut(frozenset())
+
+    def always(self, indices: frozenset[int]) -> None:
+        """These parameters belong to every part: they are compared in every step."""
+        self._pieces = self._cut(indices)
+
+    def _cut(self, always: frozenset[int]) -> list[list[Piece]]:
+        sizes = [param.numel() for param in self.state.params]
+        turns = _cut([0 if index in always else size for index, size in enumerate(sizes)], self.num_parts)
+        return [[*((index, 0, sizes[index]) for index in sorted(always)), *part] for part in turns]
 
     def fingerprint(self, step: int) -> tuple[int, int]:
         """(part, fingerprint) of the state as it is before `step`."""

@@ -7,40 +7,49 @@ been, and its random state is the microbatch's own. Nothing here runs with audit
 
 from __future__ import annotations
 
-import copy
 import math
-import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
 from torch import Tensor
 
 from outlast.config import RunConfig
 from outlast.core.phases import Phase
+from outlast.core.policy import audit_share
 from outlast.core.protocol import Evidence, Exchange, Header, Said, View
-from outlast.errors import ConfigError, StepMisuse, ViewAbandoned
-from outlast.runtime._flips import Flips
+from outlast.errors import ConfigError, ViewAbandoned
+from outlast.runtime._critical import watch
 from outlast.runtime._mesh import Prints
+from outlast.runtime._once_more import apart, missing, prepare
 from outlast.runtime._plane import Reduction
 from outlast.runtime._replica import Replica
+from outlast.runtime._second_reduction import Checks, settle
+from outlast.runtime._vigilance import KEY, Vigilance
 
-__all__ = ["Auditing", "check_bitwise"]
+__all__ = ["Auditing", "chosen_audit"]
 
 
-def check_bitwise(share: float, config: RunConfig) -> None:
-    """ConfigError for audits of gradients that need not be equal."""
+def chosen_audit(audit: float | str, config: RunConfig) -> float | str:
+    """A share, or "auto" with or without a budget: what the run was told, else what the script says. ConfigError for
+    anything else, and for audits of gradients that need not be equal."""
+    chosen = audit if config.audit == "script" else config.audit
+    share = audit_share(chosen, config.replicas)
     if share and not config.bitwise:
         raise ConfigError(
-            f"audit={share:g} with bitwise = false would find only noise",
+            f"audit={chosen} with bitwise = false would find only noise",
             remedy="audit=0, or bitwise = true and a loop that is deterministic",
         )
+    return chosen if isinstance(chosen, str) and chosen.startswith("auto") else share
 
 
 class Auditing:
     """One replica's part. `active`: a backward now belongs to an audit."""
 
-    def __init__(self, replica: Replica, share: float) -> None:
-        self._replica, self.share = replica, share
+    def __init__(self, replica: Replica, audit: float | str, critical: Sequence[str] = ()) -> None:
+        self._replica = replica
+        self._vigilance = Vigilance(audit, replica.env.config.replicas) if isinstance(audit, str) else None
+        share = self._vigilance.share if self._vigilance is not None else float(audit)
         self.active = False
         self._leaf, self._step = -1, -1
         self._said: Said | None = None
@@ -48,7 +57,15 @@ class Auditing:
         audits.share, audits.seed, audits.host = share, engine.seed, replica.env.agent
         audits.device = str(engine.layout.device)
         engine.sums.printing = share > 0.0
-        engine.flips = engine.sums.corrupt = Flips.read(replica.env.me, os.environ.get("OUTLAST_FLIPS"))
+        if self._vigilance is not None:
+            engine.vigilance = engine.state.extra[KEY] = self._vigilance
+        engine.checks = Checks(lambda: audits.share, engine.seed)
+        watch(engine, critical, engine.checks)
+
+    @property
+    def share(self) -> float:
+        """Of microbatches that are computed twice in this step."""
+        return self._replica.member.audits.share
 
     def computed(self, leaf: int) -> None:
         """A microbatch of my own is in my sums."""
@@ -59,6 +76,8 @@ class Auditing:
         """All that I contribute is computed: say its fingerprints, before anybody can know which are audited."""
         mesh, plan = self._replica.mesh, self._replica.member.plan
         self._said = None
+        if self._vigilance is not None:
+            self._replica.member.audits.share = self._vigilance.share
         if not self.share:
             return
         if mesh is None or plan is None:
@@ -78,12 +97,9 @@ class Auditing:
         self._said = {name: self._said[name] for name in todo.view.members}
         owed = member.audits.owed(member.plan, self._said)
         if owed:
-            extra = self._replica.engine.state.extra
-            saved = {key: copy.deepcopy(part.state_dict()) for key, part in extra.items()}
-            for leaf in owed:
-                yield from self._one(todo.step, leaf)
-            for key, values in saved.items():
-                extra[key].load_state_dict(values)
+            with apart(self._replica.engine, paused=False):
+                for leaf in owed:
+                    yield from self._one(todo.step, leaf)
 
     def _one(self, step: int, leaf: int) -> Iterator[Any]:
         replica, engine = self._replica, self._replica.engine
@@ -93,16 +109,11 @@ class Auditing:
             engine.begin(step, leaf, None, beside=True)
             self._end()
             return
-        replica.enter(Phase.LOAD, leaf)
-        batch = engine.prepare(step, leaf)
+        batch = prepare(replica, step, leaf, Phase.LOAD)
         self.active = True
-        replica.enter(Phase.BODY, leaf)
         yield batch
         if self.active:
-            raise StepMisuse(
-                f"microbatch {leaf} of step {step} got no backward",
-                remedy="call step.backward(loss) once for each batch",
-            )
+            raise missing(step, leaf)
 
     def backward(self, loss: Tensor) -> None:
         """Fingerprint the gradient; it counts nowhere."""
@@ -121,14 +132,25 @@ class Auditing:
 
     def evidence(self, found: Reduction) -> Evidence:
         """My part of the header."""
+        false = sorted((*key, value) for key, value in found.false.items())
+        if self._said is None:
+            return Evidence(false=tuple(false))
         audits = self._replica.member.audits
-        return audits.evidence(sorted(found.unlike)) if self._said is not None else Evidence()
+        mine = audits.evidence(sorted(found.unlike), false)
+        if self._vigilance is None:
+            return mine
+        news = self._vigilance.news(audits.incidents)
+        return msgspec.structs.replace(mine, incidents=news, step_s=self._replica.pace.step_s)
 
     def judge(self, headers: Sequence[Header]) -> None:
         """All headers are there. Raises ViewAbandoned, on every member alike, if a mismatch holds the step."""
+        audits, guards = self._replica.member.audits, self._replica.engine.guards
         if self._said is not None:
             with self._replica.lock:
+                audits.can_rewind = guards.can_rewind
                 self._replica.member.audit(headers, self._said)
+            guards.undecided = audits.undecided
+        settle(self._replica, headers)
 
     def report(self, view: View) -> None:
         """After the commit: the state's certificate; and to the coordinator what was settled, if anything was."""
@@ -137,6 +159,6 @@ class Auditing:
         if self._said is None or meta is None:
             return
         finite = math.isfinite(meta.loss) and (meta.norm is None or math.isfinite(meta.norm))
-        audits.passed(replica.member.committed, finite=finite, num_parts=len(replica.engine.state.params))
+        audits.passed(replica.member.committed, finite=finite, num_parts=replica.engine.guards.agreement.num_parts)
         if found := audits.reports(view):
             replica.link.send(found)

@@ -8,6 +8,7 @@ gone (protocol, 14). Bytes: (1+k)/2 of ring all-reduce's for k partial sums a me
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -31,7 +32,7 @@ from outlast.runtime._environment import Environment
 from outlast.runtime._gradients import OUTCOME, Memory
 from outlast.runtime._mesh import Hand, Mesh, Ready
 from outlast.runtime._plane import Enter, Reduction, Task
-from outlast.tensors import BLOCK, Layout, block_norms, fingerprint_blocks, reduce_slice
+from outlast.tensors import BLOCK, Bucket, Layout, block_norms, fingerprint_blocks, reduce_slice
 
 __all__ = ["NetworkPlane", "open_store"]
 
@@ -40,6 +41,13 @@ def open_store() -> tuple[Any, str]:
     """This member's own store, on loopback, and its address: (store, host:port)."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
     return store, f"127.0.0.1:{store.port}"
+
+
+def _even(bucket: Bucket, num_members: int) -> tuple[tuple[int, int], ...]:
+    """Slices of one length but for the last ones, so that padded slices, gathered, lie where they belong."""
+    longest = -(-bucket.num_blocks // num_members) * BLOCK
+    edges = [min(longest * i, bucket.numel) for i in range(num_members + 1)]
+    return tuple(itertools.pairwise(edges))
 
 
 class _Pending:
@@ -92,7 +100,7 @@ class NetworkPlane:
         self.mesh, self.layout, self.mine, self.out, self.enter = mesh, layout, mine, out, enter
         self.members = mesh.view.members
         self.index = self.members.index(mesh.me)
-        self.ranges = [bucket.slices(len(self.members)) for bucket in layout.buckets]
+        self.ranges = [_even(bucket, len(self.members)) for bucket in layout.buckets]
         self._wake_fd = mesh.wake_fd
         self._group: Any = None
         self._scattering: list[_Pending] = []
@@ -200,12 +208,14 @@ class NetworkPlane:
         task = self._now()
         self.enter(Phase.REDUCE, bucket)
         lo, hi = self.ranges[bucket][self.index]
-        longest = max(b - a for a, b in self.ranges[bucket])
+        longest = self.ranges[bucket][0][1]
         whole = self.mine.flats(OUTCOME)[bucket]
         padded = whole.new_zeros(longest)
         target = padded[: hi - lo]
         if hi > lo:
             reduce_slice(parts, self._schedule, (0, task.num_leaves), task.scale, target)
+            if task.on_reduced is not None:
+                task.on_reduced(bucket, target)
             first = self.layout.buckets[bucket].first_block + lo // BLOCK
             self._found.fingerprint += fingerprint_blocks(target, BLOCK, first)
             if task.with_norms:
@@ -221,10 +231,11 @@ class NetworkPlane:
     def _gathered(self, bucket: int) -> None:
         if self._group is None:
             return
-        everything = self._wait(self._gathering[bucket], bucket, Phase.GATHERED)
-        longest = everything.numel() // len(self.members)
-        for index, (lo, hi) in enumerate(self.ranges[bucket]):
-            self.out[bucket][lo:hi].copy_(everything[index * longest : index * longest + hi - lo])
+        self._take_out(bucket, self._wait(self._gathering[bucket], bucket, Phase.GATHERED))
+
+    def _take_out(self, bucket: int, everything: Tensor) -> None:
+        """A gathered bucket, complete, is the outcome as it lies: the slices are one behind the other."""
+        self.out[bucket] = everything[: self.layout.buckets[bucket].numel]
 
     # --- hand-over -----------------------------------------------------------------------------------------------
     def give(self, step: int, meta: bytes, to: Sequence[str]) -> None:

@@ -21,12 +21,13 @@ from outlast.core.policy import Guards, Ruling
 from outlast.core.protocol import Header, combine, partials
 from outlast.runtime._corruption import Corruption
 from outlast.runtime._data import Samples, position_seed, seed_everything
-from outlast.runtime._flips import Flips
 from outlast.runtime._gradients import Accumulator, Memory
 from outlast.runtime._guarding import Guarding
 from outlast.runtime._robust import Robust
+from outlast.runtime._second_reduction import Checks
 from outlast.runtime._state import State
 from outlast.runtime._streams import Frozen, Outcome, raw
+from outlast.runtime._vigilance import Observed, Vigilance
 from outlast.tensors import Layout
 
 __all__ = ["Engine", "Meta"]
@@ -42,6 +43,7 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     buffers: tuple[bytes, ...]
     output: int
     ruling: Ruling | None = None
+    observed: Observed | None = None
 
 
 class Engine:
@@ -56,16 +58,17 @@ class Engine:
         self.num_leaves, self.num_rows = samples.num_leaves, robust.num_rows if robust is not None else 1
         self.sums = Accumulator(state.params, layout, memory, self.num_leaves, self.num_rows)
         self.out = Memory(layout, 1, shared=False).flats(0)
-        self._grads = layout.views(self.out)
+        """The outcome, a flat tensor a bucket. A plane may put another in a tensor's place."""
         self.losses: dict[int, tuple[float, float]] = {}
-        self.flips: Flips | None = None  # ordered by tests
         self.meta: Meta | None = None  # of the last step applied
         self.frozen: list[Any] = []  # copies under way, each with `wait`: `Frozen`, or a save's
         self._buffers = list(state.buffers.values())
         self._start_buffers = [b.clone() for b in self._buffers]
         self._end_buffers: tuple[bytes, ...] = ()
         self.guards = Guarding(self, policy)
-        self.corruption: Corruption | None = None
+        self.corruption: Corruption | None = None  # ordered by tests
+        self.checks: Checks | None = None  # of what other members reduce
+        self.vigilance: Vigilance | None = None  # where the share of audits follows from what they find
 
     # --- a microbatch --------------------------------------------------------------------------------------------
     def prepare(self, step: int, leaf: int) -> Any:
@@ -74,7 +77,7 @@ class Engine:
         self.restore_buffers()
         seed_everything(self._seed_of(step, leaf))
         if self.corruption is not None:
-            self.corruption.strike(self, step, leaf)
+            self.corruption.begin(step, leaf)
         if self.guards.activations is not None:
             self.guards.activations.begin()
         return batch
@@ -99,8 +102,6 @@ class Engine:
         return 1.0 / self.num_leaves if len(set(self.samples.sizes(step))) == 1 else 1.0
 
     def begin(self, step: int, leaf: int, on_bucket: Callable[[int], None] | None, beside: bool = False) -> None:
-        if self.flips is not None:
-            self.flips.at(step, leaf)
         self.sums.begin(leaf, self.weight(step, leaf), on_bucket, beside)
 
     def end(self, step: int, leaf: int, loss: float) -> None:
@@ -154,6 +155,7 @@ class Engine:
         return Meta(
             step=first.step, loss=self.loss_of(headers), norm=norm, used=bytes(used),
             buffers=buffers if applies else (), output=sum(h.output for h in headers) & ((1 << 64) - 1), ruling=ruling,
+            observed=self.vigilance.observed(headers) if self.vigilance is not None else None,
         )  # fmt: skip
 
     def norm_of(self, headers: Sequence[Header]) -> float | None:
@@ -193,14 +195,17 @@ class Engine:
             raw(start).copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
             buffer.copy_(start)
         self.guards.after(meta)
+        if self.vigilance is not None and meta.observed is not None:
+            self.vigilance.apply(meta.observed)
         self.sums.clear()
         self.losses.clear()
         self.meta = meta
 
     def _optimize(self, meta: Meta, enter: Callable[[Phase], None]) -> None:
+        grads = self.layout.views(self.out)
         for index, param in enumerate(self.state.params):
             if meta.used[index >> 3] >> (index & 7) & 1:
-                grad = self._grads[index]
+                grad = grads[index]
                 param.grad = grad if grad.dtype == param.dtype else grad.to(param.dtype)
             else:
                 param.grad = None

@@ -41,7 +41,7 @@ class Environment:
     exchange: str
     store: str = ""
     lies: str = ""
-    hold: str = ""  # the agent's memory for snapshots
+    hold: str = ""  # the launcher's memory for snapshots
     until: int = 0  # end every loop after so many steps, and the script with it; 0: do not
 
     @classmethod

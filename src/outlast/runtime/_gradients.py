@@ -14,7 +14,7 @@ from torch import Tensor
 
 from outlast.core.protocol import Node, merges
 from outlast.errors import StepMisuse
-from outlast.runtime._flips import Flips
+from outlast.runtime._corruption import Corruption
 from outlast.runtime._shared import Region
 from outlast.tensors import BLOCK, Bucket, Layout, block_prints, combine, fingerprint_all
 
@@ -67,7 +67,7 @@ class Accumulator:
         self.paused = False  # a backward that is not of the step
         self.printing = False  # fingerprint each microbatch's gradient before it is added
         self.print = 0  # of the last microbatch
-        self.corrupt: Flips | None = None  # tests put wrong bits in
+        self.corruption: Corruption | None = None  # tests put wrong bits in
         self._sent: dict[tuple[Node, int], tuple[int, ...]] = {}
         self._beside = False
         self._waiting: list[int] = []
@@ -182,8 +182,6 @@ class Accumulator:
         for index in indices:
             grad = self.params[index].grad
             assert grad is not None
-            if self.corrupt is not None:
-                self.corrupt(index, grad)
             grads.append(grad.to(bucket.dtype) if grad.is_sparse is False else grad.to_dense())
         if self._weight != 1.0 and grads:
             with torch.no_grad():
@@ -203,8 +201,8 @@ class Accumulator:
         if (node, bucket) not in self._sent:
             flat = self.memory.flats(slot)[bucket]
             self._sent[node, bucket] = block_prints(flat, BLOCK, self.layout.buckets[bucket].first_block)
-            if self.corrupt is not None:
-                self.corrupt.after_sum(bucket, flat)
+            if self.corruption is not None:
+                self.corruption.after_sum(bucket, flat)
         return self._sent[node, bucket]
 
     # --- a step --------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from outlast.core.policy import (
     is_spike,
     remember,
 )
+from outlast.core.policy._verdicts import can_rewind
 from outlast.core.protocol import Header
 from outlast.runtime._activations import Activations
 from outlast.runtime._agreement import Agreement
@@ -51,6 +52,7 @@ class Guarding:
         self.certified = InMemory(KEY) if policy and policy.certify_every else None
         self.activations = Activations(engine.state.model, policy) if policy and policy.collapse != "off" else None
         self._read: tuple[Sequence[Header], GuardEvidence] | None = None
+        self.undecided = ""  # said by audits: see GuardEvidence
         if policy is not None:
             engine.state.extra[KEY] = self
 
@@ -117,8 +119,17 @@ class Guarding:
             step=step, num_members=len(headers), loss=loss, norm=self.engine.norm_of(headers),
             bad_microbatches=bad, culprits=tuple(culprits), differing=differing, majority=majority, part=part,
             collapsed=tuple(row for header in headers for row in header.guard.collapsed),
-            certified=self.certified.step if self.certified is not None else -1,
+            certified=self._certified_step, undecided=self.undecided,
         )  # fmt: skip
+
+    @property
+    def _certified_step(self) -> int:
+        return self.certified.step if self.certified is not None else -1
+
+    @property
+    def can_rewind(self) -> bool:
+        """Whether there is a state that every member would go back to: the same answer on all."""
+        return self.policy is not None and can_rewind(self.policy, self.state, self._certified_step)
 
     def rule(self, headers: Sequence[Header], culprits: Sequence[Culprit], part: str) -> Ruling | None:
         """The verdict on the step; None without guards."""

@@ -9,7 +9,6 @@ state are as if they had not been. What is found is told to all (`_ruling.py`), 
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -21,8 +20,8 @@ from outlast.core.phases import Phase
 from outlast.core.policy import Culprit
 from outlast.core.protocol import Header
 from outlast.core.protocol._tree import Node, leaves_of, merges
-from outlast.errors import StepMisuse
-from outlast.runtime._guarding import KEY, device_of
+from outlast.runtime._guarding import device_of
+from outlast.runtime._once_more import apart, gradients, missing, prepare
 from outlast.runtime._operations import Watch, bad_rows, float_tensors
 from outlast.runtime._replica import Replica
 from outlast.tensors import fingerprint
@@ -53,36 +52,25 @@ class Inspection:
             return
         leaves = self._suspected(headers) if watched else leaves_of(engine.sums.slots)
         sizes = engine.samples.sizes(step)
-        with self._apart():
+        self._again.clear()
+        self.active = True
+        with apart(engine, paused=True):
             for leaf in (leaf for leaf in leaves if sizes[leaf]):
                 yield from self._one(step, leaf, Watch.over(engine.state.model) if watched else None)
                 if replica.findings and replica.findings[-1].reproduced:
                     break
+        self.active = False
         if not watched:
             self._compare(leaves)
         replica.findings = [seen for seen in replica.findings if seen.reproduced] or replica.findings[:1]
 
-    @contextlib.contextmanager
-    def _apart(self) -> Iterator[None]:
-        """Nothing that is computed in here leaves a trace."""
-        engine = self._engine
-        saved = {key: copy.deepcopy(p.state_dict()) for key, p in engine.state.extra.items() if key != KEY}
-        engine.sums.paused = self.active = True
-        self._again.clear()
-        yield
-        engine.sums.paused = self.active = False
-        for key, values in saved.items():
-            engine.state.extra[key].load_state_dict(values)
-
     def _one(self, step: int, leaf: int, watch: Watch | None) -> Iterator[Any]:
-        self._replica.enter(Phase.RECOMPUTE, leaf)
-        batch = self._engine.prepare(step, leaf)
+        batch = prepare(self._replica, step, leaf, Phase.RECOMPUTE)
         self._at, self._watch, self._seen = (step, leaf, batch), watch, False
-        self._replica.enter(Phase.BODY, leaf)
         with watch or contextlib.nullcontext():
             yield batch
         if not self._seen:
-            raise StepMisuse(f"microbatch {leaf} of step {step} got no backward", remedy="one for each batch")
+            raise missing(step, leaf)
 
     def _suspected(self, headers: Sequence[Header]) -> list[int]:
         """My microbatches whose loss is not finite; if all losses are, those under my sums that are not, or whose norm
@@ -95,13 +83,8 @@ class Inspection:
 
     def backward(self, loss: Tensor) -> None:
         """The backward of such a microbatch: look at the gradients, and forget them."""
-        state, self._seen = self._engine.state, True
-        for param in state.params:
-            param.grad = None
-        loss.backward()  # type: ignore[no-untyped-call]
-        grads = [param.grad for param in state.params]
-        for param in state.params:
-            param.grad = None
+        self._seen = True
+        grads = gradients(self._engine, loss)
         if self._watch is None:
             self._add(grads)
         else:

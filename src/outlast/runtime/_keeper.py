@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from outlast.core import events as ev
 from outlast.core.phases import Phase
 from outlast.core.policy._saving import Pacer
 from outlast.core.protocol import Coordinator, ViewId
@@ -30,7 +31,6 @@ from outlast.runtime._settings import SaveSettings
 
 __all__ = ["Keeper"]
 
-_BASE = "checkpoint_epochs"  # the journal's record of how much higher the epochs of saves are
 _AGAIN_S = 30.0  # between two tries to open a store that refuses
 _OVERDUE_S = 900.0  # a writer that has not promised by then never will: it hangs on its disk
 _CHANGED = 0.2  # an interval that differs by less is no news
@@ -60,10 +60,11 @@ class Keeper:
         self._base: int | None = None
         self._commit = cm.CommitState()
         self._view: ViewId | None = None
-        self._early: list[tuple[str, wire.SaveDone]] = []  # promises of a view, or to a store, not known here yet
+        # Of a view, or to a store, not known here yet:
+        self._early: list[tuple[str, wire.SaveBegan | wire.SaveDone]] = []
+        self._begun, self._told = _written(journal)
         self._costs: dict[cm.SaveId, dict[int, wire.SaveDone]] = defaultdict(dict)
         self._dead: dict[cm.SaveId, str] = {}
-        self._told: set[cm.SaveId] = set()
         self._asked = self._epoch << 20
         self._reason = ""
         self._pacer: Pacer | None = None
@@ -88,7 +89,7 @@ class Keeper:
         if self._pacer is not None:
             self._arm()
         number = (self._base + view.id.epoch, view.id.n)
-        self._feed(cm.ViewChanged(view=number, writers=tuple(range(len(view.members)))))
+        self._feed(cm.ViewChanged(view=number, writers=tuple(range(len(view.members))), begins=view.start))
         early, self._early = self._early, []
         for name, message in early:
             self.received(name, message)
@@ -104,9 +105,9 @@ class Keeper:
             self._write("checkpoint_failed", step=-1, cause="unreadable", reason=str(error), url=archive.url)
             self._loop.call_later(_AGAIN_S, self._open)
             return
-        stored = self._journal.get(_BASE)
+        stored = self._journal.get(wire.SAVE_EPOCHS)
         base = int(stored) if stored else done.result()
-        if stored is None and not self._journal.put(self._epoch, _BASE, str(base).encode()):
+        if stored is None and not self._journal.put(self._epoch, wire.SAVE_EPOCHS, str(base).encode()):
             return  # a newer coordinator is there
         self.archive, self._base = archive, base
         assert self.settings is not None
@@ -138,17 +139,30 @@ class Keeper:
             self._early = [*self._early[-_REMEMBERED:], (name, message)]
         elif message.save in self._dead:
             self._settle([name], message.save, None, self._dead[message.save])
+        elif isinstance(message, wire.SaveBegan):
+            actions = self._step(cm.SaveBegan(save=message.save, writer=message.writer))
+            self._known(message.save, message.reason, refused=bool(actions))
+            self._answer(name, message.save, actions)
         else:
             self._promised(name, message)
 
+    def _known(self, save: cm.SaveId, reason: str, *, refused: bool = False) -> None:
+        """The first news of a save."""
+        if refused or (save.view, save.step) in self._begun:
+            return
+        self._begun.add((save.view, save.step))
+        self._write("checkpoint_began", step=save.step, view=list(save.view), reason=reason)
+        self._loop.call_later(_OVERDUE_S, self._overdue, save)
+
     def _promised(self, name: str, message: wire.SaveDone) -> None:
         save = message.save
-        if save not in self._costs:
-            self._loop.call_later(_OVERDUE_S, self._overdue, save)
         self._costs[save][message.report.writer] = message
-        for action in self._step(cm.StepStable(step=save.step)) + self._step(
-            cm.WriterDurable(save=save, report=message.report)
-        ):
+        durable = self._step(cm.WriterDurable(save=save, report=message.report))
+        self._known(save, message.reason, refused=any(isinstance(action, cm.Refuse) for action in durable))
+        self._answer(name, save, durable + self._step(cm.StepStable(step=save.step)))
+
+    def _answer(self, name: str, save: cm.SaveId, actions: Iterable[cm.CommitAction]) -> None:
+        for action in actions:
             if isinstance(action, cm.Refuse):
                 newest = self._commit.newest
                 same = newest is not None and (newest[0].view, newest[0].step) == (save.view, save.step)
@@ -201,9 +215,9 @@ class Keeper:
     def _announce(self, action: cm.Announce) -> None:
         self._settle(self._everyone(), action.save, action.generation, "")
         archive, costs = self.archive, list(self._costs.pop(action.save, {}).values())
-        if action.save in self._told or archive is None:
+        if (action.save.view, action.save.step) in self._told or archive is None:
             return
-        self._told.add(action.save)
+        self._told.add((action.save.view, action.save.step))
         blocked_s = max((c.blocked_s for c in costs), default=0.0)
         durable_s = max((c.durable_s for c in costs), default=0.0)
         self._write(
@@ -340,3 +354,16 @@ class Keeper:
         self._opening.shutdown(wait=False)
         if self.archive is not None:
             await asyncio.to_thread(self.archive.close)
+
+
+_Saves = set[tuple[tuple[int, int], int]]
+
+
+def _written(journal: Journal) -> tuple[_Saves, _Saves]:
+    """(begun, published): what an earlier coordinator wrote down, by view and step. It is not told twice."""
+    found: dict[str, _Saves] = {"checkpoint_began": set(), "checkpoint_saved": set()}
+    for entry in journal.events(kinds=[ev.CheckpointBegan, ev.CheckpointSaved]):
+        event = entry.event
+        if isinstance(event, ev.CheckpointBegan | ev.CheckpointSaved):
+            found[str(event.__struct_config__.tag)].add(((event.view[0], event.view[1]), event.step))
+    return found["checkpoint_began"], found["checkpoint_saved"]

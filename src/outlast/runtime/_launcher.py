@@ -28,6 +28,8 @@ from outlast.core import events
 from outlast.core.protocol import messages as m
 from outlast.errors import EnvironmentFault, OutlastError, WireRefusal
 from outlast.journal import Journal, RunLock
+from outlast.runtime._holding import hold_memory, slots_of
+from outlast.runtime._saving import SAVE_EPOCHS
 from outlast.runtime._shared import Progress, Region
 from outlast.runtime._supervise import Child, start
 from outlast.runtime._watch import Watch
@@ -88,13 +90,14 @@ class Launcher:
         """From nothing to the end of the run. ConfigError, EnvironmentFault before anything was started."""
         listening = self._listen()
         try:
+            hold, found_by = hold_memory(self.resolved.config.replicas + self.resolved.config.spares)
             lock = self._prepare()
         except OutlastError:
             listening.close()
             raise
         if self.ready is not None:
             self.ready()
-        environ = self._environ(listening)
+        environ = self._environ(listening) | found_by
         wake_r, wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         old_fd = signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
         old = {s: signal.signal(s, self._signalled) for s in (signal.SIGINT, signal.SIGTERM)}
@@ -112,6 +115,7 @@ class Launcher:
             os.close(wake_r)
             os.close(wake_w)
             listening.close()
+            hold.close()
             lock.release()
         if self.watch is not None:
             self.watch()
@@ -203,7 +207,7 @@ class Launcher:
         sign.alive()
         child = start(
             command, environ=environ | {"OUTLAST_SIGN_FD": str(region.fd)},
-            log=self.run_dir / "logs" / f"agent-{name}.log", pass_fds=[region.fd],
+            log=self.run_dir / "logs" / f"agent-{name}.log", pass_fds=[region.fd, *slots_of(environ)],
         )  # fmt: skip
         self._agents.append(_Agent(name, child, Watch(child.pid, sign, config.stall_floor_s, config.formation_s)))
 
@@ -335,11 +339,16 @@ class Launcher:
             self._exit_code = 130
             self._kill_everything()
         elif self._exit_code is None:
-            save_s = self.resolved.config.stop_save_s if self.resolved.config.checkpoint_dir else 0.0
+            save_s = self.resolved.config.stop_save_s if self._keeps_checkpoints() else 0.0
             self._stop_by_s = time.monotonic() + _STOP_S + save_s
             self._tell([m.Stop(reason=self._stopping)])
         else:
             self._ask_agents_to_stop()
+
+    def _keeps_checkpoints(self) -> bool:
+        """Whether the coordinator has a place to save to, wherever that was said."""
+        with Journal.open_reader(self.run_dir) as journal:
+            return journal.get(SAVE_EPOCHS) is not None
 
     def _insist(self) -> None:
         """Who was asked to stop and does not (it may be stopped itself) is killed: the coordinator, then the agents."""

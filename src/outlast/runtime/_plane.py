@@ -11,13 +11,15 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
+import torch
 from torch import Tensor
 
 from outlast.core.phases import Phase
 from outlast.core.protocol import Node, schedule
 from outlast.runtime._gradients import OUTCOME, Memory
 from outlast.runtime._mesh import Hand, Mesh, Ready, Reduced
-from outlast.tensors import BLOCK, Layout, block_norms, block_prints, fingerprint_blocks, reduce_slice
+from outlast.runtime._second_reduction import Checks
+from outlast.tensors import BLOCK, Layout, block_norms, block_prints, fingerprint, fingerprint_blocks, reduce_slice
 
 __all__ = ["Plane", "Reduction", "SharedPlane", "Task"]
 
@@ -35,6 +37,8 @@ class Task(msgspec.Struct, kw_only=True):
     with_norms: bool
     on_scattered: Callable[[], None]
     sent: Callable[[Node, int, int], tuple[int, ...]] | None = None  # (node, slot, bucket): its blocks' fingerprints
+    checks: Checks | None = None  # of what others reduce
+    on_reduced: Callable[[int, Tensor], None] | None = None  # tests put wrong bits in
 
 
 class Reduction(msgspec.Struct, kw_only=True):
@@ -43,6 +47,7 @@ class Reduction(msgspec.Struct, kw_only=True):
     fingerprint: int = 0
     norms: dict[int, float] = {}
     unlike: set[str] = set()  # members whose sums were not what they fingerprinted
+    false: dict[tuple[int, str], int] = {}  # (bucket, reducer): what I compute, where they reduced to something else
 
 
 class Plane(Protocol):
@@ -73,7 +78,7 @@ class SharedPlane:
     def begin(self, task: Task) -> None:
         """A new step; sums may still be under way."""
         self.mesh.forget(task.step)
-        self._task, self._reduced, self._found = task, 0, Reduction(norms={}, unlike=set())
+        self._task, self._reduced, self._found = task, 0, Reduction(norms={}, unlike=set(), false={})
         flat_nodes = tuple(node for nodes in task.nodes for node in nodes)
         self._schedule = list(schedule(flat_nodes, task.num_leaves))
 
@@ -97,6 +102,7 @@ class SharedPlane:
             self.enter(Phase.GATHERED, bucket)
             self.mesh.collect(Reduced, task.step, bucket, Phase.GATHERED)
             self._copy(bucket)
+        self._check(task)
         return self._found
 
     def _reduce(self, bucket: int) -> None:
@@ -109,7 +115,7 @@ class SharedPlane:
         target = (self.out if alone else self.mine.flats(OUTCOME))[bucket][lo:hi]
         if hi > lo:
             parts = self._parts(bucket, lo, hi)
-            reduce_slice(parts, self._schedule, (0, task.num_leaves), task.scale, target)
+            self._sum_up(bucket, parts, target)
             first = self.layout.buckets[bucket].first_block + lo // BLOCK
             self._found.fingerprint += fingerprint_blocks(target, BLOCK, first)
             if task.with_norms:
@@ -118,7 +124,13 @@ class SharedPlane:
         self.enter(Phase.GATHER, bucket)
         self.mesh.broadcast(Reduced(task.step, bucket))
 
-    def _parts(self, bucket: int, lo: int, hi: int) -> dict[Node, Tensor]:
+    def _sum_up(self, bucket: int, parts: dict[Node, Tensor], target: Tensor) -> None:
+        task = self._now()
+        reduce_slice(parts, self._schedule, (0, task.num_leaves), task.scale, target)
+        if task.on_reduced is not None:
+            task.on_reduced(bucket, target)
+
+    def _parts(self, bucket: int, lo: int, hi: int, compare: bool = True) -> dict[Node, Tensor]:
         task = self._now()
         offers = self.mesh.boxes[Ready, task.step, bucket]
         parts: dict[Node, Tensor] = {}
@@ -127,7 +139,7 @@ class SharedPlane:
             memory, slots = (self.mine, task.slots) if mine else (self.peers[name], offers[name].slots)
             for node, slot in zip(nodes, slots, strict=True):
                 parts[node] = memory.flats(slot)[bucket][lo:hi]
-            if task.sent is not None:
+            if task.sent is not None and compare:
                 sent = offers[name].prints if not mine else self._own(bucket)
                 self._compare(name, bucket, lo, [parts[node] for node in nodes], sent)
         return parts
@@ -153,6 +165,27 @@ class SharedPlane:
             memory = self.mine if name == self.mesh.me else self.peers[name]
             if hi > lo:
                 self.out[bucket][lo:hi].copy_(memory.flats(OUTCOME)[bucket][lo:hi])
+
+    # --- what others reduced -------------------------------------------------------------------------------------
+    def _check(self, task: Task) -> None:
+        if task.checks is None or len(self.members) == 1:
+            return
+        for bucket, reducer in task.checks.due(task.step, self.ranges, self.index):
+            self.enter(Phase.REDUCE, bucket)
+            gathered, mine = self._prints(bucket, reducer)
+            if gathered != mine:
+                self._found.false[bucket, self.members[reducer]] = mine
+
+    def _prints(self, bucket: int, reducer: int) -> tuple[int, int]:
+        lo, hi = self.ranges[bucket][reducer]
+        gathered = self.out[bucket][lo:hi]
+        again = torch.empty_like(gathered)
+        self._sum_up(bucket, self._parts(bucket, lo, hi, compare=False), again)
+        return fingerprint(gathered), fingerprint(again)
+
+    def look_again(self, slices: Sequence[tuple[int, str]]) -> dict[tuple[int, str], tuple[int, int]]:
+        """Fingerprints of these slices (bucket, reducer): as I gathered them, and as I compute them now."""
+        return {(bucket, name): self._prints(bucket, self.members.index(name)) for bucket, name in slices}
 
     def give(self, step: int, meta: bytes, to: Sequence[str]) -> None:
         """Hand the step's outcome to members that are behind: through my outcome slot."""

@@ -8,16 +8,16 @@ as if they had not been. Not done by a fleet of one, nor with bitwise = false.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
 
 from outlast.core.phases import Phase
-from outlast.errors import StateDiverged, StepMisuse
+from outlast.errors import StateDiverged
 from outlast.runtime._divergence import Rows, first_difference
 from outlast.runtime._mesh import Parts
+from outlast.runtime._once_more import apart, gradients, missing, prepare
 from outlast.runtime._replica import Replica
 from outlast.tensors import fingerprint
 
@@ -47,34 +47,22 @@ class Repeat:
     def batches(self, rounds: int) -> Iterator[Any]:
         """The extra batches; each must see one backward."""
         engine, replica = self._replica.engine, self._replica
-        saved = {key: copy.deepcopy(part.state_dict()) for key, part in engine.state.extra.items()}
-        engine.sums.paused = self.active = True
-        for number in range(rounds):
-            replica.enter(Phase.LOAD, 0)
-            batch = engine.prepare(0, 0)
-            replica.enter(Phase.BODY, 0)
-            yield batch
-            if len(self._rows) != number + 1:
-                raise StepMisuse(
-                    "microbatch 0 of step 0 got no backward", remedy="call step.backward(loss) once for each"
-                )
-        engine.sums.paused = self.active = False
-        for key, values in saved.items():
-            engine.state.extra[key].load_state_dict(values)
+        self.active = True
+        with apart(engine, paused=True):
+            for number in range(rounds):
+                yield prepare(replica, 0, 0, Phase.LOAD)
+                if len(self._rows) != number + 1:
+                    raise missing(0, 0)
+        self.active = False
         if rounds and replica.mesh is not None:
             replica.mesh.broadcast(Parts(_CHECK, self._rows[0]))
         self._compare({f"{replica.env.me}, time {i + 1}": rows for i, rows in enumerate(self._rows)})
 
     def backward(self, loss: Tensor) -> None:
         """Fingerprint the gradients and forget them."""
-        state = self._replica.engine.state
-        for param in state.params:
-            param.grad = None
-        loss.backward()  # type: ignore[no-untyped-call]
-        grads = [(name, p.grad) for name, p in zip(state.names, state.params, strict=True)]
+        engine = self._replica.engine
+        grads = zip(engine.state.names, gradients(engine, loss), strict=True)
         self._rows.append(tuple((name, 0 if grad is None else fingerprint(grad)) for name, grad in grads))
-        for param in state.params:
-            param.grad = None
 
     def conclude(self) -> None:
         """Before the first exchange: compare the two members. ViewAbandoned if the view ends; it is not repeated."""

@@ -47,7 +47,7 @@ from outlast.runtime._plane import Plane, Reduction, Task
 from outlast.runtime._planes import make_plane
 from outlast.runtime._resume import resume
 from outlast.runtime._row_gate import admit, examine, wait_for_rows
-from outlast.runtime._ruling import confer, report
+from outlast.runtime._ruling import confer, expel, report
 from outlast.runtime._spare import Spare
 from outlast.runtime._streams import FEED, Flushed, Share, Stream
 from outlast.runtime._wire import Heartbeat
@@ -239,7 +239,7 @@ class Replica:
         self.mesh.broadcast(Roll(entry))
         rolls = self.mesh.collect(Roll, -1, 0, Phase.ROLL_CALL)
         entries = [entry if name == self.env.me else rolls[name].entry for name in view.members]
-        compare(self.mesh, view, entries, self.engine.state)
+        compare(self.mesh, view, entries, self.engine.state, functools.partial(expel, self))
         with self.lock:
             answers = self.member.called(entries, time.monotonic())
             self.engine.sums.keep(sorted(self.member.held))
@@ -325,6 +325,8 @@ class Replica:
             num_leaves=self.engine.num_leaves, scale=self.engine.scale(self.member.committed),
             with_norms=self.engine.with_norms, on_scattered=self._scattered,
             sent=self.engine.sums.sent if self.engine.sums.printing and self.engine.robust is None else None,
+            checks=self.engine.checks,
+            on_reduced=self.engine.corruption.after_reduction if self.engine.corruption is not None else None,
         )  # fmt: skip
 
     def _scattered(self) -> None:

@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING, Literal
 
 from outlast.checkpoint import Engine as Archive
-from outlast.checkpoint import LoadedState, heads
+from outlast.checkpoint import Hold, LoadedState, MemoryStore, heads
 from outlast.errors import CheckpointError
 from outlast.runtime._restore import adopt, check_facts
 from outlast.runtime._saving import SaveBase
@@ -46,9 +46,8 @@ def resume(saves: Saves) -> LoadedState | None:
 
 
 def _load(saves: Saves) -> LoadedState | None:
-    wanted, store = saves.env.config.resume, saves.archive.store
-    mine = any(head.run == saves.env.run_id for head in heads(store, newest=_LOOK_BACK)[0])
-    if mine or wanted == "auto":
+    wanted = saves.env.config.resume
+    if wanted == "auto" or _has_begun(saves):
         return saves.archive.load()
     if wanted == "never":
         return None
@@ -65,6 +64,14 @@ def _load(saves: Saves) -> LoadedState | None:
             f"there is no checkpoint at {wanted}", did="nothing was trained", remedy="outlast ckpt ls shows what is"
         )
     return loaded
+
+
+def _has_begun(saves: Saves) -> bool:
+    """Whether this very run has saved something. What the host's memory holds tells it while the store is away."""
+    hold = Hold.parse(saves.env.hold) if saves.env.hold else None
+    if hold is not None and MemoryStore(hold).generations():
+        return True
+    return any(head.run == saves.env.run_id for head in heads(saves.archive.store, newest=_LOOK_BACK)[0])
 
 
 def _newest_epoch(saves: Saves) -> int:

@@ -124,7 +124,7 @@ class NetworkRowPlane(RowSteps, NetworkPlane):
 
     def _target(self, bucket: int) -> tuple[Tensor, Tensor]:
         lo, hi = self.ranges[bucket][self.index]
-        padded = self.out[bucket].new_zeros(max(b - a for a, b in self.ranges[bucket]))
+        padded = self.out[bucket].new_zeros(self.ranges[bucket][0][1])
         return padded[: hi - lo], padded
 
     def _reduce(self, bucket: int) -> None:  # type: ignore[override]
@@ -156,10 +156,7 @@ class NetworkRowPlane(RowSteps, NetworkPlane):
     def _gathered(self, bucket: int) -> None:
         if self._group is None:
             return
-        everything = self._wait(self._gathers[bucket], bucket, Phase.GATHERED)
-        longest = everything.numel() // len(self.members)
-        for index, (lo, hi) in enumerate(self.ranges[bucket]):
-            self.out[bucket][lo:hi].copy_(everything[index * longest : index * longest + hi - lo])
+        self._take_out(bucket, self._wait(self._gathers[bucket], bucket, Phase.GATHERED))
 
     # --- checks ------------------------------------------------------------------------------------------------------
     def _check(self) -> None:

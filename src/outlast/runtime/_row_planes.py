@@ -17,11 +17,11 @@ from torch import Tensor
 
 from outlast.core.phases import Phase
 from outlast.core.protocol import Node, leaves_of
-from outlast.runtime._data import position_seed
 from outlast.runtime._gradients import OUTCOME, Memory
 from outlast.runtime._mesh import Extra, Mesh, Ready, Reduced
 from outlast.runtime._plane import Enter, Reduction, SharedPlane, Task
 from outlast.runtime._robust import Robust
+from outlast.runtime._second_reduction import checker_of
 from outlast.tensors import BLOCK, Layout, block_norms, fingerprint_blocks
 
 __all__ = ["HOLD", "VOTE", "RowSteps", "SharedRowPlane", "same_bits", "with_momentum", "without_momentum"]
@@ -59,6 +59,8 @@ class RowSteps:
             return
         if self.tamper is not None:
             self.tamper(bucket, target)
+        if task.on_reduced is not None:
+            task.on_reduced(bucket, target)
         first = self.layout.buckets[bucket].first_block + lo // BLOCK
         found.fingerprint += fingerprint_blocks(target, BLOCK, first)
         if task.with_norms:
@@ -79,9 +81,7 @@ class RowSteps:
 
     def checker(self, step: int, bucket: int, reducer: int) -> int:
         """The member that would check this slice: anyone but who reduced it."""
-        others = len(self.members) - 1
-        turn = position_seed(self.robust.seed, step, bucket, reducer, 0xC4EC) % others
-        return (reducer + 1 + turn) % len(self.members)
+        return checker_of(self.robust.seed, step, bucket, reducer, len(self.members))
 
 
 class SharedRowPlane(RowSteps, SharedPlane):

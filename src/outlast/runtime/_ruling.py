@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from outlast.core.phases import Phase
-from outlast.core.policy import Culprit, GuardEvidence, Ruling, unreproduced
-from outlast.core.protocol import Header
+from outlast.core.policy import Culprit, GuardEvidence, Ruling, decide, unreproduced
+from outlast.core.protocol import Header, RollEntry
 from outlast.core.protocol import messages as m
 from outlast.errors import Evicted, GuardStop, StateDiverged, ViewAbandoned
 from outlast.runtime._divergence import first_difference
@@ -24,7 +24,7 @@ from outlast.runtime._mesh import Found, Mesh, Parts
 if TYPE_CHECKING:
     from outlast.runtime._replica import Replica
 
-__all__ = ["confer", "report"]
+__all__ = ["confer", "expel", "report"]
 
 
 def confer(replica: Replica, mesh: Mesh, headers: Sequence[Header]) -> Ruling | None:
@@ -36,6 +36,8 @@ def confer(replica: Replica, mesh: Mesh, headers: Sequence[Header]) -> Ruling | 
     if guards.suspects(headers):
         culprits, part = _look_closer(replica, mesh, headers)
     ruling = guards.rule(headers, culprits, part)
+    if ruling is not None and (ruling.evidence.differing or against_whom(ruling.evidence)):
+        replica.member.audits.noticed(ruling.evidence.step, ", ".join(against_whom(ruling.evidence)))
     if ruling is not None and ruling.verdict.before_decision:
         _refuse(replica, ruling)
     return ruling
@@ -74,6 +76,20 @@ def report(replica: Replica, ruling: Ruling | None, against: Sequence[str] = ())
     if replica.env.coordinator is None:
         v = ruling.verdict
         print(f"outlast: step {told.step}: {v.action}: {v.evidence} ({v.remedy})", file=sys.stderr, flush=True)
+
+
+def expel(replica: Replica, step: int, differing: Sequence[RollEntry], num_members: int, part: str) -> None:
+    """In a roll call some members' states are not the majority's: if the guards replace such replicas, they must go.
+    Raises ViewAbandoned on the others and Evicted on them, or returns."""
+    guards = replica.engine.guards
+    if guards.policy is None or guards.policy.divergence != "replace" or not guards.policy.agreement:
+        return
+    culprits = tuple(Culprit(replica=e.member, host=e.audit.host, device=e.audit.device) for e in differing)
+    evidence = GuardEvidence(
+        step=step, num_members=num_members, loss=0.0, culprits=culprits, part=part,
+        differing=tuple(e.member for e in differing),
+    )  # fmt: skip
+    _refuse(replica, Ruling(verdict=decide(guards.policy, guards.state, evidence), evidence=evidence))
 
 
 def against_whom(evidence: GuardEvidence) -> tuple[str, ...]:

@@ -204,6 +204,8 @@ class Saves:
             if self._pacer is not None:
                 self._pacer.began(began_s)
         self.engine.frozen.append(flight)
+        if self._send is not None:
+            self._send([self._began_message(flight)])
         handle.durable.add_done_callback(lambda done: self._durable(flight, done))
 
     def _changing(self) -> list[str]:
@@ -249,6 +251,12 @@ class Saves:
             self._send([flight.sent])
         else:
             self.archive.commit_later(handle).add_done_callback(lambda done: self._committed(flight, done))
+
+    def _began_message(self, flight: _Flight) -> wire.SaveBegan:
+        handle = flight.handle
+        return wire.SaveBegan(
+            member=self.env.me, save=handle.save, writer=handle.part.writer, reason=flight.reason
+        )  # fmt: skip
 
     def _done_message(self, flight: _Flight, report: PartReport) -> wire.SaveDone:
         handle, until = flight.handle, self.member.until or 0
@@ -310,10 +318,10 @@ class Saves:
                     self._let_go(flight, message.generation)
 
     def repeat(self) -> list[wire.FromMember]:
-        """What a coordinator that was out of reach may have missed: promises that it has not answered."""
+        """What a coordinator that was out of reach may have missed: what has begun, and promises not yet answered."""
         with self._lock:
             unsaid, self._unsaid, self._connected = self._unsaid, [], True
-            return [*unsaid, *(f.sent for f in self._flights.values() if f.sent is not None)]
+            return [*unsaid, *(f.sent or self._began_message(f) for f in self._flights.values())]
 
     def certify(self, step: int) -> None:
         """The state after `step` was verified: the newest generation up to it is certified."""
@@ -389,11 +397,11 @@ def attach(replica: Replica, settings: SaveSettings) -> None:
 
 
 def archive_of(env: Environment, settings: SaveSettings, *, on_event: Callable[[ce.CheckpointEvent], None]) -> Archive:
-    """The checkpoint engine of this process, in the agent's memory if it gave any. Raises ConfigError."""
+    """The checkpoint engine of this process, in the launcher's memory if it gave any. Raises ConfigError."""
     hold = Hold.parse(env.hold) if env.hold else None
     place = int(env.me.partition(".")[0].removeprefix("r"))
     if hold is not None and place >= len(hold.fds):
-        raise ConfigError(f"the agent holds no memory for {env.me}", remedy="start it with outlast run")
+        raise ConfigError(f"the launcher holds no memory for {env.me}", remedy="start it with outlast run")
     return Archive(
         settings.target, run=env.run_id, drain_to=settings.drain_to or None, hold=hold, local_replica=place,
         num_slots=settings.num_slots, retention=Retention(keep_last=settings.keep_last, keep_every=settings.keep_every),

@@ -11,9 +11,21 @@ from outlast.checkpoint._events import Loaded, SaveDelayed, SaveRetried, Skipped
 from outlast.core.protocol._commit import PartReport, SaveId
 
 __all__ = [
-    "FROM_MEMBER", "TO_MEMBER", "FromMember", "SaveBase", "SaveCertified", "SaveDone", "SaveLost", "SaveNow",
-    "SaveSaid", "SaveSettled", "ToMember",
+    "FROM_MEMBER", "SAVE_EPOCHS", "TO_MEMBER", "FromMember", "SaveBase", "SaveBegan", "SaveCertified", "SaveDone",
+    "SaveLost", "SaveNow", "SaveSaid", "SaveSettled", "ToMember",
 ]  # fmt: skip
+
+SAVE_EPOCHS = "checkpoint_epochs"
+"""The journal's record, once checkpoints have a place: how much higher the epochs of saves are than the run's."""
+
+
+class SaveBegan(msgspec.Struct, frozen=True, kw_only=True, tag="SaveBegan"):
+    """I have begun a save that the headers agreed on. Each member says so: whoever dies, somebody has told."""
+
+    member: str
+    save: SaveId
+    writer: int
+    reason: str
 
 
 class SaveDone(msgspec.Struct, frozen=True, kw_only=True, tag="SaveDone"):
@@ -81,7 +93,7 @@ class SaveSettled(msgspec.Struct, frozen=True, kw_only=True, tag="SaveSettled"):
     reason: str = ""
 
 
-FromMember = SaveDone | SaveLost | SaveCertified | SaveSaid
+FromMember = SaveBegan | SaveDone | SaveLost | SaveCertified | SaveSaid
 ToMember = SaveBase | SaveNow | SaveSettled
-FROM_MEMBER = (SaveDone, SaveLost, SaveCertified, SaveSaid)
+FROM_MEMBER = (SaveBegan, SaveDone, SaveLost, SaveCertified, SaveSaid)
 TO_MEMBER = (SaveBase, SaveNow, SaveSettled)

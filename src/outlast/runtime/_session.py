@@ -25,12 +25,13 @@ import torch
 from torch import Tensor
 
 from outlast.core.phases import Phase
-from outlast.core.policy import Guards, audit_share
+from outlast.core.policy import Guards
 from outlast.core.protocol import Certificate, Compute, Exchange, Leave
 from outlast.errors import ConfigError, Evicted, MembershipError, StepMisuse, ViewAbandoned
 from outlast.runtime._allocator import keep_freed_memory
 from outlast.runtime._assembly import assemble
-from outlast.runtime._auditing import Auditing, check_bitwise
+from outlast.runtime._auditing import Auditing, chosen_audit
+from outlast.runtime._critical import critical_of
 from outlast.runtime._data import Samples
 from outlast.runtime._engine import Meta
 from outlast.runtime._environment import Environment
@@ -99,7 +100,8 @@ class Run:
         drop_last: bool = False, bucket_mb: float = 4.0, aggregation: Aggregation = None, f: int | None = None,
         pre: str | Sequence[str] | None = None, rows: int | None = None, row_momentum: float | None = None,
         check_reducers: float | None = None, guards: Guards | str = "default",
-        checkpoint: Checkpoint | Literal["auto", "off"] = "auto", audit: float | Literal["auto"] = 0.0,
+        checkpoint: Checkpoint | Literal["auto", "off"] = "auto", audit: float | str = 0.0,
+        audit_params: Sequence[str] | str = (),
     ) -> Training | PlainTraining:  # fmt: skip
         """Put the model's training under protection.
 
@@ -110,7 +112,9 @@ class Run:
         `outlast.Guards(...)` to choose what is watched and what follows; the run's setting if not given.
         `checkpoint`: where and how often to save; `auto` is where the run's configuration says (`--checkpoint-dir`),
         at intervals that outlast chooses. `audit`: share of microbatches that a second replica computes too, so that a
-        wrong gradient is found before it is applied; "auto" lets the policy choose.
+        wrong gradient is found before it is applied; "auto" lets the policy choose (what the run is told outranks it).
+        `audit_params`: patterns of names of critical parameters, or "auto": a second replica reduces their gradients
+        and all compare them and their moments, in every step (how-to/audits).
 
         `aggregation`: a robust rule in place of the mean, or rules by pattern of parameter names (how-to/rules); of
         `rows` groups of microbatches `f` may lie. What `outlast run` is told outranks these.
@@ -125,9 +129,9 @@ class Run:
         _enough(self._env.config.replicas, microbatches)
         parts = State(model, _listed(optimizer), _listed(scheduler), state or {})
         keep, facts = settings_of(checkpoint, self._env.config), facts_of(self._env.config, parts, samples, clip_norm)
-        share = audit_share(audit, self._env.config.replicas)
-        check_bitwise(share, self._env.config)
-        facts["audit"] = f"{share:g}"
+        chosen, critical = chosen_audit(audit, self._env.config), critical_of(parts, audit_params)
+        facts["audit_params"] = ", ".join(critical)
+        facts["audit"] = f"{chosen:g}" if isinstance(chosen, float) else chosen
         if self._plain:
             saves = PlainSaves(self._env, parts, keep, facts) if keep is not None else None
             return PlainTraining(parts, samples, clip_norm, seed, saves)
@@ -139,17 +143,17 @@ class Run:
             self._env, parts, samples, facts, seed=seed, clip_norm=clip_norm, bucket_mb=bucket_mb, guards=guards,
             keep=keep, robust=robust,
         )  # fmt: skip
-        self._training = Training(replica, share)
+        self._training = Training(replica, chosen, critical)
         return self._training
 
 
 class Training:
     """What `protect` returns."""
 
-    def __init__(self, replica: Replica, share: float = 0.0) -> None:
+    def __init__(self, replica: Replica, audit: float | str = 0.0, critical: Sequence[str] = ()) -> None:
         self.replica, self.engine = replica, replica.engine
         self._repeat = Repeat(replica)
-        self._audit = Auditing(replica, share)
+        self._audit = Auditing(replica, audit, critical)
         self._inspection = Inspection(replica)
         self._started = False
         self._step: Step | None = None

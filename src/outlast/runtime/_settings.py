@@ -14,6 +14,7 @@ import msgspec
 
 from outlast.config import RunConfig
 from outlast.errors import ConfigError
+from outlast.runtime._holding import NUM_SLOTS
 
 __all__ = ["Checkpoint", "SaveSettings", "settings_of", "solo_config"]
 
@@ -27,7 +28,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     `dir`: a directory or URL. `every`: steps between two saves, None lets outlast choose. `keep_last`: generations
     kept, and as many certified ones; `keep_every`: every so many-th is kept for good (0: none). `drain_to`: a farther
-    place to copy each generation to. `num_slots`: snapshots in memory at once, each of this replica's share.
+    place to copy each generation to. `num_slots`: snapshots in memory at once, each of this replica's share: the newest
+    that was published and one save in flight, or (3) two.
 
     Raises ConfigError for values that cannot work.
     """
@@ -45,6 +47,11 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < low):
                 raise ConfigError(f"Checkpoint({name}={value!r}) is no whole number", remedy=f"{name}={low} or more")
+        if self.num_slots > NUM_SLOTS:
+            raise ConfigError(
+                f"Checkpoint(num_slots={self.num_slots}) is more than two saves in flight can use",
+                remedy=f"num_slots=2 or num_slots={NUM_SLOTS}",
+            )
 
 
 class SaveSettings(msgspec.Struct, frozen=True, kw_only=True):

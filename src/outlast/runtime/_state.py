@@ -97,7 +97,8 @@ class State:
         for scheduler, values in zip(self.schedulers, tree["schedulers"], strict=True):
             scheduler.load_state_dict(values)
         for key, values in tree["extra"].items():
-            self.extra[key].load_state_dict(values)
+            if key in self.extra or not key.startswith("outlast."):  # of guards or audits that this run is without
+                self.extra[key].load_state_dict(values)
 
 
 def digest_of(state: State) -> str:

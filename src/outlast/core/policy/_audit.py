@@ -7,6 +7,7 @@ Minimising a + rate x step_s / a gives a = sqrt(rate x step_s x damage). Invaria
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +16,12 @@ from outlast.errors import ConfigError
 from ._arithmetic import clamp
 from ._belief import Belief, ClassPrior
 
-__all__ = ["AuditDecision", "AuditPolicy", "AuditState", "audit_share"]
+__all__ = ["AuditDecision", "AuditPolicy", "AuditState", "audit_share", "silent_belief"]
 
 _SILENT_RATE = 6 / (54 * 86400 * 16384)  # Llama 3 (2024), table 5: 6 silent corruptions, 54 days, 16,384 accelerators
+_PRIOR_WEIGHT = (
+    1e-3  # incidents; Hochschild et al., Cores that don't count (2021): few cores in several thousand machines
+)
 _BUDGET = 0.05
 
 
@@ -65,14 +69,46 @@ class AuditPolicy:
         )
 
 
+def silent_belief(found: float = 0.0, looked_at_s: float = 0.0) -> Belief:
+    """What is believed of silent corruption in a run that found `found` incidents in `looked_at_s` machine-seconds of
+    work that was computed twice. Prior: the rate of one large fleet, worth a thousandth of an incident, because it
+    comes from one device in about a thousand: a device that was wrong here says far more than that fleet's mean."""
+    belief = Belief.from_priors({"silent": ClassPrior(rate=_SILENT_RATE, weight=_PRIOR_WEIGHT)})
+    return belief.observe("silent", found).expose(looked_at_s)
+
+
 def audit_share(audit: float | str, machines: int, step_s: float = 1.0, belief: Belief | None = None) -> float:
-    """The share of microbatches to compute twice: the number given, or for "auto" the policy's choice within a budget
-    of 5 % from `belief` (default: the rate that one large fleet published). ConfigError for anything else."""
-    if isinstance(audit, str) and audit == "auto":
-        if belief is None:
-            belief = Belief.from_priors({"silent": ClassPrior(rate=_SILENT_RATE)})
-        policy = AuditPolicy(weights=(1.0,) * len(belief.classes), max_rate=_BUDGET)
+    """The share of microbatches to compute twice: the number given, or for "auto" the policy's choice from `belief`
+    (default: before anything was seen) within a budget of 5 %; "auto:0.1" is another budget. ConfigError for anything
+    else."""
+    budget = _budget(audit)
+    if budget is not None:
+        belief = belief if belief is not None else silent_belief()
+        policy = AuditPolicy(weights=(1.0,) * len(belief.classes), min_rate=min(1e-4, budget), max_rate=budget)
         return float(policy.decide(belief, AuditState(machines=machines, step_s=step_s)).rate)
-    if isinstance(audit, bool) or not isinstance(audit, int | float) or not 0.0 <= audit <= 1.0:
-        raise ConfigError(f"audit={audit!r} is no share", remedy='0 (none) to 1 (every microbatch twice), or "auto"')
-    return float(audit)
+    share = _number(audit)
+    if not 0.0 <= share <= 1.0:
+        raise ConfigError(
+            f"audit={audit!r} is no share",
+            remedy='0 (none) to 1 (every microbatch twice), "auto", or "auto:0.1" for a budget of a tenth',
+        )
+    return share
+
+
+def _budget(audit: object) -> float | None:
+    """What "auto" may cost; None if something else is given."""
+    kind, _, budget = audit.partition(":") if isinstance(audit, str) else ("", "", "")
+    if kind != "auto":
+        return None
+    share = _number(budget or _BUDGET)
+    if not 0.0 < share <= 1.0:
+        raise ConfigError(f"audit={audit!r} has no budget", remedy='a share above 0 and at most 1: "auto:0.1"')
+    return share
+
+
+def _number(audit: object) -> float:
+    """As the command line, the environment or a script gives it; NaN for what is no number."""
+    try:
+        return float(audit) if isinstance(audit, int | float | str) and not isinstance(audit, bool) else math.nan
+    except ValueError:
+        return math.nan

@@ -144,6 +144,7 @@ class GuardEvidence(msgspec.Struct, frozen=True, kw_only=True):
     part: str = ""  # what of the state differs
     collapsed: tuple[tuple[str, str], ...] = ()
     certified: int = -1  # the step of the state that can be gone back to
+    undecided: str = ""  # replicas that repeat different gradients of one microbatch, and none has a majority
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -25,7 +25,17 @@ from outlast.core.policy._guards import (
     VerdictAction,
 )
 
-__all__ = ["agree", "decide", "escalate", "fresh_state", "is_nonfinite", "is_spike", "remember", "unreproduced"]
+__all__ = [
+    "agree",
+    "can_rewind",
+    "decide",
+    "escalate",
+    "fresh_state",
+    "is_nonfinite",
+    "is_spike",
+    "remember",
+    "unreproduced",
+]
 
 _MOST_REMEMBERED = 100_000  # skipped steps and samples; beyond that the data is at fault, and the run has long stopped
 
@@ -39,7 +49,7 @@ def fresh_state(guards: Guards) -> GuardState:
 
 def decide(guards: Guards, state: GuardState, evidence: GuardEvidence) -> Verdict:
     """The verdict on one step."""
-    for found in (_on_difference, _on_nonfinite, _on_spike, _on_collapse):
+    for found in (_on_difference, _on_undecided, _on_nonfinite, _on_spike, _on_collapse):
         verdict = found(guards, state, evidence)
         if verdict is not None:
             return verdict
@@ -94,6 +104,18 @@ def _on_difference(guards: Guards, state: GuardState, e: GuardEvidence) -> Verdi
     if guards.divergence == "rewind":
         return _back_or_stop(guards, state, e, seen, who, remedy, "certain")
     return Verdict(action="replace", evidence=seen, culprit=who, remedy=remedy)
+
+
+def can_rewind(guards: Guards, state: GuardState, certified: int) -> bool:
+    """Whether there is a state to go back to, and going back is still allowed."""
+    return certified >= 0 and state.num_rewinds < guards.max_rewinds
+
+
+def _on_undecided(guards: Guards, state: GuardState, e: GuardEvidence) -> Verdict | None:
+    if not e.undecided:
+        return None
+    remedy = "test the devices of both; three replicas or more can tell which one is wrong"
+    return _back_or_stop(guards, state, e, e.undecided, Culprit(), remedy, "possible")
 
 
 def _of(e: GuardEvidence, replica: str) -> Culprit:
@@ -221,7 +243,7 @@ def _on_collapse(guards: Guards, state: GuardState, e: GuardEvidence) -> Verdict
 def _back_or_stop(
     guards: Guards, state: GuardState, e: GuardEvidence, seen: str, who: Culprit, remedy: str, confidence: Confidence
 ) -> Verdict:
-    if e.certified >= 0 and state.num_rewinds < guards.max_rewinds:
+    if can_rewind(guards, state, e.certified):
         return Verdict(
             action="rewind", evidence=seen, culprit=who, confidence=confidence, to=e.certified,
             remedy=f"{remedy}; steps {e.certified} to {e.step} are passed",

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from outlast.core.protocol import _change
 from outlast.core.protocol import _messages as m
 from outlast.core.protocol._claims import Finding
+from outlast.core.protocol._reports import AuditKey
+from outlast.core.protocol._types import ViewId
 
 if TYPE_CHECKING:
     from outlast.core.protocol._coordinator import Coordinator
@@ -22,6 +26,7 @@ _REMEDIES = {
     "persistent": "take the device out of service and test it; the run goes on without it",
     "gone": "it left before it could be asked again; watch its device",
     "undecided": "start again from the last certified state with another device, or three replicas or more",
+    "rewound": "with three replicas or more it could be told which one is wrong; test the devices of both",
     "equivocal": "take the device out of service and test its memory and network; the run goes on without it",
     "memory": "test the memory of its host; its share of the step was computed again",
 }
@@ -32,15 +37,26 @@ def audited(c: Coordinator, now_s: float, message: m.Audited) -> None:
     peer = c.roster.peers.get(message.member)
     if peer is None or not peer.alive:
         return
-    for finding in message.findings:
-        key = (finding.step, finding.leaf, finding.culprit, finding.kind)
-        if key not in c.reports.audits:
-            c.reports.audits.add(key)
+    for told in message.findings:
+        finding = _repeated(c, told, message.view)
+        if _key(finding) not in c.reports.audits:
+            c.reports.audits[_key(finding)] = message.view
             _write(c, finding)
         if finding.kind == "undecided":
             c.finish("failed", 5, finding.step, _words(finding) + "; nothing was done with it")
         elif finding.kind in ("persistent", "equivocal") and finding.culprit in c.current:
             _evict(c, finding)
+
+
+def _key(f: Finding) -> AuditKey:
+    return f.step, f.leaf, f.bucket, f.culprit, f.kind
+
+
+def _repeated(c: Coordinator, f: Finding, view: ViewId) -> Finding:
+    """Sums or reductions that are wrong again when the step is done again, in another view, are no accident."""
+    if f.leaf >= 0 or f.kind not in ("memory", "transient") or c.reports.audits.get(_key(f), view) == view:
+        return f
+    return msgspec.structs.replace(f, kind="persistent")
 
 
 def _evict(c: Coordinator, finding: Finding) -> None:
@@ -54,17 +70,25 @@ def _write(c: Coordinator, finding: Finding) -> None:
     c.journal(
         "audit_mismatch", step=finding.step, microbatch=finding.leaf, culprit=finding.culprit, host=finding.host,
         device=finding.device, verdict=finding.kind, evidence=_words(finding),
-        confidence=finding.agreeing / max(finding.asked, 1), remedy=_REMEDIES[finding.kind],
+        confidence=finding.agreeing / max(finding.asked, 1), remedy=_REMEDIES[finding.kind], bucket=finding.bucket,
     )  # fmt: skip
 
 
 def _words(f: Finding) -> str:
-    where = f"microbatch {f.leaf} of step {f.step}"
-    if f.kind == "undecided":
-        return f"{f.culprit} differ in {where if f.leaf >= 0 else f'step {f.step}'} and there is no majority"
+    where = f"{'a slice of bucket' if f.bucket >= 0 else 'microbatch'} {max(f.leaf, f.bucket)} of step {f.step}"
+    if f.kind in ("undecided", "rewound"):
+        where = where if max(f.leaf, f.bucket) >= 0 else f"step {f.step}"
+        then = "; the run went back to the last certified state" if f.kind == "rewound" else ""
+        return f"{f.culprit} differ in {where} and there is no majority{then}"
     if f.kind == "equivocal":
         return f"in step {f.step} {f.culprit} heard other headers than {f.agreeing} of {f.asked} members"
-    if f.kind == "memory":
-        return f"sums of {f.culprit} in step {f.step} were not what it had fingerprinted, as read by {f.agreeing}"
-    again = {"transient": ", but not when asked again", "persistent": ", repeatedly", "gone": ""}[f.kind]
+    again = {"transient": ", but not when asked again", "persistent": ", repeatedly"}.get(f.kind, "")
+    if f.kind == "memory" and f.bucket >= 0:
+        return f"{f.culprit} gathered other bits for {where} than {f.agreeing} replicas hold"
+    if max(f.leaf, f.bucket) < 0:
+        return (
+            f"sums of {f.culprit} in step {f.step} were not what it had fingerprinted, as read by {f.agreeing}{again}"
+        )
+    if f.bucket >= 0:
+        return f"{f.culprit} reduced {where} to something else than {f.agreeing} of {f.asked} replicas{again}"
     return f"{f.culprit} got another gradient for {where} than {f.agreeing} of {f.asked} replicas{again}"

@@ -20,6 +20,7 @@ from outlast.core.protocol._claims import (
     Claim,
     Evidence,
     Finding,
+    Incident,
     Stand,
     disputed,
     draw,
@@ -34,6 +35,7 @@ from outlast.errors import ViewAbandoned
 
 __all__ = ["Audits"]
 
+_INCIDENTS = 64
 _NAMES = 4  # microbatches named in a cause
 
 
@@ -51,6 +53,9 @@ class Audits:
         self._tries: Counter[int] = Counter()
         self._known: set[Claim] = set()  # claims on disputed microbatches of this step
         self._pending: list[Finding] = []
+        self.incidents: list[Incident] = []  # the newest of this process, whoever found them
+        self.can_rewind = False  # there is a certified state that every member of the view would go back to
+        self.undecided = ""  # why this step ends in going back to it
         self._said = b""
         self._drawn = 0
         self.certificate: Certificate | None = None
@@ -67,6 +72,7 @@ class Audits:
         self._beside.clear()
         self._tries.clear()
         self._known.clear()
+        self.undecided = ""
 
     def computed(self, leaf: int, value: int, *, beside: bool) -> None:
         """I computed a microbatch, for my sums or beside them."""
@@ -92,11 +98,11 @@ class Audits:
                 wanted.add(leaf)
         return tuple(sorted(wanted.difference(plan.leaves[self.me])))
 
-    def evidence(self, unlike: Sequence[str] = ()) -> Evidence:
+    def evidence(self, unlike: Sequence[str] = (), false: Sequence[tuple[int, str, int]] = ()) -> Evidence:
         """My part of the header."""
         said = int.from_bytes(self._said[:8], "big")
         return Evidence(claims=tuple(self._beside[leaf] for leaf in sorted(self._beside)), said=said,
-                        unlike=tuple(unlike))  # fmt: skip
+                        unlike=tuple(unlike), false=tuple(false))  # fmt: skip
 
     # --- the roll call -------------------------------------------------------------------------------------------
     def stand(self, plan: Plan | None, step: int) -> Stand:
@@ -126,7 +132,7 @@ class Audits:
     def judge(self, plan: Plan, view: View, said: Mapping[str, Sequence[Claim]], headers: Sequence[Header]) -> None:
         """All headers are there. Returns if the step may be decided; raises ViewAbandoned, the same on every member,
         if it must not: then the view is left (`Member.lost`) and the next one settles it."""
-        findings = _equivocal(plan.step, headers)
+        findings, self.undecided = _equivocal(plan.step, headers), ""
         self._hear(headers)
         claims = self._claims(plan).union(*said.values(), *(header.audit.claims for header in headers))
         cases = disputed(claims)
@@ -134,14 +140,17 @@ class Audits:
         for leaf, case in cases.items():
             asked = to_ask(case, view.members, self.hosts)
             owner = next(name for name in view.members if leaf in plan.leaves[name])
-            if asked or void((leaf, leaf + 1), owner, cases):
+            rows = findings_of(plan.step, leaf, case) if not asked else ()
+            if self.can_rewind and any(row.kind == "undecided" for row in rows):
+                rows = tuple(msgspec.structs.replace(row, kind="rewound") for row in rows)
+                self.undecided = f"{rows[0].culprit} differ in microbatch {leaf} of step {plan.step}, and no majority"
+            elif asked or void((leaf, leaf + 1), owner, cases):
                 again.append(leaf)
-            if not asked:
-                findings += findings_of(plan.step, leaf, case)
+            findings += rows
         self._known = {claim for case in cases.values() for claim in case}
         unlike = sorted({name for header in headers for name in header.audit.unlike})
         findings += [_memory(plan.step, name, headers) for name in unlike]
-        self._pending += [finding for finding in findings if finding not in self._pending]
+        self._note(findings)
         if self.me in unlike:
             self._mine.clear()
         accused = accused_of(findings, view.members)
@@ -149,6 +158,21 @@ class Audits:
             self.num_held += 1
             raise ViewAbandoned(_cause(plan.step, again, cases, accused, unlike))
         self.num_audited += self._drawn
+
+    def hold(self, findings: Iterable[Finding]) -> None:
+        """Something else than a microbatch was wrong, and the step is held; these are to be reported."""
+        self.num_held += 1
+        self._note(findings)
+
+    def _note(self, findings: Iterable[Finding]) -> None:
+        for finding in findings:
+            self._pending += [finding] if finding not in self._pending else []
+            self.noticed(finding.step, finding.culprit)
+
+    def noticed(self, step: int, who: str) -> None:
+        """Something was computed wrongly, and nobody had said so."""
+        if (step, who) not in self.incidents:
+            self.incidents = [*self.incidents, (step, who)][-_INCIDENTS:]
 
     def unsound(self, headers: Sequence[Header]) -> bool:
         """Whether somebody read my sums and found them changed since I fingerprinted them."""
@@ -165,8 +189,8 @@ class Audits:
 
     def passed(self, committed: int, *, finite: bool, num_parts: int) -> None:
         """A step was committed with these audits passed. Every step members compare one of `num_parts` parts of the
-        state (17): once all have agreed, so had the state at which the round began."""
-        if not finite:
+        state (17): once all have agreed, so had the state at which the round began. 0: they compare nothing."""
+        if not finite or not num_parts:
             self._base = None
         elif self._base is None:
             self._base = committed

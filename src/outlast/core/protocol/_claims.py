@@ -16,8 +16,8 @@ import msgspec
 from outlast.core.protocol._tree import Node
 
 __all__ = [
-    "Certificate", "Claim", "Evidence", "Finding", "Said", "Stand", "disputed", "draw", "draw_key", "findings_of",
-    "place", "to_ask", "truth_of", "void",
+    "Certificate", "Claim", "Evidence", "Finding", "Incident", "Said", "Stand", "disputed", "draw", "draw_key",
+    "findings_of", "place", "to_ask", "truth_of", "void",
 ]  # fmt: skip
 
 
@@ -30,6 +30,9 @@ class Claim(msgspec.Struct, frozen=True, array_like=True, order=True):
     print: int
 
 
+Incident = tuple[int, str]
+"""(step, who): something computed wrongly and silently; audits and guards that see the same count it once."""
+
 Said = dict[str, tuple[Claim, ...]]
 """What every member committed to in a step, in view order."""
 
@@ -37,11 +40,16 @@ Said = dict[str, tuple[Claim, ...]]
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """A header's part. `claims`: what I computed beside my share. `said`: digest of what everybody told me since my
     last header (what they committed to, and their last headers): who tells different things to different members is
-    seen by it (26). `unlike`: members whose sums, as I read them, are not what they said they sent."""
+    seen by it (26). `unlike`: members whose sums, as I read them, are not what they said they sent. `false`: (bucket,
+    reducer, what I compute) of slices that were reduced to something else. `incidents` (that the state does not know
+    yet) and `step_s` (what a step takes): where the share follows from them."""
 
     claims: tuple[Claim, ...] = ()
     said: int = 0
     unlike: tuple[str, ...] = ()
+    false: tuple[tuple[int, str, int], ...] = ()
+    incidents: tuple[Incident, ...] = ()
+    step_s: float = 0.0
 
 
 class Stand(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,17 +64,19 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """What an audit found out about one microbatch. `agreeing` of `asked` replicas got the fingerprint that counts.
 
     transient: it computed the right thing when asked again. persistent: it did not. gone: it could not be asked
-    again. undecided: no majority. equivocal: it told members different things. memory: its sums were not what it sent.
+    again. undecided: no majority, and the run stops. rewound: no majority, and the last certified state is gone back
+    to. equivocal: it told members different things. memory: its sums were not what it sent.
     """
 
     step: int
     leaf: int
     culprit: str
-    kind: Literal["transient", "persistent", "gone", "undecided", "equivocal", "memory"]
+    kind: Literal["transient", "persistent", "gone", "undecided", "rewound", "equivocal", "memory"]
     agreeing: int
     asked: int
     host: str = ""
     device: str = ""
+    bucket: int = -1  # if it is about a slice that was reduced
 
 
 class Certificate(msgspec.Struct, frozen=True, kw_only=True):

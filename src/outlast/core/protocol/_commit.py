@@ -19,8 +19,8 @@ import msgspec
 
 __all__ = [
     "Abandon", "Announce", "Certified", "Certify", "CommitAction", "CommitEvent", "CommitState", "DelaySave",
-    "OrderSave", "PartReport", "Pending", "Publish", "PublishFailed", "Published", "Refuse", "SaveId", "SaveWanted",
-    "StepStable", "ViewChanged", "WriterDurable", "WriterFailed", "commit_step",
+    "OrderSave", "PartReport", "Pending", "Publish", "PublishFailed", "Published", "Refuse", "SaveBegan", "SaveId",
+    "SaveWanted", "StepStable", "ViewChanged", "WriterDurable", "WriterFailed", "commit_step",
 ]  # fmt: skip
 
 ViewNumber = tuple[int, int]
@@ -93,18 +93,25 @@ class CommitState(msgspec.Struct, frozen=True, kw_only=True):
 class ViewChanged(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A view was installed. `writers`: the writer numbers of its members (0..len-1 in member order).
 
-    `rewound_to`: the step that the run went back to, when it did; what was saved beyond it is not published.
+    `begins`: its members hold what they have loaded, not what the view before held: nothing of it is certified yet.
     """
 
     view: ViewNumber
     writers: tuple[int, ...]
-    rewound_to: int | None = None
+    begins: bool = False
 
 
 class SaveWanted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The interval policy, a notice or the end of the run asks for a save after `step`."""
 
     step: int
+
+
+class SaveBegan(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A member has begun to write its part, as its view's headers agreed: whoever is lost now is known to be missed."""
+
+    save: SaveId
+    writer: int
 
 
 class WriterDurable(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -139,8 +146,9 @@ class PublishFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 CommitEvent = (
-    ViewChanged | SaveWanted | WriterDurable | WriterFailed | StepStable | Certified | Published | PublishFailed
-)
+    ViewChanged | SaveWanted | SaveBegan | WriterDurable | WriterFailed | StepStable | Certified | Published
+    | PublishFailed
+)  # fmt: skip
 
 # Actions
 
@@ -205,6 +213,8 @@ def commit_step(state: CommitState, event: CommitEvent) -> Outcome:
             return _view_changed(state, event)
         case SaveWanted():
             return _wanted(state, event.step)
+        case SaveBegan():
+            return _began(state, event)
         case WriterDurable():
             return _durable(state, event)
         case WriterFailed():
@@ -248,19 +258,16 @@ def _view_changed(state: CommitState, event: ViewChanged) -> Outcome:
     if event.view <= state.view:
         return state, ()
     number = f"({event.view[0]}, {event.view[1]})"
-    limit = event.rewound_to
-    kept = [p for p in state.pending if p.durable and (limit is None or p.save.step <= limit)]
-    lost = [p for p in state.pending if p not in kept]
+    kept = [p for p in state.pending if p.durable]
     after = msgspec.structs.replace(
         _with(state, kept),
         view=event.view,
         writers=tuple(sorted(event.writers)),
-        stable=state.stable if limit is None else min(state.stable, limit),
-        certified=state.certified if limit is None else min(state.certified, limit),
+        certified=-1 if event.begins else state.certified,
     )
-    undone = f"the run went back to step {limit}"
-    late = f"view {number} was installed before all writers had reported"
-    return after, tuple(Abandon(save=p.save, reason=undone if p.durable else late, cause="view_changed") for p in lost)
+    reason = f"view {number} was installed before all writers had reported"
+    lost = [p.save for p in state.pending if not p.durable]
+    return after, tuple(Abandon(save=save, reason=reason, cause="view_changed") for save in lost)
 
 
 def _wanted(state: CommitState, step: int) -> Outcome:
@@ -279,16 +286,30 @@ def _wanted(state: CommitState, step: int) -> Outcome:
     )
 
 
-def _refusal(state: CommitState, event: WriterDurable) -> str | None:
-    """Why a report that belongs to no save in flight cannot open one."""
-    save = event.save
+def _refusal(state: CommitState, save: SaveId, writer: int) -> str | None:
+    """Why news of a save that is not in flight cannot open one."""
     if save.view != state.view:
         return f"view ({save.epoch}, {save.n}) is not the live view ({state.view[0]}, {state.view[1]})"
-    if event.report.writer not in state.writers:
-        return f"writer {event.report.writer} is not one of the view's {len(state.writers)} writers"
+    if writer not in state.writers:
+        return f"writer {writer} is not one of the view's {len(state.writers)} writers"
     if state.newest is not None and (state.newest[0].view, state.newest[0].step) >= (save.view, save.step):
         return f"step {state.newest[0].step} of view {state.newest[0].view} is published"
     return None
+
+
+def _opened(state: CommitState, save: SaveId) -> Pending:
+    """A coordinator that restarted learns of the save from its writers; without the base's number it protects what is
+    newest, which every incremental save refers to at most."""
+    return Pending(save=save, writers=state.writers, base=state.newest[1] if state.newest else None)
+
+
+def _began(state: CommitState, event: SaveBegan) -> Outcome:
+    if _find(state, event.save) is not None:
+        return state, ()
+    reason = _refusal(state, event.save, event.writer)
+    if reason is not None:
+        return state, (Refuse(save=event.save, writer=event.writer, reason=reason),)
+    return _with(state, [*state.pending, _opened(state, event.save)]), ()
 
 
 def _durable(state: CommitState, event: WriterDurable) -> Outcome:
@@ -297,13 +318,10 @@ def _durable(state: CommitState, event: WriterDurable) -> Outcome:
         return state, (Announce(save=save, generation=state.newest[1]),)
     pending = _find(state, save)
     if pending is None:
-        reason = _refusal(state, event)
+        reason = _refusal(state, save, report.writer)
         if reason is not None:
             return state, (Refuse(save=save, writer=report.writer, reason=reason),)
-        # A coordinator that restarted learns of the save from its writers; without the base's number it protects
-        # what is newest, which every incremental save refers to at most.
-        base = state.newest[1] if state.newest else None
-        pending = Pending(save=save, writers=state.writers, base=base)
+        pending = _opened(state, save)
     if report.writer not in pending.writers:
         return state, (Refuse(save=save, writer=report.writer, reason="not a writer of this save"),)
     if any(r.writer == report.writer for r in pending.reports):

@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from outlast.core.protocol import _messages as m
 from outlast.core.protocol._types import ViewId
 
-__all__ = ["Fault", "Reports"]
+__all__ = ["AuditKey", "Fault", "Reports"]
+
+AuditKey = tuple[int, int, int, str, str]
+"""(step, microbatch or -1, bucket or -1, culprit, kind) of an audit's finding."""
 
 
 @dataclass(slots=True)
@@ -31,7 +34,7 @@ class Reports:
     journal: Callable[..., None]
     faults: list[Fault] = field(default_factory=list)
     formed: dict[str, m.Formed] = field(default_factory=dict)
-    audits: set[tuple[int, int, str, str]] = field(default_factory=set)  # findings that are written down
+    audits: dict[AuditKey, ViewId] = field(default_factory=dict)  # findings that are written down, and who saw them
     _noticed: dict[str, tuple[str, float]] = field(default_factory=dict)
     _gone: tuple[int, float] | None = None  # the fleet was lost: its last known step, and when that was noticed
 

@@ -1,0 +1,109 @@
+"""Is what a member reduced what the sums give? A second member reduces a drawn share of the slices once more (25).
+
+The mean's counterpart of a rule's checked reducers, through shared memory: after the gather a member that is not the
+reducer computes the slice again from the same sums. A difference holds the step: then everybody computes the slice,
+reducer and checker for the second time, which tells a transient fault from a lasting one, and who was wrong by counting
+replicas. The view is left; sums survive, so the step is done again at the price of the exchange. Which slices are
+checked is drawn by the checker alone, after they were reduced: a reducer cannot know.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from outlast.core.phases import Phase
+from outlast.core.protocol import Claim, Finding, Header
+from outlast.core.protocol._claims import findings_of
+from outlast.errors import ViewAbandoned
+from outlast.runtime._data import position_seed
+from outlast.runtime._mesh import Extra
+
+if TYPE_CHECKING:
+    from outlast.runtime._replica import Replica
+
+__all__ = ["Checks", "checker_of", "settle", "settled"]
+
+_SLICES = 1 << 22  # a channel of `Extra`; see `_row_planes.py` for the others
+_MOST = 64  # slices looked at in one dispute; the others are checked again when the step is
+Slice = tuple[int, str]  # bucket, reducer
+Words = dict[Slice, tuple[int, int]]  # fingerprints of the slice as I gathered it, and as I compute it now
+
+
+class Checks:
+    """What this replica checks. `share()`: of all slices, now; `always`: spans of elements of a bucket that are checked
+    in every step."""
+
+    def __init__(self, share: Callable[[], float], seed: int) -> None:
+        self.share, self.seed = share, seed
+        self.always: dict[int, list[tuple[int, int]]] = {}
+        self.num_checked = 0
+        self._draw = random.SystemRandom()
+
+    def due(self, step: int, ranges: Sequence[Sequence[tuple[int, int]]], me: int) -> Iterator[tuple[int, int]]:
+        """(bucket, index of its reducer) of the slices that are mine to check in this step."""
+        share = self.share()
+        if not share and not self.always:
+            return
+        for bucket, slices in enumerate(ranges):
+            for reducer, (lo, hi) in enumerate(slices):
+                if hi == lo or checker_of(self.seed, step, bucket, reducer, len(slices)) != me:
+                    continue
+                watched = any(lo < end and start < hi for start, end in self.always.get(bucket, ()))
+                if watched or self._draw.random() < share:
+                    self.num_checked += 1
+                    yield bucket, reducer
+
+
+def checker_of(seed: int, step: int, bucket: int, reducer: int, num_members: int) -> int:
+    """The member that would check this slice: anyone but who reduced it; nobody (-1) where there is no other."""
+    if num_members < 2:
+        return -1
+    turn = position_seed(seed, step, bucket, reducer, 0xC4EC) % (num_members - 1)
+    return (reducer + 1 + turn) % num_members
+
+
+def settle(replica: Replica, headers: Sequence[Header]) -> None:
+    """All headers are there. Raises ViewAbandoned, on every member alike, if somebody found a slice to be false."""
+    accused = sorted({(bucket, reducer) for h in headers for bucket, reducer, _ in h.audit.false})[:_MOST]
+    if not accused:
+        return
+    mesh, plane, step = replica.mesh, replica.plane, headers[0].step
+    if mesh is None or plane is None:
+        raise ViewAbandoned("the view is closed")
+    mine = plane.look_again(accused)  # type: ignore[attr-defined]
+    mesh.broadcast(Extra(step, _SLICES, msgspec.msgpack.encode([(*key, *words) for key, words in mine.items()])))
+    box = mesh.collect(Extra, step, _SLICES, Phase.HEADER)
+    said: dict[str, Words] = {mesh.me: mine}
+    for name, told in box.items():
+        said[name] = {(b, r): (old, new) for b, r, old, new in msgspec.msgpack.decode(told.body)}
+    findings = [found for key in accused for found in settled(step, key, headers, said)]
+    with replica.lock:
+        replica.member.audits.hold(findings)
+    what = ", ".join(f"bucket {bucket} by {reducer}" for bucket, reducer in accused)
+    names = ", ".join(dict.fromkeys(found.culprit for found in findings))
+    raise ViewAbandoned(f"audit: what was reduced in step {step} is not what the sums give ({what}): {names}")
+
+
+def settled(step: int, key: Slice, headers: Sequence[Header], said: Mapping[str, Words]) -> list[Finding]:
+    """Who was wrong about one slice: the same on all members, from what all have said."""
+    bucket, reducer = key
+    case: list[Claim] = []
+    for header in headers:
+        name = header.member
+        first = [said[name][key][0]] if name == reducer else []
+        first += [value for b, r, value in header.audit.false if (b, r) == key]
+        tries = [*first[:1], said[name][key][1]]
+        case += [Claim(leaf=-1, member=name, attempt=i, print=value) for i, value in enumerate(tries, 1)]
+    if len({claim.print for claim in case}) > 1:
+        rows = findings_of(step, -1, case)
+    else:  # everybody computes what the reducer wrote: the accuser gathered something else
+        who = [h.member for h in headers if any((b, r) == key for b, r, _ in h.audit.false)]
+        rows = tuple(
+            Finding(step=step, leaf=-1, culprit=name, kind="memory", agreeing=len(headers) - 1, asked=len(headers))
+            for name in who
+        )
+    return [msgspec.structs.replace(found, bucket=bucket) for found in rows]
