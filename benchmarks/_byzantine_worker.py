@@ -139,7 +139,6 @@ def main() -> None:
     )  # fmt: skip
     found: list[list[float]] = []
     for step in training.steps(until=args.steps):
-        optimizer.param_groups[0]["lr"] = args.rate * (1.0 - step.number / args.steps)
         for batch in step:
             step.backward(loss_of(models, batch, seed_of, flipped))
         if step.number >= args.steps - 5:

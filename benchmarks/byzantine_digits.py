@@ -5,7 +5,9 @@
 
 15 rows, of which f = 4 lie. Each row has its own share of scikit-learn's digits (iid, or by Dirichlet(alpha) over
 classes), computes a gradient of a small network on its own batch, and keeps its own momentum; the rows' momenta are
-aggregated. The choice is NNM + trimmed mean; beside it plain mean, and Bulyan at f = 3 (its limit at 15 rows).
+aggregated. The choice is adaptive clipping + NNM + trimmed mean; beside it NNM + trimmed mean without clipping, plain
+mean, and Bulyan at f = 3 (its limit at 15 rows). Momentum, rate, steps and the clipping step were chosen on seeds 0 and
+1 of alpha 1 under sign flip and ALIE, among thirteen settings; nothing else was tuned.
 `clean` is the mean of the honest rows alone. Accuracy is on 360 images never trained on, averaged over the last five
 evaluations. ALIE and IPM take in each step the strongest of a line of factors against the rule at hand. A reducer that
 lies is no attack on a rule (it falsifies the rule's result) and is not here.
@@ -32,6 +34,7 @@ from torch.nn.functional import cross_entropy
 from outlast.tensors import ATTACKS, flip_labels, inconsistent, make_rule, strongest
 
 NUM_ROWS, NUM_LIARS, BATCH, MOMENTUM, RATE, HIDDEN, NUM_CLASSES = 15, 4, 32, 0.9, 0.6, 32, 10
+CHOICE = "clip+nnm+trimmed_mean"
 ALIE_FACTORS = (0.25, 0.5, 1.0, 1.5, 3.0)
 IPM_FACTORS = (0.2, 0.6, 1.0, 3.0, 10.0)
 ALL_ATTACKS = (
@@ -134,7 +137,10 @@ def train(
 def rules() -> dict[str, tuple[int, Aggregate]]:
     """(number of liars, rule) by name; the rules of outlast are compiled first where there is a compiler."""
     found: dict[str, tuple[int, Aggregate]] = {"mean": (NUM_LIARS, lambda stack: stack.mean(dim=0))}
-    for label, name, f, pre in [("nnm+trimmed_mean", "trimmed_mean", NUM_LIARS, ("nnm",)), ("bulyan", "bulyan", 3, ())]:
+    for label, name, f, pre in [
+        (CHOICE, "trimmed_mean", NUM_LIARS, ("clip", "nnm")), ("nnm+trimmed_mean", "trimmed_mean", NUM_LIARS, ("nnm",)),
+        ("bulyan", "bulyan", 3, ()),
+    ]:  # fmt: skip
         rule = make_rule(name, num_rows=NUM_ROWS, f=f, pre=pre)
         rule.prepare()
         found[label] = (f, lambda stack, rule=rule: rule.aggregate(list(stack)))  # type: ignore[misc]
@@ -149,10 +155,10 @@ def dealt(alpha: float | None, seed: int) -> Task:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--attacks", default=",".join(ALL_ATTACKS))
     parser.add_argument("--data", default="iid,1,0.1", help="iid, or alphas")
-    parser.add_argument("--rules", default="mean,nnm+trimmed_mean,bulyan")
+    parser.add_argument("--rules", default=f"mean,{CHOICE},nnm+trimmed_mean,bulyan")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
@@ -172,9 +178,9 @@ def main(argv: list[str] | None = None) -> int:
                 records.append(
                     {"data": data, "rule": label, "f": num_liars, "attack": attack, "clean": clean, "accuracy": found}
                 )
-                if label == "nnm+trimmed_mean":
+                if label == CHOICE:
                     worst_of[data] = max(worst_of.get(data, 0.0), worst)
-    print("\nNNM + trimmed mean, points lost by the worst seed under the worst attack (aim: 4 for iid and alpha >= 1):")
+    print(f"\n{CHOICE}, points lost by the worst seed under the worst attack (aim: 4 for iid and alpha >= 1):")
     print("  " + ", ".join(f"{data}: {worst:.1f}" for data, worst in worst_of.items()))
     if options.json:
         setting = {"rows": NUM_ROWS, "steps": options.steps, "seeds": options.seeds, "torch": torch.__version__}
