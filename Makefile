@@ -39,7 +39,7 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal -m "not campaign" $(TEST_ARGS)
 
 campaign: $(STAMP)
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal tests/runtime tests/prove/test_faults.py -m "campaign and not soak" $(TEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal tests/runtime tests/prove/test_faults.py tests/tensors/test_rules_training.py -m "campaign and not soak" $(TEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks

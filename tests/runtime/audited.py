@@ -42,6 +42,8 @@ def train(
     found = {"fingerprint": training.fingerprint(), "losses": losses, "batches": batches}
     if audit == "auto":
         found["share"] = training.replica.member.audits.share
+        vigilance = training.replica.engine.vigilance
+        found["belief"] = vigilance.state_dict() if vigilance is not None else None
     return run, json.loads(json.dumps(found))
 
 

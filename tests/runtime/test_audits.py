@@ -121,6 +121,7 @@ def test_a_transient_flip_is_seen_named_and_gone(audited: Callable[..., Audited]
     assert status(run.driven.events).num_audit_mismatches == 1
 
 
+@pytest.mark.campaign
 def test_who_repeats_a_wrong_answer_is_evicted(audited: Callable[..., Audited]) -> None:
     run = audited(Flip(replica="r2", step=1, parameter=4, element=5, bit=30, times=0), replicas=3, steps=3)
     run.assert_unchanged({"r0.1", "r1.1"})
@@ -129,12 +130,14 @@ def test_who_repeats_a_wrong_answer_is_evicted(audited: Callable[..., Audited]) 
     assert "r2.1" in [e.replica for e in run.driven.events if isinstance(e, ev.Suspected) and e.decision == "evict"]
 
 
+@pytest.mark.campaign
 def test_two_replicas_find_the_truth_of_a_transient_flip(audited: Callable[..., Audited]) -> None:
     run = audited(Flip(replica="r0", step=1, microbatch=1, bit=0), replicas=2, steps=3)
     run.assert_unchanged({"r0.1", "r1.1"})
     assert [(f.culprit, f.verdict) for f in run.findings()] == [("r0.1", "transient")], run.logs()
 
 
+@pytest.mark.campaign
 def test_two_replicas_stop_where_there_is_no_majority(audited: Callable[..., Audited]) -> None:
     run = audited(Flip(replica="r0", step=1, microbatch=1, bit=0, times=0), replicas=2, steps=3)
     assert run.finish() == 5, run.logs()
@@ -144,6 +147,7 @@ def test_two_replicas_stop_where_there_is_no_majority(audited: Callable[..., Aud
     assert not any(step >= 1 for e in run.driven.events if isinstance(e, ev.Progress) for step, _ in e.losses)
 
 
+@pytest.mark.campaign
 def test_a_flipped_parameter_costs_its_replica_and_not_the_run(audited: Callable[..., Audited]) -> None:
     """Its gradients are disputed, and in the roll call that follows its state is not the others'."""
     flip = Flip(target="parameter", replica="r1", step=2, parameter=3, element=100, bit=20)
@@ -171,6 +175,7 @@ def test_two_replicas_go_back_if_they_can_where_there_is_no_majority(audited: Ca
     assert results["r0.1"]["fingerprint"] != undisturbed(*run.shape)["fingerprint"], "two batches were passed for good"
 
 
+@pytest.mark.campaign
 def test_a_death_while_it_is_settled(audited: Callable[..., Audited]) -> None:
     death = Fault(replica="r1", phase=Phase.AUDIT.name.lower(), step=2, microbatch=2, action="SIGKILL")
     flip = Flip(replica="r1", step=2, microbatch=2, bit=12)
@@ -179,6 +184,7 @@ def test_a_death_while_it_is_settled(audited: Callable[..., Audited]) -> None:
     assert [(f.culprit, f.verdict) for f in run.findings()] == [("r1.1", "gone")], run.logs()
 
 
+@pytest.mark.campaign
 def test_a_sum_that_changes_after_it_was_made_is_computed_again(audited: Callable[..., Audited]) -> None:
     flip = Flip(target="sum", replica="r0", step=2, microbatch=2, element=77, bit=9)
     run = audited(flip, replicas=2, steps=4)
@@ -223,16 +229,18 @@ def test_sums_that_change_again_and_again_cost_their_replica(audited: Callable[.
 
 
 @pytest.mark.campaign
-def test_a_share_that_outlast_chooses_rises_on_all_when_something_is_found(audited: Callable[..., Audited]) -> None:
+def test_what_is_found_is_believed_by_all_where_outlast_chooses_the_share(audited: Callable[..., Audited]) -> None:
     """A flipped parameter is an incident; a replacement that joins has the same belief, or its state would differ."""
     flip = Flip(target="parameter", replica="r1.1", step=2, parameter=3, element=100, bit=20)
     run = audited(flip, replicas=3, steps=40, audit="auto", guards=json.dumps({"agreement": 1}), max_restarts=4)
     assert run.finish() == 0, run.logs()
     results = run.results()
     assert {"r0.1", "r2.1"} <= set(results), run.logs()
-    shares = {found["share"] for found in results.values()}
-    assert len(shares) == 1
-    assert shares.pop() > 1e-4, "the least share, which is what the prior gives so small a fleet"
+    assert len({found["share"] for found in results.values()}) == 1
+    beliefs = [found["belief"] for found in results.values()]
+    assert all(belief == beliefs[0] for belief in beliefs)
+    assert beliefs[0]["known"] == [[2, "r1.1"]]
+    assert beliefs[0]["found"] == 1
     assert {found["fingerprint"] for found in results.values()} == {undisturbed(*run.shape)["fingerprint"]}
 
 
@@ -284,7 +292,7 @@ def test_beside_a_robust_rule(audited: Callable[..., Audited]) -> None:
 @pytest.mark.campaign
 def test_with_a_share_the_broken_device_is_found_soon(audited: Callable[..., Audited]) -> None:
     """Unaudited wrong gradients are applied meanwhile: that is what a share below one means."""
-    broken = [Flip(replica="r1", step=step, parameter=0, element=step, bit=20, times=0) for step in range(40)]
+    broken = [Flip(replica="r1", step=step, parameter=0, element=step, bit=20, times=0) for step in range(1, 40)]
     run = audited(*broken, replicas=3, steps=40, audit=0.25)
     assert run.finish() == 0, run.logs()
     first = run.findings()[0]

@@ -92,6 +92,7 @@ def test_one_replica_raises_and_another_takes_its_microbatch(fleet: Callable[...
     assert "InjectedFault" in run.driven.recoveries()[0].detail
 
 
+@pytest.mark.campaign
 def test_the_same_microbatch_on_two_replicas_ends_the_run(fleet: Callable[..., Any]) -> None:
     faults = [fault(f"r{i}", "backward", "raise", step=3, microbatch=2) for i in range(3)]
     run = fleet(*faults, replicas=3, steps=8)

@@ -25,6 +25,7 @@ def admissions(run: Any) -> list[ev.RowsAdmitted]:
     return [e for e in run.driven.events if isinstance(e, ev.RowsAdmitted)]
 
 
+@pytest.mark.campaign
 def test_deaths_in_the_exchange_leave_the_bits(fleet: Callable[..., Any]) -> None:
     """Four rows, one a replica; then three replicas, then two own all of them. Nobody is asked to be tolerated."""
     run = fleet(

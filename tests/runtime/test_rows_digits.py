@@ -10,7 +10,7 @@ import json
 import pytest
 from benchmarks.byzantine_fleet import main
 
-pytestmark = [pytest.mark.process, pytest.mark.campaign]
+pytestmark = [pytest.mark.process, pytest.mark.campaign, pytest.mark.soak, pytest.mark.timeout(900)]
 
 
 def test_the_choice_trains_under_attack_where_the_mean_does_not_and_what_is_known_is_not_run_again(tmp_path, capsys):

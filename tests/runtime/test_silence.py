@@ -31,6 +31,7 @@ def test_stopped_hung_and_cut_off(fleet: Callable[..., Any]) -> None:
     assert {e.cause for e in run.exits() if e.cause != "finished"} == {"evicted"}
 
 
+@pytest.mark.campaign
 def test_a_short_stop_is_no_death(fleet: Callable[..., Any]) -> None:
     """Stopped and continued within the deadline: nobody is evicted."""
     run = fleet(fault("r1", "backward", "SIGSTOP", 1), replicas=2, steps=6, max_restarts=0, stall_floor_s=30.0)

@@ -38,6 +38,7 @@ def test_a_second_death_in_the_repair_of_the_first(fleet: Callable[..., Any]) ->
     run.assert_unchanged(survivors={"r0.1"}, recoveries=5)
 
 
+@pytest.mark.campaign
 def test_one_member_alone_has_committed_and_hands_over(fleet: Callable[..., Any]) -> None:
     """r0 alone hears r3's header of step 2, commits and computes step 3; then r3 dies. r0 hands the outcome to the
     others; in step 4 the same again, and r0 dies while it hands over, so its commit is forgotten and made again."""

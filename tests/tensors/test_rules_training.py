@@ -30,7 +30,10 @@ def robust(stack):
     return make_rule("trimmed_mean", num_rows=15, f=4, pre="nnm").aggregate(list(stack))
 
 
-@pytest.mark.parametrize("attack", ["ipm", "alie", "nan", "label_flip", "inconsistent"])
+@pytest.mark.parametrize(
+    "attack",
+    ["ipm", "nan", *(pytest.param(a, marks=pytest.mark.campaign) for a in ("alie", "label_flip", "inconsistent"))],
+)
 def test_training_holds_under_attack(attack):
     from benchmarks.byzantine_digits import train
 
