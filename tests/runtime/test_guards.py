@@ -196,7 +196,7 @@ def test_going_back_and_a_lower_rate_give_the_same_bits_whoever_dies(
 def test_a_device_that_does_it_again_is_quarantined(guarded: Callable[..., Guarded]) -> None:
     """The bit is stuck: the replica that is started in its place has it too, and no third one is started."""
     flip = Flip(replica="r1", target="parameter", step=3, parameter="last.weight", element=7, bit=12, persistent=True)
-    run = guarded(flips=[flip], guards={"agreement": 1}, steps=3000)
+    run = guarded(flips=[flip], guards={"agreement": 1}, steps=2000)
     assert run.code == 0, run.logs
     assert [v.action for v in run.verdicts] == ["replace", "quarantine"]
     assert [v.replica for v in run.verdicts] == ["r1.1", "r1.2"]

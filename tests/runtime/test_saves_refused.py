@@ -54,7 +54,8 @@ def writes(part: str, fault: str) -> Callable[[str, str], str]:
     return lambda method, path: fault if method in {"PUT", "POST"} and part in path else "ok"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.soak  # two minutes, and more where the machine is busy: the client's own retries are waited for
+@pytest.mark.timeout(600)
 def test_an_s3_server_that_fails_cuts_and_stalls(fleet: Callable[..., Any], proxy: Proxy, url: str) -> None:
     """Steps 8 and 12 are lost to it, 16 waits until it answers; then all processes die, and S3 has what they need."""
     run = fleet(replicas=2, steps=20, gates=(5, 9, 13, 17), checkpoint_dir=url, checkpoint_every=4)
