@@ -148,23 +148,20 @@ class LocalStore:
     def publish(self, generation: int, head: bytes) -> bool:
         self._prepare()
         final = os.path.join(self._heads, generation_name(generation))
-        return self._named(generation, head, lambda temporary: self._publish_as(temporary, final))
-
-    def _named(self, generation: int, head: bytes, name: Callable[[str], bool]) -> bool:
-        """Write a head under a temporary name, then `name` it. Written again if another save's `discard` swept it."""
-        for tries_left in reversed(range(_MAX_SWEPT)):
-            temporary = os.path.join(self._heads, f".tmp-{generation}-{self._nonce()}")
+        for temporary in self._temporaries(generation):
             self._write_whole(temporary, head)
-            try:
-                named = name(temporary)
-            except FileNotFoundError:
-                if tries_left:
-                    continue
-                raise
-            if named:
-                self._fs.sync_dir(self._heads)
-            return named
-        raise AssertionError("unreachable")
+            with contextlib.suppress(FileNotFoundError):
+                if not self._publish_as(temporary, final):
+                    return False
+                break
+        self._fs.sync_dir(self._heads)
+        return True
+
+    def _temporaries(self, generation: int) -> Iterator[str]:
+        """Names for a head until it has its own: another save's `discard` may sweep it before."""
+        for _ in range(_MAX_SWEPT):
+            yield os.path.join(self._heads, f".tmp-{generation}-{self._nonce()}")
+        raise OSError(errno.EBUSY, f"swept {_MAX_SWEPT} times before it had its name", self._heads)
 
     def _publish_as(self, temporary: str, final: str) -> bool:
         try:
@@ -189,11 +186,13 @@ class LocalStore:
             self._fs.unlink(path)
 
     def replace_head(self, generation: int, head: bytes) -> None:
-        def replace(temporary: str) -> bool:
-            self._fs.rename(temporary, os.path.join(self._heads, generation_name(generation)))
-            return True
-
-        self._named(generation, head, replace)
+        final = os.path.join(self._heads, generation_name(generation))
+        for temporary in self._temporaries(generation):
+            self._write_whole(temporary, head)
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.rename(temporary, final)
+                break
+        self._fs.sync_dir(self._heads)
 
     # removing
 
