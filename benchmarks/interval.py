@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks._common import Bounds, Table, environment, options, publish
+from benchmarks._unknowing import Game
 from outlast.core.policy import Losses, next_save_s
 
 if TYPE_CHECKING:
@@ -36,6 +37,12 @@ WRONG = (0.1, 10.0)  # the prior's mean time between failures over the true one
 SHORT = "Weibull(0.6), short"
 ALL_THREE = "Weibull(0.6), unstable, two means long"
 """Here each input must tell: failures cluster, the loss leaves its band now and then, and the job ends."""
+TOLD: tuple[tuple[float, dict[float, float]], ...] = (
+    (1440.0, {1440.0: 0.6, 14_400.0: 0.4}),
+    (144_000.0, {14_400.0: 0.447, 144_000.0: 0.553}),
+    (14_400.0, {1440.0: 0.53, 14_400.0: 0.11, 144_000.0: 0.36}),
+)
+"""A short job is told a mean time; the truth is one of these. Odds for which the least worst ratio is largest."""
 UNSTABLE_S, STABLE_S, REWIND_S = 1200.0, 14_400.0, 900.0  # mean lengths of episodes; mean time to a rewind inside one
 
 
@@ -215,7 +222,7 @@ def scenarios(args: argparse.Namespace) -> dict[str, tuple[float, list[Job]]]:
     )
     every[ALL_THREE] = (
         mean,
-        [drawn(rng, shape=0.6, mean_s=mean, work_s=2 * mean, cost_s=120.0, shaky=True) for _ in range(40 * args.jobs)],
+        [drawn(rng, shape=0.6, mean_s=mean, work_s=2 * mean, cost_s=120.0, shaky=True) for _ in range(60 * args.jobs)],
     )
     for name, times in traces().items():
         mean_s = times[-1] / len(times)
@@ -239,6 +246,28 @@ def study(mean_s: float, jobs: Sequence[Job]) -> dict[str, list[float]]:
             adaptive(job, dataclasses.replace(Policy(prior_s=mean_s), **{missing: False})) for job in jobs
         ]
     return found
+
+
+def unknowing(args: argparse.Namespace, bounds: Bounds) -> Table:
+    """The short job, told a mean time that may be ten times wrong: the policy's worst, and the least that any has."""
+    rng, work_s, cost_s, rows = random.Random(args.seed + 1), 7200.0, 120.0, []
+    for told, odds in TOLD:
+        least, _ = Game(shape=0.6, means_s=tuple(odds), num_cells=60, cost_s=cost_s).least(tuple(odds.values()))
+        ours = {}
+        for mean_s in odds:
+            jobs = [
+                drawn(rng, shape=0.6, mean_s=mean_s, work_s=work_s, cost_s=cost_s, shaky=False)
+                for _ in range(40 * args.jobs)
+            ]
+            grid = [[fixed(job, work_s / parts) for job in jobs] for parts in range(1, 16)]
+            best = min(grid, key=statistics.fmean)
+            ours[mean_s] = paired([adaptive(job, Policy(prior_s=told)) for job in jobs], best)
+        each = ", ".join(f"{mean_s:.0f} s: {1 + d:.3f} ± {2 * e:.3f}" for mean_s, (d, e) in ours.items())
+        worst = 1 + max(d for d, _ in ours.values())
+        rows.append([f"{told:.0f} s", each, f"{worst:.3f}", f"{least:.3f}"])
+        bounds.check(f"told {told:.0f} s: worst ratio / least possible", worst / least, 1.05, "times")
+    title = "Weibull(0.6), 7200 s of work, a save costs 120 s: told a mean time that may be wrong"
+    return Table(title=title, columns=["told", "adaptive / best fixed, by truth", "worst", "least possible"], rows=rows)
 
 
 def paired(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
@@ -276,6 +305,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for missing in ("age", "stability", "left") if name == ALL_THREE else ():
             gain, error = paired(found["adaptive"], found[f"adaptive without {missing}"])
             bounds.check(f"{name}: with {missing} / without, upper end of 95 %", 1 + gain + 2 * error, 1.0, "times")
+    if args.only in "not knowing":
+        tables.append(unknowing(args, bounds))
     return publish("interval", args, machine, tables, bounds, raw)
 
 
