@@ -49,7 +49,7 @@ _WEIGHTS = (
 )
 _ROUNDS = 30
 _NEGLIGIBLE = 1e-4  # of the hazard: shapes that explain so little of it are left out
-_NINE = 80.0  # squared: where the best would waste less than nine saves' worth, seconds count and not their ratio
+_FULL = 300.0  # squared: where the best would waste less than some 17 saves are worth, seconds count, not their ratio
 _FEW = 12.0  # saves left in the run from which on their whole number matters little
 
 
@@ -79,8 +79,8 @@ class Losses:
     standard deviation); shapes: those considered (1: no memory). ConfigError where one makes no sense."""
 
     prior_s: float
-    weight: float = 2.0
-    spread: float = 4.5
+    weight: float = 3.0
+    spread: float = 4.0
     shapes: tuple[float, ...] = _SHAPES
     _num: int = 0
     _log_sum: float = 0.0
@@ -169,7 +169,7 @@ def next_save_s(
     """
     if cost_s <= 0:
         return least_s
-    course = losses.course(age_s, _NINE * 2 * cost_s / left_s**2)
+    course = losses.course(age_s, _FULL * 2 * cost_s / left_s**2)
 
     def density(age: float) -> float:
         return math.sqrt((extra + share * course.at(age)) / (2 * cost_s))
