@@ -131,3 +131,9 @@ def test_faults_are_plain_data() -> None:
     assert all(isinstance(fault, Fault) for fault in scenario_of(5).faults)
     assert scenario_of(5) == scenario_of(5)
     assert scenario_of(5) != scenario_of(6)
+
+
+@pytest.mark.parametrize("seed", [2519557, 2059552, 2108743])
+def test_schedules_that_once_found_something(seed: int) -> None:
+    """A late copy of an agent's greeting that called living members dead; members that were given up rightly."""
+    assert play(scenario_of(seed)).violation is None
