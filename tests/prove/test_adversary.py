@@ -20,6 +20,7 @@ def test_a_thousand_schedules_break_nothing() -> None:
 
 
 @pytest.mark.campaign
+@pytest.mark.timeout(1800)
 def test_many_schedules_break_nothing() -> None:
     assert search(50_000, 1_000_000, jobs=2).violations == []
 
