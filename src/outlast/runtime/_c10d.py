@@ -71,11 +71,11 @@ class NetworkPlane:
         """Build the group on a thread: it blocks until all are there."""
         if len(self.members) == 1:
             return
-        ready, trouble = threading.Event(), []
+        ready, trouble, made = threading.Event(), [], []
 
         def build() -> None:
             try:
-                self._wires = self._wired(self._make_group(env, store, address))
+                made.append(self._make_group(env, store, address))
             except RuntimeError as error:
                 trouble.append(error)
             finally:
@@ -86,6 +86,7 @@ class NetworkPlane:
         self.mesh.until(ready.is_set, self.mesh.peers, Phase.CONNECT)
         if trouble:
             raise ViewAbandoned(f"the group did not form: {str(trouble[0]).splitlines()[0]}")
+        self._wires = self._wired(made[0])
 
     def _wired(self, group: Any) -> Points | Collectives:
         about = group, self.index, len(self.members), self.mesh.wake_fd, len(self.layout.buckets)
@@ -143,6 +144,7 @@ class NetworkPlane:
     def finish(self) -> Reduction:
         """Wait, reduce and gather, bucket by bucket. Raises ViewAbandoned when the view ends first."""
         while self._reduced < len(self.layout.buckets):
+            self.enter(Phase.SCATTERED, self._reduced)
             self._reduce(self._reduced)
         for bucket in range(len(self.layout.buckets)):
             self.enter(Phase.GATHERED, bucket)
@@ -175,7 +177,6 @@ class NetworkPlane:
 
     def _reduce(self, bucket: int) -> None:
         task, wires = self._now(), self._wires
-        self.enter(Phase.SCATTERED, bucket)
         parts = self._own(bucket) if wires is None else self._received(bucket)
         if bucket == 0:
             task.on_scattered()
