@@ -226,3 +226,77 @@ def test_names_that_collide_stay_apart(tmp_path: pathlib.Path) -> None:
     assert sorted(loaded.tensors) == ["a.b", "a.b#2"]
     assert torch.equal(loaded.tree["a.b"], torch.zeros(2))
     assert torch.equal(loaded.tree["a"]["b"], torch.ones(2))
+
+
+# the same state, save after save
+
+A, B = torch.zeros(3), torch.zeros(3)
+FIRST: dict[str, Any] = {
+    "model": {"a": A, 7: B, "deep": [{"c": torch.zeros(2, 2)}, (1, 2.0)]},
+    "optim": collections.OrderedDict([("lr", 0.1), ("step", 4), ("name", "x"), ("none", None), (b"k", True)]),
+    "empty": {},
+}
+
+
+def changed(*path: Any, to: Any) -> dict[str, Any]:
+    """`FIRST` with something else at one place."""
+
+    def at(value: Any, rest: tuple[Any, ...]) -> Any:
+        if not rest:
+            return to
+        items = list(value.items()) if isinstance(value, dict) else list(enumerate(value))
+        new = [(k, at(v, rest[1:]) if k == rest[0] else v) for k, v in items]
+        return type(value)(new) if isinstance(value, dict) else type(value)(v for _, v in new)
+
+    made: dict[str, Any] = at(FIRST, path)
+    return made
+
+
+SECOND: dict[str, Any] = {
+    "the same": FIRST,
+    "other tensors": changed("model", "a", to=torch.ones(3)),
+    "a parameter": changed("model", "a", to=torch.nn.Parameter(torch.ones(3))),
+    "another shape": changed("model", "a", to=torch.ones(1, 3)),
+    "another dtype": changed("model", "a", to=torch.ones(3, dtype=torch.int32)),
+    "one in two places": changed("model", "a", to=B),
+    "two views of one": changed("model", "a", to=B.view(3)),
+    "a number for a tensor": changed("model", "a", to=1),
+    "an array for a tensor": changed("model", "a", to=np.zeros(3, np.float32)),
+    "a tensor for a number": changed("optim", "lr", to=torch.zeros(3)),
+    "another float": changed("optim", "lr", to=0.2),
+    "a negative zero": changed("model", "deep", 1, 1, to=-0.0),
+    "a NaN": changed("optim", "lr", to=struct.unpack(">d", bytes.fromhex("7ff8000000000123"))[0]),
+    "a float for an int": changed("optim", "step", to=4.0),
+    "a bool for an int": changed("model", "deep", 1, 0, to=True),
+    "a huge int": changed("optim", "step", to=1 << 80),
+    "a surrogate": changed("optim", "name", to="\ud800"),
+    "another container": changed("model", "deep", 1, to=[1, 2.0]),
+    "longer": changed("model", "deep", 1, to=(1, 2.0, 3)),
+    "a set": changed("empty", to=set()),
+    "a plain dict": changed("optim", to=dict(FIRST["optim"])),
+    "another key": changed("model", to={"b": A, 7: B, "deep": FIRST["model"]["deep"]}),
+    "an equal key of another type": changed("model", to={"a": A, 7.0: B, "deep": FIRST["model"]["deep"]}),
+    "another order": changed("model", to={7: B, "a": A, "deep": FIRST["model"]["deep"]}),
+}
+
+
+@pytest.mark.parametrize("name", SECOND)
+def test_a_state_that_is_recognised_is_flattened_as_one_that_is_not(name: str) -> None:
+    schema = flatten(FIRST).schema
+    assert schema.outline is not None
+    assert schema.outline.of_again(FIRST) is not None
+    for tree in (SECOND[name], SECOND["another float"], SECOND[name], FIRST):
+        seen, full = flatten(tree, like=schema), flatten(tree)
+        assert (seen.tree, seen.specs, seen.shards) == (full.tree, full.specs, full.shards)
+        assert repr(seen.tree) == repr(full.tree)  # True is not 1
+        assert [bits(t) for t in seen.tensors] == [bits(t) for t in full.tensors]
+        assert [[h.box for h in held] for held in seen.local] == [[h.box for h in held] for held in full.local]
+        assert all(a.values is t for (a,), t in zip(seen.local, seen.tensors, strict=True))
+        schema = seen.schema
+
+
+def test_what_is_no_tensor_is_refused_the_second_time_too() -> None:
+    schema = flatten(FIRST).schema
+    for bad in (torch.zeros(3, device="meta"), torch.zeros(3).to_sparse(), object(), Node(1, 2)):
+        with pytest.raises(ConfigError):
+            flatten(changed("model", "a", to=bad), like=schema)

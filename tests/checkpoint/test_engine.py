@@ -169,6 +169,24 @@ def test_the_waiter_copies_what_is_left_and_a_name_waits_only_for_itself() -> No
     snapshot.ready(at, timeout_s=0.01)
 
 
+def test_what_lies_between_the_tensors_becomes_zero_before_it_counts_as_copied() -> None:
+    area = torch.full((256,), 255, dtype=torch.uint8)
+    memory, base = memoryview(area.numpy()), area.data_ptr()  # type: ignore[arg-type]
+    sources = [torch.ones(40, dtype=torch.uint8), torch.ones(64, dtype=torch.uint8)]
+    copies = [
+        Copy("a", sources[0], (40,), memory, base, 0, 40),
+        Copy("b", sources[1], (64,), memory, base + 128, 128, 64, gap=88),
+    ]
+    snapshot = Snapshot(copies, 192)
+    snapshot.wait_for({"a"}, timeout_s=5)
+    snapshot.ready(40, timeout_s=5)
+    with pytest.raises(CheckpointError, match="did not reach byte 41"):
+        snapshot.ready(41, timeout_s=0.01)
+    snapshot.run()
+    snapshot.ready(192, timeout_s=5)
+    assert area.tolist() == [1] * 40 + [0] * 88 + [1] * 64 + [255] * 64
+
+
 # failures
 
 

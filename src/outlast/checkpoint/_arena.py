@@ -48,7 +48,7 @@ def thread_buffer(size_bytes: int) -> memoryview:
     """This thread's page-aligned scratch memory: warm, and good until the thread asks again."""
     held: mmap.mmap | None = getattr(_threads, "buffer", None)
     if held is None or len(held) < size_bytes:
-        held = _threads.buffer = mmap.mmap(-1, -(-size_bytes // _PAGE) * _PAGE)
+        held = _threads.buffer = map_private(size_bytes)
     return memoryview(held)[: -(-size_bytes // _PAGE) * _PAGE]
 
 

@@ -7,10 +7,13 @@ them, and lose any subset of what was not fsynced. Invariant: no durability is i
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
+import functools
+import mmap
 import os
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 __all__ = ["ALIGN", "Disk", "FileSystem", "Mode"]
 
@@ -57,7 +60,9 @@ class Disk:
         return os.pwrite(fd, data, offset)
 
     def pread(self, fd: int, buffer: memoryview, offset: int, *, cached: bool = False) -> int:
-        """With `cached`, reads only what the page cache holds: raises EAGAIN when that is nothing."""
+        """With `cached`, reads only from the page cache: raises EAGAIN unless it is known to hold all of this."""
+        if cached and not _is_cached(fd, offset, len(buffer)):
+            raise BlockingIOError(errno.EAGAIN, "not in the page cache")
         return os.preadv(fd, [buffer], offset, os.RWF_NOWAIT if cached else 0)
 
     def truncate(self, fd: int, size: int) -> None:
@@ -123,3 +128,25 @@ class Disk:
             return False
         here = os.fstat(fd)
         return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
+
+
+_CACHESTAT = 451  # the same on every architecture but one; since Linux 6.5
+
+
+@functools.cache
+def _system() -> Any:
+    return ctypes.CDLL(None, use_errno=True).syscall
+
+
+def _is_cached(fd: int, offset: int, size: int) -> bool:
+    """Whether the page cache holds the whole range. False where the kernel does not tell.
+
+    Asked first, because a read that must not wait starts reading ahead when it finds nothing: the same bytes would
+    come from the disk twice, once into the cache and once around it.
+    """
+    wanted = (ctypes.c_uint64 * 2)(offset, size)
+    found = (ctypes.c_uint64 * 5)()
+    if _system()(ctypes.c_long(_CACHESTAT), fd, ctypes.byref(wanted), ctypes.byref(found), 0) != 0:
+        return False
+    pages = (offset + size - 1) // mmap.PAGESIZE - offset // mmap.PAGESIZE + 1
+    return size > 0 and found[0] >= pages

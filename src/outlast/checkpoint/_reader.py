@@ -11,13 +11,14 @@ from __future__ import annotations
 import bisect
 import collections
 import concurrent.futures
+import ctypes
 import itertools
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from outlast.checkpoint._arena import thread_buffer
+from outlast.checkpoint._arena import address_of, thread_buffer
 from outlast.checkpoint._boxes import Box, check_cover, contiguous_span, intersect
 from outlast.checkpoint._manifest import (
     DTYPE_BYTES,
@@ -253,8 +254,10 @@ class Reader:
             return chunk.bytes
         buffer = thread_buffer(chunk.bytes)[: chunk.bytes]
         self.fetch(part, chunk, buffer)
+        base = address_of(buffer)
         for inside, dest in wanted:
-            dest[:] = buffer[inside : inside + len(dest)]
+            # Unlike a slice assignment, this lets the other threads run.
+            ctypes.memmove(address_of(dest), base + inside, len(dest))
         return chunk.bytes
 
     def read_tensor(self, number: int, box: Box | None = None) -> bytearray:

@@ -24,7 +24,10 @@ _BLOCK_BYTES = 8 << 20
 
 
 class Copy(NamedTuple):
-    """Fill `memory[at : at + bytes]`, which lies at `address`, with `source`, a box of `shape`, row-major."""
+    """Fill `memory[at : at + bytes]`, which lies at `address`, with `source`, a box of `shape`, row-major.
+
+    The `gap` bytes before it belong to no tensor and become zero.
+    """
 
     name: str
     source: torch.Tensor
@@ -33,6 +36,7 @@ class Copy(NamedTuple):
     address: int
     at: int
     bytes: int
+    gap: int = 0
 
 
 class _Block(NamedTuple):
@@ -51,9 +55,6 @@ class Snapshot:
         self.copied_at_s = float("nan")
         self._blocks = [block for index, copy in enumerate(self._copies) for block in _blocks(index, copy)]
         self._state = bytearray(len(self._blocks))  # 0 waiting, 1 taken, 2 copied
-        self._left = [0] * len(self._copies)
-        for block in self._blocks:
-            self._left[block.copy] += 1
         self._next = self._mark = 0
         self._error: BaseException | None = None
         self._changed = threading.Condition()
@@ -108,7 +109,8 @@ class Snapshot:
         if self._mark == len(self._blocks):
             return self._stream_bytes
         block = self._blocks[self._mark]
-        return self._copies[block.copy].at + block.low
+        copy = self._copies[block.copy]
+        return copy.at + block.low if block.low else copy.at - copy.gap
 
     def _take(self, index: int) -> bool:
         with self._changed:
@@ -151,7 +153,7 @@ class Snapshot:
 
 def _blocks(index: int, copy: Copy) -> list[_Block]:
     """Contiguous memory is copied in blocks, so that a waiter can help and a prefix can be written early."""
-    if not _plain(copy.source) or copy.bytes == 0:
+    if copy.bytes <= _BLOCK_BYTES or not _plain(copy.source):
         return [_Block(index, 0, copy.bytes)]
     return [_Block(index, low, min(low + _BLOCK_BYTES, copy.bytes)) for low in range(0, copy.bytes, _BLOCK_BYTES)]
 
@@ -161,6 +163,8 @@ def _plain(tensor: torch.Tensor) -> bool:
 
 
 def _copy(copy: Copy, block: _Block) -> None:
+    if copy.gap and block.low == 0:
+        ctypes.memset(copy.address - copy.gap, 0, copy.gap)
     if _plain(copy.source):
         # memmove through ctypes gives the interpreter lock up, and starts no thread pool of its own.
         ctypes.memmove(copy.address + block.low, copy.source.data_ptr() + block.low, block.high - block.low)
@@ -173,7 +177,7 @@ def _copy(copy: Copy, block: _Block) -> None:
 def _device_events(copies: Sequence[Copy]) -> list[torch.cuda.Event]:
     """What the devices were told to compute before `begin` must be done before it is copied from another thread."""
     events = []
-    for device in sorted({c.source.device for c in copies if c.source.device.type == "cuda"}, key=str):
+    for device in sorted({c.source.device for c in copies if c.source.is_cuda}, key=str):
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(device))
         events.append(event)

@@ -24,16 +24,14 @@ __all__ = ["copies_of"]
 
 
 def copies_of(state: State, layout: Layout, slot: Slot) -> list[Copy]:
-    """One copy for each piece of the layout; the gaps are zeroed now."""
+    """One copy for each piece of the layout, with the gap before it; the gap after the last is zeroed now."""
     copies, end = [], 0
     base = ctypes.addressof(ctypes.c_char.from_buffer(slot.area, slot.start))
     for piece in layout.pieces:
         spec = state.specs[piece.tensor]
         size = math.prod(piece.shape) * DTYPE_BYTES[spec.dtype]
-        if piece.at > end:
-            ctypes.memset(base + end, 0, piece.at - end)
         source = _source(state.local[piece.tensor], piece, spec.name)
-        copies.append(Copy(spec.name, source, piece.shape, slot.view, base + piece.at, piece.at, size))
+        copies.append(Copy(spec.name, source, piece.shape, slot.view, base + piece.at, piece.at, size, piece.at - end))
         end = piece.at + size
     ctypes.memset(base + end, 0, layout.stream_bytes - end)
     return copies
@@ -41,8 +39,8 @@ def copies_of(state: State, layout: Layout, slot: Slot) -> list[Copy]:
 
 def _source(local: Sequence[Local], piece: Piece, name: str) -> torch.Tensor:
     """The values of a piece, out of the box that holds them."""
-    if local and local[0].box.offset == piece.offset and local[0].box.shape == piece.shape:
-        return local[0].values.detach()
+    if local and local[0].box.shape == piece.shape and local[0].box.offset == piece.offset:
+        return local[0].values
     wanted = Box(piece.offset, piece.shape)
     for box, values in local:
         if intersect(box, wanted) == wanted:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from outlast.checkpoint._again import PLAIN, Outline
 from outlast.checkpoint._boxes import Box
 from outlast.checkpoint._manifest import DTYPE_BYTES, TensorSpec, schema_digest
 from outlast.checkpoint._plan import Shard
@@ -29,9 +30,6 @@ _CARRIER = {
 }  # fmt: skip
 _QUANTISED = {torch.qint8, torch.quint8, torch.qint32}
 RankToWriter = Callable[[int], int]
-
-
-_PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 
 class Local(NamedTuple):
@@ -58,13 +56,15 @@ class State(NamedTuple):
 class Schema(NamedTuple):
     """What a state looks like without its values: the same save after save, so it is worked out once.
 
-    `given`: the tensors' names as the tree has them, `boxes`: each whole. `digest`: of `specs`.
+    `given`: the tensors' names as the tree has them, `boxes`: each whole. `digest`: of `specs`. `outline`: by which it
+    is recognised, if that can be.
     """
 
     given: list[str]
     specs: list[TensorSpec]
     boxes: list[Box]
     digest: str
+    outline: Outline | None = None
 
     @staticmethod
     def of(given: list[str], tensors: Sequence[torch.Tensor], like: Schema | None) -> Schema:
@@ -129,6 +129,7 @@ class _Collector:
         self.names: list[str] = []
         self.tensors: list[torch.Tensor] = []
         self._seen: dict[tuple[Any, ...], int] = {}
+        self._first: dict[int, int] = {}
 
     def leaf(self, value: Any, name: str) -> Any:
         if isinstance(value, torch.Tensor):
@@ -154,14 +155,15 @@ class _Collector:
                 f"the state holds a {'meta' if value.is_meta else str(value.layout)} tensor at {name!r}",
                 remedy="give it values, or keep its dense parts",
             )
-        if type(value) not in _PLAIN and is_traceable_wrapper_subclass(value) and not _is_dtensor(value):
+        if type(value) not in PLAIN and is_traceable_wrapper_subclass(value) and not _is_dtensor(value):
             raise ConfigError(
                 f"the state holds a {type(value).__qualname__} at {name!r}, whose parts are not known here",
                 remedy="keep its plain tensors",
             )
-        if value.dtype in _QUANTISED:
+        dtype = value.dtype
+        if dtype in _QUANTISED:
             return {"q": self._quantised(value, name)}
-        if _dtype_name(value.dtype) not in DTYPE_BYTES:
+        if _dtype_name(dtype) not in DTYPE_BYTES:
             raise ConfigError(f"checkpoints do not hold {value.dtype} ({name!r})", remedy="keep its unpacked values")
         return {"T": self._number(value, name)}
 
@@ -175,24 +177,28 @@ class _Collector:
         return [kind, integers, scales, zeros, value.q_per_channel_axis()]
 
     def _number(self, tensor: torch.Tensor, name: str) -> int:
-        key = _identity(tensor)
-        if key not in self._seen:
-            self._seen[key] = len(self.tensors)
-            self.tensors.append(tensor)
-            self.names.append(name)
-        return self._seen[key]
+        number = len(self.tensors)
+        # Only two tensors that begin at one address can be the same: mostly there is nothing to compare.
+        place = tensor.data_ptr() if type(tensor) in PLAIN else 0
+        first = self._first.setdefault(place, number)
+        if first != number or place == 0:
+            if place and first >= 0:
+                self._first[place] = -1
+                self._seen[_identity(self.tensors[first])] = first
+            known = self._seen.setdefault(_identity(tensor), number)
+            if known != number:
+                return known
+        self.tensors.append(tensor)
+        self.names.append(name)
+        return number
 
     def describe(self, tree: Any, like: Schema | None) -> State:
         schema = Schema.of(self.names, self.tensors, like)
-        shards, local = list[list[Shard] | None](), []
-        for tensor, box in zip(self.tensors, schema.boxes, strict=True):
-            if _is_dtensor(tensor):
-                owners, held = _sharded(tensor, self._writer_of)
-                shards.append(owners)
-                local.append(held)
-            else:
-                shards.append(None)
-                local.append([Local(box, tensor)])
+        shards: list[list[Shard] | None] = [None] * len(self.tensors)
+        local = [[Local(box, tensor)] for tensor, box in zip(self.tensors, schema.boxes, strict=True)]
+        for number, tensor in enumerate(self.tensors):
+            if type(tensor) not in PLAIN and _is_dtensor(tensor):
+                shards[number], local[number] = _sharded(tensor, self._writer_of)
         return State(tree, self.tensors, schema.specs, shards, local, schema)
 
 
@@ -205,7 +211,7 @@ def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _is_dtensor(tensor: torch.Tensor) -> bool:
-    return type(tensor) not in _PLAIN and hasattr(tensor, "_spec") and hasattr(tensor, "to_local")
+    return type(tensor) not in PLAIN and hasattr(tensor, "_spec") and hasattr(tensor, "to_local")
 
 
 def flatten(tree: Any, *, writer_of: RankToWriter | None = None, like: Schema | None = None) -> State:
@@ -214,8 +220,16 @@ def flatten(tree: Any, *, writer_of: RankToWriter | None = None, like: Schema | 
 
     Raises `ConfigError` naming what cannot be kept.
     """
+    if like is not None and like.outline is not None:
+        again = like.outline.of_again(tree)
+        if again is not None:
+            node, tensors = again
+            local = [[Local(box, tensor)] for tensor, box in zip(tensors, like.boxes, strict=True)]
+            return State(node, tensors, like.specs, [None] * len(tensors), local, like)
     collector = _Collector(writer_of if writer_of is not None else lambda rank: rank)
-    return collector.describe(encode_tree(tree, collector.leaf), like)
+    state = collector.describe(encode_tree(tree, collector.leaf), like)
+    outline = Outline.of(tree, state.tree, state.tensors)
+    return state._replace(schema=state.schema._replace(outline=outline))
 
 
 def unflatten(node: Any, tensors: Callable[[int], torch.Tensor], *, file: str) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 from outlast.checkpoint._manifest import Damage
 from outlast.errors import ConfigError
 
-__all__ = ["decode_tree", "encode_tree", "tensor_names"]
+__all__ = ["SCALARS", "decode_tree", "encode_tree", "tensor_names"]
 
 _MAX_DEPTH = 200
 _SAFE_INT = 1 << 53
@@ -37,7 +37,7 @@ def _encode(value: Any, name: str, leaf: Leaf, depth: int) -> Any:
             f"the state is nested deeper than {_MAX_DEPTH} levels, or contains itself, at {name[:120]!r}",
             remedy="register only what is needed to go on",
         )
-    scalar = _SCALARS.get(type(value))
+    scalar = SCALARS.get(type(value))
     if scalar is not None:
         return scalar(value)
     node = leaf(value, name)
@@ -85,7 +85,7 @@ def _float(value: float) -> str:
     return struct.pack(">d", value).hex()
 
 
-_SCALARS: dict[type, Callable[[Any], Any]] = {
+SCALARS: dict[type, Callable[[Any], Any]] = {
     type(None): lambda v: v,
     bool: lambda v: v,
     int: lambda v: v if -_SAFE_INT < v < _SAFE_INT else {"i": hex(v)},
