@@ -117,6 +117,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--rate", type=float, required=True)
     parser.add_argument("--momentum", type=float, required=True)
+    parser.add_argument("--clip", type=float, required=True, help="norm that each row's gradient is cut to")
     parser.add_argument("--alpha", type=float)
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args()
@@ -131,6 +132,8 @@ def main() -> None:
     flipped = torch.tensor([case["flipped"] for case in cases])
     shares = Shares(seeds, args.rows, args.batch, args.steps, args.alpha)
     models = Networks(cases)
+    for net in models.nets.values():  # a row is one microbatch, so this is the row's own gradient of one case
+        net.register_hook(lambda grad: grad * (args.clip / grad.norm()).clamp(max=1.0))
     optimizer = torch.optim.SGD(models.parameters(), lr=args.rate)
     training = run.protect(
         models, optimizer, shares, global_batch_size=args.rows * args.batch, microbatches=args.rows, shuffle=False,

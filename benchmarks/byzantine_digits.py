@@ -4,10 +4,10 @@
     python benchmarks/byzantine_digits.py --seeds 2 --attacks ipm,nan --data iid
 
 15 rows, of which f = 4 lie. Each row has its own share of scikit-learn's digits (iid, or by Dirichlet(alpha) over
-classes), computes a gradient of a small network on its own batch, and keeps its own momentum; the rows' momenta are
-aggregated. The choice is adaptive clipping + NNM + trimmed mean; beside it NNM + trimmed mean without clipping, plain
-mean, and Bulyan at f = 3 (its limit at 15 rows). Momentum, rate, steps and the clipping step were chosen on seeds 0 and
-1 of alpha 1 under sign flip and ALIE, among thirteen settings; nothing else was tuned.
+classes), computes a gradient of a small network on its own batch, clips it to a norm as one would anyway, and keeps
+its own momentum; the rows' momenta are aggregated. The choice is NNM + trimmed mean; beside it the plain mean, and
+Bulyan at f = 3 (its limit at 15 rows). Norm and rate were chosen on seeds 10 and 11 of alpha 1 under sign flip and
+ALIE; nothing else was tuned.
 `clean` is the mean of the honest rows alone. Accuracy is on 360 images never trained on, averaged over the last five
 evaluations. ALIE and IPM take in each step the strongest of a line of factors against the rule at hand. A reducer that
 lies is no attack on a rule (it falsifies the rule's result) and is not here.
@@ -33,8 +33,9 @@ from torch.nn.functional import cross_entropy
 
 from outlast.tensors import ATTACKS, flip_labels, inconsistent, make_rule, strongest
 
-NUM_ROWS, NUM_LIARS, BATCH, MOMENTUM, RATE, HIDDEN, NUM_CLASSES = 15, 4, 32, 0.9, 0.6, 32, 10
-CHOICE = "clip+nnm+trimmed_mean"
+NUM_ROWS, NUM_LIARS, BATCH, HIDDEN, NUM_CLASSES = 15, 4, 32, 32, 10
+MOMENTUM, RATE, CLIP = 0.9, 2.0, 0.2  # CLIP: the norm that a row's own gradient is cut to before its momentum
+CHOICE = "nnm+trimmed_mean"
 ALIE_FACTORS = (0.25, 0.5, 1.0, 1.5, 3.0)
 IPM_FACTORS = (0.2, 0.6, 1.0, 3.0, 10.0)
 ALL_ATTACKS = (
@@ -117,7 +118,9 @@ def train(
         y = torch.stack([share[1][pick] for share, pick in zip(task.shares, picks, strict=True)])
         if attack == "label_flip":
             y[:num_liars] = flip_labels(y[:num_liars], NUM_CLASSES)
-        momenta = MOMENTUM * momenta + (1 - MOMENTUM) * gradients(flat, x, y)
+        grads = gradients(flat, x, y)
+        grads *= (CLIP / grads.norm(dim=1, keepdim=True)).clamp(max=1.0)
+        momenta = MOMENTUM * momenta + (1 - MOMENTUM) * grads
         honest = momenta[num_liars:]
         past = [*past[-20:], honest]
         if clean:
@@ -138,8 +141,7 @@ def rules() -> dict[str, tuple[int, Aggregate]]:
     """(number of liars, rule) by name; the rules of outlast are compiled first where there is a compiler."""
     found: dict[str, tuple[int, Aggregate]] = {"mean": (NUM_LIARS, lambda stack: stack.mean(dim=0))}
     for label, name, f, pre in [
-        (CHOICE, "trimmed_mean", NUM_LIARS, ("clip", "nnm")), ("nnm+trimmed_mean", "trimmed_mean", NUM_LIARS, ("nnm",)),
-        ("bulyan", "bulyan", 3, ()),
+        (CHOICE, "trimmed_mean", NUM_LIARS, ("nnm",)), ("bulyan", "bulyan", 3, ()),
     ]:  # fmt: skip
         rule = make_rule(name, num_rows=NUM_ROWS, f=f, pre=pre)
         rule.prepare()
@@ -158,7 +160,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--attacks", default=",".join(ALL_ATTACKS))
     parser.add_argument("--data", default="iid,1,0.1", help="iid, or alphas")
-    parser.add_argument("--rules", default=f"mean,{CHOICE},nnm+trimmed_mean,bulyan")
+    parser.add_argument("--rules", default=f"{CHOICE},mean,bulyan")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
@@ -173,8 +175,10 @@ def main(argv: list[str] | None = None) -> int:
             print(f"\n{data}: {label}, f = {num_liars}; clean {_spread(clean)}", flush=True)
             for attack in options.attacks.split(","):
                 found = [train(dealt(alpha, s), rule, attack, seed=s, **shared) for s in seeds]
-                worst = max(c - a for c, a in zip(clean, found, strict=True))
-                print(f"  {attack:<18} {_spread(found)}   worst seed loses {worst:.1f} points", flush=True)
+                lost = [c - a for c, a in zip(clean, found, strict=True)]
+                worst = max(lost)
+                points = f"loses {statistics.mean(lost):.1f} points, the worst seed {worst:.1f}"
+                print(f"  {attack:<18} {_spread(found)}   {points}", flush=True)
                 records.append(
                     {"data": data, "rule": label, "f": num_liars, "attack": attack, "clean": clean, "accuracy": found}
                 )
@@ -183,7 +187,10 @@ def main(argv: list[str] | None = None) -> int:
     print(f"\n{CHOICE}, points lost by the worst seed under the worst attack (aim: 4 for iid and alpha >= 1):")
     print("  " + ", ".join(f"{data}: {worst:.1f}" for data, worst in worst_of.items()))
     if options.json:
-        setting = {"rows": NUM_ROWS, "steps": options.steps, "seeds": options.seeds, "torch": torch.__version__}
+        setting = {
+            "rows": NUM_ROWS, "steps": options.steps, "seeds": options.seeds, "momentum": MOMENTUM, "rate": RATE,
+            "clip": CLIP, "torch": torch.__version__,
+        }  # fmt: skip
         options.json.write_text(json.dumps({"setting": setting, "records": records}, indent=1))
     return int(any(worst > 4.0 for data, worst in worst_of.items() if data == "iid" or float(data) >= 1.0))
 

@@ -20,6 +20,7 @@ def test_a_thousand_schedules_break_nothing() -> None:
 
 
 @pytest.mark.campaign
+@pytest.mark.timeout(1800)
 def test_many_schedules_break_nothing() -> None:
     assert search(50_000, 1_000_000, jobs=2).violations == []
 
@@ -131,3 +132,9 @@ def test_faults_are_plain_data() -> None:
     assert all(isinstance(fault, Fault) for fault in scenario_of(5).faults)
     assert scenario_of(5) == scenario_of(5)
     assert scenario_of(5) != scenario_of(6)
+
+
+@pytest.mark.parametrize("seed", [2519557, 2059552, 2108743])
+def test_schedules_that_once_found_something(seed: int) -> None:
+    """A late copy of an agent's greeting that called living members dead; members that were given up rightly."""
+    assert play(scenario_of(seed)).violation is None

@@ -56,9 +56,6 @@ def test_donors_die_while_they_serve(fleet: Callable[..., Any]) -> None:
 
 
 @pytest.mark.campaign
-@pytest.mark.xfail(
-    reason="seen once: a survivor that closes the view's paths is taken for cut off, and evicted", strict=False
-)
 def test_deaths_of_a_leaver_and_of_a_joiner_that_replays(fleet: Callable[..., Any]) -> None:
     """r0 leaves gracefully and dies at the door; the spare that has its place follows one that died replaying."""
     run = fleet(

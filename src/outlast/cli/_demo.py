@@ -15,7 +15,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def demo(
-    steps: Annotated[int, typer.Option(min=24, help="training steps of each of the two runs")] = 144,
+    steps: Annotated[int, typer.Option(min=24, help="training steps of each of the two runs")] = 160,
     seed: Annotated[int, typer.Option(help="seed of model and data")] = 0,
     keep: Annotated[Path | None, typer.Option(help="where both runs are kept; a temporary directory otherwise")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object, nothing else")] = False,

@@ -74,7 +74,7 @@ class Demo:
         return result
 
     def _disturbed(self) -> Driven:
-        kill, stop, coordinator, late = (self.steps * part // 8 for part in (1, 4, 5, 7))
+        kill, stop, coordinator, late = (self.steps * part // 8 for part in (1, 4, 5, 6))
         faults = [
             Fault(replica="r1.1", phase="reduce", step=kill, action="SIGKILL"),
             Fault(replica="r2.1", phase="backward", step=stop, action="SIGSTOP"),
@@ -88,7 +88,7 @@ class Demo:
             def reached(step: int) -> Callable[[], bool]:
                 return lambda: driven.step >= step
 
-            def spare_to_lose() -> bool:
+            def spare_to_lose() -> bool:  # one that has caught up, while there is time to wait for that
                 return driven.step > kill and bool(driven.spares(ready=driven.step < late))
 
             driven.until("the coordinator's moment", reached(coordinator), _PATIENCE_S, watch)

@@ -67,7 +67,7 @@ class Agent:
         self.ranks: dict[str, Rank] = {}
         self.exits: dict[str, m.Exited] = {}
         self.pending: set[str] = set()
-        self.epoch = 0
+        self.epoch = self.greetings = 0
         self.link: Link | None = None
         self.stopping = ""
         self._agenda: list[tuple[float, int, Any]] = []
@@ -138,7 +138,10 @@ class Agent:
         for exited in self.exits.values():  # before the list, from which their absence would speak less clearly
             self._send(exited)
         members = (*self.ranks, *sorted(self.pending))
-        self._send(m.AgentHello(agent=self.name, pid=os.getpid(), members=members, epoch=self.epoch))
+        self.greetings += 1
+        self._send(
+            m.AgentHello(agent=self.name, pid=os.getpid(), members=members, epoch=self.epoch, number=self.greetings)
+        )
 
     def _send(self, message: Any) -> None:
         if self.link is not None:

@@ -1,38 +1,33 @@
 """The exchange over torch.distributed: Gloo on CPUs, NCCL on GPUs (the latter has not been run on a GPU yet).
 
 The same steps as through shared memory: all-to-all of slices, reduce, all-gather; one group a view, under its own store
-prefix, with the store of the view's first member. The training thread never waits inside a collective: it waits on the
-mesh, which also hears deaths and notices. What an abandoned collective may still write is kept alive until its group is
-gone (protocol, 14). Bytes: (1+k)/2 of ring all-reduce's for k partial sums a member.
+prefix, with the store of the view's first member. The training thread never waits inside a transfer: it waits on the
+mesh, which also hears deaths and notices. What an abandoned transfer may still write is kept alive until its group is
+gone, and nobody else uses it (protocol, 14). Bytes: (1+k)/2 of ring all-reduce's for k partial sums a member.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import (  # type: ignore[attr-defined]
-    AllToAllOptions,
-    PrefixStore,
-    ProcessGroupGloo,
-    TCPStore,
-)
+from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
 from outlast.core.phases import Phase
 from outlast.core.protocol import Node, schedule
 from outlast.errors import ViewAbandoned
 from outlast.runtime._environment import Environment
-from outlast.runtime._gradients import OUTCOME, Memory
+from outlast.runtime._gradients import Memory
 from outlast.runtime._mesh import Hand, Mesh, Ready
 from outlast.runtime._plane import Enter, Reduction, Task
-from outlast.tensors import BLOCK, Bucket, Layout, block_norms, fingerprint_blocks, reduce_slice
+from outlast.runtime._wires import Collectives, Pending, Points, Wires
+from outlast.tensors import BLOCK, Layout, block_norms, fingerprint_blocks, reduce_slice
 
 __all__ = ["NetworkPlane", "open_store"]
 
@@ -43,48 +38,11 @@ def open_store() -> tuple[Any, str]:
     return store, f"127.0.0.1:{store.port}"
 
 
-def _even(bucket: Bucket, num_members: int) -> tuple[tuple[int, int], ...]:
-    """Slices of one length but for the last ones, so that padded slices, gathered, lie where they belong."""
-    longest = -(-bucket.num_blocks // num_members) * BLOCK
-    edges = [min(longest * i, bucket.numel) for i in range(num_members + 1)]
-    return tuple(itertools.pairwise(edges))
-
-
-class _Pending:
-    """Work under way, and the buffers that it may write."""
-
-    def __init__(self, work: Any, buffer: Tensor, wake_fd: int) -> None:
-        self.work, self.buffer = work, buffer
-        self.done = threading.Event()
-        self._wake_fd = wake_fd
-        if buffer.device.type == "cpu":
-            work.get_future().add_done_callback(self._finished)
-        else:  # a future of NCCL's is done when the kernel is queued, not when it has run
-            threading.Thread(target=self._wait, name="outlast-collective", daemon=True).start()
-
-    def _finished(self, _: Any = None) -> None:
-        self.done.set()
-        os.eventfd_write(self._wake_fd, 1)
-
-    def _wait(self) -> None:
-        try:
-            self.work.wait()
-        except RuntimeError:
-            pass  # said by result()
-        finally:
-            self._finished()
-
-    def result(self) -> Tensor:
-        """The buffer, complete. ViewAbandoned if the collective failed: some member left or died."""
-        try:
-            self.work.wait()
-        except RuntimeError as error:
-            raise ViewAbandoned(f"a collective failed: {str(error).splitlines()[0]}") from error
-        return self.buffer
-
-
 class NetworkPlane:
     """See the module. `store`: this member's own (it may be the view's), `address`: the view's."""
+
+    AHEAD_BYTES: float = 16 << 20
+    """Of other members' sums that are received at the same time."""
 
     def __init__(
         self,
@@ -100,11 +58,11 @@ class NetworkPlane:
         self.mesh, self.layout, self.mine, self.out, self.enter = mesh, layout, mine, out, enter
         self.members = mesh.view.members
         self.index = self.members.index(mesh.me)
-        self.ranges = [_even(bucket, len(self.members)) for bucket in layout.buckets]
-        self._wake_fd = mesh.wake_fd
-        self._group: Any = None
-        self._scattering: list[_Pending] = []
-        self._gathering: list[_Pending] = []
+        self.ranges = [bucket.slices(len(self.members)) for bucket in layout.buckets]
+        self._wires: Points | Collectives | None = None
+        self._scattering: list[Pending] = []
+        self._gathering: dict[int, Pending] = {}
+        self._reduced = 0
         self._task: Task | None = None
         self._found = Reduction()
         self._form(env, store, address)
@@ -113,21 +71,28 @@ class NetworkPlane:
         """Build the group on a thread: it blocks until all are there."""
         if len(self.members) == 1:
             return
-        ready, trouble = threading.Event(), []
+        ready, trouble, made = threading.Event(), [], []
 
         def build() -> None:
             try:
-                self._group = self._make_group(env, store, address)
+                made.append(self._make_group(env, store, address))
             except RuntimeError as error:
                 trouble.append(error)
             finally:
                 ready.set()
-                os.eventfd_write(self._wake_fd, 1)
+                os.eventfd_write(self.mesh.wake_fd, 1)
 
         threading.Thread(target=build, name="outlast-group", daemon=True).start()
         self.mesh.until(ready.is_set, self.mesh.peers, Phase.CONNECT)
         if trouble:
             raise ViewAbandoned(f"the group did not form: {str(trouble[0]).splitlines()[0]}")
+        self._wires = self._wired(made[0])
+
+    def _wired(self, group: Any) -> Points | Collectives:
+        about = group, self.index, len(self.members), self.mesh.wake_fd, len(self.layout.buckets)
+        if self.layout.device.type == "cuda":
+            return Collectives(self.layout.device, *about)
+        return Points(*about, ahead_bytes=self.AHEAD_BYTES)
 
     def _make_group(self, env: Environment, own: Any, address: str) -> Any:
         timeout = timedelta(seconds=env.config.group_timeout_s)
@@ -150,43 +115,43 @@ class NetworkPlane:
     def begin(self, task: Task) -> None:
         """A new step."""
         self.mesh.forget(task.step)
-        self._task, self._found = task, Reduction(norms={})
-        self._scattering, self._gathering = [], []
+        if self._wires is not None:
+            self._wires.begin()
+        self._task, self._found, self._reduced = task, Reduction(norms={}), 0
+        self._scattering, self._gathering = [], {}
         self._schedule = list(schedule(tuple(node for nodes in task.nodes for node in nodes), task.num_leaves))
 
     def offer(self, bucket: int) -> None:
-        """Start the bucket's all-to-all; never waits."""
+        """My sums of this bucket are final. Never waits; reduces earlier buckets whose sums have all arrived."""
         task = self._now()
         self.enter(Phase.SCATTER, bucket)
         self.mesh.broadcast(Ready(task.step, bucket, task.slots))
-        if self._group is None:
-            return
-        ranges = self.ranges[bucket]
-        sums = [self.mine.flats(slot)[bucket] for slot in task.slots]
-        lengths = [hi - lo for lo, hi in ranges]
-        none = self.mine.flats(OUTCOME)[bucket][:0]  # who holds nothing in the step being recovered sends nothing
-        packed = sums[0] if len(sums) == 1 else torch.cat([none, *(s[lo:hi] for lo, hi in ranges for s in sums)])
-        mine = lengths[self.index]
-        received = packed.new_empty(sum(len(nodes) for nodes in task.nodes) * mine)
-        outs = [len(nodes) * mine for nodes in task.nodes]
-        work = self._group.alltoall_base(received, packed, outs, [n * len(sums) for n in lengths], AllToAllOptions())
-        self._scattering.append(_Pending(work, received, self._wake_fd))
+        if self._wires is not None:
+            sums = [self.mine.flats(slot)[bucket] for slot in task.slots]
+            pieces = [[flat[lo:hi] for flat in sums] for lo, hi in self.ranges[bucket]]
+            lo, hi = self.ranges[bucket][self.index]
+            sizes = [[hi - lo] * len(nodes) for nodes in task.nodes]
+            dtype = self.layout.buckets[bucket].dtype
+            self._scattering.append(self._wires.scatter(bucket, pieces, sizes, dtype))
+        while self._reduced < bucket and self._arrived(self._reduced):
+            self._reduce(self._reduced)
+
+    def _arrived(self, bucket: int) -> bool:
+        """Everybody's sums of my slice are here; of the first bucket, that all have offered it (see `_received`)."""
+        here = self._wires is None or self._scattering[bucket].done.is_set()
+        return here and (bucket > 0 or self.mesh.has_all(Ready, self._now().step, 0))
 
     def finish(self) -> Reduction:
         """Wait, reduce and gather, bucket by bucket. Raises ViewAbandoned when the view ends first."""
-        task = self._now()
-        for bucket in range(len(self.layout.buckets)):
-            self.enter(Phase.SCATTERED, bucket)
-            parts = self._own(bucket) if self._group is None else self._received(bucket)
-            if bucket == 0:
-                task.on_scattered()
-            self._reduce(bucket, parts)
+        while self._reduced < len(self.layout.buckets):
+            self.enter(Phase.SCATTERED, self._reduced)
+            self._reduce(self._reduced)
         for bucket in range(len(self.layout.buckets)):
             self.enter(Phase.GATHERED, bucket)
             self._gathered(bucket)
         return self._found
 
-    def _wait(self, pending: _Pending, bucket: int, phase: Phase) -> Tensor:
+    def _wait(self, pending: Pending, bucket: int, phase: Phase) -> list[list[Tensor]]:
         offered = self.mesh.boxes[Ready, self._now().step, bucket]
         late = [name for name in self.mesh.peers if name not in offered] or self.mesh.peers
         self.mesh.until(pending.done.is_set, late, phase)
@@ -198,20 +163,26 @@ class NetworkPlane:
 
     def _received(self, bucket: int) -> dict[Node, Tensor]:
         task = self._now()
-        data = self._wait(self._scattering[bucket], bucket, Phase.SCATTERED)
-        lo, hi = self.ranges[bucket][self.index]
-        pieces = iter(torch.split(data, hi - lo)) if hi > lo else None
-        nodes = [node for nodes in task.nodes for node in nodes]
-        return {node: next(pieces) if pieces is not None else data[:0] for node in nodes}
+        self._all_entered(bucket)
+        rows = self._wait(self._scattering[bucket], bucket, Phase.SCATTERED)
+        return {
+            n: part for nodes, row in zip(task.nodes, rows, strict=True) for n, part in zip(nodes, row, strict=True)
+        }
 
-    def _reduce(self, bucket: int, parts: dict[Node, Tensor]) -> None:
-        task = self._now()
+    def _all_entered(self, bucket: int) -> None:
+        """Who holds no sums sends none, and to an empty slice nobody does: only that all have offered the first bucket
+        proves that all have committed the last step, whose outcome is overwritten from here on (protocol, 10)."""
+        if bucket == 0:
+            self.mesh.collect(Ready, self._now().step, 0, Phase.SCATTERED)
+
+    def _reduce(self, bucket: int) -> None:
+        task, wires = self._now(), self._wires
+        parts = self._own(bucket) if wires is None else self._received(bucket)
+        if bucket == 0:
+            task.on_scattered()
         self.enter(Phase.REDUCE, bucket)
         lo, hi = self.ranges[bucket][self.index]
-        longest = self.ranges[bucket][0][1]
-        whole = self.mine.flats(OUTCOME)[bucket]
-        padded = whole.new_zeros(longest)
-        target = padded[: hi - lo]
+        target = self.out[bucket][lo:hi]
         if hi > lo:
             reduce_slice(parts, self._schedule, (0, task.num_leaves), task.scale, target)
             if task.on_reduced is not None:
@@ -220,22 +191,15 @@ class NetworkPlane:
             self._found.fingerprint += fingerprint_blocks(target, BLOCK, first)
             if task.with_norms:
                 self._found.norms.update(enumerate(block_norms(target), first))
+        self._reduced = bucket + 1
         self.enter(Phase.GATHER, bucket)
-        if self._group is None:
-            self.out[bucket].copy_(target)
-            return
-        everything = whole.new_empty(longest * len(self.members))
-        work = self._group._allgather_base(everything, padded)
-        self._gathering.append(_Pending(work, everything, self._wake_fd))
+        if wires is not None:
+            self._gathering[bucket] = wires.gather(bucket, self.out[bucket], self.ranges[bucket])
+            wires.release(self._scattering[bucket])
 
     def _gathered(self, bucket: int) -> None:
-        if self._group is None:
-            return
-        self._take_out(bucket, self._wait(self._gathering[bucket], bucket, Phase.GATHERED))
-
-    def _take_out(self, bucket: int, everything: Tensor) -> None:
-        """A gathered bucket, complete, is the outcome as it lies: the slices are one behind the other."""
-        self.out[bucket] = everything[: self.layout.buckets[bucket].numel]
+        if self._wires is not None:
+            self._wait(self._gathering[bucket], bucket, Phase.GATHERED)
 
     # --- hand-over -----------------------------------------------------------------------------------------------
     def give(self, step: int, meta: bytes, to: Sequence[str]) -> None:
@@ -243,54 +207,35 @@ class NetworkPlane:
         for name in to:
             self.mesh.send(name, Hand(step, meta))
             for bucket, flat in enumerate(self.out):
-                self._await(self._group.send([flat], self.members.index(name), bucket), flat, Phase.HAND_OVER_SEND)
+                self._handed(self._ends().send(flat, self.members.index(name), bucket), Phase.HAND_OVER_SEND)
 
     def take(self, step: int, donor: str) -> bytes:
         """Receive a step's outcome into `out`; returns its meta."""
         message = self.mesh.collect(Hand, step, 0, Phase.HAND_OVER_RECEIVE, [donor])[donor]
         for bucket, flat in enumerate(self.out):
             buffer = torch.empty_like(flat)
-            work = self._group.recv([buffer], self.members.index(donor), bucket)
-            flat.copy_(self._await(work, buffer, Phase.HAND_OVER_RECEIVE))
+            self._handed(self._ends().receive(buffer, self.members.index(donor), bucket), Phase.HAND_OVER_RECEIVE)
+            flat.copy_(buffer)
         return bytes(message.meta)
 
-    def _await(self, work: Any, buffer: Tensor, phase: Phase) -> Tensor:
-        """Point-to-point work has no future: a thread waits for it."""
-        done = threading.Event()
-        trouble: list[RuntimeError] = []
+    def _handed(self, pending: Pending, phase: Phase) -> None:
+        self.mesh.until(pending.done.is_set, self.mesh.peers, phase)
+        pending.result()
 
-        def wait() -> None:
-            try:
-                work.wait()
-            except RuntimeError as error:
-                trouble.append(error)
-            finally:
-                done.set()
-                os.eventfd_write(self._wake_fd, 1)
-
-        threading.Thread(target=wait, name="outlast-hand-over", daemon=True).start()
-        self.mesh.until(done.is_set, self.mesh.peers, phase)
-        if trouble:
-            raise ViewAbandoned(f"a hand-over failed: {str(trouble[0]).splitlines()[0]}")
-        return buffer
+    def _ends(self) -> Wires:
+        assert self._wires is not None
+        return self._wires
 
     def close(self) -> None:
-        """Drop the group on a thread (its destructor joins threads that may be stuck), its buffers with it."""
-        group, self._group = self._group, None
-        held: list[Any] = [self._scattering, self._gathering, self._task]
-        self._scattering, self._gathering = [], []
-        if group is not None:
-            # not a daemon: a group that is torn down while the interpreter exits ends the process with an abort
-            threading.Thread(target=_drop, args=(group, held), name="outlast-drop").start()
+        """Drop the group, and with it every buffer that it may still write: the outcome gets others in their place."""
+        wires, self._wires = self._wires, None
+        for bucket, pending in self._gathering.items():
+            if not pending.complete:
+                self.out[bucket] = torch.empty_like(self.out[bucket])
+        self._scattering, self._gathering = [], {}
+        if wires is not None:
+            wires.close()
 
     def _now(self) -> Task:
         assert self._task is not None
         return self._task
-
-
-def _drop(group: Any, held: list[Any]) -> None:
-    abort: Callable[[], None] | None = getattr(group, "abort", None)
-    if isinstance(group, getattr(dist, "ProcessGroupNCCL", ())) and abort is not None:
-        abort()
-    del group
-    held.clear()

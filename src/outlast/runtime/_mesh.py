@@ -30,8 +30,7 @@ from outlast.runtime._shared import Region
 
 __all__ = [
     "Bye", "Extra", "Final", "Found", "Hand", "Head", "Listener", "Mesh", "Parts", "PeersLost", "Prints", "Ready",
-    "Reduced",
-    "Roll",
+    "Reduced", "Roll",
 ]  # fmt: skip
 
 
@@ -213,6 +212,7 @@ class Listener:
         self.sock.listen(1024)
         self.sock.setblocking(False)
         self.early: list[tuple[_Conn, _Hi]] = []
+        self.unknown: list[_Conn] = []  # have not said yet who they are, nor for which view they come
         self.regions: dict[str, Region] = {}
 
     def token(self, view: ViewId, sender: str, receiver: str) -> bytes:
@@ -225,6 +225,8 @@ class Listener:
             self.regions[conn.peer] = Region(0, fd=conn.fds.pop(0))
 
     def close(self) -> None:
+        for conn in self.unknown:
+            conn.close()
         self.sock.close()
 
 
@@ -265,6 +267,8 @@ class Mesh:
     def form(self) -> None:
         """Connect to every member. Raises ViewAbandoned or PeersLost."""
         self._poll.register(self.listener.sock.fileno(), select.POLLIN)
+        while self.listener.unknown:
+            self._meet(self.listener.unknown.pop())
         early, self.listener.early = self.listener.early, []
         for conn, hi in early:
             self._welcome(conn, hi)
@@ -273,9 +277,13 @@ class Mesh:
             self._connect(name)
         self._wait(lambda: [n for n in self.peers if n not in self.conns or not self.conns[n].peer], Phase.CONNECT)
         self._poll.unregister(self.listener.sock.fileno())
-        for fd, conn in list(self._strangers.items()):
+        for fd in self._strangers:
             self._poll.unregister(fd)
-            conn.close()
+        self._keep_strangers()
+
+    def _keep_strangers(self) -> None:
+        """They may come for a later view: closed without a word they would take me for dead."""
+        self.listener.unknown += self._strangers.values()
         self._strangers.clear()
 
     def _connect(self, name: str) -> None:
@@ -305,22 +313,26 @@ class Mesh:
         with contextlib.suppress(BlockingIOError):
             while True:
                 sock, _ = self.listener.sock.accept()
-                conn = _Conn(sock)
-                self._strangers[sock.fileno()] = conn
-                self._poll.register(sock.fileno(), select.POLLIN)
+                self._meet(_Conn(sock))
+
+    def _meet(self, conn: _Conn) -> None:
+        self._strangers[conn.sock.fileno()] = conn
+        self._poll.register(conn.sock.fileno(), select.POLLIN)
 
     def _welcome(self, conn: _Conn, hi: _Hi) -> None:
-        """A connection said who it is: ours, of a newer view (kept for it), or refused."""
+        """A connection said who it is: ours, of a newer view (kept for it), of an older one (that I have left, which it
+        is told), or refused."""
         genuine = hmac.compare_digest(hi.token, self.listener.token(hi.view, hi.member, self.me))
         fd = conn.sock.fileno()
         self._strangers.pop(fd, None)
+        with contextlib.suppress(KeyError):
+            self._poll.unregister(fd)
         if not genuine or hi.view < self.view.id or (hi.view == self.view.id and hi.member not in self.peers):
-            with contextlib.suppress(KeyError):
-                self._poll.unregister(fd)
+            if genuine:
+                conn.send(_Hi(self.me, hi.view, self.listener.token(hi.view, self.me, hi.member)))
+                conn.send(Bye())
             conn.close()
         elif hi.view > self.view.id:
-            with contextlib.suppress(KeyError):
-                self._poll.unregister(fd)
             self.listener.early.append((conn, hi))
         else:
             self.conns[hi.member] = conn
@@ -480,9 +492,9 @@ class Mesh:
     # --- leaving -------------------------------------------------------------------------------------------------
     def close(self, goodbye: bool = True) -> None:
         """Leave the view; peers learn at once that it was no death."""
-        for conn in [*self.conns.values(), *self._strangers.values()]:
+        self._keep_strangers()
+        for conn in self.conns.values():
             if goodbye and not conn.ended:
                 conn.send(Bye())
             conn.close()
         self.conns.clear()
-        self._strangers.clear()

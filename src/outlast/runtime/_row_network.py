@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.distributed import AllToAllOptions
 
 from outlast.core.phases import Phase
 from outlast.core.protocol import Node
-from outlast.runtime._c10d import NetworkPlane, _Pending
+from outlast.runtime._c10d import NetworkPlane
 from outlast.runtime._data import position_seed
 from outlast.runtime._mesh import Ready
 from outlast.runtime._plane import Reduction, Task
@@ -31,38 +29,35 @@ Range = tuple[int, int]
 class NetworkRowPlane(RowSteps, NetworkPlane):
     """Members that reach each other through a c10d group."""
 
+    AHEAD_BYTES = float("inf")  # rows are kept until the step is checked
+
     def __init__(self, robust: Robust, *args: Any) -> None:
         self.robust = robust
         NetworkPlane.__init__(self, *args)
-        self._gathers: dict[int, _Pending] = {}
         self._parts: dict[int, dict[Range, dict[Node, Tensor]]] = {}
 
     def begin(self, task: Task) -> None:
         """A new step."""
         self._found, self._task = self.start(task), task
-        self._scattering, self._gathering, self._gathers, self._parts = [], [], {}, {}
+        self._scattering, self._gathering, self._parts = [], {}, {}
+        if self._wires is not None:
+            self._wires.begin()
 
     def offer(self, bucket: int) -> None:
         """Start the bucket's all-to-all; never waits."""
         task = self._now()
         self.enter(Phase.SCATTER, bucket)
         self.mesh.broadcast(Ready(task.step, bucket, task.slots))
-        if self._group is None:
+        if self._wires is None:
             return
         sums = [self.mine.flats(slot)[bucket] for slot in task.slots]
         wanted = [self._wanted(bucket, index) for index in range(len(self.members))]
-        pieces = [total[lo:hi] for ranges in wanted for lo, hi in ranges for total in sums]
-        packed = torch.cat(pieces) if pieces else self._empty(bucket, 0)
-        sizes = [sum(hi - lo for lo, hi in ranges) for ranges in wanted]
-        mine = sizes[self.index]
-        received = self._empty(bucket, mine * sum(len(nodes) for nodes in task.nodes))
-        outs, ins = [len(nodes) * mine for nodes in task.nodes], [size * len(sums) for size in sizes]
-        self.sent_bytes += (sum(ins) - ins[self.index]) * packed.element_size()
-        work = self._group.alltoall_base(received, packed, outs, ins, AllToAllOptions())
-        self._scattering.append(_Pending(work, received, self._wake_fd))
-
-    def _empty(self, bucket: int, numel: int) -> Tensor:
-        return torch.empty(numel, dtype=self.layout.buckets[bucket].dtype, device=self.layout.device)
+        pieces = [[total[lo:hi] for lo, hi in ranges for total in sums] for ranges in wanted]
+        sizes = [[hi - lo for lo, hi in wanted[self.index] for _ in nodes] for nodes in task.nodes]
+        dtype = self.layout.buckets[bucket].dtype
+        others = (piece for index, row in enumerate(pieces) for piece in row if index != self.index)
+        self.sent_bytes += sum(map(len, others)) * dtype.itemsize
+        self._scattering.append(self._wires.scatter(bucket, pieces, sizes, dtype))
 
     def _wanted(self, bucket: int, index: int) -> list[Range]:
         """Ranges of the bucket that a member needs everybody's rows of: its slice, and those that it checks."""
@@ -83,16 +78,16 @@ class NetworkRowPlane(RowSteps, NetworkPlane):
         task = self._now()
         for bucket in range(len(self.layout.buckets)):
             self.enter(Phase.SCATTERED, bucket)
-            self._parts[bucket] = self._own(bucket) if self._group is None else self._received(bucket)
+            self._parts[bucket] = self._own(bucket) if self._wires is None else self._received(bucket)
             if bucket == 0:
                 task.on_scattered()
             self._reduce(bucket)
         for group in range(len(self.robust.groups)):
             for bucket in self.decide(task, group):
-                target, padded = self._target(bucket)
+                target = self._target(bucket)
                 if len(target):
                     self.robust.combine(bucket, *self.ranges[bucket][self.index], target)
-                self._offer_slice(bucket, target, padded)
+                self._offer_slice(bucket, target)
         for bucket in range(len(self.layout.buckets)):
             self.enter(Phase.GATHERED, bucket)
             self._gathered(bucket)
@@ -104,15 +99,15 @@ class NetworkRowPlane(RowSteps, NetworkPlane):
         return {whole: {n: self.mine.flats(s)[bucket] for n, s in zip(task.nodes[0], task.slots, strict=True)}}
 
     def _received(self, bucket: int) -> dict[Range, dict[Node, Tensor]]:  # type: ignore[override]
-        data = self._wait(self._scattering[bucket], bucket, Phase.SCATTERED)
+        self._all_entered(bucket)
+        rows = self._wait(self._scattering[bucket], bucket, Phase.SCATTERED)
         parts: dict[Range, dict[Node, Tensor]] = {}
-        at = 0
         wanted = self._wanted(bucket, self.index)
-        for nodes in self._now().nodes:
+        for nodes, row in zip(self._now().nodes, rows, strict=True):
+            pieces = iter(row)
             for lo, hi in wanted:
                 for node in nodes:
-                    parts.setdefault((lo, hi), {})[node] = data[at : at + hi - lo]
-                    at += hi - lo
+                    parts.setdefault((lo, hi), {})[node] = next(pieces)
         return parts
 
     def _slice(self, bucket: int, lo: int, hi: int) -> dict[Node, Tensor]:
@@ -122,12 +117,11 @@ class NetworkRowPlane(RowSteps, NetworkPlane):
             return held[lo, hi]
         return {node: part[lo:hi] for node, part in held[0, self.layout.buckets[bucket].numel].items()}
 
-    def _target(self, bucket: int) -> tuple[Tensor, Tensor]:
+    def _target(self, bucket: int) -> Tensor:
         lo, hi = self.ranges[bucket][self.index]
-        padded = self.out[bucket].new_zeros(self.ranges[bucket][0][1])
-        return padded[: hi - lo], padded
+        return self.out[bucket][lo:hi]
 
-    def _reduce(self, bucket: int) -> None:  # type: ignore[override]
+    def _reduce(self, bucket: int) -> None:
         self.enter(Phase.REDUCE, bucket)
         lo, hi = self.ranges[bucket][self.index]
         if self.robust.settings.momentum:
@@ -136,27 +130,17 @@ class NetworkRowPlane(RowSteps, NetworkPlane):
             if hi > lo:
                 self.robust.keep(bucket, self._slice(bucket, lo, hi), lo, hi)
             return
-        target, padded = self._target(bucket)
+        target = self._target(bucket)
         if hi > lo:
             self.robust.reduce(bucket, self._slice(bucket, lo, hi), lo, hi, target)
-        self._offer_slice(bucket, target, padded)
+        self._offer_slice(bucket, target)
 
-    def _offer_slice(self, bucket: int, target: Tensor, padded: Tensor) -> None:
+    def _offer_slice(self, bucket: int, target: Tensor) -> None:
         self.note(self._now(), self._found, bucket, target)
         self.enter(Phase.GATHER, bucket)
-        if self._group is None:
-            self.out[bucket].copy_(target)
-            return
-        everything = self._empty(bucket, len(padded) * len(self.members))
-        self.sent_bytes += len(padded) * padded.element_size() * (len(self.members) - 1)
-        pending = _Pending(self._group._allgather_base(everything, padded), everything, self._wake_fd)
-        self._gathers[bucket] = pending
-        self._gathering.append(pending)
-
-    def _gathered(self, bucket: int) -> None:
-        if self._group is None:
-            return
-        self._take_out(bucket, self._wait(self._gathers[bucket], bucket, Phase.GATHERED))
+        if self._wires is not None:
+            self.sent_bytes += len(target) * target.element_size() * (len(self.members) - 1)
+            self._gathering[bucket] = self._wires.gather(bucket, self.out[bucket], self.ranges[bucket])
 
     # --- checks ------------------------------------------------------------------------------------------------------
     def _check(self) -> None:
@@ -183,4 +167,4 @@ class NetworkRowPlane(RowSteps, NetworkPlane):
     def close(self) -> None:
         """As of the mean's; what was received goes with the group."""
         super().close()
-        self._gathers, self._parts = {}, {}
+        self._parts = {}

@@ -305,8 +305,9 @@ class Coordinator:
         if hello.epoch > self.epoch:
             self._on_superseded(now_s, m.Superseded())
             return
+        if not self.roster.agent_here(hello.agent, hello.pid, hello.number):
+            return
         self.tell([hello.agent], m.Welcome(epoch=self.epoch))
-        self.roster.agent_here(hello.agent)
         listed = set(hello.members)
         for name in hello.members:
             if self.roster.superseded(name):

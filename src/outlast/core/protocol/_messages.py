@@ -189,12 +189,14 @@ class Whole(Wire, frozen=True, kw_only=True, tag=True):
 
 # --- to the coordinator: from agents and the launcher ----------------------------------------------------------------
 class AgentHello(Wire, frozen=True, kw_only=True, tag=True):
-    """An agent (re)connects. `members`: alive under it, or about to be started."""
+    """An agent (re)connects. `members`: alive under it, or about to be started. `number`: of this greeting among those
+    of its process; a late copy of an earlier one would call members dead that started since."""
 
     agent: str
     pid: int
     members: tuple[str, ...] = ()
     epoch: int = 0  # highest epoch seen
+    number: int = 0
 
 
 class AgentGone(Wire, frozen=True, kw_only=True, tag=True):

@@ -92,6 +92,7 @@ class Roster:
     judged: set[tuple[int, str, str]] = field(default_factory=set)  # (step, action, member) that was written down
     barred: set[str] = field(default_factory=set)  # agents that get no replica any more
     _live: dict[str, str] = field(default_factory=dict)  # slot -> live member
+    _greetings: dict[tuple[str, int], int] = field(default_factory=dict)  # (agent, process) -> number of the newest
     _by_status: dict[Status, set[str]] = field(default_factory=dict)
     _num_wanted_fresh: int = 0
     _look: bool = True  # whether a slot may be without a process
@@ -150,10 +151,15 @@ class Roster:
         self._look = True
         self.recent[slot] = [t for t in self.recent.get(slot, []) if now_s - t < 60.0] + [now_s]
 
-    def agent_here(self, agent: str) -> None:
+    def agent_here(self, agent: str, pid: int, number: int) -> bool:
+        """Whether this greeting is news, not a late copy."""
+        if 0 < number <= self._greetings.get((agent, pid), 0):
+            return False
+        self._greetings[agent, pid] = number
         self.agents.add(agent)
         self.lost_agents.discard(agent)
         self._look = True
+        return True
 
     def agent_lost(self, agent: str) -> None:
         self.agents.discard(agent)

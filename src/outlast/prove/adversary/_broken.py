@@ -101,7 +101,7 @@ class _Deaf(Coordinator):
     def _on_agenthello(self, now_s: float, hello: m.AgentHello) -> None:
         if hello.epoch <= self.epoch:
             self.tell([hello.agent], m.Welcome(epoch=self.epoch))
-            self.roster.agent_here(hello.agent)
+            self.roster.agent_here(hello.agent, hello.pid, hello.number)
 
 
 class AgentsForgotten(_WithCoordinator):

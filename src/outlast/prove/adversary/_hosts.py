@@ -92,6 +92,8 @@ class CoordinatorProcess(Process):
             world.note(f"{self.name} {m.describe(action)[:300]}")
         if isinstance(action, m.Tell):
             for name in action.to:
+                if isinstance(action.message, m.Rejoin):
+                    world.oracle.demoted(name)
                 link = self.links.get(name)
                 if link is not None and not link.broken:
                     world.network.down(link, link.client.told, action.message)  # type: ignore[attr-defined]
@@ -157,13 +159,14 @@ class Agent(Dialler):
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world, name)
         self.known: dict[str, str] = {}  # member -> pending, alive or gone
-        self.epoch = 0
+        self.epoch = self.greetings = 0
         self.dial()
         self._look()
 
     def greeting(self) -> m.AgentHello:
         listed = tuple(name for name, state in self.known.items() if state != "gone")
-        return m.AgentHello(agent=self.name, pid=1, members=listed, epoch=self.epoch)
+        self.greetings += 1
+        return m.AgentHello(agent=self.name, pid=1, members=listed, epoch=self.epoch, number=self.greetings)
 
     def told(self, link: Connection, message: Any) -> None:
         if link.broken or message.epoch < self.epoch:

@@ -40,6 +40,9 @@ class Oracle:
         self._last_epoch_written = 0
         self._first_decided: dict[ViewId, int] = {}
         self._epochs: dict[str, int] = {}
+        self._given_up: set[str] = (
+            set()
+        )  # told to start again while somebody alive was ahead, and may not have heard it
 
     def violated(self, invariant: str, what: str) -> None:
         if self.violation is None:
@@ -59,6 +62,8 @@ class Oracle:
 
     def told(self, replica: Replica, message: object) -> None:
         """A member reacted to the coordinator: its epoch never falls."""
+        if isinstance(message, m.Install | m.Rejoin):
+            self._given_up.discard(replica.name)
         epoch = replica.member.epoch
         if epoch < self._epochs.get(replica.name, 0):
             self.violated("Epochs", f"{replica.name} went back to epoch {epoch}")
@@ -89,7 +94,14 @@ class Oracle:
         """Living members that nobody was entitled to give up."""
         coordinator = self.world.coordinators[-1].machine
         peers = coordinator.roster.peers
-        return [r for r in self.world.holders() if r.name not in peers or peers[r.name].alive]
+        unlost = [r for r in self.world.holders() if r.name not in peers or peers[r.name].alive]
+        return [r for r in unlost if r.name not in self._given_up]
+
+    def demoted(self, name: str) -> None:
+        """A coordinator has a member start again. It may give up a state that somebody alive is ahead of."""
+        replica = self.world.replicas.get(name)
+        if replica and any(r.member.committed > replica.member.committed for r in self._unlost()):
+            self._given_up.add(name)
 
     def scattered(self, replica: Replica, view: View) -> None:
         """A member calls its committed steps stable: all members must have committed them."""

@@ -1,0 +1,133 @@
+"""Slices over real Gloo groups, one member a thread: what arrives where, either way of sending, and in whose memory."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
+
+from outlast.runtime._c10d import open_store
+from outlast.runtime._wires import Collectives, Pending, Points
+
+MEMBERS, TAGS, PATIENCE_S = 3, 4, 30.0
+LENGTHS = [0, 5, 3]  # of the members' slices: one has none
+NODES = [2, 1, 0]  # partial sums of each: one has none
+RANGES = [(0, 0), (0, 5), (5, 8)]
+
+Make = Callable[[Any, int], Points | Collectives]
+
+
+def points(group: Any, index: int) -> Points:
+    return Points(group, index, MEMBERS, os.eventfd(0), TAGS)
+
+
+def collectives(group: Any, index: int) -> Collectives:
+    return Collectives(torch.device("cpu"), group, index, MEMBERS, os.eventfd(0), TAGS)
+
+
+def everywhere(make: Make, work: Callable[[Any, int], Any]) -> list[Any]:
+    """`work(wires, index)` at each member, with the same group; what each returned."""
+    store, address = open_store()
+    found: dict[int, Any] = {}
+
+    def run(index: int) -> None:
+        own = store if index == 0 else TCPStore("127.0.0.1", int(address.rpartition(":")[2]), is_master=False)
+        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        wires = make(ProcessGroupGloo(PrefixStore("g", own), index, MEMBERS, options), index)
+        try:
+            found[index] = work(wires, index)
+        finally:
+            wires.close()
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(MEMBERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    return [found[index] for index in range(MEMBERS)]
+
+
+def came(pending: Pending) -> list[list[Tensor]]:
+    assert pending.done.wait(PATIENCE_S)
+    return pending.result()
+
+
+def sums(member: int, node: int, bucket: int) -> Tensor:
+    return torch.arange(8.0) + 100 * member + 10 * node + 1000 * bucket
+
+
+def scatter(wires: Any, index: int, bucket: int) -> Pending:
+    mine = [sums(index, node, bucket) for node in range(NODES[index])]
+    pieces = [[flat[lo:hi] for flat in mine] for lo, hi in RANGES]
+    sizes = [[LENGTHS[index]] * num for num in NODES]
+    pending: Pending = wires.scatter(bucket, pieces, sizes, torch.float32)
+    return pending
+
+
+@pytest.mark.parametrize("make", [points, collectives])
+def test_everybody_gets_its_pieces_of_every_sum_and_then_all_slices(make: Make) -> None:
+    def work(wires: Any, index: int) -> list[Tensor]:
+        wires.begin()
+        arriving = [scatter(wires, index, bucket) for bucket in range(2)]
+        wholes = [torch.full((8,), -1.0) for _ in arriving]
+        lo, hi = RANGES[index]
+        gathering = []
+        for bucket, (pending, whole) in enumerate(zip(arriving, wholes, strict=True)):
+            rows = came(pending)
+            for member, row in enumerate(rows):
+                assert [part.tolist() for part in row] == [
+                    sums(member, node, bucket)[lo:hi].tolist() for node in range(NODES[member])
+                ]
+            whole[lo:hi] = sum((part for row in rows for part in row), torch.zeros(hi - lo))
+            gathering.append(wires.gather(bucket, whole, RANGES))
+            wires.release(pending)
+        for pending in gathering:
+            came(pending)
+        return wholes
+
+    for wholes in everywhere(make, work):
+        for bucket, whole in enumerate(wholes):
+            assert whole.tolist() == (sums(0, 0, bucket) + sums(0, 1, bucket) + sums(1, 0, bucket)).tolist()
+
+
+def test_more_is_received_only_once_what_came_before_is_read_and_into_its_memory() -> None:
+    def bounded(group: Any, index: int) -> Points:
+        return Points(group, index, MEMBERS, os.eventfd(0), TAGS, ahead_bytes=1)
+
+    def work(wires: Any, index: int) -> list[int]:
+        wires.begin()
+        arriving = [scatter(wires, index, bucket) for bucket in range(TAGS)]
+        taken = [pending.storage is not None for pending in arriving]
+        assert taken == [True, True, LENGTHS[index] == 0, LENGTHS[index] == 0]  # nothing takes no memory
+        places = []
+        for pending in arriving:
+            came(pending)
+            assert pending.storage is not None
+            places.append(pending.storage.data_ptr())
+            wires.release(pending)
+        for bucket in range(TAGS):  # also waits until the peers have taken what was sent
+            came(wires.gather(bucket, torch.zeros(8), RANGES))
+        return places
+
+    for index, places in enumerate(everywhere(bounded, work)):
+        assert LENGTHS[index] == 0 or len(set(places)) == 2
+
+
+def test_a_tensor_is_handed_over() -> None:
+    def work(wires: Any, index: int) -> float:
+        tensor = torch.full((1000,), float(index))
+        if index:
+            came(wires.receive(tensor, 0, 3))
+        else:
+            for to in (1, 2):
+                came(wires.send(tensor, to, 3))
+        return float(tensor.sum())
+
+    assert everywhere(points, work) == [0.0, 0.0, 0.0]
