@@ -20,9 +20,10 @@ import random
 import statistics
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks._common import Bounds, Table, environment, options, publish
+from benchmarks._unknowing import Game
 from outlast.core.policy import Losses, next_save_s
 
 if TYPE_CHECKING:
@@ -34,8 +35,14 @@ DATA = Path(os.environ.get("OUTLAST_TRACES", Path(__file__).resolve().parents[2]
 GRID = [1.12**i for i in range(-40, 41)]  # fixed intervals, times Young's for the scenario's own mean
 WRONG = (0.1, 10.0)  # the prior's mean time between failures over the true one
 SHORT = "Weibull(0.6), short"
-ABLATED = {"age": "Weibull(0.6)", "stability": "Weibull(0.6), unstable", "left": SHORT}
-"""Which input is left out where: each in the scenario that has what it is for."""
+ALL_THREE = "Weibull(0.6), unstable, two means long"
+"""Here each input must tell: failures cluster, the loss leaves its band now and then, and the job ends."""
+TOLD: tuple[tuple[float, dict[float, float]], ...] = (
+    (1440.0, {1440.0: 0.6, 14_400.0: 0.4}),
+    (144_000.0, {14_400.0: 0.447, 144_000.0: 0.553}),
+    (14_400.0, {1440.0: 0.53, 14_400.0: 0.11, 144_000.0: 0.36}),
+)
+"""A short job is told a mean time; the truth is one of these. Odds for which the least worst ratio is largest."""
 UNSTABLE_S, STABLE_S, REWIND_S = 1200.0, 14_400.0, 900.0  # mean lengths of episodes; mean time to a rewind inside one
 
 
@@ -61,10 +68,19 @@ class Policy:
     left: bool = True
 
 
+class Ageless(Losses):
+    """The same belief of a hazard that has no memory: what the record says without the time since the last failure."""
+
+    def course(self, age_s: float, floor: float = 0.0) -> Any:
+        course = super().course(age_s, floor)
+        return course._replace(factors=(1.0,) * len(course.factors))
+
+
 def waste(job: Job, decide: Callable[[float, float, float, bool], float], lost: Callable[[float], None]) -> float:
-    """Wall seconds that were not training. decide(now, since the last failure, left, shaky) -> seconds to the next
-    save; `lost(since)`: a failure, with the time since the one before."""
-    now = done = saved = last = 0.0
+    """Wall seconds that were not training. decide(now, age, left, shaky) -> seconds from the last save (or from the
+    return to it) to the next one; age: from the last failure to then; `lost(since)`: a failure, with the time since
+    the one before."""
+    now = done = saved = last = began = 0.0
     events = _events(job)
     at, shaky = next(events, (math.inf, ""))
     unstable = False
@@ -81,8 +97,8 @@ def waste(job: Job, decide: Callable[[float, float, float, bool], float], lost: 
                     last = now
             else:
                 unstable = shaky == "begins"
-            elapsed = done - saved
-            due = max(0.0, decide(now, now - last, job.work_s - saved, unstable) - elapsed)
+            began = now if done == saved else began
+            due = max(0.0, began + decide(now, began - last, job.work_s - saved, unstable) - now)
             at, shaky = next(events, (math.inf, ""))
         elif finish <= when:
             return now - job.work_s
@@ -95,7 +111,7 @@ def waste(job: Job, decide: Callable[[float, float, float, bool], float], lost: 
                 now = at
                 due = 0.0
                 continue
-            saved = done
+            saved, began = done, now
             due = decide(now, now - last, job.work_s - done, unstable)
 
 
@@ -111,39 +127,19 @@ def fixed(job: Job, interval_s: float) -> float:
 
 
 def adaptive(job: Job, policy: Policy) -> float:
-    losses = Losses(prior_s=policy.prior_s)
+    losses = Losses(prior_s=policy.prior_s) if policy.age else Ageless(prior_s=policy.prior_s, shapes=(1.0,))
     episodes = {"rewinds": 1.0, "s": 3600.0, "since": 0.0, "shaky": False}  # prior: a rewind an hour of instability
 
-    def decide(now: float, since: float, left: float, shaky: bool) -> float:
+    def decide(now: float, age: float, left: float, shaky: bool) -> float:
         if episodes["shaky"]:
             episodes["s"] += now - episodes["since"]
             episodes["rewinds"] += sum(episodes["since"] < t <= now for t in job.rewinds)
         episodes["since"], episodes["shaky"] = now, shaky
         extra = episodes["rewinds"] / episodes["s"] if shaky and policy.stability else 0.0
-        if not policy.age:  # a constant hazard of the same record
-            mean = (policy.prior_s + now) / (1.0 + seen[0])
-            return _constant(mean, job.cost_s, extra, left if policy.left else math.inf)
-        return next_save_s(
-            losses, age_s=since, cost_s=job.cost_s, extra=extra, left_s=left if policy.left else math.inf
-        )
+        left = left if policy.left else math.inf
+        return next_save_s(losses, age_s=age, cost_s=job.cost_s, extra=extra, left_s=left)
 
-    seen = [0]
-
-    def lost(since: float) -> None:
-        seen[0] += 1
-        losses.observe(since)
-
-    return waste(job, decide, lost)
-
-
-def _constant(mean_s: float, cost_s: float, extra: float, left_s: float) -> float:
-    due = left_s * math.sqrt((1 / mean_s + extra) / (2 * cost_s)) if left_s < math.inf else math.inf
-    interval = math.sqrt(2 * cost_s / (1 / mean_s + extra))
-    if due < 12:
-        low = max(1, math.floor(due))
-        parts = min((low, low + 1), key=lambda n: n - 1 + due * due / n)
-        return math.inf if parts == 1 else left_s / parts
-    return interval
+    return waste(job, decide, losses.observe)
 
 
 def drawn(rng: random.Random, *, shape: float, mean_s: float, work_s: float, cost_s: float, shaky: bool) -> Job:
@@ -224,6 +220,10 @@ def scenarios(args: argparse.Namespace) -> dict[str, tuple[float, list[Job]]]:
         mean,
         [drawn(rng, shape=0.6, mean_s=mean, work_s=mean / 2, cost_s=120.0, shaky=False) for _ in range(40 * args.jobs)],
     )
+    every[ALL_THREE] = (
+        mean,
+        [drawn(rng, shape=0.6, mean_s=mean, work_s=2 * mean, cost_s=120.0, shaky=True) for _ in range(60 * args.jobs)],
+    )
     for name, times in traces().items():
         mean_s = times[-1] / len(times)
         every[name] = mean_s, recorded(times, rng, args.jobs, work_s=60 * mean_s, cost_s=mean_s / 480)
@@ -241,11 +241,33 @@ def study(mean_s: float, jobs: Sequence[Job]) -> dict[str, list[float]]:
         found[f"adaptive, prior x {wrong:g}"] = [adaptive(job, Policy(prior_s=wrong * mean_s)) for job in jobs]
         interval = math.sqrt(2 * wrong * mean_s * jobs[0].cost_s)
         found[f"Young, prior x {wrong:g}"] = [fixed(job, interval) for job in jobs]
-    for missing in ("age", "stability", "left"):
+    for missing in ("age", "stability", "left") if jobs[0].shaky else ("age", "left"):
         found[f"adaptive without {missing}"] = [
             adaptive(job, dataclasses.replace(Policy(prior_s=mean_s), **{missing: False})) for job in jobs
         ]
     return found
+
+
+def unknowing(args: argparse.Namespace, bounds: Bounds) -> Table:
+    """The short job, told a mean time that may be ten times wrong: the policy's worst, and the least that any has."""
+    rng, work_s, cost_s, rows = random.Random(args.seed + 1), 7200.0, 120.0, []
+    for told, odds in TOLD:
+        least, _ = Game(shape=0.6, means_s=tuple(odds), num_cells=60, cost_s=cost_s).least(tuple(odds.values()))
+        ours = {}
+        for mean_s in odds:
+            jobs = [
+                drawn(rng, shape=0.6, mean_s=mean_s, work_s=work_s, cost_s=cost_s, shaky=False)
+                for _ in range(40 * args.jobs)
+            ]
+            grid = [[fixed(job, work_s / parts) for job in jobs] for parts in range(1, 16)]
+            best = min(grid, key=statistics.fmean)
+            ours[mean_s] = paired([adaptive(job, Policy(prior_s=told)) for job in jobs], best)
+        each = ", ".join(f"{mean_s:.0f} s: {1 + d:.3f} ± {2 * e:.3f}" for mean_s, (d, e) in ours.items())
+        worst = 1 + max(d for d, _ in ours.values())
+        rows.append([f"{told:.0f} s", each, f"{worst:.3f}", f"{least:.3f}"])
+        bounds.check(f"told {told:.0f} s: worst ratio / least possible", worst / least, 1.05, "times")
+    title = "Weibull(0.6), 7200 s of work, a save costs 120 s: told a mean time that may be wrong"
+    return Table(title=title, columns=["told", "adaptive / best fixed, by truth", "worst", "least possible"], rows=rows)
 
 
 def paired(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
@@ -280,9 +302,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         for wrong in WRONG:
             ratio = 1 + paired(found[f"adaptive, prior x {wrong:g}"], found[f"Young, prior x {wrong:g}"])[0]
             bounds.check(f"{name}: adaptive / Young, both with prior x {wrong:g}", ratio, 1.0, "times")
-        for missing in (m for m, where in ABLATED.items() if where == name):
+        for missing in ("age", "stability", "left") if name == ALL_THREE else ():
             gain, error = paired(found["adaptive"], found[f"adaptive without {missing}"])
             bounds.check(f"{name}: with {missing} / without, upper end of 95 %", 1 + gain + 2 * error, 1.0, "times")
+    if args.only in "not knowing":
+        tables.append(unknowing(args, bounds))
     return publish("interval", args, machine, tables, bounds, raw)
 
 

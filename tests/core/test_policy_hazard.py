@@ -27,15 +27,18 @@ def test_a_constant_hazard_gives_youngs_interval() -> None:
         assert next_save_s(learnt(1.0, 4000), age_s=age_s, cost_s=COST_S) == pytest.approx(young, rel=0.15)
 
 
-def test_the_record_s_shape_is_found_whatever_the_prior_said() -> None:
+@pytest.mark.parametrize("shape", [0.6, 0.7, 1.0])
+def test_the_record_s_hazard_is_found_whatever_the_prior_said(shape: float) -> None:
+    """0.7 lies between the shapes considered."""
+    scale = MEAN_S / math.gamma(1 + 1 / shape)
     for prior in (0.1, 1.0, 10.0):
         losses, rng = Losses(prior_s=prior * MEAN_S), random.Random(5)
-        for _ in range(300):
-            losses.observe(rng.weibullvariate(MEAN_S / math.gamma(1 + 1 / 0.6), 0.6))
-        course = losses.course(0.0)
-        assert course.shape == pytest.approx(0.6, abs=0.06)
-        scale = MEAN_S / math.gamma(1 + 1 / 0.6)
-        assert course.rho == pytest.approx(scale**-course.shape, rel=0.4)
+        for _ in range(400):
+            losses.observe(rng.weibullvariate(scale, shape))
+        for age_s in (1000.0, 5000.0, 20_000.0):
+            assert losses.course(0.0).at(age_s) == pytest.approx(
+                shape / scale * (age_s / scale) ** (shape - 1), rel=0.35
+            )
 
 
 def test_saves_are_dense_after_a_loss_and_sparse_long_after() -> None:

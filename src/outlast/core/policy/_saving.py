@@ -87,6 +87,11 @@ class Pacer:
         """A save came to nothing: the next one is tried later and later, but not later than it would be due."""
         self._num_failed += 1
 
+    @property
+    def _since_s(self) -> float:
+        """From when on work would be lost: the last save, or the loss after it, which took that work already."""
+        return max(self._last_s, self._loss_s)
+
     # --- what follows --------------------------------------------------------------------------------------------
     def decide(self, now_s: float) -> SaveDecision:
         """The interval as of now."""
@@ -96,8 +101,8 @@ class Pacer:
         extra += 1.0 / _REWIND_S if unstable else 0.0
         cost_s = max(self._blocked_s, _LEAST_COST_S)
         interval_s = next_save_s(
-            self._losses, age_s=max(1.0, self._last_s - self._loss_s), cost_s=cost_s,
-            least_s=max(self._min_s, self._durable_s), extra=extra, left_s=max(1.0, self._ends_s - self._last_s),
+            self._losses, age_s=max(1.0, self._since_s - self._loss_s), cost_s=cost_s,
+            least_s=max(self._min_s, self._durable_s), extra=extra, left_s=max(1.0, self._ends_s - self._since_s),
         )  # fmt: skip
         mtbr_s = 1.0 / (extra + self._losses.course(age_s).at(max(1.0, age_s)))
         reasons = [f"a loss is expected every {mtbr_s:.3g} s", f"a save holds training up for {cost_s:.3g} s"]
@@ -117,4 +122,4 @@ class Pacer:
 
     def due_s(self, now_s: float) -> float:
         """Seconds from now to the next save; 0 or less: now. inf where the end of the loop comes first."""
-        return self._last_s + self.decide(now_s).interval_s - now_s
+        return self._since_s + self.decide(now_s).interval_s - now_s
