@@ -9,8 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outlast.tensors import combine, fingerprint, fingerprint_blocks, fingerprint_named
+from outlast.tensors import block_prints, combine, fingerprint, fingerprint_named
 from outlast.tensors._fingerprint import _mixed
+
+
+def blocks_of(flat: torch.Tensor, block: int, first: int) -> int:
+    return combine(block_prints(flat, block, first))
 
 
 def sample(numel: int = 257) -> torch.Tensor:
@@ -56,9 +60,9 @@ class TestOneTensor:
 def test_sums_of_blocks_do_not_depend_on_the_cut(num_blocks: int, cuts: list[int]) -> None:
     block = 16
     flat = sample(num_blocks * block - 3)
-    whole = fingerprint_blocks(flat, block, 0)
+    whole = blocks_of(flat, block, 0)
     edges = sorted({0, num_blocks, *(cut for cut in cuts if cut < num_blocks)})
-    parts = [fingerprint_blocks(flat[a * block : b * block], block, a) for a, b in itertools.pairwise(edges)]
+    parts = [blocks_of(flat[a * block : b * block], block, a) for a, b in itertools.pairwise(edges)]
     assert combine(parts) == whole
     assert combine(parts[::-1]) == whole
 
@@ -66,7 +70,7 @@ def test_sums_of_blocks_do_not_depend_on_the_cut(num_blocks: int, cuts: list[int
 def test_blocks_in_each_other_s_places_are_seen() -> None:
     flat = sample(64)
     swapped = torch.cat([flat[16:32], flat[:16], flat[32:]])
-    assert fingerprint_blocks(flat, 16, 0) != fingerprint_blocks(swapped, 16, 0)
+    assert blocks_of(flat, 16, 0) != blocks_of(swapped, 16, 0)
 
 
 def test_names_shapes_and_dtypes_count() -> None:

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outlast.tensors import BLOCK, Layout, block_norms
+from outlast.runtime._plane import Look, Reduction, look_at
+from outlast.tensors import BLOCK, Layout
 
 shapes = st.lists(st.lists(st.integers(1, 9), min_size=0, max_size=3), min_size=1, max_size=8)
 
@@ -49,13 +50,17 @@ def test_slices_are_whole_blocks_and_cover_once(numel: int, num_members: int, in
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_norms_of_blocks_do_not_depend_on_slices() -> None:
+def test_what_is_noted_of_slices_does_not_depend_on_the_cut() -> None:
     flat = torch.randn(3 * BLOCK + 17, generator=torch.Generator().manual_seed(2))
-    whole = block_norms(flat)
-    cut = block_norms(flat[: 2 * BLOCK]) + block_norms(flat[2 * BLOCK :])
+    whole, cut = Reduction(norms={}), Reduction(norms={})
+    for found, edges in ((whole, (0, flat.numel())), (cut, (0, 2 * BLOCK, flat.numel()))):
+        for lo, hi in itertools.pairwise(edges):
+            look = Look(found, lo // BLOCK, with_norms=True)
+            look_at(flat[lo:hi], look)
+            look.end()
     assert whole == cut
-    assert len(whole) == 4
-    assert block_norms(flat[:0]) == []
+    assert sorted(whole.norms) == [0, 1, 2, 3]
+    assert sum(whole.norms.values()) == pytest.approx(float(flat.double().square().sum()), rel=1e-6)
 
 
 def test_half_precision_takes_float32_and_integers_are_refused() -> None:

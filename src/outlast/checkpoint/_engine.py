@@ -43,6 +43,7 @@ from outlast.errors import CheckpointError
 __all__ = ["Engine", "Handle", "LoadedState"]
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+_NICE_WRITE, _NICE_DRAIN = 5, 10  # at 10, beside a loop on every core, hashing took longer than writing
 
 
 class LoadedState(NamedTuple):
@@ -124,9 +125,9 @@ class Engine:
         self._arena = Arena(num_slots, None if hold is None else self._held_slot)
         self._keep: frozenset[int] = frozenset() if hold is None else self._newest_in_memory(hold)
         self._copier = concurrent.futures.ThreadPoolExecutor(1, "outlast-copy")
-        self._writers = concurrent.futures.ThreadPoolExecutor(num_slots, "outlast-write", _be_nice)
+        self._writers = concurrent.futures.ThreadPoolExecutor(num_slots, "outlast-write", _be_nice, (_NICE_WRITE,))
         self._publisher = concurrent.futures.ThreadPoolExecutor(1, "outlast-publish")
-        self._drainer = concurrent.futures.ThreadPoolExecutor(1, "outlast-drain", _be_nice)
+        self._drainer = concurrent.futures.ThreadPoolExecutor(1, "outlast-drain", _be_nice, (_NICE_DRAIN,))
         self._closing = threading.Event()
         self._plans: dict[tuple[str, int], list[Layout]] = {}
         self._schema: Schema | None = None
@@ -491,6 +492,6 @@ class Engine:
             pool.shutdown(wait=wait)
 
 
-def _be_nice() -> None:
+def _be_nice(level: int) -> None:
     """Background threads yield the processor to training where the two compete."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), level)

@@ -21,6 +21,8 @@ from outlast.checkpoint._store import DataWriter, Store
 __all__ = ["CHUNK_BYTES", "Base", "Place", "base_of", "write_part"]
 
 CHUNK_BYTES = 4 << 20
+_GROUP_BYTES = 4 * CHUNK_BYTES  # hashed in one go: beside a busy loop each return to Python is a wait
+_NUM_AHEAD = 2
 _RUN_BYTES = 32 << 20
 _MIN_LIVE_SHARE = 0.25
 
@@ -78,8 +80,8 @@ def write_part(
     """
     job = _Job(store, stream, f"{name}.bin", base)
     try:
-        for start in range(0, len(stream), CHUNK_BYTES):
-            end = min(start + CHUNK_BYTES, len(stream))
+        for start in range(0, len(stream), _GROUP_BYTES):
+            end = min(start + _GROUP_BYTES, len(stream))
             wait(end)
             job.add(start, end)
         probe("save.written")
@@ -114,9 +116,23 @@ class _Job:
         self._out: DataWriter | None = None
         self._pool: concurrent.futures.ThreadPoolExecutor | None = None
         self._writes: collections.deque[concurrent.futures.Future[None]] = collections.deque()
+        self._hasher = concurrent.futures.ThreadPoolExecutor(1)
+        self._hashes: collections.deque[tuple[int, concurrent.futures.Future[list[str]]]] = collections.deque()
 
     def add(self, start: int, end: int) -> None:
-        key = digest(self._stream[start:end])
+        """Take these bytes of the stream, which continue it."""
+        while len(self._hashes) >= _NUM_AHEAD:
+            self._place_next()
+        self._hashes.append((start, self._hasher.submit(_digests, self._stream[start:end])))
+
+    def _place_next(self) -> None:
+        start, hashes = self._hashes.popleft()
+        for key in hashes.result():
+            end = min(start + CHUNK_BYTES, len(self._stream))
+            self._place(start, end, key)
+            start = end
+
+    def _place(self, start: int, end: int, key: str) -> None:
         known = self._base.get(key)
         if known is not None and known.bytes == end - start:
             self._chunks.append((known.file.name, known.at, end - start, key))
@@ -147,6 +163,8 @@ class _Job:
         self._writes.append(self._pool.submit(self._out.write, offset, self._stream[start:end]))
 
     def finish(self) -> tuple[list[FileRef], list[Chunk], int]:
+        while self._hashes:
+            self._place_next()
         self._flush()
         while self._writes:
             self._writes.popleft().result()
@@ -161,6 +179,7 @@ class _Job:
         return list(files.values()), chunks, self._at
 
     def _stop(self) -> None:
+        self._hasher.shutdown(wait=True, cancel_futures=True)
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
@@ -171,3 +190,7 @@ class _Job:
         with contextlib.suppress(OSError):
             if part_name is not None and self._store.size(part_name) is not None:
                 self._store.discard([part_name])
+
+
+def _digests(stream: memoryview) -> list[str]:
+    return [digest(stream[at : at + CHUNK_BYTES]) for at in range(0, len(stream), CHUNK_BYTES)]

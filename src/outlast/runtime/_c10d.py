@@ -25,9 +25,9 @@ from outlast.errors import ViewAbandoned
 from outlast.runtime._environment import Environment
 from outlast.runtime._gradients import Memory
 from outlast.runtime._mesh import Hand, Mesh, Ready
-from outlast.runtime._plane import Enter, Reduction, Task
+from outlast.runtime._plane import Enter, Reduction, Task, reduce_and_look
 from outlast.runtime._wires import Collectives, Pending, Points, Wires
-from outlast.tensors import BLOCK, Layout, block_norms, fingerprint_blocks, reduce_slice
+from outlast.tensors import BLOCK, Layout
 
 __all__ = ["NetworkPlane", "open_store"]
 
@@ -184,13 +184,8 @@ class NetworkPlane:
         lo, hi = self.ranges[bucket][self.index]
         target = self.out[bucket][lo:hi]
         if hi > lo:
-            reduce_slice(parts, self._schedule, (0, task.num_leaves), task.scale, target)
-            if task.on_reduced is not None:
-                task.on_reduced(bucket, target)
             first = self.layout.buckets[bucket].first_block + lo // BLOCK
-            self._found.fingerprint += fingerprint_blocks(target, BLOCK, first)
-            if task.with_norms:
-                self._found.norms.update(enumerate(block_norms(target), first))
+            reduce_and_look(task, self._found, bucket, first, parts, self._schedule, target)
         self._reduced = bucket + 1
         self.enter(Phase.GATHER, bucket)
         if wires is not None:

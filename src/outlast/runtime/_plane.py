@@ -8,7 +8,7 @@ members offered theirs (which proves that all have copied the last step's). See 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import torch
@@ -19,9 +19,9 @@ from outlast.core.protocol import Node, schedule
 from outlast.runtime._gradients import OUTCOME, Memory
 from outlast.runtime._mesh import Hand, Mesh, Ready, Reduced
 from outlast.runtime._second_reduction import Checks
-from outlast.tensors import BLOCK, Layout, block_norms, block_prints, fingerprint, fingerprint_blocks, reduce_slice
+from outlast.tensors import BLOCK, Layout, block_prints, fingerprint, reduce_slice
 
-__all__ = ["Plane", "Reduction", "SharedPlane", "Task"]
+__all__ = ["Look", "Plane", "Reduction", "SharedPlane", "Task", "look_at", "reduce_and_look"]
 
 Enter = Callable[[Phase, int], None]  # publish the phase and the bucket, and pass the fault point
 
@@ -48,6 +48,45 @@ class Reduction(msgspec.Struct, kw_only=True):
     norms: dict[int, float] = {}
     unlike: set[str] = set()  # members whose sums were not what they fingerprinted
     false: dict[tuple[int, str], int] = {}  # (bucket, reducer): what I compute, where they reduced to something else
+
+
+class Look:
+    """What is noted of a slice of the outcome as its blocks are shown, in order: its fingerprint, and its norm's
+    parts (sums of squares in float64, of each block's norm in float32)."""
+
+    def __init__(self, found: Reduction, first: int, with_norms: bool) -> None:
+        self._found, self._first, self._next, self._with_norms = found, first, first, with_norms
+        self._norms: list[Tensor] = []
+
+    def __call__(self, block: Tensor) -> None:
+        self._found.fingerprint += fingerprint(block, self._next)
+        self._next += 1
+        if self._with_norms:
+            self._norms.append(torch.linalg.vector_norm(block))
+
+    def end(self) -> None:
+        """All blocks were shown."""
+        norms = torch.stack(self._norms).double().tolist() if self._norms else []
+        self._found.norms.update(enumerate((norm * norm for norm in norms), self._first))
+
+
+def reduce_and_look(
+    task: Task, found: Reduction, bucket: int, first: int, parts: dict[Node, Tensor], schedule: list[Any], out: Tensor
+) -> None:
+    """out = the mean's slice, noted in `found`; `first`: number of its first block."""
+    look = Look(found, first, task.with_norms)
+    direct = task.on_reduced is None  # else tests put wrong bits in before anybody looks
+    reduce_slice(parts, schedule, (0, task.num_leaves), task.scale, out, look if direct else None)
+    if task.on_reduced is not None:
+        task.on_reduced(bucket, out)
+        look_at(out, look)
+    look.end()
+
+
+def look_at(flat: Tensor, look: Look) -> None:
+    """Show a whole slice."""
+    for start in range(0, flat.numel(), BLOCK):
+        look(flat[start : start + BLOCK])
 
 
 class Plane(Protocol):
@@ -114,21 +153,12 @@ class SharedPlane:
         alone = len(self.members) == 1
         target = (self.out if alone else self.mine.flats(OUTCOME))[bucket][lo:hi]
         if hi > lo:
-            parts = self._parts(bucket, lo, hi)
-            self._sum_up(bucket, parts, target)
             first = self.layout.buckets[bucket].first_block + lo // BLOCK
-            self._found.fingerprint += fingerprint_blocks(target, BLOCK, first)
-            if task.with_norms:
-                self._found.norms.update(enumerate(block_norms(target), first))
+            parts = self._parts(bucket, lo, hi)
+            reduce_and_look(task, self._found, bucket, first, parts, self._schedule, target)
         self._reduced = bucket + 1
         self.enter(Phase.GATHER, bucket)
         self.mesh.broadcast(Reduced(task.step, bucket))
-
-    def _sum_up(self, bucket: int, parts: dict[Node, Tensor], target: Tensor) -> None:
-        task = self._now()
-        reduce_slice(parts, self._schedule, (0, task.num_leaves), task.scale, target)
-        if task.on_reduced is not None:
-            task.on_reduced(bucket, target)
 
     def _parts(self, bucket: int, lo: int, hi: int, compare: bool = True) -> dict[Node, Tensor]:
         task = self._now()
@@ -180,7 +210,10 @@ class SharedPlane:
         lo, hi = self.ranges[bucket][reducer]
         gathered = self.out[bucket][lo:hi]
         again = torch.empty_like(gathered)
-        self._sum_up(bucket, self._parts(bucket, lo, hi, compare=False), again)
+        parts, task = self._parts(bucket, lo, hi, compare=False), self._now()
+        reduce_slice(parts, self._schedule, (0, task.num_leaves), task.scale, again)
+        if task.on_reduced is not None:
+            task.on_reduced(bucket, again)
         return fingerprint(gathered), fingerprint(again)
 
     def look_again(self, slices: Sequence[tuple[int, str]]) -> dict[tuple[int, str], tuple[int, int]]:

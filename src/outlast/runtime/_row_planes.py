@@ -19,10 +19,10 @@ from outlast.core.phases import Phase
 from outlast.core.protocol import Node, leaves_of
 from outlast.runtime._gradients import OUTCOME, Memory
 from outlast.runtime._mesh import Extra, Mesh, Ready, Reduced
-from outlast.runtime._plane import Enter, Reduction, SharedPlane, Task
+from outlast.runtime._plane import Enter, Look, Reduction, SharedPlane, Task, look_at
 from outlast.runtime._robust import Robust
 from outlast.runtime._second_reduction import checker_of
-from outlast.tensors import BLOCK, Layout, block_norms, fingerprint_blocks
+from outlast.tensors import BLOCK, Layout
 
 __all__ = ["HOLD", "VOTE", "RowSteps", "SharedRowPlane", "same_bits", "with_momentum", "without_momentum"]
 
@@ -62,9 +62,9 @@ class RowSteps:
         if task.on_reduced is not None:
             task.on_reduced(bucket, target)
         first = self.layout.buckets[bucket].first_block + lo // BLOCK
-        found.fingerprint += fingerprint_blocks(target, BLOCK, first)
-        if task.with_norms:
-            found.norms.update(enumerate(block_norms(target), first))
+        look = Look(found, first, task.with_norms)
+        look_at(target, look)
+        look.end()
 
     def decide(self, task: Task, group: int) -> list[int]:
         """A distance rule's choice, once all its buckets are kept; returns these. For other rules: nothing."""

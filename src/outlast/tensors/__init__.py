@@ -9,11 +9,10 @@ from outlast.tensors._fingerprint import (
     combine,
     fingerprint,
     fingerprint_all,
-    fingerprint_blocks,
     fingerprint_named,
 )
 from outlast.tensors._layout import BLOCK, Bucket, Layout
-from outlast.tensors._reduce import block_norms, reduce_slice
+from outlast.tensors._reduce import reduce_slice
 
 # robust rules
 from outlast.tensors._attacks import ATTACKS, flip_labels, inconsistent, lying_reducer, strongest  # isort: skip
@@ -29,8 +28,8 @@ from outlast.tensors._named import (  # isort: skip
 from outlast.tensors._rules import Rule, aggregate, make_rule  # isort: skip
 
 __all__ = [
-    "BLOCK", "Bucket", "Layout", "block_norms", "block_prints", "combine", "fingerprint", "fingerprint_all",
-    "fingerprint_blocks", "fingerprint_named", "reduce_slice",
+    "BLOCK", "Bucket", "Layout", "block_prints", "combine", "fingerprint", "fingerprint_all", "fingerprint_named",
+    "reduce_slice",
     "ATTACKS", "ActivationStats", "Band", "Mixture", "Nonfinite", "Reading", "Rule", "activation_stats", "aggregate",
     "collapse_reasons", "find_nonfinite", "flip_labels", "inconsistent", "lying_reducer", "make_rule", "partial_grams",
     "strongest", "total_gram",

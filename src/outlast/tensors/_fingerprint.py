@@ -14,7 +14,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-__all__ = ["block_prints", "combine", "fingerprint", "fingerprint_all", "fingerprint_blocks", "fingerprint_named"]
+__all__ = ["block_prints", "combine", "fingerprint", "fingerprint_all", "fingerprint_named"]
 
 _MASK = (1 << 64) - 1
 
@@ -31,14 +31,6 @@ def fingerprint(tensor: Tensor, key: int = 0) -> int:
 def block_prints(flat: Tensor, block: int, first: int) -> tuple[int, ...]:
     """The fingerprint of each block of a flat tensor, keyed by its number counted from `first`."""
     return tuple(fingerprint(flat[i : i + block], n) for n, i in enumerate(range(0, flat.numel(), block), first))
-
-
-def fingerprint_blocks(flat: Tensor, block: int, first: int, key: int = 0) -> int:
-    """Sum mod 2^64 of the fingerprints of a flat tensor's blocks, each keyed by its number counted from `first`."""
-    total = 0
-    for number, start in enumerate(range(0, flat.numel(), block), first):
-        total += fingerprint(flat[start : start + block], key + number)
-    return total & _MASK
 
 
 def fingerprint_all(tensors: Sequence[Tensor], keys: Sequence[int]) -> int:

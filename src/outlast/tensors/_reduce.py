@@ -5,29 +5,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from outlast.tensors._layout import BLOCK
 
-__all__ = ["block_norms", "reduce_slice"]
+__all__ = ["reduce_slice"]
 
 Node = tuple[int, int]
 
 
 def reduce_slice(
-    parts: Mapping[Node, Tensor], schedule: list[tuple[Node, Node, Node]], root: Node, scale: float, out: Tensor
-) -> None:
+    parts: Mapping[Node, Tensor], schedule: list[tuple[Node, Node, Node]], root: Node, scale: float, out: Tensor,
+    look: Callable[[Tensor], None] | None = None,
+) -> None:  # fmt: skip
     """out = scale · (the tree's root), from 1-D partial sums of equal length.
 
     `schedule`: the additions (left, right, parent) still to be done, children before parents. Works in blocks that
-    stay in cache; needs one block of scratch per pending addition.
+    stay in cache; needs one block of scratch per pending addition. `look` is shown each block of the result, in order,
+    while it is still there.
     """
-    if not schedule:
-        torch.mul(parts[root], scale, out=out) if scale != 1.0 else out.copy_(parts[root])
-        return
     scratch = [out.new_empty(min(BLOCK, out.numel())) for _ in range(max(0, len(schedule) - 1))]
     for start in range(0, out.numel(), BLOCK):
         stop = min(start + BLOCK, out.numel())
@@ -36,11 +35,9 @@ def reduce_slice(
             last = index == len(schedule) - 1
             into = out[start:stop] if last else scratch[index][: stop - start]
             have[parent] = torch.add(have[left], have[right], out=into)
-        if scale != 1.0:
+        if not schedule:
+            torch.mul(have[root], scale, out=out[start:stop])
+        elif scale != 1.0:
             out[start:stop].mul_(scale)
-
-
-def block_norms(flat: Tensor, block: int = BLOCK) -> list[float]:
-    """Sum of squares of each block, in float64 once the block's own norm is taken in float32."""
-    norms = [torch.linalg.vector_norm(flat[start : start + block]) for start in range(0, flat.numel(), block)]
-    return [value * value for value in torch.stack(norms).double().tolist()] if norms else []
+        if look is not None:
+            look(out[start:stop])

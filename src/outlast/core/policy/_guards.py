@@ -36,7 +36,7 @@ class Guards(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """A loss above its learned band."""
     norm_spike: OnSpike = "off"
     """A gradient norm above its learned band."""
-    agreement: int = 16
+    agreement: int = 32
     """Compare a part of the state between replicas each step, all of it in so many steps; 1: all at once, 0: never."""
     divergence: Literal["replace", "rewind", "stop"] = "replace"
     """A replica that differs from the majority: its state is replaced by the others', or more."""
