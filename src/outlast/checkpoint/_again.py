@@ -15,7 +15,7 @@ import torch
 
 from outlast.checkpoint._tree import SCALARS
 
-__all__ = ["PLAIN", "Outline"]
+__all__ = ["PLAIN", "Outline", "has_memory"]
 
 PLAIN = {torch.Tensor, torch.nn.Parameter}
 _KEYS = {str, int, bool, bytes, type(None)}  # equal keys of one such type are the same key to the bit
@@ -68,8 +68,13 @@ class Outline:
         return node, tensors
 
 
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether there is any behind its elements: a storage can be freed under a tensor that keeps its shape."""
+    return tensor.data_ptr() != 0 and tensor.untyped_storage().nbytes() != 0
+
+
 def _look(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.dtype, tensor.shape, tensor.layout, tensor.is_meta
+    return tensor.dtype, tensor.shape, tensor.is_meta, has_memory(tensor)
 
 
 def _outline(value: Any, node: Any, numbers: list[int]) -> Any:
@@ -102,7 +107,7 @@ def _again(value: Any, known: _Container, tensors: list[torch.Tensor]) -> Any:
     changed: dict[int, Any] = {}
     for place, (kid, was) in enumerate(zip(value.values() if is_dict else value, known.kids, strict=True)):
         if was is torch.Tensor:
-            if type(kid) not in PLAIN:
+            if type(kid) not in PLAIN or kid.is_nested or kid.layout != torch.strided:
                 raise _Changed
             tensors.append(kid)
             continue

@@ -8,6 +8,7 @@ one is in at most one lease. Never grows on its own: `reserve` says what it take
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import threading
@@ -22,7 +23,8 @@ _PAGE = 4096
 def map_private(size_bytes: int) -> mmap.mmap:
     """Anonymous memory with huge pages advised, every page already there."""
     area = mmap.mmap(-1, max(_HUGE, -(-size_bytes // _HUGE) * _HUGE), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    area.madvise(mmap.MADV_HUGEPAGE)
+    with contextlib.suppress(OSError):  # a kernel without them
+        area.madvise(mmap.MADV_HUGEPAGE)
     touch(area)
     return area
 

@@ -312,7 +312,8 @@ class Engine:
     def _ended(self, handle: Handle, done: concurrent.futures.Future[PartReport]) -> None:
         """Runs once, in the writer's thread, whatever became of the save."""
         error = done.exception()
-        if error is not None or self._hold is None:
+        # A slot that is still being copied into must not become another save's.
+        if handle._snapshot.copied.wait(self._timeout_s) and (error is not None or self._hold is None):
             self._arena.release(handle._slot)
         if error is None:
             handle.durable.set_result(done.result())

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 
+from outlast.checkpoint._again import has_memory
 from outlast.checkpoint._tensors import bytes_of, raw
 from outlast.errors import CheckpointError
 
@@ -166,6 +167,8 @@ def _copy(copy: Copy, block: _Block) -> None:
     if copy.gap and block.low == 0:
         ctypes.memset(copy.address - copy.gap, 0, copy.gap)
     if _plain(copy.source):
+        if copy.bytes and not has_memory(copy.source):
+            raise ValueError(f"{copy.name!r} was freed before it was copied")
         # memmove through ctypes gives the interpreter lock up, and starts no thread pool of its own.
         ctypes.memmove(copy.address + block.low, copy.source.data_ptr() + block.low, block.high - block.low)
     else:

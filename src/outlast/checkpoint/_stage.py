@@ -40,7 +40,7 @@ def copies_of(state: State, layout: Layout, slot: Slot) -> list[Copy]:
 def _source(local: Sequence[Local], piece: Piece, name: str) -> torch.Tensor:
     """The values of a piece, out of the box that holds them."""
     if local and local[0].box.shape == piece.shape and local[0].box.offset == piece.offset:
-        return local[0].values
+        return local[0].values.data  # the memory it has now, should the caller give the tensor other memory
     wanted = Box(piece.offset, piece.shape)
     for box, values in local:
         if intersect(box, wanted) == wanted:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from outlast.checkpoint._again import PLAIN, Outline
+from outlast.checkpoint._again import PLAIN, Outline, has_memory
 from outlast.checkpoint._boxes import Box
 from outlast.checkpoint._manifest import DTYPE_BYTES, TensorSpec, schema_digest
 from outlast.checkpoint._plan import Shard
@@ -28,6 +28,7 @@ __all__ = ["Local", "State", "bytes_of", "dtype_named", "flatten", "plain_leaf",
 _CARRIER = {
     1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128,
 }  # fmt: skip
+_HOST_OR_CUDA = {"cpu", "cuda"}  # elsewhere a tensor without an address may still have values
 _QUANTISED = {torch.qint8, torch.quint8, torch.qint32}
 RankToWriter = Callable[[int], int]
 
@@ -150,9 +151,10 @@ class _Collector:
         return {"N" if isinstance(value, np.ndarray) else "n": self._number(tensor, name)}
 
     def _tensor(self, value: torch.Tensor, name: str) -> Any:
-        if value.is_meta or value.layout != torch.strided:
+        if value.is_meta or value.is_nested or value.layout != torch.strided:
+            kind = "meta" if value.is_meta else "nested" if value.is_nested else str(value.layout)
             raise ConfigError(
-                f"the state holds a {'meta' if value.is_meta else str(value.layout)} tensor at {name!r}",
+                f"the state holds a {kind} tensor at {name!r}",
                 remedy="give it values, or keep its dense parts",
             )
         if type(value) not in PLAIN and is_traceable_wrapper_subclass(value) and not _is_dtensor(value):
@@ -165,6 +167,10 @@ class _Collector:
             return {"q": self._quantised(value, name)}
         if _dtype_name(dtype) not in DTYPE_BYTES:
             raise ConfigError(f"checkpoints do not hold {value.dtype} ({name!r})", remedy="keep its unpacked values")
+        if value.device.type in _HOST_OR_CUDA and value.numel() and not _is_dtensor(value) and not has_memory(value):
+            raise ConfigError(
+                f"the tensor at {name!r} has no memory: it was freed", remedy="save it while it has values"
+            )
         return {"T": self._number(value, name)}
 
     def _quantised(self, value: torch.Tensor, name: str) -> list[Any]:
@@ -179,7 +185,7 @@ class _Collector:
     def _number(self, tensor: torch.Tensor, name: str) -> int:
         number = len(self.tensors)
         # Only two tensors that begin at one address can be the same: mostly there is nothing to compare.
-        place = tensor.data_ptr() if type(tensor) in PLAIN else 0
+        place = 0 if _is_dtensor(tensor) else tensor.data_ptr()
         first = self._first.setdefault(place, number)
         if first != number or place == 0:
             if place and first >= 0:
