@@ -199,6 +199,26 @@ def test_the_pool_holds_as_many_buffers_as_were_ever_under_way_together() -> Non
     wires.close()
 
 
+def test_all_may_send_more_than_sockets_hold_before_anybody_receives() -> None:
+    number, sent = 1 << 21, threading.Barrier(MEMBERS)
+
+    def work(wires: Any, index: int) -> None:
+        theirs = [i for i in range(MEMBERS) if i != index]
+        mine = torch.full((number,), float(index))
+        sends = [wires.send(mine, to, 0) for to in theirs]
+        sent.wait(PATIENCE_S)
+        taken = [torch.empty(number) for _ in theirs]
+        receives = [wires.receive(into, source, 0) for source, into in zip(theirs, taken, strict=True)]
+        for pending in receives:
+            came(pending)
+        for source, into in zip(theirs, taken, strict=True):
+            assert bool((into == source).all())
+        for pending in sends:
+            came(pending)
+
+    everywhere(points, work)
+
+
 def held() -> tuple[int, int]:
     """Threads of any kind, and sockets."""
     kinds = []
