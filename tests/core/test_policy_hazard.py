@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from typing import Any
 
 import pytest
 
@@ -81,6 +82,36 @@ def test_a_whole_number_of_saves_fits_what_is_left() -> None:
 def test_before_the_first_loss_the_prior_speaks() -> None:
     short, long = (next_save_s(Losses(prior_s=p), age_s=60.0, cost_s=COST_S) for p in (MEAN_S, 100 * MEAN_S))
     assert 3 * short < long < 40 * short
+
+
+def test_a_wrong_prior_yields_to_a_few_losses_and_to_none() -> None:
+    """Told a tenth or ten times the truth: within a factor of two of the right rate after five losses."""
+    for prior in (0.1, 10.0):
+        losses = Losses(prior_s=prior * MEAN_S, shapes=(1.0,))
+        before = losses.course(0.0).at(MEAN_S)
+        for _ in range(5):
+            losses.observe(MEAN_S)
+        after = losses.course(0.0).at(MEAN_S)
+        assert abs(math.log(after * MEAN_S)) < min(math.log(2.0), abs(math.log(before * MEAN_S)) / 2)
+    calm = Losses(prior_s=0.1 * MEAN_S)
+    assert calm.course(3 * MEAN_S).at(600.0) < calm.course(1.0).at(600.0) / 5, "that nothing failed is evidence"
+
+
+def test_regret_asks_for_fewer_saves_than_seconds_do() -> None:
+    vague = Losses(prior_s=MEAN_S)
+    assert vague.course(600.0).at(600.0) < vague.course(600.0, floor=1.0).at(600.0)
+
+
+def test_only_the_shape_without_memory_has_a_constant_hazard() -> None:
+    course = Losses(prior_s=MEAN_S, shapes=(1.0,)).course(60.0)
+    assert course.at(10.0) == pytest.approx(course.at(1e5))
+    assert Losses(prior_s=MEAN_S).course(60.0).at(10.0) > 2 * course.at(10.0)
+
+
+@pytest.mark.parametrize(("field", "value"), [("weight", 0.5), ("spread", 1.0), ("shapes", ()), ("shapes", (0.0, 1.0))])
+def test_a_prior_of_no_width_or_shape_is_refused(field: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=field):
+        Losses(prior_s=MEAN_S, **{field: value})
 
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, math.inf, math.nan])

@@ -86,3 +86,11 @@ def test_none_shortly_before_the_end() -> None:
     near.saved(1.0, 10.0, ends_s=HOUR + 50 * interval)
     assert near.due_s(HOUR) == pytest.approx(interval, rel=0.1)
     assert near.due_s(HOUR + 2 * interval) < 0
+
+
+def test_after_a_loss_the_next_save_counts_from_there() -> None:
+    """What was trained since the last save is gone with it: saving at once would keep nothing."""
+    struck = pacer()
+    struck.died(30 * HOUR, fleet=True)
+    assert struck.due_s(30 * HOUR) == pytest.approx(struck.decide(30 * HOUR).interval_s)
+    assert struck.due_s(30 * HOUR) > 10.0

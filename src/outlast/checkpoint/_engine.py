@@ -43,7 +43,7 @@ from outlast.errors import CheckpointError
 __all__ = ["Engine", "Handle", "LoadedState"]
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
-_NICE_WRITE, _NICE_DRAIN = 5, 10  # at 10, beside a loop on every core, hashing took longer than writing
+_NICE_WRITE, _NICE_DRAIN = 7, 10  # at 10, beside a loop on every core, hashing took longer than writing
 
 
 class LoadedState(NamedTuple):
