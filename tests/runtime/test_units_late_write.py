@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import threading
@@ -173,3 +174,42 @@ def test_who_receives_nothing_waits_until_all_have_entered_all_the_same(sides: t
     late.offer()
     early.plane._all_entered(0)
     assert early.plane._arrived(0)
+
+
+def lost(side: Side) -> None:
+    """Wait until this side knows that the connection ended."""
+    with pytest.raises(RuntimeError):
+        side.plane._ends()._group.recv([torch.empty(1)], 1, 99).wait()
+
+
+def announce(side: Side) -> None:
+    """As `Training` does under the backward: what ends the view is left to `finish`."""
+    with contextlib.suppress(ViewAbandoned):
+        side.offer()
+
+
+def test_who_died_after_its_offer_and_before_mine_ends_the_view_and_nothing_else(sides: tuple[Side, Side]) -> None:
+    early, late = sides
+    late.offer()
+    late.plane.close()
+    dropped()
+    lost(early)
+    announce(early)
+    with pytest.raises(ViewAbandoned):
+        early.plane.finish()
+
+
+def test_who_died_before_it_took_my_slice_ends_the_view_and_nothing_else(sides: tuple[Side, Side]) -> None:
+    early, late = sides
+    both(lambda: early.offer().done.wait(30), lambda: late.offer().done.wait(30))
+    outcome = early.out[0]
+    late.plane._ends().receive(torch.empty(1), 0, 0)
+    late.plane.close()
+    dropped()
+    lost(early)
+    with contextlib.suppress(ViewAbandoned):
+        early.plane._reduce(0)
+    with pytest.raises(ViewAbandoned):
+        early.plane.finish()
+    early.leave()
+    assert early.out[0] is not outcome, "receives that did begin may still write it"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
+from outlast.errors import ViewAbandoned
 from outlast.runtime._c10d import open_store
 from outlast.runtime._wires import Collectives, Pending, Points
 
@@ -131,3 +133,117 @@ def test_a_tensor_is_handed_over() -> None:
         return float(tensor.sum())
 
     assert everywhere(points, work) == [0.0, 0.0, 0.0]
+
+
+def lost(wires: Any, peer: int) -> None:
+    """Wait until this side knows that the connection ended."""
+    with pytest.raises(RuntimeError):
+        wires._group.recv([torch.empty(1)], peer, 99).wait()
+
+
+def test_what_cannot_even_be_started_is_told_like_what_fails_and_its_buffer_is_kept() -> None:
+    """Receives from those that live have begun then, and write."""
+    gone, seen = threading.Event(), threading.Barrier(MEMBERS - 1)
+
+    def work(wires: Any, index: int) -> tuple[bool, bool] | None:
+        wires.begin()
+        if index == MEMBERS - 1:
+            wires.receive(torch.empty(1), 0, 0)
+            wires.close()
+            gone.set()
+            return None
+        assert gone.wait(PATIENCE_S)
+        lost(wires, MEMBERS - 1)
+        seen.wait(PATIENCE_S)
+        arriving, gathering = scatter(wires, index, 0), wires.gather(0, torch.zeros(8), RANGES)
+        for pending in (gathering, wires.send(torch.zeros(1), MEMBERS - 1, 0)):
+            with pytest.raises(ViewAbandoned, match="a transfer failed"):
+                came(pending)
+        seen.wait(PATIENCE_S)
+        return arriving in wires._under_way, gathering in wires._under_way
+
+    assert everywhere(points, work)[:-1] == [(True, True)] * (MEMBERS - 1)
+
+
+def test_a_waiting_thread_outlives_whatever_a_wait_raises() -> None:
+    wires = Points(None, 0, 1, os.eventfd(0), TAGS)
+
+    class Broken:
+        def wait(self) -> None:
+            raise MemoryError("no room")
+
+    class Fine:
+        def wait(self) -> None:
+            pass
+
+    broken, fine = Pending(), Pending()
+    for pending, work in ((broken, Broken()), (fine, Fine())):
+        pending.works.append(work)
+        wires._lanes[0].put(pending)
+    assert fine.done.wait(PATIENCE_S)
+    with pytest.raises(ViewAbandoned, match="no room"):
+        came(broken)
+    wires.close()
+
+
+def test_the_pool_holds_as_many_buffers_as_were_ever_under_way_together() -> None:
+    wires = Points(None, 0, 1, os.eventfd(0), TAGS)
+    for size in range(100, 10_100, 100):  # each larger than all before it
+        both = Pending(), Pending()
+        for pending in both:
+            assert len(wires._take(pending, size)) == size
+            pending.done.set()
+        for pending in both:
+            wires.release(pending)
+    assert [len(spare) for spare in wires._pool] == [10_000, 10_000]
+    wires.close()
+
+
+def test_all_may_send_more_than_sockets_hold_before_anybody_receives() -> None:
+    number, sent = 1 << 21, threading.Barrier(MEMBERS)
+
+    def work(wires: Any, index: int) -> None:
+        theirs = [i for i in range(MEMBERS) if i != index]
+        mine = torch.full((number,), float(index))
+        sends = [wires.send(mine, to, 0) for to in theirs]
+        sent.wait(PATIENCE_S)
+        taken = [torch.empty(number) for _ in theirs]
+        receives = [wires.receive(into, source, 0) for source, into in zip(theirs, taken, strict=True)]
+        for pending in receives:
+            came(pending)
+        for source, into in zip(theirs, taken, strict=True):
+            assert bool((into == source).all())
+        for pending in sends:
+            came(pending)
+
+    everywhere(points, work)
+
+
+def held() -> tuple[int, int]:
+    """Threads of any kind, and sockets."""
+    kinds = []
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            kinds.append(os.readlink(f"/proc/self/fd/{number}").partition(":")[0])
+    return len(os.listdir("/proc/self/task")), kinds.count("socket")
+
+
+@pytest.mark.parametrize("ends", ["complete", "offered", "in the middle"])
+def test_groups_that_are_gone_leave_neither_threads_nor_sockets(ends: str) -> None:
+    def work(wires: Any, index: int) -> None:
+        wires.begin()
+        if ends == "in the middle" and index == 0:
+            return
+        pending = scatter(wires, index, 0)
+        if ends == "complete":
+            came(pending)
+            came(wires.gather(0, torch.zeros(8), RANGES))
+
+    seen = []
+    for _ in range(6):
+        everywhere(points, work)
+        for thread in [thread for thread in threading.enumerate() if thread.name == "outlast-drop"]:
+            thread.join(PATIENCE_S)
+        seen.append(held())
+    assert seen[-1][0] < seen[0][0] + MEMBERS, "a store's own thread may still be ending"
+    assert seen[-1][1] <= seen[0][1] + 1

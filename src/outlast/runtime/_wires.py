@@ -51,10 +51,14 @@ class Pending:
         try:
             for work in self.works:
                 work.wait()
-        except RuntimeError as error:
-            self.trouble = str(error).splitlines()[0]
+        except Exception as error:  # noqa: BLE001  whatever it is: the thread has others to wait for
+            self.fail(error)
         else:
             self.works = self.works if self.queued else []
+
+    def fail(self, error: Exception) -> None:
+        """It will never be complete."""
+        self.trouble = (str(error) or type(error).__name__).splitlines()[0]
 
     def result(self) -> list[list[Tensor]]:
         """`parts`, complete. ViewAbandoned if a transfer failed: some member left or died."""
@@ -102,7 +106,7 @@ class Wires:
     def _single(self, start: Callable[[int], Any], tensor: Tensor, number: int) -> Pending:
         pending = self._keep(Pending(held=[tensor]))
         self._start(pending, [start], self._tag(_HAND_OVER, number))
-        self._lanes[_SCATTER].put(pending)
+        self._expect(pending, _SCATTER)
         return pending
 
     def _keep(self, pending: Pending) -> Pending:
@@ -113,12 +117,19 @@ class Wires:
         return kind * self.tags + number
 
     def _start(self, pending: Pending, starts: Sequence[Callable[[int], Any]], tag: int) -> None:
+        """What cannot be started has failed, and says so where it is waited for: never here, under a backward, where
+        nobody would know what else is under way."""
         try:
             for start in starts:
                 pending.works.append(start(tag))
         except RuntimeError as error:
-            pending.trouble = str(error).splitlines()[0]
-            pending.result()
+            pending.fail(error)
+
+    def _expect(self, pending: Pending, lane: int) -> None:
+        if pending.works and not pending.trouble:
+            self._lanes[lane].put(pending)
+        else:
+            self._finished(pending)
 
     # --- the end -------------------------------------------------------------------------------------------------
     def close(self) -> None:
@@ -150,7 +161,7 @@ class Points(Wires):
         self._ahead_bytes, self._taken_bytes, self._num_taken = ahead_bytes, 0, 0
         self._pool: list[Tensor] = []
         self._wanted: deque[tuple[int, Pending, list[list[int]], torch.dtype]] = deque()
-        self._sends: dict[int, list[Any]] = {}
+        self._sends: dict[int, Pending] = {}
 
     def begin(self) -> None:
         """As of every group's; sends that nobody waited for were received, for every header had come."""
@@ -166,7 +177,7 @@ class Points(Wires):
         self._wanted.append((bucket, pending, sizes, dtype))
         self._receive_more()
         self._start(sends, starts, self._tag(_SCATTER, bucket))
-        self._sends[bucket] = sends.works
+        self._sends[bucket] = sends
         return pending
 
     def _others(self) -> list[int]:
@@ -191,16 +202,12 @@ class Points(Wires):
             self._start(pending, starts, self._tag(_SCATTER, bucket))
             self._expect(pending, _SCATTER)
 
-    def _expect(self, pending: Pending, lane: int) -> None:
-        if pending.works:
-            self._lanes[lane].put(pending)
-        else:
-            self._finished(pending)
-
     def _take(self, pending: Pending, size: int) -> Tensor:
-        """The smallest buffer of the pool that is large enough, or a new one."""
+        """The smallest buffer of the pool that is large enough, or a new one in place of one that is not."""
         fits = [i for i, spare in enumerate(self._pool) if len(spare) >= size]
         best = min(fits, key=lambda i: len(self._pool[i]), default=None)
+        if best is None and self._pool:
+            self._pool.pop()
         storage = self._pool.pop(best) if best is not None else torch.empty(size, dtype=torch.uint8)
         pending.storage, self._num_taken = storage, self._num_taken + 1
         self._taken_bytes += len(storage)
@@ -223,7 +230,10 @@ class Points(Wires):
         if len(slices[self.index]):
             starts += [self._sender(slices[self.index], to) for to in self._others()]
         self._start(pending, starts, self._tag(_GATHER, bucket))
-        pending.works += self._sends.pop(bucket, ())
+        sends = self._sends.pop(bucket, None)
+        if sends is not None:
+            pending.works += sends.works
+            pending.trouble = pending.trouble or sends.trouble
         self._expect(pending, _GATHER)
         return pending
 
@@ -266,7 +276,7 @@ class Collectives(Wires):
     ) -> Pending:
         starts = [lambda _: self._group.alltoall_base(into, source, outs, ins, AllToAllOptions())]
         self._start(pending, starts, 0)
-        self._lanes[lane].put(pending)
+        self._expect(pending, lane)
         return pending
 
     def release(self, pending: Pending) -> None:
