@@ -37,6 +37,7 @@ def everywhere(make: Make, work: Callable[[Any, int], Any]) -> list[Any]:
     """`work(wires, index)` at each member, with the same group; what each returned."""
     store, address = open_store()
     found: dict[int, Any] = {}
+    connected = threading.Barrier(MEMBERS)  # or the first to end would break the connections that others still make
 
     def run(index: int) -> None:
         own = store if index == 0 else TCPStore("127.0.0.1", int(address.rpartition(":")[2]), is_master=False)
@@ -44,6 +45,7 @@ def everywhere(make: Make, work: Callable[[Any, int], Any]) -> list[Any]:
         options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         wires = make(ProcessGroupGloo(PrefixStore("g", own), index, MEMBERS, options), index)
         try:
+            connected.wait(PATIENCE_S)
             found[index] = work(wires, index)
         finally:
             wires.close()
