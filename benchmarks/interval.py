@@ -35,7 +35,7 @@ DATA = Path(os.environ.get("OUTLAST_TRACES", Path(__file__).resolve().parents[2]
 GRID = [1.12**i for i in range(-40, 41)]  # fixed intervals, times Young's for the scenario's own mean
 WRONG = (0.1, 10.0)  # the prior's mean time between failures over the true one
 SHORT = "Weibull(0.6), short"
-ALL_THREE = "Weibull(0.6), unstable, two means long"
+ALL_THREE = "Weibull(0.6), unstable, four means long"
 """Here each input must tell: failures cluster, the loss leaves its band now and then, and the job ends."""
 TOLD: tuple[tuple[float, dict[float, float]], ...] = (
     (1440.0, {1440.0: 0.6, 14_400.0: 0.4}),
@@ -222,7 +222,7 @@ def scenarios(args: argparse.Namespace) -> dict[str, tuple[float, list[Job]]]:
     )
     every[ALL_THREE] = (
         mean,
-        [drawn(rng, shape=0.6, mean_s=mean, work_s=2 * mean, cost_s=120.0, shaky=True) for _ in range(60 * args.jobs)],
+        [drawn(rng, shape=0.6, mean_s=mean, work_s=4 * mean, cost_s=30.0, shaky=True) for _ in range(60 * args.jobs)],
     )
     for name, times in traces().items():
         mean_s = times[-1] / len(times)
