@@ -35,8 +35,12 @@ DATA = Path(os.environ.get("OUTLAST_TRACES", Path(__file__).resolve().parents[2]
 GRID = [1.12**i for i in range(-40, 41)]  # fixed intervals, times Young's for the scenario's own mean
 WRONG = (0.1, 10.0)  # the prior's mean time between failures over the true one
 SHORT = "Weibull(0.6), short"
-ALL_THREE = "Weibull(0.6), unstable, four means long"
-"""Here each input must tell: failures cluster, the loss leaves its band now and then, and the job ends."""
+TELLING = {
+    "Weibull(0.6), unstable, two means long": (2, 120.0, ("stability", "left")),
+    "Weibull(0.6), unstable, four means long": (4, 30.0, ("stability", "age")),
+}
+"""(job's length in mean times, cost of a save, inputs that must tell): dear saves show the end of a job, cheap ones the
+time since the last failure. Failures cluster in both, and the loss leaves its band now and then."""
 TOLD: tuple[tuple[float, dict[float, float]], ...] = (
     (1440.0, {1440.0: 0.6, 14_400.0: 0.4}),
     (144_000.0, {14_400.0: 0.447, 144_000.0: 0.553}),
@@ -220,10 +224,14 @@ def scenarios(args: argparse.Namespace) -> dict[str, tuple[float, list[Job]]]:
         mean,
         [drawn(rng, shape=0.6, mean_s=mean, work_s=mean / 2, cost_s=120.0, shaky=False) for _ in range(40 * args.jobs)],
     )
-    every[ALL_THREE] = (
-        mean,
-        [drawn(rng, shape=0.6, mean_s=mean, work_s=4 * mean, cost_s=30.0, shaky=True) for _ in range(60 * args.jobs)],
-    )
+    for name, (means, cost_s, _) in TELLING.items():
+        every[name] = (
+            mean,
+            [
+                drawn(rng, shape=0.6, mean_s=mean, work_s=means * mean, cost_s=cost_s, shaky=True)
+                for _ in range(60 * args.jobs)
+            ],
+        )
     for name, times in traces().items():
         mean_s = times[-1] / len(times)
         every[name] = mean_s, recorded(times, rng, args.jobs, work_s=60 * mean_s, cost_s=mean_s / 480)
@@ -302,7 +310,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for wrong in WRONG:
             ratio = 1 + paired(found[f"adaptive, prior x {wrong:g}"], found[f"Young, prior x {wrong:g}"])[0]
             bounds.check(f"{name}: adaptive / Young, both with prior x {wrong:g}", ratio, 1.0, "times")
-        for missing in ("age", "stability", "left") if name == ALL_THREE else ():
+        for missing in TELLING[name][2] if name in TELLING else ():
             gain, error = paired(found["adaptive"], found[f"adaptive without {missing}"])
             bounds.check(f"{name}: with {missing} / without, upper end of 95 %", 1 + gain + 2 * error, 1.0, "times")
     if args.only in "not knowing":
