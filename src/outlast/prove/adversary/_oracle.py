@@ -83,7 +83,7 @@ class Oracle:
         self.views_formed.add(view.id)
         top = max(entry.committed for entry in entries)
         self.world.note(f"{replica.name} called the roll of {view.id}: {[e.committed for e in entries]}")
-        if top < self.stable:
+        if top < self.stable and view.id == max(self.views_formed):  # who wakes up in an older view is alone there
             names = [r.name for r in self._unlost() if r.member.committed >= self.stable]
             if names:
                 self.violated(
