@@ -40,9 +40,7 @@ class Oracle:
         self._last_epoch_written = 0
         self._first_decided: dict[ViewId, int] = {}
         self._epochs: dict[str, int] = {}
-        self._given_up: set[str] = (
-            set()
-        )  # told to start again while somebody alive was ahead, and may not have heard it
+        self._given_up: set[str] = set()  # told to start again, rightly; they may not have heard it yet
 
     def violated(self, invariant: str, what: str) -> None:
         if self.violation is None:
