@@ -134,7 +134,7 @@ def test_faults_are_plain_data() -> None:
     assert scenario_of(5) != scenario_of(6)
 
 
-@pytest.mark.parametrize("seed", [2519557, 2059552, 2108743, 2214159])
+@pytest.mark.parametrize("seed", [2519557, 2059552, 2108743, 2214159, 3005020])
 def test_schedules_that_once_found_something(seed: int) -> None:
     """A late copy of an agent's greeting that called living members dead; members that were given up rightly; one that
     woke up in a view that was over."""

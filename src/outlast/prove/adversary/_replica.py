@@ -185,8 +185,8 @@ class Replica(Dialler):
         return True
 
     def _occupy(self, seconds: float, then: Callable[..., None], *args: Any) -> None:
-        """The training thread is busy, whatever arrives."""
-        self.busy = True
+        """The training thread is busy, whatever arrives. That it begins is progress, as entering a phase is."""
+        self.busy, self.progress_at = True, self.kernel.now
         delay = seconds * (0.5 + self.kernel.rng.random()) * self.slowness
         self.kernel.after(delay, self, self._free, then, args)
 
