@@ -103,7 +103,7 @@ def test_a_share_that_grows_is_allocated_beside_the_step(tmp_path: pathlib.Path,
     engine.set_members(0, 1)
     assert engine.save(1, state(1.0, 4_000_000)) is None
     assert "enlarged" in log[-1].reason
-    engine._publisher.submit(int).result(10)
+    engine._preparer.submit(int).result(10)
     assert engine.host_bytes > before
     handle = engine.save(2, state(2.0, 4_000_000))
     assert handle is not None

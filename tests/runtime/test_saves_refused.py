@@ -58,7 +58,9 @@ def writes(part: str, fault: str) -> Callable[[str, str], str]:
 @pytest.mark.timeout(600)
 def test_an_s3_server_that_fails_cuts_and_stalls(fleet: Callable[..., Any], proxy: Proxy, url: str) -> None:
     """Steps 8 and 12 are lost to it, 16 waits until it answers; then all processes die, and S3 has what they need."""
-    run = fleet(replicas=2, steps=20, gates=(5, 9, 13, 17), checkpoint_dir=url, checkpoint_every=4)
+    # Two may be in flight: one writer gives step 8 up while the other still tries, and step 12 is not to wait for it.
+    checkpoint = {"dir": url, "every": 4, "num_slots": 3}
+    run = fleet(replicas=2, steps=20, gates=(5, 9, 13, 17), checkpoint=checkpoint)
     run.until("step 4 was saved", lambda: [e.step for e in run.saved()] == [4])
     proxy.fault = writes("/data/", "500")
     run.gate(5, "the server fails", lambda: True)

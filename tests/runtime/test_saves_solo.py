@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import nn
 
 import outlast
 from outlast.checkpoint import LocalStore, certify, heads, verify
+from outlast.checkpoint._fs import Disk
 from outlast.errors import CheckpointError, ConfigError
 from outlast.runtime._resume import rewind
 
@@ -257,3 +259,32 @@ def test_the_plain_loop_s_checkpoints_are_everybody_s(tmp_path: Path, monkeypatc
     assert list(train(6, keep(tmp_path))[0]) == [4, 5]
     monkeypatch.setenv("OUTLAST", "off")
     assert list(train(7, keep(tmp_path))[0]) == [6]
+
+
+@pytest.mark.parametrize("mode", ["on", "off"])
+@pytest.mark.parametrize("call", ["fsync", "link"])
+def test_a_disk_that_never_answers_stops_no_training(
+    tmp_path: Path, mode: str, call: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It dies after the first save: the later ones are said to have failed, and the end waits no longer than it says."""
+    monkeypatch.setenv("OUTLAST", mode)
+    back, dead = threading.Event(), threading.Event()
+    real = getattr(Disk, call)
+
+    def hangs(self: Disk, *args: Any) -> None:
+        if dead.is_set():
+            back.wait(60)
+        real(self, *args)
+        if LocalStore(str(tmp_path)).generations():
+            dead.set()
+
+    losses, found, _ = train(6, "off")
+    monkeypatch.setattr(Disk, call, hangs)
+    assert train(6, keep(tmp_path, every=1, timeout_s=0.5))[:2] == (losses, found)
+    kept = steps_in(tmp_path)
+    assert len(kept) == 1
+    err = capfd.readouterr().err
+    assert "failed, training goes on" in err
+    assert "has not returned for 0.5 s" in err
+    back.set()
+    monkeypatch.setattr(Disk, call, real)
