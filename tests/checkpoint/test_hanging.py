@@ -168,10 +168,11 @@ from outlast.checkpoint._fs import Disk
 class Dead(Disk):
     def {call}(self, *args, **kwargs):
         if armed.is_set():
+            met.set()
             threading.Event().wait()
         return super().{call}(*args, **kwargs)
 
-armed = threading.Event()
+armed, met = threading.Event(), threading.Event()
 engine = Engine(LocalStore({place!r}, fs=Dead()), timeout_s=0.5)
 engine.commit(engine.save(1, {{"w": torch.zeros(5000)}}))
 armed.set()
@@ -186,7 +187,7 @@ print("trained")
     ("call", "end"),
     [
         ("pwrite", ""), ("fsync", "engine.close()"), ("link", "engine.close()"),
-        ("sync_dir", "engine.close(wait=False)"), ("pwrite", "print(done.exception(20))"),
+        ("sync_dir", "met.wait(20); engine.close(wait=False)"), ("pwrite", "print(done.exception(20))"),
     ],
 )  # fmt: skip
 def test_the_process_ends_though_its_disk_never_answers(tmp_path: pathlib.Path, call: str, end: str) -> None:

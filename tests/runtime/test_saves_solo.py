@@ -266,7 +266,7 @@ def test_the_plain_loop_s_checkpoints_are_everybody_s(tmp_path: Path, monkeypatc
 def test_a_disk_that_never_answers_stops_no_training(
     tmp_path: Path, mode: str, call: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """It dies after the first save: the later ones are said to have failed, and the end waits no longer than it says."""
+    """It dies after the first save: the later ones are said to have failed, and the end waits no longer than told."""
     monkeypatch.setenv("OUTLAST", mode)
     back, dead = threading.Event(), threading.Event()
     real = getattr(Disk, call)
