@@ -168,7 +168,7 @@ def test_permission_lost_midway_and_given_back(fleet: Callable[..., Any], own_di
 def test_a_write_that_never_returns_costs_its_save_and_holds_nobody_up(
     fleet: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """r1's disk hangs in its second save. Its memory stays taken, so nothing more is saved; the run ends all the same."""
+    """r1's disk hangs in its second save. Its memory stays taken, so no more is saved; the run ends all the same."""
     place = tmp_path / "c"
     checkpoint = {"dir": str(place), "every": 2, "timeout_s": 1.0}
     run = fleet(

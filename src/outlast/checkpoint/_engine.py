@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-import msgspec
 import torch
 
 from outlast.checkpoint import _events as events
@@ -26,8 +25,8 @@ from outlast.checkpoint._drain import Drain, Drainer
 from outlast.checkpoint._handle import Handle
 from outlast.checkpoint._ladder import Candidate, first_valid
 from outlast.checkpoint._load import LoadedState, fill, fresh, match, rebuild, select
-from outlast.checkpoint._manifest import FORMAT, Chunk, FileRef, Part, digest
-from outlast.checkpoint._memory import Hold, MemoryStore, memory_name
+from outlast.checkpoint._manifest import FORMAT, Part
+from outlast.checkpoint._memory import Hold, MemoryStore, in_memory
 from outlast.checkpoint._plan import Layout, plan
 from outlast.checkpoint._publish import publish, report_of
 from outlast.checkpoint._reader import Reader, Skip
@@ -101,7 +100,8 @@ class Engine:
         self._drainer = self._make_drainer() if self.far is not None else None
         self._plans: dict[tuple[str, int], list[Layout]] = {}
         self._schema: Schema | None = None
-        self._base: Base = {}
+        self._base: tuple[Base, int | None] = ({}, None)  # what may be referred to, and the generation it lies in
+        self._lock = threading.Lock()  # over the base and who refers to it
         self._handles: dict[SaveId, Handle] = {}
         self._stuck: list[Handle] = []  # given up before their writes had returned
         self._known: dict[int, dict[str, int]] = {}
@@ -186,7 +186,9 @@ class Engine:
             names = [spec.name for spec in state.specs]
             snapshot.copy_now({n for n in names if any(fnmatch.fnmatchcase(n, p) for p in changing)})
         handle = Handle(save, snapshot, slot, self._part(save, state, layout), self._timeout_s)
-        self._handles[save] = handle
+        with self._lock:
+            handle.base = self._base
+            self._handles[save] = handle
         handle.state_bytes = sum(spec.bytes for spec in state.specs)
         self._tell(events.SaveBegan(
             save=save.token, step=step, writer=self.replica, staged_bytes=layout.stream_bytes,
@@ -231,7 +233,7 @@ class Engine:
         """The background's half of a save: seal the memory, write, promise. Retries what the store refuses."""
         part, slot = handle.part, handle._slot
         stream = slot.view[: part.stream_bytes]
-        base = self._base if self._incremental else {}
+        base = handle.base[0] if self._incremental else {}
         handle.watch(self._late)
         if self._hold is not None:
             handle._snapshot.ready(part.stream_bytes, timeout_s=self._timeout_s)
@@ -297,12 +299,7 @@ class Engine:
     def _seal(self, handle: Handle, stream: memoryview) -> None:
         assert self._hold is not None
         part, save = handle.part, handle.save
-        name = memory_name(save.token, part.writer)
-        bounds = range(0, part.stream_bytes, CHUNK_BYTES)
-        cuts = [(at, min(at + CHUNK_BYTES, part.stream_bytes)) for at in bounds]
-        chunks = [Chunk(0, low, high - low, digest(stream[low:high])) for low, high in cuts]
-        files = [FileRef(name=name, bytes=part.stream_bytes)] if chunks else []
-        mine = msgspec.structs.replace(part, files=files, chunks=chunks)
+        mine = in_memory(part, stream, CHUNK_BYTES)
         self._hold.seal(self._local, handle._slot, mine, step=save.step, view=save.view, run=self.run)
         self._probe("save.sealed")
 
@@ -347,7 +344,8 @@ class Engine:
         if handle is None:
             return
         if generation is not None:
-            self._base = base_of([handle.part])
+            with self._lock:
+                self._base = (base_of([handle.part]), generation)
         if self._hold is not None:
             if generation is not None:
                 self._keep = frozenset({handle._slot.index})
@@ -374,8 +372,14 @@ class Engine:
         return within(work, self._timeout_s, lambda: handle.unpublished(self.store.url), since=handle.durable)
 
     def prune(self, *, protected: Collection[int] = ()) -> Pruned:
-        """Apply the retention policy to the store; for the one process that publishes. Raises `OSError`."""
-        done = prune(self.store, self.retention, protected=protected, known=self._known)
+        """Apply the retention policy to the store; for the one process that publishes. Raises `OSError`.
+
+        What saves of this engine refer to stays until they have settled.
+        """
+        with self._lock:
+            bases = [self._base[1], *(handle.base[1] for handle in self._handles.values())]
+        kept = {*protected, *(base for base in bases if base is not None)}
+        done = prune(self.store, self.retention, protected=kept, known=self._known)
         if done.generations or done.note:
             self._tell(events.Pruned(generations=done.generations, freed_bytes=done.freed_bytes, note=done.note))
         return done
@@ -454,7 +458,7 @@ class Engine:
         if names is None and len(tensors) == len(reader.tensors):
             tree = rebuild(reader, tensors, "was not loaded")
         if self.store in candidate.stores and candidate.head.generation == max(self.store.generations()):
-            self._base = base_of(reader.parts)
+            self._base = (base_of(reader.parts), candidate.head.generation)
         head = reader.head
         return LoadedState(
             tree, {reader.tensors[i].name: t for i, t in tensors.items()}, head.step, head.generation, head.view,
@@ -488,8 +492,7 @@ class Engine:
             self._closing.set()
         for memory in (self._copier, self._preparer):
             memory.shutdown(wait=wait)
-        # In this order: a commit that ends begins a drain.
-        drains = [self._drainer.threads] if self._drainer is not None else []
+        drains = [self._drainer.threads] if self._drainer is not None else []  # last: a commit that ends begins one
         for pool in (self._writers, self._publisher, *drains):
             if wait:
                 pool.finish()

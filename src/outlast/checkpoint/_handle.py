@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection
 from outlast.checkpoint._arena import Slot
 from outlast.checkpoint._manifest import Part
 from outlast.checkpoint._snapshot import Snapshot
+from outlast.checkpoint._writer import Base
 from outlast.core.protocol._commit import PartReport, SaveId
 from outlast.errors import CheckpointError
 
@@ -28,6 +29,7 @@ class Handle:
         self.save, self.part = save, part
         self.staged_bytes, self.state_bytes, self.written_bytes = part.stream_bytes, 0, 0
         self.durable: concurrent.futures.Future[PartReport] = concurrent.futures.Future()
+        self.base: tuple[Base, int | None] = ({}, None)  # chunks it may refer to, and the generation that they lie in
         self.copied_s = self.durable_s = float("nan")
         self._snapshot, self._slot, self._timeout_s = snapshot, slot, timeout_s
         self._claim = threading.Lock()  # taken by whoever settles `durable`; never given back
