@@ -41,6 +41,16 @@ def test_a_stray_head_with_any_number_stops_no_publication(tmp_path: pathlib.Pat
     engine.close()
 
 
+def test_a_number_that_no_generation_can_have_is_refused_with_a_word(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "manifests").mkdir()
+    (tmp_path / "manifests" / generation_name(10**18 - 1)).write_bytes(b"{}")
+    engine = Engine(str(tmp_path))
+    with pytest.raises(CheckpointError, match="is no number for a generation") as caught:
+        saved(engine, 1)
+    assert "remove the stray file" in caught.value.remedy
+    engine.close()
+
+
 def test_a_damaged_newest_head_s_number_is_passed_over(tmp_path: pathlib.Path) -> None:
     engine = Engine(str(tmp_path))
     saved(engine, 1)

@@ -14,7 +14,7 @@ import msgspec
 
 from outlast.checkpoint._manifest import MAX_PART_BYTES, Damage, Head, PartRef, parse_head, parse_part, seal
 from outlast.checkpoint._reader import Reader
-from outlast.checkpoint._store import Store, generation_name
+from outlast.checkpoint._store import Store, generation_name, generation_number
 from outlast.core.protocol._commit import PartReport, SaveId
 from outlast.errors import CheckpointError
 
@@ -76,6 +76,11 @@ def publish(
         if same is not None:
             return same
         number = _next(found, unreadable)
+        if generation_number(generation_name(number)) is None:
+            raise CheckpointError(
+                f"{generation_name(number)} is no number for a generation", where=store.url,
+                did="the generation was not published", remedy="remove the stray file that has the highest number",
+            )  # fmt: skip
         if store.publish(number, seal(msgspec.structs.replace(draft, generation=number))):
             return number
     raise CheckpointError(f"no free generation number after {_MAX_TRIES} tries", where=store.url)
