@@ -29,6 +29,9 @@ what = sys.argv[1]
 run = outlast.join()
 torch.manual_seed(0)
 model = torch.nn.Linear(4, 1)
+if what == "calm":
+    print("nothing to train")
+    sys.exit(0)
 if what == "differs" and run.name.startswith("r1."):
     torch.nn.init.zeros_(model.bias)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -88,6 +91,34 @@ def test_the_script_s_own_error_is_shown_once(tmp_path: Path, what: str, reason:
     assert isinstance(end, ev.RunFinished)
     assert (end.outcome, end.steps) == ("failed", 2 if what == "bug" else 0)
     assert not [event for event in events if isinstance(event, ev.Recovery)]
+
+
+def test_a_script_that_never_trains_is_told_and_not_started_again(tmp_path: Path) -> None:
+    """It ends with code 0: nothing failed, and nothing was trained."""
+    code, out, err, events = run(tmp_path, "calm", "--replicas", "2")
+    assert code == 5
+    assert "steps() of outlast.join().protect(...) was never begun" in err
+    assert "nothing to train" in out + err
+    assert set(started(events)) <= {"r0.1", "r1.1"}
+    assert not [event for event in events if isinstance(event, ev.Recovery)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_to_the_launcher_ends_the_run_in_order(number: signal.Signals, tmp_path: Path) -> None:
+    """A terminal that hangs up is told apart from a person who interrupts; neither leaves a process behind."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    with Driven(tmp_path / "run", ["--replicas", "2"], [str(script), "slow", "5000"]) as driven:
+        driven.until("training had begun", lambda: driven.step >= 1, 60.0, lambda: None)
+        pids = [event.pid for event in driven.events if isinstance(event, ev.ReplicaStarted | ev.AgentStarted)]
+        driven.process.send_signal(number)
+        code = driven.finish(60.0, lambda: None)
+    end = driven.events[-1]
+    assert isinstance(end, ev.RunFinished)
+    assert (end.outcome, end.detail, code) == (
+        ("stopped", "interrupt", 130) if number == signal.SIGINT else ("stopped", "hangup", 0)
+    )
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
 @pytest.mark.campaign

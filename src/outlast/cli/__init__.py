@@ -52,6 +52,16 @@ def main(argv: list[str] | None = None) -> int:
         print(f"outlast: no command {args[0]!r}." + (f" Did you mean {close[0]!r}?" if close else ""), file=sys.stderr)
         print("outlast --help lists the commands.", file=sys.stderr)
         return 2
+    from outlast.cli._streams import let_go_of_the_broken
+
+    code = _call(args)
+    broken = let_go_of_the_broken()
+    return code if broken is None else code or 1
+
+
+def _call(args: list[str]) -> int:
+    """One command, whatever it raises; what it raises is told on standard error, and with `--json` also as JSON."""
+    from outlast.cli._streams import is_gone, print_error, wants_json
     from outlast.errors import OutlastError
 
     app = importlib.import_module(COMMANDS[args[0]][0]).app
@@ -61,11 +71,21 @@ def main(argv: list[str] | None = None) -> int:
         result = app(args[1:], prog_name=f"outlast {args[0]}", standalone_mode=False)
     except OutlastError as error:
         print(f"outlast: {error}", file=sys.stderr)
+        if wants_json(args):
+            print_error(error.message, error.exit_code, error)
         return error.exit_code
     except click.ClickException as error:
         error.show()
+        if wants_json(args):
+            print_error(error.format_message(), error.exit_code)
         return error.exit_code
     except (click.exceptions.Abort, KeyboardInterrupt):
         print("outlast: stopped", file=sys.stderr)
         return 130
+    except OSError as error:
+        if not is_gone(error):
+            where = f" {error.filename}" if error.filename else ""
+            print(f"outlast: [ENVIRONMENT] {error.strerror or error}{where}", file=sys.stderr)
+            return 3
+        return 1
     return result if isinstance(result, int) else 0

@@ -31,6 +31,7 @@ app = typer.Typer(
     cls=_PlanGroup,
     add_completion=False,
     rich_markup_mode=None,
+    suggest_commands=False,
     pretty_exceptions_enable=False,
     help="How reliable will this job be, and what should be done about it? Without a subcommand: `plan job`.",
 )
@@ -193,7 +194,9 @@ def fit(
     )
 
 
-trace = typer.Typer(help="Failure traces: make more of them.", add_completion=False, rich_markup_mode=None)
+trace = typer.Typer(
+    help="Failure traces: make more of them.", add_completion=False, rich_markup_mode=None, suggest_commands=False
+)
 app.add_typer(trace, name="trace")
 
 

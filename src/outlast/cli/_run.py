@@ -65,6 +65,11 @@ def run(
         "on_shortfall": on_shortfall, "checkpoint_dir": checkpoint_dir, "checkpoint_every": checkpoint_every,
         "resume": resume,
     }  # fmt: skip
+    if os.environ.get("OUTLAST", "on").lower() == "off":
+        raise ConfigError(
+            "OUTLAST=off in the environment makes a plain loop of the script: there is nothing to replicate",
+            remedy="unset OUTLAST, or run the script without outlast run",
+        )
     resolved = resolve(cli=given, environ=os.environ, file=config)
     _check_rule(resolved.config)
     _check_audit(resolved.config)
@@ -100,6 +105,7 @@ def _command(script: str | None, module: str | None, args: list[str]) -> list[st
 def launch(resolved: Any, command: list[str], run_dir: Path, *, as_json: bool) -> int:
     """Run to the end with the live view; returns the exit code."""
     from outlast.cli._follow import Follower
+    from outlast.cli._streams import unheard
     from outlast.observe import Live
     from outlast.runtime._launcher import Launcher
 
@@ -108,16 +114,21 @@ def launch(resolved: Any, command: list[str], run_dir: Path, *, as_json: bool) -
     follower = Follower(run_dir, live.say)
 
     def watch() -> None:
-        live.poll()
-        follower.poll()
+        with unheard():
+            live.poll()
+            follower.poll()
+
+    def ready() -> None:
+        with unheard():
+            print(f"outlast: {run_dir} (logs of the replicas under logs/)", flush=True)
 
     if not as_json:
-        launcher.watch = watch
-        launcher.ready = lambda: print(f"outlast: {run_dir} (logs of the replicas under logs/)", flush=True)
+        launcher.watch, launcher.ready = watch, ready
     outcome = launcher.run()
-    if not as_json:
-        follower.close()
-    live.close()
+    with unheard():
+        if not as_json:
+            follower.close()
+        live.close()
     _report(run_dir, outcome.exit_code, as_json, follower.shown)
     return outcome.exit_code
 
