@@ -232,7 +232,7 @@ class Agent:
 
     def _ended(self, rank: Rank) -> None:
         noticed = time.monotonic()
-        how = rank.child.reap()
+        how = rank.child.reap(sweep=self.stopping not in ("", "finished"))
         if how is None:
             return
         del self.ranks[rank.name]
