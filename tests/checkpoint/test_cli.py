@@ -147,6 +147,17 @@ def test_bad_input_says_what_and_what_to_do(
     assert said in capsys.readouterr().err
 
 
+def test_a_place_that_cannot_be_written_is_no_traceback(
+    place: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    assert main(["ckpt", "export", str(place), str(file / "out"), "--json"]) == 3
+    said = capsys.readouterr()
+    assert json.loads(said.out)["error"]["code"] == "ENVIRONMENT"
+    assert f"Not a directory: {file}/out" in said.err
+
+
 def test_hostile_names_do_not_reach_the_terminal(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(tmp_path / "c", {"a\x1b[2Jb": torch.ones(2)})
     assert "\x1b" not in run(capsys, "show", tmp_path / "c")

@@ -40,6 +40,8 @@ for step in training.steps(until=int((*sys.argv, 4)[2])):
     for batch in step:
         if what == "bug" and step.number == 2:
             raise LookupError("a bug of mine")
+        if what == "leaves" and step.number == 2:
+            sys.exit(0)
         step.backward(model(batch).mean())
     print(f"step {step.number} is over")
     if what == "forks" and step.number == 1:
@@ -48,10 +50,13 @@ for step in training.steps(until=int((*sys.argv, 4)[2])):
             sys.excepthook(LookupError, LookupError("of a child, which is no replica"), None)
             os._exit(1)
         os.waitpid(child, 0)
+        ours, theirs = os.pipe()
         child = os.fork()
         if child == 0:
+            os.write(theirs, b"!")
             while True:
                 signal.pause()
+        os.read(ours, 1)
         os.kill(child, signal.SIGTERM)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
     if what == "orphan" and step.number == 1:
@@ -145,7 +150,18 @@ def test_a_script_that_never_trains_is_told_and_not_started_again(tmp_path: Path
     assert code == 5
     assert "steps() of outlast.join().protect(...) was never begun" in err
     assert "nothing to train" in out + err
+    assert not [event for event in events if isinstance(event, ev.Recovery)], "nothing was outlasted"
     assert len(started(events)) <= 3, "as with a script that raises: once more at most while the other is starting"
+
+
+def test_what_was_committed_before_a_script_ended_itself_is_on_record(tmp_path: Path) -> None:
+    code, _, err, events = run(tmp_path, "leaves")
+    assert code == 0
+    assert "the script ended by itself before all steps were done" in err
+    end = events[-1]
+    assert isinstance(end, ev.RunFinished)
+    assert (end.outcome, end.steps) == ("stopped", 2)
+    assert [step for event in events if isinstance(event, ev.Progress) for step, _ in event.losses] == [0, 1]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])

@@ -228,3 +228,12 @@ def test_a_guard_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ConfigError, match="no loss_spike='rewnd'") as caught:
         outlast.Guards(loss_spike="rewnd")  # type: ignore[arg-type]
     assert "did you mean 'rewind'?" in caught.value.remedy
+
+
+def test_one_run_protects_one_training() -> None:
+    run = outlast.join()
+    model, optimizer = build()
+    run.protect(model, optimizer, rows(), global_batch_size=8, microbatches=4)
+    with pytest.raises(ConfigError, match="protect\\(\\) was called twice") as caught:
+        run.protect(model, optimizer, rows(), global_batch_size=8, microbatches=4)
+    assert "into one Module" in caught.value.remedy

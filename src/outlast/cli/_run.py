@@ -73,6 +73,7 @@ def run(
     resolved = resolve(cli=given, environ=os.environ, file=config)
     _check_rule(resolved.config)
     _check_audit(resolved.config)
+    _check_places(resolved.config)
     command = _command(script, module, args or [])
     return launch(resolved, command, run_dir or _new_directory(), as_json=as_json)
 
@@ -91,6 +92,17 @@ def _check_audit(config: Any) -> None:
 
     if config.audit != "script":
         audit_share(config.audit, config.replicas)
+
+
+def _check_places(config: Any) -> None:
+    """Local places that cannot be right are told now, not by every replica once it has loaded."""
+    keep, begin = config.checkpoint_dir, config.resume
+    if keep and "://" not in keep and Path(keep).exists() and not Path(keep).is_dir():
+        raise ConfigError(f"checkpoint_dir {keep} is no directory", remedy="give a directory, or a URL")
+    if begin not in ("auto", "never") and "://" not in begin:
+        place, at, number = begin.rpartition("@")
+        if not Path(place if at and number.isdigit() and not Path(begin).is_dir() else begin).is_dir():
+            raise ConfigError(f"resume: there is no directory {begin}", remedy="auto, never, DIR, DIR@N, or a URL")
 
 
 def _command(script: str | None, module: str | None, args: list[str]) -> list[str]:
@@ -154,7 +166,10 @@ def _not_yet_shown(detail: str, shown: Collection[str]) -> str:
     """A traceback that the script's output already ended with is not told twice."""
     lines = [line for line in detail.splitlines() if line.strip()]
     if len(lines) > 1 and lines[-1] in shown:
-        return lines[0].removesuffix(":") + " (its traceback is above)"
+        first = lines[0].removesuffix(":")
+        if any(line.startswith("Traceback") for line in lines):
+            return f"{first} (its traceback is above)"
+        return f"{first}: {lines[1].partition(';')[0]} (its output is above)"
     return detail.strip()
 
 

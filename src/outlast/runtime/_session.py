@@ -122,6 +122,11 @@ class Run:
 
         Raises ConfigError for arguments that cannot work, each with what would.
         """
+        if self._training is not None:
+            raise ConfigError(
+                "protect() was called twice", where=f"replica {self._env.me}",
+                remedy="one run, one training: put several models into one Module, and give their optimizers as a list",
+            )  # fmt: skip
         optimizers, schedulers = listed(optimizer), listed(scheduler)
         check_arguments(
             model, optimizers, schedulers, state or {}, seed=seed, clip_norm=clip_norm, num_workers=num_workers,
@@ -220,6 +225,7 @@ class Training:
         def failed(kind: type[BaseException], error: BaseException, trace: Any) -> None:
             if os.getpid() == self._home:
                 self._failed = True
+                self.replica.link.beat()
                 if isinstance(error, Exception) and not isinstance(error, MembershipError):
                     self.replica.link.send([report_failure(self.replica, error)])
                 self.replica.close()
@@ -237,6 +243,7 @@ class Training:
         """The script is over. After `break` the others must have ended at the same step."""
         if os.getpid() != self._home:
             return
+        self.replica.link.beat()  # the steps since the last one are known to nobody yet
         try:
             if self._left in ("break", "unknown") and not self._failed and self._step is not None:
                 if self.replica.member.committed == self._step.number:
