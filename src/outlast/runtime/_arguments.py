@@ -13,7 +13,7 @@ import torch
 
 from outlast.errors import ConfigError
 
-__all__ = ["check_arguments", "listed", "positive"]
+__all__ = ["check_arguments", "check_once", "listed", "positive"]
 
 
 def check_arguments(
@@ -47,6 +47,15 @@ def check_arguments(
         raise ConfigError(f"bucket_mb={bucket_mb!r} is no size", remedy="a number above 0; 4 is the default")
     if collate_fn is not None and not callable(collate_fn):
         raise ConfigError(f"collate_fn={collate_fn!r} cannot be called", remedy="a function of a list of samples")
+
+
+def check_once(earlier: Any) -> None:
+    """ConfigError if the run has a training already: both would speak to the coordinator in one name."""
+    if earlier is not None:
+        raise ConfigError(
+            "protect() was called twice",
+            remedy="one run, one training: put several models into one Module, and give their optimizers as a list",
+        )
 
 
 def _whole(value: Any) -> bool:

@@ -29,7 +29,7 @@ from outlast.core.policy import Guards
 from outlast.core.protocol import Certificate, Compute, Exchange, Leave
 from outlast.errors import ConfigError, Evicted, MembershipError, StepMisuse, ViewAbandoned
 from outlast.runtime._allocator import keep_freed_memory
-from outlast.runtime._arguments import check_arguments, listed, positive
+from outlast.runtime._arguments import check_arguments, check_once, listed, positive
 from outlast.runtime._assembly import assemble
 from outlast.runtime._auditing import Auditing, chosen_audit
 from outlast.runtime._critical import critical_of
@@ -122,11 +122,7 @@ class Run:
 
         Raises ConfigError for arguments that cannot work, each with what would.
         """
-        if self._training is not None:
-            raise ConfigError(
-                "protect() was called twice", where=f"replica {self._env.me}",
-                remedy="one run, one training: put several models into one Module, and give their optimizers as a list",
-            )  # fmt: skip
+        check_once(self._training)
         optimizers, schedulers = listed(optimizer), listed(scheduler)
         check_arguments(
             model, optimizers, schedulers, state or {}, seed=seed, clip_norm=clip_norm, num_workers=num_workers,
