@@ -99,3 +99,20 @@ def test_every_cause_that_an_exit_can_have_is_known() -> None:
     causes = get_args(get_type_hints(ev.ReplicaExited)["cause"])
     unknown = [cause for cause in causes if remedy(cause)[0] == "another cause"]
     assert set(unknown) <= {"signal", "left", "finished"}  # a signal is known by its name, the others are no faults
+
+
+def test_the_words_of_a_script_are_told_after_the_sentence_and_mislead_nobody(story: Any) -> None:
+    """A path in a traceback is no broken path between members, and an agent in it none of ours."""
+    words = 'exit code 1; the end of r0.1.log:\nTraceback\n  File "/agent/path/connection.py"\nKeyError: 3\n'
+    for first, cause in (
+        ("the script ended before training started", "the script, before it trained"),
+        ("all replicas failed, the last one so", "an exception in the loop"),
+    ):
+        failed = ev.RunFinished(
+            at_s=1_009.0, outcome="failed", steps=20, detail=f"{first}:\n{words}", exit_code=5, seconds={}
+        )
+        told = why([*story.started, *story.training, failed])
+        sentence, _, rest = told.headline.partition("\n")
+        assert sentence.endswith(f": {first}. Before that, nothing failed.")
+        assert rest.endswith("KeyError: 3")
+        assert [advice.cause for advice in told.advice] == [cause]

@@ -54,6 +54,9 @@ class _Cause(NamedTuple):
 
 
 _CAUSES: dict[str, _Cause] = {
+    "the script, before it trained": _Cause(
+        r"^the script ended before training started",
+        "its own last words are above; mend it alone first: python SCRIPT is a fleet of one"),
     "out of memory": _Cause(
         r"out of ?memory|\boom\b|memoryerror",
         "use a smaller microbatch (more microbatches a step keep the result), or fewer replicas on this machine"),
@@ -103,14 +106,15 @@ _CAUSES: dict[str, _Cause] = {
         "what takes all replicas at once is usually the machine: its memory, its scheduler, its power; a spare or a "
         "second agent does not outlast that, a checkpoint does"),
     "an exception in the loop": _Cause(
-        r"exception|error|traceback", "read its traceback in the replica's log in the run directory and mend the loop"),
+        r"exception|error|traceback|^all replicas failed",
+        "read its traceback in the replica's log in the run directory and mend the loop"),
     "a process ended by itself": _Cause(
         r"exit", "something in the loop ended the process (sys.exit, os._exit, a library): see the replica's log"),
     "another cause": _Cause("", "read the replica's log in the run directory around that time"),
 }  # fmt: skip
 _TELLING = (
-    "its host was put out", "a guard stopped the run", "a wrong gradient", "out of memory",
-    "the loop fails on one microbatch", "replicas differ", "nobody left",
+    "the script, before it trained", "its host was put out", "a guard stopped the run", "a wrong gradient",
+    "out of memory", "the loop fails on one microbatch", "replicas differ", "nobody left",
 )  # fmt: skip
 """What decides wherever it stands, in the cause or in its detail."""
 
@@ -182,8 +186,10 @@ def _headline(state: Status, survived: int) -> str:
         case "finished":
             return f"The run finished; {faults}."
         case "failed" | "stopped" | "lost":
-            detail = f": {state.detail}" if state.detail else ""
-            return f"The run {_ENDED[state.state]} at {step}{detail}. Before that, {faults}."
+            first, _, words = state.detail.strip().partition("\n")
+            detail = f": {first.removesuffix(':')}" if first else ""
+            said = f"The run {_ENDED[state.state]} at {step}{detail}. Before that, {faults}."
+            return f"{said}\n{words}" if words else said
     return f"The run is {state.state}, at {step}; so far, {faults}."
 
 
@@ -229,6 +235,7 @@ def _faults(events: Sequence[ev.AnyEvent]) -> list[tuple[str, str, str]]:
                 detail = f"{event.detail} {known.cause} {known.detail}" if known else event.detail
                 faults.append((event.cause, detail, event.replica))
             case ev.RunFinished() if event.outcome == "failed":
-                faults.append((event.detail or "failed", "", "run"))
+                first, _, words = (event.detail or "failed").partition("\n")  # a traceback may name anything
+                faults.append((first, words if first.startswith("all replicas failed") else "", "run"))
     faults += [(e.cause, e.detail, e.replica) for e in exits.values() if e.cause != "agent_lost"]
     return faults
