@@ -24,6 +24,7 @@ from outlast.core.phases import OWNED, Phase
 from outlast.core.protocol import messages as m
 from outlast.errors import WireRefusal
 from outlast.runtime._holding import slots_of
+from outlast.runtime._priority import can_return, lower
 from outlast.runtime._probe import Probe
 from outlast.runtime._shared import Progress, Region
 from outlast.runtime._supervise import Child, Exit, start
@@ -222,8 +223,12 @@ class Agent:
             "OUTLAST_PROGRESS_FD": str(region.fd),
             "PYTHONUNBUFFERED": "1",
         }
+        beside = not member.endswith(".1") and can_return()  # others train meanwhile
+        if beside:
+            environ["OUTLAST_NICE"] = str(os.getpriority(os.PRIO_PROCESS, 0))
+        fds = [region.fd, *self.hold_fds]
         try:
-            child = start(self.command, environ=environ, log=log, pass_fds=[region.fd, *self.hold_fds])
+            child = start(self.command, environ=environ, log=log, pass_fds=fds, first=lower if beside else None)
         except OSError as error:
             self._send(m.SpawnFailed(member=member, error=str(error)))
             return

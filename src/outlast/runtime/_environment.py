@@ -2,8 +2,8 @@
 
 Names: OUTLAST_MEMBER, OUTLAST_AGENT, OUTLAST_RUN, OUTLAST_RUN_DIR, OUTLAST_COORDINATOR (host:port), OUTLAST_SECRET
 (hex), OUTLAST_CONFIG (JSON of RunConfig), OUTLAST_PROGRESS_FD, OUTLAST_PARENT, OUTLAST_FAULTS, OUTLAST_LIES,
-OUTLAST_HOLD (memory for snapshots), OUTLAST_UNTIL (of `outlast ckpt resume-check`). Read once, by `join`; a fleet of
-one reads the settings of checkpoints besides.
+OUTLAST_HOLD (memory for snapshots), OUTLAST_NICE (to rise to once served), OUTLAST_UNTIL (of `outlast ckpt
+resume-check`). Read once, by `join`; a fleet of one reads the settings of checkpoints besides.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class Environment:
     store: str = ""
     lies: str = ""
     hold: str = ""  # the launcher's memory for snapshots
+    nice: int | None = None  # started at a lower priority than this
     until: int = 0  # end every loop after so many steps, and the script with it; 0: do not
 
     @classmethod
@@ -69,8 +70,12 @@ class Environment:
             secret=bytes.fromhex(environ["OUTLAST_SECRET"]), config=config, probe=Probe(me, faults),
             progress=Progress(Region(Progress.SIZE, fd=int(environ["OUTLAST_PROGRESS_FD"]))),
             exchange="shm" if config.exchange == "auto" else config.exchange, lies=environ.get("OUTLAST_LIES", ""),
-            hold=environ.get("OUTLAST_HOLD", ""), until=_until(environ),
+            hold=environ.get("OUTLAST_HOLD", ""), nice=_nice(environ), until=_until(environ),
         )  # fmt: skip
+
+
+def _nice(environ: Mapping[str, str]) -> int | None:
+    return int(environ["OUTLAST_NICE"]) if "OUTLAST_NICE" in environ else None
 
 
 def _until(environ: Mapping[str, str]) -> int:

@@ -19,7 +19,9 @@ from outlast.core.protocol import Member, ServeId, ViewId
 from outlast.errors import ViewAbandoned
 from outlast.runtime._engine import Engine, Meta
 from outlast.runtime._environment import Environment
+from outlast.runtime._gradients import OUTCOME
 from outlast.runtime._link import MemberLink, SoloLink
+from outlast.runtime._priority import rise
 from outlast.runtime._state import empty_like_encoded
 from outlast.runtime._streams import Outcome, Share, Streams, raw
 
@@ -54,6 +56,8 @@ class Spare:
     ) -> None:
         self.engine, self.link, self.member, self.lock, self.enter = engine, link, member, lock, enter
         self.streams = Streams(env.run_id, env.me, env.secret, link.wake_fd)
+        self._nice = env.nice
+        self._touched = False
         self._grace_s = env.config.ack_s
         self._serve: ServeId = (0, 0)
         self._shares: list[tuple[ServeId, Share, memoryview]] = []
@@ -78,12 +82,26 @@ class Spare:
     def _restart(self) -> None:
         """A new serving was ordered (or the old one called off)."""
         self.enter(Phase.JOIN_HELLO)
+        self._rise()
         self._serve = self.member.serve_id
         self.streams.keep(self._serve)
         self._shares = [row for row in self._shares if row[0] == self._serve]
         self._steps.clear()
         self._loaded = False
         self._orphaned_at = 0.0
+
+    def _rise(self) -> None:
+        """The members' steps do not wait for me to start; for what follows they may."""
+        if self._nice is not None:
+            rise(self._nice)
+            self._nice = None
+
+    def _touch(self) -> None:
+        """The first sum of my first step goes where no page is yet: thousands of faults while all others wait."""
+        if not self._touched and self.engine.layout.device.type == "cpu":
+            for flat in self.engine.memory.flats(OUTCOME + 1):
+                flat.zero_()
+        self._touched = True
 
     def _take_in(self, timeout_s: float) -> None:
         for stream, head, payload in self.streams.wait(timeout_s):
@@ -117,7 +135,7 @@ class Spare:
         while (pieces := self._steps.get(self.member.committed)) is not None and pieces.covers(self._numels):
             self.enter(Phase.JOIN_REPLAY)
             for (bucket, lo, hi), data in pieces.slices.items():
-                raw(self.engine.incoming[bucket][lo:hi]).copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+                raw(self.engine.incoming[bucket][lo:hi]).copy_(torch.frombuffer(data, dtype=torch.uint8))
             assert pieces.meta is not None
             self.engine.apply(pieces.meta, self.enter)
             with self.lock:
@@ -149,11 +167,14 @@ class Spare:
         self.engine.thaw(plain, tensors)
         with self.lock:
             self.member.replayed(shares[0][0].committed)
+        self._touch()
         self._shares.clear()
         self._loaded = True
 
     def drain(self, view: ViewId) -> None:
         """Before joining a view: everything that its members sent up to it. Ends when each stream said so or ended."""
+        self._rise()
+        self._touched = True  # from here on others may read what lies there
         while any(not s.ended and (s.flushed is None or s.flushed < view) for s in self.streams.incoming):
             if self.member.over(view):
                 break
@@ -196,9 +217,7 @@ class Spare:
 def _scatter(views: list[Any], lo: int, payload: memoryview) -> None:
     """Write bytes at offset `lo` of tensors laid end to end."""
     at, offset = 0, 0
-    data = (
-        torch.frombuffer(bytearray(payload), dtype=torch.uint8) if len(payload) else torch.empty(0, dtype=torch.uint8)
-    )
+    data = torch.frombuffer(payload, dtype=torch.uint8) if len(payload) else torch.empty(0, dtype=torch.uint8)
     for view in views:
         start, stop = max(lo, at), min(lo + len(payload), at + view.numel())
         if start < stop:

@@ -11,7 +11,7 @@ import ctypes
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,14 +69,18 @@ def start(
     log: Path | None = None,
     pass_fds: Sequence[int] = (),
     cwd: Path | None = None,
+    first: Callable[[], None] | None = None,
 ) -> Child:
-    """Start a child in a session of its own (a terminal's Ctrl-C is for the launcher), output to `log`. OSError."""
+    """Start a child in a session of its own (a terminal's Ctrl-C is for the launcher), output to `log`. OSError.
+    `first`: called in the child before it executes anything."""
     parent = os.getpid()
 
     def before_exec() -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
             os._exit(1)
+        if first is not None:
+            first()
 
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(log.open("ab")) if log is not None else None
