@@ -82,7 +82,8 @@ class Oracle:
         top = max(entry.committed for entry in entries)
         self.world.note(f"{replica.name} called the roll of {view.id}: {[e.committed for e in entries]}")
         if top < self.stable and view.id == max(self.views_formed):  # who wakes up in an older view is alone there
-            names = [r.name for r in self._unlost() if r.member.committed >= self.stable]
+            unlost = [r for r in self._unlost() if not r.member.leaving]  # who was let go may be on its way out
+            names = [r.name for r in unlost if r.member.committed >= self.stable]
             if names:
                 self.violated(
                     "Bounded loss", f"view {view.id} goes back to step {top} of {self.stable}; {names} had it"

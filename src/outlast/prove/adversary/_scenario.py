@@ -81,7 +81,7 @@ def scenario_of(seed: int) -> Scenario:
     faults = theme(rng) if theme is not None else ()
     wrong = _wrong(seed, span_s)
     num_faults = rng.randrange(3) if theme is not None else rng.choice((1, 1, 2, 2, 3, 3, 4, 5, 6))
-    return Scenario(
+    full = Scenario(
         seed=rng.getrandbits(32), num_replicas=rng.choice((1, 2, 2, 3, 3, 3, 4, 4, 5)),
         num_spares=rng.choice((1, 2)) if theme is not None else rng.choice((0, 0, 1, 1, 2)),
         num_agents=rng.choice((1, 1, 1, 2)), num_steps=num_steps,
@@ -93,6 +93,8 @@ def scenario_of(seed: int) -> Scenario:
         faults=(*faults, *(_fault(rng, span_s) for _ in range(num_faults)), *wrong),
         audit=1.0 if wrong else 0.0,
     )  # fmt: skip
+    last_s = max((fault.at + fault.lasts for fault in full.faults), default=0.0)
+    return msgspec.structs.replace(full, calm_after_s=max(full.calm_after_s, last_s))
 
 
 def _wrong(seed: int, span_s: float) -> tuple[Fault, ...]:
