@@ -56,7 +56,7 @@ class Spare:
     ) -> None:
         self.engine, self.link, self.member, self.lock, self.enter = engine, link, member, lock, enter
         self.streams = Streams(env.run_id, env.me, env.secret, link.wake_fd)
-        self._nice = env.nice
+        self._nice, self._num_replicas = env.nice, env.config.replicas
         self._touched = False
         self._grace_s = env.config.ack_s
         self._serve: ServeId = (0, 0)
@@ -97,10 +97,16 @@ class Spare:
             self._nice = None
 
     def _touch(self) -> None:
-        """The first sum of my first step goes where no page is yet: thousands of faults while all others wait."""
-        if not self._touched and self.engine.layout.device.type == "cpu":
-            for flat in self.engine.memory.flats(OUTCOME + 1):
-                flat.zero_()
+        """My first step writes where no page is yet: ten thousand faults while all others wait. An undisturbed share's
+        sums and a new member's slices, the last of all, are touched before."""
+        engine, members = self.engine, self._num_replicas
+        if not self._touched and engine.layout.device.type == "cpu":
+            share = -(-engine.num_leaves // members)
+            for slot in range(share.bit_length()):
+                for flat in engine.memory.flats(OUTCOME + 1 + slot):
+                    flat.zero_()
+            for bucket, flat in zip(engine.layout.buckets, engine.memory.flats(OUTCOME), strict=True):
+                flat[slice(*bucket.slices(members)[-1])].zero_()
         self._touched = True
 
     def _take_in(self, timeout_s: float) -> None:
@@ -179,6 +185,8 @@ class Spare:
             if self.member.over(view):
                 break
             self._take_in(1.0)
+            if self._loaded:  # at once: its members wait for what is left when the last has sent the last word
+                self._replay()
         if self._loaded:
             self._replay()
         self.streams.keep(None)
