@@ -103,7 +103,7 @@ def test_a_share_that_grows_is_allocated_beside_the_step(tmp_path: pathlib.Path,
     engine.set_members(0, 1)
     assert engine.save(1, state(1.0, 4_000_000)) is None
     assert "enlarged" in log[-1].reason
-    engine._publisher.submit(int).result(10)
+    engine._preparer.submit(int).result(10)
     assert engine.host_bytes > before
     handle = engine.save(2, state(2.0, 4_000_000))
     assert handle is not None
@@ -372,6 +372,31 @@ def test_unchanged_chunks_are_referred_to_not_written(tmp_path: pathlib.Path, lo
     assert loaded is not None
     assert torch.equal(loaded.tree["frozen"], tree["frozen"])
     assert sum(f.stat().st_size for f in (tmp_path / "data").iterdir()) < 30 << 20
+    engine.close()
+
+
+def test_what_a_save_in_flight_refers_to_is_not_removed_under_it(tmp_path: pathlib.Path) -> None:
+    """The second of two in flight holds what generation 0 held and the first does not: its base must stay for it."""
+    engine = Engine(str(tmp_path), retention=Retention(keep_last=1))
+    first = engine.save(1, state(1.0))
+    assert first is not None
+    assert engine.commit(first) == 0
+    flights = [engine.save(step, state(value)) for step, value in ((2, 2.0), (3, 1.0))]
+    for handle in flights:
+        assert handle is not None
+        handle.durable.result(20)
+    second, third = flights
+    assert second is not None
+    assert third is not None
+    assert third.written_bytes < second.written_bytes, "it refers to generation 0"
+    assert engine.commit(second) == 1
+    assert engine.store.generations() == [0, 1], "kept for the third, which nothing may outdate"
+    assert engine.commit(third) == 2
+    loaded = engine.load()
+    assert loaded is not None
+    assert torch.equal(loaded.tree["w"], torch.full((5000,), 1.0))
+    assert verify(LocalStore(str(tmp_path)), 2).problems == []
+    assert engine.store.generations() == [2]
     engine.close()
 
 

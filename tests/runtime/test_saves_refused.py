@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 from tests.checkpoint.s3 import Proxy, new_place, proxied, serving
-from tests.runtime.generations import assert_generations, began, failed, position
+from tests.runtime.generations import assert_generations, began, failed, position, strike
 
 from outlast.checkpoint import heads, open_store
 from outlast.core import events as ev
+from outlast.core.phases import Phase
 from outlast.observe import Live
 
 pytestmark = [pytest.mark.process, pytest.mark.campaign]
@@ -58,7 +59,9 @@ def writes(part: str, fault: str) -> Callable[[str, str], str]:
 @pytest.mark.timeout(600)
 def test_an_s3_server_that_fails_cuts_and_stalls(fleet: Callable[..., Any], proxy: Proxy, url: str) -> None:
     """Steps 8 and 12 are lost to it, 16 waits until it answers; then all processes die, and S3 has what they need."""
-    run = fleet(replicas=2, steps=20, gates=(5, 9, 13, 17), checkpoint_dir=url, checkpoint_every=4)
+    # Two may be in flight: one writer gives step 8 up while the other still tries, and step 12 is not to wait for it.
+    checkpoint = {"dir": url, "every": 4, "num_slots": 3}
+    run = fleet(replicas=2, steps=20, gates=(5, 9, 13, 17), checkpoint=checkpoint)
     run.until("step 4 was saved", lambda: [e.step for e in run.saved()] == [4])
     proxy.fault = writes("/data/", "500")
     run.gate(5, "the server fails", lambda: True)
@@ -160,3 +163,40 @@ def test_permission_lost_midway_and_given_back(fleet: Callable[..., Any], own_di
     run.assert_unchanged(survivors={"r0.1", "r1.1"}, recoveries=0)
     assert [e.step for e in run.saved()][-1] == 16
     assert assert_generations(place) == [e.step for e in run.saved()]
+
+
+def test_a_write_that_never_returns_costs_its_save_and_holds_nobody_up(
+    fleet: Callable[..., Any], tmp_path: Path
+) -> None:
+    """r1's disk hangs in its second save. Its memory stays taken, so no more is saved; the run ends all the same."""
+    place = tmp_path / "c"
+    checkpoint = {"dir": str(place), "every": 2, "timeout_s": 1.0}
+    run = fleet(
+        strike("r1", Phase.SAVE_WRITTEN, 2, "hang"), replicas=2, steps=12, gates=(7,), checkpoint=checkpoint,
+        max_restarts=0,
+    )  # fmt: skip
+    run.gate(7, "a save was given up", lambda: failed(run) != [])
+    run.assert_unchanged(survivors={"r0.1", "r1.1"}, recoveries=0)
+    lost = failed(run)[0]
+    assert lost.cause == "writer_failed"
+    assert "has not returned for 1 s" in lost.reason
+    assert lost.step not in assert_generations(place)
+    delayed = [e for e in run.driven.events if isinstance(e, ev.CheckpointDelayed)]
+    assert {e.replica for e in delayed} == {"r1.1"}
+    assert f"the write of step {lost.step} to {place} has not returned" in delayed[0].reason
+    assert assert_generations(place) == [e.step for e in run.saved()]
+    assert "has not returned" in said(run)
+
+
+def test_a_publication_that_never_returns_is_told_and_the_run_ends(fleet: Callable[..., Any], tmp_path: Path) -> None:
+    place = tmp_path / "c"
+    run = fleet(
+        strike("coordinator.1", Phase.PUBLISH_BEGAN, 2, "hang"), replicas=2, steps=12, gates=(7,),
+        checkpoint={"dir": str(place), "every": 2, "timeout_s": 1.0},
+    )  # fmt: skip
+    run.gate(7, "a publication was given up", lambda: failed(run) != [])
+    run.assert_unchanged(survivors={"r0.1", "r1.1"}, recoveries=0)
+    assert {e.cause for e in failed(run)} <= {"publish_failed", "superseded"}
+    assert "the store has not answered for 1 s" in failed(run)[0].reason
+    assert assert_generations(place) == [e.step for e in run.saved()]
+    assert len(run.saved()) == 1

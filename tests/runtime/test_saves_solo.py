@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ import torch
 from torch import nn
 
 import outlast
-from outlast.checkpoint import LocalStore, certify, heads, verify
+from outlast.checkpoint import LocalStore, heads, verify
+from outlast.checkpoint._fs import Disk
 from outlast.errors import CheckpointError, ConfigError
-from outlast.runtime._resume import rewind
 
 
 @pytest.fixture(autouse=True)
@@ -205,41 +206,6 @@ def test_resuming_without_a_place_to_save_is_refused(tmp_path: Path, monkeypatch
         train(3, "auto")
 
 
-def test_going_back_to_a_certified_generation(tmp_path: Path) -> None:
-    """What a guard calls: the state of that step, and from there on the same run again."""
-    losses, found, _ = train(9, "off")
-    torch.manual_seed(4)
-    model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 1))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=50)
-    average = Average(model)
-    rows = list(torch.randn(24, 6, generator=torch.Generator().manual_seed(1)))
-    training: Any = outlast.join().protect(
-        model, optimizer, rows, global_batch_size=8, microbatches=4, seed=2, clip_norm=0.5, scheduler=scheduler,
-        state={"average": average}, checkpoint=keep(tmp_path, every=2, keep_last=10),
-    )  # fmt: skip
-    saves, seen, went_back = training.replica.saves, [], False
-    for step in training.steps(until=9):
-        for batch in step:
-            step.backward(model(batch).pow(2).mean())
-        seen.append((step.number, step.loss))
-        average.update(model)
-        if step.number == 6 and not went_back:
-            store = saves.archive.store
-            saves._await(lambda: bool(saves.archive.store.generations()), lambda: False)
-            assert rewind(saves) is None, "none is certified yet"
-            certify(store, min(store.generations()))
-            with torch.no_grad():
-                model[0].weight.fill_(float("nan"))
-            loaded = rewind(saves, at_most=6)
-            assert loaded is not None
-            assert loaded.certified
-            training.replica.member.committed, went_back = loaded.step, True
-    assert [number for number, _ in seen] == [*range(7), *range(loaded.step, 9)]
-    assert all(losses[number] == loss for number, loss in seen)
-    assert training.fingerprint() == found
-
-
 def test_what_guards_remember_is_in_the_save(tmp_path: Path) -> None:
     guards = outlast.Guards(certify_every=2, loss_spike="rewind", warmup=2)
     losses, found, _ = train(9, "off", guards=guards)
@@ -257,3 +223,24 @@ def test_the_plain_loop_s_checkpoints_are_everybody_s(tmp_path: Path, monkeypatc
     assert list(train(6, keep(tmp_path))[0]) == [4, 5]
     monkeypatch.setenv("OUTLAST", "off")
     assert list(train(7, keep(tmp_path))[0]) == [6]
+
+
+@pytest.mark.parametrize("mode", ["on", "off"])
+@pytest.mark.parametrize("call", ["fsync", "link"])
+def test_a_disk_that_never_answers_stops_no_training(
+    tmp_path: Path, mode: str, call: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Resumed on a disk that has died: its saves are said to have failed, and the end waits no longer than told."""
+    monkeypatch.setenv("OUTLAST", mode)
+    losses, found, _ = train(6, "off")
+    train(3, keep(tmp_path, every=1))
+    kept, back = steps_in(tmp_path), threading.Event()
+    monkeypatch.setattr(Disk, call, lambda *_: back.wait(60))
+    again, found_again, _ = train(6, keep(tmp_path, every=1, timeout_s=0.5))
+    assert again == {step: losses[step] for step in (3, 4, 5)}
+    assert found_again == found
+    assert steps_in(tmp_path) == kept
+    err = capfd.readouterr().err
+    assert "failed, training goes on" in err
+    assert "has not returned for 0.5 s" in err
+    back.set()

@@ -7,13 +7,19 @@ files that are there already are not sent again; the head goes last, so a copy t
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import threading
+import time
 from collections.abc import Callable
 
 from outlast.checkpoint._manifest import MAX_PART_BYTES, Chunk, Damage, Part, digest, parse_head, parse_part
+from outlast.checkpoint._retention import Retention, prune
 from outlast.checkpoint._store import Store, generation_name
+from outlast.checkpoint._threads import Threads
+from outlast.errors import CheckpointError
 
-__all__ = ["Drain", "drain"]
+__all__ = ["Drain", "Drainer", "drain"]
 
 _BUFFER_BYTES = 8 << 20
 
@@ -100,3 +106,67 @@ def _send(
 def _gap(at: int, size: int, known: dict[int, Chunk]) -> int:
     following = min((start for start in known if start > at), default=size)
     return min(following - at, _BUFFER_BYTES)
+
+
+class Drainer:
+    """Fills `far` from `near` beside training, on a thread. `drained` and `failed` are called on it.
+
+    A farther place that is slower than the saves gets the newest generation each time it is free, not all of them:
+    nothing piles up. One that gives no sign of life for `limit_s` is said to have failed, and the process ends
+    without it.
+    """
+
+    def __init__(
+        self,
+        near: Store,
+        far: Store,
+        retention: Retention,
+        *,
+        drained: Callable[[Drain, float], None],
+        failed: Callable[[Drain, str], None],
+        closing: threading.Event,
+        num_tries: int = 3,
+        retry_s: float = 0.5,
+        limit_s: float = 600.0,
+        prepare: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._near, self._far, self._retention = near, far, retention
+        self._drained, self._failed, self._closing = drained, failed, closing
+        self._num_tries, self._retry_s, self._limit_s = num_tries, retry_s, limit_s
+        self.threads = Threads(1, "outlast-drain", limit_s=limit_s, prepare=prepare)
+        self.newest: Drain | None = None
+        self._under_way: Drain | None = None
+
+    def begin(self, generation: int) -> concurrent.futures.Future[int]:
+        """The future is the number of bytes sent, 0 for a generation that was passed over."""
+        stuck = self._under_way
+        if stuck is not None and self.threads.is_silent:
+            self._under_way = None  # said once
+            self._failed(stuck, f"{self._far.url} has not answered for {self._limit_s:g} s")
+        self.newest = Drain(generation)
+        return self.threads.submit(self._run, self.newest)
+
+    def _run(self, state: Drain) -> int:
+        if state is not self.newest:
+            return 0
+        began_s, self._under_way = time.monotonic(), state
+        for attempt in range(self._num_tries):
+            try:
+                state.done_bytes = 0
+                drain(self._near, self._far, state.generation, progress=state, stop=self._stops)
+                prune(self._far, self._retention)
+                break
+            except (OSError, CheckpointError) as error:
+                if attempt == self._num_tries - 1 or self._closing.is_set():
+                    self._failed(state, f"{type(error).__name__}: {error}")
+                    raise
+                self._closing.wait(self._retry_s * 2**attempt)
+            finally:
+                self.threads.moved()
+        self._under_way = None
+        self._drained(state, time.monotonic() - began_s)
+        return state.sent_bytes
+
+    def _stops(self) -> bool:
+        self.threads.moved()
+        return self._closing.is_set()

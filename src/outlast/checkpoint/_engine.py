@@ -11,23 +11,22 @@ from __future__ import annotations
 import concurrent.futures
 import errno
 import fnmatch
-import os
 import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import msgspec
 import torch
 
 from outlast.checkpoint import _events as events
 from outlast.checkpoint._arena import Arena, Slot
-from outlast.checkpoint._drain import Drain, drain
+from outlast.checkpoint._drain import Drain, Drainer
+from outlast.checkpoint._handle import Handle
 from outlast.checkpoint._ladder import Candidate, first_valid
-from outlast.checkpoint._load import fill, fresh, match, rebuild, select
-from outlast.checkpoint._manifest import FORMAT, Chunk, FileRef, Part, digest
-from outlast.checkpoint._memory import Hold, MemoryStore, memory_name
+from outlast.checkpoint._load import LoadedState, fill, fresh, match, rebuild, select
+from outlast.checkpoint._manifest import FORMAT, Part
+from outlast.checkpoint._memory import Hold, MemoryStore, in_memory
 from outlast.checkpoint._plan import Layout, plan
 from outlast.checkpoint._publish import publish, report_of
 from outlast.checkpoint._reader import Reader, Skip
@@ -36,6 +35,7 @@ from outlast.checkpoint._snapshot import Snapshot
 from outlast.checkpoint._stage import copies_of
 from outlast.checkpoint._store import Store, open_store
 from outlast.checkpoint._tensors import Schema, State, flatten
+from outlast.checkpoint._threads import Threads, be_nice, within
 from outlast.checkpoint._writer import CHUNK_BYTES, Base, Written, base_of, write_part
 from outlast.core.protocol._commit import PartReport, SaveId
 from outlast.errors import CheckpointError
@@ -43,41 +43,8 @@ from outlast.errors import CheckpointError
 __all__ = ["Engine", "Handle", "LoadedState"]
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+_LEAVE_S = 10.0  # how long the end of the process waits for threads whose work is of no use any more
 _NICE_WRITE, _NICE_DRAIN = 7, 10  # at 10, beside a loop on every core, hashing took longer than writing
-
-
-class LoadedState(NamedTuple):
-    """`tree`: the state (None for a load by name pattern); `tensors`: what was loaded, by name; sizes by tier."""
-
-    tree: Any
-    tensors: dict[str, torch.Tensor]
-    step: int
-    generation: int
-    view: tuple[int, int]
-    certified: bool
-    tier: str
-    extra: dict[str, str]
-    skipped: list[Skip]
-    bytes_read: dict[str, int]
-
-
-class Handle:
-    """One save under way. `durable` resolves to the report that the coordinator waits for, or to the failure."""
-
-    def __init__(self, save: SaveId, snapshot: Snapshot, slot: Slot, part: Part, timeout_s: float) -> None:
-        self.save, self.part = save, part
-        self.staged_bytes, self.state_bytes, self.written_bytes = part.stream_bytes, 0, 0
-        self.durable: concurrent.futures.Future[PartReport] = concurrent.futures.Future()
-        self.copied_s = self.durable_s = float("nan")
-        self._snapshot, self._slot, self._timeout_s = snapshot, slot, timeout_s
-
-    def wait_copied(self, names: Collection[str] | None = None) -> None:
-        """Call before overwriting these tensors (all by default), as the optimizer step does. Helps copying."""
-        self._snapshot.wait_for(names, timeout_s=self._timeout_s)
-
-    @property
-    def copied(self) -> bool:
-        return self._snapshot.copied.is_set()
 
 
 class Engine:
@@ -124,17 +91,20 @@ class Engine:
         self._nonce = nonce if nonce is not None else lambda: secrets.token_hex(4)
         self._arena = Arena(num_slots, None if hold is None else self._held_slot)
         self._keep: frozenset[int] = frozenset() if hold is None else self._newest_in_memory(hold)
+        # The first two touch memory only; the others may meet a disk that never answers.
         self._copier = concurrent.futures.ThreadPoolExecutor(1, "outlast-copy")
-        self._writers = concurrent.futures.ThreadPoolExecutor(num_slots, "outlast-write", _be_nice, (_NICE_WRITE,))
-        self._publisher = concurrent.futures.ThreadPoolExecutor(1, "outlast-publish")
-        self._drainer = concurrent.futures.ThreadPoolExecutor(1, "outlast-drain", _be_nice, (_NICE_DRAIN,))
+        self._preparer = concurrent.futures.ThreadPoolExecutor(1, "outlast-prepare")
+        self._writers = Threads(num_slots, "outlast-write", limit_s=timeout_s, prepare=lambda: be_nice(_NICE_WRITE))
+        self._publisher = Threads(1, "outlast-publish", limit_s=timeout_s)
         self._closing = threading.Event()
+        self._drainer = self._make_drainer() if self.far is not None else None
         self._plans: dict[tuple[str, int], list[Layout]] = {}
         self._schema: Schema | None = None
-        self._base: Base = {}
+        self._base: tuple[Base, int | None] = ({}, None)  # what may be referred to, and the generation it lies in
+        self._lock = threading.Lock()  # over the base and who refers to it
         self._handles: dict[SaveId, Handle] = {}
+        self._stuck: list[Handle] = []  # given up before their writes had returned
         self._known: dict[int, dict[str, int]] = {}
-        self.newest_drain: Drain | None = None
 
     # memory
 
@@ -161,12 +131,18 @@ class Engine:
     def prepare_later(self, tree: Any) -> concurrent.futures.Future[None]:
         """As `prepare`, but the slots are made beside training. The tree is not looked at after this returns."""
         _, layout = self._planned(tree)
-        return self._publisher.submit(self._arena.reserve, layout.stream_bytes, keep=self._keep)
+        return self._preparer.submit(self._arena.reserve, layout.stream_bytes, keep=self._keep)
 
     @property
     def can_save(self) -> bool:
         """Whether a slot is free just now."""
         return self._arena.has_free(keep=self._keep)
+
+    @property
+    def held_up(self) -> str:
+        """Which writes never came back from their disk and hold their slots; empty if there are none."""
+        steps = ", ".join(map(str, sorted(handle.save.step for handle in self._stuck if not handle.returned)))
+        return f"the write of step {steps} to {self.store.url} has not returned, and holds its memory" if steps else ""
 
     def set_members(self, replica: int, num_replicas: int) -> None:
         """The view changed: other shares from the next save on."""
@@ -210,7 +186,9 @@ class Engine:
             names = [spec.name for spec in state.specs]
             snapshot.copy_now({n for n in names if any(fnmatch.fnmatchcase(n, p) for p in changing)})
         handle = Handle(save, snapshot, slot, self._part(save, state, layout), self._timeout_s)
-        self._handles[save] = handle
+        with self._lock:
+            handle.base = self._base
+            self._handles[save] = handle
         handle.state_bytes = sum(spec.bytes for spec in state.specs)
         self._tell(events.SaveBegan(
             save=save.token, step=step, writer=self.replica, staged_bytes=layout.stream_bytes,
@@ -226,18 +204,19 @@ class Engine:
         """A slot, at once or (with `wait`) when one is free; None delays the save, and its reason is told."""
         if not wait and self._arena.is_too_small(size_bytes, keep=self._keep):
             # The share grew with a view change. Faulting pages in takes longer than a step may: beside it, then.
-            self._publisher.submit(self._arena.reserve, size_bytes, keep=self._keep)
+            self._preparer.submit(self._arena.reserve, size_bytes, keep=self._keep)
             self._tell(events.SaveDelayed(step=step, reason="the snapshot slots are being enlarged"))
             return None
-        slot = self._arena.lease(size_bytes, keep=self._keep)
+        slot, end_s = self._arena.lease(size_bytes, keep=self._keep), time.monotonic() + self._timeout_s
         while slot is None and wait and not self._closing.is_set():
-            busy = [h.durable for h in self._handles.values() if not h.durable.done()]
-            if not busy:
+            busy, left_s = [h.durable for h in self._handles.values() if not h.durable.done()], end_s - time.monotonic()
+            if not busy or left_s <= 0:
                 break
-            concurrent.futures.wait(busy, self._timeout_s, concurrent.futures.FIRST_COMPLETED)
+            concurrent.futures.wait(busy, left_s, concurrent.futures.FIRST_COMPLETED)
             slot = self._arena.lease(size_bytes, keep=self._keep)
         if slot is None:
-            self._tell(events.SaveDelayed(step=step, reason="every snapshot slot is still being written"))
+            reason = self.held_up or "every snapshot slot is still being written"
+            self._tell(events.SaveDelayed(step=step, reason=reason))
         elif self._hold is not None:
             self._hold.clear(self._local, slot.index)
         return slot
@@ -254,7 +233,8 @@ class Engine:
         """The background's half of a save: seal the memory, write, promise. Retries what the store refuses."""
         part, slot = handle.part, handle._slot
         stream = slot.view[: part.stream_bytes]
-        base = self._base if self._incremental else {}
+        base = handle.base[0] if self._incremental else {}
+        handle.watch(self._late)
         if self._hold is not None:
             handle._snapshot.ready(part.stream_bytes, timeout_s=self._timeout_s)
             self._seal(handle, stream)
@@ -262,8 +242,8 @@ class Engine:
             name = f"{handle.save.token}-w{part.writer:04d}-{self._nonce()}"
             try:
                 written = write_part(
-                    self.store, stream, part, name=name, base=base, probe=self._probe,
-                    wait=lambda end: handle._snapshot.ready(end, timeout_s=self._timeout_s),
+                    self.store, stream, part, name=name, base=base, probe=lambda at: self._passed(handle, at),
+                    wait=lambda end: self._await_copy(handle, end),
                 )  # fmt: skip
                 break
             except OSError as error:
@@ -272,6 +252,32 @@ class Engine:
         handle.copied_s, handle.durable_s = handle._snapshot.copied_at_s - began_s, self._clock() - began_s
         self._tell_durable(handle, written)
         return report_of(written.ref, part.schema)
+
+    def _await_copy(self, handle: Handle, end: int) -> None:
+        self._moved(handle)
+        if self._closing.is_set():
+            raise CheckpointError(f"the save of step {handle.save.step} was not finished: its engine was closed")
+        handle._snapshot.ready(end, timeout_s=self._timeout_s)
+
+    def _passed(self, handle: Handle, phase: str) -> None:
+        self._moved(handle)
+        self._probe(phase)
+
+    def _moved(self, handle: Handle) -> None:
+        self._writers.moved()
+        handle.moved()
+
+    def _late(self, handle: Handle) -> None:
+        """The disk does not answer: the save is given up. Its slot stays taken, for the write may yet read from it."""
+        self._stuck = [h for h in self._stuck if not h.returned] + [handle]
+        self._fail(handle, handle.given_up(self.store.url))
+
+    def _fail(self, handle: Handle, error: BaseException) -> None:
+        self._handles.pop(handle.save, None)
+        self._tell(events.SaveFailed(
+            save=handle.save.token, step=handle.save.step, writer=handle.part.writer, reason=str(error),
+        ))  # fmt: skip
+        handle.durable.set_exception(error)
 
     def _after_refusal(self, handle: Handle, attempt: int, error: OSError) -> None:
         """Within the budget: make room if that is what is lacking, and wait a little. Beyond it: give up."""
@@ -293,12 +299,7 @@ class Engine:
     def _seal(self, handle: Handle, stream: memoryview) -> None:
         assert self._hold is not None
         part, save = handle.part, handle.save
-        name = memory_name(save.token, part.writer)
-        bounds = range(0, part.stream_bytes, CHUNK_BYTES)
-        cuts = [(at, min(at + CHUNK_BYTES, part.stream_bytes)) for at in bounds]
-        chunks = [Chunk(0, low, high - low, digest(stream[low:high])) for low, high in cuts]
-        files = [FileRef(name=name, bytes=part.stream_bytes)] if chunks else []
-        mine = msgspec.structs.replace(part, files=files, chunks=chunks)
+        mine = in_memory(part, stream, CHUNK_BYTES)
         self._hold.seal(self._local, handle._slot, mine, step=save.step, view=save.view, run=self.run)
         self._probe("save.sealed")
 
@@ -311,18 +312,16 @@ class Engine:
 
     def _ended(self, handle: Handle, done: concurrent.futures.Future[PartReport]) -> None:
         """Runs once, in the writer's thread, whatever became of the save."""
-        error = done.exception()
+        handle.ended()
+        mine, error = handle.claim(), done.exception()
         # A slot that is still being copied into must not become another save's.
-        if handle._snapshot.copied.wait(self._timeout_s) and (error is not None or self._hold is None):
+        over = error is not None or not mine or self._hold is None
+        if handle._snapshot.copied.wait(self._timeout_s) and over:
             self._arena.release(handle._slot)
-        if error is None:
+        if mine and error is not None:
+            self._fail(handle, error)
+        elif mine:
             handle.durable.set_result(done.result())
-            return
-        self._handles.pop(handle.save, None)
-        self._tell(events.SaveFailed(
-            save=handle.save.token, step=handle.save.step, writer=handle.part.writer, reason=str(error),
-        ))  # fmt: skip
-        handle.durable.set_exception(error)
 
     # publishing
 
@@ -345,7 +344,8 @@ class Engine:
         if handle is None:
             return
         if generation is not None:
-            self._base = base_of([handle.part])
+            with self._lock:
+                self._base = (base_of([handle.part]), generation)
         if self._hold is not None:
             if generation is not None:
                 self._keep = frozenset({handle._slot.index})
@@ -353,7 +353,7 @@ class Engine:
 
     def commit(self, handle: Handle, *, certified: bool = False, extra: dict[str, str] | None = None) -> int:
         """For a fleet of one: wait until durable, publish, settle, prune, and start to drain."""
-        report = handle.durable.result(self._timeout_s)
+        report = handle.durable.result()  # the watch over the save sees to it that it is settled
         generation = self.publish(handle.save, [report], certified=certified, extra=extra)
         self.settle(handle.save, generation)
         try:
@@ -364,12 +364,22 @@ class Engine:
         return generation
 
     def commit_later(self, handle: Handle, *, certified: bool = False) -> concurrent.futures.Future[int]:
-        """`commit` in the background, one after the other: the training loop goes on. Failures are in the future."""
-        return self._publisher.submit(self.commit, handle, certified=certified)
+        """`commit` in the background, one after the other: the training loop goes on. Failures are in the future.
+
+        So is a store that does not answer: `timeout_s` after the save was durable.
+        """
+        work = self._publisher.submit(self.commit, handle, certified=certified)
+        return within(work, self._timeout_s, lambda: handle.unpublished(self.store.url), since=handle.durable)
 
     def prune(self, *, protected: Collection[int] = ()) -> Pruned:
-        """Apply the retention policy to the store; for the one process that publishes. Raises `OSError`."""
-        done = prune(self.store, self.retention, protected=protected, known=self._known)
+        """Apply the retention policy to the store; for the one process that publishes. Raises `OSError`.
+
+        What saves of this engine refer to stays until they have settled.
+        """
+        with self._lock:
+            bases = [self._base[1], *(handle.base[1] for handle in self._handles.values())]
+        kept = {*protected, *(base for base in bases if base is not None)}
+        done = prune(self.store, self.retention, protected=kept, known=self._known)
         if done.generations or done.note:
             self._tell(events.Pruned(generations=done.generations, freed_bytes=done.freed_bytes, note=done.note))
         return done
@@ -377,38 +387,26 @@ class Engine:
     # draining
 
     def drain(self, generation: int) -> concurrent.futures.Future[int] | None:
-        """Copy a generation to the farther store in the background; `newest_drain` is its progress.
+        """Copy a generation to the farther store in the background; `newest_drain` is its progress. See `Drainer`."""
+        return self._drainer.begin(generation) if self._drainer is not None else None
 
-        A farther store that is slower than the saves gets the newest generation each time it is free, not all of
-        them: nothing piles up. The future is the number of bytes sent, 0 for a generation that was passed over.
-        """
-        if self.far is None:
-            return None
-        state = self.newest_drain = Drain(generation)
-        return self._drainer.submit(self._drain, state)
+    @property
+    def newest_drain(self) -> Drain | None:
+        return self._drainer.newest if self._drainer is not None else None
 
-    def _drain(self, state: Drain) -> int:
+    def _make_drainer(self) -> Drainer:
         assert self.far is not None
-        if state is not self.newest_drain:
-            return 0
-        began_s = self._clock()
-        for attempt in range(self._num_retries + 1):
-            try:
-                state.done_bytes = 0
-                drain(self.store, self.far, state.generation, progress=state, stop=self._closing.is_set)
-                prune(self.far, self.retention)
-                break
-            except (OSError, CheckpointError) as error:
-                if attempt == self._num_retries or self._closing.is_set():
-                    reason = f"{type(error).__name__}: {error}"
-                    self._tell(events.DrainFailed(generation=state.generation, url=self.far.url, reason=reason))
-                    raise
-                self._closing.wait(self._retry_s * 2**attempt)
-        self._tell(events.Drained(
-            generation=state.generation, url=self.far.url, copied_bytes=state.sent_bytes,
-            seconds=self._clock() - began_s,
-        ))  # fmt: skip
-        return state.sent_bytes
+        tell, url = self._tell, self.far.url
+        return Drainer(
+            self.store, self.far, self.retention, closing=self._closing, num_tries=self._num_retries + 1,
+            retry_s=self._retry_s, limit_s=self._timeout_s, prepare=lambda: be_nice(_NICE_DRAIN),
+            drained=lambda state, seconds: tell(events.Drained(
+                generation=state.generation, url=url, copied_bytes=state.sent_bytes, seconds=seconds,
+            )),
+            failed=lambda state, reason: tell(events.DrainFailed(
+                generation=state.generation, url=url, reason=reason,
+            )),
+        )  # fmt: skip
 
     # loading
 
@@ -460,7 +458,7 @@ class Engine:
         if names is None and len(tensors) == len(reader.tensors):
             tree = rebuild(reader, tensors, "was not loaded")
         if self.store in candidate.stores and candidate.head.generation == max(self.store.generations()):
-            self._base = base_of(reader.parts)
+            self._base = (base_of(reader.parts), candidate.head.generation)
         head = reader.head
         return LoadedState(
             tree, {reader.tensors[i].name: t for i, t in tensors.items()}, head.step, head.generation, head.view,
@@ -486,13 +484,17 @@ class Engine:
         return tensors | (fresh(reader, rest, progress) if rest else {})
 
     def close(self, *, wait: bool = True) -> None:
-        """Stop the threads. With `wait`, saves and drains under way end first; else they stop at their next chunk."""
+        """Stop the threads. With `wait`, saves and drains under way end first; else they stop at their next chunk.
+
+        A thread that its disk or store has not answered for `timeout_s` is left behind, and said so at the exit.
+        """
         if not wait:
             self._closing.set()
-        for pool in (self._copier, self._writers, self._publisher, self._drainer):
-            pool.shutdown(wait=wait)
-
-
-def _be_nice(level: int) -> None:
-    """Background threads yield the processor to training where the two compete."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), level)
+        for memory in (self._copier, self._preparer):
+            memory.shutdown(wait=wait)
+        drains = [self._drainer.threads] if self._drainer is not None else []  # last: a commit that ends begins one
+        for pool in (self._writers, self._publisher, *drains):
+            if wait:
+                pool.finish()
+            else:
+                pool.leave(_LEAVE_S)

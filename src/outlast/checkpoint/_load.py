@@ -19,14 +19,29 @@ import torch
 from outlast.checkpoint._arena import map_private
 from outlast.checkpoint._boxes import Box, intersect
 from outlast.checkpoint._manifest import DTYPE_BYTES, Damage, TensorSpec
-from outlast.checkpoint._reader import Reader, Run, runs_of_box
+from outlast.checkpoint._reader import Reader, Run, Skip, runs_of_box
 from outlast.checkpoint._tensors import Local, State, bytes_of, dtype_named, raw, unflatten
 from outlast.errors import CheckpointError
 
-__all__ = ["Difference", "fill", "fresh", "match", "rebuild", "select"]
+__all__ = ["Difference", "LoadedState", "fill", "fresh", "match", "rebuild", "select"]
 
 _GROUP_BYTES = 32 << 20
 _MAX_RUNS = 1 << 16
+
+
+class LoadedState(NamedTuple):
+    """`tree`: the state (None for a load by name pattern); `tensors`: what was loaded, by name; sizes by tier."""
+
+    tree: Any
+    tensors: dict[str, torch.Tensor]
+    step: int
+    generation: int
+    view: tuple[int, int]
+    certified: bool
+    tier: str
+    extra: dict[str, str]
+    skipped: list[Skip]
+    bytes_read: dict[str, int]
 
 
 class Difference(NamedTuple):

@@ -17,11 +17,11 @@ from collections.abc import Collection, Iterator, Sequence
 import msgspec
 
 from outlast.checkpoint._arena import Slot, touch
-from outlast.checkpoint._manifest import UNREADABLE, Damage, Head, Part, PartRef, digest, seal
+from outlast.checkpoint._manifest import UNREADABLE, Chunk, Damage, FileRef, Head, Part, PartRef, digest, seal
 from outlast.checkpoint._store import DataWriter
 from outlast.errors import CheckpointError, ConfigError
 
-__all__ = ["Hold", "MemoryStore", "memory_name"]
+__all__ = ["Hold", "MemoryStore", "in_memory"]
 
 _HEADER_BYTES = 4096
 _HUGE = 2 << 20
@@ -247,6 +247,9 @@ def _synthesise(number: int, slots: dict[int, tuple[int, _Sealed]]) -> Head:
     )  # fmt: skip
 
 
-def memory_name(save: str, writer: int) -> str:
-    """The name under which a part describes its own slot's stream."""
-    return f"{save}-w{writer}-m.bin"
+def in_memory(part: Part, stream: memoryview, chunk_bytes: int) -> Part:
+    """The part as it describes its own slot's stream, in chunks of so many bytes."""
+    cuts = [(at, min(at + chunk_bytes, part.stream_bytes)) for at in range(0, part.stream_bytes, chunk_bytes)]
+    chunks = [Chunk(0, low, high - low, digest(stream[low:high])) for low, high in cuts]
+    files = [FileRef(name=f"{part.save}-w{part.writer}-m.bin", bytes=part.stream_bytes)] if chunks else []
+    return msgspec.structs.replace(part, files=files, chunks=chunks)

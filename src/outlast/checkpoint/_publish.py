@@ -14,13 +14,14 @@ import msgspec
 
 from outlast.checkpoint._manifest import MAX_PART_BYTES, Damage, Head, PartRef, parse_head, parse_part, seal
 from outlast.checkpoint._reader import Reader
-from outlast.checkpoint._store import Store, generation_name
+from outlast.checkpoint._store import Store, generation_name, generation_number
 from outlast.core.protocol._commit import PartReport, SaveId
 from outlast.errors import CheckpointError
 
 __all__ = ["certify", "heads", "publish", "read_head", "report_of"]
 
 _MAX_TRIES = 64
+_STRAY = 1000  # a head that nobody can read and that lies so far ahead of those that can be is no generation
 _LOOK_BACK = 8  # heads of one run grow in view and step, so its newest few tell all
 
 
@@ -74,10 +75,24 @@ def publish(
         same = _published(found, draft)
         if same is not None:
             return same
-        number = max([h.generation for h in found] + list(unreadable), default=-1) + 1
+        number = _next(found, unreadable)
+        if generation_number(generation_name(number)) is None:
+            raise CheckpointError(
+                f"{generation_name(number)} is no number for a generation", where=store.url,
+                did="the generation was not published", remedy="remove the stray file that has the highest number",
+            )  # fmt: skip
         if store.publish(number, seal(msgspec.structs.replace(draft, generation=number))):
             return number
     raise CheckpointError(f"no free generation number after {_MAX_TRIES} tries", where=store.url)
+
+
+def _next(found: list[Head], unreadable: dict[int, str]) -> int:
+    """After the newest, also one that cannot be read just now: it may be a generation. Not after a stray file whose
+    enormous number would use the numbers up.
+    """
+    newest = max((h.generation for h in found), default=None)
+    near = [n for n in unreadable if newest is None or n <= newest + _STRAY]
+    return max([*near, newest if newest is not None else -1]) + 1
 
 
 def _stream_bytes(store: Store, draft: Head) -> int:

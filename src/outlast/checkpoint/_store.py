@@ -17,6 +17,9 @@ from outlast.errors import ConfigError
 __all__ = ["DataReader", "DataWriter", "Store", "generation_name", "generation_number", "open_store"]
 
 
+_MAX_DIGITS = 18  # of a generation's number: it must fit where integers have 64 bits
+
+
 class DataWriter(Protocol):
     """One data file being written. `concurrent`: `write` may be called by several threads at once."""
 
@@ -83,7 +86,8 @@ def generation_name(generation: int) -> str:
 def generation_number(name: str) -> int | None:
     digits = name.removeprefix("g").removesuffix(".json")
     if name.startswith("g") and name.endswith(".json") and digits.isascii() and digits.isdigit():
-        return int(digits) if generation_name(int(digits)) == name else None
+        number = int(digits) if len(digits) <= _MAX_DIGITS else -1
+        return number if generation_name(number) == name else None
     return None
 
 

@@ -17,6 +17,7 @@ import msgspec
 
 from outlast.checkpoint._manifest import Chunk, FileRef, Part, PartRef, digest, seal
 from outlast.checkpoint._store import DataWriter, Store
+from outlast.checkpoint._threads import Threads
 
 __all__ = ["CHUNK_BYTES", "Base", "Place", "base_of", "write_part"]
 
@@ -114,9 +115,10 @@ class _Job:
         self._run: tuple[int, int] | None = None  # of the stream, not yet handed to a writing thread
         self._at = 0  # bytes handed to the data file so far, the current run included
         self._out: DataWriter | None = None
-        self._pool: concurrent.futures.ThreadPoolExecutor | None = None
+        self._pool: Threads | None = None
         self._writes: collections.deque[concurrent.futures.Future[None]] = collections.deque()
-        self._hasher = concurrent.futures.ThreadPoolExecutor(1)
+        # Who waits for this one and for the next is waited for: the writer's own thread.
+        self._hasher = Threads(1, "outlast-hash", limit_s=0.0)
         self._hashes: collections.deque[tuple[int, concurrent.futures.Future[list[str]]]] = collections.deque()
 
     def add(self, start: int, end: int) -> None:
@@ -155,7 +157,7 @@ class _Job:
         self._run = None
         if self._out is None:
             self._out = self._store.create(self._name, len(self._stream))
-            self._pool = concurrent.futures.ThreadPoolExecutor(2 if self._out.concurrent else 1)
+            self._pool = Threads(2 if self._out.concurrent else 1, "outlast-write", limit_s=0.0)
         assert self._pool is not None
         while len(self._writes) >= 2:
             self._writes.popleft().result()
@@ -179,9 +181,9 @@ class _Job:
         return list(files.values()), chunks, self._at
 
     def _stop(self) -> None:
-        self._hasher.shutdown(wait=True, cancel_futures=True)
+        self._hasher.shutdown(cancel_futures=True)
         if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
+            self._pool.shutdown(cancel_futures=True)
 
     def abandon(self, part_name: str | None) -> None:
         self._stop()

@@ -6,14 +6,15 @@ to the farther place each time it is free. Says what happened through `said`, fr
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from outlast.checkpoint import Drain, Retention, certify, drain, heads, open_store, prune, publish
+from outlast.checkpoint import Drain, Retention, certify, heads, open_store, prune, publish
+from outlast.checkpoint._drain import Drainer
+from outlast.checkpoint._threads import Threads
 from outlast.core.phases import Phase
 from outlast.core.protocol._commit import PartReport, SaveId
 from outlast.errors import CheckpointError
@@ -22,7 +23,6 @@ from outlast.runtime._settings import SaveSettings
 __all__ = ["Archive"]
 
 _LOOK_BACK = 16
-_TRIES, _RETRY_S = 3, 0.5
 
 
 class Archive:
@@ -36,15 +36,17 @@ class Archive:
         probe: Callable[[Phase, int], None],
     ) -> None:
         self._store = open_store(settings.target)
-        self._far = open_store(settings.drain_to) if settings.drain_to else None
+        far = open_store(settings.drain_to) if settings.drain_to else None
         self._retention = Retention(keep_last=settings.keep_last, keep_every=settings.keep_every)
         self._run, self._said, self._probe = run, said, probe
         self.url = self._store.url
-        self.publisher = concurrent.futures.ThreadPoolExecutor(1, "outlast-publish")
-        self._drainer = concurrent.futures.ThreadPoolExecutor(1, "outlast-drain")
+        self.publisher = Threads(1, "outlast-publish", limit_s=settings.timeout_s)
         self._known: dict[int, dict[str, int]] = {}
-        self._newest: Drain | None = None
-        self._stop = threading.Event()
+        self._url_far = settings.drain_to
+        self._drainer = None if far is None else Drainer(
+            self._store, far, self._retention, drained=self._drained, failed=self._not_drained,
+            closing=threading.Event(), limit_s=settings.timeout_s,
+        )  # fmt: skip
 
     def newest_epoch(self) -> int:
         """The highest epoch of the newest generations' views; 0 if there are none. Raises OSError."""
@@ -64,9 +66,8 @@ class Archive:
     def tidy(self, generation: int, protected: Collection[int]) -> None:
         """After `generation` was published: prune, and copy it on."""
         self.publisher.submit(self._quietly, "prune", lambda: self._prune(protected))
-        if self._far is not None:
-            state = self._newest = Drain(generation)
-            self._drainer.submit(self._drain, state)
+        if self._drainer is not None:
+            self._drainer.begin(generation)
 
     def _quietly(self, what: str, work: Callable[[], None]) -> None:
         """The generation stands whatever becomes of this."""
@@ -81,33 +82,21 @@ class Archive:
             fields = {"generations": done.generations, "freed_bytes": done.freed_bytes, "note": done.note}
             self._said("checkpoint_pruned", fields)
 
-    def _drain(self, state: Drain) -> None:
-        """A place slower than the saves gets the newest generation each time it is free, not all of them."""
-        if state is not self._newest or self._far is None:
-            return
-        began_s, reason = time.monotonic(), ""
-        for attempt in range(_TRIES):
-            try:
-                state.done_bytes = 0
-                drain(self._store, self._far, state.generation, progress=state, stop=self._stop.is_set)
-                prune(self._far, self._retention)
-                break
-            except (OSError, CheckpointError) as error:
-                reason = f"{type(error).__name__}: {error}"
-                self._stop.wait(_RETRY_S * 2**attempt)
-        else:
-            self._said("checkpoint_failed", {
-                "step": -1, "cause": "drain_failed", "url": self._far.url,
-                "reason": f"generation {state.generation} was not copied: {reason}",
-            })  # fmt: skip
-            return
+    def _drained(self, state: Drain, seconds: float) -> None:
         self._said("checkpoint_drained", {
-            "generation": state.generation, "url": self._far.url, "copied_bytes": state.sent_bytes,
-            "seconds": time.monotonic() - began_s,
+            "generation": state.generation, "url": self._url_far, "copied_bytes": state.sent_bytes,
+            "seconds": seconds,
+        })  # fmt: skip
+
+    def _not_drained(self, state: Drain, reason: str) -> None:
+        self._said("checkpoint_failed", {
+            "step": -1, "cause": "drain_failed", "url": self._url_far,
+            "reason": f"generation {state.generation} was not copied: {reason}",
         })  # fmt: skip
 
     def close(self) -> None:
-        """Finish what was begun."""
+        """Finish what was begun, but for what its store has not answered for too long."""
         with contextlib.suppress(RuntimeError):
-            self.publisher.shutdown(wait=True)
-            self._drainer.shutdown(wait=True)
+            self.publisher.finish()
+            if self._drainer is not None:
+                self._drainer.threads.finish()

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from outlast.checkpoint._threads import Threads
 from outlast.core import events as ev
 from outlast.core.phases import Phase
 from outlast.core.policy._saving import Pacer
@@ -27,12 +28,12 @@ from outlast.core.protocol import messages as m
 from outlast.journal import Journal
 from outlast.runtime import _saving as wire
 from outlast.runtime._archive import Archive
-from outlast.runtime._settings import SaveSettings
+from outlast.runtime._settings import TIMEOUT_S, SaveSettings
 
 __all__ = ["Keeper"]
 
 _AGAIN_S = 30.0  # between two tries to open a store that refuses
-_OVERDUE_S = 900.0  # a writer that has not promised by then never will: it hangs on its disk
+_OVERDUE = 1.5  # times what a writer may be silent: one that has not promised by then is not there to say so
 _CHANGED = 0.2  # an interval that differs by less is no news
 _REMEMBERED = 32
 
@@ -73,7 +74,7 @@ class Keeper:
         self._after: list[Callable[[], None]] = []
         self._step_s = 0.0
         self._loop = asyncio.get_running_loop()
-        self._opening = concurrent.futures.ThreadPoolExecutor(1, "outlast-open")
+        self._opening = Threads(1, "outlast-open")
 
     # --- the place -----------------------------------------------------------------------------------------------
     def look(self) -> None:
@@ -98,6 +99,12 @@ class Keeper:
         assert self.settings is not None
         archive = Archive(self.settings, self._run, self._said, self._probe)
         self._later(self._opening, archive.newest_epoch, lambda done: self._opened(archive, done))
+        self._loop.call_later(self._timeout_s, self._not_opened, archive.url)
+
+    def _not_opened(self, url: str) -> None:
+        if self._base is None:
+            reason = f"it has not answered for {self._timeout_s:g} s; nothing is saved until it does"
+            self._write("checkpoint_failed", step=-1, cause="unreadable", reason=reason, url=url)
 
     def _opened(self, archive: Archive, done: concurrent.futures.Future[int]) -> None:
         error = done.exception()
@@ -152,7 +159,7 @@ class Keeper:
             return
         self._begun.add((save.view, save.step))
         self._write("checkpoint_began", step=save.step, view=list(save.view), reason=reason)
-        self._loop.call_later(_OVERDUE_S, self._overdue, save)
+        self._loop.call_later(_OVERDUE * self._timeout_s, self._overdue, save)
 
     def _promised(self, name: str, message: wire.SaveDone) -> None:
         save = message.save
@@ -182,7 +189,7 @@ class Keeper:
     def _overdue(self, save: cm.SaveId) -> None:
         for pending in [p for p in self._commit.pending if p.save == save and not p.durable]:
             missing = min(set(pending.writers) - {r.writer for r in pending.reports})
-            self._lost(save, missing, f"nothing was heard of it for {_OVERDUE_S:g} s")
+            self._lost(save, missing, f"nothing was heard of it for {_OVERDUE * self._timeout_s:g} s")
 
     # --- the commit rules ----------------------------------------------------------------------------------------
     def _step(self, event: cm.CommitEvent) -> tuple[cm.CommitAction, ...]:
@@ -198,6 +205,7 @@ class Keeper:
         if isinstance(action, cm.Publish) and archive is not None:
             publish = lambda: archive.publish(action.save, action.reports, certified=action.certified)  # noqa: E731
             self._later(archive.publisher, publish, lambda done: self._published(action.save, done))
+            self._loop.call_later(self._timeout_s, self._unanswered, action.save)
         elif isinstance(action, cm.Announce):
             self._announce(action)
         elif isinstance(action, cm.Abandon):
@@ -211,6 +219,16 @@ class Keeper:
             self._feed(cm.PublishFailed(save=save, reason=f"{type(error).__name__}: {error}"))
         else:
             self._feed(cm.Published(save=save, generation=done.result()))
+
+    def _unanswered(self, save: cm.SaveId) -> None:
+        """The store hangs: said, so that nobody waits for it unknowing. Should it come back, what it made is whole."""
+        if any(p.save == save and p.publishing for p in self._commit.pending):
+            reason = f"the store has not answered for {self._timeout_s:g} s; what follows waits for it"
+            self._feed(cm.PublishFailed(save=save, reason=reason))
+
+    @property
+    def _timeout_s(self) -> float:
+        return self.settings.timeout_s if self.settings is not None else TIMEOUT_S
 
     def _announce(self, action: cm.Announce) -> None:
         self._settle(self._everyone(), action.save, action.generation, "")
@@ -351,7 +369,7 @@ class Keeper:
         """Finish what is being published and copied; nothing new is begun."""
         if self._timer is not None:
             self._timer.cancel()
-        self._opening.shutdown(wait=False)
+        self._opening.leave(0.0)
         if self.archive is not None:
             await asyncio.to_thread(self.archive.close)
 

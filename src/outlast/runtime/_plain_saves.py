@@ -95,7 +95,7 @@ class PlainSaves:
             print(f"outlast: the save of step {handle.save.step} failed, training goes on: {error}", file=sys.stderr)
 
     def _on_event(self, event: ce.CheckpointEvent) -> None:
-        if isinstance(event, ce.Skipped | ce.SaveRetried):
+        if isinstance(event, ce.Skipped | ce.SaveRetried | ce.SaveDelayed):
             print(f"outlast: checkpoints: {event}", file=sys.stderr)
 
 

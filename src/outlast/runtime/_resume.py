@@ -1,15 +1,15 @@
-"""What a replica begins with, and going back: the newest generation that is whole, read into the training state.
+"""What a replica begins with: the newest generation that is whole, read into the training state.
 
 Role: choose the place (this run's own generations, the one that was asked for, none) and load. Every member of a first
 view does it by itself before the view forms; should one find less than the others, the roll call shows it behind and
-it is served like any joiner. Does not decide that a fleet starts again (that is `core/protocol`), and
-`rewind` moves tensors only: what a rewound step means to the members is the caller's to tell them.
+it is served like any joiner. Does not decide that a fleet starts again (that is `core/protocol`), and never goes back
+in the middle of a run: what the guards go back to lies in memory (`_certified.py`).
 """
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from outlast.checkpoint import Engine as Archive
 from outlast.checkpoint import Hold, LoadedState, MemoryStore, heads
@@ -20,7 +20,7 @@ from outlast.runtime._saving import SaveBase
 if TYPE_CHECKING:
     from outlast.runtime._saves import Saves
 
-__all__ = ["resume", "rewind"]
+__all__ = ["resume"]
 
 _LOOK_BACK = 16
 
@@ -78,32 +78,3 @@ def _newest_epoch(saves: Saves) -> int:
     """In a fleet of one: how much higher its views are to be numbered than a new run's, as the coordinator does it."""
     found = heads(saves.archive.store, newest=_LOOK_BACK)[0]
     return max((head.view[0] for head in found), default=0)
-
-
-def rewind(
-    saves: Saves, *, to: Literal["certified", "newest"] = "certified", at_most: int | None = None
-) -> LoadedState | None:
-    """Read a published generation back into the training state: the newest certified one, or the newest of all.
-
-    `at_most`: of this step or an earlier one. Copies under way end first. None if there is no such generation (nothing
-    was changed then). The step that it holds is `result.step`; the caller makes it `member.committed` on every member,
-    and tells the coordinator. Raises CheckpointError if none of them can be read.
-    """
-    found = [head for head in heads(saves.archive.store)[0] if to == "newest" or head.certified]
-    numbers = [head.generation for head in found if at_most is None or head.step <= at_most]
-    trouble: list[str] = []
-    for generation in sorted(numbers, reverse=True):
-        try:
-            loaded = saves.archive.load(generation=generation)
-        except CheckpointError as error:
-            trouble.append(error.message)
-            continue
-        if loaded is not None:
-            for frozen in saves.engine.frozen:
-                frozen.wait()
-            saves.engine.frozen.clear()
-            adopt(saves.engine, loaded.tree)
-            return loaded
-    if trouble:
-        raise CheckpointError("no generation to go back to can be read: " + "; ".join(trouble), did="nothing changed")
-    return None

@@ -42,7 +42,6 @@ __all__ = ["CANNOT", "Saves", "archive_of", "attach"]
 
 CANNOT = -1  # a vote: no save after this step
 _LOCALLY = 1  # a vote: this member wants one by itself; the coordinator's requests have higher numbers
-_LAST_S = 600.0  # how long the end of the loop waits for its save
 
 
 @dataclass(slots=True)
@@ -89,7 +88,7 @@ class Saves:
         self._prepared: concurrent.futures.Future[None] | None = None
         self._due: tuple[ViewId, int, int] | None = None
         self._taken: tuple[ViewId, int] | None = None  # the newest (view, step) that a save was tried of
-        self._wanted = ""
+        self._wanted = self._held_up = ""
         self._asked = self._acted = 0
         self._reasons: dict[int, str] = {}
         self._ended = False
@@ -114,8 +113,17 @@ class Saves:
             elif self._pacer is not None and self._pacer.due_s(time.monotonic()) <= 0:
                 self._wanted = self._pacer.decide(time.monotonic()).reason
             if not self._ready():
+                if self._wanted or self._asked > self._acted:
+                    self._tell_held_up(step)
                 return CANNOT
             return self._asked if self._asked > self._acted else _LOCALLY if self._wanted else 0
+
+    def _tell_held_up(self, step: int) -> None:
+        """A save is wanted, and one that never came back from its disk has the memory for it: say so, once."""
+        reason = self.archive.held_up
+        if reason and reason != self._held_up:
+            self._on_event(ce.SaveDelayed(step=step, reason=reason))
+        self._held_up = reason
 
     def _ready(self) -> bool:
         """Whether this view's share is known here, with memory for it that is free."""
@@ -355,8 +363,8 @@ class Saves:
             return
         self._enter(view)
         assert self._prepared is not None
-        self._prepared.result()
-        self._await(lambda: self.archive.can_save, lambda: self.member.over(view.id))
+        concurrent.futures.wait([self._prepared], self.settings.timeout_s)
+        self._await(lambda: self.archive.can_save or bool(self.archive.held_up), lambda: self.member.over(view.id))
         self._take(view, step, "the loop ended", attempt=1, wait=True)
         if final:
             for flight in list(self._flights.values()):
@@ -369,7 +377,7 @@ class Saves:
 
     def _await(self, done: Callable[[], bool], over: Callable[[], bool]) -> None:
         """Until `done`, or the time for it is up. Raises ViewAbandoned if the view is over."""
-        poll, end_s = select.poll(), time.monotonic() + _LAST_S
+        poll, end_s = select.poll(), time.monotonic() + self.settings.timeout_s
         poll.register(self._wake_fd, select.POLLIN)
         while not done() and time.monotonic() < end_s:
             if over():
@@ -405,5 +413,5 @@ def archive_of(env: Environment, settings: SaveSettings, *, on_event: Callable[[
     return Archive(
         settings.target, run=env.run_id, drain_to=settings.drain_to or None, hold=hold, local_replica=place,
         num_slots=settings.num_slots, retention=Retention(keep_last=settings.keep_last, keep_every=settings.keep_every),
-        on_event=on_event, probe=save_probe(env.probe),
+        timeout_s=settings.timeout_s, on_event=on_event, probe=save_probe(env.probe),
     )  # fmt: skip

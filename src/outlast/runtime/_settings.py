@@ -6,6 +6,7 @@ where to publish.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from typing import Literal
@@ -16,7 +17,10 @@ from outlast.config import RunConfig
 from outlast.errors import ConfigError
 from outlast.runtime._holding import NUM_SLOTS
 
-__all__ = ["Checkpoint", "SaveSettings", "settings_of", "solo_config"]
+__all__ = ["TIMEOUT_S", "Checkpoint", "SaveSettings", "settings_of", "solo_config"]
+
+TIMEOUT_S = 600.0
+"""How long a disk or a store may give no sign of life, unless the script says otherwise."""
 
 _KEYS = (
     "checkpoint_dir", "checkpoint_every", "checkpoint_keep", "checkpoint_drain_to", "checkpoint_min_s", "resume",
@@ -29,7 +33,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     `dir`: a directory or URL. `every`: steps between two saves, None lets outlast choose. `keep_last`: generations
     kept, and as many certified ones; `keep_every`: every so many-th is kept for good (0: none). `drain_to`: a farther
     place to copy each generation to. `num_slots`: snapshots in memory at once, each of this replica's share: the newest
-    that was published and one save in flight, or (3) two.
+    that was published and one save in flight, or (3) two. `timeout_s`: how long a disk or a store may give no sign of
+    life before the save counts as failed, and how long the end of the loop waits for its save.
 
     Raises ConfigError for values that cannot work.
     """
@@ -40,6 +45,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     keep_every: int = 0
     drain_to: str = ""
     num_slots: int = 2
+    timeout_s: float = TIMEOUT_S
 
     def __post_init__(self) -> None:
         lows = {"every": 1, "keep_last": 1, "keep_every": 0, "num_slots": 2}
@@ -47,6 +53,11 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < low):
                 raise ConfigError(f"Checkpoint({name}={value!r}) is no whole number", remedy=f"{name}={low} or more")
+        if not 0 < self.timeout_s < math.inf:
+            raise ConfigError(
+                f"Checkpoint(timeout_s={self.timeout_s!r}) is no time to wait",
+                remedy=f"seconds, more than 0; {TIMEOUT_S:g} if left out",
+            )
         if self.num_slots > NUM_SLOTS:
             raise ConfigError(
                 f"Checkpoint(num_slots={self.num_slots}) is more than two saves in flight can use",
@@ -64,6 +75,7 @@ class SaveSettings(msgspec.Struct, frozen=True, kw_only=True):
     drain_to: str
     num_slots: int
     min_s: float
+    timeout_s: float = TIMEOUT_S
 
 
 def settings_of(given: Checkpoint | Literal["auto", "off"] | None, config: RunConfig) -> SaveSettings | None:
@@ -92,7 +104,7 @@ def settings_of(given: Checkpoint | Literal["auto", "off"] | None, config: RunCo
         target=_absolute(target), every=config.checkpoint_every or mine.every or 0,
         keep_last=mine.keep_last if config.checkpoint_keep == RunConfig().checkpoint_keep else config.checkpoint_keep,
         keep_every=mine.keep_every, drain_to=_absolute(config.checkpoint_drain_to or mine.drain_to),
-        num_slots=mine.num_slots, min_s=config.checkpoint_min_s,
+        num_slots=mine.num_slots, min_s=config.checkpoint_min_s, timeout_s=mine.timeout_s,
     )  # fmt: skip
 
 

@@ -1,0 +1,203 @@
+"""Threads for work that a disk or a store may hold up for good. No torch.
+
+Role: an executor as `concurrent.futures` has them, but one that a process can leave behind. The interpreter joins the
+threads of its own pools before it ends, however long: a write to a disk that is gone would keep a trained process
+alive for ever. Invariants: nobody waits for a thread that gave no sign of life for `limit_s`; who works is waited for,
+however long that takes; a process that ends without some of them says so. Cannot end a thread that the kernel holds.
+"""
+
+from __future__ import annotations
+
+import atexit
+import concurrent.futures
+import os
+import queue
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+__all__ = ["Threads", "be_nice", "within"]
+
+_GRACE_S = 1.0  # for a thread that only has to wake to end
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class _Crew:
+    """What the threads share. They keep it alive, and not the pool: a pool that nobody holds stops them."""
+
+    def __init__(self, name: str, limit_s: float, prepare: Callable[[], None]) -> None:
+        self.name, self.limit_s, self._prepare = name, limit_s, prepare
+        self.jobs: queue.SimpleQueue[tuple[concurrent.futures.Future[Any], Callable[[], Any]] | None] = (
+            queue.SimpleQueue()
+        )
+        self.idle = threading.Semaphore(0)
+        self.moved_s = time.monotonic()
+        self.threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        thread = threading.Thread(target=self._work, name=f"{self.name}_{len(self.threads)}", daemon=True)
+        self.threads.append(thread)
+        _crews.add(self)
+        thread.start()
+
+    def _work(self) -> None:
+        self._prepare()
+        while (job := self.jobs.get()) is not None:
+            self.moved_s = time.monotonic()
+            _run(*job)
+            del job  # it holds a result that nobody here needs
+            self.moved_s = time.monotonic()
+            self.idle.release()
+        self.jobs.put(None)
+
+    def stop(self) -> None:
+        self.jobs.put(None)
+
+    def finish(self) -> bool:
+        """Wait for the threads while they show life. False if some were left."""
+        for thread in self.threads:
+            thread.join(_GRACE_S)
+            while thread.is_alive() and (left_s := self.moved_s + self.limit_s - time.monotonic()) > 0:
+                thread.join(left_s)
+        return not any(thread.is_alive() for thread in self.threads)
+
+
+def _run(future: concurrent.futures.Future[Any], work: Callable[[], Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = work()
+    except BaseException as error:  # noqa: BLE001 - the boundary: whatever it is belongs to who asks the future
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
+_crews: weakref.WeakSet[_Crew] = weakref.WeakSet()
+_lock = threading.Lock()
+_registered = False
+
+
+def _at_exit() -> None:
+    """Those with the longest patience first: who waits for another thread ends after it."""
+    crews = [crew for crew in list(_crews) if any(thread.is_alive() for thread in crew.threads)]
+    for crew in crews:
+        crew.stop()
+    for crew in sorted(crews, key=lambda crew: -crew.limit_s):
+        crew.finish()
+    left = sorted({crew.name for crew in crews if any(thread.is_alive() for thread in crew.threads)})
+    if left:
+        print(
+            f"outlast: a disk or a store has not answered ({', '.join(left)}); the process ends without it, and what "
+            "was being written there is lost. Older generations stay.",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
+
+
+class Threads(concurrent.futures.Executor):
+    """At most `num` threads, started as they are needed. `limit_s`: how long one may be silent before it is given up.
+
+    `prepare` runs first in each thread.
+    """
+
+    def __init__(
+        self, num: int, name: str, *, limit_s: float = 600.0, prepare: Callable[[], None] = lambda: None
+    ) -> None:
+        global _registered
+        self._num, self._crew, self._lock, self._shut = num, _Crew(name, limit_s, prepare), threading.Lock(), False
+        weakref.finalize(self, self._crew.stop).atexit = False
+        with _lock:
+            if not _registered:
+                atexit.register(_at_exit)
+            _registered = True
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> concurrent.futures.Future[T]:
+        """Raises RuntimeError after `shutdown`."""
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        with self._lock:
+            if self._shut:
+                raise RuntimeError("cannot schedule new futures after shutdown")
+            self._crew.jobs.put((future, lambda: fn(*args, **kwargs)))
+            if not self._crew.idle.acquire(blocking=False) and len(self._crew.threads) < self._num:
+                self._crew.start()
+        return future
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether its work, if it has any, has given no sign of life for too long."""
+        return time.monotonic() - self._crew.moved_s > self._crew.limit_s
+
+    def moved(self) -> None:
+        """A sign of life of the work under way."""
+        self._crew.moved_s = time.monotonic()
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """As every executor's: with `wait`, until all is done, however long. See `finish`."""
+        with self._lock:
+            if not self._shut:
+                self._shut = True
+                if cancel_futures:
+                    self._cancel()
+                self._crew.stop()
+        if wait:
+            for thread in self._crew.threads:
+                thread.join()
+
+    def _cancel(self) -> None:
+        while True:
+            try:
+                job = self._crew.jobs.get_nowait()
+            except queue.Empty:
+                return
+            if job is not None:
+                job[0].cancel()
+
+    def finish(self) -> bool:
+        """Take no more work and wait for what is under way, while it shows life. False if a thread is left behind."""
+        self.shutdown(wait=False)
+        return self._crew.finish()
+
+    def leave(self, limit_s: float) -> None:
+        """Take no more work. The end of the process waits no longer for what is under way than `limit_s`."""
+        self._crew.limit_s = min(limit_s, self._crew.limit_s)
+        self.shutdown(wait=False)
+
+
+def within(
+    work: concurrent.futures.Future[T],
+    limit_s: float,
+    late: Callable[[], Exception],
+    *,
+    since: concurrent.futures.Future[Any],
+) -> concurrent.futures.Future[T]:
+    """What `work` gives, or the failure `late()` once `limit_s` have passed after `since` was done."""
+    outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+    first = threading.Lock()  # whoever takes it settles; nobody gives it back
+
+    def settle(give: Callable[[], None]) -> None:
+        if first.acquire(blocking=False):
+            give()
+
+    def given_up() -> None:
+        settle(lambda: outcome.set_exception(late()))
+
+    def done(_: concurrent.futures.Future[T]) -> None:
+        timer.cancel()
+        error = work.exception()
+        settle(lambda: outcome.set_result(work.result()) if error is None else outcome.set_exception(error))
+
+    timer = threading.Timer(limit_s, given_up)
+    timer.daemon = True
+    work.add_done_callback(done)
+    since.add_done_callback(lambda _: timer.start())
+    return outcome
+
+
+def be_nice(level: int) -> None:
+    """Background threads yield the processor to training where the two compete."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), level)
