@@ -61,8 +61,15 @@ _CAUSES: dict[str, _Cause] = {
         r"poison|same microbatch|two replicas failed",
         "two replicas failed on the same samples: the bug is in the loop or its data; reproduce it with one replica"),
     "a wrong gradient": _Cause(
-        r"another gradient|no majority|audit|reduced a slice|were not what it had fingerprinted",
+        r"another gradient|gradient is another|no majority|audit|reduced a slice|were not what it had fingerprinted"
+        r"|not what the rows give|disagree on a reduced slice|\baccused \S+ falsely|heard other headers",
         "take the device out of service and test it; outlast why names host, device and replica"),
+    "a guard stopped the run": _Cause(
+        r"\[GUARD\]|guardstop", "its verdict says what was seen, whose it was and what helps"),
+    "its host was put out": _Cause(
+        r"^evicted evict host\b",
+        "two of its devices were wrong again and again: take the host out of service and test it; the verdict has the "
+        "evidence"),
     "replicas differ": _Cause(
         r"diverged|fingerprint|differs from that of",
         "look for operations that are not deterministic in the layer named, or for memory that flips bits"),
@@ -81,6 +88,9 @@ _CAUSES: dict[str, _Cause] = {
     "the coordinator lost": _Cause(
         r"coordinator",
         "training went on without it and it was restarted; its log in the run directory says why it ended"),
+    "put out by a guard": _Cause(
+        r"^(replace|quarantine): ",
+        "its numbers were wrong and its verdict says how; if it happens to this device again, test it"),
     "a broken path between members": _Cause(
         r"path|partition|connection|reset|network|unreachable",
         "check the links and firewalls between the hosts named; outlast status shows which replica was left out"),
@@ -98,14 +108,17 @@ _CAUSES: dict[str, _Cause] = {
         r"exit", "something in the loop ended the process (sys.exit, os._exit, a library): see the replica's log"),
     "another cause": _Cause("", "read the replica's log in the run directory around that time"),
 }  # fmt: skip
-_TELLING = ("a wrong gradient", "out of memory", "the loop fails on one microbatch", "replicas differ", "nobody left")
+_TELLING = (
+    "its host was put out", "a guard stopped the run", "a wrong gradient", "out of memory",
+    "the loop fails on one microbatch", "replicas differ", "nobody left",
+)  # fmt: skip
 """What decides wherever it stands, in the cause or in its detail."""
 
 _BY_CAUSE: dict[str, tuple[str, ...]] = {
     "signal": ("killed from outside", "a crash in native code", "asked to leave", "another cause"),
     "exit": ("killed from outside", "a process ended by itself"),
     "exception": ("an exception in the loop",),
-    "evicted": ("a wrong gradient", "replicas differ", "a broken path between members", "silent for too long"),
+    "evicted": ("put out by a guard", "a broken path between members", "silent for too long"),
     "agent_lost": ("an agent lost",),
     "coordinator": ("the coordinator lost",),
 }
