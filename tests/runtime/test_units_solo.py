@@ -237,3 +237,43 @@ def test_one_run_protects_one_training() -> None:
     with pytest.raises(ConfigError, match="protect\\(\\) was called twice") as caught:
         run.protect(model, optimizer, rows(), global_batch_size=8, microbatches=4)
     assert "into one Module" in caught.value.remedy
+
+
+def test_a_joiner_is_sent_a_step_s_outcome_before_it_is_applied_here() -> None:
+    """The view that admits it waits until it has applied the outcome: it does so beside the members, not after them."""
+    training, model = protect()
+    sent: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+
+    class Feed:
+        broken = False
+
+        def put(self, head: Any, payload: list[torch.Tensor]) -> None:
+            sent.append((head.step, model[0].weight.detach().clone(), torch.cat(payload)))
+
+        def close(self) -> None:
+            """Nothing is open."""
+
+    for step in training.steps(until=2):
+        before = model[0].weight.detach().clone()
+        for batch in step:
+            training.replica.streams["r9.1"] = Feed()
+            step.backward(loss_of(model, batch))
+        [(number, weight, outcome)] = sent
+        assert number == step.number
+        assert torch.equal(weight, before)
+        assert not torch.equal(model[0].weight, before)
+        assert torch.equal(outcome, torch.cat([flat.view(torch.uint8) for flat in training.engine.out]))
+        sent.clear()
+
+
+def test_a_step_in_which_every_parameter_is_frozen_is_committed_and_changes_nothing() -> None:
+    training, model = protect()
+    other = torch.zeros((), requires_grad=True)
+    for step in training.steps(until=4):
+        before = training.fingerprint()
+        for param in model.parameters():
+            param.requires_grad_(step.number != 2)
+        for batch in step:
+            step.backward(loss_of(model, batch) + other)
+        assert (training.fingerprint() == before) == (step.number == 2)
+    assert step.number == 3

@@ -429,7 +429,8 @@ def _enough(replicas: int, microbatches: int) -> None:
 
 
 def _warm_up() -> None:
-    """The first optimizer step of a process imports for a second: take that before anybody waits."""
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    parameter.grad = torch.zeros(1)
+    """The first optimizer step of a process imports for a second, and its first backward finds everything cold: take
+    that before anybody waits. It draws no random number."""
+    parameter = torch.nn.Parameter(torch.zeros(8, 8))
+    torch.nn.functional.linear(torch.zeros(2, 8), parameter).relu().sum().backward()  # type: ignore[no-untyped-call]
     torch.optim.AdamW([parameter]).step()
