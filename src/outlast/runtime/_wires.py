@@ -243,11 +243,12 @@ class Points(Wires):
     def _cut(self) -> None:
         """Gloo's `abort` does nothing, but a wait that runs out of time closes every connection of its group: then
         nothing can write any more, and neither my threads nor the peers' wait for a timeout of minutes."""
-        if all(pending.complete for pending in self._under_way):
-            return
+        group = self._group
+        if group is None or all(pending.complete for pending in self._under_way):
+            return  # dropped already, or nothing to end
         for peer in self._others():
             with contextlib.suppress(RuntimeError):
-                self._group.recv([torch.empty(1)], peer, self._tag(_NEVER, 0)).wait(timedelta(milliseconds=1))
+                group.recv([torch.empty(1)], peer, self._tag(_NEVER, 0)).wait(timedelta(milliseconds=1))
 
 
 class Collectives(Wires):
