@@ -16,7 +16,6 @@ import torch
 from outlast.checkpoint import Engine, LocalStore
 from outlast.checkpoint import _events as events
 from outlast.checkpoint._threads import Threads, be_nice, within
-from outlast.errors import CheckpointError
 
 
 def state(value: float) -> dict[str, Any]:
@@ -138,9 +137,9 @@ def test_little_patience_with_a_disk_is_none_with_copying(tmp_path: pathlib.Path
     engine._copier.submit(gate.wait, 20)  # a large tensor comes first
     handle = engine.save(1, state(1.0))
     assert handle is not None
-    with pytest.raises(CheckpointError):
-        handle.durable.result(20)
+    concurrent.futures.wait([handle.durable], 0.2)  # many times what a disk has
     gate.set()
+    assert handle.durable.result(20).writer == 0
     engine._copier.shutdown()
     engine._writers.shutdown()
     assert engine._arena.num_leased == 0, "its slot must come back"

@@ -22,6 +22,7 @@ from outlast.errors import CheckpointError
 __all__ = ["Handle"]
 
 _COPY_S = 600.0  # at least: copying is no work of a disk, however little patience there is with that
+_FIRST_BYTES = 16 << 20
 
 
 class Handle:
@@ -55,7 +56,12 @@ class Handle:
         return self._claim.acquire(blocking=False)
 
     def watch(self, late: Callable[[Handle], None]) -> None:
-        """From now on `late` is called, once and on a thread of its own, when nothing moves for `timeout_s`."""
+        """From now on `late` is called, once and on a thread of its own, when nothing moves for `timeout_s`.
+
+        Returns when the first bytes are there to be written: the step that waits for them shares its lock with us.
+        Raises what the copying raised.
+        """
+        self._snapshot.ready(min(self.part.stream_bytes, _FIRST_BYTES), timeout_s=self.copy_s)
         self._moved_s = time.monotonic()
         self._arm(self._timeout_s, late)
 
