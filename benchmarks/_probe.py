@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["COMPUTE", "EXCHANGE", "OTHER", "RECORD", "SHARE_BYTES", "Probe"]
+__all__ = ["COMPUTE", "EXCHANGE", "FINGERPRINTS_S", "OTHER", "RECORD", "SHARE_BYTES", "Probe"]
 
 RECORD = struct.Struct("<cxxxiqddq")
 """kind, rank, step, monotonic seconds, value, count. Kinds: h hello (step = pid), c commit (seconds and number of
@@ -26,6 +26,8 @@ microbatches computed), r ready for the next block (count = peak bytes), n any n
 OTHER, COMPUTE, EXCHANGE = 0, 1, 2
 SHARE_BYTES = 1
 """Key of a number: resident memory, each page divided by how many processes map it (PSS), at a block's end."""
+FINGERPRINTS_S = 2
+"""Key of a number: processor seconds a step that fingerprints took, over a block."""
 
 
 class Probe:

@@ -2,7 +2,8 @@
 
 All fleets of a model are up at once; each runs a block of steps while the others wait, and the order turns around every
 round. A ratio is taken within a round, so what the machine does to one it does to the other. The time of a block is
-that of its slowest member, from its first commit to its last.
+that of its slowest member, from its first commit to its last. Beside the times: what a rank's memory should be by the
+formula and what it was, and what of outlast's step its fingerprints take.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks._common import Bounds, Spread, Table, alone, environment, options, publish, spread
-from benchmarks._probe import SHARE_BYTES
+from benchmarks._memory import needs
+from benchmarks._probe import FINGERPRINTS_S, SHARE_BYTES
 from benchmarks._systems import SYSTEMS, Launch, peers_missing
+from benchmarks._workload import build
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +33,7 @@ __all__ = ["main"]
 
 BLOCKS = {"0.15M": 100, "3.2M": 20, "10M": 8}
 """Steps in a block: one to three seconds on two cores."""
+EXCHANGES = {"outlast": "shm", "outlast-c10d": "c10d"}
 LIMITS = {"outlast": 1.05, "outlast-c10d": 1.25}
 START_S, BLOCK_S = 240.0, 120.0
 
@@ -39,6 +43,7 @@ class Series:
     """One system with one model and fleet size: seconds a step, a figure a round.
 
     `peak_bytes`: resident, of its largest member, shared pages counted whole; `share_bytes`: divided among users.
+    `fingerprints_s`: processor time a step, of the member that needed most.
     """
 
     system: str
@@ -47,6 +52,7 @@ class Series:
     step_s: list[float] = dataclasses.field(default_factory=list)
     peak_bytes: int = 0
     share_bytes: float = 0.0
+    fingerprints_s: float = float("nan")
 
     def ratio(self, reference: Series) -> Spread:
         return spread(mine / other for mine, other in zip(self.step_s, reference.step_s, strict=True))
@@ -60,6 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for model in args.models:
         every += compare(names, model, args.replicas, args)
     tables = [tabulate(model, every, absent, args) for model in args.models]
+    tables.append(besides(every, args))
     for series in every:
         if series.system in LIMITS:
             what = f"{series.system}, {series.model}, {series.replicas} replicas: median step over DDP's"
@@ -98,6 +105,8 @@ def compare(names: Sequence[str], model: str, replicas: int, args: argparse.Name
         for name, fleet in fleets.items():
             found[name].peak_bytes = max(member.peak_bytes for member in fleet.living)
             found[name].share_bytes = max(member.numbers[SHARE_BYTES] for member in fleet.living)
+            told = [member.numbers[FINGERPRINTS_S] for member in fleet.living if FINGERPRINTS_S in member.numbers]
+            found[name].fingerprints_s = max(told, default=float("nan"))
         for series in found.values():
             times = spread(series.step_s).show(1e3, 1)
             print(f"{series.system} {model}: {times} ms, {series.peak_bytes / 2**20:.0f} MiB", file=sys.stderr)
@@ -110,7 +119,7 @@ def start(name: str, model: str, args: argparse.Namespace, stack: contextlib.Exi
     launch = Launch(
         replicas=args.replicas + (args.shrunk and own), model=model, microbatches=args.microbatches, seed=args.seed,
         python=args.peers_python or Path(sys.executable), scratch=scratch, timeout_s=60.0,
-        settings={"max_restarts": "0"} if args.shrunk else {},
+        settings={"max_restarts": "0"} if args.shrunk else {}, options=("--fingerprints",) if own else (),
     )  # fmt: skip
     fleet = SYSTEMS[name].fleet(launch)
     fleet.set_block(BLOCKS[model])
@@ -154,6 +163,30 @@ def tabulate(model: str, every: Sequence[Series], absent: dict[str, str], args: 
         title=f"{model} parameters, {args.replicas} replicas{args.suffix}, {args.microbatches} microbatches",
         columns=["system", "step ms", "over DDP, median", "middle half", "peak MiB a rank", "over DDP",
                  "PSS over DDP, MiB"], rows=rows,
+    )  # fmt: skip
+
+
+def besides(every: Sequence[Series], args: argparse.Namespace) -> Table:
+    """outlast's memory by its formula beside what was measured, and its fingerprints."""
+    rows = []
+    for series in (s for s in every if s.system in EXCHANGES):
+        plain, step_s = reference(series, every), spread(series.step_s).median
+        params = list(build(series.model, args.seed)[0].parameters())
+        need = needs(params, series.replicas, args.microbatches, EXCHANGES[series.system])
+        rows.append([
+            f"{SYSTEMS[series.system].title}, {series.model}", f"{need.gradient / 2**20:.1f}", str(need.sums),
+            f"{need.own / 2**20:.1f}", f"{need.mapped / 2**20:.1f}", f"{need.ddp / 2**20:.1f}",
+            f"{need.over_ddp / 2**20:+.1f}", f"{(series.peak_bytes - plain.peak_bytes) / 2**20:+.1f}",
+            f"{series.fingerprints_s * 1e3:.2f}", f"{series.fingerprints_s / step_s * 100:.1f} %",
+        ])  # fmt: skip
+    return Table(
+        title=f"Memory a rank by the formula, MiB, and fingerprints, {args.replicas} replicas{args.suffix}",
+        columns=["system", "gradient", "sums", "own", "peers' mapped", "DDP's", "formula over DDP",
+                 "peak measured over DDP", "fingerprints ms a step", "of the step"],
+        rows=rows, notes=[
+            "beside parameters, optimizer state, activations, interpreter; docs/explanation/costs.md has the formula",
+            "fingerprints: processor time, of the reduced gradient and a part of the state, on the rank with most",
+        ],
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import difflib
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 
 import msgspec
 
@@ -143,15 +143,30 @@ def resolve(*, cli: Mapping[str, Any], environ: Mapping[str, str], file: Path | 
     try:
         config = msgspec.convert(values, RunConfig, strict=False)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"the run's configuration is invalid: {error}", remedy="outlast config show") from error
+        raise _invalid(error, values, origins) from error
     for key, (low, high) in _CHECKS.items():
         value = getattr(config, key)
         if not low <= value <= high:
             raise ConfigError(
-                f"{key} = {value} (from {origins[key]}) is out of range",
-                remedy=f"give a value from {low:g} to {high:g}",
+                f"{key} = {value} (from {origins[key]}) is out of range", remedy=f"give a value from {low} to {high}"
             )
     return Resolved(config=config, origins=origins)
+
+
+def _invalid(error: msgspec.ValidationError, values: Mapping[str, Any], origins: Mapping[str, str]) -> ConfigError:
+    """msgspec says what is wrong and at which key; the reader also needs the value, who gave it, and what would do."""
+    what, _, key = str(error).partition(" - at `$.")
+    key = key.rstrip("`").partition("[")[0]
+    if key not in origins:
+        return ConfigError(
+            f"the run's configuration is invalid: {error}", remedy="see the settings in outlast run --help"
+        )
+    wanted = get_args(get_type_hints(RunConfig)[key])
+    choices = [choice for choice in wanted if isinstance(choice, str)]
+    close = difflib.get_close_matches(str(values[key]), choices, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    remedy = hint + (f"one of {', '.join(choices)}" if choices else f"the default is {getattr(RunConfig(), key)!r}")
+    return ConfigError(f"{key} = {values[key]!r} (from {origins[key]}) is invalid: {what}", remedy=remedy)
 
 
 def _unknown(key: str, where: str) -> ConfigError:
@@ -180,6 +195,8 @@ def _from_file(file: Path) -> dict[str, Any]:
         if name != "run":
             raise ConfigError(f"unknown table [{name}] in {file}", remedy="the run's settings stand under [run]")
     run = table.get("run", {})
+    if not isinstance(run, dict):
+        raise ConfigError(f"run in {file} is no table", remedy="the run's settings stand in one table, under [run]")
     for key in run:
         if key not in RunConfig.__struct_fields__:
             raise _unknown(key, str(file))

@@ -44,7 +44,16 @@ def slots(tree: Any) -> list[tuple[Any, Any]]:
 
 
 def tensors(tree: Any) -> list[torch.Tensor]:
-    return [box[key] for box, key in slots(tree) if isinstance(box[key], torch.Tensor)]
+    found = [box[key] for box, key in slots(tree) if isinstance(box[key], torch.Tensor)]
+    return [tensor for tensor in found if has_memory(tensor)]
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether torch may touch it: what reads or writes a tensor whose storage was freed ends the process."""
+    if tensor.layout != torch.strided or tensor.is_meta or not tensor.numel() or tensor._is_zerotensor():
+        return True
+    last = tensor.storage_offset() + sum((n - 1) * by for n, by in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
 
 FRESH: list[Callable[[torch.Tensor], Any]] = [

@@ -56,6 +56,7 @@ def test_ls_lists_newest_first_and_says_what_cannot_be_read(
 def test_show_names_tensors_and_filters_them(place: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = json.loads(run(capsys, "show", place, "--json", "-g", 0))
     assert {t["name"]: t["shape"] for t in shown["tensors"]} == {"w": [2000], "b": [3], "z": [0]}
+    assert json.loads(run(capsys, "show", f"{place}@0", "--json")) == shown
     text = run(capsys, "show", place, "--names", "n*")
     assert "new" in text
     assert "bfloat16" not in text
@@ -126,6 +127,17 @@ def test_prune_says_first_and_keeps_the_certified(place: pathlib.Path, capsys: p
         (["import", "PLACE", "x"], "neither a safetensors nor a DCP"),
         (["prune", "PLACE", "--keep-last", "0"], "keep_last is 1 or more"),
         (["ls", "ftp://x/y"], "scheme 'ftp'"),
+        (["import", "PLACE", "x", "--step", "-1"], "--step -1 is no step"),
+        (["export", "PLACE", "PLACE"], "is not an empty directory"),
+        (["export", "PLACE", "x", "--shard-gib", "-1"], "--shard-gib -1"),
+        (["export", "PLACE", "x", "--names", "nothing*"], "no tensor matches 'nothing*'"),
+        (["show", "PLACE", "--names", "nothing*"], "there are w, b, z, new"),
+        (["verify", "PLACE/data", "--all"], "no generation"),
+        (["verify", "PLACE", "--all", "-g", "0"], "--all and generation 0"),
+        (["show", "PLACE@0", "-g", "1"], "one of them"),
+        (["resume-check", "--stpes", "3", "x.py"], "no option --stpes"),
+        (["resume-check", "--replicas", "-1", "x.py"], "-1 replicas"),
+        (["resume-check", "absent.py"], "no script absent.py"),
     ],
 )
 def test_bad_input_says_what_and_what_to_do(
@@ -133,6 +145,17 @@ def test_bad_input_says_what_and_what_to_do(
 ) -> None:
     assert main(["ckpt", *[a.replace("PLACE", str(place)) for a in args]]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_place_that_cannot_be_written_is_no_traceback(
+    place: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    assert main(["ckpt", "export", str(place), str(file / "out"), "--json"]) == 3
+    said = capsys.readouterr()
+    assert json.loads(said.out)["error"]["code"] == "ENVIRONMENT"
+    assert f"Not a directory: {file}/out" in said.err
 
 
 def test_hostile_names_do_not_reach_the_terminal(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

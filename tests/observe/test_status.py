@@ -23,6 +23,17 @@ def test_before_the_first_view(story: Any) -> None:
     assert [(agent.name, agent.pid) for agent in state.agents] == [("a0", 200)]
 
 
+def test_the_step_is_known_as_soon_as_a_view_has_formed(story: Any) -> None:
+    formed = next(event for event in story.training if isinstance(event, ev.ViewFormed))
+    before = story.training[: story.training.index(formed)]
+    assert status([*story.started, *before]).step is None
+    state = status([*story.started, *before, formed])
+    assert state.coordinator is not None
+    assert (state.step, state.coordinator.step, state.state) == (0, 0, "training")
+    resumed = status([*story.started, *before, msgspec.structs.replace(formed, step=70)])
+    assert [replica.step for replica in resumed.replicas if replica.state == "training"] == [70] * 4
+
+
 def test_training_with_a_spare(story: Any) -> None:
     state = status([*story.started, *story.training])
     assert state.state == "training"

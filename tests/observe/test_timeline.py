@@ -53,7 +53,7 @@ def test_every_kind_of_event_has_words() -> None:
     ]
     rows = timeline(events)
     assert [row.what for row in rows] == [
-        "refused a wrong signature from 127.0.0.1 (1 time so far)",
+        "refused at the port: a wrong signature, from 127.0.0.1 (1 time so far)",
         "something",
         "r1.0 suspected: state T; evicted",
         "agent a1 lost: exit 1; with it nobody",

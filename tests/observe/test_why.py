@@ -65,6 +65,19 @@ def test_an_exit_without_a_recovery_is_a_fault_too(story: Any) -> None:
         ("evicted", "no progress in BACKWARD for 0.6 s", "silent for too long"),
         ("evicted", "stopped; a peer waited 0.61 s for it", "silent for too long"),
         ("evicted", "broken path to r1.0", "a broken path between members"),
+        (
+            "evicted",
+            "replace: the gradient's norm is nan; computed again by r1.1, the gradient is another",
+            "a wrong gradient",
+        ),
+        ("evicted", "quarantine: table of r2.1 differs from that of 2 other replicas, which agree", "replicas differ"),
+        ("evicted", "quarantine: the loss is 40.2; its band ends at 3.1", "put out by a guard"),
+        ("evicted", "evict host: table of r2.1 differs from that of 2 other replicas", "its host was put out"),
+        ("evicted", "its slice of bucket 1 in step 7 is not what the rows give", "a wrong gradient"),
+        ("evicted", "it accused r1.1 falsely in step 7", "a wrong gradient"),
+        ("evicted", "in step 7 r2.1 heard other headers than 2 of 3 members", "a wrong gradient"),
+        ("r0.1 and r1.1 disagree on a reduced slice, and two cannot tell who is wrong", "", "a wrong gradient"),
+        ("two replicas failed in step 7:\n[GUARD] the gradient's norm is nan", "", "a guard stopped the run"),
         ("hang", "", "silent for too long"),
         ("every replica that held the training state is gone", "", "nobody left"),
         ("two replicas failed on step 3, microbatch 1:\nValueError", "", "the loop fails on one microbatch"),
@@ -86,3 +99,20 @@ def test_every_cause_that_an_exit_can_have_is_known() -> None:
     causes = get_args(get_type_hints(ev.ReplicaExited)["cause"])
     unknown = [cause for cause in causes if remedy(cause)[0] == "another cause"]
     assert set(unknown) <= {"signal", "left", "finished"}  # a signal is known by its name, the others are no faults
+
+
+def test_the_words_of_a_script_are_told_after_the_sentence_and_mislead_nobody(story: Any) -> None:
+    """A path in a traceback is no broken path between members, and an agent in it none of ours."""
+    words = 'exit code 1; the end of r0.1.log:\nTraceback\n  File "/agent/path/connection.py"\nKeyError: 3\n'
+    for first, cause in (
+        ("the script ended before training started", "the script, before it trained"),
+        ("all replicas failed, the last one so", "an exception in the loop"),
+    ):
+        failed = ev.RunFinished(
+            at_s=1_009.0, outcome="failed", steps=20, detail=f"{first}:\n{words}", exit_code=5, seconds={}
+        )
+        told = why([*story.started, *story.training, failed])
+        sentence, _, rest = told.headline.partition("\n")
+        assert sentence.endswith(f": {first}. Before that, nothing failed.")
+        assert rest.endswith("KeyError: 3")
+        assert [advice.cause for advice in told.advice] == [cause]

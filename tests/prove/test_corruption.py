@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from outlast.cli import main
 from outlast.core import events as ev
 from outlast.prove._corruption import Seen, match, planned, tally
 from outlast.runtime._corruption import Flip, flip_bit, read_bit
@@ -111,3 +112,27 @@ def test_a_fleet_of_the_campaign(tmp_path: Path) -> None:
     assert found["recall"]["parameter"] == {"found": 1, "of": 1}
     assert found["recall"]["moment"] == {"found": 1, "of": 1}
     assert (found["false_alarms"], found["wrong_culprits"], found["unequal_without_a_miss"]) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("args", "what", "remedy"),
+    [
+        (["--audit", "nonsense"], "--audit nonsense is no share", "0 (none) to 1"),
+        (["--audit", "auto"], "--audit auto is no share", "0 (none) to 1"),
+        (["--audit", "1.5"], "--audit 1.5 is no share", "0 (none) to 1"),
+        (["--audit", "nan"], "--audit nan is no share", "0 (none) to 1"),
+        (["--flips", "0"], "nothing to flip", "--flips 1 or more"),
+        (["--seed", "-1"], "--seed -1", "--seed 0 or more"),
+        (["--dtype", "float33"], "'float33'", "did you mean 'float32'?"),
+        (["--dtype", "float32,"], "''", "float32, bfloat16"),
+        (["--guards", "ful"], "'ful'", "did you mean 'full'?"),
+    ],
+)
+def test_wrong_arguments_are_refused_with_their_range(
+    args: list[str], what: str, remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["prove", "corruption", *args]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("outlast: [CONFIG] ")
+    assert what in said.splitlines()[0]
+    assert remedy in said.split("remedy: ")[1]

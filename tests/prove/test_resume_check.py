@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from outlast.cli import main
-from outlast.errors import ConfigError, ProveError
+from outlast.errors import ConfigError
 from outlast.prove._resume_check import first_value, resume_check
 
 LOOP = str(Path(__file__).parents[1] / "runtime" / "forgetful.py")
@@ -34,8 +34,11 @@ def test_registered_it_is_the_same_to_the_bit(capsys: pytest.CaptureFixture[str]
 def test_nothing_to_compare_and_no_script(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a stop after 4 of 4 steps"):
         resume_check([LOOP], tmp_path, steps=4, stop_at=4)
-    with pytest.raises(ProveError, match="No such file"):
+    with pytest.raises(ConfigError, match="no script"):
         resume_check([str(tmp_path / "none.py")], tmp_path)
+    (tmp_path / "earlier").write_text("")
+    with pytest.raises(ConfigError, match="not an empty directory"):
+        resume_check([LOOP], tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -302,6 +302,44 @@ def test_with_a_share_the_broken_device_is_found_soon(audited: Callable[..., Aud
     assert len({found["fingerprint"] for found in run.results().values()}) == 1
 
 
+def test_a_lying_reducer_over_torch_distributed_is_named_and_the_step_done_again(
+    audited: Callable[..., Audited],
+) -> None:
+    """Its slice would reach all replicas alike: nothing but a second reduction of the same sums can see it."""
+    flip = Flip(target="reducer", replica="r1", step=2, parameter=-1, element=100, bit=4)
+    run = audited(flip, replicas=3, steps=4, exchange="c10d")
+    run.assert_unchanged({"r0.1", "r1.1", "r2.1"})
+    (found,) = run.findings()
+    assert (found.culprit, found.verdict, found.step, found.microbatch) == ("r1.1", "transient", 2, -1), run.logs()
+    assert found.bucket >= 0
+
+
+@pytest.mark.campaign
+def test_a_reducer_that_goes_on_lying_over_torch_distributed_is_evicted(audited: Callable[..., Audited]) -> None:
+    flip = Flip(target="reducer", replica="r2", step=1, parameter=-1, bit=30, times=0, persistent=True)
+    run = audited(flip, replicas=3, steps=3, exchange="c10d")
+    run.assert_unchanged({"r0.1", "r1.1"})
+    assert {(f.culprit, f.verdict) for f in run.findings()} == {("r2.1", "persistent")}, run.logs()
+
+
+@pytest.mark.campaign
+def test_a_critical_parameter_is_reduced_twice_over_torch_distributed_without_audits(
+    audited: Callable[..., Audited],
+) -> None:
+    flips = [Flip(target="reducer", replica="r1", step=2, parameter=4, element=9, bit=30)]
+    run = audited(*flips, replicas=3, steps=4, audit=0.0, critical="table", exchange="c10d")
+    run.assert_unchanged({"r0.1", "r1.1", "r2.1"})
+    assert [(f.culprit, f.verdict) for f in run.findings()] == [("r1.1", "transient")], run.logs()
+
+
+@pytest.mark.campaign
+def test_a_sum_that_arrives_otherwise_over_torch_distributed_is_computed_again(audited: Callable[..., Audited]) -> None:
+    flip = Flip(target="sum", replica="r0", step=2, microbatch=2, element=77, bit=9)
+    run = audited(flip, replicas=2, steps=4, exchange="c10d")
+    run.assert_unchanged({"r0.1", "r1.1"})
+    assert [(f.culprit, f.verdict, f.step) for f in run.findings()] == [("r0.1", "memory", 2)], run.logs()
+
+
 def test_audits_of_noise_are_refused() -> None:
     with pytest.raises(ConfigError, match="only noise"):
         chosen_audit(0.1, RunConfig(bitwise=False))

@@ -24,11 +24,14 @@ from outlast.prove._drive import Driven
 pytestmark = pytest.mark.process
 
 SCRIPT = """
-import sys, threading, torch, outlast
+import os, signal, sys, threading, torch, outlast
 what = sys.argv[1]
 run = outlast.join()
 torch.manual_seed(0)
 model = torch.nn.Linear(4, 1)
+if what == "calm":
+    print("nothing to train")
+    sys.exit(0)
 if what == "differs" and run.name.startswith("r1."):
     torch.nn.init.zeros_(model.bias)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -37,8 +40,31 @@ for step in training.steps(until=int((*sys.argv, 4)[2])):
     for batch in step:
         if what == "bug" and step.number == 2:
             raise LookupError("a bug of mine")
+        if what == "leaves" and step.number == 2:
+            sys.exit(0)
         step.backward(model(batch).mean())
     print(f"step {step.number} is over")
+    if what == "forks" and step.number == 1:
+        child = os.fork()
+        if child == 0:
+            sys.excepthook(LookupError, LookupError("of a child, which is no replica"), None)
+            os._exit(1)
+        os.waitpid(child, 0)
+        ours, theirs = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(theirs, b"!")
+            while True:
+                signal.pause()
+        os.read(ours, 1)
+        os.kill(child, signal.SIGTERM)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+    if what == "orphan" and step.number == 1:
+        if os.fork() == 0:
+            print("forked", os.getpid(), flush=True)
+            while True:
+                signal.pause()
+        os._exit(9)
     if what == "slow":
         threading.Event().wait(0.02)
     if what == "break" and step.number == 1:
@@ -59,6 +85,14 @@ def run(tmp_path: Path, what: str, *options: str) -> tuple[int, str, str, list[e
     with Journal.open_reader(run_dir) as journal:
         events = [entry.event for entry in journal.events()]
     return done.returncode, done.stdout, done.stderr, events
+
+
+def alive(pid: int) -> bool:
+    """Nobody may be there to reap who has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def started(events: list[ev.AnyEvent]) -> list[str]:
@@ -88,6 +122,64 @@ def test_the_script_s_own_error_is_shown_once(tmp_path: Path, what: str, reason:
     assert isinstance(end, ev.RunFinished)
     assert (end.outcome, end.steps) == ("failed", 2 if what == "bug" else 0)
     assert not [event for event in events if isinstance(event, ev.Recovery)]
+
+
+def test_what_the_script_forks_is_not_the_replica(tmp_path: Path) -> None:
+    """One child raises, one is terminated, as `multiprocessing` does it: to the run nothing has happened."""
+    code, out, err, events = run(tmp_path, "forks", "--replicas", "2")
+    assert code == 0, err
+    assert "step 3 is over" in out
+    end = events[-1]
+    assert isinstance(end, ev.RunFinished)
+    assert (end.outcome, end.steps) == ("finished", 4)
+    assert not [event for event in events if isinstance(event, ev.Recovery)]
+    assert set(started(events)) == {"r0.1", "r1.1"}
+
+
+def test_what_a_failed_replica_forked_dies_with_it(tmp_path: Path) -> None:
+    code, out, _, _ = run(tmp_path, "orphan")
+    assert code == 5
+    forked = [int(line.split()[1]) for line in out.splitlines() if line.startswith("forked ")]
+    assert forked
+    assert not list(filter(alive, forked))
+
+
+def test_a_script_that_never_trains_is_told_and_not_started_again(tmp_path: Path) -> None:
+    """It ends with code 0: nothing failed, and nothing was trained."""
+    code, out, err, events = run(tmp_path, "calm", "--replicas", "2")
+    assert code == 5
+    assert "steps() of outlast.join().protect(...) was never begun" in err
+    assert "nothing to train" in out + err
+    assert not [event for event in events if isinstance(event, ev.Recovery)], "nothing was outlasted"
+    assert len(started(events)) <= 3, "as with a script that raises: once more at most while the other is starting"
+
+
+def test_what_was_committed_before_a_script_ended_itself_is_on_record(tmp_path: Path) -> None:
+    code, _, err, events = run(tmp_path, "leaves")
+    assert code == 0
+    assert "the script ended by itself before all steps were done" in err
+    end = events[-1]
+    assert isinstance(end, ev.RunFinished)
+    assert (end.outcome, end.steps) == ("stopped", 2)
+    assert [step for event in events if isinstance(event, ev.Progress) for step, _ in event.losses] == [0, 1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_to_the_launcher_ends_the_run_in_order(number: signal.Signals, tmp_path: Path) -> None:
+    """A terminal that hangs up is told apart from a person who interrupts; neither leaves a process behind."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    with Driven(tmp_path / "run", ["--replicas", "2"], [str(script), "slow", "5000"]) as driven:
+        driven.until("training had begun", lambda: driven.step >= 1, 85.0, lambda: None)
+        pids = [event.pid for event in driven.events if isinstance(event, ev.ReplicaStarted | ev.AgentStarted)]
+        driven.process.send_signal(number)
+        code = driven.finish(60.0, lambda: None)
+    end = driven.events[-1]
+    assert isinstance(end, ev.RunFinished)
+    assert (end.outcome, end.detail, code) == (
+        ("stopped", "interrupt", 130) if number == signal.SIGINT else ("stopped", "hangup", 0)
+    )
+    assert not list(filter(alive, pids))
 
 
 @pytest.mark.campaign

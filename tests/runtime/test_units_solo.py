@@ -184,3 +184,96 @@ def test_how_a_loop_was_left_is_read_from_its_instruction() -> None:
         for _ in through(numbers()):
             _ = 1 / 0
     assert seen == ["break", "break", "finally", "break", *["error", "caught"] * 2, "break", "error"]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"num_workers": -1}, "num_workers=-1"),
+        ({"clip_norm": -1.0}, "clip_norm=-1.0"),
+        ({"clip_norm": float("nan")}, "clip_norm=nan"),
+        ({"seed": 1.5}, "seed=1.5"),
+        ({"state": {"average": 3}}, r"state\['average'\] is a int, which cannot be saved"),
+        ({"scheduler": "cosine"}, "scheduler is a str, which cannot be saved"),
+        ({"bucket_mb": 0}, "bucket_mb=0"),
+        ({"collate_fn": 3}, "collate_fn=3"),
+        ({"row_momentum": 0.9}, "row_momentum given, but the aggregation is the mean"),
+        ({"check_reducers": 0.1}, "check_reducers given, but the aggregation is the mean"),
+    ],
+)
+def test_an_argument_that_cannot_work_is_refused_at_once(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        protect(**given)
+
+
+def test_what_is_no_model_and_no_optimizer() -> None:
+    model, optimizer = build()
+    for wrong, told in (((None, optimizer), "the model is a NoneType"), ((model, "adam"), "the optimizer is a str")):
+        with pytest.raises(ConfigError, match=told):
+            outlast.join().protect(*wrong, rows(), global_batch_size=8, microbatches=4)
+
+
+def test_a_plain_backward_is_told_what_to_call() -> None:
+    training, model = protect()
+    steps = training.steps(until=1)
+    step = next(steps)
+    batches = iter(step)
+    loss_of(model, next(batches)).backward()
+    with pytest.raises(StepMisuse, match="got no backward") as caught:
+        next(batches)
+    assert "step.backward(loss)" in caught.value.remedy
+
+
+def test_a_guard_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no loss_spike='rewnd'") as caught:
+        outlast.Guards(loss_spike="rewnd")  # type: ignore[arg-type]
+    assert "did you mean 'rewind'?" in caught.value.remedy
+
+
+def test_one_run_protects_one_training() -> None:
+    run = outlast.join()
+    model, optimizer = build()
+    run.protect(model, optimizer, rows(), global_batch_size=8, microbatches=4)
+    with pytest.raises(ConfigError, match="protect\\(\\) was called twice") as caught:
+        run.protect(model, optimizer, rows(), global_batch_size=8, microbatches=4)
+    assert "into one Module" in caught.value.remedy
+
+
+def test_a_joiner_is_sent_a_step_s_outcome_before_it_is_applied_here() -> None:
+    """The view that admits it waits until it has applied the outcome: it does so beside the members, not after them."""
+    training, model = protect()
+    sent: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+
+    class Feed:
+        broken = False
+
+        def put(self, head: Any, payload: list[torch.Tensor]) -> None:
+            sent.append((head.step, model[0].weight.detach().clone(), torch.cat(payload)))
+
+        def close(self) -> None:
+            """Nothing is open."""
+
+    for step in training.steps(until=2):
+        before = model[0].weight.detach().clone()
+        for batch in step:
+            training.replica.streams["r9.1"] = Feed()
+            step.backward(loss_of(model, batch))
+        [(number, weight, outcome)] = sent
+        assert number == step.number
+        assert torch.equal(weight, before)
+        assert not torch.equal(model[0].weight, before)
+        assert torch.equal(outcome, torch.cat([flat.view(torch.uint8) for flat in training.engine.out]))
+        sent.clear()
+
+
+def test_a_step_in_which_every_parameter_is_frozen_is_committed_and_changes_nothing() -> None:
+    training, model = protect()
+    other = torch.zeros((), requires_grad=True)
+    for step in training.steps(until=4):
+        before = training.fingerprint()
+        for param in model.parameters():
+            param.requires_grad_(step.number != 2)
+        for batch in step:
+            step.backward(loss_of(model, batch) + other)
+        assert (training.fingerprint() == before) == (step.number == 2)
+    assert step.number == 3

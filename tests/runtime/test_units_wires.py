@@ -137,6 +137,26 @@ def test_a_tensor_is_handed_over() -> None:
     assert everywhere(points, work) == [0.0, 0.0, 0.0]
 
 
+def test_a_group_is_dropped_also_when_no_thread_can_begin_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From Python 3.12 that is so in everything that `atexit` calls."""
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "outlast-drop":
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+        start(thread)
+
+    def work(wires: Any, index: int) -> Any:
+        came(scatter(wires, index, 0))
+        came(wires.gather(0, torch.zeros(8), RANGES))
+        return wires
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    for wires in everywhere(points, work):
+        assert wires._group is None
+        assert not any(thread.is_alive() for thread in wires._threads)
+
+
 def lost(wires: Any, peer: int) -> None:
     """Wait until this side knows that the connection ended."""
     with pytest.raises(RuntimeError):

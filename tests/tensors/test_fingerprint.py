@@ -86,3 +86,16 @@ def test_views_that_are_not_contiguous_count_by_their_values() -> None:
     x = sample(64).reshape(8, 8)
     assert fingerprint(x.t()) == fingerprint(x.t().contiguous())
     assert fingerprint(x.t()) != fingerprint(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_the_prints_of_blocks_are_those_of_each_and_strides_do_not_count(dtype: torch.dtype) -> None:
+    flat = torch.randn(1000, generator=torch.Generator().manual_seed(0)).to(dtype)
+    each = tuple(fingerprint(flat[i : i + 64], 7 + i // 64) for i in range(0, 1000, 64))
+    assert block_prints(flat, 64, 7) == each
+    assert block_prints(flat[::2], 64, 7) == block_prints(flat[::2].clone(), 64, 7)
+    assert block_prints(flat[:0], 64, 7) == ()
+    row = flat[:4].clone()
+    for same in (row[None].t(), row[:, None], row.reshape(2, 2), flat.clone()[:4].requires_grad_(True)):
+        assert fingerprint(same, 3) == fingerprint(row, 3)
+    assert fingerprint(flat[1::5][:1]) == fingerprint(flat[1:2].clone()) == fingerprint(flat[1])

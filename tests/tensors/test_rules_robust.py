@@ -190,6 +190,14 @@ def test_bad_arguments_are_named():
         (lambda: aggregate(stack, "multi_krum", f=1, m=7), "between 1 and"),
         (lambda: aggregate(stack, "centered_clipping", f=1, radius=-1.0), "radius"),
         (lambda: aggregate(stack, "median", f=-1), "at least 0"),
+        (lambda: aggregate(stack, "median", f=1.5), "no whole number"),
+        (lambda: aggregate(stack, "krum", f="1"), "no whole number"),
+        (lambda: aggregate(stack, "krum", f=None), "no whole number"),
+        (lambda: aggregate(None, "median"), "not a NoneType"),
+        (lambda: aggregate("cuda", "median"), "not a str"),
+        (lambda: aggregate([1.0, 2.0, 3.0], "median"), "row 0 is a float"),
+        (lambda: aggregate(stack.to_sparse(), "median"), "no plain values"),
+        (lambda: aggregate(stack.to("meta"), "median"), "no plain values"),
         (lambda: aggregate(stack, "median", f=0, pre="bucketing", bucket_size=0), "bucket_size"),
     ]:
         with pytest.raises(ConfigError, match=text):
@@ -204,6 +212,26 @@ def test_a_memory_that_is_not_finite_is_no_memory():
     assert float(lost.abs().max()) < 5
     with pytest.raises(ConfigError, match="memory"):
         aggregate(stack, "centered_clipping", f=1, state=torch.zeros(29))
+
+
+def test_a_mixed_row_at_the_centre_does_not_poison_the_geometric_median():
+    """Its squared distance to the centre rounds to less than nothing; the root of that is no number."""
+    row = [0.767839789390564, 1.989909291267395, 0.7182523012161255, -0.4966665208339691]
+    row += [1.3100289106369019, 0.39555686712265015, 0.08947940915822983]
+    stack = torch.tensor(row)[:, None]
+    for pre in PRES:
+        for f in range(max(0, largest_f("geometric_median", 7, pre)) + 1):
+            result = aggregate(stack, "geometric_median", f=f, pre=pre)
+            assert -0.5 <= float(result) <= 2.0, (pre, f)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "mean"])
+def test_rows_too_far_from_zero_to_be_clipped_are_refused(rule):
+    """Close to each other, so that no row is out, but the origin that lengths are measured from cannot be."""
+    stack = torch.full((11, 2), 3e38) + torch.arange(11.0)[:, None] * 1e32
+    with pytest.raises(TrainingError, match="too far from zero"):
+        aggregate(stack, rule, f=1, pre="clip")
+    assert bool(torch.isfinite(aggregate(stack, rule, f=1)).all())
 
 
 def test_values_at_the_edges_of_the_types():

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import importlib
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from outlast.errors import OutlastError
 
 __all__ = ["main"]
 
@@ -52,7 +56,17 @@ def main(argv: list[str] | None = None) -> int:
         print(f"outlast: no command {args[0]!r}." + (f" Did you mean {close[0]!r}?" if close else ""), file=sys.stderr)
         print("outlast --help lists the commands.", file=sys.stderr)
         return 2
-    from outlast.errors import OutlastError
+    from outlast.cli._streams import let_go_of_the_broken
+
+    code = _call(args)
+    broken = let_go_of_the_broken()
+    return code if broken is None else code or 1
+
+
+def _call(args: list[str]) -> int:
+    """One command, whatever it raises; what it raises is told on standard error, and with `--json` also as JSON."""
+    from outlast.cli._streams import is_gone, print_error, wants_json
+    from outlast.errors import EnvironmentFault, OutlastError
 
     app = importlib.import_module(COMMANDS[args[0]][0]).app
     import click
@@ -60,12 +74,27 @@ def main(argv: list[str] | None = None) -> int:
     try:
         result = app(args[1:], prog_name=f"outlast {args[0]}", standalone_mode=False)
     except OutlastError as error:
-        print(f"outlast: {error}", file=sys.stderr)
-        return error.exit_code
+        return _tell(error, args)
     except click.ClickException as error:
         error.show()
+        if wants_json(args):
+            print_error(error.format_message(), error.exit_code)
         return error.exit_code
     except (click.exceptions.Abort, KeyboardInterrupt):
         print("outlast: stopped", file=sys.stderr)
         return 130
+    except OSError as error:
+        if is_gone(error):
+            return 1
+        what = (error.strerror or str(error)) + (f": {error.filename}" if error.filename else "")
+        return _tell(EnvironmentFault(what, remedy="give a place that can be read and written, with room"), args)
     return result if isinstance(result, int) else 0
+
+
+def _tell(error: OutlastError, args: list[str]) -> int:
+    from outlast.cli._streams import print_error, wants_json
+
+    print(f"outlast: {error}", file=sys.stderr)
+    if wants_json(args):
+        print_error(error.message, error.exit_code, error)
+    return error.exit_code

@@ -17,8 +17,12 @@ import typer
 
 if TYPE_CHECKING:
     from outlast.checkpoint import Head, Reader, Store
+    from outlast.errors import ConfigError
 
-app = typer.Typer(help="List, show, verify, compare, convert and prune checkpoints.", no_args_is_help=True)
+app = typer.Typer(
+    add_completion=False, rich_markup_mode=None, suggest_commands=False, no_args_is_help=True,
+    help="List, show, verify, compare, convert and prune checkpoints.",
+)  # fmt: skip
 
 Place = Annotated[str, typer.Argument(help="A checkpoint directory or URL (file://, s3://, gs://, az://).")]
 Generation = Annotated[int | None, typer.Option("--generation", "-g", help="Which one. Default: the newest.")]
@@ -76,7 +80,7 @@ def show(place: Place, generation: Generation = None, names: Names = None, as_js
         tensors: list[dict[str, Any]] = [
             {"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape), "bytes": spec.bytes,
              "num_pieces": len(reader.pieces[number])}
-            for number, spec in enumerate(reader.tensors) if _matches(spec.name, names)
+            for number in _chosen(reader, names) for spec in [reader.tensors[number]]
         ]  # fmt: skip
         head = _row(reader.head)
     if as_json:
@@ -100,8 +104,12 @@ def verify_(
     """Read every byte that a generation reaches; name each wrong one and the tensors it touches."""
     from outlast.checkpoint import verify
 
+    place, number = _at(place, generation)
+    if everything and number is not None:
+        raise _wrong(f"--all and generation {number}", "one of them")
     store = _store(place)
-    numbers = store.generations() if everything else [_newest(store, generation)]
+    newest = _newest(store, number)  # where nothing is, nothing is right
+    numbers = store.generations() if everything else [newest]
     reports = []
     for number in reversed(numbers):
         with _progress(f"generation {number}") as progress:
@@ -127,7 +135,7 @@ def diff_(
     """Which tensors differ between two generations, where first, and by how much."""
     from outlast.checkpoint._diff import diff
 
-    with _reader(*_at(first)) as a, _reader(*_at(second)) as b:
+    with _reader(first) as a, _reader(second) as b:
         found = diff(a, b)
         trees = a.tree != b.tree
     if as_json:
@@ -162,6 +170,10 @@ def resume_check_(
 
     from outlast.prove._resume_check import resume_check
 
+    if script[0].startswith("-") and script[0] != "-m":
+        raise _wrong(
+            f"no option {script[0]}", "outlast ckpt resume-check --help; the script's own options follow its name"
+        )
     with tempfile.TemporaryDirectory(prefix="outlast-resume-") as folder:
         place = pathlib.Path(keep or folder)
         found = resume_check(script, place, steps=steps, stop_at=stop_at, replicas=replicas, timeout_s=timeout)
@@ -189,13 +201,17 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write a generation, or some of its tensors, in another format. Memory stays at a tensor, however large."""
+    if format_ != "safetensors":
+        _known_format(format_)
+    if not shard_gib > 0:
+        raise _wrong(f"--shard-gib {shard_gib:g} is no size", "more than 0")
+    _new_directory(target)
     with _reader(place, generation) as reader, _progress(f"export to {format_}") as progress:
-        numbers = [n for n, spec in enumerate(reader.tensors) if _matches(spec.name, names)]
+        numbers = _chosen(reader, names)
         if format_ == "safetensors":
             write = _adapter("_safetensors").export_safetensors
             files = write(reader, target, numbers, shard_bytes=int(shard_gib * (1 << 30)), progress=progress)
         else:
-            _known_format(format_)
             files = _adapter("_dcp").export_dcp(reader, target, numbers, progress=progress)
         done = {"generation": reader.head.generation, "format": format_, "files": files, "num_tensors": len(numbers)}
     if as_json:
@@ -218,6 +234,8 @@ def import_(
     from outlast.checkpoint import open_store
     from outlast.errors import ConfigError
 
+    if step < 0:
+        raise _wrong(f"--step {step} is no step", "0 or more")
     store, nonce = open_store(place), secrets.token_hex(4)
     safetensors = _adapter("_safetensors")
     read: Callable[..., int]
@@ -289,11 +307,12 @@ def _newest(store: Store, generation: int | None) -> int:
 
 
 @contextlib.contextmanager
-def _reader(place: str, generation: int | None) -> Iterator[Reader]:
+def _reader(place: str, generation: int | None = None) -> Iterator[Reader]:
     from outlast.checkpoint import Reader
     from outlast.checkpoint._manifest import parse_head
     from outlast.checkpoint._store import generation_name
 
+    place, generation = _at(place, generation)
     store = _store(place)
     number = _newest(store, generation)
     with store.in_use(number) as data:
@@ -302,9 +321,30 @@ def _reader(place: str, generation: int | None) -> Iterator[Reader]:
             yield reader
 
 
-def _at(text: str) -> tuple[str, int | None]:
+def _at(text: str, generation: int | None) -> tuple[str, int | None]:
+    """`PLACE@N` is generation N of PLACE, wherever a generation is meant."""
+    import os
+
     place, at, number = text.rpartition("@")
-    return (place, int(number)) if at and number.isdigit() else (text, None)
+    if not at or not number.isdigit() or os.path.isdir(text):
+        return text, generation
+    if generation not in (None, int(number)):
+        raise _wrong(f"{text} and --generation {generation}", "one of them")
+    return place, int(number)
+
+
+def _wrong(what: str, remedy: str) -> ConfigError:
+    from outlast.errors import ConfigError
+
+    return ConfigError(what, remedy=remedy)
+
+
+def _new_directory(target: str) -> None:
+    """Files of two exports in one directory would be read as one."""
+    import os
+
+    if os.path.lexists(target) and (not os.path.isdir(target) or os.listdir(target)):
+        raise _wrong(f"{target} is not an empty directory", "give a new one")
 
 
 def _adapter(name: str) -> Any:
@@ -329,8 +369,14 @@ def _known_format(name: str) -> None:
         raise ConfigError(f"no format {name!r}", remedy=hint)
 
 
-def _matches(name: str, patterns: list[str] | None) -> bool:
-    return not patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+def _chosen(reader: Reader, patterns: list[str] | None) -> list[int]:
+    """Numbers of the tensors that match; a pattern that none matches is a mistake."""
+    names = [spec.name for spec in reader.tensors]
+    for pattern in patterns or ():
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
+            some = ", ".join(map(_plain, names[:8])) + (" …" if len(names) > 8 else "")
+            raise _wrong(f"no tensor matches {pattern!r}", f"* and ? stand for any text; there are {some}")
+    return [n for n, name in enumerate(names) if not patterns or any(fnmatch.fnmatchcase(name, p) for p in patterns)]
 
 
 def _json(value: Any) -> None:

@@ -23,14 +23,28 @@ class _PlanGroup(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args or (args[0] not in self.commands and args[0] not in {"--help", "-h"}):
+            _refuse_misspelt(args[:1], self.commands)
             args = [_DEFAULT, *args]
         return super().parse_args(ctx, args)
+
+
+def _refuse_misspelt(first: list[str], commands: Any) -> None:
+    """A word that is no file and nearly a command's name is that command misspelt."""
+    import difflib
+    import os
+
+    close = difflib.get_close_matches(first[0], commands, n=1, cutoff=0.7) if first else []
+    if close and "." not in first[0] and not os.path.exists(first[0]):
+        from outlast.errors import ConfigError
+
+        raise ConfigError(f"plan has no command {first[0]!r}", remedy=f"did you mean {close[0]!r}?")
 
 
 app = typer.Typer(
     cls=_PlanGroup,
     add_completion=False,
     rich_markup_mode=None,
+    suggest_commands=False,
     pretty_exceptions_enable=False,
     help="How reliable will this job be, and what should be done about it? Without a subcommand: `plan job`.",
 )
@@ -127,7 +141,8 @@ def job_command(
         from outlast.plan._rerun import rerun_answer
 
         run = Path(from_run)
-        emit(rerun_answer(str(run if run.is_file() else find_run(run).run_dir), write_seconds), json)
+        journal = run.is_file() and run.suffix == ".db"
+        emit(rerun_answer(str(run if journal else find_run(run).run_dir), write_seconds), json)
         return
     from outlast.plan._design import design, write_report
 
@@ -193,7 +208,9 @@ def fit(
     )
 
 
-trace = typer.Typer(help="Failure traces: make more of them.", add_completion=False, rich_markup_mode=None)
+trace = typer.Typer(
+    help="Failure traces: make more of them.", add_completion=False, rich_markup_mode=None, suggest_commands=False
+)
 app.add_typer(trace, name="trace")
 
 

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(add_completion=False, help="Put the claims to the test.", no_args_is_help=True)
+app = typer.Typer(
+    add_completion=False, rich_markup_mode=None, suggest_commands=False, no_args_is_help=True,
+    help="Put the claims to the test.",
+)  # fmt: skip
 
 
 app.command()(faults)
@@ -78,7 +81,9 @@ def corruption(
     flips: Annotated[int, typer.Option(help="How many bits to flip, three to a fleet.")] = 18,
     seed: Annotated[int, typer.Option(help="Draws places; bits are spread evenly.")] = 0,
     guards: Annotated[str, typer.Option(help="What the fleets watch: default, full or off.")] = "full",
-    audit: Annotated[float, typer.Option(help="Share of microbatches and reductions computed twice, 0 to 1.")] = 0.0,
+    audit: Annotated[
+        str, typer.Option(metavar="SHARE", help="Share of microbatches and reductions computed twice, 0 to 1.")
+    ] = "0",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, or both with a comma between.")] = "float32,bfloat16",
     base: Annotated[str, typer.Option("--dir", help="Keep the runs here, in a new directory.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,

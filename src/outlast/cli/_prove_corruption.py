@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import json
+import math
 import sys
 import tempfile
 from pathlib import Path
@@ -20,20 +22,18 @@ __all__ = ["campaign"]
 _DTYPES = ("float32", "bfloat16")
 
 
-def campaign(flips: int, seed: int, guards: str, audit: float, dtype: str, base: str, as_json: bool) -> int:
+def campaign(flips: int, seed: int, guards: str, audit: str, dtype: str, base: str, as_json: bool) -> int:
     """Exit code 9 if a flip of a parameter or moment was missed (with audit = 1: any flip), a wrong replica named, or a
     clean step accused."""
-    from outlast.core.policy import Guards, audit_share
+    from outlast.core.policy import Guards
     from outlast.prove._corruption import Corruptions
 
-    dtypes = [name.strip() for name in dtype.split(",")]
-    unknown = [name for name in dtypes if name not in _DTYPES]
-    if unknown:
-        raise ConfigError(f"no dtype {unknown[0]!r}", remedy=f"one of {', '.join(_DTYPES)}, or both")
-    if flips < 1 or seed < 0:
-        raise ConfigError(f"--flips {flips} --seed {seed} cannot be", remedy="--flips 1 or more, --seed 0 or more")
+    share, dtypes = _share(audit), _dtypes(dtype)
+    if flips < 1:
+        raise ConfigError(f"--flips {flips}: there is nothing to flip", remedy="--flips 1 or more, three to a fleet")
+    if seed < 0:
+        raise ConfigError(f"--seed {seed} is below 0", remedy="--seed 0 or more")
     Guards.of(guards)
-    audit_share(audit, 1)
     if base and Path(base).exists():
         raise ConfigError(f"{base} exists", remedy="give a new directory")
     with tempfile.TemporaryDirectory(prefix="outlast-corruption-") as scratch:
@@ -43,15 +43,41 @@ def campaign(flips: int, seed: int, guards: str, audit: float, dtype: str, base:
         def watch(done: int, of: int) -> None:
             print(f"{done} of {of} fleets", file=sys.stderr, flush=True)
 
-        found = Corruptions(place, flips, seed, guards, dtypes, audit, watch).run()
+        found = Corruptions(place, flips, seed, guards, dtypes, share, watch).run()
     if as_json:
         print(json.dumps(msgspec.to_builtins(found)))
     else:
         _print(found)
     promised = {"parameter", "moment"} if guards != "off" else set()
-    promised |= {"gradient", "reducer", "sum"} if audit == 1.0 else set()
+    promised |= {"gradient", "reducer", "sum"} if share == 1.0 else set()
     missed = any(not each.detected and each.target in promised for each in found.injections)
     return 9 if missed or (promised and (found.wrong_culprits or found.false_alarms)) else 0
+
+
+def _share(audit: str) -> float:
+    """ConfigError for what is no number from 0 to 1; "auto" is none, as a campaign tells what a known share finds."""
+    try:
+        share = float(audit)
+    except ValueError:
+        share = math.nan
+    if 0.0 <= share <= 1.0:
+        return share
+    raise ConfigError(
+        f"--audit {audit} is no share", remedy="a number from 0 (none) to 1 (every microbatch and reduction twice)"
+    )
+
+
+def _dtypes(dtype: str) -> list[str]:
+    names = list(dict.fromkeys(name.strip() for name in dtype.split(",")))
+    for name in names:
+        if name not in _DTYPES:
+            close = difflib.get_close_matches(name, _DTYPES, n=1)
+            remedy = f"one of {', '.join(_DTYPES)}, or both with a comma between"
+            raise ConfigError(
+                f"--dtype {dtype!r}: {name!r} is none",
+                remedy=f"did you mean {close[0]!r}? {remedy}" if close else remedy,
+            )
+    return names
 
 
 def _print(found: Tally) -> None:

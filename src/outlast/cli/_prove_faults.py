@@ -43,8 +43,8 @@ def faults(
             f"--samples {samples} --seed {seed} --only {only} cannot be",
             remedy="--samples 1 or more, --seed and --only 0 or more",
         )
-    if keep is not None and keep.exists() and any(keep.iterdir()):
-        raise ConfigError(f"--keep {keep} is not empty", remedy="give a new directory")
+    if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
+        raise ConfigError(f"--keep {keep} is not an empty directory", remedy="give a new directory")
     base = keep or Path(tempfile.mkdtemp(prefix="outlast-faults-"))
     numbers = [only] if only >= 0 else list(range(samples))
     with _progress(len(numbers), as_json) as progress:

@@ -9,10 +9,10 @@ import typer
 
 from outlast.core.policy._rules_catalogue import PRE_STEPS, RULES, RuleFact, check_rule, kappa, largest_f
 
-app = typer.Typer(add_completion=False, help="List the robust aggregation rules, their conditions and guarantees.")
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-@app.callback(invoke_without_command=True)
+@app.command()
 def rules(
     rows: Annotated[
         int | None, typer.Option("--rows", "-n", min=1, help="Rows: state the largest f for this n.")
@@ -34,6 +34,8 @@ def rules(
         return
     for entry in described:
         _print(entry["name"], entry)
+    if not described:
+        print(f"no rule tolerates f = {f} with {rows} rows: f must be below half of them")
     print("\nIn front of a rule (pre):")
     for entry in steps:
         _print(entry["name"], entry)

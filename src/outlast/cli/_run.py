@@ -65,9 +65,15 @@ def run(
         "on_shortfall": on_shortfall, "checkpoint_dir": checkpoint_dir, "checkpoint_every": checkpoint_every,
         "resume": resume,
     }  # fmt: skip
+    if os.environ.get("OUTLAST", "on").lower() == "off":
+        raise ConfigError(
+            "OUTLAST=off in the environment makes a plain loop of the script: there is nothing to replicate",
+            remedy="unset OUTLAST, or run the script without outlast run",
+        )
     resolved = resolve(cli=given, environ=os.environ, file=config)
     _check_rule(resolved.config)
     _check_audit(resolved.config)
+    _check_places(resolved.config)
     command = _command(script, module, args or [])
     return launch(resolved, command, run_dir or _new_directory(), as_json=as_json)
 
@@ -88,6 +94,17 @@ def _check_audit(config: Any) -> None:
         audit_share(config.audit, config.replicas)
 
 
+def _check_places(config: Any) -> None:
+    """Local places that cannot be right are told now, not by every replica once it has loaded."""
+    keep, begin = config.checkpoint_dir, config.resume
+    if keep and "://" not in keep and Path(keep).exists() and not Path(keep).is_dir():
+        raise ConfigError(f"checkpoint_dir {keep} is no directory", remedy="give a directory, or a URL")
+    if begin not in ("auto", "never") and "://" not in begin:
+        place, at, number = begin.rpartition("@")
+        if not Path(place if at and number.isdigit() and not Path(begin).is_dir() else begin).is_dir():
+            raise ConfigError(f"resume: there is no directory {begin}", remedy="auto, never, DIR, DIR@N, or a URL")
+
+
 def _command(script: str | None, module: str | None, args: list[str]) -> list[str]:
     if module is not None:
         return [sys.executable, "-m", module, *([] if script is None else [script]), *args]
@@ -100,6 +117,7 @@ def _command(script: str | None, module: str | None, args: list[str]) -> list[st
 def launch(resolved: Any, command: list[str], run_dir: Path, *, as_json: bool) -> int:
     """Run to the end with the live view; returns the exit code."""
     from outlast.cli._follow import Follower
+    from outlast.cli._streams import unheard
     from outlast.observe import Live
     from outlast.runtime._launcher import Launcher
 
@@ -108,16 +126,21 @@ def launch(resolved: Any, command: list[str], run_dir: Path, *, as_json: bool) -
     follower = Follower(run_dir, live.say)
 
     def watch() -> None:
-        live.poll()
-        follower.poll()
+        with unheard():
+            live.poll()
+            follower.poll()
+
+    def ready() -> None:
+        with unheard():
+            print(f"outlast: {run_dir} (logs of the replicas under logs/)", flush=True)
 
     if not as_json:
-        launcher.watch = watch
-        launcher.ready = lambda: print(f"outlast: {run_dir} (logs of the replicas under logs/)", flush=True)
+        launcher.watch, launcher.ready = watch, ready
     outcome = launcher.run()
-    if not as_json:
-        follower.close()
-    live.close()
+    with unheard():
+        if not as_json:
+            follower.close()
+        live.close()
     _report(run_dir, outcome.exit_code, as_json, follower.shown)
     return outcome.exit_code
 
@@ -143,7 +166,10 @@ def _not_yet_shown(detail: str, shown: Collection[str]) -> str:
     """A traceback that the script's output already ended with is not told twice."""
     lines = [line for line in detail.splitlines() if line.strip()]
     if len(lines) > 1 and lines[-1] in shown:
-        return lines[0].removesuffix(":") + " (its traceback is above)"
+        first = lines[0].removesuffix(":")
+        if any(line.startswith("Traceback") for line in lines):
+            return f"{first} (its traceback is above)"
+        return f"{first}: {lines[1].partition(';')[0]} (its output is above)"
     return detail.strip()
 
 

@@ -226,6 +226,7 @@ class StatusFold:
             self._enter(self._planned)
             self._planned = None
         self._view, self._formed = (event.epoch, event.n), True
+        self._step = max(event.step, self._step or 0)  # its members all committed that many
         for replica in [r for r in self._replicas.values() if r.view == self._view and r.state == "forming"]:
             self._change(replica.replica, state="training")
 

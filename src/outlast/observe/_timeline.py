@@ -123,7 +123,8 @@ def _describe(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning", "erro
             cause = event.cause if event.cause == event.replica else f"{event.replica}: {event.cause}"
             return f"{cause}{detail}; recovered{step}{lost}", "warning"
         case ev.Refused():
-            return f"refused {event.reason} from {event.peer} ({_count(event.count, 'time')} so far)", "warning"
+            peer = f", from {event.peer}" if event.peer else ""
+            return f"refused at the port: {event.reason}{peer} ({_count(event.count, 'time')} so far)", "warning"
         case ev.Notice():
             return event.text, event.level
         case ev.Suspected():

@@ -54,6 +54,9 @@ class _Cause(NamedTuple):
 
 
 _CAUSES: dict[str, _Cause] = {
+    "the script, before it trained": _Cause(
+        r"^the script ended before training started",
+        "its own last words are above; mend it alone first: python SCRIPT is a fleet of one"),
     "out of memory": _Cause(
         r"out of ?memory|\boom\b|memoryerror",
         "use a smaller microbatch (more microbatches a step keep the result), or fewer replicas on this machine"),
@@ -61,8 +64,15 @@ _CAUSES: dict[str, _Cause] = {
         r"poison|same microbatch|two replicas failed",
         "two replicas failed on the same samples: the bug is in the loop or its data; reproduce it with one replica"),
     "a wrong gradient": _Cause(
-        r"another gradient|no majority|audit|reduced a slice|were not what it had fingerprinted",
+        r"another gradient|gradient is another|no majority|audit|reduced a slice|were not what it had fingerprinted"
+        r"|not what the rows give|disagree on a reduced slice|\baccused \S+ falsely|heard other headers",
         "take the device out of service and test it; outlast why names host, device and replica"),
+    "a guard stopped the run": _Cause(
+        r"\[GUARD\]|guardstop", "its verdict says what was seen, whose it was and what helps"),
+    "its host was put out": _Cause(
+        r"^evicted evict host\b",
+        "two of its devices were wrong again and again: take the host out of service and test it; the verdict has the "
+        "evidence"),
     "replicas differ": _Cause(
         r"diverged|fingerprint|differs from that of",
         "look for operations that are not deterministic in the layer named, or for memory that flips bits"),
@@ -81,6 +91,9 @@ _CAUSES: dict[str, _Cause] = {
     "the coordinator lost": _Cause(
         r"coordinator",
         "training went on without it and it was restarted; its log in the run directory says why it ended"),
+    "put out by a guard": _Cause(
+        r"^(replace|quarantine): ",
+        "its numbers were wrong and its verdict says how; if it happens to this device again, test it"),
     "a broken path between members": _Cause(
         r"path|partition|connection|reset|network|unreachable",
         "check the links and firewalls between the hosts named; outlast status shows which replica was left out"),
@@ -93,19 +106,23 @@ _CAUSES: dict[str, _Cause] = {
         "what takes all replicas at once is usually the machine: its memory, its scheduler, its power; a spare or a "
         "second agent does not outlast that, a checkpoint does"),
     "an exception in the loop": _Cause(
-        r"exception|error|traceback", "read its traceback in the replica's log in the run directory and mend the loop"),
+        r"exception|error|traceback|^all replicas failed",
+        "read its traceback in the replica's log in the run directory and mend the loop"),
     "a process ended by itself": _Cause(
         r"exit", "something in the loop ended the process (sys.exit, os._exit, a library): see the replica's log"),
     "another cause": _Cause("", "read the replica's log in the run directory around that time"),
 }  # fmt: skip
-_TELLING = ("a wrong gradient", "out of memory", "the loop fails on one microbatch", "replicas differ", "nobody left")
+_TELLING = (
+    "the script, before it trained", "its host was put out", "a guard stopped the run", "a wrong gradient",
+    "out of memory", "the loop fails on one microbatch", "replicas differ", "nobody left",
+)  # fmt: skip
 """What decides wherever it stands, in the cause or in its detail."""
 
 _BY_CAUSE: dict[str, tuple[str, ...]] = {
     "signal": ("killed from outside", "a crash in native code", "asked to leave", "another cause"),
     "exit": ("killed from outside", "a process ended by itself"),
     "exception": ("an exception in the loop",),
-    "evicted": ("a wrong gradient", "replicas differ", "a broken path between members", "silent for too long"),
+    "evicted": ("put out by a guard", "a broken path between members", "silent for too long"),
     "agent_lost": ("an agent lost",),
     "coordinator": ("the coordinator lost",),
 }
@@ -169,8 +186,10 @@ def _headline(state: Status, survived: int) -> str:
         case "finished":
             return f"The run finished; {faults}."
         case "failed" | "stopped" | "lost":
-            detail = f": {state.detail}" if state.detail else ""
-            return f"The run {_ENDED[state.state]} at {step}{detail}. Before that, {faults}."
+            first, _, words = state.detail.strip().partition("\n")
+            detail = f": {first.removesuffix(':')}" if first else ""
+            said = f"The run {_ENDED[state.state]} at {step}{detail}. Before that, {faults}."
+            return f"{said}\n{words}" if words else said
     return f"The run is {state.state}, at {step}; so far, {faults}."
 
 
@@ -216,6 +235,7 @@ def _faults(events: Sequence[ev.AnyEvent]) -> list[tuple[str, str, str]]:
                 detail = f"{event.detail} {known.cause} {known.detail}" if known else event.detail
                 faults.append((event.cause, detail, event.replica))
             case ev.RunFinished() if event.outcome == "failed":
-                faults.append((event.detail or "failed", "", "run"))
+                first, _, words = (event.detail or "failed").partition("\n")  # a traceback may name anything
+                faults.append((first, words if first.startswith("all replicas failed") else "", "run"))
     faults += [(e.cause, e.detail, e.replica) for e in exits.values() if e.cause != "agent_lost"]
     return faults

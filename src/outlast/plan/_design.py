@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from outlast.core import reliability as rel
+from outlast.core.reliability._check import at_least, count, positive
 from outlast.errors import ConfigError, EnvironmentFault
 
 from . import _svg
@@ -181,7 +182,9 @@ def _numbers(name: str, text: str) -> list[float]:
 def system_answer(params: str, nodes: str, steps: int) -> Answer:
     """The table over parameters x nodes x topology, with the constants' sources."""
     shapes: tuple[rel.Topology, ...] = ("ring", "tree", "fat-tree", "rail")
-    table = rel.system_table(_numbers("--params", params), [int(n) for n in _numbers("--nodes", nodes)], shapes, steps)
+    counts = [int(at_least("--nodes", n, 1)) for n in _numbers("--nodes", nodes)]
+    sizes = [float(positive("--params", n)) for n in _numbers("--params", params)]
+    table = rel.system_table(sizes, counts, shapes, count("--steps", steps, 1))
     rows = tuple(
         (
             f"{r.parameters:.3g} x {r.num_nodes} {r.topology}",

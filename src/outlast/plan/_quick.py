@@ -48,6 +48,7 @@ def fleet_answer(nodes: int, node_mtbf_hours: float, mttr_hours: float, hours: f
 def interval_answer(mtbf_hours: float, write_seconds: float, recovery_seconds: float) -> Answer:
     """Young, Daly and the exact optimum for a fleet MTBF (hours) and a write (seconds), with the waste of each."""
     m, c = float(positive("--mtbf-hours", mtbf_hours)) * 3600, float(positive("--write-seconds", write_seconds))
+    nonnegative("--recovery-seconds", recovery_seconds)
     choices = {
         "Young": float(rel.young_interval(c, m)),
         "Daly": float(rel.daly_interval(c, m)),
@@ -120,6 +121,9 @@ def nines_answer(
     incidents: float, minutes: float,
 ) -> Answer:  # fmt: skip
     """Availability in nines, downtime, budgets, burn-rate alerts, and the cheaper way to the target."""
+    positive("--mtbf-hours", mtbf_hours), nonnegative("--mttr-hours", mttr_hours)
+    positive("--cost-incidents", cost_incidents), positive("--cost-repair", cost_repair)
+    nonnegative("--incidents", incidents), nonnegative("--minutes", minutes)
     now = float(rel.availability(mtbf_hours, mttr_hours))
     goal = target if target is not None else 1 - (1 - now) / 10
     costs = {"cost_per_halving_incidents": cost_incidents, "cost_per_halving_repair": cost_repair}

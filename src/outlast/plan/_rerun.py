@@ -6,6 +6,7 @@ Invariant: the belief is the policies' own `Belief`, updated by the run's failur
 from __future__ import annotations
 
 from outlast.core.policy import IntervalPolicy, IntervalState
+from outlast.core.reliability._check import positive
 
 from ._answer import Answer, Table, duration
 from ._beside import belief_from_run, beside_data, beside_note, beside_table, observe_run, predicted_beside_observed
@@ -16,6 +17,7 @@ __all__ = ["rerun_answer"]
 
 def rerun_answer(path: str, write_s: float) -> Answer:
     """What a run's journal says, and the interval that its own policy would choose now for a write of `write_s`."""
+    positive("--write-seconds", write_s)
     seen = observe_run(open_journal(path))
     belief = belief_from_run(seen)
     decision = IntervalPolicy().decide(belief, IntervalState(machines=float(seen.num_replicas), write_s=write_s))

@@ -54,6 +54,12 @@ def resume_check(
     """
     if not 0 < stop_at < steps:
         raise ConfigError(f"a stop after {stop_at} of {steps} steps", remedy="0 < --stop-at < --steps")
+    if replicas < 1 or not timeout_s > 0:
+        raise ConfigError(f"{replicas} replicas, {timeout_s:g} s", remedy="--replicas 1 or more, --timeout above 0")
+    if script[0] != "-m" and not Path(script[0]).is_file():
+        raise ConfigError(f"no script {script[0]}", remedy="outlast ckpt resume-check [OPTIONS] train.py ARGS…")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} is not an empty directory", remedy="give --keep a new one")
     whole, parted = folder / "never-stopped", folder / "stopped"
     plain = [sys.executable, *script]
     fleet = [sys.executable, "-m", "outlast", "run", "--json", "--replicas", str(replicas), "--run-dir",

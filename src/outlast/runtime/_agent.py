@@ -232,7 +232,7 @@ class Agent:
 
     def _ended(self, rank: Rank) -> None:
         noticed = time.monotonic()
-        how = rank.child.reap()
+        how = rank.child.reap(sweep=self.stopping not in ("", "finished"))
         if how is None:
             return
         del self.ranks[rank.name]
@@ -256,19 +256,23 @@ class Agent:
             return "signal"
         if how.code != 0:
             return "exception"
+        if rank.progress.changes == 0:  # calm, but it has not trained: to start it again would help nobody
+            return "exit"
         return "left" if rank.progress.read()[0] is Phase.DEPART else "finished"
 
     def _detail(self, rank: Rank, how: Exit) -> str:
         if rank.killed_for:
             return rank.killed_for
-        if how.signal is not None or how.code == 0:
+        trained = rank.progress.changes > 0
+        if how.signal is not None or (how.code == 0 and trained):
             return str(how)
+        told = str(how) if how.code else f"{how}, and steps() of outlast.join().protect(...) was never begun"
         try:
             with rank.log.open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-                return f"{how}; the end of {rank.log.name}:\n" + file.read().decode("utf-8", "replace")
+                return f"{told}; the end of {rank.log.name}:\n" + file.read().decode("utf-8", "replace")
         except OSError:
-            return str(how)
+            return told
 
     def _kill(self, member: str, reason: str) -> None:
         rank = self.ranks.get(member)

@@ -3,17 +3,19 @@
 The same steps as through shared memory: all-to-all of slices, reduce, all-gather; one group a view, under its own store
 prefix, with the store of the view's first member. The training thread never waits inside a transfer: it waits on the
 mesh, which also hears deaths and notices. What an abandoned transfer may still write is kept alive until its group is
-gone, and nobody else uses it (protocol, 14). Bytes: (1+k)/2 of ring all-reduce's for k partial sums a member.
+gone, and nobody else uses it (protocol, 14). Bytes: (1+k)/2 of ring all-reduce's for k partial sums a member; what a
+second member reduces once more (25) travels to it once more.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -24,10 +26,11 @@ from outlast.core.protocol import Node, schedule
 from outlast.errors import ViewAbandoned
 from outlast.runtime._environment import Environment
 from outlast.runtime._gradients import Memory
-from outlast.runtime._mesh import Hand, Mesh, Ready
-from outlast.runtime._plane import Enter, Reduction, Task, reduce_and_look
-from outlast.runtime._wires import Collectives, Pending, Points, Wires
-from outlast.tensors import BLOCK, Layout
+from outlast.runtime._mesh import Extra, Hand, Mesh, Ready
+from outlast.runtime._plane import Enter, Reduction, Task, as_sent, reduce_and_look
+from outlast.runtime._second_reduction import WANTED
+from outlast.runtime._wires import Collectives, Pending, Points
+from outlast.tensors import BLOCK, Layout, fingerprint, reduce_slice
 
 __all__ = ["NetworkPlane", "open_store"]
 
@@ -117,7 +120,7 @@ class NetworkPlane:
         self.mesh.forget(task.step)
         if self._wires is not None:
             self._wires.begin()
-        self._task, self._found, self._reduced = task, Reduction(norms={}), 0
+        self._task, self._found, self._reduced = task, Reduction(norms={}, unlike=set(), false={}), 0
         self._scattering, self._gathering = [], {}
         self._schedule = list(schedule(tuple(node for nodes in task.nodes for node in nodes), task.num_leaves))
 
@@ -125,7 +128,8 @@ class NetworkPlane:
         """My sums of this bucket are final. Never waits; reduces earlier buckets whose sums have all arrived."""
         task = self._now()
         self.enter(Phase.SCATTER, bucket)
-        self.mesh.broadcast(Ready(task.step, bucket, task.slots))
+        prints = self._prints(bucket) if task.sent is not None else ()
+        self.mesh.broadcast(Ready(task.step, bucket, task.slots, prints))
         if self._wires is not None:
             sums = [self.mine.flats(slot)[bucket] for slot in task.slots]
             pieces = [[flat[lo:hi] for flat in sums] for lo, hi in self.ranges[bucket]]
@@ -137,9 +141,13 @@ class NetworkPlane:
             self._reduce(self._reduced)
 
     def _arrived(self, bucket: int) -> bool:
-        """Everybody's sums of my slice are here; of the first bucket, that all have offered it (see `_received`)."""
+        """Everybody's sums of my slice are here, and what has to be known of them (see `_all_entered`)."""
         here = self._wires is None or self._scattering[bucket].done.is_set()
-        return here and (bucket > 0 or self.mesh.has_all(Ready, self._now().step, 0))
+        return here and (not self._told(bucket) or self.mesh.has_all(Ready, self._now().step, bucket))
+
+    def _told(self, bucket: int) -> bool:
+        """Whether this bucket waits for every member's word, and not for its sums alone."""
+        return bucket == 0 or self._now().sent is not None
 
     def finish(self) -> Reduction:
         """Wait, reduce and gather, bucket by bucket. Raises ViewAbandoned when the view ends first."""
@@ -149,6 +157,7 @@ class NetworkPlane:
         for bucket in range(len(self.layout.buckets)):
             self.enter(Phase.GATHERED, bucket)
             self._gathered(bucket)
+        self._check()
         return self._found
 
     def _wait(self, pending: Pending, bucket: int, phase: Phase) -> list[list[Tensor]]:
@@ -171,9 +180,10 @@ class NetworkPlane:
 
     def _all_entered(self, bucket: int) -> None:
         """Who holds no sums sends none, and to an empty slice nobody does: only that all have offered the first bucket
-        proves that all have committed the last step, whose outcome is overwritten from here on (protocol, 10)."""
-        if bucket == 0:
-            self.mesh.collect(Ready, self._now().step, 0, Phase.SCATTERED)
+        proves that all have committed the last step, whose outcome is overwritten from here on (protocol, 10). With
+        audits every bucket's word has fingerprints of the sums."""
+        if self._told(bucket):
+            self.mesh.collect(Ready, self._now().step, bucket, Phase.SCATTERED)
 
     def _reduce(self, bucket: int) -> None:
         task, wires = self._now(), self._wires
@@ -185,6 +195,8 @@ class NetworkPlane:
         target = self.out[bucket][lo:hi]
         if hi > lo:
             first = self.layout.buckets[bucket].first_block + lo // BLOCK
+            if task.sent is not None:
+                self._compare(bucket, lo, parts)
             reduce_and_look(task, self._found, bucket, first, parts, self._schedule, target)
         self._reduced = bucket + 1
         self.enter(Phase.GATHER, bucket)
@@ -195,6 +207,68 @@ class NetworkPlane:
     def _gathered(self, bucket: int) -> None:
         if self._wires is not None:
             self._wait(self._gathering[bucket], bucket, Phase.GATHERED)
+
+    # --- audits ------------------------------------------------------------------------------------------------------
+    def _prints(self, bucket: int) -> tuple[tuple[int, ...], ...]:
+        task = self._now()
+        assert task.sent is not None
+        rows = zip(task.nodes[self.index], task.slots, strict=True)
+        return tuple(task.sent(node, slot, bucket) for node, slot in rows)
+
+    def _compare(self, bucket: int, lo: int, parts: dict[Node, Tensor]) -> None:
+        """Did these sums arrive as they were when they were made? If not, the step is held (protocol, 25)."""
+        task, offers = self._now(), self.mesh.boxes[Ready, self._now().step, bucket]
+        for name, nodes in zip(self.members, task.nodes, strict=True):
+            sent = offers[name].prints if name != self.mesh.me else self._prints(bucket)
+            sums = [parts[node] for node in nodes]
+            if not as_sent(sums, sent, lo // BLOCK, self.layout.buckets[bucket].first_block):
+                self._found.unlike.add(name)
+
+    def _check(self) -> None:
+        """Do slices of others follow from the sums? Which ones is said only now, when all of them are reduced."""
+        task = self._now()
+        if task.checks is None or not task.checks.active or self._wires is None:
+            return
+        mine = list(task.checks.due(task.step, self.ranges, self.index))
+        self.mesh.broadcast(Extra(task.step, WANTED, msgspec.msgpack.encode(mine)))
+        box = self.mesh.collect(Extra, task.step, WANTED, Phase.GATHERED)
+        said = {name: msgspec.msgpack.decode(told.body, type=list[tuple[int, int]]) for name, told in box.items()}
+        wanted = [mine if name == self.mesh.me else said[name] for name in self.members]
+        for bucket, reducer, gathered, again in self._once_more(wanted):
+            if gathered != again:
+                self._found.false[bucket, self.members[reducer]] = again
+
+    def look_again(self, slices: Sequence[tuple[int, str]]) -> dict[tuple[int, str], tuple[int, int]]:
+        """Fingerprints of these slices (bucket, reducer): as I gathered them, and as I compute them now. A collective:
+        every member asks for the same."""
+        wanted = [[(bucket, self.members.index(name)) for bucket, name in slices]] * len(self.members)
+        return {(b, self.members[r]): (gathered, again) for b, r, gathered, again in self._once_more(wanted)}
+
+    def _once_more(self, wanted: Sequence[Sequence[tuple[int, int]]]) -> Iterator[tuple[int, int, int, int]]:
+        """(bucket, reducer, fingerprint of what I gathered, and of what I compute) of the slices that I want.
+        `wanted`: by each member, in view order. Everybody sends its sums of them, bucket by bucket."""
+        task, wires = self._now(), self._ends()
+        for bucket in sorted({bucket for slices in wanted for bucket, _ in slices}):
+            self.enter(Phase.REDUCE, bucket)
+            flats = [self.mine.flats(slot)[bucket] for slot in task.slots]
+            ranges = [[self.ranges[b][r] for b, r in slices if b == bucket] for slices in wanted]
+            pieces = [[flat[lo:hi] for lo, hi in row for flat in flats] for row in ranges]
+            sizes = [[hi - lo for lo, hi in ranges[self.index] for _ in nodes] for nodes in task.nodes]
+            pending = wires.scatter(bucket, pieces, sizes, self.layout.buckets[bucket].dtype)
+            rows = [iter(row) for row in self._wait(pending, bucket, Phase.SCATTERED)]
+            for reducer in [r for b, r in wanted[self.index] if b == bucket]:
+                parts = {n: next(row) for nodes, row in zip(task.nodes, rows, strict=True) for n in nodes}
+                yield bucket, reducer, *self._twice(bucket, reducer, parts)
+            wires.release(pending)
+
+    def _twice(self, bucket: int, reducer: int, parts: dict[Node, Tensor]) -> tuple[int, int]:
+        task, (lo, hi) = self._now(), self.ranges[bucket][reducer]
+        gathered = self.out[bucket][lo:hi]
+        again = torch.empty_like(gathered)
+        reduce_slice(parts, self._schedule, (0, task.num_leaves), task.scale, again)
+        if task.on_reduced is not None:
+            task.on_reduced(bucket, again)
+        return fingerprint(gathered), fingerprint(again)
 
     # --- hand-over -----------------------------------------------------------------------------------------------
     def give(self, step: int, meta: bytes, to: Sequence[str]) -> None:
@@ -217,7 +291,7 @@ class NetworkPlane:
         self.mesh.until(pending.done.is_set, self.mesh.peers, phase)
         pending.result()
 
-    def _ends(self) -> Wires:
+    def _ends(self) -> Points | Collectives:
         assert self._wires is not None
         return self._wires
 

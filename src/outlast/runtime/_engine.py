@@ -275,14 +275,12 @@ class Engine:
         for buffer, start in zip(self._buffers, self._start_buffers, strict=True):
             start.copy_(buffer)
 
-    def portion(self, step: int, slices: Sequence[tuple[int, int, int]], whole: bool) -> tuple[Outcome, list[Tensor]]:
-        """Slices of the last outcome, copied, for a joiner."""
-        assert self.meta is not None
-        assert self.meta.step == step
+    def portion(self, meta: Meta, slices: Sequence[tuple[int, int, int]], whole: bool) -> tuple[Outcome, list[Tensor]]:
+        """Slices of the outcome in `out`, copied, for a joiner. With a robust rule the outcome must be applied."""
         wanted = [(b, 0, flat.numel()) for b, flat in enumerate(self.out)] if whole else slices
         flats = self.out
         if self.robust is not None:  # the rows' momentum, as further buckets
             flats, wanted = [*self.out, *self.robust.memory.committed()], self.robust.memory.beside(wanted)
         payload = [raw(flats[b][lo:hi].cpu().clone()) for b, lo, hi in wanted if hi > lo]
         kept = tuple(part for part in wanted if part[2] > part[1])
-        return Outcome(step, msgspec.msgpack.encode(self.meta), kept, whole), payload
+        return Outcome(meta.step, msgspec.msgpack.encode(meta), kept, whole), payload

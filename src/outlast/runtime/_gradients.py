@@ -116,7 +116,7 @@ class Accumulator:
         bucket = self.layout.bucket_of[index]
 
         def ready(_: Tensor) -> None:
-            if self.paused:
+            if self.paused or not self._waiting:  # nothing has begun: the loop's own backward, which `_one` will miss
                 return
             self._late = self._late or bucket < self._folded  # hooks never raise (13): `end` does
             self._waiting[bucket] -= 1

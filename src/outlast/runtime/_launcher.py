@@ -100,7 +100,10 @@ class Launcher:
         environ = self._environ(listening) | found_by
         wake_r, wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         old_fd = signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
-        old = {s: signal.signal(s, self._signalled) for s in (signal.SIGINT, signal.SIGTERM)}
+        ends = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup ignores it, and then so do we
+            ends.append(signal.SIGHUP)
+        old = {s: signal.signal(s, self._signalled) for s in ends}
         try:
             self._start_coordinator(environ, listening, lock, None)
             for index in range(self.resolved.config.agents):
@@ -331,7 +334,7 @@ class Launcher:
     # --- stopping ------------------------------------------------------------------------------------------------
     def _signalled(self, number: int, _: Any) -> None:
         self._interrupts += 1
-        self._stopping = "interrupt" if number == signal.SIGINT else "terminated"
+        self._stopping = {signal.SIGINT: "interrupt", signal.SIGHUP: "hangup"}.get(number, "terminated")  # type: ignore[call-overload]
 
     def _on_signals(self) -> None:
         """Once: stop in order. Twice: kill."""

@@ -304,7 +304,7 @@ class Replica:
         for name in view.attached:
             stream = self._stream(name)  # a spare that became a member has none yet
             if whole and self.engine.meta is not None:
-                stream.put(*self.engine.portion(self.engine.meta.step, (), whole=True))
+                stream.put(*self.engine.portion(self.engine.meta, (), whole=True))
         shares = self._standard_share(view)
         self.engine.samples.expect(lambda step: shares, self.member.committed)
 
@@ -387,6 +387,9 @@ class Replica:
         """From the verdict to the commit (rule 12)."""
         self.enter(Phase.VERDICT)
         meta = self.engine.conclude(headers, buffers, ruling)
+        early = self.engine.robust is None  # a joiner then applies the outcome while I do: the next view waits for it
+        if early:
+            self._feed(todo.view, meta)
         self.engine.apply(meta, self.enter)
         with self.lock:
             due = self.member.commit()
@@ -395,7 +398,8 @@ class Replica:
         self.enter(Phase.COMMIT)
         self.pace.record(meta.step, meta.loss)
         self._last_plan = self.member.plan or self._last_plan
-        self._feed(todo.view)
+        if not early:
+            self._feed(todo.view, meta)
         for order in due:
             self._carry_out(order, todo.view)
 
@@ -450,8 +454,8 @@ class Replica:
             share = Share(self.member.committed, lo, hi, total, plain if index == 0 else b"")
             self._stream(order.joiner, order.serve).put(share, None, frozen)
 
-    def _feed(self, view: View) -> None:
-        """My slices of the outcome to every joiner that I serve."""
+    def _feed(self, view: View, meta: Meta) -> None:
+        """My slices of a decided outcome to every joiner that I serve."""
         live = {name: stream for name, stream in self.streams.items() if not stream.broken}
         self.streams = live
         if not live:
@@ -459,7 +463,7 @@ class Replica:
         self.enter(Phase.SERVE_STREAM)
         index = view.members.index(self.env.me)
         slices = [(b.index, *b.slices(len(view.members))[index]) for b in self.engine.layout.buckets]
-        outcome, payload = self.engine.portion(self.member.committed - 1, slices, whole=False)
+        outcome, payload = self.engine.portion(meta, slices, whole=False)
         for stream in live.values():
             stream.put(outcome, payload)
 

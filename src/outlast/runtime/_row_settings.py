@@ -77,7 +77,10 @@ def row_settings(
     f = config.f or f or 0
     pre = config.pre or pre or ()
     if given is None or given == "mean":
-        _nothing_else(f, pre, config.rows or rows)
+        _nothing_else(
+            f=f, pre=pre, rows=config.rows or rows, row_momentum=config.row_momentum or row_momentum,
+            check_reducers=config.check_reducers or check_reducers,
+        )  # fmt: skip
         return None
     num_rows = config.rows or rows or config.replicas
     if not isinstance(num_rows, int) or not 1 < num_rows <= microbatches:
@@ -110,9 +113,9 @@ def _tolerated(config: RunConfig, trim: int, num_rows: int) -> int:
     return possible if config.tolerated < 0 else config.tolerated
 
 
-def _nothing_else(f: int, pre: Any, rows: int | None) -> None:
-    if f or pre or rows:
-        what = ", ".join(name for name, value in (("f", f), ("pre", pre), ("rows", rows)) if value)
+def _nothing_else(**given: Any) -> None:
+    if any(given.values()):
+        what = ", ".join(name for name, value in given.items() if value)
         raise ConfigError(
             f"{what} given, but the aggregation is the mean", remedy='aggregation="trimmed_mean", or leave them out'
         )

@@ -1,10 +1,11 @@
 """Is what a member reduced what the sums give? A second member reduces a drawn share of the slices once more (25).
 
-The mean's counterpart of a rule's checked reducers, through shared memory: after the gather a member that is not the
-reducer computes the slice again from the same sums. A difference holds the step: then everybody computes the slice,
-reducer and checker for the second time, which tells a transient fault from a lasting one, and who was wrong by counting
-replicas. The view is left; sums survive, so the step is done again at the price of the exchange. Which slices are
-checked is drawn by the checker alone, after they were reduced: a reducer cannot know.
+The mean's counterpart of a rule's checked reducers: after the gather a member that is not the reducer computes the
+slice again from the same sums; over a network, where it has none of others', it asks for them first (`_c10d.py`). A
+difference holds the step: then everybody computes the slice, reducer and checker for the second time, which tells a
+transient fault from a lasting one, and who was wrong by counting replicas. The view is left; sums survive, so the step
+is done again at the price of the exchange. Which slices are checked is drawn by the checker alone, after they were
+reduced: a reducer cannot know.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from outlast.runtime._mesh import Extra
 if TYPE_CHECKING:
     from outlast.runtime._replica import Replica
 
-__all__ = ["Checks", "checker_of", "settle", "settled"]
+__all__ = ["WANTED", "Checks", "checker_of", "settle", "settled"]
 
-_SLICES = 1 << 22  # a channel of `Extra`; see `_row_planes.py` for the others
+_SLICES, WANTED = 1 << 22, 1 << 23  # channels of `Extra`; see `_row_planes.py` for the others
 _MOST = 64  # slices looked at in one dispute; the others are checked again when the step is
 Slice = tuple[int, str]  # bucket, reducer
 Words = dict[Slice, tuple[int, int]]  # fingerprints of the slice as I gathered it, and as I compute it now
@@ -42,6 +43,11 @@ class Checks:
         self.always: dict[int, list[tuple[int, int]]] = {}
         self.num_checked = 0
         self._draw = random.SystemRandom()
+
+    @property
+    def active(self) -> bool:
+        """Whether anybody may check anything in this step: the same on all members."""
+        return bool(self.share() or self.always)
 
     def due(self, step: int, ranges: Sequence[Sequence[tuple[int, int]]], me: int) -> Iterator[tuple[int, int]]:
         """(bucket, index of its reducer) of the slices that are mine to check in this step."""

@@ -231,6 +231,8 @@ class Server:
             elif isinstance(action, m.SetTimer):
                 self._set_timer(action)
             elif isinstance(action, m.Journal):
+                if action.kind == "recovery" and not self.coordinator.ever_formed:
+                    continue  # who ended before anything was trained was not outlasted; its exit is on record
                 self.write(action.kind, **action.fields)
             elif isinstance(action, m.Finish):
                 self._finish(action)

@@ -29,6 +29,7 @@ from outlast.core.policy import Guards
 from outlast.core.protocol import Certificate, Compute, Exchange, Leave
 from outlast.errors import ConfigError, Evicted, MembershipError, StepMisuse, ViewAbandoned
 from outlast.runtime._allocator import keep_freed_memory
+from outlast.runtime._arguments import check_arguments, check_once, listed, positive
 from outlast.runtime._assembly import assemble
 from outlast.runtime._auditing import Auditing, chosen_audit
 from outlast.runtime._critical import critical_of
@@ -121,13 +122,19 @@ class Run:
 
         Raises ConfigError for arguments that cannot work, each with what would.
         """
+        check_once(self._training)
+        optimizers, schedulers = listed(optimizer), listed(scheduler)
+        check_arguments(
+            model, optimizers, schedulers, state or {}, seed=seed, clip_norm=clip_norm, num_workers=num_workers,
+            bucket_mb=bucket_mb, collate_fn=collate_fn,
+        )  # fmt: skip
         samples = Samples(
-            dataset, global_batch_size=_positive("global_batch_size", global_batch_size),
-            microbatches=_positive("microbatches", microbatches), seed=seed, shuffle=shuffle, drop_last=drop_last,
+            dataset, global_batch_size=positive("global_batch_size", global_batch_size),
+            microbatches=positive("microbatches", microbatches), seed=seed, shuffle=shuffle, drop_last=drop_last,
             collate_fn=collate_fn, num_workers=num_workers,
         )  # fmt: skip
         _enough(self._env.config.replicas, microbatches)
-        parts = State(model, _listed(optimizer), _listed(scheduler), state or {})
+        parts = State(model, optimizers, schedulers, state or {})
         keep, facts = settings_of(checkpoint, self._env.config), facts_of(self._env.config, parts, samples, clip_norm)
         chosen, critical = chosen_audit(audit, self._env.config), critical_of(parts, audit_params)
         facts["audit_params"] = ", ".join(critical)
@@ -159,6 +166,7 @@ class Training:
         self._step: Step | None = None
         self._begun: Plane | None = None  # the view's plane in which the current step's exchange has begun
         self._failed = False
+        self._home = os.getpid()  # what the script forks inherits hooks and handlers, and is not the replica
         self._left: Left | None = None
 
     def steps(self, until: int) -> Iterator[Step]:
@@ -167,7 +175,7 @@ class Training:
         `break` out of this loop is allowed if every replica does it after the same step.
         """
         limit = self.replica.env.until or until
-        self.replica.member.until = min(_positive("until", until), limit)
+        self.replica.member.until = min(positive("until", until), limit)
         self._start()
         try:
             while (todo := self.replica.resume()) is not None:
@@ -211,10 +219,12 @@ class Training:
         previous = sys.excepthook
 
         def failed(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-            self._failed = True
-            if isinstance(error, Exception) and not isinstance(error, MembershipError):
-                self.replica.link.send([report_failure(self.replica, error)])
-            self.replica.close()
+            if os.getpid() == self._home:
+                self._failed = True
+                self.replica.link.beat()
+                if isinstance(error, Exception) and not isinstance(error, MembershipError):
+                    self.replica.link.send([report_failure(self.replica, error)])
+                self.replica.close()
             previous(kind, error, trace)
 
         sys.excepthook = failed
@@ -227,6 +237,9 @@ class Training:
 
     def _at_exit(self) -> None:
         """The script is over. After `break` the others must have ended at the same step."""
+        if os.getpid() != self._home:
+            return
+        self.replica.link.beat()  # the steps since the last one are known to nobody yet
         try:
             if self._left in ("break", "unknown") and not self._failed and self._step is not None:
                 if self.replica.member.committed == self._step.number:
@@ -244,6 +257,10 @@ class Training:
 
     def _asked_to_leave(self, *_: Any) -> None:
         """SIGTERM: tell the coordinator; the view without this replica takes effect after a step."""
+        if os.getpid() != self._home:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
         answers = self.replica.member.leave()
         threading.Thread(target=self.replica.link.send, args=(answers,), daemon=True).start()
 
@@ -411,20 +428,9 @@ def _enough(replicas: int, microbatches: int) -> None:
         )
 
 
-def _listed(value: Any) -> list[Any]:
-    if value is None:
-        return []
-    return list(value) if isinstance(value, list | tuple) else [value]
-
-
-def _positive(name: str, value: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"{name}={value!r} is not a positive whole number", remedy=f"{name}=1 or more")
-    return value
-
-
 def _warm_up() -> None:
-    """The first optimizer step of a process imports for a second: take that before anybody waits."""
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    parameter.grad = torch.zeros(1)
+    """The first optimizer step of a process imports for a second, and its first backward finds everything cold: take
+    that before anybody waits. It draws no random number."""
+    parameter = torch.nn.Parameter(torch.zeros(8, 8))
+    torch.nn.functional.linear(torch.zeros(2, 8), parameter).relu().sum().backward()  # type: ignore[no-untyped-call]
     torch.optim.AdamW([parameter]).step()

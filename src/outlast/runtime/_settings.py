@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from outlast.config import RunConfig
+from outlast.config import RunConfig, resolve
 from outlast.errors import ConfigError
 from outlast.runtime._holding import NUM_SLOTS
 
@@ -114,8 +114,5 @@ def _absolute(place: str) -> str:
 
 def solo_config(environ: Mapping[str, str]) -> RunConfig:
     """The configuration of a script that was started without a launcher: only what concerns checkpoints is read."""
-    values = {key: environ[f"OUTLAST_{key.upper()}"] for key in _KEYS if f"OUTLAST_{key.upper()}" in environ}
-    try:
-        return msgspec.convert(values, RunConfig, strict=False)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"the environment's settings are invalid: {error}", remedy="outlast config show") from error
+    names = [f"OUTLAST_{key.upper()}" for key in _KEYS]
+    return resolve(cli={}, environ={name: environ[name] for name in names if name in environ}).config

@@ -19,6 +19,7 @@ from outlast.core.protocol import Member, ServeId, ViewId
 from outlast.errors import ViewAbandoned
 from outlast.runtime._engine import Engine, Meta
 from outlast.runtime._environment import Environment
+from outlast.runtime._gradients import OUTCOME
 from outlast.runtime._link import MemberLink, SoloLink
 from outlast.runtime._state import empty_like_encoded
 from outlast.runtime._streams import Outcome, Share, Streams, raw
@@ -54,6 +55,8 @@ class Spare:
     ) -> None:
         self.engine, self.link, self.member, self.lock, self.enter = engine, link, member, lock, enter
         self.streams = Streams(env.run_id, env.me, env.secret, link.wake_fd)
+        self._num_replicas = env.config.replicas
+        self._touched = False
         self._grace_s = env.config.ack_s
         self._serve: ServeId = (0, 0)
         self._shares: list[tuple[ServeId, Share, memoryview]] = []
@@ -84,6 +87,19 @@ class Spare:
         self._steps.clear()
         self._loaded = False
         self._orphaned_at = 0.0
+
+    def _touch(self) -> None:
+        """My first step writes where no page is yet: ten thousand faults while all others wait. An undisturbed share's
+        sums and a new member's slices, the last of all, are touched before."""
+        engine, members = self.engine, self._num_replicas
+        if not self._touched and engine.layout.device.type == "cpu":
+            share = -(-engine.num_leaves // members)
+            for slot in range(share.bit_length()):
+                for flat in engine.memory.flats(OUTCOME + 1 + slot):
+                    flat.zero_()
+            for bucket, flat in zip(engine.layout.buckets, engine.memory.flats(OUTCOME), strict=True):
+                flat[slice(*bucket.slices(members)[-1])].zero_()
+        self._touched = True
 
     def _take_in(self, timeout_s: float) -> None:
         for stream, head, payload in self.streams.wait(timeout_s):
@@ -117,7 +133,7 @@ class Spare:
         while (pieces := self._steps.get(self.member.committed)) is not None and pieces.covers(self._numels):
             self.enter(Phase.JOIN_REPLAY)
             for (bucket, lo, hi), data in pieces.slices.items():
-                raw(self.engine.incoming[bucket][lo:hi]).copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+                raw(self.engine.incoming[bucket][lo:hi]).copy_(torch.frombuffer(data, dtype=torch.uint8))
             assert pieces.meta is not None
             self.engine.apply(pieces.meta, self.enter)
             with self.lock:
@@ -149,15 +165,19 @@ class Spare:
         self.engine.thaw(plain, tensors)
         with self.lock:
             self.member.replayed(shares[0][0].committed)
+        self._touch()
         self._shares.clear()
         self._loaded = True
 
     def drain(self, view: ViewId) -> None:
         """Before joining a view: everything that its members sent up to it. Ends when each stream said so or ended."""
+        self._touched = True  # from here on others may read what lies there
         while any(not s.ended and (s.flushed is None or s.flushed < view) for s in self.streams.incoming):
             if self.member.over(view):
                 break
             self._take_in(1.0)
+            if self._loaded:  # at once: its members wait for what is left when the last has sent the last word
+                self._replay()
         if self._loaded:
             self._replay()
         self.streams.keep(None)
@@ -196,9 +216,7 @@ class Spare:
 def _scatter(views: list[Any], lo: int, payload: memoryview) -> None:
     """Write bytes at offset `lo` of tensors laid end to end."""
     at, offset = 0, 0
-    data = (
-        torch.frombuffer(bytearray(payload), dtype=torch.uint8) if len(payload) else torch.empty(0, dtype=torch.uint8)
-    )
+    data = torch.frombuffer(payload, dtype=torch.uint8) if len(payload) else torch.empty(0, dtype=torch.uint8)
     for view in views:
         start, stop = max(lo, at), min(lo + len(payload), at + view.numel())
         if start < stop:

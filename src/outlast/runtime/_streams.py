@@ -27,7 +27,7 @@ from outlast.core.protocol import ServeId, ViewId
 __all__ = ["FEED", "Flushed", "Frozen", "Outcome", "Share", "Stream", "Streams", "raw"]
 
 _QUEUE = 16  # outcomes and snapshots that may wait for one joiner
-_CHUNK = 1 << 20
+_PREFIX, _GREETING = 12, 4096  # bytes before a message: its lengths; and the most that a stranger may send
 FEED = "/feed"  # a joiner's streams arrive at its mesh address with this added
 
 
@@ -162,39 +162,56 @@ class Stream:
 
 
 class _Incoming:
-    """A joiner's end of one stream: non-blocking, so that many are read by one thread."""
+    """A joiner's end of one stream: non-blocking, so that many are read by one thread. A payload is received where it
+    stays: survivors wait for a joiner that still has to apply what came last, so nothing is copied on the way."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self.sock, self.member, self.ended = sock, "", False
         self.serve: ServeId = (0, 0)
         self.flushed: ViewId | None = None
-        self._buffer = bytearray()
+        self._target, self._filled = _memory(_PREFIX), 0
+        self._head = 0  # bytes of the message before its payload; 0 while the prefix is read
 
     def read(self) -> list[tuple[Any, memoryview]]:
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                try:
-                    data = self.sock.recv(_CHUNK)
-                except ConnectionError:
-                    data = b""
-                self._buffer += data
-                if not data:
+        """Messages that are complete now. Until its greeting was checked, a stream gets no more than that read."""
+        out: list[tuple[Any, memoryview]] = []
+        while (self.member or not out) and self._fill():
+            whole, self._filled = self._target, 0
+            if not self._head:
+                self._head, size = int.from_bytes(whole[:4], "big"), int.from_bytes(whole[4:], "big")
+                if not self._head or (not self.member and (size or self._head > _GREETING)):
                     self.ended = True
                     break
-        out = []
-        at = 0
-        while len(self._buffer) - at >= 12:
-            head = int.from_bytes(self._buffer[at : at + 4], "big")
-            size = int.from_bytes(self._buffer[at + 4 : at + 12], "big")
-            if len(self._buffer) - at < 12 + head + size:
+                self._target = _memory(self._head + size)
+                continue
+            try:
+                out.append((_decoder.decode(whole[: self._head]), whole[self._head :]))
+            except msgspec.DecodeError:
+                self.ended = True
                 break
-            body = bytes(self._buffer[at + 12 : at + 12 + head])
-            payload = bytes(self._buffer[at + 12 + head : at + 12 + head + size])
-            out.append((_decoder.decode(body), memoryview(payload)))
-            at += 12 + head + size
-        del self._buffer[:at]
+            self._target, self._head = _memory(_PREFIX), 0
         return out
+
+    def _fill(self) -> bool:
+        """Receive what there is; whether the target is full."""
+        while self._filled < len(self._target):
+            try:
+                received = self.sock.recv_into(self._target[self._filled :])
+            except BlockingIOError:
+                return False
+            except ConnectionError:
+                received = 0
+            if not received:
+                self.ended = True
+                return False
+            self._filled += received
+        return True
+
+
+def _memory(size: int) -> memoryview:
+    """Not cleared, as a bytearray would be."""
+    return torch.empty(size, dtype=torch.uint8).numpy().data
 
 
 class Streams:

@@ -53,11 +53,16 @@ class Child:
             self._process.wait()
             os.close(self.fd)
 
-    def reap(self) -> Exit | None:
-        """None while it lives. Call it after `fd` was readable."""
-        code = self._process.poll()
-        if code is None:
+    def reap(self, sweep: bool = False) -> Exit | None:
+        """None while it lives. Call it after `fd` was readable. What it forked into its session is killed with it,
+        unless it ended well and `sweep` is false."""
+        ended = os.waitid(os.P_PIDFD, self.fd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is None:
             return None
+        if sweep or ended.si_code != os.CLD_EXITED or ended.si_status:  # until it is reaped the number is its own
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+        code = self._process.wait()
         os.close(self.fd)
         return Exit(signal=-code, code=None) if code < 0 else Exit(signal=None, code=code)
 

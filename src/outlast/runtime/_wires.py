@@ -135,7 +135,10 @@ class Wires:
     def close(self) -> None:
         """Never waits: a destructor may, so a thread runs it."""
         # not a daemon: a group that is torn down while the interpreter exits ends the process with an abort
-        threading.Thread(target=self._drop, name="outlast-drop").start()
+        try:
+            threading.Thread(target=self._drop, name="outlast-drop").start()
+        except RuntimeError:  # from Python 3.12 no thread begins once the interpreter ends; then nobody is kept waiting
+            self._drop()
 
     def _drop(self) -> None:
         self._cut()

@@ -9,6 +9,7 @@ keeps those apart. Not for adversaries: a hash that anyone can compute proves no
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 import xxhash
@@ -21,16 +22,28 @@ _MASK = (1 << 64) - 1
 
 def fingerprint(tensor: Tensor, key: int = 0) -> int:
     """64-bit fingerprint of the values in their order; `key` tells apart what they belong to."""
+    if not tensor.is_cpu:
+        return _mixed(tensor.detach().reshape(-1), key)
+    return xxhash.xxh3_64_intdigest(_bytes(tensor), seed=key & _MASK)
+
+
+def _bytes(tensor: Tensor) -> Any:
+    """Its values in their order. Few calls: for a small tensor they cost more than the hash does."""
+    if not tensor.numel():
+        return b""
     flat = tensor.detach().reshape(-1)
-    if flat.device.type != "cpu":
-        return _mixed(flat, key)
-    data = flat.contiguous().view(torch.uint8).numpy().data if flat.numel() else b""
-    return xxhash.xxh3_64_intdigest(data, seed=key & _MASK)
+    if flat.stride(0) != 1:  # also of a single element, whose stride means nothing, but which `view` asks for
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8).numpy()
 
 
 def block_prints(flat: Tensor, block: int, first: int) -> tuple[int, ...]:
     """The fingerprint of each block of a flat tensor, keyed by its number counted from `first`."""
-    return tuple(fingerprint(flat[i : i + block], n) for n, i in enumerate(range(0, flat.numel(), block), first))
+    if not flat.is_cpu:
+        return tuple(fingerprint(flat[i : i + block], n) for n, i in enumerate(range(0, flat.numel(), block), first))
+    data, size = memoryview(_bytes(flat)), block * flat.element_size()
+    places = enumerate(range(0, len(data), size), first)
+    return tuple(xxhash.xxh3_64_intdigest(data[i : i + size], seed=n & _MASK) for n, i in places)
 
 
 def fingerprint_all(tensors: Sequence[Tensor], keys: Sequence[int]) -> int:

@@ -113,6 +113,12 @@ class Rule:
         finite = np.isfinite(np.diagonal(matrix))
         out = [int(i) for i in np.flatnonzero(~finite[: self.num_rows])]
         self.admit_nonfinite(out, "not finite, or too far from the others to measure")
+        if self._uses_origin() and not finite[self.num_rows]:
+            raise TrainingError(
+                f"the rows are too far from zero for `clip` in front of {self.name} to measure their lengths",
+                did="the result was refused",
+                remedy="skip or repeat the step; gradients of this size mean that training has diverged",
+            )
         alive = [int(i) for i in np.flatnonzero(finite[: self.num_rows])]
         beside = [i for i in range(self.num_rows, len(matrix)) if finite[i]]  # a memory of NaN is no memory
         kept = alive + beside
@@ -269,7 +275,7 @@ def make_rule(
     the step's. `radius`: where centered_clipping cuts (None: the median distance), `iterations`: how often.
     Raises ConfigError, saying the largest f possible, when n and f do not meet the rule's conditions.
     """
-    steps = (pre,) if isinstance(pre, str) else tuple(pre)
+    steps = (pre,) if isinstance(pre, str) else tuple(pre or ())
     check_rule(name, num_rows, f, steps, bucket_size=bucket_size)
     if m is not None and (name != "multi_krum" or not 1 <= m <= num_rows - f):
         raise ConfigError(f"m = {m}: only multi_krum takes it, between 1 and n - f = {num_rows - f}")
@@ -308,6 +314,13 @@ def aggregate(
 def _rows_of(stack: Tensor | Sequence[Tensor]) -> list[Tensor]:
     if isinstance(stack, Tensor) and stack.dim() != 2:
         raise ConfigError(f"a stack has two dimensions (rows, elements), not {stack.dim()}")
+    if not isinstance(stack, Tensor | Sequence) or isinstance(stack, str):
+        raise ConfigError(f"a stack is a tensor (n, d) or n tensors (d,), not a {type(stack).__name__}")
+    for place, row in enumerate(stack):
+        if not isinstance(row, Tensor):
+            raise ConfigError(f"row {place} is a {type(row).__name__}, not a tensor")
+        if row.layout != torch.strided or row.device.type == "meta":
+            raise ConfigError(f"row {place} holds no plain values", remedy="pass dense tensors: `row.to_dense()`")
     rows = [row.detach() for row in stack]
     if not rows:
         raise ConfigError("there is no row to aggregate")

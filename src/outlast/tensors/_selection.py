@@ -68,7 +68,7 @@ def geometric_median(gram: Matrix) -> Matrix:
     Starts from the reference point that `gram` is centred on, which no minority of rows can carry away, and stops when
     the weights have settled. All lengths are relative to the median distance, so the scale of the rows does not matter.
     """
-    lengths = np.sqrt(np.diagonal(gram))
+    lengths = np.sqrt(np.maximum(np.diagonal(gram), 0.0))  # of mixed rows it may round to less than nothing
     scale = float(np.median(lengths))
     if scale == 0.0:
         at_center = (lengths == 0.0).astype(np.float64)

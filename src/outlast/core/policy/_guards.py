@@ -7,7 +7,7 @@ How a verdict follows from it is `_verdicts.py`.
 from __future__ import annotations
 
 import difflib
-from typing import Literal
+from typing import Literal, get_args, get_type_hints
 
 import msgspec
 
@@ -68,6 +68,12 @@ class Guards(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 raise ConfigError(
                     f"guards: {name}={value!r} is out of range", remedy=f"a value from {low:g} to {high:g}"
                 )
+        for name, hint in get_type_hints(type(self)).items():
+            choices, value = get_args(hint), getattr(self, name)
+            if choices and value not in choices:
+                close = difflib.get_close_matches(str(value), choices, n=1)
+                said = f"did you mean {close[0]!r}? " if close else ""
+                raise ConfigError(f"guards: no {name}={value!r}", remedy=f"{said}one of {', '.join(choices)}")
         wants = [n for n in ("nonfinite", "loss_spike", "norm_spike", "divergence") if getattr(self, n) == "rewind"]
         if wants and not self.certify_every:
             raise ConfigError(

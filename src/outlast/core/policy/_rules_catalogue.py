@@ -196,6 +196,8 @@ def largest_f(rule: str, num_rows: int, pre: Sequence[str] = (), *, bucket_size:
 def check_rule(rule: str, num_rows: int, f: int, pre: Sequence[str] = (), *, bucket_size: int = 2) -> None:
     """Raise ConfigError unless the rule's guarantee holds for f liars among `num_rows` rows; say the largest f."""
     _known(rule, pre)
+    if not isinstance(f, int) or isinstance(f, bool):
+        raise ConfigError(f"f = {f!r} is no whole number", remedy="how many rows may lie: 0 or more")
     if f < 0 or num_rows < 1:
         raise ConfigError(f"f = {f} and {num_rows} rows: f must be at least 0, and there must be a row")
     if bucket_size < 1:

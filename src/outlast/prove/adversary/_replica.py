@@ -439,6 +439,9 @@ class Replica(Dialler):
         self.world.oracle.decided(self, ex.todo.view, ex.todo.step, headers)
         self._exchange = None
         self.world.point("decide", self)
+        portion = (ex.todo.step, members.index(self.name), len(members), (tuple(self.out), self.norm))
+        for feed in self.feeds.values():  # a joiner applies it while I do
+            feed.put("outcome", portion)
         self._occupy(self.world.scenario.optimizer_s, self._commit, ex.todo.view)
 
     def _commit(self, view: View) -> None:
@@ -447,13 +450,9 @@ class Replica(Dialler):
         due = self.member.commit()
         self.world.oracle.applied(self, "commit")
         self.world.point("commit", self)
-        index, n = view.members.index(self.name), len(view.members)
-        portion = (self.member.committed - 1, index, n, (tuple(self.out), self.norm))
-        for feed in self.feeds.values():
-            feed.put("outcome", portion)
         for order in due:
             if order.kind == "serve":
-                self._serve(order, index, n)
+                self._serve(order, view.members.index(self.name), len(view.members))
 
     def _apply(self, outcome: algebra.Outcome) -> None:
         self.state = algebra.apply(self.state, outcome)

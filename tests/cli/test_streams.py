@@ -1,0 +1,103 @@
+"""What programs and pipes see of the command line: JSON for errors too, and no traceback when nobody reads any more."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outlast.cli import _run, main
+from outlast.cli._streams import let_go_of_the_broken, unheard, wants_json
+from outlast.core import events as ev
+from outlast.journal import Journal
+from outlast.runtime import _launcher
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "told"),
+    [
+        (["status", "absent", "--json"], "CONFIG", "does not exist"),
+        (["why", "--json", "absent"], "CONFIG", "does not exist"),
+        (["run", "--replicas", "2", "--json", "absent.py", "--steps", "3"], "CONFIG", "no script absent.py"),
+        (["run", "--json", "--replcas", "2", "absent.py"], "USAGE", "--replicas"),
+        (["plan", "fleet", "--nodes", "-5", "--node-mtbf-hours", "1", "--json"], "CONFIG", "--nodes = -5"),
+        (["ckpt", "ls", "absent", "--json"], "CONFIG", "is no directory"),
+    ],
+)
+def test_an_error_is_json_too(args: list[str], code: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    exit_code = main(args)
+    said = capsys.readouterr()
+    document = json.loads(said.out)
+    assert exit_code == document["exit_code"] != 0
+    assert document["error"]["code"] == code
+    assert told in document["error"]["message"]
+    assert told in said.err
+
+
+def test_a_script_s_own_json_is_not_ours() -> None:
+    assert not wants_json(["run", "--replicas", "2", "train.py", "--json"])
+    assert not wants_json(["run", "-m", "package.train", "--json"])
+    assert not wants_json(["ckpt", "resume-check", "--steps", "4", "train.py", "--json"])
+    assert wants_json(["ckpt", "resume-check", "--json", "train.py"])
+
+
+class Launched:
+    """Stands where a run would be: it only watches, as the launcher does, while its script goes on speaking."""
+
+    def __init__(self, resolved: Any, command: list[str], run_dir: Path) -> None:
+        self.run_dir, self.watch, self.ready, self.turns = run_dir, None, None, 0
+
+    def run(self) -> Any:
+        journal = Journal.create(self.run_dir)
+        logs = self.run_dir / "logs"
+        logs.mkdir()
+        journal.append(ev.ReplicaStarted(at_s=1.0, replica="r0.1", agent="a0", pid=1))
+        journal.flush()
+        assert self.ready is not None
+        assert self.watch is not None
+        self.ready()
+        for turn in range(3):
+            with (logs / "r0.1.log").open("a") as file:
+                file.write(f"turn {turn}\n" * 2000)
+            self.watch()
+        end = ev.RunFinished(at_s=2.0, outcome="finished", exit_code=0, steps=1, seconds={}, detail="")
+        journal.append(end)
+        journal.close()
+        return _launcher.Outcome(exit_code=0, run_dir=self.run_dir)
+
+
+def test_a_run_outlasts_the_reader_of_its_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`outlast run train.py | head -1`: nobody reads the second line, and the run comes to its end."""
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.setattr(_launcher, "Launcher", Launched)
+    ours, theirs = os.pipe()
+    os.close(ours)
+    with os.fdopen(theirs, "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        assert main(["run", "--run-dir", str(tmp_path / "run"), str(tmp_path / "train.py")]) == 0
+        assert let_go_of_the_broken() is None, "what is written now goes nowhere"
+
+
+def test_a_full_disk_under_the_output_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open("/dev/full", "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        with unheard():
+            print("lost", flush=True)
+        assert let_go_of_the_broken() is None
+    with open("/dev/full", "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        assert main(["config", "show"]) == 1
+
+
+def test_off_is_not_run_many_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.setattr(_run, "launch", lambda *args, **more: pytest.fail("it was started"))
+    monkeypatch.setenv("OUTLAST", "off")
+    assert main(["run", str(tmp_path / "train.py")]) == 2
+    assert "OUTLAST=off" in capsys.readouterr().err

@@ -1,0 +1,99 @@
+"""A joiner's end of a stream: what comes in pieces is whole, and strangers cannot make it take anything."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from outlast.core.protocol import ViewId
+from outlast.runtime._streams import FEED, Flushed, Share, Streams, _Hi, _Incoming, _send, _token
+
+SECRET = b"of this run"
+HI = _Hi("r0.1", (1, 1), _token(SECRET, "r0.1", "r9.1"))
+PAYLOAD = torch.arange(1 << 20, dtype=torch.int32).view(torch.uint8)
+SHARE = Share(3, 0, len(PAYLOAD), len(PAYLOAD))
+
+
+@pytest.fixture
+def streams() -> Iterator[Streams]:
+    wake = os.eventfd(0, os.EFD_NONBLOCK)
+    made = Streams("streams-test", "r9.1", SECRET, wake)
+    yield made
+    made.close()
+    os.close(wake)
+
+
+@pytest.fixture
+def donor(streams: Streams) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(f"\0outlast/streams-test/r9.1/{os.getpid()}{FEED}")
+        yield sock
+
+
+class Sink:
+    """Where a donor sends."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def sendall(self, data: bytes) -> None:
+        self.data += data
+
+
+def encoded(head: object, payload: list[torch.Tensor]) -> bytes:
+    sink = Sink()
+    _send(sink, head, payload)  # type: ignore[arg-type]
+    return sink.data
+
+
+def test_a_payload_in_pieces_comes_whole_and_can_be_written_where_it_is() -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        here.setblocking(False)
+        stream = _Incoming(there)
+        stream.member = "r0.1"
+        data = encoded(SHARE, [PAYLOAD]) + encoded(Flushed(ViewId(1, 2)), [])
+        edges = [0, 5, 12, 20, 70_000, len(data) - 3, len(data)]
+        found = []
+        for lo, hi in itertools.pairwise(edges):
+            at = lo
+            while at < hi:
+                at += here.send(data[at : min(hi, at + 50_000)])
+                found += stream.read()
+        assert [type(head) for head, _ in found] == [Share, Flushed]
+        payload = torch.frombuffer(found[0][1], dtype=torch.uint8)
+        assert torch.equal(payload, PAYLOAD)
+        assert not found[0][1].readonly
+        assert len(found[1][1]) == 0
+
+
+def test_what_follows_the_greeting_is_taken_once_it_was_checked(streams: Streams, donor: socket.socket) -> None:
+    donor.sendall(encoded(HI, []) + encoded(Flushed(ViewId(1, 2)), []))
+    assert streams.wait(5.0) == []
+    [(stream, head, _)] = streams.wait(5.0)
+    assert isinstance(head, Flushed)
+    assert (stream.member, stream.flushed) == ("r0.1", ViewId(1, 2))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        (20).to_bytes(4, "big") + (1 << 60).to_bytes(8, "big"),
+        (1 << 31).to_bytes(4, "big") + bytes(8),
+        bytes(12),
+        (3).to_bytes(4, "big") + bytes(8) + b"\xc1\xc1\xc1",
+        encoded(_Hi("r0.1", (1, 1), b"guessed"), []),
+    ],
+    ids=["a payload", "a long greeting", "nothing", "no message", "a wrong token"],
+)
+def test_a_stranger_is_not_listened_to(streams: Streams, donor: socket.socket, data: bytes) -> None:
+    donor.sendall(data)
+    streams.wait(5.0)
+    streams.wait(0.0)
+    [stream] = streams.incoming
+    assert stream.ended
