@@ -149,8 +149,9 @@ class Drainer:
     def _run(self, state: Drain) -> int:
         if state is not self.newest:
             return 0
-        began_s, self._under_way = time.monotonic(), state
+        began_s = time.monotonic()
         for attempt in range(self._num_tries):
+            self._under_way = state
             try:
                 state.done_bytes = 0
                 drain(self._near, self._far, state.generation, progress=state, stop=self._stops)
@@ -162,8 +163,8 @@ class Drainer:
                     raise
                 self._closing.wait(self._retry_s * 2**attempt)
             finally:
+                self._under_way = None
                 self.threads.moved()
-        self._under_way = None
         self._drained(state, time.monotonic() - began_s)
         return state.sent_bytes
 

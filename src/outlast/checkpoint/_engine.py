@@ -209,10 +209,10 @@ class Engine:
             return None
         slot, end_s = self._arena.lease(size_bytes, keep=self._keep), time.monotonic() + self._timeout_s
         while slot is None and wait and not self._closing.is_set():
-            busy, left_s = [h.durable for h in self._handles.values() if not h.durable.done()], end_s - time.monotonic()
-            if not busy or left_s <= 0:
+            busy = [h.durable for h in list(self._handles.values()) if not h.durable.done()]
+            if not busy or time.monotonic() >= end_s:
                 break
-            concurrent.futures.wait(busy, left_s, concurrent.futures.FIRST_COMPLETED)
+            concurrent.futures.wait(busy, end_s - time.monotonic(), concurrent.futures.FIRST_COMPLETED)
             slot = self._arena.lease(size_bytes, keep=self._keep)
         if slot is None:
             reason = self.held_up or "every snapshot slot is still being written"
@@ -231,12 +231,11 @@ class Engine:
 
     def _write(self, handle: Handle, began_s: float) -> PartReport:
         """The background's half of a save: seal the memory, write, promise. Retries what the store refuses."""
-        part, slot = handle.part, handle._slot
-        stream = slot.view[: part.stream_bytes]
+        part, stream = handle.part, handle._slot.view[: handle.part.stream_bytes]
         base = handle.base[0] if self._incremental else {}
         handle.watch(self._late)
         if self._hold is not None:
-            handle._snapshot.ready(part.stream_bytes, timeout_s=self._timeout_s)
+            handle._snapshot.ready(part.stream_bytes, timeout_s=handle.copy_s)
             self._seal(handle, stream)
         for attempt in range(self._num_retries + 1):
             name = f"{handle.save.token}-w{part.writer:04d}-{self._nonce()}"
@@ -257,7 +256,7 @@ class Engine:
         self._moved(handle)
         if self._closing.is_set():
             raise CheckpointError(f"the save of step {handle.save.step} was not finished: its engine was closed")
-        handle._snapshot.ready(end, timeout_s=self._timeout_s)
+        handle._snapshot.ready(end, timeout_s=handle.copy_s)
 
     def _passed(self, handle: Handle, phase: str) -> None:
         self._moved(handle)
@@ -281,6 +280,7 @@ class Engine:
 
     def _after_refusal(self, handle: Handle, attempt: int, error: OSError) -> None:
         """Within the budget: make room if that is what is lacking, and wait a little. Beyond it: give up."""
+        self._moved(handle)  # a refusal is an answer
         reason = f"{type(error).__name__}: {error}"
         if attempt == self._num_retries or self._closing.is_set():
             raise CheckpointError(
@@ -298,8 +298,7 @@ class Engine:
 
     def _seal(self, handle: Handle, stream: memoryview) -> None:
         assert self._hold is not None
-        part, save = handle.part, handle.save
-        mine = in_memory(part, stream, CHUNK_BYTES)
+        save, mine = handle.save, in_memory(handle.part, stream, CHUNK_BYTES)
         self._hold.seal(self._local, handle._slot, mine, step=save.step, view=save.view, run=self.run)
         self._probe("save.sealed")
 
@@ -316,7 +315,7 @@ class Engine:
         mine, error = handle.claim(), done.exception()
         # A slot that is still being copied into must not become another save's.
         over = error is not None or not mine or self._hold is None
-        if handle._snapshot.copied.wait(self._timeout_s) and over:
+        if handle._snapshot.copied.wait(handle.copy_s) and over:
             self._arena.release(handle._slot)
         if mine and error is not None:
             self._fail(handle, error)
@@ -354,6 +353,7 @@ class Engine:
     def commit(self, handle: Handle, *, certified: bool = False, extra: dict[str, str] | None = None) -> int:
         """For a fleet of one: wait until durable, publish, settle, prune, and start to drain."""
         report = handle.durable.result()  # the watch over the save sees to it that it is settled
+        self._publisher.moved()  # it was not the publisher that was silent
         generation = self.publish(handle.save, [report], certified=certified, extra=extra)
         self.settle(handle.save, generation)
         try:
@@ -377,7 +377,7 @@ class Engine:
         What saves of this engine refer to stays until they have settled.
         """
         with self._lock:
-            bases = [self._base[1], *(handle.base[1] for handle in self._handles.values())]
+            bases = [self._base[1], *(handle.base[1] for handle in list(self._handles.values()))]
         kept = {*protected, *(base for base in bases if base is not None)}
         done = prune(self.store, self.retention, protected=kept, known=self._known)
         if done.generations or done.note:

@@ -21,6 +21,9 @@ from outlast.errors import CheckpointError
 
 __all__ = ["Handle"]
 
+_COPY_S = 600.0  # at least: copying is no work of a disk, however little patience there is with that
+_FIRST_BYTES = 16 << 20
+
 
 class Handle:
     """One save under way. `durable` resolves to the report that the coordinator waits for, or to the failure."""
@@ -32,6 +35,7 @@ class Handle:
         self.base: tuple[Base, int | None] = ({}, None)  # chunks it may refer to, and the generation that they lie in
         self.copied_s = self.durable_s = float("nan")
         self._snapshot, self._slot, self._timeout_s = snapshot, slot, timeout_s
+        self.copy_s = max(_COPY_S, timeout_s)
         self._claim = threading.Lock()  # taken by whoever settles `durable`; never given back
         self.returned = False  # the writer is done, one way or the other
         self._moved_s = time.monotonic()
@@ -39,7 +43,7 @@ class Handle:
 
     def wait_copied(self, names: Collection[str] | None = None) -> None:
         """Call before overwriting these tensors (all by default), as the optimizer step does. Helps copying."""
-        self._snapshot.wait_for(names, timeout_s=self._timeout_s)
+        self._snapshot.wait_for(names, timeout_s=self.copy_s)
 
     @property
     def copied(self) -> bool:
@@ -52,7 +56,12 @@ class Handle:
         return self._claim.acquire(blocking=False)
 
     def watch(self, late: Callable[[Handle], None]) -> None:
-        """From now on `late` is called, once and on a thread of its own, when nothing moves for `timeout_s`."""
+        """From now on `late` is called, once and on a thread of its own, when nothing moves for `timeout_s`.
+
+        Returns when the first bytes are there to be written: the step that waits for them shares its lock with us.
+        Raises what the copying raised.
+        """
+        self._snapshot.ready(min(self.part.stream_bytes, _FIRST_BYTES), timeout_s=self.copy_s)
         self._moved_s = time.monotonic()
         self._arm(self._timeout_s, late)
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import atexit
 import concurrent.futures
+import contextlib
+import itertools
 import os
 import queue
 import sys
@@ -38,12 +40,15 @@ class _Crew:
         self.idle = threading.Semaphore(0)
         self.moved_s = time.monotonic()
         self.threads: list[threading.Thread] = []
+        self.stopped, self.number = False, next(_numbers)
 
     def start(self) -> None:
         thread = threading.Thread(target=self._work, name=f"{self.name}_{len(self.threads)}", daemon=True)
-        self.threads.append(thread)
-        _crews.add(self)
         thread.start()
+        self.threads.append(thread)
+        if self.limit_s:  # the others belong to a thread that is waited for
+            with _lock:
+                _crews.add(self)
 
     def _work(self) -> None:
         self._prepare()
@@ -56,6 +61,7 @@ class _Crew:
         self.jobs.put(None)
 
     def stop(self) -> None:
+        self.stopped = True
         self.jobs.put(None)
 
     def finish(self) -> bool:
@@ -78,19 +84,26 @@ def _run(future: concurrent.futures.Future[Any], work: Callable[[], Any]) -> Non
         future.set_result(result)
 
 
+_numbers = itertools.count()
 _crews: weakref.WeakSet[_Crew] = weakref.WeakSet()
 _lock = threading.Lock()
 _registered = False
 
 
+def _alive() -> list[_Crew]:
+    with _lock:
+        return [crew for crew in _crews if any(thread.is_alive() for thread in crew.threads)]
+
+
 def _at_exit() -> None:
-    """Those with the longest patience first: who waits for another thread ends after it."""
-    crews = [crew for crew in list(_crews) if any(thread.is_alive() for thread in crew.threads)]
-    for crew in crews:
+    """Each in its turn, in the order in which they were made: what one ends with may begin work of a later one."""
+    asked: set[_Crew] = set()
+    while crews := [crew for crew in _alive() if crew not in asked]:
+        crew = min(crews, key=lambda crew: crew.number)
+        asked.add(crew)
         crew.stop()
-    for crew in sorted(crews, key=lambda crew: -crew.limit_s):
         crew.finish()
-    left = sorted({crew.name for crew in crews if any(thread.is_alive() for thread in crew.threads)})
+    left = sorted({crew.name for crew in _alive()})
     if left:
         print(
             f"outlast: a disk or a store has not answered ({', '.join(left)}); the process ends without it, and what "
@@ -102,14 +115,14 @@ def _at_exit() -> None:
 class Threads(concurrent.futures.Executor):
     """At most `num` threads, started as they are needed. `limit_s`: how long one may be silent before it is given up.
 
-    `prepare` runs first in each thread.
+    0: the end of the process does not ask for them, whoever made them waits. `prepare` runs first in each thread.
     """
 
     def __init__(
         self, num: int, name: str, *, limit_s: float = 600.0, prepare: Callable[[], None] = lambda: None
     ) -> None:
         global _registered
-        self._num, self._crew, self._lock, self._shut = num, _Crew(name, limit_s, prepare), threading.Lock(), False
+        self._num, self._crew, self._lock = num, _Crew(name, limit_s, prepare), threading.Lock()
         weakref.finalize(self, self._crew.stop).atexit = False
         with _lock:
             if not _registered:
@@ -117,13 +130,16 @@ class Threads(concurrent.futures.Executor):
             _registered = True
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> concurrent.futures.Future[T]:
-        """Raises RuntimeError after `shutdown`."""
+        """Raises RuntimeError after `shutdown`, and once the process ends."""
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
         with self._lock:
-            if self._shut:
+            if self._crew.stopped:
                 raise RuntimeError("cannot schedule new futures after shutdown")
             self._crew.jobs.put((future, lambda: fn(*args, **kwargs)))
-            if not self._crew.idle.acquire(blocking=False) and len(self._crew.threads) < self._num:
+            free = self._crew.idle.acquire(blocking=False)
+            if free or len(self._crew.threads) < self._num:
+                self.moved()  # nobody was silent while there was nothing to do
+            if not free and len(self._crew.threads) < self._num:
                 self._crew.start()
         return future
 
@@ -139,8 +155,7 @@ class Threads(concurrent.futures.Executor):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """As every executor's: with `wait`, until all is done, however long. See `finish`."""
         with self._lock:
-            if not self._shut:
-                self._shut = True
+            if not self._crew.stopped:
                 if cancel_futures:
                     self._cancel()
                 self._crew.stop()
@@ -177,6 +192,7 @@ def within(
 ) -> concurrent.futures.Future[T]:
     """What `work` gives, or the failure `late()` once `limit_s` have passed after `since` was done."""
     outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+    outcome.set_running_or_notify_cancel()  # as `work` does: what runs cannot be cancelled
     first = threading.Lock()  # whoever takes it settles; nobody gives it back
 
     def settle(give: Callable[[], None]) -> None:
@@ -199,5 +215,6 @@ def within(
 
 
 def be_nice(level: int) -> None:
-    """Background threads yield the processor to training where the two compete."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), level)
+    """Background threads yield the processor to training where the two compete, if the system lets them."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), level)

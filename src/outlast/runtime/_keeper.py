@@ -33,7 +33,7 @@ from outlast.runtime._settings import TIMEOUT_S, SaveSettings
 __all__ = ["Keeper"]
 
 _AGAIN_S = 30.0  # between two tries to open a store that refuses
-_OVERDUE = 1.5  # times what a writer may be silent: one that has not promised by then is not there to say so
+_OVERDUE_S, _OVERDUE = 900.0, 1.5  # or times what a writer may be silent: who is there says sooner that it failed
 _CHANGED = 0.2  # an interval that differs by less is no news
 _REMEMBERED = 32
 
@@ -98,15 +98,15 @@ class Keeper:
     def _open(self) -> None:
         assert self.settings is not None
         archive = Archive(self.settings, self._run, self._said, self._probe)
-        self._later(self._opening, archive.newest_epoch, lambda done: self._opened(archive, done))
-        self._loop.call_later(self._timeout_s, self._not_opened, archive.url)
+        late = self._loop.call_later(self._timeout_s, self._not_opened, archive.url)
+        self._later(self._opening, archive.newest_epoch, lambda done: self._opened(archive, done, late))
 
     def _not_opened(self, url: str) -> None:
-        if self._base is None:
-            reason = f"it has not answered for {self._timeout_s:g} s; nothing is saved until it does"
-            self._write("checkpoint_failed", step=-1, cause="unreadable", reason=reason, url=url)
+        reason = f"it has not answered for {self._timeout_s:g} s; nothing is saved until it does"
+        self._write("checkpoint_failed", step=-1, cause="unreadable", reason=reason, url=url)
 
-    def _opened(self, archive: Archive, done: concurrent.futures.Future[int]) -> None:
+    def _opened(self, archive: Archive, done: concurrent.futures.Future[int], late: asyncio.TimerHandle) -> None:
+        late.cancel()  # a refusal is an answer, too
         error = done.exception()
         if error is not None:
             self._write("checkpoint_failed", step=-1, cause="unreadable", reason=str(error), url=archive.url)
@@ -159,7 +159,7 @@ class Keeper:
             return
         self._begun.add((save.view, save.step))
         self._write("checkpoint_began", step=save.step, view=list(save.view), reason=reason)
-        self._loop.call_later(_OVERDUE * self._timeout_s, self._overdue, save)
+        self._loop.call_later(self._overdue_s, self._overdue, save)
 
     def _promised(self, name: str, message: wire.SaveDone) -> None:
         save = message.save
@@ -189,7 +189,7 @@ class Keeper:
     def _overdue(self, save: cm.SaveId) -> None:
         for pending in [p for p in self._commit.pending if p.save == save and not p.durable]:
             missing = min(set(pending.writers) - {r.writer for r in pending.reports})
-            self._lost(save, missing, f"nothing was heard of it for {_OVERDUE * self._timeout_s:g} s")
+            self._lost(save, missing, f"nothing was heard of it for {self._overdue_s:g} s")
 
     # --- the commit rules ----------------------------------------------------------------------------------------
     def _step(self, event: cm.CommitEvent) -> tuple[cm.CommitAction, ...]:
@@ -225,6 +225,11 @@ class Keeper:
         if any(p.save == save and p.publishing for p in self._commit.pending):
             reason = f"the store has not answered for {self._timeout_s:g} s; what follows waits for it"
             self._feed(cm.PublishFailed(save=save, reason=reason))
+
+    @property
+    def _overdue_s(self) -> float:
+        """Of the whole save, which may take long and be well: its writers' own watch is over their silence."""
+        return max(_OVERDUE_S, _OVERDUE * self._timeout_s)
 
     @property
     def _timeout_s(self) -> float:

@@ -91,6 +91,7 @@ class PlainSaves:
         if error is None:
             self._pacer.saved(0.0, handle.durable_s)
         else:
+            self._archive.settle(handle.save, None)  # if only its publication failed, the engine still counts on it
             self._pacer.failed()
             print(f"outlast: the save of step {handle.save.step} failed, training goes on: {error}", file=sys.stderr)
 

@@ -1,0 +1,184 @@
+"""The threads of saves: what works is never given up, what failed is not said to hang, none stays behind."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from outlast.checkpoint import Engine, LocalStore
+from outlast.checkpoint import _events as events
+from outlast.checkpoint._threads import Threads, be_nice, within
+
+
+def state(value: float) -> dict[str, Any]:
+    return {"w": torch.full((5000,), value)}
+
+
+SCRIPT = """
+import atexit, threading, torch
+from outlast.checkpoint import Engine, LocalStore, _writer
+from outlast.checkpoint._fs import Disk
+
+_writer.CHUNK_BYTES, _writer._GROUP_BYTES, _writer._RUN_BYTES = 4096, 4096, 8192
+go_on, met = threading.Event(), threading.Event()
+
+class Slow(Disk):
+    def pwrite(self, *args, **kwargs):
+        met.set()
+        assert go_on.wait(60)
+        return super().pwrite(*args, **kwargs)
+
+engine = Engine(LocalStore({place!r}, fs=Slow()), drain_to={far!r}, timeout_s=5.0)
+handle = engine.save(1, {{"w": torch.arange(100_000)}})
+engine.commit_later(handle)
+handle.wait_copied()
+assert met.wait(20)
+atexit.register(go_on.set)  # runs just before the threads are asked to end
+"""
+
+
+def test_a_save_that_is_being_written_when_the_process_ends_is_published_and_drained(tmp_path: pathlib.Path) -> None:
+    near, far = str(tmp_path / "near"), str(tmp_path / "far")
+    script = SCRIPT.format(place=near, far=far)
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=90)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert LocalStore(near).generations() == [0]
+    loaded = Engine(near).load()
+    assert loaded is not None
+    assert torch.equal(loaded.tensors["w"], torch.arange(100_000))
+    if sys.version_info < (3, 12):  # later ones start no threads that late
+        assert LocalStore(far).generations() == [0]
+
+
+def test_who_waited_for_a_long_write_was_not_silent(tmp_path: pathlib.Path) -> None:
+    """Else a process that ends then would not wait for the publication."""
+    silent, go_on, met = list[bool](), threading.Event(), threading.Event()
+
+    def probe(phase: str) -> None:
+        if phase == "save.written":
+            met.set()
+            assert go_on.wait(20)
+        elif phase == "publish.began":
+            silent.append(engine._publisher.is_silent)
+
+    engine = Engine(str(tmp_path), probe=probe, timeout_s=60.0)
+    handle = engine.save(1, state(1.0))
+    assert handle is not None
+    done = engine.commit_later(handle)
+    assert met.wait(20)
+    engine._publisher._crew.moved_s -= 1000  # so long does the writing take
+    go_on.set()
+    assert done.result(20) == 0
+    engine.close()
+    assert silent == [False]
+
+
+def test_a_pool_that_had_nothing_to_do_is_not_silent() -> None:
+    gate = threading.Event()
+    pool = Threads(1, "t", limit_s=60.0, prepare=lambda: gate.wait(20) and None)
+    pool._crew.moved_s -= 1000
+    work = pool.submit(int)
+    assert not pool.is_silent
+    pool._crew.moved_s -= 1000
+    pool.submit(int)
+    assert pool.is_silent, "more work is no sign of life of what is under way"
+    gate.set()
+    assert work.result(20) == 0
+    pool.shutdown()
+
+
+def test_work_for_a_pool_that_the_end_of_the_process_has_stopped_is_refused() -> None:
+    pool = Threads(1, "t")
+    pool._crew.stop()
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        pool.submit(int)
+
+
+def test_a_system_that_refuses_a_priority_holds_no_work_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "setpriority", refuses)
+    pool = Threads(1, "t", prepare=lambda: be_nice(7))
+    assert pool.submit(lambda: 3).result(20) == 3
+    pool.shutdown()
+
+
+def test_a_drain_that_failed_is_not_said_to_hang_when_the_next_begins_much_later(tmp_path: pathlib.Path) -> None:
+    log: list[Any] = []
+    (tmp_path / "file").touch()
+    far = str(tmp_path / "file" / "far")
+    engine = Engine(str(tmp_path / "near"), drain_to=far, on_event=log.append, num_retries=0, timeout_s=60.0)
+    drainer = engine._drainer
+    assert drainer is not None
+    for step in (1, 2):
+        handle = engine.save(step, state(step))
+        assert handle is not None
+        engine.commit(handle)
+        assert drainer.threads._crew.idle.acquire(timeout=20)  # it is done
+        drainer.threads._crew.idle.release()
+        drainer.threads._crew.moved_s -= 1000
+    engine.close()
+    failures = [e for e in log if isinstance(e, events.DrainFailed)]
+    assert [e.generation for e in failures] == [0, 1]
+    assert not any("has not answered" in e.reason for e in failures)
+
+
+def test_little_patience_with_a_disk_is_none_with_copying(tmp_path: pathlib.Path) -> None:
+    engine, gate = Engine(str(tmp_path), timeout_s=0.05), threading.Event()
+    engine._copier.submit(gate.wait, 20)  # a large tensor comes first
+    handle = engine.save(1, state(1.0))
+    assert handle is not None
+    concurrent.futures.wait([handle.durable], 0.2)  # many times what a disk has
+    gate.set()
+    assert handle.durable.result(20).writer == 0
+    engine._copier.shutdown()
+    engine._writers.shutdown()
+    assert engine._arena.num_leased == 0, "its slot must come back"
+    engine.close()
+
+
+def test_saves_may_settle_while_bases_are_looked_up(tmp_path: pathlib.Path) -> None:
+    engine = Engine(str(tmp_path))
+    handles = [engine.save(step, state(step)) for step in (1, 2)]
+    first, second = (handle for handle in handles if handle is not None)
+    concurrent.futures.wait([first.durable, second.durable], 20)
+
+    class Settles:
+        @property
+        def base(self) -> Any:
+            engine._handles.pop(second.save, None)  # as another thread does it in between
+            return {}, None
+
+    engine._handles[first.save] = Settles()  # type: ignore[assignment]
+    engine.prune()
+    engine.close()
+
+
+def test_what_waits_for_a_result_cannot_cancel_it() -> None:
+    work: concurrent.futures.Future[int] = concurrent.futures.Future()
+    outcome = within(work, 60.0, TimeoutError, since=concurrent.futures.Future())
+    assert not outcome.cancel()
+    work.set_result(3)
+    assert outcome.result(0) == 3
+
+
+def test_no_thread_stays_behind_after_many_saves(tmp_path: pathlib.Path) -> None:
+    engine = Engine(str(tmp_path), num_slots=2)
+    before = set(threading.enumerate())
+    for step in range(1, 41):
+        handle = engine.save(step, state(step), wait=True)
+        assert handle is not None
+        engine.commit_later(handle).result(20)
+    engine.close()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(20)  # a timer that was cancelled ends when it wakes
+        assert not thread.is_alive(), thread.name
