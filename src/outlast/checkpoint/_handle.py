@@ -22,7 +22,7 @@ from outlast.errors import CheckpointError
 __all__ = ["Handle"]
 
 _COPY_S = 600.0  # at least: copying is no work of a disk, however little patience there is with that
-_FIRST_BYTES = 16 << 20
+_FIRST_BYTES = 4096
 
 
 class Handle:
