@@ -332,14 +332,6 @@ def test_a_critical_parameter_is_reduced_twice_over_torch_distributed_without_au
     assert [(f.culprit, f.verdict) for f in run.findings()] == [("r1.1", "transient")], run.logs()
 
 
-@pytest.mark.campaign
-def test_a_sum_that_arrives_otherwise_over_torch_distributed_is_computed_again(audited: Callable[..., Audited]) -> None:
-    flip = Flip(target="sum", replica="r0", step=2, microbatch=2, element=77, bit=9)
-    run = audited(flip, replicas=2, steps=4, exchange="c10d")
-    run.assert_unchanged({"r0.1", "r1.1"})
-    assert [(f.culprit, f.verdict, f.step) for f in run.findings()] == [("r0.1", "memory", 2)], run.logs()
-
-
 def test_audits_of_noise_are_refused() -> None:
     with pytest.raises(ConfigError, match="only noise"):
         chosen_audit(0.1, RunConfig(bitwise=False))

@@ -27,7 +27,7 @@ from outlast.errors import ViewAbandoned
 from outlast.runtime._environment import Environment
 from outlast.runtime._gradients import Memory
 from outlast.runtime._mesh import Extra, Hand, Mesh, Ready
-from outlast.runtime._plane import Enter, Reduction, Task, as_sent, reduce_and_look
+from outlast.runtime._plane import Enter, Reduction, Task, reduce_and_look
 from outlast.runtime._second_reduction import WANTED
 from outlast.runtime._wires import Collectives, Pending, Points
 from outlast.tensors import BLOCK, Layout, fingerprint, reduce_slice
@@ -120,7 +120,7 @@ class NetworkPlane:
         self.mesh.forget(task.step)
         if self._wires is not None:
             self._wires.begin()
-        self._task, self._found, self._reduced = task, Reduction(norms={}, unlike=set(), false={}), 0
+        self._task, self._found, self._reduced = task, Reduction(norms={}, false={}), 0
         self._scattering, self._gathering = [], {}
         self._schedule = list(schedule(tuple(node for nodes in task.nodes for node in nodes), task.num_leaves))
 
@@ -128,8 +128,7 @@ class NetworkPlane:
         """My sums of this bucket are final. Never waits; reduces earlier buckets whose sums have all arrived."""
         task = self._now()
         self.enter(Phase.SCATTER, bucket)
-        prints = self._prints(bucket) if task.sent is not None else ()
-        self.mesh.broadcast(Ready(task.step, bucket, task.slots, prints))
+        self.mesh.broadcast(Ready(task.step, bucket, task.slots))
         if self._wires is not None:
             sums = [self.mine.flats(slot)[bucket] for slot in task.slots]
             pieces = [[flat[lo:hi] for flat in sums] for lo, hi in self.ranges[bucket]]
@@ -143,11 +142,7 @@ class NetworkPlane:
     def _arrived(self, bucket: int) -> bool:
         """Everybody's sums of my slice are here, and what has to be known of them (see `_all_entered`)."""
         here = self._wires is None or self._scattering[bucket].done.is_set()
-        return here and (not self._told(bucket) or self.mesh.has_all(Ready, self._now().step, bucket))
-
-    def _told(self, bucket: int) -> bool:
-        """Whether this bucket waits for every member's word, and not for its sums alone."""
-        return bucket == 0 or self._now().sent is not None
+        return here and (bucket > 0 or self.mesh.has_all(Ready, self._now().step, 0))
 
     def finish(self) -> Reduction:
         """Wait, reduce and gather, bucket by bucket. Raises ViewAbandoned when the view ends first."""
@@ -180,10 +175,9 @@ class NetworkPlane:
 
     def _all_entered(self, bucket: int) -> None:
         """Who holds no sums sends none, and to an empty slice nobody does: only that all have offered the first bucket
-        proves that all have committed the last step, whose outcome is overwritten from here on (protocol, 10). With
-        audits every bucket's word has fingerprints of the sums."""
-        if self._told(bucket):
-            self.mesh.collect(Ready, self._now().step, bucket, Phase.SCATTERED)
+        proves that all have committed the last step, whose outcome is overwritten from here on (protocol, 10)."""
+        if bucket == 0:
+            self.mesh.collect(Ready, self._now().step, 0, Phase.SCATTERED)
 
     def _reduce(self, bucket: int) -> None:
         task, wires = self._now(), self._wires
@@ -195,8 +189,6 @@ class NetworkPlane:
         target = self.out[bucket][lo:hi]
         if hi > lo:
             first = self.layout.buckets[bucket].first_block + lo // BLOCK
-            if task.sent is not None:
-                self._compare(bucket, lo, parts)
             reduce_and_look(task, self._found, bucket, first, parts, self._schedule, target)
         self._reduced = bucket + 1
         self.enter(Phase.GATHER, bucket)
@@ -209,21 +201,6 @@ class NetworkPlane:
             self._wait(self._gathering[bucket], bucket, Phase.GATHERED)
 
     # --- audits ------------------------------------------------------------------------------------------------------
-    def _prints(self, bucket: int) -> tuple[tuple[int, ...], ...]:
-        task = self._now()
-        assert task.sent is not None
-        rows = zip(task.nodes[self.index], task.slots, strict=True)
-        return tuple(task.sent(node, slot, bucket) for node, slot in rows)
-
-    def _compare(self, bucket: int, lo: int, parts: dict[Node, Tensor]) -> None:
-        """Did these sums arrive as they were when they were made? If not, the step is held (protocol, 25)."""
-        task, offers = self._now(), self.mesh.boxes[Ready, self._now().step, bucket]
-        for name, nodes in zip(self.members, task.nodes, strict=True):
-            sent = offers[name].prints if name != self.mesh.me else self._prints(bucket)
-            sums = [parts[node] for node in nodes]
-            if not as_sent(sums, sent, lo // BLOCK, self.layout.buckets[bucket].first_block):
-                self._found.unlike.add(name)
-
     def _check(self) -> None:
         """Do slices of others follow from the sums? Which ones is said only now, when all of them are reduced."""
         task = self._now()

@@ -85,6 +85,7 @@ class Server:
         self._losses: dict[int, float] = {}
         self._next_loss = 0
         self._last_beat: Heartbeat | None = None
+        self._told_stable = 0
         self._certified = 0  # the newest state that was written down as certified
         self._started_s = self._sign_s = time.monotonic()
         self._give_sign()
@@ -202,11 +203,12 @@ class Server:
             self._write_progress()
             self._write_certified(beat)
 
-    def _write_progress(self) -> None:
+    def _write_progress(self, *, last: bool = False) -> None:
+        """Losses not told yet; at the end also that steps told before have become stable since."""
         beat = self._last_beat
-        if self._losses and beat is not None:
+        if beat is not None and (self._losses or (last and beat.stable > self._told_stable)):
             losses, self._losses = sorted(self._losses.items()), {}
-            self._next_loss = losses[-1][0] + 1
+            self._next_loss, self._told_stable = (losses[-1][0] + 1 if losses else self._next_loss), beat.stable
             members = self.coordinator.view.members if self.coordinator.view is not None else ()
             messages = sum(self._beats[member].sent_messages for member in members if member in self._beats)
             self.write(
@@ -298,7 +300,7 @@ class Server:
         self.finished.set_result(finish.exit_code)
 
     def _write_end(self, finish: m.Finish) -> None:
-        self._write_progress()
+        self._write_progress(last=True)
         committed = max((peer.committed for peer in self.coordinator.roster.peers.values()), default=0)
         end = events.RunFinished(
             at_s=time.time(), outcome=finish.outcome, steps=max(finish.steps, committed), detail=finish.detail,
