@@ -21,7 +21,7 @@ from outlast.runtime._mesh import Hand, Mesh, Ready, Reduced
 from outlast.runtime._second_reduction import Checks
 from outlast.tensors import BLOCK, Layout, block_prints, fingerprint, reduce_slice
 
-__all__ = ["Look", "Plane", "Reduction", "SharedPlane", "Task", "as_sent", "look_at", "reduce_and_look"]
+__all__ = ["Look", "Plane", "Reduction", "SharedPlane", "Task", "look_at", "reduce_and_look"]
 
 Enter = Callable[[Phase, int], None]  # publish the phase and the bucket, and pass the fault point
 
@@ -87,16 +87,6 @@ def look_at(flat: Tensor, look: Look) -> None:
     """Show a whole slice."""
     for start in range(0, flat.numel(), BLOCK):
         look(flat[start : start + BLOCK])
-
-
-def as_sent(sums: Sequence[Tensor], sent: Sequence[Sequence[int]], first: int, number: int) -> bool:
-    """Whether sums, cut out of a bucket from its block `first` on, are what was fingerprinted when they were made.
-    `number`: of the bucket's first block."""
-    for part, prints in zip(sums, sent, strict=True):
-        found = block_prints(part, BLOCK, number + first)
-        if found != tuple(prints[first : first + len(found)]):
-            return False
-    return True
 
 
 class Plane(Protocol):
@@ -192,8 +182,11 @@ class SharedPlane:
 
     def _compare(self, name: str, bucket: int, lo: int, sums: list[Tensor], sent: tuple[tuple[int, ...], ...]) -> None:
         """Are these the sums that were fingerprinted when they were made? If not, the step is held (protocol, 25)."""
-        if not as_sent(sums, sent, lo // BLOCK, self.layout.buckets[bucket].first_block):
-            self._found.unlike.add(name)
+        first = lo // BLOCK
+        for part, prints in zip(sums, sent, strict=True):
+            found = block_prints(part, BLOCK, self.layout.buckets[bucket].first_block + first)
+            if found != tuple(prints[first : first + len(found)]):
+                self._found.unlike.add(name)
 
     def _copy(self, bucket: int) -> None:
         if len(self.members) == 1:
