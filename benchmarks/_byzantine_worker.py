@@ -99,12 +99,13 @@ class Networks(nn.Module):
         flat = torch.stack([self.nets[name] for name in self.names])  # the dictionary has an order of its own
         if flat.requires_grad:
             flat.register_hook(self._cut)  # type: ignore[no-untyped-call]
-        w1, b1, w2, b2 = torch.split(flat, CUTS, dim=1)
+        w1, b1, w2, b2 = torch.split(flat, list(CUTS), dim=1)
         hidden = torch.tanh(torch.baddbmm(b1[:, None], x, w1.view(-1, 64, HIDDEN)))
         return torch.baddbmm(b2[:, None], hidden, w2.view(-1, HIDDEN, NUM_CLASSES))
 
     def _cut(self, grad: Tensor) -> Tensor:
-        return grad * (self.clip / grad.norm(dim=1, keepdim=True)).clamp(max=1.0)
+        cut: Tensor = grad * (self.clip / grad.norm(dim=1, keepdim=True)).clamp(max=1.0)
+        return cut
 
 
 def _first(seed: int) -> Tensor:
