@@ -4,10 +4,11 @@
     python benchmarks/byzantine_digits.py --seeds 2 --attacks ipm,nan --data iid
 
 15 rows, of which f = 4 lie. Each row has its own share of scikit-learn's digits (iid, or by Dirichlet(alpha) over
-classes), computes a gradient of a small network on its own batch, clips it to a norm as one would anyway, and keeps
-its own momentum; the rows' momenta are aggregated. The choice is NNM + trimmed mean; beside it the plain mean, and
-Bulyan at f = 3 (its limit at 15 rows). Norm and rate were chosen on seeds 10 to 12 of alpha 1 under sign flip, IPM and
-ALIE; nothing else was tuned.
+classes), computes a gradient of a small network on all of its own images, cuts it to a norm that nearly all gradients
+exceed (so that no row is louder than another), and keeps its own momentum; the rows' momenta are aggregated. The choice
+is NNM + trimmed mean; beside it the plain mean, and Bulyan at f = 3 (its limit at 15 rows). Batch, norm, rate, momentum
+and the number of steps were chosen on seeds 10 to 25 of alpha 1 under sign flip, IPM and ALIE, never on those that are
+reported.
 `clean` is the mean of the honest rows alone. Accuracy is on 360 images never trained on, averaged over the last five
 evaluations. ALIE and IPM take in each step the strongest of a line of factors against the rule at hand. A reducer that
 lies is no attack on a rule (it falsifies the rule's result) and is not here.
@@ -33,8 +34,8 @@ from torch.nn.functional import cross_entropy
 
 from outlast.tensors import ATTACKS, flip_labels, inconsistent, make_rule, strongest
 
-NUM_ROWS, NUM_LIARS, BATCH, HIDDEN, NUM_CLASSES = 15, 4, 32, 32, 10
-MOMENTUM, RATE, CLIP = 0.9, 4.0, 0.1  # CLIP: the norm that a row's own gradient is cut to before its momentum
+NUM_ROWS, NUM_LIARS, HIDDEN, NUM_CLASSES = 15, 4, 32, 10
+MOMENTUM, RATE, CLIP = 0.9, 80.0, 0.01  # CLIP: the norm that a row's own gradient is cut to before its momentum
 CHOICE = "nnm+trimmed_mean"
 ALIE_FACTORS = (0.25, 0.5, 1.0, 1.5, 3.0)
 IPM_FACTORS = (0.2, 0.6, 1.0, 3.0, 10.0)
@@ -68,7 +69,7 @@ def make_task(alpha: float | None, num_rows: int, seed: int) -> Task:
     shares = []
     for row in range(num_rows):
         mine = np.flatnonzero(owners == row)
-        mine = mine if len(mine) else draw.integers(0, len(y), BATCH)
+        mine = mine if len(mine) else draw.integers(0, len(y), 32)
         shares.append((x[mine], y[mine]))
     return Task(shares=shares, test=test)
 
@@ -88,8 +89,20 @@ def first_parameters(seed: int) -> Tensor:
 
 
 gradients = torch.func.vmap(
-    torch.func.grad(lambda flat, x, y: cross_entropy(forward(flat, x), y)), in_dims=(None, 0, 0)
-)  # type: ignore[misc]
+    torch.func.grad(lambda flat, x, y, w: cross_entropy(forward(flat, x), y, reduction="none") @ w),
+    in_dims=(None, 0, 0, 0),
+)
+
+
+def filled(shares: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
+    """Images, labels and weights of all rows at once: shorter shares are filled up with images of weight 0."""
+    longest = max(len(y) for _, y in shares)
+    x, weights = torch.zeros(len(shares), longest, 64), torch.zeros(len(shares), longest)
+    y = torch.zeros(len(shares), longest, dtype=torch.long)
+    for row, (images, labels) in enumerate(shares):
+        num = len(labels)
+        x[row, :num], y[row, :num], weights[row, :num] = images, labels, 1.0 / num
+    return x, y, weights
 
 
 def lies(attack: str, honest: Tensor, num_liars: int, rule: Aggregate, past: list[Tensor], seed: int) -> Tensor:
@@ -108,17 +121,15 @@ def train(
     task: Task, rule: Aggregate, attack: str, *, num_liars: int, num_steps: int, seed: int, clean: bool = False
 ) -> float:
     """Final accuracy. With `clean` the liars are left out and the honest rows are averaged."""
-    flat, draw = first_parameters(seed), torch.Generator().manual_seed(1000 + seed)
+    flat = first_parameters(seed)
+    x, y, weights = filled(task.shares)
+    if attack == "label_flip":
+        y[:num_liars] = flip_labels(y[:num_liars], NUM_CLASSES)
     momenta = torch.zeros(len(task.shares), flat.numel())
     past: list[Tensor] = []
     accuracy: list[float] = []
     for step in range(num_steps):
-        picks = [torch.randint(len(y), (BATCH,), generator=draw) for _, y in task.shares]
-        x = torch.stack([share[0][pick] for share, pick in zip(task.shares, picks, strict=True)])
-        y = torch.stack([share[1][pick] for share, pick in zip(task.shares, picks, strict=True)])
-        if attack == "label_flip":
-            y[:num_liars] = flip_labels(y[:num_liars], NUM_CLASSES)
-        grads = gradients(flat, x, y)
+        grads = gradients(flat, x, y, weights)
         grads *= (CLIP / grads.norm(dim=1, keepdim=True)).clamp(max=1.0)
         momenta = MOMENTUM * momenta + (1 - MOMENTUM) * grads
         honest = momenta[num_liars:]
@@ -157,7 +168,7 @@ def dealt(alpha: float | None, seed: int) -> Task:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--attacks", default=",".join(ALL_ATTACKS))
     parser.add_argument("--data", default="iid,1,0.1", help="iid, or alphas")
     parser.add_argument("--rules", default=f"{CHOICE},mean,bulyan")
