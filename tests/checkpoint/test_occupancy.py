@@ -74,6 +74,7 @@ def test_a_second_live_run_is_refused_and_one_that_was_killed_is_not_in_the_way(
     tmp_path: pathlib.Path, runs: Runs
 ) -> None:
     first = runs.start(tmp_path, "one")
+    (tmp_path / ".live" / "notes").write_text("a stranger's")
     with pytest.raises(ConfigError, match=rf"run one, process {first.pid} on") as caught:
         occupy(str(tmp_path), "two", wait_s=0.0)
     assert "its own --checkpoint-dir" in caught.value.remedy
@@ -85,7 +86,14 @@ def test_a_second_live_run_is_refused_and_one_that_was_killed_is_not_in_the_way(
         runs.kill(one)
     held = occupy(str(tmp_path), "two", wait_s=0.0)
     assert [(o.run, o.pid) for o in occupants(str(tmp_path))] == [("two", os.getpid())]
-    assert len(list((tmp_path / "runs").iterdir())) == 1, "dead processes leave nothing"
+    assert len(list((tmp_path / ".live").glob("run-*"))) == 1, "dead processes leave nothing"
+    assert (tmp_path / ".live" / "notes").exists(), "what is not ours is not touched"
+    ended = os.fork()
+    if not ended:  # a worker, say
+        held.leave()  # as its exit does
+        os._exit(0)
+    os.waitpid(ended, 0)
+    assert [o.run for o in occupants(str(tmp_path))] == ["two"], "a fork does not end what its parent holds"
     held.leave()
     runs.start(tmp_path, "three")
 

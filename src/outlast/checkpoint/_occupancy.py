@@ -1,7 +1,7 @@
 """One run at a time saves in a local directory. No torch.
 
 Role: two live runs in one directory would sweep each other's unpublished files, so a second one is refused. Every
-process of a run holds a lock on a file of its own under `runs/`, which the kernel releases when the process ends,
+process of a run holds a lock on a file of its own under `.live/`, which the kernel releases when the process ends,
 however it ends: nothing has to be cleaned up after a crash. Invariants: processes of one run never refuse each other,
 readers need no lock, and a place without locks (an object store, a file system that has none, a directory that cannot
 be written) refuses nobody. Does not see runs on other hosts where the file system keeps locks to one host.
@@ -14,6 +14,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import secrets
 import socket
 import threading
@@ -31,7 +32,8 @@ from outlast.errors import ConfigError
 
 __all__ = ["Occupancy", "Occupant", "occupants", "occupy"]
 
-_RUNS = "runs"
+_LIVE = ".live"
+_NAME = re.compile(r"run-[0-9a-f]{16}\.lock")  # whatever else lies there is not ours to touch
 _LOOK_S = 0.05
 _WAIT_S = 10.0
 """How long the processes of a run that was killed may take to end: the kernel ends them one after the other."""
@@ -55,10 +57,11 @@ class Occupancy:
 class _Held(NamedTuple):
     fd: int
     path: str
+    pid: int
 
 
 def _let_go(held: _Held | None) -> None:
-    if held is not None:
+    if held is not None and held.pid == os.getpid():  # a fork of ours ends without us
         with contextlib.suppress(OSError):
             os.unlink(held.path)
         with contextlib.suppress(OSError):
@@ -84,7 +87,7 @@ def occupy(target: str, run: str, *, wait_s: float | None = None, limit_s: float
 
 def _occupy(path: str, run: str, wait_s: float) -> Occupancy:
     try:
-        for directory in (path, os.path.join(path, _RUNS)):
+        for directory in (path, os.path.join(path, _LIVE)):
             make_directory(Disk(), directory)
         found = _come_in(path, run, wait_s)
     except OSError:  # a directory that cannot be written, or has no locks: the saves say what is wrong with it
@@ -145,7 +148,7 @@ def local_path(target: str) -> str | None:
 @contextlib.contextmanager
 def _gate(path: str) -> Iterator[bool]:
     """One process at a time looks and comes in. False if another is at it."""
-    fd = os.open(os.path.join(path, _RUNS), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = os.open(os.path.join(path, _LIVE), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield _lock(fd)
     finally:
@@ -164,22 +167,23 @@ def _lock(fd: int) -> bool:
 
 def _hold(path: str, run: str) -> _Held:
     """Behind the gate, so that nobody takes a file that is not locked yet for a dead one's."""
-    mine = os.path.join(path, _RUNS, f"{secrets.token_hex(8)}.json")
+    mine = os.path.join(path, _LIVE, f"run-{secrets.token_hex(8)}.lock")
     fd = os.open(mine, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    held = _Held(fd, mine, os.getpid())
     try:
         _lock(fd)
         os.write(fd, msgspec.json.encode(Occupant(run=run, pid=os.getpid(), host=socket.gethostname())))
     except OSError:
-        _let_go(_Held(fd, mine))
+        _let_go(held)
         raise
-    return _Held(fd, mine)
+    return held
 
 
 def _living(path: str) -> list[Occupant]:
     found = []
-    for name in sorted(os.listdir(os.path.join(path, _RUNS))):
+    for name in sorted(filter(_NAME.fullmatch, os.listdir(os.path.join(path, _LIVE)))):
         with contextlib.suppress(FileNotFoundError):
-            occupant = _look(os.path.join(path, _RUNS, name))
+            occupant = _look(os.path.join(path, _LIVE, name))
             found += [occupant] if occupant is not None else []
     return found
 
