@@ -13,9 +13,9 @@
     │   └── StepMisuse           the loop broke the rules of a step                    exit 5
     ├── FleetLost              nobody alive holds the training state                   exit 6
     ├── CheckpointError        a checkpoint cannot be written, read or trusted         exit 7
+    │   └── Damage               bytes of it are not what its manifest says             exit 7
     ├── WireRefusal            a connection that is not of this run                    exit 4
     ├── ProveError             a run that should have survived did not                 exit 9
-    │   └── Damage               bytes of it are not what its manifest says             exit 7
     ├── ProtocolViolation      an invariant does not hold: a bug in outlast            exit 8
     └── ViewAbandoned          internal: this view is over; never reaches the user
 
