@@ -231,11 +231,12 @@ class Replica:
             abandoned=lambda: self._over(view), patience=self.patience,
             on_stall=functools.partial(stalled, self), probe=self.probe,
         )  # fmt: skip
+        fingerprint = self.engine.fingerprint()  # first: a joiner may still be applying what it was sent last
         self.mesh.form()
         self._remember_peers(view)
         self.enter(Phase.ROLL_CALL)
         with self.lock:
-            entry = self.member.roll(self.engine.fingerprint(), self.engine.outcome)
+            entry = self.member.roll(fingerprint, self.engine.outcome)
         self.mesh.broadcast(Roll(entry))
         rolls = self.mesh.collect(Roll, -1, 0, Phase.ROLL_CALL)
         entries = [entry if name == self.env.me else rolls[name].entry for name in view.members]
