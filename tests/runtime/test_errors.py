@@ -178,7 +178,7 @@ def test_a_signal_to_the_launcher_ends_the_run_in_order(number: signal.Signals, 
     """A terminal that hangs up is told apart from a person who interrupts; neither leaves a process behind."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    with Driven(tmp_path / "run", ["--replicas", "2"], [str(script), "slow", "5000"]) as driven:
+    with Driven(tmp_path / "run", [], [str(script), "slow", "5000"]) as driven:
         driven.until("training had begun", lambda: driven.step >= 1, 85.0, lambda: None)
         pids = [event.pid for event in driven.events if isinstance(event, ev.ReplicaStarted | ev.AgentStarted)]
         driven.process.send_signal(number)
