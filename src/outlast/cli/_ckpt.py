@@ -359,14 +359,10 @@ def _has_metadata(path: str) -> bool:
 
 
 def _known_format(name: str) -> None:
-    from outlast.errors import ConfigError
+    from outlast.errors import ConfigError, nearest
 
     if name != "dcp":
-        import difflib
-
-        close = difflib.get_close_matches(name, ["safetensors", "dcp"], n=1)
-        hint = f"did you mean {close[0]!r}?" if close else "safetensors or dcp"
-        raise ConfigError(f"no format {name!r}", remedy=hint)
+        raise ConfigError(f"no format {name!r}", remedy=nearest(name, ["safetensors", "dcp"], "safetensors or dcp"))
 
 
 def _chosen(reader: Reader, patterns: list[str] | None) -> list[int]:
