@@ -58,7 +58,7 @@ def test_killed_whole_and_resumed_at_another_replica_count(fleet: Callable[..., 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("shape", [
-    {"by_script": False, "agents": 1, "struck": ("r0.1", "r1.1")},
+    pytest.param({"by_script": False, "agents": 1, "struck": ("r0.1", "r1.1")}, marks=pytest.mark.soak),
     {"by_script": True, "agents": 2, "struck": ("r0.1", "r1.1")},
     {"by_script": False, "agents": 2, "struck": ("a0", "a1")},
 ], ids=["ranks", "ranks of two agents", "agents"])  # fmt: skip
