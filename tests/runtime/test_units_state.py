@@ -13,6 +13,7 @@ from outlast.errors import ConfigError
 from outlast.runtime._divergence import first_difference
 from outlast.runtime._state import State, digest_of, empty_like_encoded
 from outlast.runtime._streams import Frozen, raw
+from outlast.runtime._warm import Warm
 
 
 class Extra:
@@ -61,7 +62,7 @@ def hand_over(donor: Parts, joiner: Parts, cuts: int = 3) -> None:
     edges = [total * i // cuts for i in range(cuts + 1)]
     pieces = []
     for lo, hi in itertools.pairwise(edges):
-        frozen = Frozen(values, lo, hi, set())
+        frozen = Frozen(values, lo, hi, set(), Warm())
         frozen.wait()
         pieces.append(frozen.buffer)
     data, received = torch.cat(pieces), empty_like_encoded(plain)
@@ -135,6 +136,6 @@ def test_an_optimizer_without_parameters_to_train_is_refused() -> None:
 
 def test_half_precision_and_scalars_keep_their_bits() -> None:
     tensors = [torch.randn(3).bfloat16(), torch.tensor(float("nan")), torch.tensor(-0.0), torch.arange(4)]
-    frozen = Frozen(tensors, 0, sum(t.numel() * t.element_size() for t in tensors), {1})
+    frozen = Frozen(tensors, 0, sum(t.numel() * t.element_size() for t in tensors), {1}, Warm())
     frozen.wait()
     assert torch.equal(frozen.buffer, torch.cat([raw(t) for t in tensors]))

@@ -28,9 +28,12 @@ from outlast.runtime._second_reduction import Checks
 from outlast.runtime._state import State
 from outlast.runtime._streams import Frozen, Outcome, raw
 from outlast.runtime._vigilance import Observed, Vigilance
+from outlast.runtime._warm import Warm
 from outlast.tensors import Layout
 
 __all__ = ["Engine", "Meta"]
+
+_SLACK = 1 << 20  # slices are whole blocks: somebody's share is larger than the others'
 
 
 class Meta(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +65,7 @@ class Engine:
         self.losses: dict[int, tuple[float, float]] = {}
         self.meta: Meta | None = None  # of the last step applied
         self.frozen: list[Any] = []  # copies under way, each with `wait`: `Frozen`, or a save's
+        self.warm = Warm()  # what joiners are served from
         self._buffers = list(state.buffers.values())
         self._start_buffers = [b.clone() for b in self._buffers]
         self._end_buffers: tuple[bytes, ...] = ()
@@ -254,9 +258,14 @@ class Engine:
             for i, n in enumerate(tensors)
             if n.startswith("/extra") or n.removeprefix("/model/") in self.state.buffers
         ]
-        frozen = Frozen(values, lo, hi, set(loose))
+        frozen = Frozen(values, lo, hi, set(loose), self.warm)
         self.frozen.append(frozen)
         return frozen, lo, hi, total, plain
+
+    def expect_joiners(self, num_donors: int) -> None:
+        """Have memory ready for my share of the state, and of two outcomes, when so many serve. 0: nobody may come."""
+        whole = (self.state.size_bytes(), self.layout.total_bytes, self.layout.total_bytes) if num_donors else ()
+        self.warm.prepare([-(-size // num_donors) + _SLACK for size in whole])
 
     def thaw(self, plain: bytes, tensors: dict[str, Tensor]) -> None:
         """Become the state that a snapshot holds."""
@@ -279,6 +288,6 @@ class Engine:
         flats = self.out
         if self.robust is not None:  # the rows' momentum, as further buckets
             flats, wanted = [*self.out, *self.robust.memory.committed()], self.robust.memory.beside(wanted)
-        payload = [raw(flats[b][lo:hi].cpu().clone()) for b, lo, hi in wanted if hi > lo]
+        payload = self.warm.copies([flats[b][lo:hi] for b, lo, hi in wanted if hi > lo])
         kept = tuple(part for part in wanted if part[2] > part[1])
         return Outcome(meta.step, msgspec.msgpack.encode(meta), kept, whole), payload

@@ -231,11 +231,12 @@ class Replica:
             abandoned=lambda: self._over(view), patience=self.patience,
             on_stall=functools.partial(stalled, self), probe=self.probe,
         )  # fmt: skip
+        fingerprint = self.engine.fingerprint()  # first: a joiner may still be applying what it was sent last
         self.mesh.form()
         self._remember_peers(view)
         self.enter(Phase.ROLL_CALL)
         with self.lock:
-            entry = self.member.roll(self.engine.fingerprint(), self.engine.outcome)
+            entry = self.member.roll(fingerprint, self.engine.outcome)
         self.mesh.broadcast(Roll(entry))
         rolls = self.mesh.collect(Roll, -1, 0, Phase.ROLL_CALL)
         entries = [entry if name == self.env.me else rolls[name].entry for name in view.members]
@@ -307,6 +308,9 @@ class Replica:
                 stream.put(*self.engine.portion(self.engine.meta, (), whole=True))
         shares = self._standard_share(view)
         self.engine.samples.expect(lambda step: shares, self.member.committed)
+        config = self.env.config
+        awaited = bool(config.spares) or (bool(config.max_restarts) and len(view.members) < config.replicas)
+        self.engine.expect_joiners(len(view.members) if awaited else 0)
 
     def _standard_share(self, view: View) -> list[int]:
         return list(plan_of(view.members, 0, self.engine.num_leaves, self.engine.num_rows).leaves[self.env.me])

@@ -23,6 +23,7 @@ from outlast.runtime._gradients import OUTCOME
 from outlast.runtime._link import MemberLink, SoloLink
 from outlast.runtime._state import empty_like_encoded
 from outlast.runtime._streams import Outcome, Share, Streams, raw
+from outlast.runtime._warm import at_low_priority
 
 __all__ = ["Spare"]
 
@@ -73,7 +74,10 @@ class Spare:
         """One turn of following: take in what arrived, replay what is complete, say when caught up."""
         if self.member.serve_id != self._serve:
             self._restart()
-        self._take_in(1.0)
+        if self._loaded:
+            self._take_in(1.0)
+        else:  # nobody waits for me before I have a state, however large: who trains has the processor first
+            at_low_priority(lambda: self._take_in(1.0))
         self._replay()
         self.enter(Phase.IDLE)
         self._give_up_if_orphaned()
@@ -158,14 +162,10 @@ class Spare:
             return
         self.enter(Phase.JOIN_SCHEMA)
         plain = next(s.plain for s, _ in shares if s.plain)
-        tensors = empty_like_encoded(plain)
-        views = [raw(tensor) for tensor in tensors.values()]
-        for share, payload in shares:
-            _scatter(views, share.lo, payload)
-        self.engine.thaw(plain, tensors)
+        self.engine.thaw(plain, at_low_priority(lambda: _assembled(plain, shares)))
         with self.lock:
             self.member.replayed(shares[0][0].committed)
-        self._touch()
+        at_low_priority(self._touch)
         self._shares.clear()
         self._loaded = True
 
@@ -211,6 +211,15 @@ class Spare:
 
     def close(self) -> None:
         self.streams.close()
+
+
+def _assembled(plain: bytes, shares: list[tuple[Share, memoryview]]) -> dict[str, torch.Tensor]:
+    """The tensors of an encoded state, from shares that tile it."""
+    tensors = empty_like_encoded(plain)
+    views = [raw(tensor) for tensor in tensors.values()]
+    for share, payload in shares:
+        _scatter(views, share.lo, payload)
+    return tensors
 
 
 def _scatter(views: list[Any], lo: int, payload: memoryview) -> None:

@@ -42,6 +42,13 @@ class State:
         self._name_of = {id(p): n for p, n in zip(self.params, self.names, strict=True)} | names
         self.buffers: dict[str, Tensor] = dict(model.named_buffers())
 
+    def size_bytes(self) -> int:
+        """Of its tensors, but those that were registered. Before an optimizer's first step its state is not there."""
+        held = [*self.params, *self.buffers.values()]
+        for optimizer in self.optimizers:
+            held += [t for row in optimizer.state.values() for t in row.values() if isinstance(t, Tensor)]
+        return sum(tensor.numel() * tensor.element_size() for tensor in held)
+
     # --- reading -------------------------------------------------------------------------------------------------
     def tree(self) -> dict[str, Any]:
         """The live state: nested plain data with tensors at its leaves."""

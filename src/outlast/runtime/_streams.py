@@ -9,11 +9,13 @@ death touches no exchange. What waits for it is bounded; beyond that the stream 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hmac
 import os
 import queue
 import select
 import socket
+import struct
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -22,10 +24,15 @@ import msgspec
 import torch
 from torch import Tensor
 
+from outlast.checkpoint._snapshot import Copy, Snapshot
 from outlast.core.protocol import ServeId, ViewId
+from outlast.errors import CheckpointError
+from outlast.runtime._warm import Warm, at_low_priority
 
 __all__ = ["FEED", "Flushed", "Frozen", "Outcome", "Share", "Stream", "Streams", "raw"]
 
+_SEND_S = 30  # a joiner that takes nothing for so long loses the stream
+_FREEZE_S = 600.0  # as long as a frozen share may take to be copied
 _QUEUE = 16  # outcomes and snapshots that may wait for one joiner
 _PREFIX, _GREETING = 12, 4096  # bytes before a message: its lengths; and the most that a stranger may send
 FEED = "/feed"  # a joiner's streams arrive at its mesh address with this added
@@ -87,34 +94,31 @@ def _send(sock: socket.socket, head: Any, payload: Sequence[Tensor]) -> None:
 class Frozen:
     """Bytes lo..hi of a state, copied by a thread. `wait` before anything writes the state's tensors."""
 
-    def __init__(self, tensors: Sequence[Tensor], lo: int, hi: int, at_once: set[int]) -> None:
-        self.buffer = torch.empty(hi - lo, dtype=torch.uint8)
-        self._done = threading.Event()
-        later = []
-        at = 0
+    def __init__(self, tensors: Sequence[Tensor], lo: int, hi: int, at_once: set[int], warm: Warm) -> None:
+        self.buffer = warm.lend(hi - lo, self)
+        copies, at = [], 0
         for index, tensor in enumerate(tensors):
             size = tensor.numel() * tensor.element_size()
             start, stop = max(lo, at), min(hi, at + size)
             if start < stop:
-                piece = (tensor, start - at, stop - at, start - lo)
-                if index in at_once or tensor.device.type != "cpu" or not tensor.is_contiguous():
-                    self._copy(*piece)
-                else:
-                    later.append(piece)
+                copies.append(self._copy(f"{index}", raw(tensor)[start - at : stop - at], start - lo))
             at += size
-        self._thread = threading.Thread(target=self._run, args=(later,), name="outlast-freeze", daemon=True)
-        self._thread.start()
+        self._snapshot = Snapshot(copies, hi - lo)
+        self._snapshot.copy_now({str(index) for index in at_once})
+        threading.Thread(target=self._snapshot.run, name="outlast-freeze", daemon=True).start()
 
-    def _run(self, pieces: list[tuple[Tensor, int, int, int]]) -> None:
-        for piece in pieces:
-            self._copy(*piece)
-        self._done.set()
-
-    def _copy(self, tensor: Tensor, start: int, stop: int, at: int) -> None:
-        self.buffer[at : at + stop - start].copy_(raw(tensor.cpu())[start:stop])
+    def _copy(self, name: str, source: Tensor, at: int) -> Copy:
+        view, size = memoryview(self.buffer.numpy().data), source.numel()
+        return Copy(name, source, (size,), view, self.buffer.data_ptr() + at, at, size)
 
     def wait(self) -> None:
-        self._done.wait()
+        """Copies what is not copied yet: who waits helps."""
+        self._snapshot.wait_for(timeout_s=_FREEZE_S)
+
+    def ready(self) -> Tensor:
+        """The bytes, once all are there. Raises CheckpointError if they could not be copied."""
+        self._snapshot.ready(len(self.buffer), timeout_s=_FREEZE_S)
+        return self.buffer
 
 
 class Stream:
@@ -146,16 +150,18 @@ class Stream:
     def _run(self) -> None:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            sock.settimeout(30.0)
+            # The kernel's own limit: a send is then one call for all of a payload, without the interpreter's lock.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_S, 0))
             sock.connect("\0" + self._address)
             _send(sock, self._hi, [])
             while not self.broken and (item := self._queue.get()) is not None:
                 head, payload, frozen = item
-                if frozen is not None:
-                    frozen.wait()
-                    payload = [frozen.buffer]
-                _send(sock, head, payload)
-        except OSError:
+                if frozen is None:
+                    _send(sock, head, payload)
+                else:
+                    at_low_priority(functools.partial(_send, sock, head, [frozen.ready()]))
+                del item, head, payload, frozen  # memory that is lent goes back before the next wait
+        except (OSError, CheckpointError):
             self.broken = True  # the joiner is gone or too slow: its agent or itself will say so
         finally:
             sock.close()

@@ -1,0 +1,99 @@
+"""Memory that is touched before it is needed, and goes back when its user is gone."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+
+import pytest
+import torch
+
+from outlast.runtime._streams import Frozen, raw
+from outlast.runtime._warm import Warm, at_low_priority, touch
+
+
+class User:
+    """Whoever borrows."""
+
+
+def prepared(warm: Warm, sizes: list[int]) -> Warm:
+    """`prepare`, and its background thread has ended."""
+    warm.prepare(sizes)
+    for thread in threading.enumerate():
+        if thread.name == "outlast-touch":
+            thread.join(30)
+    return warm
+
+
+def test_what_was_prepared_is_lent_and_comes_back() -> None:
+    warm, user = prepared(Warm(), [1000, 5000]), User()
+    assert warm.held_bytes == 6000
+    first = warm.lend(4000, user)
+    assert len(first) == 4000
+    assert warm.held_bytes == 1000
+    address = first.data_ptr()
+    del first, user
+    gc.collect()
+    assert warm.held_bytes == 6000
+    assert warm.lend(4500, User()).data_ptr() == address
+
+
+def test_no_more_is_kept_than_was_asked_for() -> None:
+    warm, user = prepared(Warm(), [1000]), User()
+    assert len(warm.lend(9000, user)) == 9000
+    del user
+    assert warm.held_bytes == 1000
+    assert prepared(warm, []).held_bytes == 0
+    user = User()
+    warm.lend(500, user)
+    del user
+    assert warm.held_bytes == 0
+
+
+def test_memory_that_is_lent_is_replaced_if_it_is_wanted_still() -> None:
+    warm, user = prepared(Warm(), [1000]), User()
+    lent = warm.lend(1000, user)
+    prepared(warm, [1000])
+    other = warm.lend(1000, User())
+    assert lent.data_ptr() != other.data_ptr()
+
+
+def test_copies_are_bytes_and_keep_their_memory_while_they_are_held() -> None:
+    warm = prepared(Warm(), [4096])
+    tensors = [torch.arange(100, dtype=torch.float32), torch.arange(3, dtype=torch.int64)]
+    lent = warm.copies(tensors)
+    assert [part.tolist() for part in lent] == [raw(tensor).tolist() for tensor in tensors]
+    assert warm.held_bytes == 0
+    del lent
+    assert warm.held_bytes == 4096
+
+
+def test_a_share_is_frozen_in_prepared_memory() -> None:
+    warm, state = prepared(Warm(), [1 << 16]), [torch.arange(4096, dtype=torch.float32), torch.ones(2, 3).t()]
+    total = sum(raw(tensor).numel() for tensor in state)
+    frozen = Frozen(state, 100, total - 5, {1}, warm)
+    assert warm.held_bytes == 0
+    frozen.wait()
+    before = torch.cat([raw(tensor) for tensor in state])[100 : total - 5].clone()
+    state[0].zero_()
+    assert torch.equal(frozen.ready(), before)
+    del frozen
+    assert warm.held_bytes == 1 << 16
+
+
+def test_touched_memory_is_zero_up_to_its_ends_and_nothing_beyond() -> None:
+    whole = torch.full((5 << 20,), 7, dtype=torch.uint8)
+    touch(whole[3 : (4 << 20) + 5])
+    assert not whole[3 : (4 << 20) + 5].any()
+    assert whole[:3].tolist() == [7, 7, 7]
+    assert bool((whole[(4 << 20) + 5 :] == 7).all())
+
+
+def test_work_at_low_priority_is_waited_for_and_raises_here() -> None:
+    mine = os.getpriority(os.PRIO_PROCESS, 0)
+    level = at_low_priority(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+    assert level == max(mine, 10)
+    with pytest.raises(ZeroDivisionError):
+        at_low_priority(lambda: 1 // 0)
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == mine
