@@ -113,8 +113,8 @@ def lies(attack: str, honest: Tensor, num_liars: int, rule: Aggregate, past: lis
         told = inconsistent(honest, num_liars, num_peers=NUM_ROWS)
         edges = np.linspace(0, honest.shape[1], NUM_ROWS + 1).astype(int)
         return torch.cat([lie[:, a:b] for lie, a, b in zip(told, edges, edges[1:], strict=False)], dim=1)
-    extra: dict[str, Any] = {"stale": {"earlier": past[0]}, "random_bits": {"seed": seed}}.get(attack, {})
-    return ATTACKS[attack](honest, num_liars, **extra)
+    extra: dict[str, dict[str, Any]] = {"stale": {"earlier": past[0]}, "random_bits": {"seed": seed}}
+    return ATTACKS[attack](honest, num_liars, **extra.get(attack, {}))
 
 
 def train(
