@@ -205,6 +205,20 @@ class Safetensors(TorchSave):
         return time.perf_counter() - began
 
 
+def waited(
+    done: Callable[[], bool], wait: Callable[[], object], path: pathlib.Path, began: float, blocked: float
+) -> Result:
+    """The end of a save beside the loop of steps: durable once synced. Older generations are removed."""
+    gap, median = step_gaps(done)
+    wait()
+    sync_tree(path)
+    durable = time.perf_counter() - began
+    for old in path.parent.glob("g*"):
+        if old != path:
+            shutil.rmtree(old, ignore_errors=True)
+    return {"blocked_s": blocked, "durable_s": durable, "gap_s": gap, "median_step_s": median}
+
+
 class Dcp:
     """`kind`: thread (the default), kept (one stager kept over saves), process."""
 
@@ -237,13 +251,7 @@ class Dcp:
             pending.staging_completion.result()
             blocked = time.perf_counter() - began
             pending = pending.upload_completion
-        gap, median = step_gaps(pending.done)
-        pending.result()
-        sync_tree(path)
-        durable = time.perf_counter() - began
-        for old in range(self.count - 1):
-            shutil.rmtree(self.where / f"g{old}", ignore_errors=True)
-        return {"blocked_s": blocked, "durable_s": durable, "gap_s": gap, "median_step_s": median}
+        return waited(pending.done, pending.result, path, began, blocked)
 
     def load(self) -> float:
         import torch.distributed.checkpoint as dcp
@@ -271,13 +279,7 @@ class TorchSnapshot:
         began = time.perf_counter()
         pending = Snapshot.async_take(str(path), self.app)
         blocked = time.perf_counter() - began
-        gap, median = step_gaps(pending.done)
-        pending.wait()
-        sync_tree(path)
-        durable = time.perf_counter() - began
-        for old in range(self.count - 1):
-            shutil.rmtree(self.where / f"g{old}", ignore_errors=True)
-        return {"blocked_s": blocked, "durable_s": durable, "gap_s": gap, "median_step_s": median}
+        return waited(pending.done, pending.wait, path, began, blocked)
 
     def load(self) -> float:
         from torchsnapshot import Snapshot

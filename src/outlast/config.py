@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 import msgspec
 
-from outlast.errors import ConfigError
+from outlast.errors import ConfigError, nearest
 
 __all__ = ["Resolved", "RunConfig", "resolve"]
 
@@ -163,16 +163,15 @@ def _invalid(error: msgspec.ValidationError, values: Mapping[str, Any], origins:
         )
     wanted = get_args(get_type_hints(RunConfig)[key])
     choices = [choice for choice in wanted if isinstance(choice, str)]
-    close = difflib.get_close_matches(str(values[key]), choices, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    remedy = hint + (f"one of {', '.join(choices)}" if choices else f"the default is {getattr(RunConfig(), key)!r}")
+    default = None if choices else f"the default is {getattr(RunConfig(), key)!r}"
+    remedy = nearest(values[key], choices, default, both=True)
     return ConfigError(f"{key} = {values[key]!r} (from {origins[key]}) is invalid: {what}", remedy=remedy)
 
 
 def _unknown(key: str, where: str) -> ConfigError:
-    close = difflib.get_close_matches(key, RunConfig.__struct_fields__, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else "the keys are " + ", ".join(RunConfig.__struct_fields__)
-    return ConfigError(f"unknown key {key!r} in {where}", remedy=hint)
+    keys = RunConfig.__struct_fields__
+    remedy = nearest(key, keys, "the keys are " + ", ".join(keys))
+    return ConfigError(f"unknown key {key!r} in {where}", remedy=remedy)
 
 
 def _refuse_misspelt(environ: Mapping[str, str]) -> None:

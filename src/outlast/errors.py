@@ -13,9 +13,9 @@
     │   └── StepMisuse           the loop broke the rules of a step                    exit 5
     ├── FleetLost              nobody alive holds the training state                   exit 6
     ├── CheckpointError        a checkpoint cannot be written, read or trusted         exit 7
+    │   └── Damage               bytes of it are not what its manifest says             exit 7
     ├── WireRefusal            a connection that is not of this run                    exit 4
     ├── ProveError             a run that should have survived did not                 exit 9
-    │   └── Damage               bytes of it are not what its manifest says             exit 7
     ├── ProtocolViolation      an invariant does not hold: a bug in outlast            exit 8
     └── ViewAbandoned          internal: this view is over; never reaches the user
 
@@ -24,13 +24,14 @@ Role: the one vocabulary of failure. Messages say what happened, where, what the
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 __all__ = [
     "CheckpointError", "ConfigError", "Damage", "EnvironmentFault", "Evicted", "FleetLost", "GuardStop",
     "MembershipError",
     "OutlastError", "PoisonMicrobatch", "ProtocolViolation", "ProveError", "SignatureMismatch", "StateDiverged",
-    "StepMisuse", "TrainingError", "ViewAbandoned", "WireRefusal",
+    "StepMisuse", "TrainingError", "ViewAbandoned", "WireRefusal", "nearest",
 ]  # fmt: skip
 
 
@@ -133,3 +134,18 @@ class ViewAbandoned(OutlastError):
     """The view this member was exchanging in is over. Caught by the training session; never reaches the user."""
 
     code = "VIEW"
+
+
+def nearest(name: object, known: Iterable[str], otherwise: str | None = None, *, both: bool = False) -> str:
+    """A remedy for a misspelt name: "did you mean 'x'?", or where nothing is near `otherwise` ("one of a, b, c").
+
+    `both`: the question and then `otherwise`, for short lists of which the reader wants to see the rest.
+    """
+    import difflib  # only where there is something to say: the command line starts without it
+
+    names = list(known)
+    listed = f"one of {', '.join(names)}" if otherwise is None else otherwise
+    close = difflib.get_close_matches(str(name), names, n=1)
+    if not close:
+        return listed
+    return f"did you mean {close[0]!r}?" + (f" {listed}" if both else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Iterator
 
@@ -82,14 +83,16 @@ def check(fs: CrashFs, at_least: int, path: str = "/ckpt") -> int:
     return loaded.step
 
 
-def outcomes(fs: CrashFs) -> Iterator[CrashFs]:
+def outcomes(fs: CrashFs, seeds: int = SEEDS) -> Iterator[CrashFs]:
     yield fs.crashed(True)
     yield fs.crashed(False)
-    for seed in range(SEEDS):
+    for seed in range(seeds):
         yield fs.crashed(random.Random(seed))
 
 
-def die_everywhere(work: Callable[[CrashFs, list[int]], None], after: Callable[[CrashFs, int], object]) -> int:
+def die_everywhere(
+    work: Callable[[CrashFs, list[int]], None], after: Callable[[CrashFs, int], object], *, seeds: int = SEEDS
+) -> int:
     """Run `work` on fresh disks, killed at its first call, its second, …; returns how many calls it makes."""
     for at in range(1, 100_000):
         fs, done = CrashFs(), list[int]()
@@ -100,7 +103,7 @@ def die_everywhere(work: Callable[[CrashFs, list[int]], None], after: Callable[[
             pass
         else:
             return at
-        for disk in outcomes(fs):
+        for disk in outcomes(fs, seeds):
             after(disk, done[-1] if done else -1)
     raise AssertionError("the work never ends")
 
@@ -108,6 +111,50 @@ def die_everywhere(work: Callable[[CrashFs, list[int]], None], after: Callable[[
 def test_killed_at_every_call_of_saves_that_overwrite_and_prune() -> None:
     count = die_everywhere(history, check)
     assert count > 60
+
+
+def recycling(fs: CrashFs, done: list[int]) -> None:
+    """Dies (if at all) only once there are spare files: in saves that are written over them."""
+    die_at, fs.die_at = fs.die_at, None
+    engine = engine_on(fs)
+    try:
+        for step in range(6):
+            if step == 4:
+                assert fs.names("/ckpt/spare") != []
+                fs.die_at = None if die_at is None else fs.calls + die_at
+            save(engine, step)
+            if step % 2:
+                certify(engine.store, step)
+            done.append(step)
+    finally:
+        engine.close(wait=True)
+
+
+def test_killed_at_every_call_of_saves_into_recycled_files() -> None:
+    renamed, fs = list[str](), CrashFs()
+    fs.fail = lambda call, path: renamed.append(path) if call == "rename" else None  # type: ignore[func-returns-value]
+    recycling(fs, [])
+    assert sum("/spare/" in path for path in renamed) == 2, "both are written over what lay there"
+    assert die_everywhere(recycling, check, seeds=2) > 60
+
+
+def test_a_second_crash_after_the_first_finds_the_newest_whole() -> None:
+    """The next run writes over what it finds among the spare files: nothing that is reached may lie there too."""
+    for at in range(2, 60, 4):
+        fs, done = CrashFs(), list[int]()
+        fs.die_at = at
+        with pytest.raises(Died):
+            recycling(fs, done)
+        for seed in range(4):
+            disk = fs.crashed(random.Random(seed))
+            newest = check(disk, done[-1])
+            disk.die_at = disk.calls + 25 + 9 * seed
+            engine = engine_on(disk)
+            with contextlib.suppress(Died):
+                for step in (7, 9):
+                    save(engine, step, epoch=2)
+            engine.close()
+            check(disk.crashed(True), newest - newest % 2)
 
 
 def test_after_a_crash_the_next_run_saves_on_and_loads() -> None:

@@ -211,6 +211,53 @@ def test_two_saves_in_flight_are_published_in_the_order_of_their_steps(fleet: Fl
     assert fleet.newest() == 2
 
 
+@pytest.mark.parametrize("keep_last", [1, 2])
+def test_a_member_saves_against_an_old_base_while_news_of_the_next_generation_is_under_way(
+    tmp_path: pathlib.Path, keep_last: int
+) -> None:
+    """What it refers to is there, or the save is refused with a word: never a generation with holes."""
+    policy = Retention(keep_last=keep_last)
+    engines = [Engine(str(tmp_path), replica=r, num_replicas=2, run="r", retention=policy) for r in range(2)]
+
+    def save(step: int, value: float) -> tuple[SaveId, list[PartReport]]:
+        tree = {name: torch.full((2000,), value) for name in "abcd"}
+        handles = [engine.save(step, tree, view=(1, 1)) for engine in engines]
+        assert None not in handles
+        return SaveId(epoch=1, n=1, step=step, attempt=0), [h.durable.result(20) for h in handles if h is not None]
+
+    first, reports = save(1, 1.0)
+    assert engines[0].publish(first, reports) == 0
+    for engine in engines:
+        engine.settle(first, 0)
+    second, reports = save(2, 2.0)
+    assert engines[0].publish(second, reports) == 1
+    engines[0].settle(second, 1)  # the other has not heard of it
+    third, reports = save(3, 1.0)
+    assert [e._handles[third].base[1] for e in engines] == [1, 0]
+    assert [e._handles[third].written_bytes > 0 for e in engines] == [True, False], "the second refers to generation 0"
+    engines[0].prune(protected={1})  # all that the coordinator knows of
+    engines[1].settle(second, 1)
+    if keep_last == 1:
+        with pytest.raises(OutlastError, match="is missing"):
+            engines[0].publish(third, reports)
+    else:
+        assert engines[0].publish(third, reports) == 2
+    number, value = (2, 2.0) if keep_last == 1 else (3, 1.0)
+    for engine in engines:
+        engine.settle(third, None if keep_last == 1 else 2)
+    for step in (number, 4):
+        loaded = Engine(str(tmp_path)).load()
+        assert loaded is not None
+        assert (loaded.step, loaded.skipped) == (step, [])
+        assert all(torch.equal(t, torch.full((2000,), value)) for t in loaded.tensors.values())
+        if step != 4:
+            fourth, reports = save(4, 1.0)
+            engines[0].publish(fourth, reports)
+            value = 1.0
+    for engine in engines:
+        engine.close()
+
+
 def test_a_writer_that_fails_is_told_to_all_and_the_next_save_goes_through(fleet: Fleet) -> None:
     fleet.send(SaveWanted(step=1), StepStable(step=1))
     fleet.deliver(0, 1)

@@ -7,7 +7,9 @@ import json
 import os
 import pathlib
 import pickle
+import tracemalloc
 import warnings
+import weakref
 import zipfile
 from typing import Any
 
@@ -18,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from outlast.adapters import _dcp
 from outlast.adapters._dcp import export_dcp, import_dcp, read_metadata
 from outlast.adapters._safetensors import _CODES, export_safetensors, import_safetensors
 from outlast.checkpoint import Engine, LocalStore, Reader
@@ -206,6 +209,33 @@ def test_some_tensors_are_exported_by_themselves(tmp_path: pathlib.Path) -> None
     target = {"model.0.weight": torch.zeros(7, 5)}
     dcp.load(target, checkpoint_id=tmp_path / "dcp")
     assert target["model.0.weight"].numpy().tobytes() == bytes(want)
+
+
+def test_exporting_holds_no_more_than_a_tensor(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """24 tensors of a mebibyte: what Python holds stays at a few of them, and DCP is handed one at a time."""
+    state = {f"w{n}": torch.full((1 << 18,), float(n)) for n in range(24)}
+    with generation(tmp_path / "c", state) as reader:
+        numbers = list(range(24))
+        tracemalloc.start()
+        try:
+            export_safetensors(reader, str(tmp_path / "st"), numbers)
+            assert tracemalloc.get_traced_memory()[1] < 8 << 20
+        finally:
+            tracemalloc.stop()
+        handed: list[weakref.ref[torch.Tensor]] = []
+        most, made = 0, _dcp.fresh
+
+        def counted(*args: Any) -> dict[int, torch.Tensor]:
+            nonlocal most
+            found = made(*args)
+            handed.extend(weakref.ref(tensor) for tensor in found.values())
+            most = max(most, sum(ref() is not None for ref in handed))
+            return found
+
+        monkeypatch.setattr(_dcp, "fresh", counted)
+        export_dcp(reader, str(tmp_path / "dcp"), numbers)
+    assert len(handed) == 24
+    assert most <= 2
 
 
 class Evil:

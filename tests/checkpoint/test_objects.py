@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,7 @@ from tests.checkpoint.s3 import Proxy, new_place, proxied, serving
 
 from outlast.checkpoint import Engine, ObjectStore, Retention, heads, open_store, verify
 from outlast.checkpoint import _events as events
+from outlast.cli import main
 from outlast.errors import CheckpointError, ConfigError, Damage
 
 pytest.importorskip("moto.server", reason="needs moto[server]")
@@ -63,6 +65,30 @@ def test_save_load_verify_and_prune_on_s3(url: str) -> None:
     assert verify(engine.store, 2).problems == []
     assert {n.split("-")[2] for n in engine.store.names()} == {"s1", "s2"}
     engine.close()
+
+
+def test_every_command_takes_a_url(url: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    engine = Engine(url)
+    for step in range(3):
+        commit(engine, step)
+    engine.close()
+
+    def said(*args: str, code: int = 0) -> Any:
+        assert main(["ckpt", *args, "--json"]) == code
+        return json.loads(capsys.readouterr().out)
+
+    for form in ("safetensors", "dcp"):
+        assert said("export", f"{url}@1", f"file://{tmp_path}/{form}", "--format", form)["generation"] == 1
+        assert said("import", f"file://{tmp_path}/{form}", f"{url}/{form}", "--step", "5")["generation"] == 0
+        assert said("diff", f"{url}@1", f"{url}/{form}") == {"tensors": [], "other_values_differ": False}
+    assert [row["generation"] for row in said("ls", url)] == [2, 1, 0]
+    assert said("show", url)["tensors"][0]["shape"] == [300_000]
+    assert [report["problems"] for report in said("verify", url, "--all")] == [[], [], []]
+    assert said("diff", f"{url}@0", url, code=1)["tensors"][0]["max_abs"] == 2.0
+    assert said("prune", url, "--keep-last", "1")["generations"] == [0, 1]
+    assert [row["generation"] for row in said("ls", url)] == [2]
+    for args in (["export", url, "s3://other/place"], ["import", "s3://other/place", url]):
+        assert "is not on this machine" in said(*args, code=2)["error"]["message"]
 
 
 def test_publication_is_exclusive_by_conditional_put(url: str) -> None:

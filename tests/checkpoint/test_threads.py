@@ -160,6 +160,7 @@ def test_saves_may_settle_while_bases_are_looked_up(tmp_path: pathlib.Path) -> N
 
     engine._handles[first.save] = Settles()  # type: ignore[assignment]
     engine.prune()
+    assert second.save not in engine._handles, "it did settle while the bases were being looked up"
     engine.close()
 
 

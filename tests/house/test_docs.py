@@ -20,6 +20,7 @@ PAGES = [
     TOP / "CHANGELOG.md",
     *sorted(p for p in (TOP / "docs").rglob("*.md") if "_build" not in p.parts),
 ]
+ENVIRON = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TOP / "src"), os.environ.get("PYTHONPATH", "")])}
 BLOCK = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -49,7 +50,7 @@ TYPED = [
 def test_examples_marked_to_run_do_run(place: str, code: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False,
-        env={**os.environ, "PYTHONPATH": str(TOP / "src")},
+        env=ENVIRON,
     )  # fmt: skip
     assert done.returncode == 0, f"{place}\n{done.stderr}"
 
@@ -97,7 +98,7 @@ def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", str(tmp_path / "trees"), "-b", "html"]
     done = subprocess.run(
         [*command, str(TOP / "docs"), str(tmp_path / "html")], capture_output=True, text=True, timeout=100, check=False,
-        env={**os.environ, "PYTHONPATH": str(TOP / "src")},
+        env=ENVIRON,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "html" / "reference" / "config.html").is_file()

@@ -15,12 +15,14 @@ pytestmark = pytest.mark.process
 @pytest.mark.campaign
 def test_deaths_in_and_between_collectives(fleet: Callable[..., Any]) -> None:
     run = fleet(
-        Fault(replica="r0", phase="scatter", step=2, action="SIGKILL", bucket=1),
-        Fault(replica="r1", phase="reduce", step=4, action="SIGKILL", bucket=0),
-        Fault(replica="r2", phase="gathered", step=6, action="SIGKILL"),
-        replicas=4, steps=10, max_restarts=0, exchange="c10d",
+        Fault(replica="r1", phase="scatter", step=2, action="SIGKILL", bucket=1),
+        Fault(replica="r0", phase="gather", step=3, action="SIGKILL", bucket=0),
+        Fault(replica="r2", phase="reduce", step=5, action="SIGKILL", bucket=0),
+        Fault(replica="r3", phase="header", step=6, action="SIGSTOP"),
+        Fault(replica="r4", phase="gathered", step=8, action="SIGKILL"),
+        replicas=6, steps=11, max_restarts=0, exchange="c10d",
     )  # fmt: skip
-    run.assert_unchanged(survivors={"r3.1"}, recoveries=3)
+    run.assert_unchanged(survivors={"r5.1"}, recoveries=5)
 
 
 def test_a_member_that_committed_hands_over_and_a_joiner_grows_the_group(fleet: Callable[..., Any]) -> None:

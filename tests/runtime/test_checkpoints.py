@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from outlast.checkpoint import LocalStore, heads, verify
+from outlast.checkpoint._occupancy import occupy
 from outlast.core import events as ev
 from outlast.runtime._probe import Fault
 
@@ -57,7 +58,7 @@ def test_killed_whole_and_resumed_at_another_replica_count(fleet: Callable[..., 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("shape", [
-    {"by_script": False, "agents": 1, "struck": ("r0.1", "r1.1")},
+    pytest.param({"by_script": False, "agents": 1, "struck": ("r0.1", "r1.1")}, marks=pytest.mark.soak),
     {"by_script": True, "agents": 2, "struck": ("r0.1", "r1.1")},
     {"by_script": False, "agents": 2, "struck": ("a0", "a1")},
 ], ids=["ranks", "ranks of two agents", "agents"])  # fmt: skip
@@ -215,6 +216,17 @@ def test_nothing_whole_to_resume_from_is_an_error(fleet: Callable[..., Any], tmp
     assert run.finish() == 7
     (ended,) = [e for e in run.driven.events if isinstance(e, ev.RunFinished)]
     assert "no generation of 0 could be loaded" in ended.detail
+
+
+@pytest.mark.campaign
+def test_where_another_run_saves_nothing_is_trained(fleet: Callable[..., Any], tmp_path: Path) -> None:
+    """The other one is this process; a fleet waits a while, since a run that was killed takes a moment to end."""
+    held = occupy(str(tmp_path / "c"), "another", wait_s=0.0)
+    run = fleet(replicas=2, steps=4, checkpoint_dir=str(tmp_path / "c"))
+    assert run.finish() == 2
+    (ended,) = [e for e in run.driven.events if isinstance(e, ev.RunFinished)]
+    assert "another run saves at" in ended.detail
+    held.leave()
 
 
 @pytest.mark.campaign

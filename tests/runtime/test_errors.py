@@ -95,6 +95,15 @@ def alive(pid: int) -> bool:
         return False
 
 
+def num_sockets(pid: int) -> int:
+    """How many a process holds."""
+    found = 0
+    for place in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found += os.readlink(place).startswith("socket:")
+    return found
+
+
 def started(events: list[ev.AnyEvent]) -> list[str]:
     return [event.replica for event in events if isinstance(event, ev.ReplicaStarted)]
 
@@ -169,7 +178,7 @@ def test_a_signal_to_the_launcher_ends_the_run_in_order(number: signal.Signals, 
     """A terminal that hangs up is told apart from a person who interrupts; neither leaves a process behind."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    with Driven(tmp_path / "run", ["--replicas", "2"], [str(script), "slow", "5000"]) as driven:
+    with Driven(tmp_path / "run", [], [str(script), "slow", "5000"]) as driven:
         driven.until("training had begun", lambda: driven.step >= 1, 85.0, lambda: None)
         pids = [event.pid for event in driven.events if isinstance(event, ev.ReplicaStarted | ev.AgentStarted)]
         driven.process.send_signal(number)
@@ -246,8 +255,9 @@ def test_a_disk_that_fills_while_training(small_disk: Path, tmp_path: Path) -> N
 
 
 def test_strangers_at_the_port_do_not_touch_the_run(fleet: Callable[..., Any]) -> None:
-    run = fleet(replicas=2, steps=60)
+    run = fleet(replicas=2, steps=60, gates=(50,))
     run.until("training went on", lambda: run.driven.step >= 2)
+    known = num_sockets(run.driven.coordinator_pid)
     environ = Path(f"/proc/{run.driven.coordinator_pid}/environ").read_bytes().split(b"\0")
     text = next(row for row in environ if row.startswith(b"OUTLAST_COORDINATOR=")).partition(b"=")[2].decode()
     address = (text.rpartition(":")[0], int(text.rpartition(":")[2]))
@@ -269,10 +279,12 @@ def test_strangers_at_the_port_do_not_touch_the_run(fleet: Callable[..., Any]) -
         assert process["view"] == [1, 1]
         assert process["step"] >= 0
     assert [replica["replica"] for replica in shown["replicas"]] == ["r0.1", "r1.1"]
-    run.assert_unchanged(survivors={"r0.1", "r1.1"}, recoveries=0)
     for sock in idle:
         sock.close()
+    with socket.create_connection(address) as sock:  # who comes last is answered when all before have come in
+        sock.recv(1)
+    run.gate(50, "all were turned away", lambda: num_sockets(run.driven.coordinator_pid) <= known)
+    run.assert_unchanged(survivors={"r0.1", "r1.1"}, recoveries=0)
     refused = [event for event in run.driven.events if isinstance(event, ev.Refused)]
-    waiting = 64  # of the idle ones so many may still be waited for when the run ends
-    assert sum({event.reason: event.count for event in refused}.values()) >= 160 - waiting
+    assert sum({event.reason: event.count for event in refused}.values()) >= 150
     assert len(refused) <= 2 * len({event.reason for event in refused})

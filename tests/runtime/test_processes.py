@@ -73,7 +73,7 @@ def test_an_agent_takes_its_replicas_with_it(fleet: Callable[..., Any]) -> None:
     assert {r.cause for r in run.driven.recoveries()} == {"agent_lost"}
 
 
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("times", [pytest.param(1, marks=pytest.mark.campaign), 2])
 def test_interrupted(fleet: Callable[..., Any], times: int) -> None:
     """Ctrl-C ends the run in order, twice at once; nothing is left even if replicas are stopped."""
     run = fleet(fault("r1", "body", "SIGSTOP", step=2), replicas=2, steps=100_000, stall_floor_s=60.0)

@@ -12,7 +12,7 @@ from outlast.runtime._probe import Fault
 
 pytestmark = pytest.mark.process
 Action = Literal["SIGKILL", "SIGSTOP", "raise"]
-ACTIONS = ["SIGKILL", *(pytest.param(action, marks=pytest.mark.campaign) for action in ("SIGSTOP", "raise"))]
+RAISES = pytest.param("raise", marks=pytest.mark.soak)  # to its peers, one that is killed
 
 
 def fault(replica: str, phase: str, action: Any = "SIGKILL", **where: Any) -> Fault:
@@ -20,7 +20,7 @@ def fault(replica: str, phase: str, action: Any = "SIGKILL", **where: Any) -> Fa
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("action", ["SIGKILL", "SIGSTOP", RAISES])
 def test_waiting_for_slices_forming_a_group_receiving_a_hand_over(fleet: Callable[..., Any], action: Action) -> None:
     """r1 waits for slices; the group without it forms, and loses r2. Of r4's header of step 4 only r0 hears, commits,
     and hands the outcome over when r4 has died: to r5, and to r3, who does not live to apply it."""
@@ -36,7 +36,7 @@ def test_waiting_for_slices_forming_a_group_receiving_a_hand_over(fleet: Callabl
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("action", ["SIGKILL", "SIGSTOP", "raise"])
+@pytest.mark.parametrize("action", ["SIGKILL", "SIGSTOP", RAISES])
 def test_joiners_that_fail_at_every_door(fleet: Callable[..., Any], action: Action) -> None:
     """Three processes of one slot fail before, with and after their snapshot; the fourth becomes a member."""
     doors = ("join_hello", "join_schema", "join_ready")
@@ -53,7 +53,7 @@ def test_joiners_that_fail_at_every_door(fleet: Callable[..., Any], action: Acti
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("action", ["SIGKILL", "SIGSTOP", "raise"])
+@pytest.mark.parametrize("action", ["SIGKILL", "SIGSTOP", RAISES])
 def test_an_agent_fails_as_it_starts_a_rank(fleet: Callable[..., Any], action: Action) -> None:
     """r1 and r3 are the second agent's, which fails as it starts a successor of r1. Stopped, it is continued."""
     run = fleet(
@@ -70,7 +70,7 @@ def test_an_agent_fails_as_it_starts_a_rank(fleet: Callable[..., Any], action: A
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("action", ["SIGKILL", "raise"])
+@pytest.mark.parametrize("action", ["SIGKILL", RAISES])
 def test_an_agent_fails_as_it_kills_a_rank(fleet: Callable[..., Any], action: Action) -> None:
     """The stopped r1 dies with its agent, and r3 too. (An agent that is stopped there: test_stopped.)"""
     run = fleet(

@@ -90,7 +90,7 @@ def test_an_s3_server_that_fails_cuts_and_stalls(fleet: Callable[..., Any], prox
     assert assert_generations(url) == [4, 16, 20]
 
 
-@pytest.mark.parametrize("resume", ["auto", "never"])
+@pytest.mark.parametrize("resume", ["auto", pytest.param("never", marks=pytest.mark.soak)])
 def test_every_replica_dies_while_the_store_is_away(
     fleet: Callable[..., Any], proxy: Proxy, url: str, resume: str
 ) -> None:

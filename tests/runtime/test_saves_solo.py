@@ -93,6 +93,26 @@ def steps_in(path: Path) -> list[int]:
     return sorted(head.step for head in heads(LocalStore(str(path)))[0])
 
 
+def test_a_gradient_scaler_goes_on_where_it_was(tmp_path: Path) -> None:
+    def scaled(until: int, init: float) -> torch.amp.GradScaler:
+        model = torch.nn.Linear(6, 1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=init)
+        training = outlast.join().protect(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), list(torch.ones(8, 6)), global_batch_size=4,
+            microbatches=2, seed=0, state={"scaler": scaler}, checkpoint=keep(tmp_path, every=1),
+        )  # fmt: skip
+        for step in training.steps(until=until):
+            for batch in step:
+                loss = model(batch).square().mean()
+                scaler.scale(loss.detach())  # as a loop does that scales before backward
+                step.backward(loss)
+            scaler.update(scaler.get_scale() * 2)
+        return scaler
+
+    assert scaled(3, init=8.0).get_scale() == 64.0
+    assert scaled(5, init=1.0).get_scale() == 256.0
+
+
 @pytest.mark.parametrize("mode", ["on", "off"])
 def test_stop_and_resume_is_never_stopping(tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed after step 4 with saves of 2 and 4: the rest has the losses, weights and averages of the whole."""
@@ -243,4 +263,18 @@ def test_a_disk_that_never_answers_stops_no_training(
     err = capfd.readouterr().err
     assert "failed, training goes on" in err
     assert "has not returned for 0.5 s" in err
+    back.set()
+
+
+@pytest.mark.parametrize("mode", ["on", "off"])
+@pytest.mark.parametrize("call", ["names", "pread"])
+def test_a_disk_that_never_answers_a_read_ends_the_start_with_a_word(
+    tmp_path: Path, mode: str, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTLAST", mode)
+    train(2, keep(tmp_path, every=1))
+    back = threading.Event()
+    monkeypatch.setattr(Disk, call, lambda *_, **__: back.wait(60))
+    with pytest.raises((CheckpointError, OSError), match=r"has not returned for 0\.5 s"):
+        train(4, keep(tmp_path, every=1, timeout_s=0.5))
     back.set()

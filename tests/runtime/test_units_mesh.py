@@ -112,5 +112,9 @@ def test_who_comes_early_and_silently_is_heard_later(sides: list[Side]) -> None:
     view3 = ViewId(1, 3)
     body = _encoder.encode(_Hi("r1.1", view3, second.listener.token(view3, "r1.1", "r0.1")))
     sock.sendall(len(body).to_bytes(4, "big") + body)
-    first.mesh(3).form()  # or it would have been hung up on, and this would wait for ever
+    last = first.mesh(3)
+    thread = threading.Thread(target=last.form, daemon=True)  # had the peer been hung up on, it would wait for ever
+    thread.start()
+    thread.join(30)
     sock.close()
+    assert not thread.is_alive()

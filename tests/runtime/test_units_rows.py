@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,9 @@ from outlast.config import RunConfig
 from outlast.core.protocol import Node, RollEntry, ViewId, cover, leaves_of, plan_of, resolve, roots, schedule, split
 from outlast.errors import ConfigError, TrainingError
 from outlast.runtime._data import Samples
+from outlast.runtime._gradients import Memory
+from outlast.runtime._lies import Liar, Lie
+from outlast.runtime._plane import Task
 from outlast.runtime._robust import Robust, layout_for
 from outlast.runtime._row_settings import row_settings
 from outlast.tensors import BLOCK, make_rule
@@ -255,3 +259,33 @@ def test_the_run_s_configuration_outranks_the_script() -> None:
 def test_a_row_without_samples_is_refused() -> None:
     with pytest.raises(ConfigError, match="too few for 6 rows"):
         Bench(samples=4 * LEAVES + 3, aggregation="median", f=1).robust()
+
+
+def test_a_liar_with_several_rows_lies_about_each() -> None:
+    """Four of six rows are its own: each momentum becomes minus the mean of what it knows, not minus one row's."""
+    bench = Bench(aggregation="trimmed_mean", f=1, row_momentum=0.5)
+    robust, draw = bench.robust(), torch.Generator().manual_seed(7)
+    nodes = tuple(cover(range(2, 10), LEAVES, ROWS))
+    own = [n for n, (lo, hi) in enumerate(roots(LEAVES, ROWS)) if 2 <= lo < 10]
+    memory = Memory(bench.layout, len(nodes) + 1, shared=False)
+    for slot in range(1, len(nodes) + 1):
+        memory.flats(slot)[0].copy_(torch.randn(bench.layout.buckets[0].numel, generator=draw))
+    for row in own:
+        robust.memory.now[row][0].fill_(float(row))
+    sums = [memory.flats(slot)[0].clone() for slot in range(1, len(nodes) + 1)]
+    moved = [0.5 * float(row) + 0.5 * total / 2 for row, total in zip(own, sums, strict=True)]
+    plane = SimpleNamespace(
+        mesh=SimpleNamespace(me="r1"), members=("r1",), begin=lambda task: None, offer=lambda bucket: None
+    )
+    engine = SimpleNamespace(robust=robust, memory=memory, out=[memory.flats(0)[0]], weight=robust.weight)
+    liar = Liar([Lie(replicas=("r1",), attack="sign_flip")], plane, engine)  # type: ignore[arg-type]
+    liar.begin(
+        Task(
+            step=0, nodes=(nodes,), slots=tuple(range(1, len(nodes) + 1)), num_leaves=LEAVES, scale=1.0,
+            with_norms=False, on_scattered=lambda: None,
+        )
+    )  # fmt: skip
+    liar.offer(0)
+    want = -torch.stack(moved).double().mean(dim=0).float()
+    for slot, row in enumerate(own, 1):
+        torch.testing.assert_close(0.5 * float(row) + 0.5 * memory.flats(slot)[0] / 2, want, atol=1e-5, rtol=1e-5)

@@ -277,3 +277,18 @@ def test_a_step_in_which_every_parameter_is_frozen_is_committed_and_changes_noth
             step.backward(loss_of(model, batch) + other)
         assert (training.fingerprint() == before) == (step.number == 2)
     assert step.number == 3
+
+
+def test_the_momentum_of_rows_grows_from_step_to_step() -> None:
+    """A gradient that is always the same: after n steps momentum b has (1 - b) + ... + (1 - b^n) of it applied."""
+    model = nn.Linear(6, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    rule = {"aggregation": "trimmed_mean", "f": 1, "rows": 4, "row_momentum": 0.9}
+    training = outlast.join().protect(
+        model, torch.optim.SGD(model.parameters(), lr=1.0), rows(), global_batch_size=8, microbatches=4, **rule
+    )
+    for step in training.steps(until=6):
+        for _ in step:
+            step.backward(model.weight.sum())
+    want = -sum(1.0 - 0.9**n for n in range(1, 7))
+    torch.testing.assert_close(model.weight.detach(), torch.full((1, 6), want))

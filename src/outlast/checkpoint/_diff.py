@@ -7,6 +7,7 @@ are compared as numbers (bfloat16 and 8-bit floats are decoded here), everything
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,9 +42,13 @@ class TensorDiff(NamedTuple):
     max_abs: float | None = None
 
 
-def diff(a: Reader, b: Reader) -> list[TensorDiff]:
-    """In a's order, then what only b has. Raises `Damage` if bytes that must be compared are wrong."""
+def diff(a: Reader, b: Reader, *, progress: Callable[[int, int], None] | None = None) -> list[TensorDiff]:
+    """In a's order, then what only b has. `progress` is told (bytes of a compared, bytes of a in all).
+
+    Raises `Damage` if bytes that must be compared are wrong.
+    """
     found: list[TensorDiff] = []
+    done, total = 0, sum(spec.bytes for spec in a.tensors)
     theirs = b.names
     for number, spec in enumerate(a.tensors):
         if spec.name not in theirs:
@@ -52,6 +57,9 @@ def diff(a: Reader, b: Reader) -> list[TensorDiff]:
         one = _compare(a, b, number, theirs[spec.name])
         if one is not None:
             found.append(one)
+        done += spec.bytes
+        if progress is not None:
+            progress(done, total)
     ours = a.names
     missing = [s for s in b.tensors if s.name not in ours]
     return found + [TensorDiff(s.name, "only in b", f"{s.dtype}{list(s.shape)}") for s in missing]

@@ -17,16 +17,15 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-import torch
-
 from outlast.checkpoint import _events as events
 from outlast.checkpoint._arena import Arena, Slot
 from outlast.checkpoint._drain import Drain, Drainer
 from outlast.checkpoint._handle import Handle
 from outlast.checkpoint._ladder import Candidate, first_valid
-from outlast.checkpoint._load import LoadedState, fill, fresh, match, rebuild, select
+from outlast.checkpoint._load import LoadedState, fill_in_place, fresh, rebuild, select
 from outlast.checkpoint._manifest import FORMAT, Part
 from outlast.checkpoint._memory import Hold, MemoryStore, in_memory
+from outlast.checkpoint._patience import newest_of
 from outlast.checkpoint._plan import Layout, plan
 from outlast.checkpoint._publish import publish, report_of
 from outlast.checkpoint._reader import Reader, Skip
@@ -255,7 +254,11 @@ class Engine:
     def _await_copy(self, handle: Handle, end: int) -> None:
         self._moved(handle)
         if self._closing.is_set():
-            raise CheckpointError(f"the save of step {handle.save.step} was not finished: its engine was closed")
+            raise CheckpointError(
+                f"the save of step {handle.save.step} was not finished: its engine was closed",
+                where=self.store.url, did="the save is dropped, older generations stay",
+                remedy="close(wait=True) finishes what is under way first",
+            )  # fmt: skip
         handle._snapshot.ready(end, timeout_s=handle.copy_s)
 
     def _passed(self, handle: Handle, phase: str) -> None:
@@ -424,7 +427,8 @@ class Engine:
         `into`: a state whose tensors are filled in place (plain or DTensor, of any sharding); what does not fit is an
         error unless `strict` is off: then it is loaded into new memory, and missing tensors are left alone. `names`:
         only tensors whose name matches a pattern. `generation`: only this one.
-        Raises `CheckpointError` if there are generations and none serves, or if the state does not fit.
+        A tier that has not answered for `timeout_s` is skipped, too. Raises `CheckpointError` if there are generations
+        and none serves, if the state does not fit, or if a read hangs while it is filled in place.
         """
         began_s, skipped = self._clock(), list[Skip]()
 
@@ -438,7 +442,8 @@ class Engine:
         # Snapshots in memory have no generation's number.
         near: list[Store] = [MemoryStore(self._hold)] if self._hold is not None and generation is None else []
         far = [self.far] if self.far is not None else []
-        loaded = first_valid([*near, self.store, *far], use, note=note, generation=generation)
+        places = [*near, self.store, *far]
+        loaded = first_valid(places, use, note=note, limit_s=self._timeout_s, generation=generation)
         if loaded is not None:
             self._tell(events.Loaded(
                 generation=loaded.generation, step=loaded.step, tier=loaded.tier, bytes_read=loaded.bytes_read,
@@ -453,35 +458,18 @@ class Engine:
         if into is None:
             tensors = fresh(reader, select(reader.tensors, names), progress)
         else:
-            tensors = self._fill(reader, into, names, strict, progress)
+            found = flatten(into, writer_of=self._writer_of)
+            tensors = fill_in_place(reader, found, names, strict, progress, where=self.store.url)
         tree = None
         if names is None and len(tensors) == len(reader.tensors):
             tree = rebuild(reader, tensors, "was not loaded")
-        if self.store in candidate.stores and candidate.head.generation == max(self.store.generations()):
+        if candidate.head.generation == newest_of(candidate.stores, self.store):
             self._base = (base_of(reader.parts), candidate.head.generation)
         head = reader.head
         return LoadedState(
             tree, {reader.tensors[i].name: t for i, t in tensors.items()}, head.step, head.generation, head.view,
             head.certified, candidate.stores[0].tier, head.extra, skipped, dict(reader.bytes_read),
         )  # fmt: skip
-
-    def _fill(
-        self, reader: Reader, into: Any, names: Sequence[str] | None, strict: bool,
-        progress: Callable[[int], None] | None,
-    ) -> dict[int, torch.Tensor]:  # fmt: skip
-        found = flatten(into, writer_of=self._writer_of)
-        pairs, difference = match(reader, found, names)
-        if strict and difference:
-            raise CheckpointError(
-                f"the state does not fit generation {reader.head.generation}:\n{difference}",
-                where=self.store.url,
-                did="nothing was loaded",
-                remedy="load with strict=False to take what fits, or name patterns to take a part",
-            )
-        fill(reader, pairs, found.local, progress)
-        tensors = {theirs: found.tensors[ours] for ours, theirs in pairs.items()}
-        rest = [i for i in select(reader.tensors, names) if i not in tensors]
-        return tensors | (fresh(reader, rest, progress) if rest else {})
 
     def close(self, *, wait: bool = True) -> None:
         """Stop the threads. With `wait`, saves and drains under way end first; else they stop at their next chunk.

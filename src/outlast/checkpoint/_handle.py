@@ -80,7 +80,11 @@ class Handle:
     def moved(self) -> None:
         """The disk answered. Raises CheckpointError if it did so too late: what follows need not be written."""
         if self._claim.locked():
-            raise CheckpointError(f"the save of step {self.save.step} was given up before its disk answered")
+            raise CheckpointError(
+                f"the save of step {self.save.step} was given up before its disk answered",
+                did="the save is dropped, training goes on, older generations stay",
+                remedy="look after the disk or the mount under the checkpoints, or raise Checkpoint(timeout_s=…)",
+            )
         self._moved_s = time.monotonic()
 
     def ended(self) -> None:

@@ -2,18 +2,20 @@
 
 Role: order candidates over several stores and try them until one serves. A generation that lies in several stores is
 one candidate: its chunks come from the nearest store where they are right. Invariants: nothing is skipped silently;
-an older generation is used only when no store has the newer one whole.
+an older generation is used only when no store has the newer one whole; a store that does not answer is not waited for.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 from outlast.checkpoint._manifest import Damage, Head, parse_head
+from outlast.checkpoint._patience import Stuck, patient
 from outlast.checkpoint._reader import Reader, Skip
-from outlast.checkpoint._store import Store, generation_name
+from outlast.checkpoint._store import Source, generation_name
 from outlast.errors import CheckpointError
 
 __all__ = ["Candidate", "candidates", "first_valid", "open_reader"]
@@ -23,10 +25,10 @@ T = TypeVar("T")
 
 class Candidate(NamedTuple):
     head: Head
-    stores: tuple[Store, ...]
+    stores: tuple[Source, ...]
 
 
-def candidates(stores: Sequence[Store], note: Callable[[Skip], None]) -> list[Candidate]:
+def candidates(stores: Sequence[Source], note: Callable[[Skip], None]) -> list[Candidate]:
     """Every generation that some store has a head of, newest first; `stores` nearest first."""
     found: list[Candidate] = []
     for store in stores:
@@ -37,7 +39,7 @@ def candidates(stores: Sequence[Store], note: Callable[[Skip], None]) -> list[Ca
     return found
 
 
-def _listed(store: Store, note: Callable[[Skip], None]) -> list[int]:
+def _listed(store: Source, note: Callable[[Skip], None]) -> list[int]:
     try:
         return store.generations()
     except OSError as error:
@@ -45,7 +47,7 @@ def _listed(store: Store, note: Callable[[Skip], None]) -> list[int]:
         return []
 
 
-def _head(store: Store, generation: int, note: Callable[[Skip], None]) -> Head | None:
+def _head(store: Source, generation: int, note: Callable[[Skip], None]) -> Head | None:
     try:
         return parse_head(store.read_head(generation), file=generation_name(generation), generation=generation)
     except (Damage, OSError) as error:
@@ -54,7 +56,7 @@ def _head(store: Store, generation: int, note: Callable[[Skip], None]) -> Head |
         return None
 
 
-def _add(found: list[Candidate], head: Head, store: Store) -> None:
+def _add(found: list[Candidate], head: Head, store: Source) -> None:
     """Same save and parts: another place of the same generation. Else by number; memory's own heads by step."""
     for index, known in enumerate(found):
         if known.head.save == head.save and known.head.parts == head.parts:
@@ -66,28 +68,30 @@ def _add(found: list[Candidate], head: Head, store: Store) -> None:
     found.append(Candidate(head, (store,)))
 
 
-def _is_newer(known: Candidate, head: Head, store: Store) -> bool:
+def _is_newer(known: Candidate, head: Head, store: Source) -> bool:
     """Whether `known` stays before `head`. Snapshots in memory have no generation number to compare."""
     if "memory" in {known.stores[0].tier, store.tier} and known.stores[0].tier != store.tier:
         return (known.head.view, known.head.step) >= (head.view, head.step)
     return known.head.generation >= head.generation
 
 
-def open_reader(candidate: Candidate, note: Callable[[Skip], None]) -> Reader:
-    return Reader(candidate.head, candidate.stores, note=note)
+def open_reader(candidate: Candidate, note: Callable[[Skip], None], *, limit_s: float | None = None) -> Reader:
+    return Reader(candidate.head, candidate.stores, note=note, limit_s=limit_s)
 
 
 def first_valid(
-    stores: Sequence[Store],
+    stores: Sequence[Source],
     use: Callable[[Reader, Candidate], T],
     *,
     note: Callable[[Skip], None],
+    limit_s: float,
     generation: int | None = None,
 ) -> T | None:
     """`use` the newest generation that can be read to the end (or only `generation`); None if there is none at all.
 
-    `use` may be called again with an older generation after it raised `Damage`. Raises `CheckpointError` when there
-    are generations but none of them serves.
+    `use` may be called again, with the same generation from farther away or with an older one, after it raised
+    `Damage` or `OSError`. A store that has not answered for `limit_s` is asked no more. Raises `CheckpointError` when
+    there are generations but none of them serves.
     """
     reasons: list[str] = []
 
@@ -95,18 +99,22 @@ def first_valid(
         reasons.append(f"{skip.file or skip.url} ({skip.tier}): {skip.reason}")
         note(skip)
 
-    found = candidates(stores, remember)
+    found = candidates(patient(stores, limit_s), remember)
     if generation is not None:
         found = [c for c in found if c.head.generation == generation]
-    for candidate in found:
+    tries = collections.deque(found)
+    while tries:
+        candidate = tries.popleft()
         try:
-            with _held(candidate, remember), open_reader(candidate, remember) as reader:
+            with _held(candidate, remember), open_reader(candidate, remember, limit_s=limit_s) as reader:
                 return use(reader, candidate)
         except (Damage, OSError) as error:
-            tier, url = candidate.stores[0].tier, candidate.stores[0].url
-            where = error.file if isinstance(error, Damage) else ""
-            reason = error.what if isinstance(error, Damage) else str(error)
-            remember(Skip(candidate.head.generation, candidate.head.step, tier, url, where, f"not loaded: {reason}"))
+            remember(_reason(candidate, error))
+            rest = tuple(
+                store for store in candidate.stores if not isinstance(error, Stuck) or store is not error.place
+            )
+            if rest and len(rest) < len(candidate.stores):
+                tries.appendleft(Candidate(candidate.head, rest))
     if not found and not reasons and generation is None:
         return None
     wanted = "no generation" if generation is None else f"generation {generation} not"
@@ -116,6 +124,20 @@ def first_valid(
         did="nothing of them is used; a state that was being filled in place is not to be trained on",
         remedy="`outlast ckpt verify` shows what is wrong in each",
     )
+
+
+def _without(candidate: Candidate, place: Source) -> list[Candidate]:
+    rest = tuple(store for store in candidate.stores if store is not place)
+    return [Candidate(candidate.head, rest)] if rest else []
+
+
+def _reason(candidate: Candidate, error: Damage | OSError) -> Skip:
+    """Why a candidate is not used, as it lies there."""
+    store, where = candidate.stores[0], error.file if isinstance(error, Damage) else ""
+    reason = error.what if isinstance(error, Damage) else str(error)
+    if isinstance(error, Stuck):
+        store = error.place
+    return Skip(candidate.head.generation, candidate.head.step, store.tier, store.url, where, f"not loaded: {reason}")
 
 
 @contextlib.contextmanager

@@ -19,11 +19,12 @@ import torch
 from outlast.checkpoint._arena import map_private
 from outlast.checkpoint._boxes import Box, intersect
 from outlast.checkpoint._manifest import DTYPE_BYTES, Damage, TensorSpec
+from outlast.checkpoint._patience import Stuck, kept
 from outlast.checkpoint._reader import Reader, Run, Skip, runs_of_box
 from outlast.checkpoint._tensors import Local, State, bytes_of, dtype_named, raw, unflatten
 from outlast.errors import CheckpointError
 
-__all__ = ["Difference", "LoadedState", "fill", "fresh", "match", "rebuild", "select"]
+__all__ = ["Difference", "LoadedState", "fill", "fill_in_place", "fresh", "match", "rebuild", "select"]
 
 _GROUP_BYTES = 32 << 20
 _MAX_RUNS = 1 << 16
@@ -90,7 +91,50 @@ def fill(
     local: Sequence[Sequence[Local]],
     progress: Callable[[int], None] | None = None,
 ) -> None:
-    """Fill the target's tensors in place with the checkpoint's. `pairs`: target number → checkpoint number."""
+    """Fill the target's tensors in place with the checkpoint's. `pairs`: target number → checkpoint number.
+
+    After `Stuck` the tensors are lost: a read that was given up may still write into them, and they are never freed.
+    """
+    try:
+        _fill_all(reader, pairs, local, progress)
+    except Stuck:
+        kept.append([held.values for number in pairs for held in local[number]])
+        raise
+
+
+def fill_in_place(
+    reader: Reader, target: State, names: Sequence[str] | None, strict: bool,
+    progress: Callable[[int], None] | None, *, where: str,
+) -> dict[int, torch.Tensor]:  # fmt: skip
+    """Fill what fits of the target; what it lacks comes in new memory. Tensors by the checkpoint's numbers.
+
+    Raises `CheckpointError` if something does not fit and `strict`, or if a read hangs.
+    """
+    pairs, difference = match(reader, target, names)
+    if strict and difference:
+        raise CheckpointError(
+            f"the state does not fit generation {reader.head.generation}:\n{difference}",
+            where=where,
+            did="nothing was loaded",
+            remedy="load with strict=False to take what fits, or name patterns to take a part",
+        )
+    try:
+        fill(reader, pairs, target.local, progress)
+    except Stuck as error:
+        raise CheckpointError(
+            f"a read of generation {reader.head.generation} was given up: {error}",
+            where=where,
+            did="the state was being filled in place: it is not to be trained on",
+            remedy="load without into=…, which goes on to what else there is; look after the disk or the mount",
+        ) from error
+    tensors = {theirs: target.tensors[ours] for ours, theirs in pairs.items()}
+    rest = [i for i in select(reader.tensors, names) if i not in tensors]
+    return tensors | (fresh(reader, rest, progress) if rest else {})
+
+
+def _fill_all(
+    reader: Reader, pairs: Mapping[int, int], local: Sequence[Sequence[Local]], progress: Callable[[int], None] | None
+) -> None:
     runs: list[Run] = []
     later: list[tuple[int, Local]] = []
     for ours, theirs in sorted(pairs.items(), key=lambda pair: pair[1]):

@@ -1,10 +1,10 @@
 """Checkpoints in a directory: aligned direct writes into recycled files, atomic publication, fsync at every turn.
 
 Role: the `disk` tier. `manifests/` holds heads, `data/` what they reach, `spare/` files that no head reaches and that
-the next save writes over. Order that every crash test leans on: data and parts are fsynced, then their directory,
-then the head under a temporary name, then it gets its name (a link, so that a taken number is refused), then its
-directory is fsynced. Removing goes backwards: the head first, *durably*, before any file it reached may be reused.
-Does not decide what to keep, and never looks inside a file.
+the next save writes over. Order that every crash test leans on: data and parts are fsynced, then their directory (and
+the one that recycled files came from), then the head under a temporary name, then it gets its name (a link, so that a
+taken number is refused), then its directory is fsynced. Removing goes backwards: the head first, *durably*, before any
+file it reached may be reused. Does not decide what to keep, and never looks inside a file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from outlast.checkpoint._fs import ALIGN, Disk, FileSystem
 from outlast.checkpoint._manifest import MAX_HEAD_BYTES, Damage
 from outlast.checkpoint._store import generation_name, generation_number
 
-__all__ = ["LocalStore"]
+__all__ = ["LocalStore", "make_directory"]
 
 _NO_DIRECT = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP}
 _MAX_SWEPT = 100
@@ -40,7 +40,7 @@ class LocalStore:
         self._fs: FileSystem = fs if fs is not None else Disk()
         self._nonce = nonce if nonce is not None else lambda: secrets.token_hex(4)
         self._num_spare = num_spare
-        self._ready = False
+        self._ready = self._claimed = False
         self._data, self._heads, self._spare = (os.path.join(path, d) for d in ("data", "manifests", "spare"))
 
     # reading
@@ -95,22 +95,12 @@ class LocalStore:
     def _prepare(self) -> None:
         if self._ready:
             return
-        self._make(self.url)
+        make_directory(self._fs, self.url)
         for directory in (self._data, self._heads, self._spare):
             self._fs.mkdir(directory)
         # Unconditional: another writer may have made them and died before it came to this.
         self._fs.sync_dir(self.url)
         self._ready = True
-
-    def _make(self, path: str) -> None:
-        parent = os.path.dirname(os.path.abspath(path))
-        try:
-            made = self._fs.mkdir(path)
-        except FileNotFoundError:
-            self._make(parent)
-            made = self._fs.mkdir(path)
-        if made:
-            self._fs.sync_dir(parent)
 
     def create(self, name: str, size_bytes: int) -> LocalWriter:
         self._prepare()
@@ -127,6 +117,7 @@ class LocalStore:
         for _, name in sorted(names, key=lambda pair: (abs(pair[0] - size_bytes), pair[1])):
             with contextlib.suppress(FileNotFoundError):
                 self._fs.rename(os.path.join(self._spare, name), path)
+                self._claimed = True  # after it, so that whoever takes this back has synced the rename
                 return True
         return False
 
@@ -143,6 +134,11 @@ class LocalStore:
             self._fs.close(fd)
 
     def barrier(self) -> None:
+        if self._claimed:
+            # A rename between directories is two changes: a file that came back among the spare ones would be written
+            # over while a head reaches it.
+            self._claimed = False
+            self._fs.sync_dir(self._spare)
         self._fs.sync_dir(self._data)
 
     def publish(self, generation: int, head: bytes) -> bool:
@@ -347,6 +343,18 @@ class LocalReader:
             if fd is not None:
                 self._fs.close(fd)
         self._direct = None
+
+
+def make_directory(fs: FileSystem, path: str) -> None:
+    """With what it lies in. Its name is durable when this returns, if it was not there before."""
+    parent = os.path.dirname(os.path.abspath(path))
+    try:
+        made = fs.mkdir(path)
+    except FileNotFoundError:
+        make_directory(fs, parent)
+        made = fs.mkdir(path)
+    if made:
+        fs.sync_dir(parent)
 
 
 def _open_to_read(fs: FileSystem, path: str) -> int:

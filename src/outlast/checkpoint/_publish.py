@@ -14,7 +14,7 @@ import msgspec
 
 from outlast.checkpoint._manifest import MAX_PART_BYTES, Damage, Head, PartRef, parse_head, parse_part, seal
 from outlast.checkpoint._reader import Reader
-from outlast.checkpoint._store import Store, generation_name, generation_number
+from outlast.checkpoint._store import Source, Store, generation_name, generation_number
 from outlast.core.protocol._commit import PartReport, SaveId
 from outlast.errors import CheckpointError
 
@@ -25,12 +25,12 @@ _STRAY = 1000  # a head that nobody can read and that lies so far ahead of those
 _LOOK_BACK = 8  # heads of one run grow in view and step, so its newest few tell all
 
 
-def read_head(store: Store, generation: int) -> Head:
+def read_head(store: Source, generation: int) -> Head:
     """Raises `Damage` or `OSError`."""
     return parse_head(store.read_head(generation), file=generation_name(generation), generation=generation)
 
 
-def heads(store: Store, *, newest: int | None = None) -> tuple[list[Head], dict[int, str]]:
+def heads(store: Source, *, newest: int | None = None) -> tuple[list[Head], dict[int, str]]:
     """The readable heads, newest first, and why the others are not; only the `newest` so many if given."""
     good, bad = [], {}
     numbers = store.generations()
@@ -83,7 +83,10 @@ def publish(
             )  # fmt: skip
         if store.publish(number, seal(msgspec.structs.replace(draft, generation=number))):
             return number
-    raise CheckpointError(f"no free generation number after {_MAX_TRIES} tries", where=store.url)
+    raise CheckpointError(
+        f"no free generation number after {_MAX_TRIES} tries", where=store.url, did="the generation was not published",
+        remedy="let no other run save there: give each its own checkpoint directory",
+    )  # fmt: skip
 
 
 def _next(found: list[Head], unreadable: dict[int, str]) -> int:
@@ -115,6 +118,7 @@ def _published(found: list[Head], draft: Head) -> int | None:
                 f"step {head.step} of view {head.view}",
                 where=generation_name(head.generation),
                 did="the generation was not published; the newer one stays",
+                remedy="nothing, if a newer view took over; else let no other run save there",
             )
     return None
 

@@ -33,7 +33,9 @@ from outlast.checkpoint._manifest import (
     digest,
     parse_part,
 )
-from outlast.checkpoint._store import DataReader, Store
+from outlast.checkpoint._patience import Patient, Stuck
+from outlast.checkpoint._store import DataReader, Source
+from outlast.checkpoint._threads import Threads
 
 __all__ = ["Reader", "Run", "Skip", "runs_of_box"]
 
@@ -68,10 +70,21 @@ class Held(NamedTuple):
 
 
 class Reader:
-    """Raises `Damage` if the generation is not whole. Close it, or use it as a context manager."""
+    """Raises `Damage` if the generation is not whole. Close it, or use it as a context manager.
 
-    def __init__(self, head: Head, stores: Sequence[Store], *, note: Callable[[Skip], None] | None = None) -> None:
+    `limit_s`: a chunk's read that takes longer ends the whole `read` with `Stuck`; None waits for good.
+    """
+
+    def __init__(
+        self,
+        head: Head,
+        stores: Sequence[Source],
+        *,
+        note: Callable[[Skip], None] | None = None,
+        limit_s: float | None = None,
+    ) -> None:
         self.head, self._stores = head, list(stores)
+        self._limit_s, self._is_stuck = limit_s, False
         self._note = note if note is not None else lambda skip: None
         self._lock = threading.Lock()
         self._open: dict[tuple[int, str], DataReader] = {}
@@ -92,6 +105,8 @@ class Reader:
         self.close()
 
     def close(self) -> None:
+        if self._is_stuck:
+            return  # a thread is still in one of them, and perhaps holds the lock
         with self._lock:
             readers, self._open = list(self._open.values()), {}
         for reader in readers:
@@ -99,7 +114,7 @@ class Reader:
 
     # what the documents say
 
-    def _skip(self, store: Store, file: str, error: Exception) -> None:
+    def _skip(self, store: Source, file: str, error: Exception) -> None:
         reason = error.what if isinstance(error, Damage) else str(error)
         self._note(Skip(self.head.generation, self.head.step, store.tier, store.url, file, reason))
 
@@ -144,7 +159,7 @@ class Reader:
             if not any(self._has(store, ref.name, ref.bytes) for store in self._stores):
                 raise Damage(f"is missing, or does not have the {ref.bytes} bytes that it should", file=ref.name)
 
-    def _has(self, store: Store, name: str, size: int) -> bool:
+    def _has(self, store: Source, name: str, size: int) -> bool:
         try:
             found = store.size(name)
         except OSError as error:
@@ -192,11 +207,16 @@ class Reader:
                 found = self._open[store, name] = self._stores[store].open_data(name)
             return found
 
-    def fetch(self, part: int, chunk: Chunk, dest: memoryview) -> None:
-        """Fill `dest` with a chunk from the nearest store where it is right. Raises `Damage`."""
+    def fetch(self, part: int, chunk: Chunk, dest: memoryview, asked: list[int] | None = None) -> None:
+        """Fill `dest` with a chunk from the nearest store where it is right. Raises `Damage`.
+
+        `asked` holds the number of the store that is being asked.
+        """
         file = self.parts[part].files[chunk.file]
         error: Exception = Damage("is in no store", file=file.name)
         for number, store in enumerate(self._stores):
+            if asked is not None:
+                asked[:] = [number]
             try:
                 reader = self._file(number, file.name)
                 if reader.bytes != file.bytes:
@@ -219,18 +239,37 @@ class Reader:
             for index, inside, dest in self._split(run):
                 jobs[run.part, index].append((inside, dest))
         ordered = sorted(jobs.items(), key=lambda job: self._place(*job[0]))
-        with concurrent.futures.ThreadPoolExecutor(_NUM_READERS) as pool:
-            waiting: collections.deque[concurrent.futures.Future[int]] = collections.deque()
-            try:
-                for (part, index), wanted in ordered:
-                    waiting.append(pool.submit(self._job, part, index, wanted))
-                    if len(waiting) >= 2 * _NUM_READERS:
-                        _tell(progress, waiting.popleft().result())
-                while waiting:
-                    _tell(progress, waiting.popleft().result())
-            finally:
-                for future in waiting:
-                    future.cancel()
+        # Who waits here waits for them, as long as they answer: the end of the process need not.
+        pool = Threads(_NUM_READERS, "outlast-read", limit_s=0.0)
+        waiting: collections.deque[tuple[concurrent.futures.Future[int], list[int]]] = collections.deque()
+        try:
+            for (part, index), wanted in ordered:
+                asked: list[int] = []
+                waiting.append((pool.submit(self._job, part, index, wanted, asked), asked))
+                if len(waiting) >= 2 * _NUM_READERS:
+                    _tell(progress, self._answer(*waiting.popleft()))
+            while waiting:
+                _tell(progress, self._answer(*waiting.popleft()))
+        finally:
+            for future, _ in waiting:
+                future.cancel()
+            pool.shutdown(wait=not self._is_stuck)
+
+    def _answer(self, future: concurrent.futures.Future[int], asked: list[int]) -> int:
+        """The oldest job's result. Raises `Stuck` if one store has kept it for too long."""
+        before = list(asked)
+        while not concurrent.futures.wait([future], self._limit_s).done:
+            if asked and asked == before:
+                self._is_stuck = True
+                raise self._stuck(self._stores[asked[0]])
+            before = list(asked)
+        return future.result()
+
+    def _stuck(self, store: Source) -> Stuck:
+        assert self._limit_s is not None, "without a limit nobody is late"
+        if isinstance(store, Patient):
+            store.hung()
+        return Stuck(store, self._limit_s)
 
     def _place(self, part: int, index: int) -> tuple[str, int]:
         chunk = self.parts[part].chunks[index]
@@ -247,13 +286,13 @@ class Reader:
             done += count
             index += 1
 
-    def _job(self, part: int, index: int, wanted: list[tuple[int, memoryview]]) -> int:
+    def _job(self, part: int, index: int, wanted: list[tuple[int, memoryview]], asked: list[int]) -> int:
         chunk = self.parts[part].chunks[index]
         if len(wanted) == 1 and len(wanted[0][1]) == chunk.bytes:
-            self.fetch(part, chunk, wanted[0][1])
+            self.fetch(part, chunk, wanted[0][1], asked)
             return chunk.bytes
         buffer = thread_buffer(chunk.bytes)[: chunk.bytes]
-        self.fetch(part, chunk, buffer)
+        self.fetch(part, chunk, buffer, asked)
         base = address_of(buffer)
         for inside, dest in wanted:
             # Unlike a slice assignment, this lets the other threads run.

@@ -22,6 +22,7 @@ from outlast.errors import CheckpointError
 __all__ = ["Copy", "Snapshot"]
 
 _BLOCK_BYTES = 8 << 20
+_SLOW = "see whether the host is out of memory (swapping) or stopped; copying needs seconds"
 
 
 class Copy(NamedTuple):
@@ -89,7 +90,9 @@ class Snapshot:
         with self._changed:
             done = self._changed.wait_for(lambda: self._error or all(self._state[i] == 2 for i in wanted), timeout_s)
         if not done:
-            raise CheckpointError(f"the snapshot did not end within {timeout_s} s", did="the step has not begun")
+            raise CheckpointError(
+                f"the snapshot did not end within {timeout_s} s", did="the step has not begun", remedy=_SLOW
+            )
 
     def _indices(self, names: Collection[str] | None) -> Sequence[int]:
         if names is None:
@@ -103,7 +106,9 @@ class Snapshot:
         if self._error is not None:
             raise CheckpointError(f"the snapshot failed: {self._error}") from self._error
         if not done:
-            raise CheckpointError(f"the snapshot did not reach byte {end} within {timeout_s} s")
+            raise CheckpointError(
+                f"the snapshot did not reach byte {end} within {timeout_s} s", did="the save is dropped", remedy=_SLOW
+            )
 
     def _prefix(self) -> int:
         """The stream's bytes up to the first block that is not copied."""

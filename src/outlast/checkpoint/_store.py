@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from outlast.errors import ConfigError
 
-__all__ = ["DataReader", "DataWriter", "Store", "generation_name", "generation_number", "open_store"]
+__all__ = ["DataReader", "DataWriter", "Source", "Store", "generation_name", "generation_number", "open_store"]
 
 
 _MAX_DIGITS = 18  # of a generation's number: it must fit where integers have 64 bits
@@ -45,8 +45,8 @@ class DataReader(Protocol):
     def close(self) -> None: ...
 
 
-class Store(Protocol):
-    """`url` names it to people; `tier` is `memory`, `disk` or `object`, nearest first."""
+class Source(Protocol):
+    """What loading asks of a place. `url` names it to people; `tier`: `memory`, `disk` or `object`, nearest first."""
 
     url: str
     tier: str
@@ -55,6 +55,14 @@ class Store(Protocol):
     def read_head(self, generation: int) -> bytes: ...
     def read_part(self, name: str, max_bytes: int) -> bytes: ...
     def open_data(self, name: str) -> DataReader: ...
+    def size(self, name: str) -> int | None: ...
+    def in_use(self, generation: int) -> AbstractContextManager[bytes]:
+        """Hold a generation against `withdraw`; yields its head. Raises `Damage` if it is not there."""
+
+
+class Store(Source, Protocol):
+    """A place that can also be written and tidied."""
+
     def create(self, name: str, size_bytes: int) -> DataWriter: ...
     def put_part(self, name: str, data: bytes) -> None: ...
     def barrier(self) -> None: ...
@@ -68,15 +76,11 @@ class Store(Protocol):
     def names(self) -> list[str]:
         """Parts and data files."""
 
-    def size(self, name: str) -> int | None: ...
     def discard(self, names: Collection[str], *, recycle: Collection[str] = ()) -> None:
         """Drop files that no head reaches. Those in `recycle` have no writer any more and may be written over."""
 
     def make_room(self) -> int:
         """Give back space that is only kept for reuse; returns how many files that were."""
-
-    def in_use(self, generation: int) -> AbstractContextManager[bytes]:
-        """Hold a generation against `withdraw`; yields its head. Raises `Damage` if it is not there."""
 
 
 def generation_name(generation: int) -> str:

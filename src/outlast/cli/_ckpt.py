@@ -24,6 +24,8 @@ app = typer.Typer(
     help="List, show, verify, compare, convert and prune checkpoints.",
 )  # fmt: skip
 
+_OF_LIVE_RUNS = 8  # generations; its saves in flight are far fewer
+
 Place = Annotated[str, typer.Argument(help="A checkpoint directory or URL (file://, s3://, gs://, az://).")]
 Generation = Annotated[int | None, typer.Option("--generation", "-g", help="Which one. Default: the newest.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -135,8 +137,8 @@ def diff_(
     """Which tensors differ between two generations, where first, and by how much."""
     from outlast.checkpoint._diff import diff
 
-    with _reader(first) as a, _reader(second) as b:
-        found = diff(a, b)
+    with _reader(first) as a, _reader(second) as b, _progress("diff") as progress:
+        found = diff(a, b, progress=progress)
         trees = a.tree != b.tree
     if as_json:
         _json({"tensors": [d._asdict() for d in found], "other_values_differ": trees})
@@ -205,6 +207,7 @@ def export(
         _known_format(format_)
     if not shard_gib > 0:
         raise _wrong(f"--shard-gib {shard_gib:g} is no size", "more than 0")
+    target = _local(target, "the directory to write,")
     _new_directory(target)
     with _reader(place, generation) as reader, _progress(f"export to {format_}") as progress:
         numbers = _chosen(reader, names)
@@ -236,6 +239,7 @@ def import_(
 
     if step < 0:
         raise _wrong(f"--step {step} is no step", "0 or more")
+    source = _local(source, "the checkpoint to import,")
     store, nonce = open_store(place), secrets.token_hex(4)
     safetensors = _adapter("_safetensors")
     read: Callable[..., int]
@@ -266,9 +270,17 @@ def prune_(
 ) -> None:
     """Remove old generations, and the files that none reaches any more. Certified ones make room only for such."""
     from outlast.checkpoint import Retention, prune
+    from outlast.checkpoint._occupancy import occupants
 
     store = _store(place)
-    done = prune(store, Retention(keep_last=keep_last, keep_every=keep_every), dry_run=dry_run)
+    policy = Retention(keep_last=keep_last, keep_every=keep_every)
+    # What a save that is under way refers to lies in one of the newest generations.
+    live = occupants(place)
+    protected = store.generations()[-_OF_LIVE_RUNS:] if live else []
+    done = prune(store, policy, dry_run=dry_run, protected=protected)
+    if live:
+        note = f"run {live[0].run} saves here (process {live[0].pid}): its newest {_OF_LIVE_RUNS} generations stay"
+        done = done._replace(note="; ".join(filter(None, [done.note, note])))
     if as_json:
         _json({"dry_run": dry_run, **done._asdict()})
         return
@@ -287,12 +299,25 @@ def _store(place: str) -> Store:
     import os
 
     from outlast.checkpoint import open_store
+    from outlast.checkpoint._occupancy import local_path
     from outlast.errors import ConfigError
 
-    path = place.removeprefix("file://")
-    if "://" not in path and not os.path.isdir(path):
+    path = local_path(place)
+    if path is not None and not os.path.isdir(path):
         raise ConfigError(f"{place} is no directory", remedy="give a checkpoint directory or a URL")
     return open_store(place)
+
+
+def _local(place: str, what: str) -> str:
+    """The directory or file that other formats are read from and written to: a path, or a file:// URL."""
+    from outlast.checkpoint._occupancy import local_path
+
+    path = local_path(place)
+    if path is None:
+        raise _wrong(
+            f"{what} {place} is not on this machine", "a path or a file:// URL; copy it with the store's tools"
+        )
+    return path
 
 
 def _newest(store: Store, generation: int | None) -> int:
@@ -359,14 +384,10 @@ def _has_metadata(path: str) -> bool:
 
 
 def _known_format(name: str) -> None:
-    from outlast.errors import ConfigError
+    from outlast.errors import ConfigError, nearest
 
     if name != "dcp":
-        import difflib
-
-        close = difflib.get_close_matches(name, ["safetensors", "dcp"], n=1)
-        hint = f"did you mean {close[0]!r}?" if close else "safetensors or dcp"
-        raise ConfigError(f"no format {name!r}", remedy=hint)
+        raise ConfigError(f"no format {name!r}", remedy=nearest(name, ["safetensors", "dcp"], "safetensors or dcp"))
 
 
 def _chosen(reader: Reader, patterns: list[str] | None) -> list[int]:

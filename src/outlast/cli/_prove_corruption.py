@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import sys
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from outlast.errors import ConfigError
+from outlast.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from outlast.prove._corruption import Tally
@@ -71,12 +70,8 @@ def _dtypes(dtype: str) -> list[str]:
     names = list(dict.fromkeys(name.strip() for name in dtype.split(",")))
     for name in names:
         if name not in _DTYPES:
-            close = difflib.get_close_matches(name, _DTYPES, n=1)
-            remedy = f"one of {', '.join(_DTYPES)}, or both with a comma between"
-            raise ConfigError(
-                f"--dtype {dtype!r}: {name!r} is none",
-                remedy=f"did you mean {close[0]!r}? {remedy}" if close else remedy,
-            )
+            known = f"one of {', '.join(_DTYPES)}, or both with a comma between"
+            raise ConfigError(f"--dtype {dtype!r}: {name!r} is none", remedy=nearest(name, _DTYPES, known, both=True))
     return names
 
 

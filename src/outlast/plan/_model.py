@@ -6,13 +6,12 @@ valid range and the remedy, unknown keys with the nearest known one. It computes
 
 from __future__ import annotations
 
-import difflib
 import math
 from typing import Any, Literal
 
 import msgspec
 
-from outlast.errors import ConfigError
+from outlast.errors import ConfigError, nearest
 
 __all__ = ["FailureClass", "Hardware", "Job", "Tier", "job_from_mapping", "load_job"]
 
@@ -235,9 +234,8 @@ def _known_keys(data: dict[str, Any], kind: type[msgspec.Struct], where: str) ->
     fields = kind.__struct_fields__
     for key, value in data.items():
         if key not in fields:
-            close = difflib.get_close_matches(key, fields, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(fields)}"
-            raise ConfigError(f"unknown key {key!r}", where=where, remedy=hint)
+            remedy = nearest(key, fields, f"known keys: {', '.join(fields)}")
+            raise ConfigError(f"unknown key {key!r}", where=where, remedy=remedy)
         if key in _KINDS and kind is Job and isinstance(value, list):
             for i, item in enumerate(value):
                 if isinstance(item, dict):

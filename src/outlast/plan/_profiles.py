@@ -5,10 +5,9 @@ Invariant: a rate in a profile is a published count or a fit whose source is nam
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
-from outlast.errors import ConfigError
+from outlast.errors import ConfigError, nearest
 
 __all__ = ["PROFILES", "profile_data", "profile_note"]
 
@@ -120,9 +119,7 @@ def profile_data(name: str) -> dict[str, Any]:
         "target": _target,
     }
     if name not in makers:
-        close = difflib.get_close_matches(name, makers, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"one of {', '.join(makers)}"
-        raise ConfigError(f"no profile {name!r}", remedy=hint)
+        raise ConfigError(f"no profile {name!r}", remedy=nearest(name, makers))
     return makers[name]()
 
 

@@ -140,7 +140,7 @@ class NetworkPlane:
             self._reduce(self._reduced)
 
     def _arrived(self, bucket: int) -> bool:
-        """Everybody's sums of my slice are here, and what has to be known of them (see `_all_entered`)."""
+        """Everybody's sums of my slice are here; of the first bucket, that all have offered it (see `_all_entered`)."""
         here = self._wires is None or self._scattering[bucket].done.is_set()
         return here and (bucket > 0 or self.mesh.has_all(Ready, self._now().step, 0))
 

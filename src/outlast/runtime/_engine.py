@@ -191,8 +191,6 @@ class Engine:
         self.frozen.clear()
         if self.guards.before(meta):
             self._optimize(meta, enter)
-            if self.robust is not None:
-                self.robust.applied(self.out)
         else:
             enter(Phase.OPTIMIZER)
         for data, start, buffer in zip(meta.buffers, self._start_buffers, self._buffers, strict=bool(meta.buffers)):

@@ -1,9 +1,10 @@
 """Replicas that lie, for tests and `prove`: what OUTLAST_LIES orders, done in the exchange of a real process.
 
 A liar waits until every honest member has offered a bucket, reads their rows (it knows everything, as the literature's
-adversary does), and offers its lie (`outlast.tensors.ATTACKS`). Where the rule keeps momentum for each row, the lie is
-chosen so that its momentum is what the attack wants. Over a network a liar knows its own gradient only. A lying reducer
-falsifies its slice of the result instead. In a normal run the variable is not set, and nothing of this is imported.
+adversary does), and offers a lie about each of its own rows (`outlast.tensors.ATTACKS`). Where the rule keeps momentum
+for each row, the lie is chosen so that its momentum is what the attack wants. Over a network a liar knows its own rows
+only. A lying reducer falsifies its slice of the result instead. In a normal run the variable is not set, and nothing of
+this is imported.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from outlast.tensors import ATTACKS, inconsistent, lying_reducer, strongest
 __all__ = ["Liar", "Lie", "lying"]
 
 _FACTORS = (0.25, 0.5, 1.0, 1.5, 2.0, 4.0, 8.0)
+_Held = tuple[str, int, tuple[int, ...]]  # a member, a row, and which of the member's sums are of this row
 
 
 class Lie(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -98,7 +100,8 @@ class Liar:
         elif lie is None:
             self.plane.offer(bucket)
         else:
-            self._falsify(lie, bucket, self._mean_of(self.plane.mesh.me, bucket)[None], 1, 0)
+            mine = self._rows_of([self.plane.mesh.me])
+            self._falsify(lie, bucket, torch.stack([self._mean_of(row, bucket) for row in mine]), mine, mine)
             self.plane.offer(bucket)
 
     def finish(self) -> Reduction:
@@ -116,58 +119,69 @@ class Liar:
         liars = [name for name in members if lie.includes(name)]
         honest = [name for name in members if name not in liars]
         self.plane.mesh.collect(Ready, task.step, bucket, Phase.SCATTERED, honest)
-        rows = torch.stack([self._mean_of(name, bucket) for name in honest or liars[:1]])
-        self._falsify(lie, bucket, rows, len(liars), liars.index(self.plane.mesh.me))
+        false, mine = self._rows_of(liars), self._rows_of([self.plane.mesh.me])
+        rows = torch.stack([self._mean_of(row, bucket) for row in self._rows_of(honest) or mine])
+        self._falsify(lie, bucket, rows, false, mine)
 
-    def _mean_of(self, member: str, bucket: int) -> Tensor:
-        """Mean gradient of all that a member holds; with momentum, that of its first row."""
+    def _rows_of(self, members: Sequence[str]) -> list[_Held]:
+        """Each row that these hold something of, once a holder; without rows, all that each holds."""
+        assert self._task is not None
+        robust, found = self.engine.robust, []
+        for name in members:
+            nodes = self._task.nodes[self.plane.members.index(name)]
+            bounds = robust.roots if robust is not None else [(0, self._task.num_leaves)]
+            for number, (lo, hi) in enumerate(bounds):
+                places = tuple(i for i, node in enumerate(nodes) if lo <= node[0] < hi)
+                if places:
+                    found.append((name, number, places))
+        return found
+
+    def _mean_of(self, held: _Held, bucket: int) -> Tensor:
+        """The row's mean gradient, or its momentum, of what its holder has of it."""
         total = torch.zeros_like(self.engine.out[bucket])
         share = 0.0
-        for node, flat in self._held(member, bucket):
+        for node, flat in self._sums(held, bucket):
             total += flat
             share += self._share(node)
-        return self._moved(member, bucket, total / share if share else total)
+        mean, known = total / share if share else total, self._momentum(held, bucket)
+        return mean if known is None else known[0] * known[1] + (1.0 - known[0]) * mean
 
-    def _held(self, member: str, bucket: int) -> list[tuple[Node, Tensor]]:
-        task, me = self._task, self.plane.mesh.me
+    def _sums(self, held: _Held, bucket: int) -> list[tuple[Node, Tensor]]:
+        task, (name, _, places) = self._task, held
         assert task is not None
-        nodes = task.nodes[self.plane.members.index(member)]
-        if member == me:
-            return [(n, self.engine.memory.flats(s)[bucket]) for n, s in zip(nodes, task.slots, strict=True)]
-        slots = self.plane.mesh.boxes[Ready, task.step, bucket][member].slots
-        return [(n, self.plane.peers[member].flats(s)[bucket]) for n, s in zip(nodes, slots, strict=True)]
+        nodes = task.nodes[self.plane.members.index(name)]
+        if name == self.plane.mesh.me:
+            return [(nodes[i], self.engine.memory.flats(task.slots[i])[bucket]) for i in places]
+        slots = self.plane.mesh.boxes[Ready, task.step, bucket][name].slots
+        return [(nodes[i], self.plane.peers[name].flats(slots[i])[bucket]) for i in places]
 
     def _share(self, node: Node) -> float:
         assert self._task is not None
         return sum(self.engine.weight(self._task.step, leaf) for leaf in range(*node))
 
-    def _momentum(self, member: str, bucket: int) -> tuple[float, Tensor] | None:
-        robust, task = self.engine.robust, self._task
-        if robust is None or not robust.settings.momentum or task is None:
+    def _momentum(self, held: _Held, bucket: int) -> tuple[float, Tensor] | None:
+        robust = self.engine.robust
+        if robust is None or not robust.settings.momentum:
             return None
-        first = task.nodes[self.plane.members.index(member)][0][0]
-        row = next(r for r, (lo, hi) in enumerate(robust.roots) if lo <= first < hi)
-        return robust.settings.momentum, robust.memory.now[row][bucket]
+        return robust.settings.momentum, robust.memory.now[held[1]][bucket]
 
-    def _moved(self, member: str, bucket: int, mean: Tensor) -> Tensor:
-        known = self._momentum(member, bucket)
-        return mean if known is None else known[0] * known[1] + (1.0 - known[0]) * mean
-
-    def _falsify(self, order: Lie, bucket: int, honest: Tensor, num_liars: int, place: int) -> None:
-        lie = self._made(order, bucket, honest, num_liars, place)
-        known = self._momentum(self.plane.mesh.me, bucket)
-        if known is not None:
-            lie = (lie - known[0] * known[1]) / (1.0 - known[0])
+    def _falsify(self, order: Lie, bucket: int, honest: Tensor, liars: list[_Held], mine: list[_Held]) -> None:
+        lies = self._made(order, bucket, honest, len(liars))
+        for held in mine:
+            lie, known = lies[liars.index(held)], self._momentum(held, bucket)
+            if known is not None:
+                lie = (lie - known[0] * known[1]) / (1.0 - known[0])
+            for node, flat in self._sums(held, bucket):
+                flat.copy_(lie * self._share(node))
         self._earlier[bucket] = honest.clone()
-        for node, flat in self._held(self.plane.mesh.me, bucket):
-            flat.copy_(lie * self._share(node))
 
-    def _made(self, order: Lie, bucket: int, honest: Tensor, num_liars: int, place: int) -> Tensor:
+    def _made(self, order: Lie, bucket: int, honest: Tensor, num_liars: int) -> Tensor:
+        """The liars' rows, one after another."""
         options = dict(order.options)
         if order.attack == "inconsistent":
             ranges = self.plane.ranges[bucket]
             told = inconsistent(honest, num_liars, num_peers=len(ranges), **options)
-            return torch.cat([told[peer][place, lo:hi] for peer, (lo, hi) in enumerate(ranges)])
+            return torch.cat([told[peer][:, lo:hi] for peer, (lo, hi) in enumerate(ranges)], dim=1)
         family = ATTACKS[order.attack]
         if order.attack == "stale":
             options["earlier"] = self._earlier.get(bucket, honest)
@@ -175,8 +189,8 @@ class Liar:
             assert self._task is not None
             options["seed"] = self._task.step
         if order.optimise:
-            return strongest(family, honest, num_liars, self._rule(bucket), _FACTORS)[0][place]
-        return family(honest, num_liars, **options)[place]
+            return strongest(family, honest, num_liars, self._rule(bucket), _FACTORS)[0]
+        return family(honest, num_liars, **options)
 
     def _rule(self, bucket: int) -> Callable[[Tensor], Tensor]:
         robust = self.engine.robust

@@ -14,11 +14,12 @@ import torch
 
 from outlast.checkpoint import Handle, heads
 from outlast.checkpoint import _events as ce
+from outlast.checkpoint._patience import Patient
 from outlast.core.policy._saving import Pacer
 from outlast.errors import CheckpointError, ConfigError
 from outlast.runtime._environment import Environment
 from outlast.runtime._restore import check_facts, restore, tree_of
-from outlast.runtime._saves import archive_of
+from outlast.runtime._saves import archive_of, occupied
 from outlast.runtime._settings import SaveSettings
 from outlast.runtime._state import State
 
@@ -30,8 +31,10 @@ class PlainSaves:
 
     def __init__(self, env: Environment, state: State, settings: SaveSettings, facts: dict[str, str]) -> None:
         self._env, self._state, self._settings, self._facts = env, state, settings, facts
+        self._places = occupied(env, settings)
         self._archive = archive_of(env, settings, on_event=self._on_event)
-        self._epoch = 1 + max((h.view[0] for h in heads(self._archive.store, newest=16)[0]), default=0)
+        store = Patient(self._archive.store, settings.timeout_s)
+        self._epoch = 1 + max((h.view[0] for h in heads(store, newest=16)[0]), default=0)
         self._pacer = Pacer(time.monotonic(), min_s=settings.min_s, num_replicas=1)
         self._handle: Handle | None = None
         self._last: concurrent.futures.Future[int] | None = None
@@ -79,6 +82,8 @@ class PlainSaves:
         if self._last is not None:
             concurrent.futures.wait([self._last])
         self._archive.close()
+        for place in self._places:
+            place.leave()
 
     def wait_copied(self) -> None:
         """Before the optimizer writes."""

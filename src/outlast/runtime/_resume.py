@@ -12,7 +12,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from outlast.checkpoint import Engine as Archive
-from outlast.checkpoint import Hold, LoadedState, MemoryStore, heads
+from outlast.checkpoint import Head, Hold, LoadedState, MemoryStore, heads
+from outlast.checkpoint._patience import Patient
 from outlast.errors import CheckpointError
 from outlast.runtime._restore import adopt, check_facts
 from outlast.runtime._saving import SaveBase
@@ -71,10 +72,14 @@ def _has_begun(saves: Saves) -> bool:
     hold = Hold.parse(saves.env.hold) if saves.env.hold else None
     if hold is not None and MemoryStore(hold).generations():
         return True
-    return any(head.run == saves.env.run_id for head in heads(saves.archive.store, newest=_LOOK_BACK)[0])
+    return any(head.run == saves.env.run_id for head in _heads(saves))
 
 
 def _newest_epoch(saves: Saves) -> int:
     """In a fleet of one: how much higher its views are to be numbered than a new run's, as the coordinator does it."""
-    found = heads(saves.archive.store, newest=_LOOK_BACK)[0]
-    return max((head.view[0] for head in found), default=0)
+    return max((head.view[0] for head in _heads(saves)), default=0)
+
+
+def _heads(saves: Saves) -> list[Head]:
+    """The newest ones. Raises OSError, also for a place that does not answer in time."""
+    return heads(Patient(saves.archive.store, saves.settings.timeout_s), newest=_LOOK_BACK)[0]

@@ -82,12 +82,11 @@ class NetworkRowPlane(RowSteps, NetworkPlane):
             if bucket == 0:
                 task.on_scattered()
             self._reduce(bucket)
-        for group in range(len(self.robust.groups)):
-            for bucket in self.decide(task, group):
-                target = self._target(bucket)
-                if len(target):
-                    self.robust.combine(bucket, *self.ranges[bucket][self.index], target)
-                self._offer_slice(bucket, target)
+        for bucket in self.decide(task):
+            target = self._target(bucket)
+            if len(target):
+                self.robust.combine(bucket, *self.ranges[bucket][self.index], target)
+            self._offer_slice(bucket, target)
         for bucket in range(len(self.layout.buckets)):
             self.enter(Phase.GATHERED, bucket)
             self._gathered(bucket)

@@ -26,7 +26,7 @@ from outlast.tensors import BLOCK, Layout
 
 __all__ = ["HOLD", "VOTE", "RowSteps", "SharedRowPlane", "same_bits", "with_momentum", "without_momentum"]
 
-VOTE, HOLD = 1 << 20, 1 << 21  # channels of `Extra`; below them: groups of parameters
+GRAMS, VOTE, HOLD = 0, 1 << 20, 1 << 21  # channels of `Extra`
 
 Tamper = Callable[[int, Tensor], None]
 
@@ -66,18 +66,20 @@ class RowSteps:
         look_at(target, look)
         look.end()
 
-    def decide(self, task: Task, group: int) -> list[int]:
-        """A distance rule's choice, once all its buckets are kept; returns these. For other rules: nothing."""
-        mine = self.robust.groups[group]
-        if not mine.rule.needs_gram:
+    def decide(self, task: Task) -> list[int]:
+        """The distance rules' choices, once all their buckets are kept; returns these. One message for all groups."""
+        asked = [index for index, group in enumerate(self.robust.groups) if group.rule.needs_gram]
+        if not asked:
             return []
-        body = self.robust.grams(group)
-        self.mesh.broadcast(Extra(task.step, group, body))
+        body = msgspec.msgpack.encode([self.robust.grams(group) for group in asked])
+        self.mesh.broadcast(Extra(task.step, GRAMS, body))
         self.sent_bytes += len(body) * len(self.mesh.peers)
-        box = self.mesh.collect(Extra, task.step, group, Phase.SCATTERED)
-        bodies = [body if name == self.mesh.me else box[name].body for name in self.members]
-        self.robust.select(group, bodies, self._leaves)
-        return mine.buckets
+        box = self.mesh.collect(Extra, task.step, GRAMS, Phase.SCATTERED)
+        said = [body if name == self.mesh.me else box[name].body for name in self.members]
+        told = [msgspec.msgpack.decode(each, type=list[bytes]) for each in said]
+        for place, group in enumerate(asked):
+            self.robust.select(group, [each[place] for each in told], self._leaves)
+        return [bucket for group in asked for bucket in self.robust.groups[group].buckets]
 
     def checker(self, step: int, bucket: int, reducer: int) -> int:
         """The member that would check this slice: anyone but who reduced it."""
@@ -114,9 +116,8 @@ class SharedRowPlane(RowSteps, SharedPlane):
             self.enter(Phase.SCATTERED, self._reduced)
             self.mesh.collect(Ready, task.step, self._reduced, Phase.SCATTERED)
             self._reduce(self._reduced)
-        for group in range(len(self.robust.groups)):
-            for bucket in self.decide(task, group):
-                self._combine(bucket)
+        for bucket in self.decide(task):
+            self._combine(bucket)
         for bucket in range(len(self.layout.buckets)):
             self.enter(Phase.GATHERED, bucket)
             self.mesh.collect(Reduced, task.step, bucket, Phase.GATHERED)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from outlast.checkpoint import Engine as Archive
 from outlast.checkpoint import Handle, Hold, Retention
 from outlast.checkpoint import _events as ce
+from outlast.checkpoint._occupancy import Occupancy, occupy
 from outlast.core.policy._saving import Pacer
 from outlast.core.protocol import Member, View, ViewId
 from outlast.core.protocol._commit import PartReport, SaveId
@@ -38,7 +39,7 @@ from outlast.runtime._settings import SaveSettings
 if TYPE_CHECKING:
     from outlast.runtime._replica import Replica
 
-__all__ = ["CANNOT", "Saves", "archive_of", "attach"]
+__all__ = ["CANNOT", "Saves", "archive_of", "attach", "occupied"]
 
 CANNOT = -1  # a vote: no save after this step
 _LOCALLY = 1  # a vote: this member wants one by itself; the coordinator's requests have higher numbers
@@ -77,6 +78,7 @@ class Saves:
         wake_fd: int,
     ) -> None:
         self.env, self.engine, self.member, self.settings, self.facts = env, engine, member, settings, facts
+        self._places = occupied(env, settings)
         self.archive = archive_of(env, settings, on_event=self._on_event)
         self._send, self._wake_fd = send, wake_fd
         self._lock = threading.RLock()
@@ -388,7 +390,10 @@ class Saves:
 
     def close(self) -> None:
         """Stop. Alone, what is under way is finished first: nobody else would."""
-        self.archive.close(wait=self._send is None)
+        self.archive.close(wait=self.alone)
+        if self.alone:
+            for place in self._places:
+                place.leave()
 
 
 def attach(replica: Replica, settings: SaveSettings) -> None:
@@ -402,6 +407,12 @@ def attach(replica: Replica, settings: SaveSettings) -> None:
     )  # fmt: skip
     if not isinstance(link, SoloLink):
         link.on_save, link.repeat = replica.saves.told, replica.saves.repeat
+
+
+def occupied(env: Environment, settings: SaveSettings) -> list[Occupancy]:
+    """The places that this run saves at, held against other runs. Raises ConfigError if one of them is there."""
+    places = [place for place in (settings.target, settings.drain_to) if place]
+    return [occupy(place, env.run_id, limit_s=settings.timeout_s) for place in places]
 
 
 def archive_of(env: Environment, settings: SaveSettings, *, on_event: Callable[[ce.CheckpointEvent], None]) -> Archive:

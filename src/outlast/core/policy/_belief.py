@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import gamma
 from typing import Any
 
-from outlast.errors import ConfigError
+from outlast.errors import ConfigError, nearest
 
 __all__ = ["Belief", "ClassPrior"]
 
@@ -64,11 +64,7 @@ class Belief:
         """The position of a class; an unknown name is refused with the nearest known one."""
         if name in self.classes:
             return self.classes.index(name)
-        from difflib import get_close_matches
-
-        close = get_close_matches(name, self.classes, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"one of {', '.join(self.classes)}"
-        raise ConfigError(f"no failure class {name!r} in this belief", remedy=hint)
+        raise ConfigError(f"no failure class {name!r} in this belief", remedy=nearest(name, self.classes))
 
     def observe(self, name: str, count: float = 1.0) -> Belief:
         """`count` failures of a class."""

@@ -6,13 +6,12 @@ How a verdict follows from it is `_verdicts.py`.
 
 from __future__ import annotations
 
-import difflib
 from typing import Literal, get_args, get_type_hints
 
 import msgspec
 
 from outlast.core.policy._bands import Band
-from outlast.errors import ConfigError
+from outlast.errors import ConfigError, nearest
 
 __all__ = [
     "PRESETS", "Culprit", "GuardEvidence", "GuardNote", "GuardState", "Guards", "Ruling", "Verdict", "VerdictAction",
@@ -71,9 +70,7 @@ class Guards(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         for name, hint in get_type_hints(type(self)).items():
             choices, value = get_args(hint), getattr(self, name)
             if choices and value not in choices:
-                close = difflib.get_close_matches(str(value), choices, n=1)
-                said = f"did you mean {close[0]!r}? " if close else ""
-                raise ConfigError(f"guards: no {name}={value!r}", remedy=f"{said}one of {', '.join(choices)}")
+                raise ConfigError(f"guards: no {name}={value!r}", remedy=nearest(value, choices, both=True))
         wants = [n for n in ("nonfinite", "loss_spike", "norm_spike", "divergence") if getattr(self, n) == "rewind"]
         if wants and not self.certify_every:
             raise ConfigError(
@@ -92,9 +89,8 @@ class Guards(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if isinstance(value, Guards):
             return value
         if value not in PRESETS:
-            close = difflib.get_close_matches(str(value), PRESETS, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else "one of " + ", ".join(PRESETS)
-            raise ConfigError(f"guards={value!r} is no preset", remedy=f"{hint}; or outlast.Guards(...)")
+            remedy = f"{nearest(value, PRESETS)}; or outlast.Guards(...)"
+            raise ConfigError(f"guards={value!r} is no preset", remedy=remedy)
         return PRESETS[value]
 
 

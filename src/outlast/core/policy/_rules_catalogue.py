@@ -12,13 +12,12 @@ docs/explanation/robust-aggregation.md.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from outlast.errors import ConfigError
+from outlast.errors import ConfigError, nearest
 
 __all__ = ["PRE_STEPS", "RULES", "PreFact", "RuleFact", "check_choice", "check_rule", "kappa", "largest_f"]
 
@@ -261,8 +260,4 @@ def _known(rule: str, pre: Sequence[str]) -> None:
 def _one_of(name: str, names: list[str], what: str) -> None:
     if name in names:
         return
-    close = difflib.get_close_matches(name, names, n=1)
-    raise ConfigError(
-        f"no {what} {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""),
-        remedy=f"one of: {', '.join(names)}",
-    )
+    raise ConfigError(f"no {what} {name!r}", remedy=nearest(name, names, both=True))

@@ -5,12 +5,11 @@ Invariant: a mapping that exists names a column for time and machine; unknown ke
 
 from __future__ import annotations
 
-import difflib
 from typing import Any, Literal
 
 import msgspec
 
-from outlast.errors import ConfigError
+from outlast.errors import ConfigError, nearest
 
 __all__ = ["PRESETS", "Mapping", "load_mapping", "preset"]
 
@@ -89,9 +88,7 @@ def preset(name: str) -> Mapping:
     """A preset by name; an unknown one is refused with the nearest."""
     if name in PRESETS:
         return PRESETS[name]
-    close = difflib.get_close_matches(name, PRESETS, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"one of {', '.join(PRESETS)}"
-    raise ConfigError(f"no trace preset {name!r}", remedy=hint)
+    raise ConfigError(f"no trace preset {name!r}", remedy=nearest(name, PRESETS))
 
 
 def load_mapping(path: str) -> Mapping:
@@ -108,11 +105,9 @@ def load_mapping(path: str) -> Mapping:
     base = msgspec.to_builtins(preset(data.pop("preset"))) if "preset" in data else {}
     for key in data:
         if key not in Mapping.__struct_fields__:
-            close = difflib.get_close_matches(key, Mapping.__struct_fields__, n=1)
-            known = f"known keys: {', '.join(Mapping.__struct_fields__)}"
-            raise ConfigError(
-                f"unknown key {key!r}", where=path, remedy=f"did you mean {close[0]!r}?" if close else known
-            )
+            known = Mapping.__struct_fields__
+            remedy = nearest(key, known, f"known keys: {', '.join(known)}")
+            raise ConfigError(f"unknown key {key!r}", where=path, remedy=remedy)
     try:
         return msgspec.convert({**base, **data}, Mapping)
     except msgspec.ValidationError as error:

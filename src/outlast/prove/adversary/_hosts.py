@@ -94,6 +94,8 @@ class CoordinatorProcess(Process):
             for name in action.to:
                 if isinstance(action.message, m.Rejoin):
                     world.oracle.demoted(name)
+                elif isinstance(action.message, m.Close) and action.message.reason == "left as planned":
+                    world.oracle.let_go(name)
                 link = self.links.get(name)
                 if link is not None and not link.broken:
                     world.network.down(link, link.client.told, action.message)  # type: ignore[attr-defined]

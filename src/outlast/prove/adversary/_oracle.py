@@ -40,7 +40,7 @@ class Oracle:
         self._last_epoch_written = 0
         self._first_decided: dict[ViewId, int] = {}
         self._epochs: dict[str, int] = {}
-        self._given_up: set[str] = set()  # told to start again, rightly; they may not have heard it yet
+        self._given_up: set[str] = set()  # rightly told to start again, or let go; they may not have heard it yet
 
     def violated(self, invariant: str, what: str) -> None:
         if self.violation is None:
@@ -82,8 +82,7 @@ class Oracle:
         top = max(entry.committed for entry in entries)
         self.world.note(f"{replica.name} called the roll of {view.id}: {[e.committed for e in entries]}")
         if top < self.stable and view.id == max(self.views_formed):  # who wakes up in an older view is alone there
-            unlost = [r for r in self._unlost() if not r.member.leaving]  # who was let go may be on its way out
-            names = [r.name for r in unlost if r.member.committed >= self.stable]
+            names = [r.name for r in self._unlost() if r.member.committed >= self.stable]
             if names:
                 self.violated(
                     "Bounded loss", f"view {view.id} goes back to step {top} of {self.stable}; {names} had it"
@@ -100,6 +99,11 @@ class Oracle:
         """A coordinator has a member start again. It may give up a state that somebody alive is ahead of."""
         replica = self.world.replicas.get(name)
         if replica and any(r.member.committed > replica.member.committed for r in self._unlost()):
+            self._given_up.add(name)
+
+    def let_go(self, name: str) -> None:
+        """A coordinator tells a member that had asked to leave that it may: it is on its way out, with its state."""
+        if self.world.replicas[name].member.leaving:
             self._given_up.add(name)
 
     def scattered(self, replica: Replica, view: View) -> None:
@@ -153,7 +157,7 @@ class Oracle:
             if late or finish.steps != steps:
                 self.violated("Liveness", f"finished after {finish.steps} of {steps} steps, {late} are not done")
         elif finish.exit_code == 6:
-            holders = [r.name for r in self._unlost() if not r.member.leaving]  # who was let go may be on its way out
+            holders = [r.name for r in self._unlost()]
             if holders:
                 self.violated("Bounded loss", f"the fleet is called lost while {holders} live")
         elif finish.outcome == "failed" and not (self.world.faults.spoilt and "no majority" in finish.detail):
