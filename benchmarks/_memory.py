@@ -55,7 +55,7 @@ def needs(params: Sequence[Tensor], replicas: int, microbatches: int, exchange: 
     found = [_sums(leaves, microbatches) for leaves in plan.leaves.values()]
     sums, slice_ = max(most for most, _ in found), gradient / replicas
     offered = sum(left for _, left in found) - min(left for _, left in found)
-    own, mapped = sums * gradient + gradient, 0.0
+    own, mapped = float(sums * gradient + gradient), 0.0
     if exchange == "shm" and replicas > 1:
         own += slice_
         mapped = offered * slice_ + (replicas - 1) * slice_
