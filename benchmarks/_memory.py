@@ -1,7 +1,8 @@
 """What a rank should need beside its model: the formula of docs/explanation/costs.md, for one model and fleet.
 
-Pure arithmetic on the layout of the gradients and the plan of an undisturbed step: nothing is measured. Parameters,
-optimizer state, activations and interpreter are the same in every system and stand in no figure.
+Arithmetic on the layout of the gradients and the plan of an undisturbed step, and one measured constant. Parameters,
+optimizer state, activations and interpreter are the same in every system and stand in no figure. Nobody is missing and
+no spare is kept: else a donor holds its share of the state and of two outcomes besides.
 """
 
 from __future__ import annotations
@@ -22,23 +23,27 @@ __all__ = ["Needs", "needs"]
 BUCKET_BYTES = 4 << 20
 AHEAD_BYTES = 16 << 20
 """What a rank receives ahead over c10d (`NetworkPlane.AHEAD_BYTES`)."""
+FIXED_BYTES = {"shm": 13 << 19, "c10d": 17 << 19}
+"""outlast's modules, threads and their heaps beyond DDP's, whatever the model: measured with a small one."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Needs:
     """Bytes of the largest rank. `sums`: the most partial sums at a time; `own`: its own memory; `mapped`: peers'
-    memory that it reads, resident here too, which the machine holds once; `ddp`: plain DDP's own."""
+    memory that it reads, resident here too, which the machine holds once; `fixed`: whatever the model; `ddp`: plain
+    DDP's own."""
 
     gradient: int
     sums: int
     own: int
     mapped: int
+    fixed: int
     ddp: int
 
     @property
     def over_ddp(self) -> int:
         """How much more is resident than under plain DDP."""
-        return self.own + self.mapped - self.ddp
+        return self.own + self.mapped + self.fixed - self.ddp
 
 
 def needs(params: Sequence[Tensor], replicas: int, microbatches: int, exchange: str) -> Needs:
@@ -50,13 +55,16 @@ def needs(params: Sequence[Tensor], replicas: int, microbatches: int, exchange: 
     found = [_sums(leaves, microbatches) for leaves in plan.leaves.values()]
     sums, slice_ = max(most for most, _ in found), gradient / replicas
     offered = sum(left for _, left in found) - min(left for _, left in found)
-    own, mapped = sums * gradient + gradient, 0.0
+    own, mapped = float(sums * gradient + gradient), 0.0
     if exchange == "shm" and replicas > 1:
         own += slice_
         mapped = offered * slice_ + (replicas - 1) * slice_
     elif replicas > 1:
         own += min(offered * slice_, AHEAD_BYTES + offered * largest / replicas)
-    return Needs(gradient=gradient, sums=sums, own=round(own), mapped=round(mapped), ddp=2 * gradient)
+    return Needs(
+        gradient=gradient, sums=sums, own=round(own), mapped=round(mapped), fixed=FIXED_BYTES[exchange],
+        ddp=2 * gradient,
+    )  # fmt: skip
 
 
 def _sums(leaves: Sequence[int], num_leaves: int) -> tuple[int, int]:

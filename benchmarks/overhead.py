@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import os
 import signal
+import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -42,7 +43,8 @@ START_S, BLOCK_S = 240.0, 120.0
 class Series:
     """One system with one model and fleet size: seconds a step, a figure a round.
 
-    `peak_bytes`: resident, of its largest member, shared pages counted whole; `share_bytes`: divided among users.
+    `peak_bytes`: resident, of its largest member, shared pages counted whole; `usual_bytes`: the same of the median
+    member at the end of its first block; `share_bytes`: divided among users.
     `fingerprints_s`: processor time a step, of the member that needed most.
     """
 
@@ -51,6 +53,7 @@ class Series:
     replicas: int
     step_s: list[float] = dataclasses.field(default_factory=list)
     peak_bytes: int = 0
+    usual_bytes: float = 0.0
     share_bytes: float = 0.0
     fingerprints_s: float = float("nan")
 
@@ -96,6 +99,8 @@ def compare(names: Sequence[str], model: str, replicas: int, args: argparse.Name
         for name, fleet in fleets.items():
             prepare(name, fleet, replicas, args)
         found = {name: Series(system=name, model=model, replicas=replicas) for name in names}
+        for name, fleet in fleets.items():
+            found[name].usual_bytes = statistics.median(member.peak_bytes for member in fleet.living)
         with alone(args.lock):
             for turn in range(args.rounds + 1):
                 for name in names if turn % 2 else list(reversed(names)):
@@ -175,16 +180,19 @@ def besides(every: Sequence[Series], args: argparse.Namespace) -> Table:
         need = needs(params, series.replicas, args.microbatches, EXCHANGES[series.system])
         rows.append([
             f"{SYSTEMS[series.system].title}, {series.model}", f"{need.gradient / 2**20:.1f}", str(need.sums),
-            f"{need.own / 2**20:.1f}", f"{need.mapped / 2**20:.1f}", f"{need.ddp / 2**20:.1f}",
-            f"{need.over_ddp / 2**20:+.1f}", f"{(series.peak_bytes - plain.peak_bytes) / 2**20:+.1f}",
+            f"{need.own / 2**20:.1f}", f"{need.mapped / 2**20:.1f}", f"{need.fixed / 2**20:.1f}",
+            f"{need.ddp / 2**20:.1f}", f"{need.over_ddp / 2**20:+.1f}",
+            f"{(series.usual_bytes - plain.usual_bytes) / 2**20:+.1f}",
             f"{series.fingerprints_s * 1e3:.2f}", f"{series.fingerprints_s / step_s * 100:.1f} %",
         ])  # fmt: skip
     return Table(
         title=f"Memory a rank by the formula, MiB, and fingerprints, {args.replicas} replicas{args.suffix}",
-        columns=["system", "gradient", "sums", "own", "peers' mapped", "DDP's", "formula over DDP",
+        columns=["system", "gradient", "sums", "own", "peers' mapped", "fixed", "DDP's", "formula over DDP",
                  "peak measured over DDP", "fingerprints ms a step", "of the step"],
         rows=rows, notes=[
             "beside parameters, optimizer state, activations, interpreter; docs/explanation/costs.md has the formula",
+            "measured: the median rank's peak after its first block; ranks of one fleet differ by tens of MiB by how "
+            "their heaps fell, and DDP's grows by as much later",
             "fingerprints: processor time, of the reduced gradient and a part of the state, on the rank with most",
         ],
     )  # fmt: skip

@@ -69,7 +69,8 @@ def errors_page() -> str:
     """The tree as it is drawn in the source, then one row an error."""
     tree = inspect.cleandoc((errors.__doc__ or "").partition("\n\n")[2].partition("\n\nRole:")[0])
     rows = ["```text", tree, "```", "", "| Code | Error | Exit code |", "|---|---|---|"]
-    kinds = [getattr(errors, name) for name in errors.__all__]
+    named = [getattr(errors, name) for name in errors.__all__]
+    kinds = [kind for kind in named if isinstance(kind, type)]
     rows += [f"| `{kind.code}` | `{kind.__name__}` | {kind.exit_code} |" for kind in kinds]
     return "\n".join(rows)
 
