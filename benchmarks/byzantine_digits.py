@@ -7,7 +7,7 @@
 classes), computes a gradient of a small network on all of its own images, cuts it to a norm that nearly all gradients
 exceed (so that no row is louder than another), and keeps its own momentum; the rows' momenta are aggregated. The choice
 is NNM + trimmed mean; beside it the plain mean, and Bulyan at f = 3 (its limit at 15 rows). Batch, norm, rate, momentum
-and the number of steps were chosen on seeds 10 to 25 of alpha 1 under sign flip, IPM and ALIE, never on those that are
+and the number of steps were chosen on seeds 10 to 19 of alpha 1 under sign flip, IPM and ALIE, never on those that are
 reported.
 `clean` is the mean of the honest rows alone. Accuracy is on 360 images never trained on, averaged over the last five
 evaluations. ALIE and IPM take in each step the strongest of a line of factors against the rule at hand. A reducer that
