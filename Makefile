@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 EXTRAS := dev,docs
 DEMO_ARGS ?=
 TEST_ARGS ?=
-# Two workers: fleets wait for much of their time, and what computes has one thread.
-TEST_WORKERS ?= 2
+# For two cores: fleets wait for a part of their time, and what computes has one thread.
+TEST_WORKERS ?= 3
+CAMPAIGN_WORKERS ?= 2
 # Named by what it depends on, not dated: a fresh checkout or a switch of branches makes nothing again.
 STAMP := $(VENV)/.made-$(shell cat pyproject.toml constraints.txt | cksum | tr -d ' ')
 
@@ -39,7 +40,7 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal -m "not campaign" $(TEST_ARGS)
 
 campaign: $(STAMP)
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal tests/runtime tests/prove/test_faults.py tests/tensors/test_rules_training.py -m "campaign and not soak" $(TEST_ARGS)
+	$(BIN)/python -m pytest -n $(CAMPAIGN_WORKERS) --dist worksteal tests/runtime tests/prove/test_faults.py tests/tensors/test_rules_training.py -m "campaign and not soak" $(TEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks
