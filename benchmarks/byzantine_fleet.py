@@ -13,10 +13,10 @@ Every case (a rule, an attack, a seed) is a network under a rule of its own, and
 NNM + trimmed mean with each row's gradient clipped and momentum for each row (how it was chosen:
 `byzantine_digits.py`); beside it Bulyan at f = 3, its limit at 15 rows, and the mean. A liar reads the honest rows
 before it offers its own (`outlast.runtime._lies`). `none` is the same rule when nobody lies: what an attack costs is
-counted from there. Exit
-code 1 if the choice loses more than 4 points to any attack on iid data or with alpha >= 1 (mean of the seeds; the worst
-seed is printed beside it), or if the mean survives IPM or NaN. Deadlines are long enough for a campaign whose processes
-are all stopped for a while and go on.
+counted from there. ALIE and IPM take the factor of each step that carries the rule furthest from the honest mean;
+`ipm@0.5` keeps to one. Exit code 1 if the choice loses more than 4 points to any attack on iid data or with alpha >= 1
+(mean of the seeds; the worst seed is printed beside it), or if the mean survives IPM or NaN. Deadlines are long enough
+for a campaign whose processes are all stopped for a while and go on.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from outlast.runtime._lies import Lie
 WORKER = str(Path(__file__).with_name("_byzantine_worker.py"))
 NUM_ROWS = 15
 ATTACKS = (
-    "sign_flip", "scaling", "alie", "ipm", "mimic", "label_flip", "random_bits", "stale", "inconsistent", "nan",
-    "colluding_groups",
+    "sign_flip", "scaling", "alie", "ipm", "ipm@0.1", "ipm@0.5", "mimic", "label_flip", "random_bits", "stale",
+    "inconsistent", "nan", "colluding_groups",
 )  # fmt: skip
 OPTIMISED, FATAL_TO_MEAN = ("alie", "ipm"), ("ipm", "nan")
 RULES: dict[str, tuple[range, dict[str, Any]]] = {  # lying rows, rule
@@ -97,7 +97,9 @@ def train(cases: list[dict[str, Any]], args: argparse.Namespace) -> list[float]:
             given[-1]["flipped"] = list(lying)
         elif case["attack"] != "none":
             liars, optimise = liars_of(case["rule"], args.processes), case["attack"] in OPTIMISED
-            lies.append(Lie(replicas=liars, attack=case["attack"], optimise=optimise, pattern=f"nets.{name}"))
+            attack, _, factor = case["attack"].partition("@")
+            fixed = {"factor": float(factor)} if factor else {}
+            lies.append(Lie(replicas=liars, attack=attack, options=fixed, optimise=optimise, pattern=f"nets.{name}"))
     with tempfile.TemporaryDirectory(prefix="byzantine-") as scratch:
         out, listed = Path(scratch) / "accuracy.json", Path(scratch) / "cases.json"
         listed.write_text(json.dumps(given))

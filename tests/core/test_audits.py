@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from outlast.core.protocol import (
     Certificate,
     Claim,
     Header,
+    Member,
     RollEntry,
     Stand,
     View,
@@ -25,6 +27,7 @@ from outlast.core.protocol import (
     to_ask,
     truth_of,
 )
+from outlast.core.protocol import messages as m
 from outlast.core.protocol._claims import disputed, findings_of, place, void
 from outlast.errors import ConfigError, ViewAbandoned
 
@@ -225,6 +228,41 @@ def test_who_heard_something_else_is_named_by_everybody() -> None:
 def test_two_that_heard_different_things_cannot_go_on() -> None:
     with pytest.raises(ViewAbandoned, match="a is at fault; b is at fault"):
         step_of(("a", "b"), {"b": {"a": 12345}})
+
+
+@pytest.mark.parametrize("heard", [True, False], ids=["heard", "not heard"])
+def test_sums_found_changed_are_dropped_though_their_owner_left_before_it_heard(heard: bool) -> None:
+    """Else it offers them again, and is evicted as one that is wrong repeatedly."""
+    members = {name: Member(name, 4) for name in ("a", "b")}
+
+    def installed(number: int) -> View:
+        view = View(id=ViewId(1, number), members=("a", "b"), start=number == 1)
+        for member in members.values():
+            member.told(m.Install(view=view, epoch=1))
+            member.next()
+        entries = [member.roll(0, 0) for member in members.values()]
+        for member in members.values():
+            member.called(entries)
+        return view
+
+    view = installed(1)
+    for member in members.values():
+        member.audits.share = 1.0
+        for leaf in member.plan.leaves[member.me]:  # type: ignore[union-attr]
+            member.next()
+            member.computed(leaf)
+            member.audits.computed(leaf, leaf * 31, beside=False)
+    headers = [Header(member=n, step=0, view=view.id, heard=0, audit=members[n].audits.evidence()) for n in members]
+    headers[1] = msgspec.structs.replace(headers[1], audit=members["b"].audits.evidence(unlike=["a"]))
+    for name in ("a", "b") if heard else ("b",):
+        with pytest.raises(ViewAbandoned, match="sums of a changed after it made them"):
+            members[name].audit(headers, {})
+    installed(2)
+    assert (members["a"].held, members["b"].held) == (set(), {(2, 4)})
+    assert members["a"].plan == members["b"].plan
+    orphans = members["a"].plan.orphans.values()  # type: ignore[union-attr]
+    assert sorted(leaf for mine in orphans for leaf in mine) == [0, 1]
+    assert members["a"].audits.commitment(members["a"].plan) == ()  # type: ignore[arg-type]
 
 
 def test_a_certificate_needs_a_whole_round_of_fingerprints() -> None:

@@ -168,11 +168,13 @@ def _lock(fd: int) -> bool:
 def _hold(path: str, run: str) -> _Held:
     """Behind the gate, so that nobody takes a file that is not locked yet for a dead one's."""
     mine = os.path.join(path, _LIVE, f"run-{secrets.token_hex(8)}.lock")
-    fd = os.open(mine, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    # Held for reading: a file open for writing would keep the file system from being made read-only.
+    fd = os.open(mine, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     held = _Held(fd, mine, os.getpid())
     try:
         _lock(fd)
-        os.write(fd, msgspec.json.encode(Occupant(run=run, pid=os.getpid(), host=socket.gethostname())))
+        with open(mine, "wb") as file:
+            file.write(msgspec.json.encode(Occupant(run=run, pid=os.getpid(), host=socket.gethostname())))
     except OSError:
         _let_go(held)
         raise

@@ -52,6 +52,7 @@ class Audits:
         self._beside: dict[int, Claim] = {}
         self._tries: Counter[int] = Counter()
         self._known: set[Claim] = set()  # claims on disputed microbatches of this step
+        self._unlike: set[str] = set()  # whose sums of this step were found changed
         self._pending: list[Finding] = []
         self.incidents: list[Incident] = []  # the newest of this process, whoever found them
         self.can_rewind = False  # there is a certified state that every member of the view would go back to
@@ -72,6 +73,7 @@ class Audits:
         self._beside.clear()
         self._tries.clear()
         self._known.clear()
+        self._unlike.clear()
         self.undecided = ""
 
     def computed(self, leaf: int, value: int, *, beside: bool) -> None:
@@ -111,7 +113,19 @@ class Audits:
         own = {claim for table in (self._mine, self._beside) for claim in table.values()}
         leaves = {claim.leaf for claim in known}
         claims = tuple(sorted(known | {claim for claim in own if claim.leaf in leaves}))
-        return Stand(host=self.host, device=self.device, claims=claims)
+        return Stand(host=self.host, device=self.device, claims=claims, unlike=tuple(sorted(self._unlike)))
+
+    def sound(self, entries: Sequence[RollEntry]) -> list[RollEntry]:
+        """The roll without sums that somebody found changed in this step: the same on every member."""
+        top = max(entry.committed for entry in entries)
+        self._unlike = {name for entry in entries if entry.committed == top for name in entry.audit.unlike}
+        return [msgspec.structs.replace(e, held=()) if e.member in self._unlike else e for e in entries]
+
+    def drop_unsound(self) -> bool:
+        """Whether my own sums are among them; my words on them are then not mine any more."""
+        if self.me in self._unlike:
+            self._mine.clear()
+        return self.me in self._unlike
 
     def called(self, entries: Sequence[RollEntry]) -> None:
         """A new view: who runs where; what was said before is nobody's promise any more."""
@@ -149,10 +163,9 @@ class Audits:
             findings += rows
         self._known = {claim for case in cases.values() for claim in case}
         unlike = sorted({name for header in headers for name in header.audit.unlike})
+        self._unlike.update(unlike)
         findings += [_memory(plan.step, name, headers) for name in unlike]
         self._note(findings)
-        if self.me in unlike:
-            self._mine.clear()
         accused = accused_of(findings, view.members)
         if again or accused or unlike:
             self.num_held += 1
@@ -173,10 +186,6 @@ class Audits:
         """Something was computed wrongly, and nobody had said so."""
         if (step, who) not in self.incidents:
             self.incidents = [*self.incidents, (step, who)][-_INCIDENTS:]
-
-    def unsound(self, headers: Sequence[Header]) -> bool:
-        """Whether somebody read my sums and found them changed since I fingerprinted them."""
-        return any(self.me in header.audit.unlike for header in headers)
 
     def reports(self, view: View) -> list[m.ToCoordinator]:
         """What was found since the last call, for the coordinator."""

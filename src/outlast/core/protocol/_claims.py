@@ -53,11 +53,13 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stand(msgspec.Struct, frozen=True, kw_only=True):
-    """A roll entry's part: where I run, and the claims that I know of about disputed microbatches of this step."""
+    """A roll entry's part: where I run, the claims that I know of about disputed microbatches of this step, and whose
+    sums of it were found changed: who is meant may have left the view before it heard so."""
 
     host: str = ""
     device: str = ""
     claims: tuple[Claim, ...] = ()
+    unlike: tuple[str, ...] = ()
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):

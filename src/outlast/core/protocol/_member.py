@@ -300,7 +300,7 @@ class Member:
         view = self._acting()
         if [entry.member for entry in entries] != list(view.members) or any(e.view != view.id for e in entries):
             raise ProtocolViolation(f"roll call of view {view.id} answered by {[e.member for e in entries]}")
-        plan = resolve(entries, self.num_microbatches, self.num_rows)
+        plan = resolve(self.audits.sound(entries), self.num_microbatches, self.num_rows)
         if plan.stale:
             self.left = view.id
             return [m.Left(member=self.me, view=view.id, cause="stale member", stale=plan.stale, at_s=now_s)]
@@ -313,6 +313,8 @@ class Member:
         return []
 
     def _keep_only(self, plan: Plan) -> None:
+        if self.audits.drop_unsound():
+            self.held.clear()
         mine = set(plan.leaves[self.me])
         self.held = {n for n in self.held if mine.issuperset(range(*n)) and self.audits.keeps(n, plan)}
 
@@ -357,8 +359,6 @@ class Member:
         """Before `decide`: a mismatch holds the step. Raises ViewAbandoned, on every member alike (25, 26)."""
         view = self._acting()
         assert self.plan is not None
-        if self.audits.unsound(headers):
-            self.held.clear()
         self.audits.judge(self.plan, view, said, headers)
 
     def decide(self, headers: Sequence[Header], now_s: float = 0.0) -> None:
