@@ -230,39 +230,63 @@ def test_two_that_heard_different_things_cannot_go_on() -> None:
         step_of(("a", "b"), {"b": {"a": 12345}})
 
 
-@pytest.mark.parametrize("heard", [True, False], ids=["heard", "not heard"])
-def test_sums_found_changed_are_dropped_though_their_owner_left_before_it_heard(heard: bool) -> None:
-    """Else it offers them again, and is evicted as one that is wrong repeatedly."""
-    members = {name: Member(name, 4) for name in ("a", "b")}
+def installed(members: dict[str, Member], number: int) -> View:
+    """A view of these, up to its plan."""
+    view = View(id=ViewId(1, number), members=tuple(members), start=number == 1)
+    for member in members.values():
+        member.told(m.Install(view=view, epoch=1))
+        member.next()
+    entries = [member.roll(0, 0) for member in members.values()]
+    for member in members.values():
+        member.called(entries)
+    return view
 
-    def installed(number: int) -> View:
-        view = View(id=ViewId(1, number), members=("a", "b"), start=number == 1)
-        for member in members.values():
-            member.told(m.Install(view=view, epoch=1))
-            member.next()
-        entries = [member.roll(0, 0) for member in members.values()]
-        for member in members.values():
-            member.called(entries)
-        return view
 
-    view = installed(1)
+def all_computed(members: dict[str, Member], wrong: dict[str, int]) -> dict[str, tuple[Claim, ...]]:
+    """Everybody's share, with these members' fingerprints off by so much; what each commits to."""
     for member in members.values():
         member.audits.share = 1.0
         for leaf in member.plan.leaves[member.me]:  # type: ignore[union-attr]
             member.next()
             member.computed(leaf)
-            member.audits.computed(leaf, leaf * 31, beside=False)
+            member.audits.computed(leaf, leaf * 31 + wrong.get(member.me, 0), beside=False)
+    return {name: member.audits.commitment(member.plan) for name, member in members.items()}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("heard", [True, False], ids=["heard", "not heard"])
+def test_sums_found_changed_are_dropped_though_their_owner_left_before_it_heard(heard: bool) -> None:
+    """Else it offers them again, and is evicted as one that is wrong repeatedly."""
+    members = {name: Member(name, 4) for name in ("a", "b")}
+    view = installed(members, 1)
+    all_computed(members, {})
     headers = [Header(member=n, step=0, view=view.id, heard=0, audit=members[n].audits.evidence()) for n in members]
     headers[1] = msgspec.structs.replace(headers[1], audit=members["b"].audits.evidence(unlike=["a"]))
     for name in ("a", "b") if heard else ("b",):
         with pytest.raises(ViewAbandoned, match="sums of a changed after it made them"):
             members[name].audit(headers, {})
-    installed(2)
+    installed(members, 2)
     assert (members["a"].held, members["b"].held) == (set(), {(2, 4)})
     assert members["a"].plan == members["b"].plan
     orphans = members["a"].plan.orphans.values()  # type: ignore[union-attr]
     assert sorted(leaf for mine in orphans for leaf in mine) == [0, 1]
     assert members["a"].audits.commitment(members["a"].plan) == ()  # type: ignore[arg-type]
+
+
+def test_a_dispute_is_known_in_the_third_view_though_who_had_judged_it_is_gone() -> None:
+    members = {name: Member(name, 6) for name in ("a", "b", "c")}
+    view = installed(members, 1)
+    said = all_computed(members, {"b": 1})
+    for member in members.values():
+        for leaf in member.audits.owed(member.plan, said):  # type: ignore[arg-type]
+            member.audits.computed(leaf, leaf * 31, beside=True)
+    headers = [Header(member=n, step=0, view=view.id, heard=0, audit=members[n].audits.evidence()) for n in members]
+    with pytest.raises(ViewAbandoned, match="microbatch 2 of step 0 differs"):
+        members["b"].audit(headers, said)
+    installed(members, 2)
+    del members["b"]
+    installed(members, 3)
+    for member in members.values():
+        assert {claim.member for claim in member.plan.claims} > {"b"}  # type: ignore[union-attr]
 
 
 def test_a_certificate_needs_a_whole_round_of_fingerprints() -> None:

@@ -133,6 +133,8 @@ class Audits:
         self.devices |= {entry.member: entry.audit.device for entry in entries}
         self._said, self._drawn = b"", 0
         top = max(entry.committed for entry in entries)
+        # For the next roll: who knew of a dispute may be gone by then, and others have left before they judged it.
+        self._known.update(claim for entry in entries if entry.committed == top for claim in entry.audit.claims)
         self._certify(top, top)  # the roll compares whole states
 
     def keeps(self, node: Node, plan: Plan) -> bool:
