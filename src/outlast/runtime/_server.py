@@ -49,6 +49,7 @@ _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(m.ToCoordinator
 _HANDSHAKE_S = 5.0
 _STRANGERS = 64
 _FLUSH_S = 2.0
+_FIRST_S = 0.05  # a view is not held up for longer by a disk that is slow to take events
 _ASLEEP_S = 0.5
 _RECORD = "protocol"
 _LENGTH = struct.Struct(">I")
@@ -248,6 +249,8 @@ class Server:
             return
         newest = record.planned or record.view
         self.probe(Phase.PERSIST, newest.id.n if newest else 0)
+        # What led to this record comes first: a successor that reads it takes what it says for told.
+        self.journal.flush(_FIRST_S)
         if not self.journal.put(self.epoch, _RECORD, data):
             self.handle(m.Superseded())
             return
