@@ -104,6 +104,7 @@ def test_a_run_that_is_just_ending_is_waited_for(tmp_path: pathlib.Path, runs: R
     signal.signal(signal.SIGALRM, lambda *_: os.kill(first.pid, signal.SIGKILL))
     signal.setitimer(signal.ITIMER_REAL, 0.2)
     occupy(str(tmp_path), "two", wait_s=30.0).leave()
+    assert first.wait(10.0) == -signal.SIGKILL, "it was let in when the other had ended, not before"
 
 
 @pytest.mark.process
