@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from outlast.core.phases import Phase
+from outlast.prove import Driven
 from outlast.runtime._probe import Fault
 
 pytestmark = pytest.mark.process
@@ -51,3 +56,17 @@ def test_one_member_alone_has_committed_and_hands_over(fleet: Callable[..., Any]
         replicas=5, steps=8, dtype="bfloat16", max_restarts=0,
     )  # fmt: skip
     run.assert_unchanged(survivors={"r1.1", "r2.1"}, recoveries=3)
+
+
+@pytest.mark.campaign
+def test_told_the_next_view_inside_the_last_backward(tmp_path: Path) -> None:
+    """The buckets that become ready then belong to a view that is over; nothing is raised in the user's backward."""
+    script = str(Path(__file__).with_name("long_backward.py"))
+    config = tmp_path / "run.toml"
+    config.write_text("[run]\nmax_restarts = 0\n")
+    with Driven(tmp_path / "run", ["--replicas", "2", "--config", str(config)], [script, "wait"]) as driven:
+        assert driven.finish(60.0, lambda: None) == 0, driven.process.communicate()
+    log = (tmp_path / "run" / "logs" / "r0.1.log").read_text()
+    alone = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert "waited 1 times" in log
+    assert re.findall("fingerprint (.*)", log) == re.findall("fingerprint (.*)", alone) != []

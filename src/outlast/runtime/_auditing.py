@@ -90,12 +90,14 @@ class Auditing:
         mesh, member = self._replica.mesh, self._replica.member
         if self._said is None:
             return
-        if mesh is None or member.plan is None:
+        if mesh is None:
             raise ViewAbandoned("the view is closed")
+        with self._replica.lock:
+            _, plan = member.standing()
         found = mesh.collect(Prints, todo.step, 0, Phase.HEADER)
         self._said |= {name: found[name].claims for name in mesh.peers}
         self._said = {name: self._said[name] for name in todo.view.members}
-        owed = member.audits.owed(member.plan, self._said)
+        owed = member.audits.owed(plan, self._said)
         if owed:
             with apart(self._replica.engine, paused=False):
                 for leaf in owed:

@@ -244,13 +244,15 @@ class Replica:
         with self.lock:
             answers = self.member.called(entries, time.monotonic())
             self.engine.sums.keep(sorted(self.member.held))
-        if answers:
+            formed = self.member.formed
+            plan = None if answers else self.member.standing()[1]
+        if plan is None:
             self.link.send(answers)
             self._close_view()
             return
         self.plane = make_plane(self, self.mesh)
-        if self.member.formed:
-            self._formed(view)
+        if formed:
+            self._formed(view, plan)
 
     def _over(self, view: View) -> bool:
         mesh = self.mesh
@@ -265,8 +267,8 @@ class Replica:
 
     def _hand_over(self, todo: HandOver) -> None:
         assert self.plane is not None
-        view = self.member.view
-        assert view is not None
+        with self.lock:
+            view, _ = self.member.standing()
         if todo.donor == self.env.me:
             self.enter(Phase.HAND_OVER_SEND)
             assert self.engine.meta is not None
@@ -279,12 +281,11 @@ class Replica:
             self.pace.record(meta.step, meta.loss)
         with self.lock:
             self.member.handed_over()
-        self._formed(view)
+            view, plan = self.member.standing()
+        self._formed(view, plan)
 
-    def _formed(self, view: View) -> None:
+    def _formed(self, view: View, plan: Plan) -> None:
         """The view works: tell the coordinator, feed the spares, expect my share of the data."""
-        plan = self.member.plan
-        assert plan is not None
         now = time.monotonic()
         recomputed = 0
         if self._last_plan is not None and self._last_plan.step == plan.step:
@@ -300,7 +301,7 @@ class Replica:
         self.pace.restart()
         self._last_plan = plan
         if self.engine.robust is not None:
-            admit(self, view)
+            admit(self, view, plan)
         whole = view.members[0] == self.env.me and self.member.keeps_output and self.engine.meta is not None
         for name in view.attached:
             stream = self._stream(name)  # a spare that became a member has none yet
@@ -317,10 +318,9 @@ class Replica:
 
     # --- a step --------------------------------------------------------------------------------------------------
     def task(self, todo: Exchange | None = None) -> Task:
-        """The exchange of the current step, also before the last microbatch is in."""
-        view, plan = self.member.view, self.member.plan
-        assert view is not None
-        assert plan is not None
+        """The exchange of the current step, also before the last microbatch is in. ViewAbandoned if its view is over."""
+        with self.lock:
+            view, plan = self.member.standing()
         nodes = tuple(cover(plan.leaves[n], self.engine.num_leaves, self.engine.num_rows) for n in view.members)
         slots = self.engine.sums.slots if todo is not None else self.engine.sums.after()
         mine = nodes[view.members.index(self.env.me)]

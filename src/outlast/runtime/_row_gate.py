@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from outlast.core.phases import Phase
-from outlast.core.protocol import Header, View, plan_of, rows_touched
+from outlast.core.protocol import Header, Plan, View, plan_of, rows_touched
 from outlast.core.protocol import messages as m
 from outlast.errors import TrainingError, ViewAbandoned
 from outlast.runtime._mesh import Extra
@@ -29,14 +29,13 @@ __all__ = ["admit", "examine", "wait_for_rows"]
 _REST_S = 1.0
 
 
-def admit(replica: Replica, view: View) -> None:
+def admit(replica: Replica, view: View, plan: Plan) -> None:
     """After the roll call: may this view's members compute? Raises TrainingError where the policy is to stop."""
     robust, member = replica.engine.robust, replica.member
     assert robust is not None
-    assert member.plan is not None
     usual = plan_of(view.members, 0, robust.num_leaves, robust.num_rows).leaves
     hosts = member.hosts if replica.env.config.fault_domain == "host" else {}
-    rows = _most_of(hosts, (member.plan.leaves, usual), robust.num_leaves, robust.num_rows)
+    rows = _most_of(hosts, (plan.leaves, usual), robust.num_leaves, robust.num_rows)
     found = robust.settings.admit(rows)
     with replica.lock:
         member.held_back = found.action == "wait"
@@ -93,9 +92,10 @@ def examine(replica: Replica, plane: Any, headers: Sequence[Header]) -> None:
 
     Raises TrainingError for more bad rows than the rule tolerates, ViewAbandoned when a reducer is accused.
     """
-    robust, plan = replica.engine.robust, replica.member.plan
+    robust = replica.engine.robust
     assert robust is not None
-    assert plan is not None
+    with replica.lock:
+        _, plan = replica.member.standing()
     robust.refuse_bad_rows((header.rows for header in headers), plan.leaves)
     accusations = sorted({(b, name, h.member) for h in headers for b, name in h.rows.accused})
     if accusations:
@@ -103,9 +103,8 @@ def examine(replica: Replica, plane: Any, headers: Sequence[Header]) -> None:
 
 
 def _vote(replica: Replica, plane: Any, headers: Sequence[Header], bucket: int, reducer: str, accuser: str) -> None:
-    mesh, view, step = replica.mesh, replica.member.view, headers[0].step
+    mesh, step = replica.mesh, headers[0].step
     assert mesh is not None
-    assert view is not None
     members = [header.member for header in headers]
     me = replica.env.me
     false = plane.false(bucket, members.index(reducer)) if me not in (reducer, accuser) else me == accuser
@@ -117,7 +116,7 @@ def _vote(replica: Replica, plane: Any, headers: Sequence[Header], bucket: int, 
         votes |= {name: msgspec.msgpack.decode(said.body, type=str) for name, said in box.items()}
     finally:  # whoever has left meanwhile had every vote
         told = m.Accused(
-            member=me, view=view.id, step=step, bucket=bucket, reducer=reducer, accuser=accuser, culprit=mine,
+            member=me, view=mesh.view.id, step=step, bucket=bucket, reducer=reducer, accuser=accuser, culprit=mine,
             members=tuple(members), at_s=time.monotonic(),
         )  # fmt: skip
         replica.link.send([told])

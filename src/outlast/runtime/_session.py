@@ -340,20 +340,22 @@ class Training:
     def _announcer(self, todo: Compute) -> Callable[[int], None] | None:
         """For the last microbatch before an exchange: offer each bucket as soon as it is folded. Never raises."""
         replica = self.replica
-        plan = replica.member.plan
-        with replica.lock:
-            over = replica.mesh is None or replica.member.over(replica.mesh.view.id)
-        last = plan is not None and plan.leaves[replica.env.me][-1:] == (todo.microbatch,)
-        if over or not last or replica.plane is None or plan is None or self._missing(plan.leaves) > 1:
+        try:
+            with replica.lock:
+                _, plan = replica.member.standing()
+        except ViewAbandoned:
+            return None
+        last = plan.leaves[replica.env.me][-1:] == (todo.microbatch,)
+        if not last or replica.plane is None or self._missing(plan.leaves) > 1:
             return None
         plane = self._begun = replica.plane
         trouble: list[ViewAbandoned] = []
 
         def announce(bucket: int) -> None:
-            if bucket == 0:
-                plane.begin(replica.task())
             if not trouble:
                 try:
+                    if bucket == 0:
+                        plane.begin(replica.task())
                     plane.offer(bucket)
                 except ViewAbandoned as reason:  # recorded: acted on after the backward (13)
                     trouble.append(reason)

@@ -288,9 +288,9 @@ class Member:
 
     def roll(self, fingerprint: int, outcome: int) -> RollEntry:
         """What I say in the roll call (5)."""
-        assert self.view is not None
+        view = self._acting()
         return RollEntry(
-            member=self.me, view=self.view.id, committed=self.committed, held=tuple(sorted(self.held)),
+            member=self.me, view=view.id, committed=self.committed, held=tuple(sorted(self.held)),
             keeps_output=self.keeps_output, fingerprint=fingerprint, outcome=outcome,
             audit=self.audits.stand(self.plan, self.committed),
         )  # fmt: skip
@@ -357,9 +357,8 @@ class Member:
 
     def audit(self, headers: Sequence[Header], said: Mapping[str, Sequence[Claim]]) -> None:
         """Before `decide`: a mismatch holds the step. Raises ViewAbandoned, on every member alike (25, 26)."""
-        view = self._acting()
-        assert self.plan is not None
-        self.audits.judge(self.plan, view, said, headers)
+        view, plan = self.standing()
+        self.audits.judge(plan, view, said, headers)
 
     def decide(self, headers: Sequence[Header], now_s: float = 0.0) -> None:
         """All headers and all buckets are complete: from here this step has one outcome here (11).
@@ -440,6 +439,13 @@ class Member:
             return []
         self.state = "ready"
         return [m.Ready(member=self.me, step=committed, serve=self.serve_id)]
+
+    def standing(self) -> tuple[View, Plan]:
+        """The view I act in and what is computed in it; the next view may be told at any time, and has no plan yet."""
+        view = self._acting()
+        if self.plan is None:
+            raise ViewAbandoned(f"view {view.id} has no plan")
+        return view, self.plan
 
     def _acting(self) -> View:
         """The view I act in. Raises ViewAbandoned if it is over, or if a newer one came since `next`."""
