@@ -72,8 +72,8 @@ class Server:
         self.coordinator = Coordinator(settings, self.epoch, record)
         self.coordinator.reports.faults = _unreported(journal)
         self.keeper = Keeper(
-            journal, self.coordinator, run=os.environ.get("OUTLAST_RUN", ""), num_replicas=config.replicas,
-            stop_save_s=config.stop_save_s, write=self.write, tell=self.send, probe=self.probe,
+            journal, self.coordinator, run=os.environ.get("OUTLAST_RUN", ""), config=config, write=self.write,
+            tell=self.send, probe=self.probe,
         )  # fmt: skip
         self.finished: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.writers: dict[str, asyncio.StreamWriter] = {}
