@@ -11,14 +11,18 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
+from outlast.config import RunConfig
 from outlast.core.phases import Phase
 from outlast.core.protocol import Compute, Member, View, ViewId
 from outlast.core.protocol import messages as m
-from outlast.runtime import _link, _spare
+from outlast.runtime import _agent, _link, _spare
+from outlast.runtime._agent import Agent
 from outlast.runtime._link import MemberLink
 from outlast.runtime._session import Training
+from outlast.runtime._shared import Progress, Region
 from outlast.runtime._spare import Spare
 from outlast.runtime._streams import Share
 from outlast.runtime._words import stalled
@@ -145,6 +149,23 @@ def test_what_is_held_is_not_read_while_the_link_may_clear_it() -> None:
     assert Training._announcer(training, Compute(step=0, microbatch=3, orphan=False)) is None
     member.held.add((2, 3))
     assert Training._announcer(training, Compute(step=0, microbatch=3, orphan=False)) is not None
+
+
+def test_an_agent_that_reconnects_says_whom_it_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coordinator that was told may have died before it had written that down."""
+    said: list[Any] = []
+    link: Any = SimpleNamespace(send=said.append, close=lambda: None)
+    monkeypatch.setattr(_agent, "Link", lambda *_, **__: link)
+    sign = Region(Progress.SIZE)
+    agent = Agent("a0", {
+        "OUTLAST_COORDINATOR": "localhost:1", "OUTLAST_SECRET": "", "OUTLAST_RUN_DIR": "",
+        "OUTLAST_CONFIG": msgspec.json.encode(RunConfig()).decode(), "OUTLAST_SIGN_FD": str(sign.fd),
+    }, [])  # fmt: skip
+    rank: Any = SimpleNamespace(name="r0.1", child=SimpleNamespace(pid=8))
+    agent.ranks = {"r0.1": rank}
+    agent._connect()
+    assert said[-1] == m.Spawned(member="r0.1", agent="a0", pid=8)
+    assert said[-2].members == ("r0.1",)
 
 
 # --- a joiner ---------------------------------------------------------------------------------------------------------
