@@ -8,6 +8,7 @@ import os
 import queue
 import socket
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,7 @@ from outlast.core.protocol import Compute, Member, View, ViewId
 from outlast.core.protocol import messages as m
 from outlast.runtime import _agent, _link, _spare
 from outlast.runtime._agent import Agent
+from outlast.runtime._launcher import Launcher
 from outlast.runtime._link import MemberLink
 from outlast.runtime._session import Training
 from outlast.runtime._shared import Progress, Region
@@ -166,6 +168,16 @@ def test_an_agent_that_reconnects_says_whom_it_has_started(monkeypatch: pytest.M
     agent._connect()
     assert said[-1] == m.Spawned(member="r0.1", agent="a0", pid=8)
     assert said[-2].members == ("r0.1",)
+
+
+def test_who_was_killed_is_not_signalled_again(tmp_path: Path) -> None:
+    """Ctrl-C twice: everything is killed then, and once more at the end, when its descriptors may be somebody else's."""
+    launcher, signals = Launcher(resolved=None, command=[], run_dir=tmp_path), []  # type: ignore[arg-type, var-annotated]
+    child: Any = SimpleNamespace(send=signals.append, wait=lambda: None)
+    launcher._retired, launcher._coordinator = [child], child
+    launcher._kill_everything()
+    launcher._kill_everything()
+    assert len(signals) == 2
 
 
 # --- a joiner ---------------------------------------------------------------------------------------------------------

@@ -380,4 +380,5 @@ class Launcher:
         for child in children:
             child.wait()
         self._agents.clear()
+        self._retired.clear()  # at the end this is called again: their descriptors are closed, or somebody else's
         self._coordinator = None
