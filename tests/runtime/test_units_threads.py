@@ -171,7 +171,7 @@ def test_an_agent_that_reconnects_says_whom_it_has_started(monkeypatch: pytest.M
 
 
 def test_who_was_killed_is_not_signalled_again(tmp_path: Path) -> None:
-    """Ctrl-C twice: everything is killed then, and once more at the end, when its descriptors may be somebody else's."""
+    """Ctrl-C twice: everything is killed then, and again at the end, when its descriptors may be somebody else's."""
     launcher, signals = Launcher(resolved=None, command=[], run_dir=tmp_path), []  # type: ignore[arg-type, var-annotated]
     child: Any = SimpleNamespace(send=signals.append, wait=lambda: None)
     launcher._retired, launcher._coordinator = [child], child
