@@ -8,17 +8,23 @@ import os
 import queue
 import socket
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
+from outlast.config import RunConfig
 from outlast.core.phases import Phase
 from outlast.core.protocol import Compute, Member, View, ViewId
 from outlast.core.protocol import messages as m
-from outlast.runtime import _link, _spare
+from outlast.runtime import _agent, _link, _spare
+from outlast.runtime._agent import Agent
+from outlast.runtime._launcher import Launcher
 from outlast.runtime._link import MemberLink
 from outlast.runtime._session import Training
+from outlast.runtime._shared import Progress, Region
 from outlast.runtime._spare import Spare
 from outlast.runtime._streams import Share
 from outlast.runtime._words import stalled
@@ -145,6 +151,33 @@ def test_what_is_held_is_not_read_while_the_link_may_clear_it() -> None:
     assert Training._announcer(training, Compute(step=0, microbatch=3, orphan=False)) is None
     member.held.add((2, 3))
     assert Training._announcer(training, Compute(step=0, microbatch=3, orphan=False)) is not None
+
+
+def test_an_agent_that_reconnects_says_whom_it_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coordinator that was told may have died before it had written that down."""
+    said: list[Any] = []
+    link: Any = SimpleNamespace(send=said.append, close=lambda: None)
+    monkeypatch.setattr(_agent, "Link", lambda *_, **__: link)
+    sign = Region(Progress.SIZE)
+    agent = Agent("a0", {
+        "OUTLAST_COORDINATOR": "localhost:1", "OUTLAST_SECRET": "", "OUTLAST_RUN_DIR": "",
+        "OUTLAST_CONFIG": msgspec.json.encode(RunConfig()).decode(), "OUTLAST_SIGN_FD": str(sign.fd),
+    }, [])  # fmt: skip
+    rank: Any = SimpleNamespace(name="r0.1", child=SimpleNamespace(pid=8))
+    agent.ranks = {"r0.1": rank}
+    agent._connect()
+    assert said[-1] == m.Spawned(member="r0.1", agent="a0", pid=8)
+    assert said[-2].members == ("r0.1",)
+
+
+def test_who_was_killed_is_not_signalled_again(tmp_path: Path) -> None:
+    """Ctrl-C twice: everything is killed then, and again at the end, when its descriptors may be somebody else's."""
+    launcher, signals = Launcher(resolved=None, command=[], run_dir=tmp_path), []  # type: ignore[arg-type, var-annotated]
+    child: Any = SimpleNamespace(send=signals.append, wait=lambda: None)
+    launcher._retired, launcher._coordinator = [child], child
+    launcher._kill_everything()
+    launcher._kill_everything()
+    assert len(signals) == 2
 
 
 # --- a joiner ---------------------------------------------------------------------------------------------------------

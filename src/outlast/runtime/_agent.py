@@ -142,6 +142,8 @@ class Agent:
         self._send(
             m.AgentHello(agent=self.name, pid=os.getpid(), members=members, epoch=self.epoch, number=self.greetings)
         )
+        for rank in list(self.ranks.values()):
+            self._send(m.Spawned(member=rank.name, agent=self.name, pid=rank.child.pid))
 
     def _send(self, message: Any) -> None:
         if self.link is not None:
