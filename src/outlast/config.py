@@ -7,6 +7,7 @@ It reads the TOML file and the environment it is given, nothing else.
 from __future__ import annotations
 
 import difflib
+import math
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ import msgspec
 
 from outlast.errors import ConfigError, nearest
 
-__all__ = ["Resolved", "RunConfig", "resolve"]
+__all__ = ["Resolved", "RunConfig", "decoded", "encoded", "resolve"]
 
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -111,6 +112,17 @@ _CHECKS: dict[str, tuple[float, float]] = {
 
 
 _INTERNAL = ("OUTLAST_AGENT", "OUTLAST_PARENT")  # what a rank is told, and near to a setting's name
+
+
+def encoded(config: RunConfig) -> str:
+    """As JSON, for another process. JSON has no infinity, so it goes as the word that TOML has for it."""
+    values = msgspec.structs.asdict(config)
+    return msgspec.json.encode({key: "inf" if value == math.inf else value for key, value in values.items()}).decode()
+
+
+def decoded(text: str) -> RunConfig:
+    """What `encoded` wrote. Raises msgspec.DecodeError."""
+    return msgspec.json.decode(text, type=RunConfig, strict=False)
 
 
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from outlast.cli import main
-from outlast.config import RunConfig
+from outlast.config import RunConfig, decoded, encoded
 
 
 def test_every_setting_has_a_value_and_an_origin(
@@ -69,3 +69,8 @@ def test_a_misspelt_environment_key_of_ours_does_not_pass_silently(
 def test_a_missing_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "show", "--config", str(tmp_path / "absent.toml")]) == 2
     assert "absent.toml" in capsys.readouterr().err
+
+
+def test_a_configuration_reaches_another_process_whole() -> None:
+    config = RunConfig(replicas=3, lease_s=float("inf"), outside_s=float("inf"), checkpoint_dir="7", bitwise=False)
+    assert decoded(encoded(config)) == config

@@ -45,8 +45,9 @@ def test_a_death_between_the_parts_of_the_step(fleet: Callable[..., Any]) -> Non
 
 
 @pytest.mark.campaign
-def test_several_at_once(fleet: Callable[..., Any]) -> None:
-    """All but one die in the same step, two of them in the same place."""
+def test_several_at_once(fleet: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but one die in the same step, two of them in the same place; without a lease, which is a person's choice."""
+    monkeypatch.setenv("OUTLAST_LEASE_S", "inf")
     run = fleet(
         kill("r0", Phase.REDUCE, 3, bucket=0),
         kill("r1", Phase.REDUCE, 3, bucket=0),

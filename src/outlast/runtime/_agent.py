@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from outlast.config import RunConfig
+from outlast.config import decoded
 from outlast.core.phases import OWNED, Phase
 from outlast.core.protocol import messages as m
 from outlast.errors import WireRefusal
@@ -59,7 +59,7 @@ class Agent:
         self.address = (host, int(port))
         self.secret = bytes.fromhex(environ["OUTLAST_SECRET"])
         self.run_dir = Path(environ["OUTLAST_RUN_DIR"])
-        config = msgspec.json.decode(environ["OUTLAST_CONFIG"], type=RunConfig)
+        config = decoded(environ["OUTLAST_CONFIG"])
         self.heartbeat_s, self.outside_s, self.formation_s = config.heartbeat_s, config.outside_s, config.formation_s
         self.sign = Progress(Region(Progress.SIZE, fd=int(environ["OUTLAST_SIGN_FD"])))
         self.probe = Probe(name if "." in name else f"{name}.1", environ.get("OUTLAST_FAULTS"))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from outlast.config import RunConfig
+from outlast.config import RunConfig, decoded
 from outlast.errors import ConfigError, MembershipError
 from outlast.runtime._probe import Probe
 from outlast.runtime._settings import solo_config
@@ -60,7 +60,7 @@ class Environment:
             raise MembershipError(f"the agent of {me} died before it started", did="it exits", remedy="none needed")
         host, _, port = environ["OUTLAST_COORDINATOR"].rpartition(":")
         try:
-            config = msgspec.json.decode(environ["OUTLAST_CONFIG"], type=RunConfig)
+            config = decoded(environ["OUTLAST_CONFIG"])
         except (msgspec.DecodeError, KeyError) as error:
             raise ConfigError("OUTLAST_CONFIG is not a configuration", remedy="start with outlast run") from error
         return cls(

@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from outlast.config import Resolved
+from outlast.config import Resolved, encoded
 from outlast.core import events
 from outlast.core.protocol import messages as m
 from outlast.errors import EnvironmentFault, OutlastError, WireRefusal
@@ -40,9 +40,7 @@ __all__ = ["Launcher", "Outcome"]
 _COORDINATOR_TRIES = 8  # restarts in a row without a minute of life between them
 _STOP_S = 5.0  # how long the coordinator may take to end the run when asked
 _TURN_S = 0.25  # how often the watcher is called at least
-_TELL_S = (
-    0.5  # what is told in every turn: with it a turn is shorter than what `Watch` takes for the launcher's absence
-)
+_TELL_S = 0.5  # what is told in each turn: a turn must be shorter than what `Watch` takes for the launcher's absence
 _KILLED_S = 2.0  # a coordinator that was killed and has not ended by then is left to wake or not
 
 
@@ -180,7 +178,7 @@ class Launcher:
             "OUTLAST_RUN_DIR": str(self.run_dir.resolve()),
             "OUTLAST_COORDINATOR": f"{host}:{port}",
             "OUTLAST_SECRET": self._secret.hex(),
-            "OUTLAST_CONFIG": msgspec.json.encode(self.resolved.config).decode(),
+            "OUTLAST_CONFIG": encoded(self.resolved.config),
         }
 
     # --- children ------------------------------------------------------------------------------------------------

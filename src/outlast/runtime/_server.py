@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from outlast.config import RunConfig
+from outlast.config import RunConfig, decoded
 from outlast.core import events
 from outlast.core.phases import Phase
 from outlast.core.protocol import Coordinator, Settings
@@ -349,7 +349,7 @@ async def _read_frame(reader: asyncio.StreamReader) -> bytes:
 
 async def _run(environ: dict[str, str]) -> int:
     run_dir = Path(environ["OUTLAST_RUN_DIR"])
-    config = msgspec.json.decode(environ["OUTLAST_CONFIG"], type=RunConfig)
+    config = decoded(environ["OUTLAST_CONFIG"])
     progress = Progress(Region(Progress.SIZE, fd=int(environ["OUTLAST_PROGRESS_FD"])))
     journal = Journal.open_writer(run_dir, lock_fd=int(environ["OUTLAST_LOCK_FD"]))
     server = Server(journal, config, bytes.fromhex(environ["OUTLAST_SECRET"]), progress)
