@@ -77,7 +77,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     tolerated: int = -1
     """Replicas (or hosts) that may lie in any view; -1 is as many as the full membership allows."""
     on_shortfall: Literal["wait", "stop", "lower"] = "wait"
-    """What to do in a view that tolerates fewer: wait for more replicas, stop, or go on with a lower guarantee."""
+    """What to do in a view that tolerates fewer: wait for more replicas, stop, or go on with as many, be it none."""
     fault_domain: Literal["replica", "host"] = "replica"
     """What lies together: each replica for itself, or all replicas under one agent."""
     checkpoint_dir: str = ""

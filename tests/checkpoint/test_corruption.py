@@ -282,6 +282,40 @@ def test_hostile_manifests_are_refused_and_survived(damaged: pathlib.Path, attac
     assert loaded.skipped
 
 
+ABSURD: dict[str, dict[str, str]] = {
+    "no JSON": {"config": "rm -rf /"},
+    "no table": {"facts": "[1, 2]"},
+    "nested": {"config": '{"a": {"b": 1}}'},
+    "deep": {"checkpoint": '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}"},
+    "endless number": {"config": '{"a": ' + "9" * 100_000 + "}"},
+    "beyond floats": {"config": '{"a": 1e999}'},
+    "half a character": {"config": '{"a": "\\ud800"}'},
+    "too long": {"note": "x" * (1 << 20)},
+    "too many": {str(n): "x" for n in range(300_000)},
+}
+
+
+@pytest.mark.parametrize("attack", ABSURD)
+def test_settings_that_nobody_would_write_are_refused(damaged: pathlib.Path, attack: str) -> None:
+    head_path, *_ = reached(damaged, 2)
+    head = parse_head(head_path.read_bytes(), file="head")
+    head_path.write_bytes(seal(msgspec.structs.replace(head, extra=ABSURD[attack])))
+    loaded = load(damaged)
+    assert loaded is not None
+    assert loaded.step == 1, "the forged generation must not serve"
+    assert equal(loaded)
+
+
+def test_other_keys_and_a_head_without_any_are_read(damaged: pathlib.Path) -> None:
+    head_path, *_ = reached(damaged, 2)
+    head = parse_head(head_path.read_bytes(), file="head")
+    assert head.extra == {}, "an older outlast wrote such"
+    head_path.write_bytes(seal(msgspec.structs.replace(head, extra={"plugin": "not JSON", "config": '{"new": null}'})))
+    loaded = load(damaged)
+    assert loaded is not None
+    assert (loaded.step, loaded.extra["plugin"]) == (2, "not JSON")
+
+
 def test_a_bomb_that_shares_one_chunk_is_refused_without_allocating(damaged: pathlib.Path) -> None:
     """One real chunk, referred to two hundred thousand times: 1.6 GB claimed from 8 KiB on disk."""
     repeats = 200_000

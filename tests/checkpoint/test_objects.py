@@ -80,7 +80,8 @@ def test_every_command_takes_a_url(url: str, tmp_path: pathlib.Path, capsys: pyt
     for form in ("safetensors", "dcp"):
         assert said("export", f"{url}@1", f"file://{tmp_path}/{form}", "--format", form)["generation"] == 1
         assert said("import", f"file://{tmp_path}/{form}", f"{url}/{form}", "--step", "5")["generation"] == 0
-        assert said("diff", f"{url}@1", f"{url}/{form}") == {"tensors": [], "other_values_differ": False}
+        same = {"tensors": [], "other_values_differ": False, "settings": {}}
+        assert said("diff", f"{url}@1", f"{url}/{form}") == same
     assert [row["generation"] for row in said("ls", url)] == [2, 1, 0]
     assert said("show", url)["tensors"][0]["shape"] == [300_000]
     assert [report["problems"] for report in said("verify", url, "--all")] == [[], [], []]
@@ -212,3 +213,42 @@ def test_an_unknown_scheme_says_what_is_known() -> None:
     with pytest.raises(ConfigError, match="ftp") as raised:
         open_store("ftp://host/x")
     assert "s3://" in raised.value.remedy
+
+
+def test_two_live_runs_on_one_prefix_see_each_other_and_one_alone_reads_nothing_for_it(url: str, proxy: Proxy) -> None:
+    """No lock refuses the second one; each is told at its next publication, once, and what was published stays."""
+    told: dict[str, list[str]] = {"one": [], "two": []}
+
+    def run(name: str) -> Engine:
+        def note(event: events.CheckpointEvent) -> None:
+            if isinstance(event, events.Neighbour):
+                told[name].append(event.detail)
+
+        return Engine(url, run=name, retention=Retention(keep_last=9), on_event=note)
+
+    one, two = run("one"), run("two")
+    commit(one, 0)
+    commit(one, 1)
+    commit(two, 5)  # a run that goes on where another was: no neighbour
+    assert told == {"one": [], "two": []}
+    commit(one, 2)
+    assert told["two"] == []
+    (text,) = told["one"]
+    assert text.startswith(f"another run saves at {url}, too: run two published generation 2.")
+    commit(two, 6)
+    commit(one, 3)
+    assert [len(found) for found in told.values()] == [1, 1], "once, not after each save"
+    assert verify(open_store(url), 5).problems == []
+    one.close()
+    two.close()
+
+
+def test_an_import_into_a_live_run_s_place_is_no_other_run(url: str) -> None:
+    found: list[events.CheckpointEvent] = []
+    one, other = Engine(url, run="one", on_event=found.append), Engine(url, run="import-abc")
+    commit(one, 0)
+    commit(other, 1)
+    commit(one, 2)
+    assert not any(isinstance(event, events.Neighbour) for event in found)
+    one.close()
+    other.close()

@@ -23,10 +23,11 @@ def test_a_view_goes_on_exactly_when_the_worst_hosts_fit_the_trim_count(rows, tr
         return
     if hosts * worst[0] <= trim:
         assert (verdict.action, verdict.tolerated_hosts, verdict.lowered) == ("go", hosts, False)
-    elif shortfall == "lower" and worst[0] <= trim:
+    elif shortfall == "lower":
         assert verdict.action == "go"
         assert verdict.lowered
         assert verdict.tolerated_hosts < hosts
+        assert f"lowered from {hosts} to {verdict.tolerated_hosts or 'none'}" in verdict.reason
     else:
         assert verdict.action == ("stop" if shortfall == "stop" else "wait")
     # whatever is promised, the rows of the fullest hosts that may lie are never more than are trimmed
@@ -47,6 +48,21 @@ def test_a_death_that_doubles_a_survivor_s_rows_is_noticed():
     after = {**{f"host{i}": 1 for i in range(13)}, "host13": 2}
     verdict = admit_view(after, trim_count=4, tolerated_hosts=4, on_shortfall="lower")
     assert (verdict.action, verdict.tolerated_hosts, verdict.lowered, verdict.hosts_needed) == ("go", 2, True, 15)
+
+
+def test_lower_goes_on_even_with_nobody_tolerated_and_the_others_say_what_would_help():
+    after = {"r0": 2, "r1": 1, "r2": 1}
+
+    def verdict(shortfall):
+        return admit_view(after, trim_count=1, tolerated_hosts=1, on_shortfall=shortfall, domain="replica")
+
+    lowered = verdict("lower")
+    assert (lowered.action, lowered.tolerated_hosts, lowered.lowered) == ("go", 0, True)
+    assert lowered.reason == "1 lying replica x 2 rows on the fullest > 1 row trimmed; lowered from 1 to none"
+    waiting, stopped = verdict("wait"), verdict("stop")
+    assert (waiting.action, stopped.action, waiting.lowered, stopped.lowered) == ("wait", "stop", False, False)
+    assert "it takes 4 replicas; tolerated = 0, or on_shortfall = lower, would go on" in waiting.reason
+    assert stopped.reason.endswith("it takes 4 replicas")
 
 
 @pytest.mark.parametrize("bad", [{"trim_count": -1, "tolerated_hosts": 0}, {"trim_count": 1, "tolerated_hosts": -1}])

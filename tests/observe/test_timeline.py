@@ -62,6 +62,21 @@ def test_every_kind_of_event_has_words() -> None:
     assert [row.level for row in rows] == ["warning", "error", "warning", "warning", "error"]
 
 
+def test_a_view_that_nobody_may_lie_in_is_told_whether_lowered_or_never_better() -> None:
+    def said(action: Any, tolerated: int, most: int, lowered: bool) -> list[tuple[str, str]]:
+        event = ev.RowsAdmitted(
+            at_s=1.0, view=[1, 2], step=3, action=action, tolerated=tolerated, most_rows=most, trim_count=1,
+            lowered=lowered, reason="so",
+        )  # fmt: skip
+        return [(row.level, row.what) for row in timeline([event])]
+
+    assert said("go", 1, 1, False) == said("go", 0, 1, False) == []
+    assert said("go", 0, 2, True) == [("error", "view 1.2 goes on and tolerates no liar: so")]
+    assert said("go", 0, 2, False) == [("warning", "view 1.2 goes on and tolerates no liar: so")]
+    assert said("go", 1, 1, True) == [("warning", "view 1.2 goes on, tolerating 1 liar: so")]
+    assert said("wait", 0, 2, False) == [("warning", "view 1.2 waits for more replicas, it would tolerate 0 liars: so")]
+
+
 def test_the_table_has_a_line_a_row(story: Any) -> None:
     lines = render_timeline(timeline(story.whole)).splitlines()
     assert lines[0].split() == ["WHEN", "NOTICED", "BY", "AFTER", "RECOMPUTED", "DOWNTIME", "WHAT"]

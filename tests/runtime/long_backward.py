@@ -29,9 +29,7 @@ def main() -> None:
         return grad
 
     for step in training.steps(until=5):
-        mine = 0
-        for x in step:
-            mine += 1
+        for mine, x in enumerate(step, 1):
             loss = model(x).square().mean()
             if step.number == STEP and run.name == "r1.1":
                 os.kill(os.getpid(), signal.SIGKILL)

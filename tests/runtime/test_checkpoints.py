@@ -13,6 +13,7 @@ import pytest
 
 from outlast.checkpoint import LocalStore, heads, verify
 from outlast.checkpoint._occupancy import occupy
+from outlast.checkpoint._recorded import sections
 from outlast.core import events as ev
 from outlast.runtime._probe import Fault
 
@@ -45,7 +46,7 @@ def test_killed_whole_and_resumed_at_another_replica_count(fleet: Callable[..., 
     first = fleet(replicas=2, steps=16, gates=(9,), checkpoint_dir=str(place), checkpoint_every=2)
     first.until("a save was published", lambda: len(first.saved()) > 1)
     kill_all(first)
-    newest = steps_in(place)[-1]
+    newest, before = steps_in(place)[-1], sections(heads(LocalStore(str(place)))[0][0].extra)
     again = fleet(replicas=3, steps=16, checkpoint_dir=str(place), checkpoint_every=4, resume="auto")
     again.assert_unchanged(survivors={"r0.1", "r1.1", "r2.1"}, recoveries=0)
     assert set(again.results()["r0.1"]["losses"]) == {str(step) for step in range(newest, 16)}
@@ -53,7 +54,22 @@ def test_killed_whole_and_resumed_at_another_replica_count(fleet: Callable[..., 
     assert [(e.step, e.tier) for e in loaded] == [(newest, "disk")] * 3
     assert again.saved()[-1].step == 16, "the end is saved"
     assert {e.num_writers for e in again.saved()} == {3}
+    then, now = before, sections(heads(LocalStore(str(place)))[0][0].extra)
+    assert [(s["config"]["replicas"], s["checkpoint"]["every"]) for s in (then, now)] == [(2, 2), (3, 4)]
+    assert then["facts"] == now["facts"]
+    assert then["facts"]["microbatches"] == "8"
+    assert not any(isinstance(e, ev.CheckpointDiffers) for e in again.driven.events), "another fleet, the same bits"
     assert all(verify(LocalStore(str(place)), g).problems == [] for g in LocalStore(str(place)).generations())
+
+
+def test_a_fleet_that_goes_on_with_other_settings_says_so_once(fleet: Callable[..., Any], tmp_path: Path) -> None:
+    place = tmp_path / "checkpoints"
+    fleet(replicas=2, steps=4, checkpoint_dir=str(place), guards="default").finish()
+    again = fleet(replicas=2, steps=6, checkpoint_dir=str(place), guards="off")
+    assert again.finish() == 0, again.logs()
+    (told,) = [e for e in again.driven.events if isinstance(e, ev.CheckpointDiffers)]
+    assert told.step == 4
+    assert told.detail.startswith("guards: ")
 
 
 @pytest.mark.campaign

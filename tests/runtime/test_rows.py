@@ -46,6 +46,18 @@ def test_a_view_that_is_not_good_enough_waits_for_a_replacement(fleet: Callable[
     assert [(a.action, a.most_rows) for a in admissions(run)] == [("go", 1), ("wait", 2), ("go", 1)]
 
 
+@pytest.mark.campaign
+def test_a_view_is_lowered_to_nobody_where_that_was_asked_for(fleet: Callable[..., Any]) -> None:
+    """Nobody comes back, one replica owns two rows for good: the run goes on with its bits and says what it lost."""
+    run = fleet(
+        kill("r1.1", Phase.GATHER, 3, bucket=0),
+        replicas=4, steps=6, rule=TRIMMED, max_restarts=0, on_shortfall="lower",
+    )  # fmt: skip
+    run.assert_unchanged(survivors={"r0.1", "r2.1", "r3.1"}, recoveries=1)
+    assert [(a.action, a.tolerated, a.lowered) for a in admissions(run)] == [("go", 1, False), ("go", 0, True)]
+    assert "lowered from 1 to none" in admissions(run)[-1].reason
+
+
 MOVED = {"aggregation": {"up.*": "centered_clipping", "*": {"rule": "trimmed_mean", "pre": "nnm"}}, "f": 1, "rows": 3,
          "row_momentum": 0.9}  # fmt: skip
 

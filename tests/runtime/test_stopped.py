@@ -39,6 +39,19 @@ def test_a_stopped_coordinator_is_replaced_and_a_death_does_not_wait_for_it(flee
 
 
 @pytest.mark.campaign
+def test_an_agent_that_dies_while_the_coordinator_is_stopped(fleet: Callable[..., Any]) -> None:
+    """The launcher tells of the agent again and again; that must not count as its own absence from the coordinator."""
+    run = fleet(replicas=2, agents=2, steps=8, max_restarts=0, gates=(3, 5))
+    run.until("steps were made", lambda: run.driven.step == 2)
+    (old,) = coordinators(run)
+    run.strike(old, signal.SIGSTOP)
+    run.strike(run.pid("a1"))
+    run.gate(3, "another had taken over", lambda: len(coordinators(run)) == 2)
+    run.gate(5, "the death was noticed", lambda: run.exited("r1.1"))
+    run.assert_unchanged(survivors={"r0.1"})
+
+
+@pytest.mark.campaign
 def test_one_that_cannot_be_killed_is_fenced_when_it_wakes(fleet: Callable[..., Any]) -> None:
     run = fleet(replicas=3, steps=12, max_restarts=0, gates=(3, 6, 9), program=[UNKILLABLE])
     run.until("steps were made", lambda: run.driven.step == 2)

@@ -179,6 +179,22 @@ def test_garbage_after_a_valid_handshake_ends_that_connection_alone(tmp_path: Pa
     assert [(e.agent, e.pid) for e in events if isinstance(e, ev.AgentStarted)] == [("a1", 7)]
 
 
+def test_what_an_agent_repeats_is_written_down_once(tmp_path: Path) -> None:
+    """After each reconnection it says whom it runs: a coordinator may have died before that was on the disk."""
+
+    async def play(server: Server, address: Address) -> None:
+        for _ in range(2):
+            link = await joined(address, "agent", "a0")
+            link.send(m.AgentHello(agent="a0", pid=7, members=("r0.1",)))
+            link.send(m.Spawned(member="r0.1", agent="a0", pid=8))
+            link.sock.shutdown(socket.SHUT_WR)
+            await asyncio.to_thread(spoken, link)
+            link.close()
+
+    started = [e for e in with_server(tmp_path, play) if isinstance(e, ev.ReplicaStarted)]
+    assert [(e.replica, e.agent, e.pid) for e in started] == [("r0.1", "a0", 8)]
+
+
 def test_a_crowd_of_idle_connections_keeps_nobody_out(tmp_path: Path) -> None:
     async def play(server: Server, address: Address) -> None:
         idle = [socket.create_connection(address) for _ in range(_STRANGERS + 40)]

@@ -25,6 +25,7 @@ from outlast.checkpoint._ladder import Candidate, first_valid
 from outlast.checkpoint._load import LoadedState, fill_in_place, fresh, rebuild, select
 from outlast.checkpoint._manifest import FORMAT, Part
 from outlast.checkpoint._memory import Hold, MemoryStore, in_memory
+from outlast.checkpoint._neighbours import Neighbours
 from outlast.checkpoint._patience import newest_of
 from outlast.checkpoint._plan import Layout, plan
 from outlast.checkpoint._publish import publish, report_of
@@ -50,7 +51,8 @@ class Engine:
     """`target`: a directory, a URL or a `Store`. `replica` of `num_replicas` says what of a shared state is ours.
 
     `drain_to`: a farther store, filled in the background. `hold`: memory that outlives us, `local_replica` our place
-    in it. `host_bytes` states what the snapshots take. `on_event` and `probe` are called from several threads.
+    in it. `extra`: what heads say besides. `host_bytes` states what the snapshots take. `on_event` and `probe` are
+    called from several threads.
     Raises `ConfigError` for a target of no known kind.
     """
 
@@ -61,6 +63,7 @@ class Engine:
         replica: int = 0,
         num_replicas: int = 1,
         run: str = "",
+        extra: dict[str, str] | None = None,
         drain_to: str | Store | None = None,
         hold: Hold | None = None,
         local_replica: int | None = None,
@@ -79,7 +82,7 @@ class Engine:
     ) -> None:
         self.store = open_store(target) if isinstance(target, str) else target
         self.far = open_store(drain_to) if isinstance(drain_to, str) else drain_to
-        self.replica, self.num_replicas, self.run = replica, num_replicas, run
+        self.replica, self.num_replicas, self.run, self._extra = replica, num_replicas, run, extra
         self.retention = retention if retention is not None else Retention()
         self._hold, self._local = hold, replica if local_replica is None else local_replica
         self._incremental, self._num_retries, self._retry_s = incremental, num_retries, retry_s
@@ -104,6 +107,7 @@ class Engine:
         self._handles: dict[SaveId, Handle] = {}
         self._stuck: list[Handle] = []  # given up before their writes had returned
         self._known: dict[int, dict[str, int]] = {}
+        self._neighbours = Neighbours(self.store, run)
 
     # memory
 
@@ -332,11 +336,15 @@ class Engine:
         """Carry out a `Publish` action: returns the generation's number. See `_publish.publish` for what it raises."""
         self._probe("publish.began")
         number = publish(
-            self.store, save, reports, created_s=self._wall(), run=self.run, certified=certified, extra=extra
-        )
+            self.store, save, reports, created_s=self._wall(), run=self.run, certified=certified,
+            extra=self._extra if extra is None else extra,
+        )  # fmt: skip
         self._tell(events.PublishedGeneration(
             save=save.token, step=save.step, generation=number, certified=certified, url=self.store.url,
         ))  # fmt: skip
+        other = self._neighbours.after(number)
+        if other:
+            self._tell(events.Neighbour(detail=other))
         self._probe("publish.done")
         return number
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import msgspec
 
 __all__ = [
-    "CheckpointEvent", "Drained", "DrainFailed", "Loaded", "Pruned", "PublishedGeneration", "SaveBegan", "SaveDelayed",
-    "SaveDurable", "SaveFailed", "SaveRetried", "Skipped",
+    "CheckpointEvent", "Differs", "Drained", "DrainFailed", "Loaded", "Neighbour", "Pruned", "PublishedGeneration",
+    "SaveBegan", "SaveDelayed", "SaveDurable", "SaveFailed", "SaveRetried", "Skipped",
 ]  # fmt: skip
 
 
@@ -89,6 +89,19 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag="loaded"):
     seconds: float
 
 
+class Differs(msgspec.Struct, frozen=True, kw_only=True, tag="differs"):
+    """What was loaded was saved under other settings, on which the bits may depend."""
+
+    step: int
+    detail: str
+
+
+class Neighbour(msgspec.Struct, frozen=True, kw_only=True, tag="neighbour"):
+    """Another run saves in the same place."""
+
+    detail: str
+
+
 class Drained(msgspec.Struct, frozen=True, kw_only=True, tag="drained"):
     generation: int
     url: str
@@ -104,5 +117,5 @@ class DrainFailed(msgspec.Struct, frozen=True, kw_only=True, tag="drain_failed")
 
 CheckpointEvent = (
     SaveBegan | SaveDelayed | SaveDurable | SaveRetried | SaveFailed | PublishedGeneration | Pruned | Skipped | Loaded
-    | Drained | DrainFailed
+    | Differs | Neighbour | Drained | DrainFailed
 )  # fmt: skip

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import xxhash
 
+from outlast.checkpoint._recorded import checked
 from outlast.errors import Damage
 
 __all__ = [
@@ -191,6 +192,7 @@ def parse_head(data: bytes, *, file: str, generation: int | None = None) -> Head
             raise Damage(f"states {part.bytes} bytes or a malformed digest for part {part.name}", file=file)
     if min(head.generation, head.step + 1, head.bytes, *head.view) < 0 or not math.isfinite(head.created_s):
         raise Damage("holds a number that cannot be", file=file)
+    checked(head.extra, file=file)
     return head
 
 

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from outlast.cli._ckpt_settings import settings_lines, settings_row
+
 if TYPE_CHECKING:
     from outlast.checkpoint import Head, Reader, Store
     from outlast.errors import ConfigError
@@ -61,7 +63,7 @@ def _row(head: Head) -> dict[str, Any]:
     return {
         "generation": head.generation, "step": head.step, "view": list(head.view), "num_writers": len(head.parts),
         "bytes": head.bytes, "certified": head.certified, "created_s": head.created_s, "run": head.run,
-        "extra": head.extra,
+        **settings_row(head),
     }  # fmt: skip
 
 
@@ -90,7 +92,7 @@ def show(place: Place, generation: Generation = None, names: Names = None, as_js
         _json({**head, "tensors": tensors})
         return
     _table(["generation", "step", "view", "writers", "size", "certified", "created"], [_cells(head)])
-    print()
+    print("".join(f"{_plain(line)}\n" for line in settings_lines(head["settings"])))
     cells = [
         [_plain(t["name"]), t["dtype"], "×".join(map(str, t["shape"])) or "scalar", _size(t["bytes"])] for t in tensors
     ]
@@ -137,12 +139,14 @@ def diff_(
 ) -> int:
     """Which tensors differ between two generations, where first, and by how much."""
     from outlast.checkpoint._diff import diff
+    from outlast.checkpoint._recorded import changed
 
     with _reader(first) as a, _reader(second) as b, _progress("diff") as progress:
         found = diff(a, b, progress=progress)
         trees = a.tree != b.tree
+        settings = changed(a.head.extra, b.head.extra)
     if as_json:
-        _json({"tensors": [d._asdict() for d in found], "other_values_differ": trees})
+        _json({"tensors": [d._asdict() for d in found], "other_values_differ": trees, "settings": settings})
         return 1 if found or trees else 0
     rows = []
     for d in found:
@@ -154,6 +158,8 @@ def diff_(
         print("the values beside the tensors (numbers, texts, structure) differ")
     if not rows and not trees:
         print("the same, to the bit")
+    for name, (there, here) in settings.items():
+        print(_plain(f"setting {name}: {there} and {here}"))
     return 1 if found or trees else 0
 
 

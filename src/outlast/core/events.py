@@ -12,11 +12,11 @@ import msgspec
 
 __all__ = [
     "AgentLost", "AgentStarted", "AnyEvent", "AuditMismatch", "Certified", "CheckpointBegan", "CheckpointDelayed",
-    "CheckpointDrained", "CheckpointFailed", "CheckpointInterval", "CheckpointLoaded", "CheckpointPruned",
-    "CheckpointRetried", "CheckpointSaved", "CheckpointSkipped", "CoordinatorLost", "CoordinatorStarted", "Event",
-    "FleetLost", "JoinerCaughtUp", "JoinerServed", "Notice", "Progress", "Recovery", "ReducerAccused", "Refused",
-    "ReplicaExited", "ReplicaStarted", "RowsAdmitted", "RunFinished", "RunStarted", "Suspected", "Verdict",
-    "ViewFormed", "ViewInstalled", "decode", "encode",
+    "CheckpointDiffers", "CheckpointDrained", "CheckpointFailed", "CheckpointInterval", "CheckpointLoaded",
+    "CheckpointPruned", "CheckpointRetried", "CheckpointSaved", "CheckpointSkipped", "CoordinatorLost",
+    "CoordinatorStarted", "Event", "FleetLost", "JoinerCaughtUp", "JoinerServed", "Notice", "Progress", "Recovery",
+    "ReducerAccused", "Refused", "ReplicaExited", "ReplicaStarted", "RowsAdmitted", "RunFinished", "RunStarted",
+    "Suspected", "Verdict", "ViewFormed", "ViewInstalled", "decode", "encode",
 ]  # fmt: skip
 
 
@@ -308,6 +308,15 @@ class CheckpointSkipped(Event, frozen=True, kw_only=True, tag="checkpoint_skippe
     reason: str
 
 
+class CheckpointDiffers(Event, frozen=True, kw_only=True, tag="checkpoint_differs"):
+    """The state after `step` was saved with other settings, or on another machine, than the run goes on with: it does,
+    but perhaps not to the bits of a run that was never stopped. `detail`: which, there and now."""
+
+    replica: str
+    step: int
+    detail: str
+
+
 class CheckpointPruned(Event, frozen=True, kw_only=True, tag="checkpoint_pruned"):
     """Old generations were removed, or (`note`) why not."""
 
@@ -359,8 +368,8 @@ AnyEvent = (
     RunStarted | CoordinatorStarted | CoordinatorLost | AgentStarted | AgentLost | ReplicaStarted | ReplicaExited
     | ViewInstalled | ViewFormed | Recovery | Suspected | JoinerServed | JoinerCaughtUp | Progress | Refused | Notice
     | FleetLost | CheckpointBegan | CheckpointSaved | CheckpointFailed | CheckpointDelayed | CheckpointRetried
-    | CheckpointLoaded | CheckpointSkipped | CheckpointPruned | CheckpointDrained | CheckpointInterval | RunFinished
-    | RowsAdmitted | ReducerAccused | Verdict | AuditMismatch | Certified
+    | CheckpointLoaded | CheckpointSkipped | CheckpointDiffers | CheckpointPruned | CheckpointDrained
+    | CheckpointInterval | RunFinished | RowsAdmitted | ReducerAccused | Verdict | AuditMismatch | Certified
 )  # fmt: skip
 
 _encoder = msgspec.json.Encoder()

@@ -33,6 +33,9 @@ def describe(event: ev.AnyEvent) -> tuple[str, Level] | None:
             which = f"generation {event.generation}" if event.generation >= 0 else "a place"
             place = event.file or event.url
             return f"{event.replica} passed over {which} ({event.tier}, {place}): {event.reason}", "warning"
+        case ev.CheckpointDiffers():
+            told = f"step {event.step} was saved with other settings, so bits may differ from then on: {event.detail}"
+            return told, "warning"
         case ev.FleetLost():
             return f"every replica is gone at step {event.step} ({event.detail}); the run begins again", "error"
     return _describe_rest(event)
@@ -67,7 +70,7 @@ def matters(event: ev.AnyEvent) -> bool:
         return event.cause not in PLAIN_FAILURES
     if isinstance(event, ev.CheckpointPruned):
         return bool(event.note)
-    kinds = (ev.FleetLost, ev.CheckpointLoaded, ev.CheckpointSkipped, ev.CheckpointRetried)
+    kinds = (ev.FleetLost, ev.CheckpointLoaded, ev.CheckpointSkipped, ev.CheckpointDiffers, ev.CheckpointRetried)
     return isinstance(event, kinds)
 
 

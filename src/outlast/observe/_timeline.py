@@ -99,7 +99,7 @@ def _matters(event: ev.AnyEvent, told: Collection[str]) -> bool:
         case ev.Suspected():
             return event.decision == "evict" and event.replica not in told
         case ev.RowsAdmitted():
-            return event.action != "go" or event.lowered
+            return event.action != "go" or event.lowered or _unprotected(event)
         case ev.ReducerAccused():
             return True
         case ev.ReplicaExited():
@@ -203,16 +203,28 @@ def _describe_process(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning
 def _describe_rows(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning", "error"]]:
     match event:
         case ev.RowsAdmitted():
-            what = {"go": "goes on", "wait": "waits for more replicas", "stop": "stops"}[event.action]
-            view = f"view {event.view[0]}.{event.view[1]}"
-            level: Literal["info", "warning"] = "info" if event.action == "go" and not event.lowered else "warning"
-            return f"{view} {what}, tolerating {_count(event.tolerated, 'liar')}: {event.reason}", level
+            return _describe_view(event)
         case ev.ReducerAccused():
             said = f"{len(event.votes)} of {len(event.members)} say so"
             what = f"the slice of bucket {event.bucket} that {event.reducer} reduced in step {event.step}"
             end = "evicted" if event.decision == "evict" else "the run stops"
             return f"{event.accuser} disputes {what}; {event.replica} is wrong, {said}; {end}", "error"
     return _checkpoints.describe(event) or (str(event.__struct_config__.tag), "info")
+
+
+def _describe_view(event: ev.RowsAdmitted) -> tuple[str, Literal["info", "warning", "error"]]:
+    view, liars = f"view {event.view[0]}.{event.view[1]}", _count(event.tolerated, "liar")
+    if event.action != "go":
+        what = {"wait": "waits for more replicas", "stop": "stops"}[event.action]
+        return f"{view} {what}, it would tolerate {liars}: {event.reason}", "warning"
+    if _unprotected(event):
+        return f"{view} goes on and tolerates no liar: {event.reason}", "error" if event.lowered else "warning"
+    return f"{view} goes on, tolerating {liars}: {event.reason}", "warning" if event.lowered else "info"
+
+
+def _unprotected(event: ev.RowsAdmitted) -> bool:
+    """A rule was asked for, and one liar of this view may own more rows than it trims."""
+    return event.tolerated == 0 < event.trim_count < event.most_rows
 
 
 def _first_line(text: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 from outlast.checkpoint import Drain, Retention, certify, heads, open_store, prune, publish
 from outlast.checkpoint._drain import Drainer
+from outlast.checkpoint._neighbours import Neighbours
 from outlast.checkpoint._threads import Threads
 from outlast.core.phases import Phase
 from outlast.core.protocol._commit import PartReport, SaveId
@@ -26,7 +27,7 @@ _LOOK_BACK = 16
 
 
 class Archive:
-    """See the module. Raises ConfigError for a place of no known kind."""
+    """See the module. `extra`: what each head says besides. Raises ConfigError for a place of no known kind."""
 
     def __init__(
         self,
@@ -34,11 +35,13 @@ class Archive:
         run: str,
         said: Callable[[str, dict[str, Any]], None],
         probe: Callable[[Phase, int], None],
+        extra: dict[str, str],
     ) -> None:
         self._store = open_store(settings.target)
         far = open_store(settings.drain_to) if settings.drain_to else None
         self._retention = Retention(keep_last=settings.keep_last, keep_every=settings.keep_every)
-        self._run, self._said, self._probe = run, said, probe
+        self._run, self._said, self._probe, self._extra = run, said, probe, extra
+        self._neighbours = Neighbours(self._store, run)
         self.url = self._store.url
         self.publisher = Threads(1, "outlast-publish", limit_s=settings.timeout_s)
         self._known: dict[int, dict[str, int]] = {}
@@ -55,7 +58,12 @@ class Archive:
     def publish(self, save: SaveId, reports: Sequence[PartReport], *, certified: bool) -> int:
         """The generation's number. Raises what `checkpoint.publish` does."""
         self._probe(Phase.PUBLISH_BEGAN, save.step)
-        number = publish(self._store, save, reports, created_s=time.time(), run=self._run, certified=certified)
+        number = publish(
+            self._store, save, reports, created_s=time.time(), run=self._run, certified=certified, extra=self._extra
+        )
+        other = self._neighbours.after(number)
+        if other:
+            self._said("notice", {"level": "warning", "text": other})
         self._probe(Phase.PUBLISH_DONE, save.step)
         return number
 

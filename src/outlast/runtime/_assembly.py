@@ -45,6 +45,7 @@ def assemble(
     )  # fmt: skip
     ordered(env.me, engine)
     facts = facts | {"aggregation": rows.settings.describe() if rows is not None else "mean", "guards": str(policy)}
+    facts |= {"bucket_mb": f"{bucket_mb:g}"}  # norms are summed bucket by bucket
     facts |= {"checkpoints": msgspec.json.encode(keep).decode()} if keep is not None else {}
     replica = Replica(env, engine, facts)
     if keep is not None:

@@ -97,7 +97,7 @@ class Samples:
                 remedy=f"give more samples, or global_batch_size of at most {len(dataset)}",
             )
         self.num_samples, self.batch, self.num_leaves = len(dataset), global_batch_size, microbatches
-        self.seed, self.shuffle = seed, shuffle
+        self.seed, self.shuffle, self.drop_last = seed, shuffle, drop_last
         whole, rest = divmod(self.num_samples, global_batch_size)
         self.steps_per_epoch = whole + (1 if rest and not drop_last else 0)
         self._keyed = _Keyed(dataset, collate_fn or default_collate)

@@ -41,10 +41,12 @@ def facts_of(
         "samples": str(samples.num_samples),
         "seed": str(samples.seed),
         "shuffle": str(samples.shuffle),
+        "drop_last": str(samples.drop_last),
         "clip_norm": str(clip_norm),
         "aggregation": aggregation,
         "parameters": f"{len(state.params)} ({hashlib.sha256(schema.encode()).hexdigest()[:12]})",
         "optimizers": ", ".join(type(o).__name__ for o in state.optimizers),
+        "bitwise": str(config.bitwise),
     }
     return facts | (_numerics(state) if config.bitwise else {})
 

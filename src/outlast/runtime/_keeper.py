@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from outlast.checkpoint._threads import Threads
+from outlast.config import RunConfig
 from outlast.core import events as ev
 from outlast.core.phases import Phase
 from outlast.core.policy._saving import Pacer
@@ -28,6 +29,7 @@ from outlast.core.protocol import messages as m
 from outlast.journal import Journal
 from outlast.runtime import _saving as wire
 from outlast.runtime._archive import Archive
+from outlast.runtime._recorded import recorded
 from outlast.runtime._settings import TIMEOUT_S, SaveSettings
 
 __all__ = ["Keeper"]
@@ -47,14 +49,13 @@ class Keeper:
         coordinator: Coordinator,
         *,
         run: str,
-        num_replicas: int,
-        stop_save_s: float,
+        config: RunConfig,
         write: Callable[..., None],
         tell: Callable[[Iterable[str], Any], None],
         probe: Callable[[Phase, int], None],
     ) -> None:
         self._journal, self._coordinator, self._run = journal, coordinator, run
-        self._epoch, self._num_replicas, self._stop_save_s = coordinator.epoch, num_replicas, stop_save_s
+        self._epoch, self._config, self._stop_save_s = coordinator.epoch, config, config.stop_save_s
         self._write, self._tell, self._probe = write, tell, probe
         self.settings: SaveSettings | None = None
         self.archive: Archive | None = None
@@ -73,6 +74,7 @@ class Keeper:
         self._timer: asyncio.TimerHandle | None = None
         self._after: list[Callable[[], None]] = []
         self._step_s = 0.0
+        self._differing: list[Any] = []
         self._loop = asyncio.get_running_loop()
         self._opening = Threads(1, "outlast-open")
 
@@ -97,7 +99,8 @@ class Keeper:
 
     def _open(self) -> None:
         assert self.settings is not None
-        archive = Archive(self.settings, self._run, self._said, self._probe)
+        extra = recorded(self._config, self.settings, self._coordinator.facts)
+        archive = Archive(self.settings, self._run, self._said, self._probe, extra)
         late = self._loop.call_later(self._timeout_s, self._not_opened, archive.url)
         self._later(self._opening, archive.newest_epoch, lambda done: self._opened(archive, done, late))
 
@@ -119,7 +122,7 @@ class Keeper:
         self.archive, self._base = archive, base
         assert self.settings is not None
         if not self.settings.every:
-            self._pacer = Pacer(time.monotonic(), min_s=self.settings.min_s, num_replicas=self._num_replicas)
+            self._pacer = Pacer(time.monotonic(), min_s=self.settings.min_s, num_replicas=self._config.replicas)
         self._tell(self._everyone(), wire.SaveBase(epoch=self._epoch, base=base))
         self.look()
 
@@ -352,6 +355,10 @@ class Keeper:
     def _write_said(self, name: str, event: Any) -> None:
         fields = msgspec.structs.asdict(event)
         kind = str(event.__struct_config__.tag)
+        if kind == "differs":
+            if event in self._differing:
+                return  # all say the same
+            self._differing.append(event)
         names = {"save_delayed": "checkpoint_delayed", "save_retried": "checkpoint_retried"}
         if kind == "save_retried":
             fields = {"reason": fields["reason"], "attempt": fields["attempt"]}

@@ -40,6 +40,9 @@ __all__ = ["Launcher", "Outcome"]
 _COORDINATOR_TRIES = 8  # restarts in a row without a minute of life between them
 _STOP_S = 5.0  # how long the coordinator may take to end the run when asked
 _TURN_S = 0.25  # how often the watcher is called at least
+_TELL_S = (
+    0.5  # what is told in every turn: with it a turn is shorter than what `Watch` takes for the launcher's absence
+)
 _KILLED_S = 2.0  # a coordinator that was killed and has not ended by then is left to wake or not
 
 
@@ -314,13 +317,13 @@ class Launcher:
 
     def _tell_losses(self) -> None:
         """Agents that died, to the coordinator; all of them again after a reconnection (it is idempotent)."""
-        self._tell(self._lost_agents[self._told if self._link is not None else 0 :])
+        self._tell(self._lost_agents[self._told if self._link is not None else 0 :], _TELL_S)
         self._told = len(self._lost_agents) if self._link is not None else 0
 
-    def _tell(self, messages: Sequence[Any]) -> None:
+    def _tell(self, messages: Sequence[Any], timeout_s: float = 2.0) -> None:
         try:
             if self._link is None:
-                self._link = Link(self._address, self._secret, "launcher", "launcher", timeout_s=2.0)
+                self._link = Link(self._address, self._secret, "launcher", "launcher", timeout_s=timeout_s)
             for message in messages:
                 self._link.send(message)
         except (OSError, WireRefusal, msgspec.DecodeError):
@@ -377,4 +380,5 @@ class Launcher:
         for child in children:
             child.wait()
         self._agents.clear()
+        self._retired.clear()  # at the end this is called again: their descriptors are closed, or somebody else's
         self._coordinator = None

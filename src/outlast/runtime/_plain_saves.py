@@ -18,7 +18,7 @@ from outlast.checkpoint._patience import Patient
 from outlast.core.policy._saving import Pacer
 from outlast.errors import CheckpointError, ConfigError
 from outlast.runtime._environment import Environment
-from outlast.runtime._restore import check_facts, restore, tree_of
+from outlast.runtime._restore import DIFFERS, check_facts, restore, tree_of
 from outlast.runtime._saves import archive_of, occupied
 from outlast.runtime._settings import SaveSettings
 from outlast.runtime._state import State
@@ -32,7 +32,7 @@ class PlainSaves:
     def __init__(self, env: Environment, state: State, settings: SaveSettings, facts: dict[str, str]) -> None:
         self._env, self._state, self._settings, self._facts = env, state, settings, facts
         self._places = occupied(env, settings)
-        self._archive = archive_of(env, settings, on_event=self._on_event)
+        self._archive = archive_of(env, settings, facts, on_event=self._on_event)
         store = Patient(self._archive.store, settings.timeout_s)
         self._epoch = 1 + max((h.view[0] for h in heads(store, newest=16)[0]), default=0)
         self._pacer = Pacer(time.monotonic(), min_s=settings.min_s, num_replicas=1)
@@ -46,7 +46,7 @@ class PlainSaves:
             return 0
         loaded = self._archive.load() if wanted == "auto" else None
         if wanted != "auto":
-            source = archive_of(self._env, _at(self._settings, wanted), on_event=self._on_event)
+            source = archive_of(self._env, _at(self._settings, wanted), self._facts, on_event=self._on_event)
             loaded = source.load()
             source.close()
             if loaded is None:
@@ -55,7 +55,7 @@ class PlainSaves:
             return 0
         warning = check_facts(loaded.tree["run"]["facts"], self._facts, bitwise=self._env.config.bitwise)
         if warning:
-            print(f"outlast: bits may differ from the run that saved this: {warning}", file=sys.stderr)
+            print(f"outlast: {DIFFERS} {warning}", file=sys.stderr)
         restore(self._state, loaded.tree)
         return loaded.step
 
@@ -103,6 +103,8 @@ class PlainSaves:
     def _on_event(self, event: ce.CheckpointEvent) -> None:
         if isinstance(event, ce.Skipped | ce.SaveRetried | ce.SaveDelayed):
             print(f"outlast: checkpoints: {event}", file=sys.stderr)
+        elif isinstance(event, ce.Neighbour):
+            print(f"outlast: checkpoints: {event.detail}", file=sys.stderr)
 
 
 def _at(settings: SaveSettings, place: str) -> SaveSettings:

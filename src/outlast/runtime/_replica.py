@@ -318,7 +318,7 @@ class Replica:
 
     # --- a step --------------------------------------------------------------------------------------------------
     def task(self, todo: Exchange | None = None) -> Task:
-        """The exchange of the current step, also before the last microbatch is in. ViewAbandoned if its view is over."""
+        """The exchange of the current step, perhaps before the last microbatch. ViewAbandoned if the view is over."""
         with self.lock:
             view, plan = self.member.standing()
         nodes = tuple(cover(plan.leaves[n], self.engine.num_leaves, self.engine.num_rows) for n in view.members)

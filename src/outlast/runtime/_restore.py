@@ -18,12 +18,14 @@ from outlast.errors import CheckpointError, ConfigError
 from outlast.runtime._engine import Engine
 from outlast.runtime._state import State
 
-__all__ = ["RUN_FACTS", "adopt", "check_facts", "restore", "tree_of"]
+__all__ = ["DIFFERS", "RUN_FACTS", "adopt", "check_facts", "restore", "tree_of"]
 
 RUN_FACTS = (
     "microbatches", "global_batch_size", "samples", "seed", "shuffle", "clip_norm", "aggregation", "optimizers",
 )  # fmt: skip
 """What fixes data and arithmetic: with another value it would be another run."""
+
+DIFFERS = "bits may differ from the run that saved this:"
 
 
 def tree_of(state: State, step: int, facts: Mapping[str, str]) -> dict[str, Any]:

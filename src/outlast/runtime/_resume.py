@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 from outlast.checkpoint import Engine as Archive
 from outlast.checkpoint import Head, Hold, LoadedState, MemoryStore, heads
+from outlast.checkpoint._events import Differs
 from outlast.checkpoint._patience import Patient
 from outlast.errors import CheckpointError
-from outlast.runtime._restore import adopt, check_facts
+from outlast.runtime._restore import DIFFERS, adopt, check_facts
 from outlast.runtime._saving import SaveBase
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ def resume(saves: Saves) -> LoadedState | None:
     config = saves.env.config
     warning = check_facts(loaded.tree["run"]["facts"], saves.facts, bitwise=config.bitwise)
     if warning:
-        print(f"outlast: bits may differ from the run that saved this: {warning}", file=sys.stderr)
+        print(f"outlast: {DIFFERS} {warning}", file=sys.stderr)
+        saves._on_event(Differs(step=loaded.step, detail=warning))
     step = adopt(saves.engine, loaded.tree)
     saves.member.committed = saves.member.stable = step
     return loaded

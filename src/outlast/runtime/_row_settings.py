@@ -42,6 +42,7 @@ class RowSettings(msgspec.Struct, frozen=True, kw_only=True):
     trim_count: int
     tolerated: int
     on_shortfall: Literal["wait", "stop", "lower"]
+    fault_domain: Literal["replica", "host"]
     momentum: float
     check_share: float
 
@@ -56,8 +57,9 @@ class RowSettings(msgspec.Struct, frozen=True, kw_only=True):
     def admit(self, rows_of: Mapping[str, int]) -> Admission:
         """Whether a view in which each host can spoil so many rows is good enough."""
         return admit_view(
-            rows_of, trim_count=self.trim_count, tolerated_hosts=self.tolerated, on_shortfall=self.on_shortfall
-        )
+            rows_of, trim_count=self.trim_count, tolerated_hosts=self.tolerated, on_shortfall=self.on_shortfall,
+            domain=self.fault_domain,
+        )  # fmt: skip
 
 
 def row_settings(
@@ -96,7 +98,8 @@ def row_settings(
     _in_range("check_reducers", share, "a share from 0 to 1", 0 <= share <= 1)
     return RowSettings(
         groups=groups, num_rows=num_rows, trim_count=trim, tolerated=_tolerated(config, trim, num_rows),
-        on_shortfall=config.on_shortfall, momentum=float(momentum), check_share=float(share),
+        on_shortfall=config.on_shortfall, fault_domain=config.fault_domain, momentum=float(momentum),
+        check_share=float(share),
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ from outlast.runtime._engine import Engine
 from outlast.runtime._environment import Environment
 from outlast.runtime._link import SoloLink
 from outlast.runtime._probe import save_probe
+from outlast.runtime._recorded import recorded
 from outlast.runtime._restore import tree_of
 from outlast.runtime._settings import SaveSettings
 
@@ -79,7 +80,7 @@ class Saves:
     ) -> None:
         self.env, self.engine, self.member, self.settings, self.facts = env, engine, member, settings, facts
         self._places = occupied(env, settings)
-        self.archive = archive_of(env, settings, on_event=self._on_event)
+        self.archive = archive_of(env, settings, facts, on_event=self._on_event)
         self._send, self._wake_fd = send, wake_fd
         self._lock = threading.RLock()
         self._flights: dict[SaveId, _Flight] = {}
@@ -340,10 +341,12 @@ class Saves:
 
     def _on_event(self, event: ce.CheckpointEvent) -> None:
         """From the engine, on any of its threads."""
-        if not isinstance(event, ce.SaveDelayed | ce.SaveRetried | ce.Skipped | ce.Loaded):
+        if isinstance(event, ce.Neighbour):  # who publishes sees it: this process is alone
+            print(f"outlast: checkpoints: {event.detail}", file=sys.stderr)
+        if not isinstance(event, ce.SaveDelayed | ce.SaveRetried | ce.Skipped | ce.Loaded | ce.Differs):
             return
         if self._send is None:
-            if not isinstance(event, ce.Loaded):
+            if not isinstance(event, ce.Loaded | ce.Differs):
                 print(f"outlast: checkpoints: {event}", file=sys.stderr)
             return
         said = wire.SaveSaid(member=self.env.me, event=event)
@@ -415,7 +418,10 @@ def occupied(env: Environment, settings: SaveSettings) -> list[Occupancy]:
     return [occupy(place, env.run_id, limit_s=settings.timeout_s) for place in places]
 
 
-def archive_of(env: Environment, settings: SaveSettings, *, on_event: Callable[[ce.CheckpointEvent], None]) -> Archive:
+def archive_of(
+    env: Environment, settings: SaveSettings, facts: Mapping[str, str], *,
+    on_event: Callable[[ce.CheckpointEvent], None],
+) -> Archive:  # fmt: skip
     """The checkpoint engine of this process, in the launcher's memory if it gave any. Raises ConfigError."""
     hold = Hold.parse(env.hold) if env.hold else None
     place = int(env.me.partition(".")[0].removeprefix("r"))
@@ -425,4 +431,5 @@ def archive_of(env: Environment, settings: SaveSettings, *, on_event: Callable[[
         settings.target, run=env.run_id, drain_to=settings.drain_to or None, hold=hold, local_replica=place,
         num_slots=settings.num_slots, retention=Retention(keep_last=settings.keep_last, keep_every=settings.keep_every),
         timeout_s=settings.timeout_s, on_event=on_event, probe=save_probe(env.probe),
+        extra=recorded(env.config, settings, facts),
     )  # fmt: skip

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from outlast.checkpoint._events import Loaded, SaveDelayed, SaveRetried, Skipped
+from outlast.checkpoint._events import Differs, Loaded, SaveDelayed, SaveRetried, Skipped
 from outlast.core.protocol._commit import PartReport, SaveId
 
 __all__ = [
@@ -66,7 +66,7 @@ class SaveSaid(msgspec.Struct, frozen=True, kw_only=True, tag="SaveSaid"):
     """Something for the journal."""
 
     member: str
-    event: SaveDelayed | SaveRetried | Skipped | Loaded
+    event: SaveDelayed | SaveRetried | Skipped | Loaded | Differs
 
 
 class SaveBase(msgspec.Struct, frozen=True, kw_only=True, tag="SaveBase"):

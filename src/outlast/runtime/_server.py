@@ -72,8 +72,8 @@ class Server:
         self.coordinator = Coordinator(settings, self.epoch, record)
         self.coordinator.reports.faults = _unreported(journal)
         self.keeper = Keeper(
-            journal, self.coordinator, run=os.environ.get("OUTLAST_RUN", ""), num_replicas=config.replicas,
-            stop_save_s=config.stop_save_s, write=self.write, tell=self.send, probe=self.probe,
+            journal, self.coordinator, run=os.environ.get("OUTLAST_RUN", ""), config=config, write=self.write,
+            tell=self.send, probe=self.probe,
         )  # fmt: skip
         self.finished: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.writers: dict[str, asyncio.StreamWriter] = {}
@@ -93,6 +93,8 @@ class Server:
         for entry in journal.events(kinds=[events.AgentStarted]) if record is not None else ():
             if isinstance(entry.event, events.AgentStarted):
                 self._agent_pids[entry.event.agent] = entry.event.pid
+        started = journal.events(kinds=[events.ReplicaStarted]) if record is not None else ()
+        self._replicas = {entry.event.replica for entry in started if isinstance(entry.event, events.ReplicaStarted)}
         self.write("coordinator_started", epoch=self.epoch, pid=os.getpid(), takeover=record is not None)
         if record is None or record.view is None:
             self._set_timer(m.SetTimer(name="start", after_s=config.start_s))
@@ -171,6 +173,10 @@ class Server:
         if isinstance(message, m.AgentHello) and self._agent_pids.get(name) != message.pid:
             self._agent_pids[name] = message.pid
             self.write("agent_started", agent=name, pid=message.pid)
+        if isinstance(message, m.Spawned):
+            if message.member in self._replicas:
+                return  # an agent says it again: an earlier coordinator may have died with it
+            self._replicas.add(message.member)
         self.handle(message)
         if isinstance(message, m.Hello):
             self.keeper.greet(name)

@@ -6,6 +6,7 @@ computes several rows spoils all of them with one lie. A view is admissible when
     (hosts to be tolerated) x (most rows on one host) <= trim count;
 
 otherwise the run waits for more hosts, stops, or goes on with a lower guarantee by an explicit, journalled decision.
+Lowered as far as none, the rule is still applied: it bounds any liar whose rows are no more than the trim count.
 Pure: no clock, no membership, no rule; who owns which rows comes in as a count for each host.
 """
 
@@ -47,12 +48,17 @@ def most_rows_per_host(num_rows: int, num_hosts: int) -> int:
 
 
 def admit_view(
-    rows_of_host: Mapping[str, int], *, trim_count: int, tolerated_hosts: int, on_shortfall: Shortfall = "wait"
+    rows_of_host: Mapping[str, int],
+    *,
+    trim_count: int,
+    tolerated_hosts: int,
+    on_shortfall: Shortfall = "wait",
+    domain: str = "host",
 ) -> Admission:
     """Admit a view in which each host owns so many rows, or say what to do instead.
 
     `trim_count`: the f for which the rule was made, in rows. `tolerated_hosts`: how many lying hosts the run wants to
-    survive. `lower` goes on with as many hosts as the rows allow, and waits when that is none.
+    survive. `lower` goes on with as many as the rows allow, be it none. `domain`: what the reason calls a host.
     """
     if trim_count < 0 or tolerated_hosts < 0 or any(rows < 0 for rows in rows_of_host.values()):
         raise ConfigError("trim count, tolerated hosts and rows cannot be negative")
@@ -60,13 +66,18 @@ def admit_view(
     if most == 0:
         return _verdict("wait", 0, most, trim_count, None, "no host owns a row")
     possible, needed = trim_count // most, _hosts_needed(sum(rows_of_host.values()), trim_count, tolerated_hosts)
-    asked = f"{tolerated_hosts} lying hosts x {most} rows on the fullest"
+    asked = f"{_count(tolerated_hosts, f'lying {domain}')} x {_count(most, 'row')} on the fullest"
+    trimmed = f"{_count(trim_count, 'row')} trimmed"
     if tolerated_hosts <= possible:
-        return _verdict("go", tolerated_hosts, most, trim_count, needed, f"{asked} <= the {trim_count} rows trimmed")
-    reason = f"{asked} > the {trim_count} rows trimmed"
-    if on_shortfall == "lower" and possible > 0:
-        return _verdict("go", possible, most, trim_count, needed, f"{reason}; lowered to {possible}", lowered=True)
-    return _verdict("stop" if on_shortfall == "stop" else "wait", possible, most, trim_count, needed, reason)
+        return _verdict("go", tolerated_hosts, most, trim_count, needed, f"{asked} <= {trimmed}")
+    reason = f"{asked} > {trimmed}"
+    if on_shortfall == "lower":
+        told = f"{reason}; lowered from {tolerated_hosts} to {possible or 'none'}"
+        return _verdict("go", possible, most, trim_count, needed, told, lowered=True)
+    way_out = "no number of them is enough" if needed is None else f"it takes {_count(needed, domain)}"
+    if on_shortfall == "wait":
+        way_out += f"; tolerated = {possible}, or on_shortfall = lower, would go on"
+    return _verdict(on_shortfall, possible, most, trim_count, needed, f"{reason}: {way_out}")
 
 
 def _verdict(
@@ -83,6 +94,10 @@ def _verdict(
         action=action, tolerated_hosts=tolerated, most_rows=most, trim_count=trim_count, hosts_needed=needed,
         lowered=lowered, reason=reason,
     )  # fmt: skip
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def _hosts_needed(num_rows: int, trim_count: int, tolerated_hosts: int) -> int | None:
