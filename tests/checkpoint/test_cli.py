@@ -175,3 +175,34 @@ def test_looking_never_imports_torch(place: pathlib.Path, tmp_path: pathlib.Path
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     subprocess.run([sys.executable, "-c", code], check=True, env=env, capture_output=True, timeout=60)
+
+
+@pytest.mark.parametrize("arguments", [["ls"], ["prune", "--dry-run"], ["prune", "--keep-last", "1"]])
+def test_what_reads_many_generations_shows_how_far_it_is_on_a_terminal_only(
+    place: pathlib.Path, arguments: list[str]
+) -> None:
+    command = [sys.executable, "-m", "outlast", "ckpt", arguments[0], str(place), *arguments[1:]]
+    terminal, end = os.openpty()
+    try:
+        environ = {**os.environ, "TERM": "xterm"}
+        shown = subprocess.run(command, stdout=subprocess.PIPE, stderr=end, env=environ, timeout=60, check=True)
+        bar = os.read(terminal, 1 << 16).decode()
+    finally:
+        os.close(terminal)
+        os.close(end)
+    assert "generations" in bar
+    assert "/2" in bar or "/1" in bar
+    assert b"\x1b" not in shown.stdout
+    again = subprocess.run(command, capture_output=True, timeout=60, check=True)
+    assert again.stderr == b""
+
+
+def test_the_check_of_a_resume_tells_which_run_it_is_at(tmp_path: pathlib.Path) -> None:
+    from outlast.errors import ProveError
+    from outlast.prove._resume_check import resume_check
+
+    script, told = tmp_path / "broken.py", list[tuple[int, int]]()
+    script.write_text("raise SystemExit(3)")
+    with pytest.raises(ProveError):
+        resume_check([str(script)], tmp_path / "runs", progress=lambda done, total: told.append((done, total)))
+    assert told == [(0, 3)]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from outlast.checkpoint import Engine, LoadedState
 from outlast.checkpoint._manifest import DTYPE_BYTES
 from outlast.checkpoint._tensors import flatten, raw, unflatten
-from outlast.errors import ConfigError
+from outlast.errors import ConfigError, Damage
 
 Node = collections.namedtuple("Node", "a b")
 
@@ -47,27 +47,72 @@ def filled(dtype: torch.dtype, *shape: int) -> torch.Tensor:
     return noise.view(dtype).view(shape)
 
 
-def every_dtype() -> list[str]:
-    return [name for name in DTYPE_BYTES if isinstance(getattr(torch, name, None), torch.dtype)]
+DTYPES = sorted({str(v).removeprefix("torch.") for v in vars(torch).values() if isinstance(v, torch.dtype)})
+QUANTISED = {"qint8": 1, "quint8": 1, "qint32": 1, "quint4x2": 2, "quint2x4": 4}
+"""Elements in one of the dtype's items."""
 
 
-def test_the_table_knows_every_dtype_that_torch_has() -> None:
-    theirs = {str(v).removeprefix("torch.") for v in vars(torch).values() if isinstance(v, torch.dtype)}
-    quantised = {"qint8", "quint8", "qint32", "quint4x2", "quint2x4"}
-    assert theirs - quantised <= set(DTYPE_BYTES)
-    for name in every_dtype():
-        assert getattr(torch, name).itemsize == DTYPE_BYTES[name]
+def all_bytes(tensor: torch.Tensor) -> bytes:
+    """Of the storage: of packed types torch can tell little else."""
+    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).numpy().tobytes()
 
 
-def test_tensors_of_every_dtype_come_back_to_the_bit(tmp_path: pathlib.Path) -> None:
-    tree = {name: filled(getattr(torch, name), 6, 8) for name in every_dtype()}
-    tree |= {f"{name} scalar": filled(getattr(torch, name), 1)[0] for name in every_dtype()}
-    tree |= {f"{name} empty": torch.empty((0, 3), dtype=getattr(torch, name)) for name in every_dtype()}
-    loaded = round_trip(tmp_path, tree).tree
-    assert list(loaded) == list(tree)
-    for name, tensor in tree.items():
-        assert (loaded[name].dtype, loaded[name].shape) == (tensor.dtype, tensor.shape), name
-        assert bits(loaded[name]) == bits(tensor), name
+def quantised(name: str, *shape: int, kind: str = "tensor") -> torch.Tensor:
+    """Every bit pattern, with one scale, with one for each of the last dimension, or with zero points in floats."""
+    dtype, random = getattr(torch, name), torch.Generator().manual_seed(3)
+    scales = torch.rand(shape[-1] if shape else 1, generator=random, dtype=torch.float64)
+    if kind == "tensor":
+        made = torch._empty_affine_quantized(shape, scale=0.1, zero_point=3, dtype=dtype)
+    else:
+        zeros = torch.arange(shape[-1]) if kind == "channels" else torch.rand(shape[-1], generator=random)
+        scales = scales if kind == "channels" else scales.float()
+        made = torch._empty_per_channel_affine_quantized(
+            shape, scales=scales, zero_points=zeros, axis=len(shape) - 1, dtype=dtype
+        )
+    storage = torch.empty(0, dtype=torch.uint8).set_(made.untyped_storage())
+    storage.copy_(torch.randint(0, 256, storage.shape, dtype=torch.uint8, generator=random))
+    return made
+
+
+def told(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """All there is of a tensor."""
+    plain = (tensor.dtype, tensor.shape)
+    if not tensor.is_quantized:
+        return (*plain, bits(tensor))
+    if tensor.qscheme() == torch.per_tensor_affine:
+        return (*plain, all_bytes(tensor), tensor.q_scale(), tensor.q_zero_point())
+    parts = (tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points())
+    scheme = (tensor.qscheme(), tensor.q_per_channel_axis())
+    return (*plain, all_bytes(tensor), *scheme, *[(part.dtype, bits(part)) for part in parts])
+
+
+SHAPES = [(6, 8), (5, 7), (3, 2, 5), (7,), (1,), (), (0, 3), (3, 0)]
+
+
+def every_kind(name: str) -> dict[str, torch.Tensor]:
+    if name not in QUANTISED:
+        return {str(shape): filled(getattr(torch, name), *shape) for shape in SHAPES}
+    return {
+        f"{kind} {shape}": quantised(name, *shape, kind=kind)
+        for shape in SHAPES for kind in ("tensor", "channels", "floats") if shape or kind == "tensor"
+    }  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", DTYPES)
+def test_tensors_of_every_dtype_that_torch_has_come_back_to_the_bit(tmp_path: pathlib.Path, name: str) -> None:
+    """Of each torch makes tensors, so of none is it said that it cannot be kept."""
+    dtype = getattr(torch, name)
+    if name not in QUANTISED:
+        assert DTYPE_BYTES[name] == dtype.itemsize
+    tree = every_kind(name)
+    loaded = round_trip(tmp_path, {"of": tree, "itself": dtype}).tree
+    assert loaded["itself"] == dtype
+    assert list(loaded["of"]) == list(tree)
+    for kind, tensor in tree.items():
+        assert told(loaded["of"][kind]) == told(tensor), kind
+    for kind, tensor in every_kind(name).items():
+        assert told(tree[kind]) == told(tensor), f"saving has changed {kind}"
 
 
 def strided() -> dict[str, torch.Tensor]:
@@ -123,6 +168,58 @@ def test_quantised_tensors(tmp_path: pathlib.Path) -> None:
     for name in tree:
         assert torch.equal(loaded[name].int_repr(), tree[name].int_repr())
         assert torch.equal(loaded[name].dequantize(), tree[name].dequantize())
+
+
+def test_packed_values_are_in_memory_of_their_own_when_the_save_has_begun(tmp_path: pathlib.Path) -> None:
+    tensor = quantised("quint4x2", 5, 7)
+    state = flatten({"w": tensor})
+    before = bits(state.tensors[0])
+    torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).zero_()
+    assert bits(state.tensors[0]) == before
+    assert (state.specs[0].dtype, state.specs[0].shape) == ("uint8", (5, 4))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("bad", ["view", "scales", "axis"])
+def test_quantised_tensors_that_say_nothing_sure_are_refused_by_name(bad: str) -> None:
+    """torch itself makes them."""
+    scales, axis = torch.ones(2 if bad == "scales" else 3), 9 if bad == "axis" else 0
+    tensor = torch._empty_per_channel_affine_quantized(
+        (3, 5), scales=scales, zero_points=torch.zeros_like(scales), axis=axis, dtype=torch.quint4x2
+    )
+    if bad == "view":
+        tensor = tensor.view(15)
+    with pytest.raises(ConfigError, match=r"torch\.quint4x2 at 'deep\.w'") as raised:
+        flatten({"deep": {"w": tensor}})
+    assert raised.value.remedy
+
+
+NONSENSE: dict[str, Any] = {
+    "more columns than bytes": ("qp", [9, ["quint4x2", 0, {"f": "0x1p0"}, 0]]),
+    "fewer": ("qp", [6, ["quint4x2", 0, {"f": "0x1p0"}, 0]]),
+    "a bomb": ("qp", [1 << 60, ["quint2x4", 0, {"f": "0x1p0"}, 0]]),
+    "negative": ("qp", [-8, ["quint4x2", 0, {"f": "0x1p0"}, 0]]),
+    "columns of no number": ("qp", ["8", ["quint4x2", 0, {"f": "0x1p0"}, 0]]),
+    "another packing": ("qp", [8, ["quint2x4", 0, {"f": "0x1p0"}, 0]]),
+    "no packed type": ("qp", [4, ["quint8", 0, {"f": "0x1p0"}, 0]]),
+    "packed without columns": ("q", ["quint4x2", 0, {"f": "0x1p0"}, 0]),
+    "other integers": ("q", ["qint8", 0, {"f": "0x1p0"}, 0]),
+    "a zero point beyond 64 bits": ("q", ["quint8", 0, {"f": "0x1p0"}, 1 << 70]),
+    "an axis outside": ("q", ["quint8", 0, 1, 1, 9]),
+    "scales for others": ("q", ["quint8", 0, 1, 1, 1]),
+    "of floats": ("q", ["qint8", 1, {"f": "0x1p0"}, 0]),
+    "packed floats": ("qp", [3, ["quint4x2", 1, {"f": "0x1p0"}, 0]]),
+    "too few": ("q", ["quint8", 0]),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", NONSENSE)
+def test_a_manifest_that_makes_no_quantised_tensor_is_damage(name: str) -> None:
+    tag, payload = NONSENSE[name]
+    parts = [torch.zeros((3, 4), dtype=torch.uint8), torch.ones(3)]
+    with pytest.raises(Damage, match="its tree holds something that is no state"):
+        unflatten({tag: payload}, lambda i: parts[i], file="x")
 
 
 def test_arrays_sizes_dtypes_and_the_states_of_torchs_own_objects(tmp_path: pathlib.Path) -> None:

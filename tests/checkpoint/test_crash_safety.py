@@ -47,11 +47,14 @@ def save(engine: Engine, step: int, epoch: int = 1) -> None:
     engine.commit(handle)
 
 
-def history(fs: CrashFs, done: list[int], num_steps: int = 3) -> None:
+def history(
+    fs: CrashFs, done: list[int], num_steps: int = 3, before: Callable[[int], None] = lambda step: None
+) -> None:
     """Saves that overwrite recycled files, refer to unchanged chunks, and prune; `done` lists acknowledged ones."""
     engine = engine_on(fs)
     try:
         for step in range(num_steps):
+            before(step)
             save(engine, step)
             if step % 2:
                 certify(engine.store, step)
@@ -116,18 +119,22 @@ def test_killed_at_every_call_of_saves_that_overwrite_and_prune() -> None:
 def recycling(fs: CrashFs, done: list[int]) -> None:
     """Dies (if at all) only once there are spare files: in saves that are written over them."""
     die_at, fs.die_at = fs.die_at, None
-    engine = engine_on(fs)
-    try:
-        for step in range(6):
-            if step == 4:
-                assert fs.names("/ckpt/spare") != []
-                fs.die_at = None if die_at is None else fs.calls + die_at
-            save(engine, step)
-            if step % 2:
-                certify(engine.store, step)
-            done.append(step)
-    finally:
-        engine.close(wait=True)
+
+    def mortal(step: int) -> None:
+        if step == 4:
+            assert fs.names("/ckpt/spare") != []
+            fs.die_at = None if die_at is None else fs.calls + die_at
+
+    history(fs, done, 6, mortal)
+
+
+def dead_at(work: Callable[[CrashFs, list[int]], None], at: int) -> tuple[CrashFs, int]:
+    """A disk whose process was killed at this call of `work`, and the last step that it acknowledged."""
+    fs, done = CrashFs(), list[int]()
+    fs.die_at = at
+    with pytest.raises(Died):
+        work(fs, done)
+    return fs, done[-1] if done else -1
 
 
 def test_killed_at_every_call_of_saves_into_recycled_files() -> None:
@@ -141,13 +148,10 @@ def test_killed_at_every_call_of_saves_into_recycled_files() -> None:
 def test_a_second_crash_after_the_first_finds_the_newest_whole() -> None:
     """The next run writes over what it finds among the spare files: nothing that is reached may lie there too."""
     for at in range(2, 60, 4):
-        fs, done = CrashFs(), list[int]()
-        fs.die_at = at
-        with pytest.raises(Died):
-            recycling(fs, done)
+        fs, last = dead_at(recycling, at)
         for seed in range(4):
             disk = fs.crashed(random.Random(seed))
-            newest = check(disk, done[-1])
+            newest = check(disk, last)
             disk.die_at = disk.calls + 25 + 9 * seed
             engine = engine_on(disk)
             with contextlib.suppress(Died):
@@ -159,10 +163,7 @@ def test_a_second_crash_after_the_first_finds_the_newest_whole() -> None:
 
 def test_after_a_crash_the_next_run_saves_on_and_loads() -> None:
     for at in range(5, 75, 7):
-        fs, done = CrashFs(), list[int]()
-        fs.die_at = at
-        with pytest.raises(Died):
-            history(fs, done)
+        fs, _ = dead_at(history, at)
         for disk in outcomes(fs):
             engine = engine_on(disk)
             save(engine, 7, epoch=2)

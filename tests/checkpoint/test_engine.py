@@ -44,11 +44,6 @@ def state(value: float, num: int = 5000) -> dict[str, Any]:
 
 
 @pytest.fixture
-def log() -> list[Any]:
-    return []
-
-
-@pytest.fixture
 def gated(tmp_path: pathlib.Path, log: list[Any]) -> Iterator[tuple[Engine, Gate]]:
     gate = Gate(LocalStore(str(tmp_path / "ckpt")))
     engine = Engine(gate, on_event=log.append, retry_s=0.01)  # type: ignore[arg-type]

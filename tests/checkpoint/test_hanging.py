@@ -7,55 +7,17 @@ import pathlib
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 
 from outlast.checkpoint import Engine, Hold, LocalStore
 from outlast.checkpoint import _events as events
-from outlast.checkpoint._fs import Disk
 from outlast.checkpoint._retention import Retention
 from outlast.checkpoint._threads import Threads, within
 from outlast.errors import CheckpointError
 
-LIMIT_S = 0.3
-
-
-class Dead(Disk):
-    """A real disk on which one kind of call does not return until `back` is set. `met`: somebody waits in it."""
-
-    def __init__(self) -> None:
-        self.call, self.back, self.met = "", threading.Event(), threading.Event()
-
-    def __getattribute__(self, name: str) -> Any:
-        found = object.__getattribute__(self, name)
-        if name.startswith("_") or name in {"call", "back", "met"} or name != self.call:
-            return found
-
-        def hangs(*args: Any, **kwargs: Any) -> Any:
-            self.met.set()
-            assert self.back.wait(60)
-            return found(*args, **kwargs)
-
-        return hangs
-
-
-def state(value: float) -> dict[str, Any]:
-    return {"w": torch.full((5000,), value)}
-
-
-@pytest.fixture
-def disk() -> Iterator[Dead]:
-    disk = Dead()
-    yield disk
-    disk.back.set()
-
-
-@pytest.fixture
-def log() -> list[Any]:
-    return []
+from .dead import LIMIT_S, Dead, state
 
 
 def engine_on(disk: Dead, place: pathlib.Path, log: list[Any], **more: Any) -> Engine:

@@ -6,7 +6,6 @@ import pathlib
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,9 +16,8 @@ from outlast.checkpoint import _events as events
 from outlast.checkpoint._fs import Disk
 from outlast.errors import CheckpointError
 
-from .test_hanging import Dead, state
+from .dead import LIMIT_S, Dead, state
 
-LIMIT_S = 0.3
 CALLS = ["names", "open", "pread", "lock", "size"]
 
 
@@ -38,18 +36,6 @@ class OneFile(Disk):
         if self.path and self._fds[fd].endswith(self.path):
             assert self.back.wait(60)
         return super().pread(fd, buffer, offset, cached=cached)
-
-
-@pytest.fixture
-def disk() -> Iterator[Dead]:
-    disk = Dead()
-    yield disk
-    disk.back.set()
-
-
-@pytest.fixture
-def log() -> list[Any]:
-    return []
 
 
 @pytest.fixture
@@ -122,16 +108,69 @@ def test_a_file_that_is_never_read_costs_its_generation_only(
     engine.close()
 
 
-def test_a_state_that_is_filled_in_place_is_given_up_with_a_word(places: tuple[pathlib.Path, pathlib.Path]) -> None:
-    """A read that was given up may still write into it, so no other place may fill it meanwhile."""
+def ended() -> None:
+    """The reads that were given up have returned."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("outlast-read"):
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("has_far", [True, False])
+def test_a_state_that_is_filled_in_place_goes_on_to_what_serves(
+    places: tuple[pathlib.Path, pathlib.Path], log: list[Any], has_far: bool
+) -> None:
+    """And what was given up does not write into it, when it returns."""
     disk, into = OneFile(), state(0.0)
-    engine = Engine(LocalStore(str(places[0]), fs=disk), drain_to=str(places[1]), timeout_s=LIMIT_S)
+    far = str(places[1]) if has_far else None
+    engine = Engine(LocalStore(str(places[0]), fs=disk), drain_to=far, timeout_s=LIMIT_S, on_event=log.append)
     (disk.path,) = (path.name for path in (places[0] / "data").glob("*s2-*.bin"))
-    with pytest.raises(CheckpointError, match="a read of generation 1 was given up") as caught:
-        engine.load(into=into)
-    assert "not to be trained on" in caught.value.did
-    assert "without into" in caught.value.remedy
+    loaded = engine.load(into=into)
+    assert loaded is not None
+    assert loaded.step == (2 if has_far else 1)
+    assert loaded.tree["w"] is into["w"]
+    assert "has not returned for 0.3 s" in reasons(log)
+    into["w"].mul_(10.0)  # training goes on
     disk.back.set()
+    ended()
+    assert torch.equal(into["w"], state(20.0 if has_far else 10.0)["w"])
+    engine.close()
+
+
+def test_a_state_that_nothing_fills_is_said_to_be_lost(places: tuple[pathlib.Path, pathlib.Path]) -> None:
+    disk = OneFile()
+    engine = Engine(LocalStore(str(places[0]), fs=disk), timeout_s=LIMIT_S)
+    disk.path = ".bin"
+    with pytest.raises(CheckpointError, match=r"no generation of 2 could be loaded: .* has not returned") as caught:
+        engine.load(into=state(0.0))
+    assert "not to be trained on" in caught.value.did
+    disk.back.set()
+    engine.close()
+
+
+def test_what_a_failed_generation_half_filled_is_not_left_to_train_on(tmp_path: pathlib.Path) -> None:
+    """The older one that serves has no values for it: not the state's own any more, nor anyone's."""
+    both = {**state(2.0), "late": torch.ones(5000)}
+    engine = Engine(str(tmp_path))
+    for step, tree in ((1, state(1.0)), (2, both)):
+        handle = engine.save(step, tree)
+        assert handle is not None
+        engine.commit(handle)
+    (newest,) = (tmp_path / "data").glob("*s2-*.bin")
+    data = bytearray(newest.read_bytes())
+    data[10] ^= 1
+    newest.write_bytes(data)
+    into = {**state(0.0), "late": torch.zeros(5000)}
+    with pytest.raises(CheckpointError, match="generation 0 has no values for late") as caught:
+        engine.load(into=into, strict=False)
+    assert "from generation 1, which failed: it is not to be trained on" in caught.value.did
+    assert "load generation=0" in caught.value.remedy
+    with pytest.raises(CheckpointError, match="does not fit generation 0") as strict:
+        engine.load(into=into)
+    assert "not to be trained on" in strict.value.did
+    loaded = engine.load(into={"late": into["late"], **state(0.0)}, strict=False, generation=0)
+    assert loaded is not None
+    assert loaded.tree["w"][0] == 1.0
     engine.close()
 
 

@@ -315,8 +315,9 @@ def _with_values(node: Any) -> set[int]:
     for tag, payload in node.items():
         if tag in {"N", "n"}:
             found.add(payload)
-        elif tag == "q":
-            found |= {payload[1], *(payload[2:4] if len(payload) == 5 else [])}
+        elif tag in {"q", "qp"}:
+            parts = payload if tag == "q" else payload[1]
+            found |= {parts[1], *(parts[2:4] if len(parts) == 5 else [])}
         else:
             found |= _with_values(payload)
     return found

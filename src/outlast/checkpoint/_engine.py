@@ -436,16 +436,16 @@ class Engine:
         error unless `strict` is off: then it is loaded into new memory, and missing tensors are left alone. `names`:
         only tensors whose name matches a pattern. `generation`: only this one.
         A tier that has not answered for `timeout_s` is skipped, too. Raises `CheckpointError` if there are generations
-        and none serves, if the state does not fit, or if a read hangs while it is filled in place.
+        and none serves, or if the state does not fit.
         """
-        began_s, skipped = self._clock(), list[Skip]()
+        began_s, skipped, touched = self._clock(), list[Skip](), dict[str, int]()
 
         def note(skip: Skip) -> None:
             skipped.append(skip)
             self._tell(events.Skipped(**skip._asdict()))
 
         def use(reader: Reader, candidate: Candidate) -> LoadedState:
-            return self._use(reader, candidate, into, names, strict, skipped, progress)
+            return self._use(reader, candidate, into, names, strict, skipped, touched, progress)
 
         # Snapshots in memory have no generation's number.
         near: list[Store] = [MemoryStore(self._hold)] if self._hold is not None and generation is None else []
@@ -461,13 +461,13 @@ class Engine:
 
     def _use(
         self, reader: Reader, candidate: Candidate, into: Any, names: Sequence[str] | None, strict: bool,
-        skipped: list[Skip], progress: Callable[[int], None] | None,
+        skipped: list[Skip], touched: dict[str, int], progress: Callable[[int], None] | None,
     ) -> LoadedState:  # fmt: skip
         if into is None:
             tensors = fresh(reader, select(reader.tensors, names), progress)
         else:
             found = flatten(into, writer_of=self._writer_of)
-            tensors = fill_in_place(reader, found, names, strict, progress, where=self.store.url)
+            tensors = fill_in_place(reader, found, names, strict, progress, touched, where=self.store.url)
         tree = None
         if names is None and len(tensors) == len(reader.tensors):
             tree = rebuild(reader, tensors, "was not loaded")

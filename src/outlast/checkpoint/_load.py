@@ -90,51 +90,67 @@ def fill(
     pairs: Mapping[int, int],
     local: Sequence[Sequence[Local]],
     progress: Callable[[int], None] | None = None,
+    *,
+    apart: bool = False,
 ) -> None:
     """Fill the target's tensors in place with the checkpoint's. `pairs`: target number → checkpoint number.
 
     After `Stuck` the tensors are lost: a read that was given up may still write into them, and they are never freed.
+    With `apart` it cannot, and they may be filled again.
     """
     try:
-        _fill_all(reader, pairs, local, progress)
+        _fill_all(reader, pairs, local, progress, apart)
     except Stuck:
-        kept.append([held.values for number in pairs for held in local[number]])
+        if not apart:
+            kept.append([held.values for number in pairs for held in local[number]])
         raise
 
 
 def fill_in_place(
     reader: Reader, target: State, names: Sequence[str] | None, strict: bool,
-    progress: Callable[[int], None] | None, *, where: str,
+    progress: Callable[[int], None] | None, touched: dict[str, int], *, where: str,
 ) -> dict[int, torch.Tensor]:  # fmt: skip
     """Fill what fits of the target; what it lacks comes in new memory. Tensors by the checkpoint's numbers.
 
-    Raises `CheckpointError` if something does not fit and `strict`, or if a read hangs.
+    `touched`: names of the target's tensors that a generation (its number) was to fill, over all tries of a load: one
+    that failed half way leaves no whole value, so the next must fill all of those. Raises `CheckpointError` if it
+    would not, or if something does not fit and `strict`.
     """
+    generation = reader.head.generation
     pairs, difference = match(reader, target, names)
+    wanted = [target.specs[ours].name for ours in pairs]
+    torn = sorted(touched.keys() - set(wanted))
     if strict and difference:
         raise CheckpointError(
-            f"the state does not fit generation {reader.head.generation}:\n{difference}",
+            f"the state does not fit generation {generation}:\n{difference}",
             where=where,
-            did="nothing was loaded",
+            did="nothing was loaded" if not touched else _half_filled(touched),
             remedy="load with strict=False to take what fits, or name patterns to take a part",
         )
-    try:
-        fill(reader, pairs, target.local, progress)
-    except Stuck as error:
+    if torn:
+        listed = ", ".join(torn[:8]) + (f" and {len(torn) - 8} more" if len(torn) > 8 else "")
         raise CheckpointError(
-            f"a read of generation {reader.head.generation} was given up: {error}",
+            f"generation {generation} has no values for {listed}",
             where=where,
-            did="the state was being filled in place: it is not to be trained on",
-            remedy="load without into=…, which goes on to what else there is; look after the disk or the mount",
-        ) from error
+            did=_half_filled(touched),
+            remedy=f"make the state anew and load generation={generation} into it",
+        )
+    touched.update(dict.fromkeys(wanted, generation))
+    fill(reader, pairs, target.local, progress, apart=True)
     tensors = {theirs: target.tensors[ours] for ours, theirs in pairs.items()}
     rest = [i for i in select(reader.tensors, names) if i not in tensors]
     return tensors | (fresh(reader, rest, progress) if rest else {})
 
 
+def _half_filled(touched: Mapping[str, int]) -> str:
+    tried = ", ".join(map(str, sorted(set(touched.values()))))
+    return f"the state was being filled from generation {tried}, which failed: it is not to be trained on"
+
+
 def _fill_all(
-    reader: Reader, pairs: Mapping[int, int], local: Sequence[Sequence[Local]], progress: Callable[[int], None] | None
-) -> None:
+    reader: Reader, pairs: Mapping[int, int], local: Sequence[Sequence[Local]],
+    progress: Callable[[int], None] | None, apart: bool,
+) -> None:  # fmt: skip
     runs: list[Run] = []
     later: list[tuple[int, Local]] = []
     for ours, theirs in sorted(pairs.items(), key=lambda pair: pair[1]):
@@ -144,7 +160,7 @@ def _fill_all(
                 later.append((theirs, held))
             else:
                 runs += direct
-    reader.read(runs, progress=progress)
+    reader.read(runs, progress=progress, apart=apart)
     for number, held in later:
         _fill_one(reader, number, held, progress)
 

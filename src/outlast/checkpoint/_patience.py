@@ -3,7 +3,7 @@
 Role: what the ladder reads through. Each call runs on a thread that can be left behind; a place that has not answered
 one for `limit_s` is silent from then on, and refuses at once. Reading the chunks themselves is the reader's own watch,
 which says `hung`. Invariant: nobody waits longer than `limit_s` for one answer. Cannot take a read back: memory that
-a hung read was to fill stays its own (`kept`), and is never handed out.
+a hung read was to fill stays its own (`kept`), and is never handed out; memory of others it reaches through a `Gate`.
 """
 
 from __future__ import annotations
@@ -11,19 +11,46 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import errno
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from outlast.checkpoint._store import DataReader, Source
 from outlast.checkpoint._threads import Threads
 
-__all__ = ["Patient", "Stuck", "kept", "newest_of", "patient"]
+__all__ = ["Gate", "Patient", "Stuck", "kept", "newest_of", "patient"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 kept: list[Any] = []
 """What the kernel may still write into, however late: never freed."""
+
+
+class Gate:
+    """Between what was read and memory that is somebody's: once shut, a read that returns late changes nothing."""
+
+    def __init__(self) -> None:
+        self._changed, self._num_inside, self._is_shut = threading.Condition(), 0, False
+
+    @contextlib.contextmanager
+    def passed(self) -> Iterator[bool]:
+        """Whether the memory may be written to, until this is left."""
+        with self._changed:
+            may = not self._is_shut
+            self._num_inside += may
+        try:
+            yield may
+        finally:
+            with self._changed:
+                self._num_inside -= may
+                self._changed.notify_all()
+
+    def shut(self) -> None:
+        """Nobody is inside any more, nor ever will be. Waits for copies from memory to memory only."""
+        with self._changed:
+            self._is_shut = True
+            self._changed.wait_for(lambda: self._num_inside == 0)
 
 
 class Stuck(OSError):

@@ -8,7 +8,7 @@ run, by view and step, is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -30,11 +30,19 @@ def read_head(store: Source, generation: int) -> Head:
     return parse_head(store.read_head(generation), file=generation_name(generation), generation=generation)
 
 
-def heads(store: Source, *, newest: int | None = None) -> tuple[list[Head], dict[int, str]]:
-    """The readable heads, newest first, and why the others are not; only the `newest` so many if given."""
+def heads(
+    store: Source, *, newest: int | None = None, progress: Callable[[int, int], None] | None = None
+) -> tuple[list[Head], dict[int, str]]:
+    """The readable heads, newest first, and why the others are not; only the `newest` so many if given.
+
+    `progress` is told how many of how many have been read.
+    """
     good, bad = [], {}
     numbers = store.generations()
-    for generation in reversed(numbers if newest is None else numbers[-newest:]):
+    numbers = numbers if newest is None else numbers[-newest:]
+    for done, generation in enumerate(reversed(numbers)):
+        if progress is not None:
+            progress(done, len(numbers))
         try:
             good.append(read_head(store, generation))
         except (Damage, OSError) as error:

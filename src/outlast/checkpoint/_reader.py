@@ -11,6 +11,7 @@ from __future__ import annotations
 import bisect
 import collections
 import concurrent.futures
+import contextlib
 import ctypes
 import itertools
 import math
@@ -33,7 +34,7 @@ from outlast.checkpoint._manifest import (
     digest,
     parse_part,
 )
-from outlast.checkpoint._patience import Patient, Stuck
+from outlast.checkpoint._patience import Gate, Patient, Stuck
 from outlast.checkpoint._store import DataReader, Source
 from outlast.checkpoint._threads import Threads
 
@@ -232,8 +233,12 @@ class Reader:
                 self._skip(store, file.name, caught)
         raise error if isinstance(error, Damage) else Damage(str(error), file=file.name) from error
 
-    def read(self, runs: Sequence[Run], *, progress: Callable[[int], None] | None = None) -> None:
-        """Fill every run's destination, reading each chunk once. `progress` is told the bytes of each chunk."""
+    def read(self, runs: Sequence[Run], *, progress: Callable[[int], None] | None = None, apart: bool = False) -> None:
+        """Fill every run's destination, reading each chunk once. `progress` is told the bytes of each chunk.
+
+        `apart`: nothing writes to the destinations after this has raised, not even a read that was given up.
+        """
+        gate = Gate() if apart else None
         jobs: dict[tuple[int, int], list[tuple[int, memoryview]]] = collections.defaultdict(list)
         for run in runs:
             for index, inside, dest in self._split(run):
@@ -245,7 +250,7 @@ class Reader:
         try:
             for (part, index), wanted in ordered:
                 asked: list[int] = []
-                waiting.append((pool.submit(self._job, part, index, wanted, asked), asked))
+                waiting.append((pool.submit(self._job, part, index, wanted, asked, gate), asked))
                 if len(waiting) >= 2 * _NUM_READERS:
                     _tell(progress, self._answer(*waiting.popleft()))
             while waiting:
@@ -253,6 +258,8 @@ class Reader:
         finally:
             for future, _ in waiting:
                 future.cancel()
+            if gate is not None:
+                gate.shut()
             pool.shutdown(wait=not self._is_stuck)
 
     def _answer(self, future: concurrent.futures.Future[int], asked: list[int]) -> int:
@@ -286,17 +293,20 @@ class Reader:
             done += count
             index += 1
 
-    def _job(self, part: int, index: int, wanted: list[tuple[int, memoryview]], asked: list[int]) -> int:
+    def _job(
+        self, part: int, index: int, wanted: list[tuple[int, memoryview]], asked: list[int], gate: Gate | None
+    ) -> int:
         chunk = self.parts[part].chunks[index]
-        if len(wanted) == 1 and len(wanted[0][1]) == chunk.bytes:
+        if gate is None and len(wanted) == 1 and len(wanted[0][1]) == chunk.bytes:
             self.fetch(part, chunk, wanted[0][1], asked)
             return chunk.bytes
         buffer = thread_buffer(chunk.bytes)[: chunk.bytes]
         self.fetch(part, chunk, buffer, asked)
         base = address_of(buffer)
-        for inside, dest in wanted:
-            # Unlike a slice assignment, this lets the other threads run.
-            ctypes.memmove(address_of(dest), base + inside, len(dest))
+        with gate.passed() if gate is not None else contextlib.nullcontext(True) as may_write:
+            for inside, dest in wanted if may_write else []:
+                # Unlike a slice assignment, this lets the other threads run.
+                ctypes.memmove(address_of(dest), base + inside, len(dest))
         return chunk.bytes
 
     def read_tensor(self, number: int, box: Box | None = None) -> bytearray:

@@ -8,7 +8,7 @@ reused before the head that reached it is durably gone; when a kept generation c
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -69,12 +69,14 @@ def prune(
     names_in_flight: Collection[str] = (),
     known: dict[int, dict[str, int]] | None = None,
     dry_run: bool = False,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Pruned:
     """Remove generations and then the files that none reaches. Call from one place at a time.
 
-    `known` remembers what a generation reaches between calls. Raises `OSError`.
+    `known` remembers what a generation reaches between calls. `progress` is told how many heads of how many have been
+    read, then of how many generations that stay the files are known. Raises `OSError`.
     """
-    good, bad = heads(store)
+    good, bad = heads(store, progress=progress)
     doomed = choose(policy, [(h.generation, h.certified) for h in good], protected=protected)
     kept = [h for h in good if h.generation not in doomed]
     # A head nobody can read is no good to anyone once the kept ones are all newer.
@@ -93,7 +95,9 @@ def prune(
     kept = [h for h in good if h.generation not in gone]
     unreadable = [g for g in bad if g not in gone]
     live: set[str] = set(names_in_flight)
-    for head in kept:
+    for done, head in enumerate(kept):
+        if progress is not None:
+            progress(done, len(kept))
         files = _try_reach(store, head, reach)
         if files is None:
             return Pruned(gone, 0, 0, f"generation {head.generation} cannot be read: its files are not known")

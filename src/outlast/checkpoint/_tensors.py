@@ -20,6 +20,7 @@ from outlast.checkpoint._again import PLAIN, Outline, has_memory
 from outlast.checkpoint._boxes import Box
 from outlast.checkpoint._manifest import DTYPE_BYTES, TensorSpec, schema_digest
 from outlast.checkpoint._plan import Shard
+from outlast.checkpoint._quantised import QUANTISED, put_together, taken_apart
 from outlast.checkpoint._tree import decode_tree, encode_tree, tensor_names
 from outlast.errors import ConfigError
 
@@ -29,7 +30,7 @@ _CARRIER = {
     1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128,
 }  # fmt: skip
 _HOST_OR_CUDA = {"cpu", "cuda"}  # elsewhere a tensor without an address may still have values
-_QUANTISED = {torch.qint8, torch.quint8, torch.qint32}
+_NAMES_OF_QUANTISED = {str(dtype).removeprefix("torch.") for dtype in QUANTISED}  # as values: no tensor here has them
 RankToWriter = Callable[[int], int]
 
 
@@ -82,7 +83,8 @@ def _fits(spec: TensorSpec, tensor: torch.Tensor) -> bool:
 
 
 def dtype_named(name: str) -> torch.dtype:
-    found = getattr(torch, name, None) if name in DTYPE_BYTES else None
+    known = name in DTYPE_BYTES or name in _NAMES_OF_QUANTISED
+    found = getattr(torch, name, None) if known else None
     if not isinstance(found, torch.dtype):
         raise ConfigError(f"this torch ({torch.__version__}) has no dtype {name!r}", remedy="install a newer torch")
     return found
@@ -163,8 +165,8 @@ class _Collector:
                 remedy="keep its plain tensors",
             )
         dtype = value.dtype
-        if dtype in _QUANTISED:
-            return {"q": self._quantised(value, name)}
+        if dtype in QUANTISED:
+            return taken_apart(value, name, self._number)
         if _dtype_name(dtype) not in DTYPE_BYTES:
             raise ConfigError(f"checkpoints do not hold {value.dtype} ({name!r})", remedy="keep its unpacked values")
         if value.device.type in _HOST_OR_CUDA and value.numel() and not _is_dtensor(value) and not has_memory(value):
@@ -172,15 +174,6 @@ class _Collector:
                 f"the tensor at {name!r} has no memory: it was freed", remedy="save it while it has values"
             )
         return {"T": self._number(value, name)}
-
-    def _quantised(self, value: torch.Tensor, name: str) -> list[Any]:
-        integers = self._number(value.int_repr(), name)
-        kind = str(value.dtype).removeprefix("torch.")
-        if value.qscheme() == torch.per_tensor_affine:
-            return [kind, integers, {"f": float(value.q_scale()).hex()}, value.q_zero_point()]
-        scales = self._number(value.q_per_channel_scales(), f"{name}.scales")
-        zeros = self._number(value.q_per_channel_zero_points(), f"{name}.zero_points")
-        return [kind, integers, scales, zeros, value.q_per_channel_axis()]
 
     def _number(self, tensor: torch.Tensor, name: str) -> int:
         number = len(self.tensors)
@@ -253,8 +246,8 @@ def unflatten(node: Any, tensors: Callable[[int], torch.Tensor], *, file: str) -
             return dtype_named(payload)
         if tag == "dev":
             return torch.device(payload)
-        if tag == "q":
-            return _requantised(payload, tensors)
+        if tag in {"q", "qp"}:
+            return put_together(tag, payload, lambda place: tensors(_index(place)))
         raise KeyError(tag)
 
     return decode_tree(node, make, file=file)
@@ -264,17 +257,6 @@ def _index(value: Any) -> int:
     if type(value) is not int or value < 0:
         raise ValueError(f"{value!r} is no number")
     return value
-
-
-def _requantised(payload: Any, tensors: Callable[[int], torch.Tensor]) -> torch.Tensor:
-    integers = tensors(_index(payload[1]))
-    if len(payload) == 4:
-        scale, zero = float.fromhex(payload[2]["f"]), int(payload[3])
-        made: torch.Tensor = torch._make_per_tensor_quantized_tensor(integers, scale, zero)
-    else:
-        scales, zeros = tensors(_index(payload[2])), tensors(_index(payload[3]))
-        made = torch._make_per_channel_quantized_tensor(integers, scales, zeros, int(payload[4]))
-    return made
 
 
 # DTensor

@@ -45,7 +45,8 @@ def ls(place: Place, as_json: Json = False) -> None:
     from outlast.checkpoint import heads
 
     store = _store(place)
-    good, bad = heads(store)
+    with _progress("generations", counts=True) as progress:
+        good, bad = heads(store, progress=progress)
     rows = [_row(head) for head in good]
     rows += [{"generation": generation, "unreadable": reason} for generation, reason in bad.items()]
     rows.sort(key=lambda row: -row["generation"])
@@ -184,7 +185,10 @@ def resume_check_(
         )
     with tempfile.TemporaryDirectory(prefix="outlast-resume-") as folder:
         place = pathlib.Path(keep or folder)
-        found = resume_check(script, place, steps=steps, stop_at=stop_at, replicas=replicas, timeout_s=timeout)
+        with _progress("runs", counts=True) as progress:
+            found = resume_check(
+                script, place, steps=steps, stop_at=stop_at, replicas=replicas, timeout_s=timeout, progress=progress
+            )
     if as_json:
         _json(found)
     elif found.same:
@@ -283,7 +287,8 @@ def prune_(
     # What a save that is under way refers to lies in one of the newest generations.
     live = occupants(place)
     protected = store.generations()[-_OF_LIVE_RUNS:] if live else []
-    done = prune(store, policy, dry_run=dry_run, protected=protected)
+    with _progress("generations", counts=True) as progress:
+        done = prune(store, policy, dry_run=dry_run, protected=protected, progress=progress)
     if live:
         note = f"run {live[0].run} saves here (process {live[0].pid}): its newest {_OF_LIVE_RUNS} generations stay"
         done = done._replace(note="; ".join(filter(None, [done.note, note])))
@@ -432,15 +437,25 @@ def _table(header: list[str], rows: list[list[str]]) -> None:
 
 
 @contextlib.contextmanager
-def _progress(label: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on a terminal's standard error, nothing anywhere else."""
+def _progress(label: str, *, counts: bool = False) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on a terminal's standard error, of bytes or (`counts`) of things; nothing anywhere else."""
     if not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )  # fmt: skip
 
-    columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    of_bytes = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    of_things = (MofNCompleteColumn(), TimeElapsedColumn())
+    columns = ("{task.description}", BarColumn(), *(of_things if counts else of_bytes))
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task(label, total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +47,11 @@ def resume_check(
     stop_at: int = 4,
     replicas: int = 1,
     timeout_s: float = 600.0,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Verdict:
     """Run `script` (a path or `-m MODULE`, and its arguments) three times, keeping everything under `folder`.
 
+    `progress` is told how many of how many runs are over.
     Raises ConfigError for steps that leave nothing to compare, ProveError if the script fails or saves nothing.
     """
     if not 0 < stop_at < steps:
@@ -64,10 +66,18 @@ def resume_check(
     plain = [sys.executable, *script]
     fleet = [sys.executable, "-m", "outlast", "run", "--json", "--replicas", str(replicas), "--run-dir",
              str(folder / "run"), *script]  # fmt: skip
+    tell = progress if progress is not None else _told_to_nobody
+    tell(0, 3)
     _run(plain, whole, until=steps, every=1, resume="never", timeout_s=timeout_s)
+    tell(1, 3)
     _run(plain, parted, until=stop_at, every=_NEVER, resume="never", timeout_s=timeout_s)
+    tell(2, 3)
     _run(plain if replicas == 1 else fleet, parted, until=steps, every=1, resume="auto", timeout_s=timeout_s)
     return _compare(LocalStore(str(whole)), LocalStore(str(parted)), stop_at)
+
+
+def _told_to_nobody(_done: int, _total: int) -> None:
+    pass
 
 
 def _run(command: Sequence[str], place: Path, *, until: int, every: int, resume: str, timeout_s: float) -> None:
