@@ -297,10 +297,17 @@ class Agent:
                 self._kill(rank.name, "it was still starting when the run finished")
         self._at(_GRACE_S, self._enforce)
 
-    def _enforce(self) -> None:
+    def _enforce(self, last: bool = False) -> None:
+        """After a good end a script that has left its training may take its time. Who only waits for somebody's word
+        is woken, in case it was stopped and cannot hear it, and killed if it has not heard of the end by then."""
         for rank in list(self.ranks.values()):
-            if self.stopping != "finished" or rank.progress.read()[0] is not Phase.IDLE:
+            phase, step = rank.progress.read()[:2]
+            if self.stopping != "finished" or phase is not Phase.IDLE or (last and step >= 0):
                 self._kill(rank.name, f"the run was {self.stopping}")
+            elif step >= 0:
+                rank.child.send(signal.SIGCONT)
+        if not last and self.ranks:
+            self._at(self.formation_s, lambda: self._enforce(last=True))
 
     # --- evidence ------------------------------------------------------------------------------------------------
     def _examine(self, member: str) -> None:

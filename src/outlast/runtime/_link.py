@@ -54,6 +54,7 @@ class MemberLink:
         self.on_save: Callable[[saving.ToMember], None] = lambda message: None
         self.repeat: Callable[[], Iterable[saving.FromMember]] = tuple  # said again after each reconnection
         self._link: Link | None = None
+        self._leaving_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="outlast-link", daemon=True)
 
@@ -63,11 +64,10 @@ class MemberLink:
     def send(self, messages: Iterable[m.ToCoordinator | saving.FromMember]) -> None:
         """Best effort: what is lost with a connection is said again by Hello."""
         for message in messages:
-            self.sent += 1
-            link = self._link
-            if link is not None:
-                with contextlib.suppress(OSError), self.lock:
-                    link.send(message)
+            with contextlib.suppress(OSError), self.lock:  # before Hello is made, or after: never while it is said
+                self.sent += 1
+                if self._link is not None:
+                    self._link.send(message)
 
     def beat(self) -> None:
         """A heartbeat now: the last words before the end carry the last losses."""
@@ -76,6 +76,12 @@ class MemberLink:
             beat = self._beat()
             with contextlib.suppress(OSError), self.lock:
                 link.send(beat)
+
+    def leave(self) -> None:
+        """I was asked to go. From a signal's handler: whatever it interrupts may hold any lock, also the one under
+        which threads are started."""
+        self.member.leave()
+        os.eventfd_write(self._leaving_fd, 1)
 
     def wake(self) -> None:
         os.eventfd_write(self.wake_fd, 1)
@@ -90,6 +96,8 @@ class MemberLink:
         try:
             self._talk()
         except Exception:  # noqa: BLE001 - the boundary: without this thread the replica would hang unseen
+            if self._over.is_set():  # `close` took the connection away under it
+                return
             traceback.print_exc()
             os._exit(ProtocolViolation.exit_code)
 
@@ -114,6 +122,7 @@ class MemberLink:
         try:
             poll = select.poll()
             poll.register(link.sock.fileno(), select.POLLIN)
+            poll.register(self._leaving_fd, select.POLLIN)
             next_beat, heard_s = 0.0, time.monotonic()
             while not self._over.is_set():
                 now = time.monotonic()
@@ -122,7 +131,11 @@ class MemberLink:
                     with self.lock:
                         link.send(beat)
                     next_beat = now + self._heartbeat_s
-                if poll.poll(max(0.0, next_beat - now) * 1000.0):
+                ready = {fd for fd, _ in poll.poll(max(0.0, next_beat - now) * 1000.0)}
+                if self._leaving_fd in ready:
+                    os.eventfd_read(self._leaving_fd)
+                    self.send(self.member.leave())
+                if ready - {self._leaving_fd}:
                     self._receive(link)
                     heard_s = time.monotonic()
                 elif now - heard_s > SILENT_BEATS * self._heartbeat_s:
@@ -172,6 +185,9 @@ class SoloLink:
 
     def beat(self) -> None:
         """Nobody listens."""
+
+    def leave(self) -> None:
+        """Nobody to ask."""
 
     def wake(self) -> None:
         os.eventfd_write(self.wake_fd, 1)

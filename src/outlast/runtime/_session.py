@@ -261,8 +261,7 @@ class Training:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
             return
-        answers = self.replica.member.leave()
-        threading.Thread(target=self.replica.link.send, args=(answers,), daemon=True).start()
+        self.replica.link.leave()
 
     def fingerprint(self) -> str:
         """SHA-256 over parameters and optimizer state by name: name, dtype, shape, bytes."""
@@ -343,10 +342,11 @@ class Training:
         try:
             with replica.lock:
                 _, plan = replica.member.standing()
+                missing = self._missing(plan.leaves)
         except ViewAbandoned:
             return None
         last = plan.leaves[replica.env.me][-1:] == (todo.microbatch,)
-        if not last or replica.plane is None or self._missing(plan.leaves) > 1:
+        if not last or replica.plane is None or missing > 1:
             return None
         plane = self._begun = replica.plane
         trouble: list[ViewAbandoned] = []

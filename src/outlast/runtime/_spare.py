@@ -147,8 +147,9 @@ class Spare:
             self.enter(Phase.JOIN_READY)  # what follows is a wait for others, however long they take
         if len(self._steps) <= 1 and self.member.state == "joining":
             self.enter(Phase.JOIN_READY)
-            with self.lock:
-                answers = self.member.caught_up(self.member.committed)
+            with self.lock:  # served anew meanwhile: what is here is of the serving that was called off
+                mine = self.member.serve_id == self._serve
+                answers = self.member.caught_up(self.member.committed) if mine else []
             self.link.send(answers)
 
     def _load(self) -> None:
@@ -207,7 +208,8 @@ class Spare:
         with self.lock:
             answers = self.member.rejoin()
         self.link.send(answers)
-        self._restart()
+        if answers:  # else it was told a view, or to start again, meanwhile
+            self._restart()
 
     def close(self) -> None:
         self.streams.close()

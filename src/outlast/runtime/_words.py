@@ -68,10 +68,10 @@ def ping(replica: Replica, mesh: Mesh) -> None:
 
 def stalled(replica: Replica, phase: Phase, missing: tuple[str, ...], waited_s: float) -> None:
     """A wait takes longer than its deadline."""
-    view = replica.member.view
-    if view is not None:
+    mesh = replica.mesh  # not the member's view: that may be the next one already, and nobody is missed in it
+    if mesh is not None:
         message = m.Stalled(
-            member=replica.env.me, view=view.id, phase=phase, missing=missing, waited_s=waited_s,
+            member=replica.env.me, view=mesh.view.id, phase=phase, missing=missing, waited_s=waited_s,
             deadline_s=replica.patience(phase),
         )  # fmt: skip
         replica.link.send([message])

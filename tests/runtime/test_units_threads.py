@@ -1,0 +1,200 @@
+"""What the link's thread, the training thread and a signal's handler do to each other at their worst moments."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import queue
+import socket
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from outlast.core.phases import Phase
+from outlast.core.protocol import Compute, Member, View, ViewId
+from outlast.core.protocol import messages as m
+from outlast.runtime import _link, _spare
+from outlast.runtime._link import MemberLink
+from outlast.runtime._session import Training
+from outlast.runtime._spare import Spare
+from outlast.runtime._streams import Share
+from outlast.runtime._words import stalled
+
+PATIENCE_S = 20.0
+
+
+class Line:
+    """The coordinator's end of a connection. It says nothing; what it is told is in `said`."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.sock, self.far = socket.socketpair()
+        self.said: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def send(self, message: Any) -> None:
+        self.said.put(message)
+
+    def receive(self, _: Any) -> Any:
+        raise ConnectionError("it ended")
+
+    def close(self) -> None:
+        self.sock.close()
+        self.far.close()
+
+
+def made(member: Member, **calls: Any) -> MemberLink:
+    known: dict[str, Any] = {"hello": lambda: "hello", "beat": lambda: "beat", "asked": lambda probe: None}
+    return MemberLink(
+        ("", 0), b"", member, threading.RLock(), **(known | calls), heartbeat_s=3600.0, lease_s=3600.0
+    )  # fmt: skip
+
+
+def asked_to_leave(link: MemberLink) -> None:
+    """SIGTERM's handler."""
+    replica = SimpleNamespace(member=link.member, link=link)
+    Training._asked_to_leave(SimpleNamespace(_home=os.getpid(), replica=replica))  # type: ignore[arg-type]
+
+
+def test_a_request_to_leave_that_comes_while_hello_is_said_is_not_lost() -> None:
+    def hello() -> m.Hello:
+        said = m.Hello(member="r1.1", agent="a0", epoch=0, leaving=link.member.leaving)
+        before = set(threading.enumerate())
+        asked_to_leave(link)
+        for thread in set(threading.enumerate()) - before:
+            thread.join()
+        return said
+
+    link, line = made(Member("r1.1", 8), hello=hello), Line()
+
+    def converse() -> None:
+        with contextlib.suppress(ConnectionError):
+            link._converse(line)  # type: ignore[arg-type]
+
+    talk = threading.Thread(target=converse, daemon=True)
+    talk.start()
+    assert line.said.get(timeout=PATIENCE_S) == m.Hello(member="r1.1", agent="a0", epoch=0, leaving=False)
+    assert line.said.get(timeout=PATIENCE_S) == "beat"
+    assert line.said.get(timeout=PATIENCE_S) == m.Leaving(member="r1.1")
+    link._over.set()
+    line.far.close()
+    talk.join(PATIENCE_S)
+
+
+def test_a_request_to_leave_may_interrupt_the_start_of_a_thread() -> None:
+    link, begin, done = made(Member("r1.1", 8)), threading.Event(), threading.Event()
+
+    def handler() -> None:
+        begin.wait()
+        asked_to_leave(link)
+        done.set()
+
+    threading.Thread(target=handler, daemon=True).start()
+    with threading._active_limbo_lock:  # type: ignore[attr-defined]  # as whoever is interrupted may hold it
+        begin.set()
+        assert done.wait(PATIENCE_S)
+    assert link.member.leaving
+
+
+def test_the_end_takes_the_connection_away_before_it_is_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coordinator came back in the moment in which the training was over."""
+    exits: list[int] = []
+    link, real = made(Member("r1.1", 8)), _link.select.poll
+
+    def poll() -> Any:
+        link.close()
+        return real()
+
+    monkeypatch.setattr(_link, "Link", Line)
+    monkeypatch.setattr(_link, "select", SimpleNamespace(poll=poll, POLLIN=_link.select.POLLIN))
+    monkeypatch.setattr(_link, "os", SimpleNamespace(_exit=exits.append))
+    link._run()
+    assert exits == []
+
+
+def test_a_stall_is_of_the_view_that_was_waited_in() -> None:
+    old, new = View(id=ViewId(1, 1), members=("r0.1", "r1.1")), View(id=ViewId(1, 2), members=("r0.1", "r1.1"))
+    said: list[Any] = []
+    replica = SimpleNamespace(
+        mesh=SimpleNamespace(view=old), member=SimpleNamespace(view=new), env=SimpleNamespace(me="r0.1"),
+        patience=lambda phase: 0.5, link=SimpleNamespace(send=said.extend),
+    )  # fmt: skip
+    stalled(replica, Phase.GATHERED, ("r1.1",), 1.0)  # type: ignore[arg-type]
+    assert [message.view for message in said] == [old.id]
+
+
+def test_what_is_held_is_not_read_while_the_link_may_clear_it() -> None:
+    """A member that is told to start again in the middle of its last backward."""
+    lock = threading.RLock()
+
+    class Held(set[tuple[int, int]]):
+        def __iter__(self) -> Any:
+            assert lock._is_owned()  # type: ignore[attr-defined]
+            return super().__iter__()
+
+    member = Member("r0.1", 4)
+    member.told(m.Install(view=View(id=ViewId(1, 1), members=("r0.1",), start=True)))
+    member.next()
+    member.called([member.roll(0, 0)])
+    member.held = Held({(0, 2)})
+    replica = SimpleNamespace(lock=lock, member=member, plane=object(), env=SimpleNamespace(me="r0.1"))
+    training: Any = SimpleNamespace(replica=replica)
+    training._missing = functools.partial(Training._missing, training)
+    assert Training._announcer(training, Compute(step=0, microbatch=2, orphan=False)) is None
+    assert Training._announcer(training, Compute(step=0, microbatch=3, orphan=False)) is None
+    member.held.add((2, 3))
+    assert Training._announcer(training, Compute(step=0, microbatch=3, orphan=False)) is not None
+
+
+# --- a joiner ---------------------------------------------------------------------------------------------------------
+FIRST, SECOND = (1, 1), (1, 2)
+
+
+@pytest.fixture
+def spare() -> Any:
+    config = SimpleNamespace(replicas=2, ack_s=5.0)
+    env: Any = SimpleNamespace(run_id=f"threads-{os.getpid()}", me="r2.1", secret=b"s", config=config)
+    engine: Any = SimpleNamespace(
+        incoming=[], thaw=lambda plain, tensors: None, layout=SimpleNamespace(device=SimpleNamespace(type="none"))
+    )
+    wake = os.eventfd(0, os.EFD_NONBLOCK)
+    said: list[Any] = []
+    link: Any = SimpleNamespace(wake_fd=wake, send=said.extend, said=said)
+    made = Spare(env, engine, link, Member("r2.1", 8), threading.RLock(), lambda *_: None)
+    made.member.told(m.BeginServe(epoch=1, donors=("r0.1",), serve=FIRST))
+    made._restart()
+    yield made
+    made.close()
+    os.close(wake)
+
+
+def arrived(spare: Spare, step: int) -> None:
+    spare._shares.append((spare._serve, Share(step, 0, 4, 4, b"plain"), memoryview(b"1234")))
+
+
+def test_served_anew_while_a_snapshot_is_loaded(spare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that is loaded is of the serving that was called off: it makes nobody ready for the new one."""
+
+    def loaded(plain: bytes, shares: Any) -> dict[str, Any]:
+        if spare._serve == FIRST:
+            spare.member.told(m.Rejoin(epoch=1, member="r2.1"))
+            spare.member.told(m.BeginServe(epoch=1, donors=("r0.1",), serve=SECOND))
+        return {}
+
+    monkeypatch.setattr(_spare, "_assembled", loaded)
+    arrived(spare, 5)
+    spare._replay()
+    assert (spare.member.state, spare.link.said) == ("joining", [])
+    spare._restart()
+    arrived(spare, 9)
+    spare._replay()
+    assert spare.link.said == [m.Ready(member="r2.1", step=9, serve=SECOND)]
+
+
+def test_a_view_that_is_told_before_a_joiner_asks_again_finds_all_it_has(spare: Any) -> None:
+    spare._loaded, spare._steps = True, {7: _spare._Pieces()}
+    spare.member.state = "ready"
+    spare.member.told(m.Install(view=View(id=ViewId(1, 3), members=("r0.1", "r2.1"))))
+    spare._ask_again()
+    assert (spare._loaded, list(spare._steps), spare.link.said) == (True, [7], [])
