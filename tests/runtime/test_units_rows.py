@@ -181,6 +181,14 @@ def test_distance_rules_name_the_replicas_of_bad_rows() -> None:
         bench.with_members(ROWS)
 
 
+def test_the_replicas_of_the_first_rows_are_named_and_no_others() -> None:
+    bench = Bench(aggregation="krum", f=1)
+    for leaf in (0, 2):
+        bench.flats[leaf][0][3] = torch.nan
+    with pytest.raises(TrainingError, match=r"\(rows 0, 1, computed by r0, r1\)"):
+        bench.with_members(ROWS)
+
+
 def test_each_bucket_has_one_rule() -> None:
     bench = Bench(aggregation={"up.*": "median", "*": "trimmed_mean"}, f=1)
     for bucket in bench.layout.buckets:

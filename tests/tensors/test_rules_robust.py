@@ -101,6 +101,19 @@ def test_more_non_finite_rows_than_f_are_refused(rule, pre):
         aggregate(stack, rule, f=f, pre=pre)
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+@pytest.mark.parametrize("rule", ["krum", "geometric_median", "trimmed_mean"])
+def test_the_first_rows_are_named_when_they_are_bad_and_no_others(rule, value, compiled):
+    """The centre of distances is the median of the first rows: more bad ones than f among them must not hide it all."""
+    bound = make_rule(rule, num_rows=9, f=1, pre="nnm")
+    bound.prepare()
+    rows = list(torch.randn(9, 300, generator=torch.Generator().manual_seed(0)))
+    rows[0][7] = rows[1][7] = value
+    with pytest.raises(TrainingError, match=r"^[^(]*\b2 of 9 rows are not finite[^(]* \(rows 0, 1\)"):
+        bound.aggregate(rows, compiled=compiled)
+
+
 def test_bad_rows_seen_in_different_slices_are_counted_together():
     rule = make_rule("trimmed_mean", num_rows=5, f=1)
     rows = [torch.ones(4) for _ in range(5)]

@@ -1,5 +1,5 @@
-"""`outlast prove`: put the claims to the test. `protocol` needs no torch and no processes: virtual time; `faults` has
-real fleets (`_prove_faults`)."""
+"""`outlast prove`: put the claims to the test. `protocol` needs no torch and no processes: virtual time; `faults`,
+`attacks` and `corruption` have real fleets (`_prove_*.py`)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from outlast.cli._prove_attacks import attacks
 from outlast.cli._prove_faults import faults
 from outlast.errors import ConfigError
 
@@ -27,6 +28,7 @@ app = typer.Typer(
 
 
 app.command()(faults)
+app.command()(attacks)
 
 
 @app.callback()

@@ -114,9 +114,11 @@ def center_and_round(rows: Sequence[Row], center: Tensor) -> list[Tensor]:
     Each term is a multiple of 2^-21 of the power of two below the row's largest value in the tile, so it has 22 bits
     and a sign, a product has 44, and the sum of 128 products fits float64's 53: exact in any order, with or without
     fused operations, on any processor. The rest below the grid is dropped for float32 rows (whose own grid is hardly
-    finer), and kept as a second term, on a grid 2^-22 finer, for float64 rows.
+    finer), and kept as a second term, on a grid 2^-22 finer, for float64 rows. A centre that is not finite counts as
+    zero: only more bad rows than are tolerated can make it so, and no other row must look like them.
     """
     narrow = center.dtype
+    center = torch.where(torch.isfinite(center), center, 0.0)
     data = torch.stack([torch.zeros_like(center) if row is None else row.to(narrow) for row in rows]) - center
     tiles = torch.nn.functional.pad(data, (0, -center.numel() % TILE)).view(len(rows), -1, TILE)
     top = tiles.abs().amax(dim=2, keepdim=True)

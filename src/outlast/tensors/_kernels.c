@@ -244,6 +244,8 @@ int gram(const float *const *rows, long num_rows, long num_data, long lo, long h
             for (long r = 0; r < num_data; r++) here[r] = rows[r] + at;
             program(here, w, c, bad);
             for (long l = w; l < TILE; l++) c[l] = 0.0f;
+            /* Not finite only where too many rows are not: these are refused, and no others must look like them. */
+            for (long l = 0; l < TILE; l++) c[l] = c[l] - c[l] == 0.0f ? c[l] : 0.0f;
             for (long r = 0; r < num_rows; r++) center_row(rows[r] ? rows[r] + at : 0, c, w, y + r * TILE);
             const long next = at + 2 * TILE <= hi ? at + TILE : at;
             long r = 0;
