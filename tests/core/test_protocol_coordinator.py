@@ -4,6 +4,7 @@ import pytest
 
 from outlast.core.protocol import Coordinator, Member, Settings, View, ViewId
 from outlast.core.protocol import messages as m
+from outlast.core.protocol._claims import Finding
 from outlast.core.protocol._roster import slot_of
 from outlast.errors import ProtocolViolation
 
@@ -289,3 +290,27 @@ def test_forming_and_changing_a_large_view_is_linear(num_members: int) -> None:
     assert messages < 4 * num_members
     assert looked < 60 * num_members
     assert slot_of(c.view.members[0]) == "r0"
+
+
+def test_sums_that_are_wrong_in_several_steps_in_a_row_are_no_accident() -> None:
+    """Each was repaired in its step; the device that goes on like that is put out all the same."""
+    c = started(3)
+    assert c.view is not None
+    view = c.view.id
+
+    def found(step: int, culprit: str = "r1.1") -> list[str]:
+        finding = Finding(step=step, leaf=-1, culprit=culprit, kind="memory", agreeing=1, asked=2)
+        told = [c.handle(1.0, m.Audited(member=f"r{i}.1", view=view, findings=(finding,))) for i in range(3)]
+        return [
+            a.fields["verdict"]
+            for actions in told
+            for a in actions
+            if isinstance(a, m.Journal) and a.kind == "audit_mismatch"
+        ]
+
+    assert [found(step) for step in (3, 4, 6, 7)] == [["memory"]] * 4
+    assert found(8, "r2.1") == ["memory"]
+    assert c.roster.is_alive("r1.1")
+    assert found(8) == ["persistent"]
+    assert not c.roster.is_alive("r1.1")
+    assert c.roster.is_alive("r2.1")

@@ -39,7 +39,9 @@ def test_who_is_wrong_by_most_votes_is_condemned(culprit: str) -> None:
     assert journalled(vote(c, "r3.1", culprit, view)) == []  # half is not most
     other = {"r0.1": "r1.1", "r1.1": "r0.1"}[culprit]
     actions = vote(c, other, culprit, view)
-    assert "reducer_accused" in journalled(actions)
+    (told,) = [a.fields for a in actions if isinstance(a, m.Journal) and a.kind == "reducer_accused"]
+    assert (told["host"], told["confidence"]) == ("a", 0.75)
+    assert "test it" in told["remedy"]
     assert any(isinstance(a, m.Tell) and isinstance(a.message, m.Kill) and a.message.member == culprit for a in actions)
     assert c.change is not None
     assert not c.roster.is_alive(culprit)

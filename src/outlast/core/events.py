@@ -133,7 +133,8 @@ class RowsAdmitted(Event, frozen=True, kw_only=True, tag="rows_admitted"):
 
 class ReducerAccused(Event, frozen=True, kw_only=True, tag="reducer_accused"):
     """`accuser` computed a slice again that `reducer` had reduced, and they differ. `replica`: who is wrong according
-    to `votes`, those of `members` that looked and agree. The step was held; nothing false was applied."""
+    to `votes`, those of `members` that looked and agree, and the `host` (agent) that it runs under. `confidence`: their
+    share. The step was held; nothing false was applied."""
 
     replica: str
     step: int
@@ -143,6 +144,9 @@ class ReducerAccused(Event, frozen=True, kw_only=True, tag="reducer_accused"):
     votes: list[str]
     members: list[str]
     decision: Literal["evict", "stop"]
+    host: str = ""
+    confidence: float = 0.0
+    remedy: str = ""
 
 
 class Verdict(Event, frozen=True, kw_only=True, tag="verdict"):

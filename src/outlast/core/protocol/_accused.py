@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["audited"]
 
+_IN_A_ROW = 3  # steps with wrong sums or reductions of one replica, after which it is evicted
+
 _REMEDIES = {
     "transient": "none needed; a device that does this again should be taken out",
     "persistent": "take the device out of service and test it; the run goes on without it",
@@ -53,10 +55,14 @@ def _key(f: Finding) -> AuditKey:
 
 
 def _repeated(c: Coordinator, f: Finding, view: ViewId) -> Finding:
-    """Sums or reductions that are wrong again when the step is done again, in another view, are no accident."""
-    if f.leaf >= 0 or f.kind not in ("memory", "transient") or c.reports.audits.get(_key(f), view) == view:
+    """Sums or reductions that are wrong again when the step is done again, in another view, or in several steps in a
+    row, are no accident."""
+    if f.leaf >= 0 or f.kind not in ("memory", "transient"):
         return f
-    return msgspec.structs.replace(f, kind="persistent")
+    steps = {step for step, leaf, _, culprit, _ in c.reports.audits if leaf < 0 and culprit == f.culprit}
+    in_a_row = steps.issuperset(range(f.step - _IN_A_ROW + 1, f.step))
+    again = c.reports.audits.get(_key(f), view) != view
+    return msgspec.structs.replace(f, kind="persistent") if again or in_a_row else f
 
 
 def _evict(c: Coordinator, finding: Finding) -> None:

@@ -48,8 +48,16 @@ def accused(c: Coordinator, now_s: float, told: m.Accused) -> None:
             _change.begin(c, f"{told.culprit}: {why}")
 
 
+_REMEDIES = {
+    "evict": "take the device out of service and test it, and ask who may write to its process; the run goes on without it",
+    "stop": "start with three replicas or more: then it can be told which one is wrong; test the devices of both",
+}
+
+
 def _write(c: Coordinator, told: m.Accused, said: list[str], decision: str) -> None:
     c.journal(
         "reducer_accused", replica=told.culprit, step=told.step, bucket=told.bucket, reducer=told.reducer,
         accuser=told.accuser, votes=said, members=list(told.members), decision=decision,
+        host=c.roster.peers[told.culprit].agent if told.culprit in c.roster.peers else "",
+        confidence=len(said) / len(told.members), remedy=_REMEDIES[decision],
     )  # fmt: skip
