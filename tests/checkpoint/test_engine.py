@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from outlast.checkpoint import Engine, Hold, LocalStore, MemoryStore, Retention, drain, heads, publish, verify
 from outlast.checkpoint import _events as events
-from outlast.checkpoint._retention import choose
+from outlast.checkpoint._retention import Retention, choose
 from outlast.checkpoint._snapshot import Copy, Snapshot
 from outlast.core.protocol._commit import SaveId
 from outlast.errors import CheckpointError, ConfigError, Damage
@@ -143,6 +143,23 @@ def test_two_saves_in_flight_end_in_any_order(gated: tuple[Engine, Gate]) -> Non
     loaded = engine.load()
     assert loaded is not None
     assert loaded.step == 2
+
+
+def test_what_a_save_referred_to_goes_when_a_newer_one_made_it_needless(gated: tuple[Engine, Gate]) -> None:
+    engine, gate = gated
+    gate.open.set()
+    engine.retention = Retention(keep_last=1)
+    first = engine.save(1, state(1.0))
+    assert first is not None
+    engine.commit(first)
+    early, late = engine.save(2, state(2.0)), engine.save(3, state(3.0))
+    assert early is not None
+    assert late is not None
+    engine.commit(late)
+    assert engine.store.generations() == [0, 1], "the earlier one may still refer to what was there when it began"
+    with pytest.raises(CheckpointError, match="not newer than generation 1"):
+        engine.commit(early)
+    assert engine.store.generations() == [1]
 
 
 def test_the_waiter_copies_what_is_left_and_a_name_waits_only_for_itself() -> None:

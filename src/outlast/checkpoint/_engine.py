@@ -365,14 +365,21 @@ class Engine:
         """For a fleet of one: wait until durable, publish, settle, prune, and start to drain."""
         report = handle.durable.result()  # the watch over the save sees to it that it is settled
         self._publisher.moved()  # it was not the publisher that was silent
-        generation = self.publish(handle.save, [report], certified=certified, extra=extra)
-        self.settle(handle.save, generation)
         try:
-            self.prune()
-        except OSError as error:  # the generation stands; old ones go another time
-            self._tell(events.Pruned(generations=[], freed_bytes=0, note=str(error)))
+            generation = self.publish(handle.save, [report], certified=certified, extra=extra)
+        except CheckpointError:  # a newer one stands: what this one refers to may go
+            self._settle_and_prune(handle.save, None)
+            raise
+        self._settle_and_prune(handle.save, generation)
         self.drain(generation)
         return generation
+
+    def _settle_and_prune(self, save: SaveId, generation: int | None) -> None:
+        self.settle(save, generation)
+        try:
+            self.prune()
+        except OSError as error:  # what is published stands; old generations go another time
+            self._tell(events.Pruned(generations=[], freed_bytes=0, note=str(error)))
 
     def commit_later(self, handle: Handle, *, certified: bool = False) -> concurrent.futures.Future[int]:
         """`commit` in the background, one after the other: the training loop goes on. Failures are in the future.
@@ -422,14 +429,9 @@ class Engine:
     # loading
 
     def load(
-        self,
-        *,
-        into: Any = None,
-        names: Sequence[str] | None = None,
-        strict: bool = True,
-        generation: int | None = None,
-        progress: Callable[[int], None] | None = None,
-    ) -> LoadedState | None:
+        self, *, into: Any = None, names: Sequence[str] | None = None, strict: bool = True,
+        generation: int | None = None, progress: Callable[[int], None] | None = None,
+    ) -> LoadedState | None:  # fmt: skip
         """The newest generation that is whole, nearest tier first; None if there is none at all.
 
         `into`: a state whose tensors are filled in place (plain or DTensor, of any sharding); what does not fit is an
