@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from outlast.checkpoint import Engine, Hold, LocalStore, MemoryStore, Retention, drain, heads, publish, verify
 from outlast.checkpoint import _events as events
-from outlast.checkpoint._retention import Retention, choose
+from outlast.checkpoint._retention import choose
 from outlast.checkpoint._snapshot import Copy, Snapshot
 from outlast.core.protocol._commit import SaveId
 from outlast.errors import CheckpointError, ConfigError, Damage

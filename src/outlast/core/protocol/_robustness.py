@@ -49,7 +49,7 @@ def accused(c: Coordinator, now_s: float, told: m.Accused) -> None:
 
 
 _REMEDIES = {
-    "evict": "take the device out of service and test it, and ask who may write to its process; the run goes on without it",
+    "evict": "take the device out of service and test it, or ask who controls its host; the run goes on without it",
     "stop": "start with three replicas or more: then it can be told which one is wrong; test the devices of both",
 }
 
