@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,18 @@ def undisturbed(steps: int, microbatches: int, dtype: str, rule: str = "{}") -> 
     found: dict[str, Any] = module.train(steps, microbatches, getattr(torch, dtype), rule=json.loads(rule))[1]
     torch.set_num_threads(threads)
     return found
+
+
+@pytest.fixture
+def training_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A loop in this very process: what it sets for all of it is put back."""
+    import torch
+
+    threads, hook = torch.get_num_threads(), sys.excepthook
+    monkeypatch.delenv("OUTLAST", raising=False)
+    yield
+    torch.set_num_threads(threads)
+    sys.excepthook = hook
 
 
 def processes(run_dir: Path) -> list[int]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +15,7 @@ from outlast.checkpoint import LocalStore, heads, verify
 from outlast.checkpoint._fs import Disk
 from outlast.errors import CheckpointError, ConfigError
 
-
-@pytest.fixture(autouse=True)
-def _clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    threads, hook = torch.get_num_threads(), sys.excepthook
-    monkeypatch.delenv("OUTLAST", raising=False)
-    yield
-    torch.set_num_threads(threads)
-    sys.excepthook = hook
+pytestmark = pytest.mark.usefixtures("training_here")
 
 
 class Average:

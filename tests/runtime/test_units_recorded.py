@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +25,7 @@ SETTINGS = SaveSettings(
 )  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def _clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    threads, hook = torch.get_num_threads(), sys.excepthook
-    monkeypatch.delenv("OUTLAST", raising=False)
-    yield
-    torch.set_num_threads(threads)
-    sys.excepthook = hook
+pytestmark = pytest.mark.usefixtures("training_here")
 
 
 def train(place: Path, until: int, **more: Any) -> int:

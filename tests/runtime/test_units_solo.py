@@ -14,14 +14,7 @@ import outlast
 from outlast.errors import ConfigError, StepMisuse
 from outlast.runtime._failing import exit_by_code, how_left
 
-
-@pytest.fixture(autouse=True)
-def _clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    threads, hook = torch.get_num_threads(), sys.excepthook
-    monkeypatch.delenv("OUTLAST", raising=False)
-    yield
-    torch.set_num_threads(threads)
-    sys.excepthook = hook
+pytestmark = pytest.mark.usefixtures("training_here")
 
 
 def rows(size: int = 22) -> list[torch.Tensor]:
