@@ -17,7 +17,7 @@ import msgspec
 
 from outlast.errors import ConfigError, nearest
 
-__all__ = ["Resolved", "RunConfig", "decoded", "encoded", "resolve"]
+__all__ = ["Resolved", "RunConfig", "decoded", "encoded", "in_json", "resolve"]
 
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -114,10 +114,15 @@ _CHECKS: dict[str, tuple[float, float]] = {
 _INTERNAL = ("OUTLAST_AGENT", "OUTLAST_PARENT")  # what a rank is told, and near to a setting's name
 
 
+def in_json(value: Any) -> Any:
+    """A setting as JSON has it, which lacks infinity: a word that TOML and `decoded` read stands for it."""
+    return "inf" if value == math.inf else value
+
+
 def encoded(config: RunConfig) -> str:
-    """As JSON, for another process. JSON has no infinity, so it goes as the word that TOML has for it."""
+    """As JSON, for another process."""
     values = msgspec.structs.asdict(config)
-    return msgspec.json.encode({key: "inf" if value == math.inf else value for key, value in values.items()}).decode()
+    return msgspec.json.encode({key: in_json(value) for key, value in values.items()}).decode()
 
 
 def decoded(text: str) -> RunConfig:

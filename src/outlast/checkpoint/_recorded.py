@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from outlast.config import in_json
 from outlast.errors import Damage
 
 __all__ = ["MAX_EXTRA", "SECTIONS", "Scalar", "changed", "checked", "section", "sections"]
@@ -27,8 +28,8 @@ _decoder: msgspec.json.Decoder[dict[str, Scalar]] = msgspec.json.Decoder(dict[st
 
 
 def section(values: Mapping[str, Scalar]) -> str:
-    """One section's text. Infinity, which JSON lacks, becomes a word that the configuration reads back."""
-    return msgspec.json.encode({k: "inf" if v == float("inf") else v for k, v in values.items()}).decode()
+    """One section's text."""
+    return msgspec.json.encode({key: in_json(value) for key, value in values.items()}).decode()
 
 
 def checked(extra: Mapping[str, str], *, file: str) -> None:

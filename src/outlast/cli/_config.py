@@ -24,23 +24,18 @@ def show(
     """Show each setting's value and origin: environment over file over default. A misspelt key is an error."""
     import msgspec
 
-    from outlast.config import resolve
+    from outlast.config import in_json, resolve
 
     resolved = resolve(cli={}, environ=os.environ, file=file)
     values = msgspec.to_builtins(resolved.config)
     if as_json:
-        settings = {key: {"value": _plain(value), "origin": resolved.origins[key]} for key, value in values.items()}
+        settings = {key: {"value": in_json(value), "origin": resolved.origins[key]} for key, value in values.items()}
         print(msgspec.json.format(msgspec.json.encode(settings), indent=2).decode())
     else:
         from outlast.observe import table
 
         print(table(("SETTING", "VALUE", "FROM"), [(k, _toml(v), resolved.origins[k]) for k, v in values.items()]))
     return 0
-
-
-def _plain(value: object) -> object:
-    """JSON has no infinity; a string that TOML and the environment read back stands for it."""
-    return "inf" if value == float("inf") else value
 
 
 def _toml(value: object) -> str:
