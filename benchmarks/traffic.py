@@ -1,8 +1,9 @@
 """Bytes that a rank sends in a step under each rule, counted at its sockets, beside ring all-reduce's.
 
-Four replicas over torch.distributed on one host; then one is killed and three go on with the same four rows. What goes
-through TCP (gradients, Gloo's own) is the kernel's count of each socket; the members' messages go through Unix sockets
-here, where what is written is counted. Of each rank the median step, of the ranks the largest.
+Seven replicas (the fewest with which every rule tolerates one) over torch.distributed on one host; then one is killed
+and the others go on with the same seven rows. What goes through TCP (gradients, Gloo's own) is the kernel's count of
+each socket; the members' messages go through Unix sockets here, where what is written is counted. Of each rank the
+median step, of the ranks the largest.
 """
 
 from __future__ import annotations
@@ -27,15 +28,23 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 WORKER = ["-m", "benchmarks._traffic_worker"]
-REPLICAS, KILLED_AT, SETTLED, STEPS = 4, 12, 3, 24
+KILLED_AT, SETTLED, STEPS = 12, 3, 24
 RUN_LIMIT_S, LIMIT = 300.0, 1.05
 RULES: dict[str, tuple[list[str], float]] = {  # options of outlast run; share of slices that are reduced twice
     "mean": ([], 0.0),
     "trimmed mean": (["--aggregation", "trimmed_mean", "--f", "1"], 0.0),
     "median": (["--aggregation", "median", "--f", "1"], 0.0),
-    "Krum": (["--aggregation", "krum_all_honest", "--f", "1"], 0.0),
+    "mean around median": (["--aggregation", "mean_around_median", "--f", "1"], 0.0),
+    "Krum": (["--aggregation", "krum", "--f", "1"], 0.0),
+    "Krum, n - f - 1 neighbours": (["--aggregation", "krum_all_honest", "--f", "1"], 0.0),
+    "Multi-Krum": (["--aggregation", "multi_krum", "--f", "1"], 0.0),
+    "Bulyan": (["--aggregation", "bulyan", "--f", "1"], 0.0),
     "geometric median": (["--aggregation", "geometric_median", "--f", "1"], 0.0),
+    "centered clipping": (["--aggregation", "centered_clipping", "--f", "1"], 0.0),
+    "MDA": (["--aggregation", "minimum_diameter", "--f", "1"], 0.0),
     "NNM + trimmed mean": (["--aggregation", "trimmed_mean", "--f", "1", "--pre", "nnm"], 0.0),
+    "bucketing + median": (["--aggregation", "median", "--f", "1", "--pre", "bucketing"], 0.0),
+    "clipping + trimmed mean": (["--aggregation", "trimmed_mean", "--f", "1", "--pre", "clip"], 0.0),
     "trimmed mean, a tenth checked": (["--aggregation", "trimmed_mean", "--f", "1"], 0.1),
 }
 
@@ -54,13 +63,14 @@ class Sent:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = options(__doc__)
     parser.add_argument("--model", choices=[name for name in MODELS if name != "none"], default="3.2M")
+    parser.add_argument("--replicas", type=int, default=7)
     parser.add_argument("--rules", nargs="+", choices=list(RULES), default=list(RULES))
     args = parser.parse_args(argv)
     machine, bounds = environment(args), Bounds()
     every = [sent for rule in args.rules for sent in measure(rule, args)]
     for sent in every:
         checked = RULES[sent.rule][1]
-        if sent.members == REPLICAS:
+        if sent.members == args.replicas:
             bounds.check(
                 f"{sent.rule}, {sent.members} members: sent over ring all-reduce",
                 (sent.tcp + sent.local) / sent.ring, LIMIT + checked, "times",
@@ -73,11 +83,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         for s in every
     ]  # fmt: skip
     table = Table(
-        title=f"{args.model} parameters, {REPLICAS} rows",
+        title=f"{args.model} parameters, {args.replicas} rows",
         columns=["rule", "members", "TCP MB", "messages KB", "ring all-reduce MB", "over the ring"], rows=rows,
         notes=[
             "a reduced slice that is checked is sent to a second member as well: a share of 0.1 adds 0.1 of the half",
-            f"with {REPLICAS - 1} members one has two rows' sums to send: (1 + 2) / 2 of the ring",
+            f"with {args.replicas - 1} members one has two rows' sums to send: (1 + 2) / 2 of the ring",
         ],
     )  # fmt: skip
     return publish("traffic", args, machine, [table], bounds, [dataclasses.asdict(s) for s in every])
@@ -91,10 +101,10 @@ def measure(rule: str, args: argparse.Namespace) -> list[Sent]:
         out, config = Path(scratch) / "out", Path(scratch) / "run.toml"
         out.mkdir()
         config.write_text('[run]\nexchange = "c10d"\nmax_restarts = 0\ntolerated = 0\n', encoding="utf-8")
-        given = ["--replicas", str(REPLICAS), "--spares", "0", "--config", str(config), *chosen]
-        script = [*WORKER, "--model", args.model, "--microbatches", str(REPLICAS), "--steps", str(STEPS)]
+        given = ["--replicas", str(args.replicas), "--spares", "0", "--config", str(config), *chosen]
+        script = [*WORKER, "--model", args.model, "--microbatches", str(args.replicas), "--steps", str(STEPS)]
         script += ["--seed", str(args.seed), "--check-reducers", str(checked), "--out", str(out)]
-        death = Fault(replica=f"r{REPLICAS - 1}", phase="backward", step=KILLED_AT, action="SIGKILL")
+        death = Fault(replica=f"r{args.replicas - 1}", phase="backward", step=KILLED_AT, action="SIGKILL")
         with Driven(Path(scratch) / "run", given, script, [death]) as driven:
             code = driven.finish(RUN_LIMIT_S, lambda: None)
             if code:
@@ -102,7 +112,8 @@ def measure(rule: str, args: argparse.Namespace) -> list[Sent]:
         ranks = [_cumulative(file) for file in sorted(out.iterdir())]
     size = sum(p.numel() * p.element_size() for p in build(args.model, args.seed)[0].parameters())
     found = []
-    for members, first, last in ((REPLICAS, SETTLED, KILLED_AT - 1), (REPLICAS - 1, KILLED_AT + SETTLED, STEPS - 1)):
+    whole = args.replicas
+    for members, first, last in ((whole, SETTLED, KILLED_AT - 1), (whole - 1, KILLED_AT + SETTLED, STEPS - 1)):
         usual = [_usual(rank, first, last) for rank in ranks if last in rank]
         tcp, local = max(usual)
         found.append(Sent(rule=rule, members=members, tcp=tcp, local=local, ring=2 * (members - 1) / members * size))

@@ -208,6 +208,8 @@ def step_of(members: tuple[str, ...], told: dict[str, dict[str, int]]) -> dict[s
             audits.computed(leaf, leaf * 31, beside=True)
     headers = [Header(member=n, step=4, view=view.id, heard=0, audit=every[n].evidence()) for n in members]
     for name, audits in every.items():
+        assert audits.certificate is None, "states are compared by what headers say"
+        audits.compared(4)
         audits.judge(plan, view, said[name], headers)
     return every
 

@@ -188,8 +188,15 @@ def test_the_end_is_durable_and_repeated_by_a_successor() -> None:
     actions = c.handle(1.0, m.Done(member="r0.1", view=c.view.id, steps=9))
     record = record_of(actions)
     assert record.outcome == "finished"
-    again = Coordinator(c.settings, 2, record).handle(0.0, m.AgentHello(agent="a", pid=1))
+    successor = Coordinator(c.settings, 2, record)
+    again = successor.handle(0.0, m.AgentHello(agent="a", pid=1))
     assert next(a for a in again if isinstance(a, m.Finish)).steps == 9
+    hello = m.Hello(
+        member="r0.1", agent="a", epoch=1, view=c.view, left=False, formed=True, heard=0, committed=9, state="member"
+    )
+    (late,) = successor.handle(0.5, hello)
+    assert isinstance(late, m.Tell)
+    assert (late.to, late.message) == (("r0.1",), m.Close(epoch=2, reason="finished"))
 
 
 def test_two_replicas_failing_on_the_same_microbatch_is_the_users_fault() -> None:

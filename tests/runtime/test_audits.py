@@ -219,6 +219,19 @@ def test_sums_that_change_again_and_again_cost_their_replica(audited: Callable[.
 
 
 @pytest.mark.campaign
+@pytest.mark.parametrize(("target", "kind"), [("sum", "memory"), ("reducer", "transient")])
+def test_who_is_wrong_in_three_steps_in_a_row_is_evicted(
+    target: Any, kind: str, audited: Callable[..., Audited]
+) -> None:
+    """Right when it is asked again, so each step is repaired; but every step of the run would be made twice."""
+    flip = Flip(target=target, replica="r1.1", step=1, parameter=-1, bit=30, persistent=True)
+    run = audited(flip, replicas=3, steps=6)
+    run.assert_unchanged({"r0.1", "r2.1"})
+    found = [(f.culprit, f.step, f.verdict) for f in run.findings()]
+    assert found == [("r1.1", 1, kind), ("r1.1", 2, kind), ("r1.1", 3, "persistent")], run.logs()
+
+
+@pytest.mark.campaign
 def test_what_is_found_is_believed_by_all_where_outlast_chooses_the_share(audited: Callable[..., Audited]) -> None:
     """A flipped parameter is an incident; a replacement that joins has the same belief, or its state would differ."""
     flip = Flip(target="parameter", replica="r1.1", step=2, parameter=3, element=100, bit=20)

@@ -110,7 +110,7 @@ def test_a_stop_waits_for_the_save_wherever_it_was_said(fleet: Callable[..., Any
     run.until("steps were made", lambda: run.driven.step == 3)
     run.strike(run.driven.process.pid, signal.SIGTERM)
     run.gate(4, "the save had begun", lambda: any(isinstance(e, ev.CheckpointInterval) for e in run.driven.events))
-    assert run.finish() == 0
+    assert run.finish() == 143
     (ended,) = [e for e in run.driven.events if isinstance(e, ev.RunFinished)]
     assert ended.outcome == "stopped"
     assert [e.reason for e in run.driven.events if isinstance(e, ev.CheckpointBegan)] == ["the run was asked to stop"]
@@ -166,7 +166,7 @@ def test_asked_to_stop_it_saves_first(fleet: Callable[..., Any], tmp_path: Path)
     run.strike(run.driven.process.pid, signal.SIGTERM)
     told = lambda: any(isinstance(e, ev.CheckpointInterval) and "stop" in e.reason for e in run.driven.events)  # noqa: E731
     run.gate(4, "the coordinator was told", told)
-    assert run.finish() == 0
+    assert run.finish() == 143
     (saved,) = run.saved()
     assert "asked to stop" in saved.reason
     assert steps_in(place) == [saved.step]

@@ -173,9 +173,9 @@ def test_what_was_committed_before_a_script_ended_itself_is_on_record(tmp_path: 
     assert [step for event in events if isinstance(event, ev.Progress) for step, _ in event.losses] == [0, 1]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
 def test_a_signal_to_the_launcher_ends_the_run_in_order(number: signal.Signals, tmp_path: Path) -> None:
-    """A terminal that hangs up is told apart from a person who interrupts; neither leaves a process behind."""
+    """Who asked is told apart, and the exit code is not that of a run that did its work; no process stays behind."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     with Driven(tmp_path / "run", [], [str(script), "slow", "5000"]) as driven:
@@ -185,9 +185,8 @@ def test_a_signal_to_the_launcher_ends_the_run_in_order(number: signal.Signals, 
         code = driven.finish(60.0, lambda: None)
     end = driven.events[-1]
     assert isinstance(end, ev.RunFinished)
-    assert (end.outcome, end.detail, code) == (
-        ("stopped", "interrupt", 130) if number == signal.SIGINT else ("stopped", "hangup", 0)
-    )
+    why = {signal.SIGINT: "interrupt", signal.SIGHUP: "hangup", signal.SIGTERM: "terminated"}[number]
+    assert (end.outcome, end.detail, code, end.exit_code) == ("stopped", why, 128 + number, 128 + number)
     assert not list(filter(alive, pids))
 
 

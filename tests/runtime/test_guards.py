@@ -193,6 +193,27 @@ def test_going_back_and_a_lower_rate_give_the_same_bits_whoever_dies(
 
 
 @pytest.mark.campaign
+def test_states_are_compared_whole_in_the_first_step_of_a_view(
+    guarded: Callable[..., Guarded], alone: Callable[..., dict[str, Any]]
+) -> None:
+    """A bit that changed before another replica died, in a part that no guard reads in that step: found before the step
+    is committed, while survivors compute what was lost."""
+    flip = Flip(replica="r1.1", target="moment", step=4, parameter="last.weight", element=7, bit=12)
+    death = Fault(replica="r3", phase="reduce", step=4, action="SIGKILL")  # all have computed by then
+    guards = {"agreement": 500}
+    run = guarded(replicas=4, flips=[flip], faults=[death], guards=guards, restarts=0)
+    (verdict,) = run.verdicts
+    assert (verdict.action, verdict.replica, verdict.step) == ("replace", "r1.1", 4), run.logs
+    assert "last.weight" in verdict.evidence
+    assert run.agreed({"r0.1", "r2.1"})["hashes"] == alone(guards=guards)["hashes"]
+    stopped = guarded(replicas=3, flips=[flip], faults=[Fault(replica="r2", phase="reduce", step=4, action="SIGKILL")],
+                      guards=guards, restarts=0)  # fmt: skip
+    assert stopped.code == 5, stopped.logs
+    assert "replicas that must be equal differ in" in stopped.logs, "of two none has the majority"
+    assert not any(step >= 4 for e in stopped.events if isinstance(e, ev.Progress) for step, _ in e.losses)
+
+
+@pytest.mark.campaign
 def test_a_device_that_does_it_again_is_quarantined(guarded: Callable[..., Guarded]) -> None:
     """The bit is stuck: the replica that is started in its place has it too, and no third one is started."""
     flip = Flip(replica="r1", target="parameter", step=3, parameter="last.weight", element=7, bit=12, persistent=True)

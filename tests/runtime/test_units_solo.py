@@ -249,7 +249,7 @@ def test_a_joiner_is_sent_a_step_s_outcome_before_it_is_applied_here() -> None:
     for step in training.steps(until=2):
         before = model[0].weight.detach().clone()
         for batch in step:
-            training.replica.streams["r9.1"] = Feed()
+            training.replica.donor.streams["r9.1"] = Feed()
             step.backward(loss_of(model, batch))
         [(number, weight, outcome)] = sent
         assert number == step.number

@@ -3,7 +3,8 @@
 Each fleet of five trains an example with three flips ordered, each in another replica and at another step, so that a
 majority is left after each. What the run's journal says of each flip is the result; the final state is compared, bit
 for bit, with that of a run that nothing happened to. Replicas are not restarted: a flip is judged once. With audits,
-persistent means a broken device, wrong in everything from its step on; without, one gradient of every later step.
+persistent means a broken device, wrong in everything from its step on; without, one gradient of every later step. A
+parameter or moment has a stuck bit then.
 """
 
 from __future__ import annotations
@@ -154,7 +155,7 @@ def planned(
         for number in range(first, min(first + _FLIPS, num_flips)):
             target: Any = targets[number % len(targets)]
             bits = 32 if target in _SUMMED else _BITS[dtype]
-            again = number % 2 == 1 and target in ("gradient", *_SUMMED)
+            again = number % 2 == 1
             flips.append(Flip(
                 replica=f"r{number - first + 1}.1", target=target, step=first_step + (number - first) * _APART,
                 bit=(bits - 1 - (number // len(targets)) * 5 - len(runs) // bits) % bits,

@@ -1,33 +1,76 @@
-"""Equal steps must mean equal bits: compared at every roll call, and the first tensor that differs is named.
+"""Equal steps must mean equal bits: compared in every view, and the first tensor that differs is named.
 
-Fingerprints of whole states travel in the roll; only after a mismatch do members tell each other one fingerprint a
-tensor. Where most agree and the guards say so, who differs is replaced; else it ends the run on every member alike.
-Both follow from the roll, which all see; it does not say which of two replicas is right.
+Fingerprints of whole states travel in the roll of the first view, and later in the headers of a view's first step: they
+are taken on a thread while that step computes, so no recovery and no join waits for them, however large the state.
+Nothing is committed before they agree. Only after a mismatch do members tell each other one fingerprint a tensor. Where
+most agree and the guards say so, who differs is replaced; else it ends the run on every member alike. Both follow from
+what all see; it does not say which of two replicas is right.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
+import xxhash
+from torch import Tensor
+
 from outlast.core.phases import Phase
 from outlast.core.policy import agree
-from outlast.core.protocol import RollEntry, View
+from outlast.core.protocol import Header, RollEntry, View
 from outlast.errors import StateDiverged
 from outlast.runtime._mesh import Mesh, Parts
 from outlast.runtime._state import State
+from outlast.tensors import combine, fingerprint_named
 
-__all__ = ["compare", "first_difference"]
+__all__ = ["Comparison", "compare", "first_difference"]
 
+_WHOLE = -1  # in place of a part's number: this is the fingerprint of everything
 Rows = tuple[tuple[str, int], ...]
+Parted = Callable[[], Sequence[tuple[str, int]]]
 Expel = Callable[[int, tuple[RollEntry, ...], int, str], None]  # step, who differs, members at that step, what differs
 
 
+class Comparison:
+    """Of the states with which a view's members begin its first step; made when the view has formed, with the state as
+    it is between two steps. `moving`: tensors that a step's computation may write, by name. Who writes the others must
+    `wait` first."""
+
+    def __init__(self, view: View, entries: Sequence[RollEntry], state: State, moving: Callable[[str], bool]) -> None:
+        self._view, self._entries = view, entries
+        plain, tensors = state.encoded()
+        rest = {name: t for name, t in tensors.items() if t.is_cpu and not moving(name)}
+        now = {name: t for name, t in tensors.items() if name not in rest}
+        self._value = [xxhash.xxh3_64_intdigest(plain), fingerprint_named(now.items())]
+        self._thread = threading.Thread(target=self._take, args=(rest,), name="outlast-compare", daemon=True)
+        self._thread.start()
+
+    def _take(self, tensors: Mapping[str, Tensor]) -> None:
+        self._value.append(fingerprint_named(tensors.items()))
+
+    def wait(self) -> None:
+        self._thread.join()
+
+    def told(self) -> tuple[int, int]:
+        """What my header says."""
+        self.wait()
+        return _WHOLE, combine(self._value)
+
+    def judge(self, mesh: Mesh, headers: Sequence[Header], parts: Parted, expel: Expel) -> None:
+        """As `compare`, of what the headers say."""
+        rows = zip(self._entries, headers, strict=True)
+        told = [msgspec.structs.replace(e, committed=h.step, fingerprint=h.state[1]) for e, h in rows]
+        compare(mesh, self._view, told, parts, expel, headers[0].step)
+
+
 def compare(
-    mesh: Mesh, view: View, entries: Sequence[RollEntry], state: State, expel: Expel = lambda *_: None
+    mesh: Mesh, view: View, entries: Sequence[RollEntry], parts: Parted, expel: Expel = lambda *_: None, step: int = -1
 ) -> None:  # fmt: skip
     """StateDiverged on every member if two are at one step with different states. ViewAbandoned. `expel` is called
-    first where most are equal, and may raise instead; not in the first view, where no state has been trained yet."""
+    first where most are equal, and may raise instead; not in the first view, where no state has been trained yet.
+    `parts`: fingerprints of mine; `step`: the one that is to be decided, -1 in a roll call."""
     groups: dict[tuple[int, int], list[str]] = defaultdict(list)
     for entry in entries:
         groups[entry.committed, entry.fingerprint].append(entry.member)
@@ -35,9 +78,9 @@ def compare(
     double = next((step for step in steps if steps.count(step) > 1), None)
     if double is None:
         return
-    mine = Parts(-1, tuple(state.parts()))
+    mine = Parts(step, tuple(parts()))
     mesh.broadcast(mine)
-    found = mesh.collect(Parts, -1, 0, Phase.ROLL_CALL)
+    found = mesh.collect(Parts, step, 0, Phase.ROLL_CALL if step < 0 else Phase.HEADER)
     rows = {name: mine.rows if name == mesh.me else found[name].rows for name in view.members}
     same_step = {entry.member: rows[entry.member] for entry in entries if entry.committed == double}
     name, count = first_difference(same_step)
@@ -52,7 +95,7 @@ def compare(
     more = f" and {count - 1} more" if count > 1 else ""
     raise StateDiverged(
         f"replicas that must be equal differ in {name}{more} ({text})", where=f"view {view.id}",
-        did="nothing was computed with it", remedy=remedy,
+        did="nothing was committed", remedy=remedy,
     )  # fmt: skip
 
 

@@ -18,9 +18,10 @@ from torch import Tensor
 
 from outlast.core.phases import Phase
 from outlast.core.policy import Guards, Ruling
-from outlast.core.protocol import Header, combine, partials
+from outlast.core.protocol import Header, RollEntry, View, combine, partials
 from outlast.runtime._corruption import Corruption
 from outlast.runtime._data import Samples, position_seed, seed_everything
+from outlast.runtime._divergence import Comparison
 from outlast.runtime._gradients import Accumulator, Memory
 from outlast.runtime._guarding import Guarding
 from outlast.runtime._robust import Robust
@@ -236,6 +237,11 @@ class Engine:
         self.restore_buffers()
         return self.state.fingerprint()
 
+    def parts(self) -> list[tuple[str, int]]:
+        """As `fingerprint`, one for each tensor by its name."""
+        self.restore_buffers()
+        return self.state.parts()
+
     def sample(self, step: int) -> tuple[int, int]:
         """(part, fingerprint) of a part of the state, another one every step."""
         return self.guards.agreement.fingerprint(step)
@@ -253,14 +259,21 @@ class Engine:
         values = list(tensors.values())
         total = sum(t.numel() * t.element_size() for t in values)
         lo, hi = total * index // count, total * (index + 1) // count
-        loose = [
-            i
-            for i, n in enumerate(tensors)
-            if n.startswith("/extra") or n.removeprefix("/model/") in self.state.buffers
-        ]
-        frozen = Frozen(values, lo, hi, set(loose), self.warm)
+        loose = {i for i, name in enumerate(tensors) if self.moving(name)}
+        frozen = Frozen(values, lo, hi, loose, self.warm)
         self.frozen.append(frozen)
         return frozen, lo, hi, total, plain
+
+    def moving(self, name: str) -> bool:
+        """Whether a step may write this tensor of the state before its optimizers do."""
+        return name.startswith("/extra") or name.removeprefix("/model/") in self.state.buffers
+
+    def compare(self, view: View, entries: Sequence[RollEntry]) -> Comparison:
+        """Begin to compare my state with those of the view's other members."""
+        self.restore_buffers()
+        comparison = Comparison(view, entries, self.state, self.moving)
+        self.frozen.append(comparison)
+        return comparison
 
     def expect_joiners(self, num_donors: int) -> None:
         """Have memory ready for my share of the state, and of two outcomes, when so many serve. 0: nobody may come."""

@@ -82,6 +82,7 @@ class Launcher:
     _restarts: list[float] = field(default_factory=list)
     _interrupts: int = 0
     _stopping: str = ""
+    _stop_code: int = 130
     _stop_by_s: float = math.inf
     _exit_code: int | None = None
     _told: int = 0
@@ -123,7 +124,9 @@ class Launcher:
             lock.release()
         if self.watch is not None:
             self.watch()
-        return Outcome(exit_code=self._exit_code if self._exit_code is not None else 130, run_dir=self.run_dir)
+        return Outcome(
+            exit_code=self._exit_code if self._exit_code is not None else self._stop_code, run_dir=self.run_dir
+        )
 
     # --- preparing -----------------------------------------------------------------------------------------------
     def _prepare(self) -> RunLock:
@@ -285,7 +288,7 @@ class Launcher:
         self._drop_link()
         self._restarts = [t for t in self._restarts if now - t < 60.0] + [now]
         if len(self._restarts) > _COORDINATOR_TRIES or self._stopping:
-            self._exit_code = 3 if not self._stopping else 130
+            self._exit_code = 3 if not self._stopping else self._stop_code
             self._ask_agents_to_stop()
             return
         takeover = {
@@ -336,16 +339,17 @@ class Launcher:
     def _signalled(self, number: int, _: Any) -> None:
         self._interrupts += 1
         self._stopping = {signal.SIGINT: "interrupt", signal.SIGHUP: "hangup"}.get(number, "terminated")  # type: ignore[call-overload]
+        self._stop_code = 128 + number  # not 0: whoever waits for the work must not take it for done
 
     def _on_signals(self) -> None:
         """Once: stop in order. Twice: kill."""
         if self._interrupts >= 2:
-            self._exit_code = 130
+            self._exit_code = self._stop_code
             self._kill_everything()
         elif self._exit_code is None:
             save_s = self.resolved.config.stop_save_s if self._keeps_checkpoints() else 0.0
             self._stop_by_s = time.monotonic() + _STOP_S + save_s
-            self._tell([m.Stop(reason=self._stopping)])
+            self._tell([m.Stop(reason=self._stopping, exit_code=self._stop_code)])
         else:
             self._ask_agents_to_stop()
 

@@ -27,9 +27,8 @@ from outlast.core.protocol import (
     HandOver,
     Leave,
     Member,
-    Order,
     Plan,
-    ServeId,
+    RollEntry,
     View,
     Wait,
     cover,
@@ -37,7 +36,8 @@ from outlast.core.protocol import (
 )
 from outlast.core.protocol import messages as m
 from outlast.errors import Evicted, SignatureMismatch, StepMisuse, ViewAbandoned
-from outlast.runtime._divergence import compare
+from outlast.runtime._divergence import Comparison, compare
+from outlast.runtime._donor import Donor
 from outlast.runtime._engine import Engine, Meta
 from outlast.runtime._environment import Environment
 from outlast.runtime._gradients import Memory
@@ -49,7 +49,6 @@ from outlast.runtime._resume import resume
 from outlast.runtime._row_gate import admit, examine, wait_for_rows
 from outlast.runtime._ruling import confer, expel, report
 from outlast.runtime._spare import Spare
-from outlast.runtime._streams import FEED, Flushed, Share, Stream
 from outlast.runtime._wire import Heartbeat
 from outlast.runtime._words import Pace, ping, stalled
 
@@ -79,11 +78,13 @@ class Replica:
         self.mesh: Mesh | None = None
         self.plane: Plane | None = None
         self.memories: dict[str, Memory] = {}
-        self.streams: dict[str, Stream] = {}
+        self.donor = Donor(env, engine, self.member, self.enter)
         self.durations: dict[Phase, Durations] = defaultdict(Durations)
         self._phase, self._since_ns = Phase.IDLE, 0
         self._left_at_s = 0.0
         self._last_plan: Plan | None = None
+        self._entries: list[RollEntry] = []
+        self.comparison: Comparison | None = None  # of states, in a view's first step
         self.heads: tuple[list[Any], tuple[bytes, ...]] | None = None  # complete headers of a step not yet concluded
         self.findings: list[Culprit] = []  # what I found when I looked closer
         self.pace = Pace()
@@ -188,9 +189,7 @@ class Replica:
             self._departed = True
             self.enter(Phase.DEPART)
             self._close_view()  # it ends as planned: nothing to report, the view after it is not to be disturbed
-            for stream in self.streams.values():  # a joiner admitted by the same view waits for the last word
-                stream.close()
-            self.streams.clear()
+            self.donor.close()  # a joiner admitted by the same view waits for the last word
 
     def _abandon_if_over(self) -> None:
         if self.mesh is not None and self.member.over(self.mesh.view.id):
@@ -221,7 +220,7 @@ class Replica:
         self._close_view()
         if not self._left_at_s and not view.start:
             self._left_at_s = time.monotonic()
-        self._flush_streams(view)
+        self.donor.flush(view)
         self.spare.drain(view.id)
         if view.start and self.saves is not None:
             resume(self.saves)
@@ -231,16 +230,19 @@ class Replica:
             abandoned=lambda: self._over(view), patience=self.patience,
             on_stall=functools.partial(stalled, self), probe=self.probe,
         )  # fmt: skip
-        fingerprint = self.engine.fingerprint()  # first: a joiner may still be applying what it was sent last
         self.mesh.form()
         self._remember_peers(view)
         self.enter(Phase.ROLL_CALL)
+        # Where a step follows, states are compared while it computes.
+        at_once = view.start or self.member.committed >= (self.member.until or math.inf)
+        fingerprint = self.engine.fingerprint() if at_once else 0
         with self.lock:
             entry = self.member.roll(fingerprint, self.engine.outcome)
         self.mesh.broadcast(Roll(entry))
         rolls = self.mesh.collect(Roll, -1, 0, Phase.ROLL_CALL)
         entries = [entry if name == self.env.me else rolls[name].entry for name in view.members]
-        compare(self.mesh, view, entries, self.engine.state, functools.partial(expel, self))
+        compare(self.mesh, view, entries, self.engine.parts, functools.partial(expel, self))
+        self._entries = entries
         with self.lock:
             answers = self.member.called(entries, time.monotonic())
             self.engine.sums.keep(sorted(self.member.held))
@@ -300,13 +302,12 @@ class Replica:
         self._left_at_s = 0.0
         self.pace.restart()
         self._last_plan = plan
+        self.comparison = None if view.start else self.engine.compare(view, self._entries)
+        if view.start:  # they were compared in the roll call
+            self.member.audits.compared(plan.step)
         if self.engine.robust is not None:
             admit(self, view, plan)
-        whole = view.members[0] == self.env.me and self.member.keeps_output and self.engine.meta is not None
-        for name in view.attached:
-            stream = self._stream(name)  # a spare that became a member has none yet
-            if whole and self.engine.meta is not None:
-                stream.put(*self.engine.portion(self.engine.meta, (), whole=True))
+        self.donor.formed(view)
         shares = self._standard_share(view)
         self.engine.samples.expect(lambda step: shares, self.member.committed)
         config = self.env.config
@@ -360,7 +361,7 @@ class Replica:
             save = self.saves.vote(todo.step) if self.saves is not None else 0
             header = self.member.header(
                 **evidence,
-                state=self.engine.sample(todo.step),
+                state=self.comparison.told() if self.comparison is not None else self.engine.sample(todo.step),
                 guard=self.engine.guards.note(todo.step),
                 save=save,
                 audit=auditing.evidence(found),
@@ -369,6 +370,10 @@ class Replica:
         mesh.broadcast(Head(header, self.engine.end_buffers))
         heads = mesh.collect(Head, todo.step, 0, Phase.HEADER)
         headers = [header if name == self.env.me else heads[name].header for name in todo.view.members]
+        if self.comparison is not None:
+            self.comparison.judge(mesh, headers, self.engine.parts, functools.partial(expel, self))
+            self.comparison = None
+            self.member.audits.compared(todo.step)
         auditing.judge(headers)
         if self.engine.robust is not None:
             examine(self, plane, headers)
@@ -393,7 +398,7 @@ class Replica:
         meta = self.engine.conclude(headers, buffers, ruling)
         early = self.engine.robust is None  # a joiner then applies the outcome while I do: the next view waits for it
         if early:
-            self._feed(todo.view, meta)
+            self.donor.feed(todo.view, meta)
         self.engine.apply(meta, self.enter)
         with self.lock:
             due = self.member.commit()
@@ -403,9 +408,9 @@ class Replica:
         self.pace.record(meta.step, meta.loss)
         self._last_plan = self.member.plan or self._last_plan
         if not early:
-            self._feed(todo.view, meta)
+            self.donor.feed(todo.view, meta)
         for order in due:
-            self._carry_out(order, todo.view)
+            self.donor.carry_out(order, todo.view)
 
     def finish(self, todo: Leave) -> None:
         """The closing barrier: everybody committed the last step."""
@@ -440,52 +445,11 @@ class Replica:
         except ViewAbandoned as reason:
             self.abandon(reason)
 
-    # --- donors --------------------------------------------------------------------------------------------------
-    def _stream(self, joiner: str, serve: ServeId = (0, 0)) -> Stream:
-        if joiner not in self.streams:
-            address = self.member.contacts.get(joiner, "") + FEED
-            self.streams[joiner] = Stream(self.env.me, joiner, address, self.env.secret, serve)
-        return self.streams[joiner]
-
-    def _carry_out(self, order: Order, view: View) -> None:
-        if order.kind == "serve":
-            self.enter(Phase.SERVE_SNAPSHOT)
-            old = self.streams.pop(order.joiner, None)
-            if old is not None:
-                old.close()
-            index = view.members.index(self.env.me)
-            frozen, lo, hi, total, plain = self.engine.freeze(index, len(view.members))
-            share = Share(self.member.committed, lo, hi, total, plain if index == 0 else b"")
-            self._stream(order.joiner, order.serve).put(share, None, frozen)
-
-    def _feed(self, view: View, meta: Meta) -> None:
-        """My slices of a decided outcome to every joiner that I serve."""
-        live = {name: stream for name, stream in self.streams.items() if not stream.broken}
-        self.streams = live
-        if not live:
-            return
-        self.enter(Phase.SERVE_STREAM)
-        index = view.members.index(self.env.me)
-        slices = [(b.index, *b.slices(len(view.members))[index]) for b in self.engine.layout.buckets]
-        outcome, payload = self.engine.portion(meta, slices, whole=False)
-        for stream in live.values():
-            stream.put(outcome, payload)
-
-    def _flush_streams(self, view: View) -> None:
-        """Nothing of the old view follows; who is a member now is fed no more."""
-        for name, stream in list(self.streams.items()):
-            if name in view.members or name in view.attached:
-                stream.put(Flushed(view.id))
-            if name not in view.attached:
-                stream.close()
-                del self.streams[name]
-
     def close(self) -> None:
         """Leave nothing behind."""
         if not self._departed:  # else the agent reads from the phase that it left as planned
             self.progress.enter(Phase.IDLE)
-        for stream in self.streams.values():
-            stream.close()
+        self.donor.close()
         self._close_view()
         if self.saves is not None:
             self.saves.close()

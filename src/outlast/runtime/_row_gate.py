@@ -84,7 +84,7 @@ def wait_for_rows(replica: Replica) -> None:
     with replica.lock:
         due = member.carry_out(agreed)
     for order in due:
-        replica._carry_out(order, view)
+        replica.donor.carry_out(order, view)
 
 
 def examine(replica: Replica, plane: Any, headers: Sequence[Header]) -> None:

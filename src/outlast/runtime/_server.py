@@ -52,6 +52,7 @@ _FLUSH_S = 2.0
 _FIRST_S = 0.05  # a view is not held up for longer by a disk that is slow to take events
 _ASLEEP_S = 0.5
 _RECORD = "protocol"
+_FAREWELL_S = 1.5  # members come back within a second
 _LENGTH = struct.Struct(">I")
 
 
@@ -374,8 +375,11 @@ async def _run(environ: dict[str, str]) -> int:
         task.add_done_callback(ended)
 
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unsound(context.get("exception")))
+    inherited = server.coordinator.ended is not None
     listening = await asyncio.start_server(accept, sock=sock, backlog=1024)
     code = await server.finished
+    if inherited:  # members that still come back would else never hear that it was a good end
+        await asyncio.sleep(_FAREWELL_S)
     for writer in list(server.writers.values()):
         try:
             async with asyncio.timeout(2.0):

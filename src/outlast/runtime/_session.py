@@ -206,6 +206,9 @@ class Training:
         member = self.replica.member
         if member.leaving and not member.done:
             raise SystemExit(0)
+        if member.closed == "finished" and not member.done:
+            print(f"outlast: the run is over: it finished without {member.me}", file=sys.stderr, flush=True)
+            raise SystemExit(0)
         if not member.done:
             raise MembershipError(
                 f"the run is over: {member.closed}", where=f"replica {member.me}, step {member.committed}",

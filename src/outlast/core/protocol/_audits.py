@@ -135,7 +135,7 @@ class Audits:
         top = max(entry.committed for entry in entries)
         # For the next roll: who knew of a dispute may be gone by then, and others have left before they judged it.
         self._known.update(claim for entry in entries if entry.committed == top for claim in entry.audit.claims)
-        self._certify(top, top)  # the roll compares whole states
+        self._base = None
 
     def keeps(self, node: Node, plan: Plan) -> bool:
         """Whether a sum that I hold still counts."""
@@ -197,6 +197,10 @@ class Audits:
             for f in pending
         )
         return [m.Audited(member=self.me, view=view.id, findings=found)] if found else []
+
+    def compared(self, step: int) -> None:
+        """All members hold the same whole state after `step` steps."""
+        self._certify(step, step)
 
     def passed(self, committed: int, *, finite: bool, num_parts: int) -> None:
         """A step was committed with these audits passed. Every step members compare one of `num_parts` parts of the

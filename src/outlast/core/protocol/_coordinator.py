@@ -47,6 +47,7 @@ class Coordinator:
         self.num_serves = 0
         self.facts: dict[str, str] = {}
         self.over = False
+        self.farewell = ""  # what members are told of the end; who is superseded says nothing
         self.ever_formed = False
         self.leaving = False  # some member was asked to go
         self.awaiting: set[str] = set()  # after a restart: members of the last view that have not reported
@@ -414,7 +415,7 @@ class Coordinator:
         self._out = [m.Finish(outcome="stopped", exit_code=0, steps=0, detail="superseded by a newer coordinator")]
 
     def _on_stop(self, now_s: float, stop: m.Stop) -> None:
-        self.finish("stopped", 130 if stop.reason == "interrupt" else 0, 0, stop.reason)
+        self.finish("stopped", stop.exit_code, 0, stop.reason)
 
     # --- small things --------------------------------------------------------------------------------------------
     def _spawn(self) -> None:
@@ -465,12 +466,12 @@ class Coordinator:
     ) -> None:
         if self.over:
             return
-        self.over = True
+        self.over, self.farewell = True, detail or outcome
         if self.change is None:  # else the last faults were not recovered from
             self.reports.recoveries(self.latest())
         self.persist(outcome=outcome, exit_code=exit_code, steps=steps, detail=detail)
         everyone = [p.name for p in self.roster.peers.values() if p.alive]
-        self.tell(everyone, m.Close(epoch=self.epoch, reason=detail or outcome))
+        self.tell(everyone, m.Close(epoch=self.epoch, reason=self.farewell))
         self.tell(sorted(self.roster.agents), m.Stop(epoch=self.epoch, reason=outcome))
         self.end(m.Finish(outcome=outcome, exit_code=exit_code, steps=steps, detail=detail))
 
@@ -478,6 +479,6 @@ class Coordinator:
         self._out.append(finish)
 
     def _after_the_end(self, event: m.Event) -> list[m.Action]:
-        if isinstance(event, m.Hello):
-            return [m.Tell(to=(event.member,), message=m.Close(epoch=self.epoch, reason="the run is over"))]
+        if isinstance(event, m.Hello) and self.farewell:
+            return [m.Tell(to=(event.member,), message=m.Close(epoch=self.epoch, reason=self.farewell))]
         return []

@@ -252,9 +252,10 @@ class Superseded(Wire, frozen=True, kw_only=True, tag=True):
 
 
 class Stop(Wire, frozen=True, kw_only=True, tag=True):
-    """Both ways. Launcher: the user wants the run to end. Coordinator to agents: kill everything."""
+    """Both ways. Launcher: the user wants the run to end, with this code. Coordinator to agents: kill everything."""
 
     reason: str = ""
+    exit_code: int = 0
     epoch: int = 0
 
 

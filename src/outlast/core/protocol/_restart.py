@@ -63,8 +63,8 @@ def reconcile(c: Coordinator) -> None:
 
 def end_again(c: Coordinator, record: m.Record) -> None:
     """The predecessor had ended the run durably; its farewells may not have arrived."""
-    c.ended, c.over = None, True
+    c.ended, c.over, c.farewell = None, True, record.detail or record.outcome
     outcome: Any = record.outcome
-    c.tell(sorted(record.placement), m.Close(epoch=c.epoch, reason=record.detail or record.outcome))
+    c.tell(sorted(record.placement), m.Close(epoch=c.epoch, reason=c.farewell))
     c.tell(sorted(set(record.placement.values())), m.Stop(epoch=c.epoch, reason=record.outcome))
     c.end(m.Finish(outcome=outcome, exit_code=record.exit_code, steps=record.steps, detail=record.detail))
