@@ -223,13 +223,13 @@ class Engine:
         if self.robust is not None:
             self.robust.applied(self.out)
 
-    @property
-    def outcome(self) -> int:
-        """Digest of the last outcome; 0 before the first."""
-        if self.meta is None:
+    def outcome(self, late: Meta | None = None) -> int:
+        """Digest of `late`, or of the last outcome that was applied; 0 before the first."""
+        meta = late or self.meta
+        if meta is None:
             return 0
-        action = self.meta.ruling.verdict.action if self.meta.ruling is not None else "apply"
-        text = msgspec.msgpack.encode((self.meta.step, self.meta.loss, self.meta.norm, self.meta.output, action))
+        action = meta.ruling.verdict.action if meta.ruling is not None else "apply"
+        text = msgspec.msgpack.encode((meta.step, meta.loss, meta.norm, meta.output, action))
         return xxhash.xxh3_64_intdigest(text)
 
     def fingerprint(self) -> int:

@@ -207,6 +207,7 @@ class Replica:
             answers = self.member.lost(suspects, str(reason.message), now)
         self.link.send(answers)
         self._close_view()
+        self.spare.settle()
 
     def _close_view(self) -> None:
         if self.plane is not None:
@@ -236,8 +237,9 @@ class Replica:
         # Where a step follows, states are compared while it computes.
         at_once = view.start or self.member.committed >= (self.member.until or math.inf)
         fingerprint = self.engine.fingerprint() if at_once else 0
+        late = self.spare.late
         with self.lock:
-            entry = self.member.roll(fingerprint, self.engine.outcome)
+            entry = self.member.roll(fingerprint, self.engine.outcome(late), late=late is not None)
         self.mesh.broadcast(Roll(entry))
         rolls = self.mesh.collect(Roll, -1, 0, Phase.ROLL_CALL)
         entries = [entry if name == self.env.me else rolls[name].entry for name in view.members]
@@ -251,8 +253,10 @@ class Replica:
         if plan is None:
             self.link.send(answers)
             self._close_view()
+            self.spare.settle()
             return
         self.plane = make_plane(self, self.mesh)
+        self.spare.settle()
         if formed:
             self._formed(view, plan)
 
@@ -308,8 +312,8 @@ class Replica:
         if self.engine.robust is not None:
             admit(self, view, plan)
         self.donor.formed(view)
-        shares = self._standard_share(view)
-        self.engine.samples.expect(lambda step: shares, self.member.committed)
+        first, share = list(plan.orphans[self.env.me]), self._standard_share(view)
+        self.engine.samples.expect(lambda step: first if step == plan.step else share, self.member.committed)
         config = self.env.config
         awaited = bool(config.spares) or (bool(config.max_restarts) and len(view.members) < config.replicas)
         self.engine.expect_joiners(len(view.members) if awaited else 0)

@@ -65,6 +65,7 @@ class Spare:
         self._numels = [flat.numel() for flat in engine.incoming]
         self._orphaned_at = 0.0
         self._loaded = False
+        self._last: _Pieces | None = None
 
     def idle(self, timeout_s: float) -> None:
         """Wait for the coordinator's word; streams are read meanwhile."""
@@ -128,18 +129,28 @@ class Spare:
             pieces.slices[bucket, lo, hi] = payload[at : at + size]
             at += size
 
-    def _replay(self) -> None:
+    def _complete(self, step: int) -> _Pieces | None:
+        """The step's outcome, if all of it has arrived."""
+        pieces = self._steps.get(step)
+        return pieces if pieces is not None and pieces.covers(self._numels) else None
+
+    def _apply(self, pieces: _Pieces) -> None:
+        self.enter(Phase.JOIN_REPLAY)
+        for (bucket, lo, hi), data in pieces.slices.items():
+            raw(self.engine.incoming[bucket][lo:hi]).copy_(torch.frombuffer(data, dtype=torch.uint8))
+        assert pieces.meta is not None
+        self.engine.apply(pieces.meta, self.enter)
+
+    def _replay(self, but_last: bool = False) -> None:
         if not self._loaded:
             self._load()
         if not self._loaded:
             return
         replayed = self.member.committed
-        while (pieces := self._steps.get(self.member.committed)) is not None and pieces.covers(self._numels):
-            self.enter(Phase.JOIN_REPLAY)
-            for (bucket, lo, hi), data in pieces.slices.items():
-                raw(self.engine.incoming[bucket][lo:hi]).copy_(torch.frombuffer(data, dtype=torch.uint8))
-            assert pieces.meta is not None
-            self.engine.apply(pieces.meta, self.enter)
+        while (pieces := self._complete(self.member.committed)) is not None:
+            if but_last and self._complete(self.member.committed + 1) is None:
+                return
+            self._apply(pieces)
             with self.lock:
                 del self._steps[self.member.committed]
                 self.member.replayed(self.member.committed + 1, keeps_output=True)
@@ -171,22 +182,47 @@ class Spare:
         self._loaded = True
 
     def drain(self, view: ViewId) -> None:
-        """Before joining a view: everything that its members sent up to it. Ends when each stream said so or ended."""
+        """Before joining a view: everything that its members sent up to it. Ends when each stream said so or ended.
+
+        Who is switched into the view by an order leaves the last outcome for `settle`, after the roll: its members then
+        wait neither for that nor, in the first step, for gradients of this replica. With a robust rule rows decide in
+        which views may be computed at all, so there it takes its share from the first step."""
         self._touched = True  # from here on others may read what lies there
+        late = self.member.switched and self.engine.robust is None
         while any(not s.ended and (s.flushed is None or s.flushed < view) for s in self.streams.incoming):
             if self.member.over(view):
                 break
             self._take_in(1.0)
             if self._loaded:  # at once: its members wait for what is left when the last has sent the last word
-                self._replay()
+                self._replay(late)
         if self._loaded:
-            self._replay()
+            self._replay(late)
+            self._keep_last()
         self.streams.keep(None)
         self._loaded = False
         self._steps.clear()
         self._serve = (0, 0)
         if self.member.over(view):
             raise ViewAbandoned("the view ended while the joiner caught up")
+
+    def _keep_last(self) -> None:
+        self._last = self._complete(self.member.committed)
+        if self._last is not None:
+            with self.lock:
+                self.member.replayed(self.member.committed + 1)
+
+    @property
+    def late(self) -> Meta | None:
+        """Of the outcome that is not applied here yet, though the roll call is told that it was."""
+        return self._last.meta if self._last is not None else None
+
+    def settle(self) -> None:
+        """Apply what `drain` left."""
+        last, self._last = self._last, None
+        if last is not None:
+            self._apply(last)
+            with self.lock:
+                self.member.caught_up_late()
 
     def _give_up_if_orphaned(self) -> None:
         """A stream that ended leaves a gap, unless a new view sends the outcome whole: then ask to be served anew."""

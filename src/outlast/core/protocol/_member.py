@@ -99,6 +99,7 @@ class Member:
         self.serve: tuple[str, ...] = ()  # donors that the coordinator promised this joiner
         self.serve_id: ServeId = (0, 0)  # which attempt that is; streams carry it
         self.leaving = False
+        self.switched = False  # into this view by an order: all its members have committed the same steps
         self.contacts: dict[str, str] = {}
         self.hosts: dict[str, str] = {}  # member -> the agent that it runs under
         self.held_back = False  # a robust rule must not be used in this view: stay in it, compute nothing
@@ -148,7 +149,7 @@ class Member:
             return []
         if not view.start and self.state not in ("ready", "member"):
             return [m.Rejoin(member=self.me, view=view.id)]  # there is no state here to act with
-        self._enter(view)
+        self._enter(view, switched=False)
         self.contacts, self.store = dict(message.addresses), message.store
         self.hosts.update(message.hosts)
         return []
@@ -167,8 +168,8 @@ class Member:
         self._voided = self.decided
         self.keeps_output = self.decided = False
 
-    def _enter(self, view: View) -> None:
-        self.view, self.formed, self.plan = view, False, None
+    def _enter(self, view: View, *, switched: bool) -> None:
+        self.view, self.formed, self.plan, self.switched = view, False, None, switched
         self.state = "member"
         self.done = self.held_back = False
         self._orders.clear()
@@ -194,7 +195,7 @@ class Member:
         elif order.next is not None and self.me in order.next.members and self._newer(order.next.id):
             if self.state != "ready":
                 return [m.Rejoin(member=self.me, view=order.next.id)]
-            self._enter(order.next)
+            self._enter(order.next, switched=True)
         self.contacts.update(message.addresses)
         self.hosts.update(message.hosts)
         if order.next is not None:
@@ -286,13 +287,13 @@ class Member:
         nodes = tuple(cover(self.plan.leaves[name], self.num_microbatches, self.num_rows) for name in view.members)
         return Exchange(step=self.committed, view=view, nodes=nodes)
 
-    def roll(self, fingerprint: int, outcome: int) -> RollEntry:
-        """What I say in the roll call (5)."""
+    def roll(self, fingerprint: int, outcome: int, *, late: bool = False) -> RollEntry:
+        """What I say in the roll call (5). `late`: see `replayed`."""
         view = self._acting()
         return RollEntry(
             member=self.me, view=view.id, committed=self.committed, held=tuple(sorted(self.held)),
             keeps_output=self.keeps_output, fingerprint=fingerprint, outcome=outcome,
-            audit=self.audits.stand(self.plan, self.committed),
+            audit=self.audits.stand(self.plan, self.committed), late=late,
         )  # fmt: skip
 
     def called(self, entries: Sequence[RollEntry], now_s: float = 0.0) -> list[m.ToCoordinator]:
@@ -397,7 +398,7 @@ class Member:
         self._carried_out = max(agreed, self._carried_out)
         for order in due:
             if order.next is not None:
-                self._enter(order.next)
+                self._enter(order.next, switched=True)
                 break
         return due
 
@@ -426,10 +427,15 @@ class Member:
     def replayed(self, committed: int, *, keeps_output: bool = False) -> None:
         """A joiner's state is the one at `committed`. `keeps_output`: it came by replaying an outcome, which is still
         here. A spare that is ahead of the survivors (the donor died) can then hand it over, where otherwise the
-        survivors would count as stale and be thrown away."""
+        survivors would count as stale and be thrown away. Who has been switched into a view may say this when it holds
+        the last outcome, and apply that after the roll (`caught_up_late`): until then it is late."""
         self.committed, self.keeps_output = committed, keeps_output
         self.audits.clear()
         self.held.clear()  # a microbatch may have been finished after its step was given up
+
+    def caught_up_late(self) -> None:
+        """What `replayed` was told of is now applied here."""
+        self.keeps_output = True
 
     def caught_up(self, committed: int) -> list[m.ToCoordinator]:
         """A joiner replayed up to `committed` and is at most one step behind (18)."""

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import msgspec
-
 from outlast.core.protocol._claims import Claim, disputed, place, void
 from outlast.core.protocol._row_plans import deal_orphans, row_shares
 from outlast.core.protocol._tree import Node, leaves_of, shares
@@ -29,7 +27,8 @@ def resolve(entries: Sequence[RollEntry], num_microbatches: int, num_rows: int =
 
     The newest committed step is where the view goes on. Whoever is one behind takes the outcome from the first that
     keeps it; whoever is further behind is stale. Of the partial sums held at that step the largest count, each
-    microbatch once (invariant: exactly once); what nobody holds is spread evenly over all members, or by whole rows.
+    microbatch once (invariant: exactly once); what nobody holds is spread evenly over all members, or by whole rows;
+    but who is late gets nothing to compute in this step, where others are not.
     """
     top = max(entry.committed for entry in entries)
     behind = tuple(e.member for e in entries if e.committed == top - 1)
@@ -43,14 +42,17 @@ def resolve(entries: Sequence[RollEntry], num_microbatches: int, num_rows: int =
     cases = disputed(claims)
     held = _hold_once([e for e in entries if e.committed == top], cases)
     kept = {member: leaves_of(nodes) for member, nodes in held.items()}
+    able = [entry.member for entry in entries if not entry.late] or members
+    none: dict[str, tuple[int, ...]] = dict.fromkeys(members, ())
     if not kept and not cases:
-        fresh = plan_of(members, top, num_microbatches, num_rows)
-        return msgspec.structs.replace(fresh, donor=donor, behind=behind, stale=stale)
+        leaves = none | plan_of(able, top, num_microbatches, num_rows).leaves
+        return Plan(step=top, donor=donor, behind=behind, stale=stale, leaves=leaves, orphans=leaves)
     have = {leaf for leaves in kept.values() for leaf in leaves}
     lost = [leaf for leaf in range(num_microbatches) if leaf not in have]
-    orphans = {m: tuple(lost[lo:hi]) for m, (lo, hi) in zip(members, shares(len(members), len(lost)), strict=True)}
+    dealt = zip(able, shares(len(able), len(lost)), strict=True)
+    orphans = none | {name: tuple(lost[lo:hi]) for name, (lo, hi) in dealt}
     if num_rows > 1:
-        orphans = deal_orphans(kept, members, lost, num_microbatches, num_rows)
+        orphans = none | deal_orphans(kept, able, lost, num_microbatches, num_rows)
     elif cases:
         orphans = place(orphans, cases)
     leaves = {m: tuple(sorted((*kept.get(m, ()), *orphans[m]))) for m in members}

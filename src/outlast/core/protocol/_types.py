@@ -47,6 +47,7 @@ class RollEntry(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: int  # of the whole state, at `committed`
     outcome: int  # digest of step committed-1's raw output and verdict; 0 before the first
     audit: Stand = Stand()
+    late: bool = False  # I hold that outcome whole and have yet to apply it: others compute my share of this step
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):

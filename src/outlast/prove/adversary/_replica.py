@@ -193,8 +193,7 @@ class Replica(Dialler):
     def _free(self, then: Callable[..., None], args: tuple[Any, ...]) -> None:
         if self.hung:
             return
-        self.busy = False
-        self.progress_at = self.kernel.now
+        self.busy, self.progress_at = False, self.kernel.now
         try:
             then(*args)
         except ViewAbandoned:
@@ -210,10 +209,9 @@ class Replica(Dialler):
     def _in_view(self) -> Mesh:
         """The mesh that is waited on. Raises ViewAbandoned if there is nothing to wait for."""
         mesh = self.mesh
-        if mesh is None or self.member.over(mesh.view.id) or mesh.suspects or mesh.parted:
+        closed = self.member.evicted is not None or self.member.closed is not None
+        if mesh is None or closed or self.member.over(mesh.view.id) or mesh.suspects or mesh.parted:
             raise ViewAbandoned("the view is over")
-        if self.member.evicted is not None or self.member.closed is not None:
-            raise ViewAbandoned("closed")
         return mesh
 
     def _abandon(self) -> None:
@@ -224,6 +222,7 @@ class Replica(Dialler):
         self.close_view()
 
     def close_view(self) -> None:
+        self.spare.settle()
         mesh, self.mesh = self.mesh, None
         if mesh is not None:
             mesh.close()
@@ -292,14 +291,13 @@ class Replica(Dialler):
         if self._entry is None:
             if not self.spare.drained(view.id) and self.kernel.now < self._drain_until_s:
                 return False
-            self.spare.finish()
-            outcome = hash((tuple(self.out), self.norm)) if self.member.keeps_output else 0
-            self._entry = self.member.roll(self.state, outcome)
+            self.spare.finish(self.member.switched and self.kernel.rng.random() < 0.7)
+            self._entry = self.member.roll(self.state, hash((*self.out, self.norm)), late=self.spare.last is not None)
             mesh.broadcast((_ROLL, 0, 0), self._entry)
         if not mesh.whole((_ROLL, 0, 0)):
             return False
-        rolls = mesh.take((_ROLL, 0, 0))
-        entries = [self._entry if name == self.name else rolls[name] for name in view.members]
+        rolls = mesh.take((_ROLL, 0, 0)) | {self.name: self._entry}
+        entries = [rolls[name] for name in view.members]
         answers = self.member.called(entries, self.kernel.now)
         self.sums = {node: total for node, total in self.sums.items() if node in self.member.held}
         self.world.oracle.called(self, view, entries)
@@ -307,6 +305,9 @@ class Replica(Dialler):
         if answers:
             self.say(*answers)
             self.close_view()
+        elif self.spare.settling(view):
+            self._doing = None
+            return False
         elif self.member.formed:
             self._formed(view)
         return True

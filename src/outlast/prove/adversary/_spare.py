@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from outlast.core.protocol import ViewId
+from outlast.core.protocol import View, ViewId
 
 if TYPE_CHECKING:
     from outlast.prove.adversary._replica import Replica
@@ -22,6 +22,7 @@ class Spare:
         self.pieces: dict[int, dict[tuple[int, int], Any]] = {}  # step -> (index, parts) -> outcome
         self.following: Any = (0, 0)
         self.loaded = False
+        self.last: Any = None  # the newest outcome, while the roll is called before it is applied
         self._orphaned_at: float | None = None
         self._ended = False
 
@@ -72,10 +73,14 @@ class Spare:
         self.pieces = {at: parts for at, parts in self.pieces.items() if at >= step}
         self.owner.world.oracle.applied(self.owner, "snapshot")
 
-    def _replay(self) -> None:
+    def _replay(self, but_last: bool = False) -> None:
         member = self.owner.member
         while (outcome := self._complete(member.committed)) is not None:
             del self.pieces[member.committed]
+            if but_last and self._complete(member.committed + 1) is None:
+                self.last = outcome
+                member.replayed(member.committed + 1)
+                return
             self.owner._apply(outcome)
             member.replayed(member.committed + 1, keeps_output=True)
             self.owner.world.oracle.applied(self.owner, "replay")
@@ -92,10 +97,29 @@ class Spare:
         """Whether every stream has said that nothing of earlier views follows, or ended."""
         return all(flushed is not None and flushed >= view for flushed in self.incoming.values())
 
-    def finish(self) -> None:
-        """Before the roll entry: what is complete counts, the rest is forgotten."""
+    def settle(self) -> None:
+        """Apply what the roll call did not wait for."""
+        outcome, self.last = self.last, None
+        if outcome is not None:
+            self.owner._apply(outcome)
+            self.owner.member.caught_up_late()
+            self.owner.world.oracle.applied(self.owner, "late replay")
+
+    def settling(self, view: View) -> bool:
+        """Whether there is something to apply after the roll; then that has begun."""
+        if self.last is not None:
+            self.owner._occupy(self.owner.world.scenario.optimizer_s, self._settled, view)
+        return self.last is not None
+
+    def _settled(self, view: View) -> None:
+        self.settle()
+        if self.owner.member.formed and not self.owner.member.over(view.id):
+            self.owner._formed(view)
+
+    def finish(self, late: bool) -> None:
+        """Before the roll entry: what is complete counts, the rest is forgotten. `late`: the last is not applied."""
         if self.loaded:
-            self._replay()
+            self._replay(late)
         self.loaded = False
         self.pieces.clear()
         self.shares.clear()
