@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from outlast.core.phases import Phase
 from outlast.core.protocol import Member, Order, ServeId, View
 from outlast.runtime._streams import FEED, Flushed, Share, Stream
@@ -54,6 +56,7 @@ class Donor:
         index = view.members.index(self.env.me)
         slices = [(b.index, *b.slices(len(view.members))[index]) for b in self.engine.layout.buckets]
         outcome, payload = self.engine.portion(meta, slices, whole=False)
+        outcome = msgspec.structs.replace(outcome, last=self.member.switching)
         for stream in live.values():
             stream.put(outcome, payload)
 

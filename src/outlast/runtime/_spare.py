@@ -34,6 +34,7 @@ class _Pieces:
     def __init__(self) -> None:
         self.meta: Meta | None = None
         self.slices: dict[tuple[int, int, int], memoryview] = {}
+        self.last = False
 
     def covers(self, numels: list[int]) -> bool:
         have = [0] * len(numels)
@@ -123,6 +124,7 @@ class Spare:
         elif pieces.covers(self._numels):
             return
         pieces.meta = msgspec.msgpack.decode(head.meta, type=Meta)
+        pieces.last |= head.last
         at = 0
         for bucket, lo, hi in head.slices:
             size = (hi - lo) * self.engine.incoming[bucket].element_size()
@@ -141,14 +143,18 @@ class Spare:
         assert pieces.meta is not None
         self.engine.apply(pieces.meta, self.enter)
 
-    def _replay(self, but_last: bool = False) -> None:
+    def _replay(self, late: bool = False) -> None:
         if not self._loaded:
             self._load()
         if not self._loaded:
             return
         replayed = self.member.committed
         while (pieces := self._complete(self.member.committed)) is not None:
-            if but_last and self._complete(self.member.committed + 1) is None:
+            self.settle()  # an older view's last step was not the last after all
+            if late and pieces.last:
+                self._last = self._steps.pop(self.member.committed)
+                with self.lock:
+                    self.member.replayed(self.member.committed + 1)
                 return
             self._apply(pieces)
             with self.lock:
@@ -197,19 +203,12 @@ class Spare:
                 self._replay(late)
         if self._loaded:
             self._replay(late)
-            self._keep_last()
         self.streams.keep(None)
         self._loaded = False
         self._steps.clear()
         self._serve = (0, 0)
         if self.member.over(view):
             raise ViewAbandoned("the view ended while the joiner caught up")
-
-    def _keep_last(self) -> None:
-        self._last = self._complete(self.member.committed)
-        if self._last is not None:
-            with self.lock:
-                self.member.replayed(self.member.committed + 1)
 
     @property
     def late(self) -> Meta | None:

@@ -49,12 +49,14 @@ class Share(msgspec.Struct, frozen=True, tag=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, tag=True):
-    """Slices (bucket, lo, hi) of a step's outcome, payload in this order; `whole`: all of it."""
+    """Slices (bucket, lo, hi) of a step's outcome, payload in this order; `whole`: all of it; `last`: after this step
+    the members go on to the next view, as planned."""
 
     step: int
     meta: bytes
     slices: tuple[tuple[int, int, int], ...]
     whole: bool = False
+    last: bool = False
 
 
 class Flushed(msgspec.Struct, frozen=True, tag=True):

@@ -403,6 +403,11 @@ class Member:
         return due
 
     @property
+    def switching(self) -> bool:
+        """Whether the step that is decided here is this view's last."""
+        return any(self._orders[n].next is not None for n in range(self._carried_out + 1, self._agreed + 1))
+
+    @property
     def carried_out(self) -> int:
         """Number of the newest order carried out in this view."""
         return self._carried_out
