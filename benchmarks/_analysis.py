@@ -31,7 +31,8 @@ class Outcome:
     recomputed: int = 0
     redone_steps: int = 0
     deadline_s: float = 0.0
-    join_stall_s: float = 0.0
+    join_stall_s: float = 0.0  # since the recovery: the replacement also starts its process on these processors
+    served_stall_s: float = 0.0  # since the replacement was served
     failed: str = ""
 
     def line(self) -> str:
@@ -40,7 +41,7 @@ class Outcome:
         return (
             f"{self.system} {self.fault} in {self.phase}: net {self.net_s:.3f} s, gross {self.gross_s:.3f} s, "
             f"step {self.median_step_s * 1e3:.1f} ms, again {self.recomputed} microbatches and {self.redone_steps} "
-            f"steps, joiner's stall {self.join_stall_s * 1e3:.0f} ms"
+            f"steps, joiner's stall {self.served_stall_s * 1e3:.0f} ms ({self.join_stall_s * 1e3:.0f} with its start)"
         )
 
 

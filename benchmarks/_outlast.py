@@ -8,15 +8,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outlast.config import RunConfig
+from outlast.core import events
+from outlast.journal import Journal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["LEAST_DEADLINE_S", "commands", "coordinator_pid"]
+__all__ = ["LEAST_DEADLINE_S", "commands", "coordinator_pid", "newest_served_s"]
 
 LEAST_DEADLINE_S = RunConfig().stall_floor_s
 """A stopped replica's learned deadline is never below this, so a bound less this much is at least as strict."""
@@ -27,6 +30,13 @@ def commands(*, replicas: int, worker: Sequence[str], run_dir: Path, options: Se
     script = str(Path(__file__).with_name("_outlast_worker.py"))
     launcher = [sys.executable, "-m", "outlast", "run", "--replicas", str(replicas), "--run-dir", str(run_dir)]
     return [[*launcher, *options, script, *worker]]
+
+
+def newest_served_s(run_dir: Path) -> float:
+    """When a joiner was last ordered to be served, by CLOCK_MONOTONIC."""
+    with Journal.open_reader(run_dir) as journal:
+        served = journal.events(kinds=[events.JoinerServed])
+    return max(entry.event.at_s for entry in served) - time.time() + time.monotonic()
 
 
 def coordinator_pid(run_dir: Path) -> int:

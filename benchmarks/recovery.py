@@ -24,7 +24,7 @@ from benchmarks._strike import FAULTS, START_S, Striker, steady
 from benchmarks._systems import SYSTEMS, Launch, peers_missing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from benchmarks._fleet import Fleet
 
@@ -123,7 +123,7 @@ def claim(outcomes: Sequence[Outcome], bounds: Bounds) -> None:
             f"{system}: {fault}{less}, median", spread(nets).median, MEDIAN_S.get(fault, WORST_S.get(fault, 0.1))
         )
         bounds.check(f"{system}: {fault}{less}, worst of {len(nets)}", max(nets), WORST_S.get(fault, 0.1))
-        stalls = [o.join_stall_s for o in mine if o.join_stall_s]
+        stalls = [o.served_stall_s for o in mine if o.served_stall_s]
         if stalls:
             bounds.check(f"{system}: a joiner's stall after {fault}, worst of {len(stalls)}", max(stalls), JOIN_LIMIT_S)
 
@@ -140,24 +140,33 @@ def summary(
         if not mine and name not in absent:
             continue
         if not well:
-            rows.append([title, absent.get(name, "never recovered"), "", "", "", "", failed])
+            rows.append([title, absent.get(name, "never recovered"), *[""] * 6, failed])
             continue
-        stalls = [o.join_stall_s for o in well if o.join_stall_s]
         rows.append([
             title, spread(o.net_s for o in well).show(), spread(o.gross_s for o in well).show(),
-            f"{spread(o.redone_steps for o in well).median:.0f}", f"{max(stalls) * 1e3:.0f}" if stalls else "",
+            f"{spread(o.redone_steps for o in well).median:.0f}", _stalls(o.served_stall_s for o in well),
+            _stalls(o.join_stall_s for o in well),
             spread(o.median_step_s for o in well).show(1e3, 1), failed,
         ])  # fmt: skip
-    columns = ["system", "net s: median (low to high)", "gross s", "steps redone", "worst joiner's stall ms",
-               "median step ms", "failed"]  # fmt: skip
+    columns = [
+        "system", "net s: median (low to high)", "gross s", "steps redone", "joiner's stall ms", "with its start ms",
+        "median step ms", "failed",
+    ]  # fmt: skip
     phases = ", ".join(sorted({o.phase for o in outcomes if o.fault == fault and o.phase}))
     notes = [
+        "joiner's stall: a member's longest step since the replacement was served, less the median: median and worst; "
+        "then since the recovery, where the replacement's process also starts on these processors",
         "net: the interrupted step less a median step, less what was computed again",
         f"the peers' collectives time out after {timeout_s:g} s (their defaults: 60 s and more); outlast's after 60 s",
     ]
     return Table(
         title=f"{fault} of one replica", columns=columns, rows=rows, notes=[*notes, f"the victims were in: {phases}"]
     )
+
+
+def _stalls(values: Iterable[float]) -> str:
+    kept = [value * 1e3 for value in values if value]
+    return f"{spread(kept).median:.0f}, {max(kept):.0f}" if kept else ""
 
 
 if __name__ == "__main__":
