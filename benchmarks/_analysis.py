@@ -32,7 +32,7 @@ class Outcome:
     redone_steps: int = 0
     deadline_s: float = 0.0
     join_stall_s: float = 0.0  # since the recovery: the replacement also starts its process on these processors
-    served_stall_s: float = 0.0  # since the replacement was served
+    served_stall_s: float = 0.0  # since the replacement was served; waits alone
     failed: str = ""
 
     def line(self) -> str:
@@ -90,13 +90,15 @@ def measure_restart(before: Sequence[Member], new: Sequence[Member], at_s: float
     return Outcome(net_s=net_s, gross_s=beyond_s - at_s, median_step_s=median_s, redone_steps=redone)
 
 
-def join_stall(members: Sequence[Member], since_s: float) -> float:
-    """The longest step of any of them since `since_s`, less its median step in that time."""
-    gaps = [
-        [b.at_s - a.at_s for a, b in itertools.pairwise([c for c in member.commits if c.at_s >= since_s])]
-        for member in members
-    ]
-    return max((max(steps) - statistics.median(steps) for steps in gaps if steps), default=0.0)
+def join_stall(members: Sequence[Member], since_s: float, waits_only: bool = False) -> float:
+    """The longest step of any of them since `since_s`, less its median step in that time. `waits_only`: of each step
+    only what is not the member's own computing (which takes longer where a starting process has the processors)."""
+    longest = 0.0
+    for member in members:
+        pairs = itertools.pairwise([c for c in member.commits if c.at_s >= since_s])
+        steps = [b.at_s - a.at_s - (b.compute_s if waits_only else 0.0) for a, b in pairs]
+        longest = max(longest, max(steps) - statistics.median(steps) if steps else 0.0)
+    return longest
 
 
 def _median_gap(commits: Sequence[Commit]) -> float:

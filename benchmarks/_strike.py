@@ -75,9 +75,9 @@ class Striker:
             fleet.wait_for("replacement", lambda: steady(fleet, self.launch.replicas), START_S)
         except FleetStuck as stuck:
             return dataclasses.replace(outcome, failed=str(stuck))
-        served_s = _outlast.newest_served_s(self.launch.run_dir)
+        served_s = max(began_s, _outlast.newest_served_s(self.launch.run_dir))
         return dataclasses.replace(
-            outcome, join_stall_s=join_stall(old, began_s), served_stall_s=join_stall(old, served_s)
+            outcome, join_stall_s=join_stall(old, began_s), served_stall_s=join_stall(old, served_s, waits_only=True)
         )
 
     def _await_recovery(self, fleet: Fleet, victim: Member, others: list[Member], reached: int, at_s: float) -> None:

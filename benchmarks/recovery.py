@@ -154,8 +154,8 @@ def summary(
     ]  # fmt: skip
     phases = ", ".join(sorted({o.phase for o in outcomes if o.fault == fault and o.phase}))
     notes = [
-        "joiner's stall: a member's longest step since the replacement was served, less the median: median and worst; "
-        "then since the recovery, where the replacement's process also starts on these processors",
+        "joiner's stall: the longest that a member did not compute in a step since the replacement was served, less "
+        "the median: median and worst; then a whole step since the recovery (the replacement starts on these processors)",
         "net: the interrupted step less a median step, less what was computed again",
         f"the peers' collectives time out after {timeout_s:g} s (their defaults: 60 s and more); outlast's after 60 s",
     ]
