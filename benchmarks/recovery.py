@@ -155,7 +155,7 @@ def summary(
     phases = ", ".join(sorted({o.phase for o in outcomes if o.fault == fault and o.phase}))
     notes = [
         "joiner's stall: the longest that a member did not compute in a step since the replacement was served, less "
-        "the median: median and worst; then a whole step since the recovery (the replacement starts on these processors)",
+        "the median: median and worst; then a whole step since the recovery (it starts on the same processors)",
         "net: the interrupted step less a median step, less what was computed again",
         f"the peers' collectives time out after {timeout_s:g} s (their defaults: 60 s and more); outlast's after 60 s",
     ]
