@@ -71,10 +71,13 @@ def test_shares_tile_with_least_compute_then_fewest_subtrees(num_members: int, n
     assert max(len(cover(range(lo, hi), num_leaves)) for lo, hi in ranges) == best
 
 
-def entry(member: str, committed: int, held: tuple[Node, ...] = (), keeps: bool = True) -> RollEntry:
+def entry(
+    member: str, committed: int, held: tuple[Node, ...] = (), keeps: bool = True, late: bool = False
+) -> RollEntry:
     return RollEntry(
-        member=member, view=ViewId(1, 1), committed=committed, held=held, keeps_output=keeps, fingerprint=0, outcome=0
-    )
+        member=member, view=ViewId(1, 1), committed=committed, held=held, keeps_output=keeps, fingerprint=0, outcome=0,
+        late=late,
+    )  # fmt: skip
 
 
 @given(st.integers(1, 5), st.integers(1, 9), st.data())
@@ -101,6 +104,20 @@ def test_every_microbatch_counts_once_whatever_is_held(num_members: int, num_lea
         assert orphans == sorted(set(range(num_leaves)) - everything)
         counts = [len(leaves) for leaves in plan.orphans.values()]
         assert max(counts) - min(counts) <= 1
+
+
+@given(st.integers(1, 5), st.integers(1, 9), st.booleans(), st.data())
+def test_who_is_late_computes_nothing_where_others_can(
+    num_members: int, num_leaves: int, half_done: bool, data: st.DataObject
+) -> None:
+    late = data.draw(st.lists(st.booleans(), min_size=num_members, max_size=num_members))
+    held = ((0, 1),) if half_done and not late[0] else ()
+    entries = [entry(f"r{i}", 5, held if i == 0 else (), late=late[i]) for i in range(num_members)]
+    plan = resolve(entries, num_leaves)
+    assert list(plan.leaves) == [e.member for e in entries]
+    assert sorted(leaf for leaves in plan.leaves.values() for leaf in leaves) == list(range(num_leaves))
+    if not all(late):
+        assert all(plan.leaves[e.member] == plan.orphans[e.member] == () for e in entries if e.late)
 
 
 def test_who_is_one_behind_takes_the_outcome_from_the_first_that_keeps_it() -> None:
