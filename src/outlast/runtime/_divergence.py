@@ -27,6 +27,7 @@ from outlast.tensors import combine, fingerprint_named
 
 __all__ = ["Comparison", "compare", "first_difference"]
 
+_AT_ONCE_BYTES = 4 << 20  # a thread costs more than reading so little
 _WHOLE = -1  # in place of a part's number: this is the fingerprint of everything
 Rows = tuple[tuple[str, int], ...]
 Parted = Callable[[], Sequence[tuple[str, int]]]
@@ -42,16 +43,20 @@ class Comparison:
         self._view, self._entries = view, entries
         plain, tensors = state.encoded()
         rest = {name: t for name, t in tensors.items() if t.is_cpu and not moving(name)}
+        if sum(t.numel() * t.element_size() for t in rest.values()) < _AT_ONCE_BYTES:
+            rest = {}
         now = {name: t for name, t in tensors.items() if name not in rest}
         self._value = [xxhash.xxh3_64_intdigest(plain), fingerprint_named(now.items())]
         self._thread = threading.Thread(target=self._take, args=(rest,), name="outlast-compare", daemon=True)
-        self._thread.start()
+        if rest:
+            self._thread.start()
 
     def _take(self, tensors: Mapping[str, Tensor]) -> None:
         self._value.append(fingerprint_named(tensors.items()))
 
     def wait(self) -> None:
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
 
     def told(self) -> tuple[int, int]:
         """What my header says."""
