@@ -50,17 +50,6 @@ def test_slices_are_whole_blocks_and_cover_once(numel: int, num_members: int, in
     assert max(sizes) - min(sizes) <= 1
 
 
-@given(st.lists(st.integers(1, 40 * BLOCK), min_size=1, max_size=9), st.integers(1, 9))
-def test_no_member_reduces_more_blocks_than_others_over_all_buckets(sizes: list[int], num_members: int) -> None:
-    layout = Layout([torch.empty(numel, device="meta") for numel in sizes], 1)
-    counts = [0] * num_members
-    for bucket in layout.buckets:
-        for member, (lo, hi) in enumerate(bucket.slices(num_members)):
-            counts[member] += -(-(hi - lo) // BLOCK)
-    assert sum(counts) == layout.num_blocks
-    assert max(counts) - min(counts) <= 1
-
-
 def test_what_is_noted_of_slices_does_not_depend_on_the_cut() -> None:
     flat = torch.randn(3 * BLOCK + 17, generator=torch.Generator().manual_seed(2))
     whole, cut = Reduction(norms={}), Reduction(norms={})

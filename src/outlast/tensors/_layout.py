@@ -37,11 +37,9 @@ class Bucket:
         return -(-self.numel // BLOCK)
 
     def slices(self, num_members: int) -> tuple[tuple[int, int], ...]:
-        """Element range of each member's slice, ascending; whole blocks. Who gets one more follows on those of the
-        bucket before: over all buckets no member has two blocks more than another."""
-        each, more = divmod(self.num_blocks, num_members)
-        counts = [each + ((i - self.first_block) % num_members < more) for i in range(num_members)]
-        edges = [min(n * BLOCK, self.numel) for n in itertools.accumulate(counts, initial=0)]
+        """Element range of each member's slice, ascending; whole blocks. Who gets one more turns with the bucket."""
+        n, turn = self.num_blocks, self.index % num_members
+        edges = [min((n * i + turn) // num_members * BLOCK, self.numel) for i in range(num_members + 1)]
         return tuple(itertools.pairwise(edges))
 
 
