@@ -71,3 +71,13 @@ def test_deaths_of_a_leaver_and_of_a_joiner_that_replays(fleet: Callable[..., An
     run.gate(14, "the leaver was gone", lambda: run.exited("r0.1"))
     run.assert_unchanged()
     assert {"r1.1", "r2.2"} <= set(run.results())
+
+
+@pytest.mark.campaign
+def test_a_joiner_that_is_admitted_after_the_last_step(fleet: Callable[..., Any]) -> None:
+    """No step follows in which it could catch up: it does so before the roll, in which states are compared then."""
+    run = fleet(fault("r1.1", "gather", step=3), replicas=2, steps=8, gates=(6, 7))
+    run.gate(6, "its successor was served", lambda: run.served("r1.2"))
+    run.gate(7, "it had caught up", lambda: run.caught_up("r1.2"))
+    run.assert_unchanged(survivors={"r0.1", "r1.2"})
+    assert [e.planned for e in run.driven.events if isinstance(e, ev.ViewInstalled)][-1], "it was admitted"

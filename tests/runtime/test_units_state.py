@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from outlast.core.protocol import RollEntry, View, ViewId
 from outlast.errors import ConfigError
-from outlast.runtime._divergence import first_difference
+from outlast.runtime._divergence import compare, first_difference
 from outlast.runtime._state import State, digest_of, empty_like_encoded
 from outlast.runtime._streams import Frozen, raw
 from outlast.runtime._warm import Warm
@@ -139,3 +140,16 @@ def test_half_precision_and_scalars_keep_their_bits() -> None:
     frozen = Frozen(tensors, 0, sum(t.numel() * t.element_size() for t in tensors), {1}, Warm())
     frozen.wait()
     assert torch.equal(frozen.buffer, torch.cat([raw(t) for t in tensors]))
+
+
+@pytest.mark.parametrize("prints", [(7, 7, 0), (0, 0, 0), (7, 0, 0)])
+def test_who_does_not_tell_its_fingerprint_is_compared_with_nobody(prints: tuple[int, ...]) -> None:
+    """At a `break` only who broke out knows that no step follows; who joins just then has told nothing."""
+    entries = [
+        RollEntry(
+            member=f"r{i}", view=ViewId(1, 2), committed=5, held=(), keeps_output=True, fingerprint=told, outcome=0
+        )
+        for i, told in enumerate(prints)
+    ]
+    nobody: Any = None
+    compare(nobody, View(id=ViewId(1, 2), members=("r0", "r1", "r2")), entries, nobody)

@@ -78,7 +78,8 @@ def compare(
     `parts`: fingerprints of mine; `step`: the one that is to be decided, -1 in a roll call."""
     groups: dict[tuple[int, int], list[str]] = defaultdict(list)
     for entry in entries:
-        groups[entry.committed, entry.fingerprint].append(entry.member)
+        if entry.fingerprint:  # 0: not told, as its member does not know that this is the end
+            groups[entry.committed, entry.fingerprint].append(entry.member)
     steps = [step for step, _ in groups]
     double = next((step for step in steps if steps.count(step) > 1), None)
     if double is None:
@@ -87,9 +88,8 @@ def compare(
     mesh.broadcast(mine)
     found = mesh.collect(Parts, step, 0, Phase.ROLL_CALL if step < 0 else Phase.HEADER)
     rows = {name: mine.rows if name == mesh.me else found[name].rows for name in view.members}
-    same_step = {entry.member: rows[entry.member] for entry in entries if entry.committed == double}
-    name, count = first_difference(same_step)
-    there = [entry for entry in entries if entry.committed == double]
+    there = [entry for entry in entries if entry.committed == double and entry.fingerprint]
+    name, count = first_difference({entry.member: rows[entry.member] for entry in there})
     differing, majority = agree({entry.member: entry.fingerprint for entry in there})
     if majority and not view.start:
         expel(double, tuple(e for e in there if e.member in differing), len(there), name)

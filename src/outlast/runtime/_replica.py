@@ -236,6 +236,8 @@ class Replica:
         self.enter(Phase.ROLL_CALL)
         # Where a step follows, states are compared while it computes.
         at_once = view.start or self.member.committed >= (self.member.until or math.inf)
+        if at_once:
+            self.spare.settle()
         fingerprint = self.engine.fingerprint() if at_once else 0
         late = self.spare.late
         with self.lock:
