@@ -178,9 +178,7 @@ def test_a_signal_to_the_launcher_ends_the_run_in_order(number: signal.Signals, 
     """Who asked is told apart, and the exit code is not that of a run that did its work; no process stays behind."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    inherited = signal.signal(
-        signal.SIGHUP, signal.SIG_DFL
-    )  # under nohup it is ignored, also by children
+    inherited = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, also by children
     with Driven(tmp_path / "run", [], [str(script), "slow", "5000"]) as driven:
         signal.signal(signal.SIGHUP, inherited)
         driven.until("training had begun", lambda: driven.step >= 1, 85.0, lambda: None)
