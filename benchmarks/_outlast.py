@@ -33,10 +33,10 @@ def commands(*, replicas: int, worker: Sequence[str], run_dir: Path, options: Se
 
 
 def newest_served_s(run_dir: Path) -> float:
-    """When a joiner was last ordered to be served, by CLOCK_MONOTONIC."""
+    """When a joiner was last ordered to be served, by CLOCK_MONOTONIC; 0 before the first."""
     with Journal.open_reader(run_dir) as journal:
-        served = journal.events(kinds=[events.JoinerServed])
-    return max(entry.event.at_s for entry in served) - time.time() + time.monotonic()
+        served = [entry.event.at_s for entry in journal.events(kinds=[events.JoinerServed])]
+    return max(served) - time.time() + time.monotonic() if served else 0.0
 
 
 def coordinator_pid(run_dir: Path) -> int:

@@ -123,9 +123,12 @@ def claim(outcomes: Sequence[Outcome], bounds: Bounds) -> None:
             f"{system}: {fault}{less}, median", spread(nets).median, MEDIAN_S.get(fault, WORST_S.get(fault, 0.1))
         )
         bounds.check(f"{system}: {fault}{less}, worst of {len(nets)}", max(nets), WORST_S.get(fault, 0.1))
-        stalls = [o.served_stall_s for o in mine if o.served_stall_s]
-        if stalls:
-            bounds.check(f"{system}: a joiner's stall after {fault}, worst of {len(stalls)}", max(stalls), JOIN_LIMIT_S)
+        for what, stalls in (
+            ("a joiner's stall", [o.join_stall_s for o in mine if o.join_stall_s]),
+            ("what members waited of it", [o.served_stall_s for o in mine if o.served_stall_s]),
+        ):
+            if stalls:
+                bounds.check(f"{system}: {what} after {fault}, worst of {len(stalls)}", max(stalls), JOIN_LIMIT_S)
 
 
 def summary(
