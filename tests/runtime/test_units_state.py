@@ -11,7 +11,7 @@ from torch import nn
 
 from outlast.core.protocol import RollEntry, View, ViewId
 from outlast.errors import ConfigError
-from outlast.runtime._divergence import compare, first_difference
+from outlast.runtime._divergence import Comparison, compare, first_difference
 from outlast.runtime._state import State, digest_of, empty_like_encoded
 from outlast.runtime._streams import Frozen, raw
 from outlast.runtime._warm import Warm
@@ -153,3 +153,15 @@ def test_who_does_not_tell_its_fingerprint_is_compared_with_nobody(prints: tuple
     ]
     nobody: Any = None
     compare(nobody, View(id=ViewId(1, 2), members=("r0", "r1", "r2")), entries, nobody)
+
+
+@pytest.mark.parametrize("numel", [8, 3 << 20])
+def test_a_comparison_reads_all_of_the_state_beside_the_step_or_at_once(numel: int) -> None:
+    model = nn.Linear(1, numel)
+    state = State(model, [torch.optim.AdamW(model.parameters())], [], {"extra": Extra()})
+    view = View(id=ViewId(1, 2), members=("r0",))
+    first = Comparison(view, (), state, lambda name: name.startswith("/extra")).told()
+    assert first == (-1, state.fingerprint())
+    with torch.no_grad():
+        model.bias[numel - 1] += 1.0
+    assert Comparison(view, (), state, lambda name: False).told() == (-1, state.fingerprint()) != first

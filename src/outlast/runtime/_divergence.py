@@ -9,13 +9,13 @@ what all see; it does not say which of two replicas is right.
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import msgspec
 import xxhash
-from torch import Tensor
 
 from outlast.core.phases import Phase
 from outlast.core.policy import agree
@@ -46,22 +46,21 @@ class Comparison:
         if sum(t.numel() * t.element_size() for t in rest.values()) < _AT_ONCE_BYTES:
             rest = {}
         now = {name: t for name, t in tensors.items() if name not in rest}
-        self._value = [xxhash.xxh3_64_intdigest(plain), fingerprint_named(now.items())]
-        self._thread = threading.Thread(target=self._take, args=(rest,), name="outlast-compare", daemon=True)
+        self._values = [xxhash.xxh3_64_intdigest(plain), fingerprint_named(now.items())]
+        self._rest: Future[int] | None = None
         if rest:
-            self._thread.start()
-
-    def _take(self, tensors: Mapping[str, Tensor]) -> None:
-        self._value.append(fingerprint_named(tensors.items()))
+            thread = ThreadPoolExecutor(1, "outlast-compare")
+            self._rest = thread.submit(fingerprint_named, rest.items())
+            thread.shutdown(wait=False)
 
     def wait(self) -> None:
-        if self._thread.ident is not None:
-            self._thread.join()
+        if self._rest is not None:
+            futures.wait([self._rest])
 
     def told(self) -> tuple[int, int]:
-        """What my header says."""
-        self.wait()
-        return _WHOLE, combine(self._value)
+        """What my header says. Raises what reading the state raised: a replica must not accuse itself instead."""
+        rest = [self._rest.result()] if self._rest is not None else []
+        return _WHOLE, combine([*self._values, *rest])
 
     def judge(self, mesh: Mesh, headers: Sequence[Header], parts: Parted, expel: Expel) -> None:
         """As `compare`, of what the headers say."""
