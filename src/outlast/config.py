@@ -53,6 +53,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """How long to wait for all replicas to report before the run is given up."""
     threads: int = 1
     """Intra-op threads of each replica; part of the numerics signature. 0 leaves torch's default."""
+    preload: bool = True
+    """Fork replicas from a process that has loaded torch. `false` starts each by itself: for a script that sets what
+    torch reads from the environment when it is loaded."""
     bitwise: bool = True
     """Refuse members whose numerics differ. `false` admits them, and every verdict then says so."""
     guards: Literal["script", "default", "full", "off"] = "script"

@@ -35,12 +35,12 @@ class Exit:
 
 
 class Child:
-    """A running child. `fd` becomes readable when it ends; then `reap` tells how."""
+    """A running child of this process. `fd` becomes readable when it ends; then `reap` tells how."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-        self.pid = process.pid
-        self.fd = os.pidfd_open(process.pid)
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.fd = os.pidfd_open(pid)
+        self._reaped = False
 
     def send(self, number: signal.Signals) -> None:
         """A signal to exactly this process, whatever its number is reused for."""
@@ -49,9 +49,8 @@ class Child:
 
     def wait(self) -> None:
         """Until a child that was killed is gone."""
-        if self._process.returncode is None:
-            self._process.wait()
-            os.close(self.fd)
+        if not self._reaped:
+            self._collect()
 
     def reap(self, sweep: bool = False) -> Exit | None:
         """None while it lives. Call it after `fd` was readable. What it forked into its session is killed with it,
@@ -62,9 +61,14 @@ class Child:
         if sweep or ended.si_code != os.CLD_EXITED or ended.si_status:  # until it is reaped the number is its own
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
-        code = self._process.wait()
-        os.close(self.fd)
+        code = self._collect()
         return Exit(signal=-code, code=None) if code < 0 else Exit(signal=None, code=code)
+
+    def _collect(self) -> int:
+        _, status = os.waitpid(self.pid, 0)
+        self._reaped = True
+        os.close(self.fd)
+        return os.waitstatus_to_exitcode(status)
 
 
 def start(
@@ -89,4 +93,5 @@ def start(
             list(command), env=dict(environ), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
             pass_fds=tuple(pass_fds), preexec_fn=before_exec, start_new_session=True, cwd=cwd,
         )  # fmt: skip
-    return Child(process)
+    process.returncode = 0  # it is ours to reap, not subprocess's
+    return Child(process.pid)

@@ -1,0 +1,143 @@
+"""The process that ranks are forked from: loads torch, then turns into the user's script once for each request.
+
+It starts no thread, touches no device and reads no data before a fork; a rank differs from `python train.py ARGS…` in
+having loaded sooner what it would load anyway. The agent's end, and why, are in `_nursery.py`.
+"""
+
+from __future__ import annotations
+
+import builtins
+import ctypes
+import gc
+import importlib
+import importlib.machinery
+import io
+import os
+import runpy
+import signal
+import socket
+import sys
+import types
+import zipfile
+
+import msgspec
+
+__all__ = ["main"]
+
+_PR_SET_PDEATHSIG = 1
+_MOST_BYTES = 1 << 20  # of a request
+
+
+def main() -> None:
+    """Entry: the script and its arguments, as `python` would have them."""
+    command = sys.argv[1:]
+    agent = os.getppid()
+    with socket.socket(fileno=int(os.environ.pop("OUTLAST_NURSERY_FD"))) as sock:
+        _set_path(command)
+        _load()
+        sock.send(b"ready")
+        while True:
+            request, fds, _, _ = socket.recv_fds(sock, _MOST_BYTES, 3)
+            if not request:
+                return
+            pid = _fork(agent)
+            if pid == 0:
+                break
+            sock.send(str(pid).encode() if pid > 0 else b"0")
+            for fd in fds:
+                os.close(fd)
+    _become(msgspec.msgpack.decode(request, type=dict[str, str]), *fds)
+    _run(command)
+
+
+def _set_path(command: list[str]) -> None:
+    """`python train.py` finds modules beside the script first, `python -m` in the working directory."""
+    if not os.environ.get("PYTHONSAFEPATH"):
+        sys.path.insert(0, os.getcwd() if command[0] == "-m" else os.path.dirname(os.path.realpath(command[0])))
+
+
+def _load() -> None:
+    """Everything that a training script needs of torch and of us. Whatever is wrong with it, the script's own start
+    shows it better."""
+    importlib.import_module("outlast").join  # noqa: B018  lazy: looking it up loads it
+    import torch
+    import torch.distributed
+    import torch.utils.data
+
+    torch.optim.SGD([torch.zeros(())], lr=0.1)  # loads as much again as torch itself
+    gc.collect()
+    gc.freeze()  # and no rank looks through it again
+
+
+def _fork(agent: int) -> int:
+    """0 in the rank; else its process id, negative if there is none. The process between ends at once, so that the
+    rank is the agent's child."""
+    read, write = os.pipe()
+    between = os.fork()
+    if between == 0:
+        me = os.getpid()
+        try:
+            rank = os.fork()
+        except OSError:
+            os._exit(1)
+        if rank:
+            os.write(write, str(rank).encode())
+            os._exit(0)
+        os.close(read)
+        os.close(write)
+        while os.getppid() == me:
+            os.sched_yield()
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != agent:
+            os._exit(1)
+        return 0
+    os.close(write)
+    os.waitpid(between, 0)
+    with os.fdopen(read, "rb") as pipe:
+        return int(pipe.read() or b"-1")
+
+
+def _become(environ: dict[str, str], log_fd: int, progress_fd: int, go_fd: int) -> None:
+    """A session of its own, its output in its log, its own environment and random numbers; and the agent's word."""
+    os.setsid()
+    if not os.read(go_fd, 1):
+        os._exit(1)
+    for fd in (1, 2):
+        os.dup2(log_fd, fd)
+    os.close(log_fd)
+    os.close(go_fd)
+    os.environ.update(environ, OUTLAST_PROGRESS_FD=str(progress_fd))
+    if "numpy.random" in sys.modules:  # `random` does so itself
+        sys.modules["numpy.random"].seed()
+    importlib.invalidate_caches()
+
+
+def _run(command: list[str]) -> None:
+    """As `python` runs it; its errors are told without the frames of this module."""
+    sys.orig_argv[1:] = command
+    try:
+        if command[0] == "-m":
+            sys.argv = command[1:]
+            runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+            return
+        sys.argv = command
+        if command[0].endswith(".pyc") or zipfile.is_zipfile(command[0]):
+            runpy.run_path(command[0], run_name="__main__")
+            return
+        script = types.ModuleType("__main__")
+        script.__file__, script.__builtins__ = command[0], builtins  # type: ignore[attr-defined]
+        script.__loader__ = importlib.machinery.SourceFileLoader("__main__", command[0])
+        sys.modules["__main__"] = script
+        with io.open_code(command[0]) as file:
+            code = compile(file.read(), command[0], "exec", dont_inherit=True)
+        exec(code, script.__dict__)
+    except Exception as error:  # noqa: BLE001  told as Python tells it
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
