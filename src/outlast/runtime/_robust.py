@@ -7,7 +7,7 @@ One object a replica. A plane (`_row_planes.py`) hands it the partial sums of on
 
 A row's value is the mean of its microbatches (sums in the row's own tree, then one multiplication), so no bit depends
 on who computed what, on who reduces which slice, or on the number of members: Gram matrices are summed in a fixed tree
-over 64 Ki-element blocks. Not here: transport, and who may lie (`_row_settings.py`, `_row_gate.py`).
+over 32 Ki-element blocks. Not here: transport, and who may lie (`_row_settings.py`, `_row_gate.py`).
 """
 
 from __future__ import annotations

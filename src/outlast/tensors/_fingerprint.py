@@ -1,6 +1,6 @@
 """Position-dependent fingerprints of tensors, at memory speed (protocol, 17).
 
-On a CPU each 64 Ki-element block, or each whole tensor, is hashed with XXH3 (33 GiB/s; order matters, unlike an XOR),
+On a CPU each 32 Ki-element block, or each whole tensor, is hashed with XXH3 (33 GiB/s; order matters, unlike an XOR),
 keyed by what it is; on other devices words are mixed with a key of their index and summed. Keyed values are added mod
 2^64, so shares computed by different members combine in any order. Equal only on equal devices: the numerics signature
 keeps those apart. Not for adversaries: a hash that anyone can compute proves no identity.

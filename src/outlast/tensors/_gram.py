@@ -1,6 +1,6 @@
 """Gram matrices that do not depend on who computed which part: blocks, a fixed tree over them, dyadic partial sums.
 
-Role: a vector is cut at block boundaries (64 Ki elements) into one slice a member. Each member sums its blocks as
+Role: a vector is cut at block boundaries (32 Ki elements) into one slice a member. Each member sums its blocks as
 far as the tree over *all* blocks allows (`partial_grams`: the aligned powers of two inside its slice, at most two a
 level), and whoever has the sums of all members finishes the tree (`total_gram`). The bits are those of one process that
 saw everything.

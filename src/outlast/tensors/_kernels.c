@@ -10,7 +10,7 @@
 #include <string.h>
 
 #define TILE 128           /* columns of a Gram tile: sums inside one are exact */
-#define LEVELS 9           /* a block of 64 Ki columns is 2^9 tiles */
+#define LEVELS 8           /* a block of 32 Ki columns is 2^8 tiles */
 #define STRIP 128          /* columns of mixed rows that a program is run on */
 #define AHEAD 256          /* columns to ask the memory for beforehand, where little is computed */
 #define PART 32            /* columns mixed at a time: all rows and shared sums of them lie in the first cache */
@@ -224,7 +224,7 @@ static inline const float *soon(const float *const *rows, long num_rows, long *r
     return row ? row + next : rows[0] + next;
 }
 
-/* One block (at most 64 Ki columns from lo): g, (num_rows, num_rows), of the rows centred on the program's value.
+/* One block (at most 32 Ki columns from lo): g, (num_rows, num_rows), of the rows centred on the program's value.
  * The first `num_data` rows are the program's; a null row is zero everywhere. Tiles are added as a binary counter adds:
  * two neighbours, then two pairs of neighbours, so that the sum is a balanced tree over tile index. */
 int gram(const float *const *rows, long num_rows, long num_data, long lo, long hi, double *g, int *bad)

@@ -1,6 +1,6 @@
 """Where each parameter's gradient lies in flat buckets, and how buckets fall into blocks and slices.
 
-Blocks of 64 Ki elements never depend on membership; slices are whole blocks, so every per-block number (norm,
+Blocks of 32 Ki elements never depend on membership; slices are whole blocks, so every per-block number (norm,
 fingerprint) is the same however many members share the work (protocol, 9). Knows shapes, not values.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 __all__ = ["BLOCK", "Bucket", "Layout"]
 
-BLOCK = 65536
+BLOCK = 32768
 _ALIGN = 64  # bytes; every parameter and bucket starts on a cache line
 _HALF = (torch.bfloat16, torch.float16)
 

@@ -5,7 +5,7 @@ Role: bind a rule, the steps in front of it and f to what `_paths.py` can comput
     coordinate rules    reduce(rows of a slice)                                     -> the slice's result
     distance rules      gram(rows of a slice) -> all slices' sum -> select -> combine(rows of a slice)
 
-`aggregate` does all of it on one stack. Results do not depend on how the vector was cut (at multiples of 64 Ki
+`aggregate` does all of it on one stack. Results do not depend on how the vector was cut (at multiples of 32 Ki
 elements), on the number of threads, or on whether the compiled path is there.
 
 Numerics: rows of float32, bfloat16 and float16 are compared in float32 and added in float64; float64 stays float64. The
@@ -99,7 +99,7 @@ class Rule:
     # --- distance rules ---------------------------------------------------------------------------------------------
 
     def gram(self, rows: Sequence[Tensor], state: Tensor | None = None) -> Tensor:
-        """Gram matrices (blocks, N, N) of a slice that starts at a block boundary, one per 64 Ki elements, float64.
+        """Gram matrices (blocks, N, N) of a slice that starts at a block boundary, one per 32 Ki elements, float64.
 
         N is num_rows, plus one row for the origin or the memory where the rule uses it. `state`: the slice of the last
         result. A row that is not finite somewhere has a non-finite entry on the diagonal.
