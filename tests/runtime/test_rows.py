@@ -97,6 +97,7 @@ def test_a_lying_reducer_is_caught_before_anything_is_applied(
     (accused,) = [e for e in run.driven.events if isinstance(e, ev.ReducerAccused)]
     assert (accused.replica, accused.reducer, accused.step, accused.decision) == (f"{liar}.1", f"{liar}.1", 2, "evict")
     assert len(accused.votes) > 2
+    assert (accused.host, accused.device) == ("a0", "cpu")
     assert next(e.cause for e in run.exits() if e.replica == f"{liar}.1") != "finished"
 
 

@@ -133,8 +133,8 @@ class RowsAdmitted(Event, frozen=True, kw_only=True, tag="rows_admitted"):
 
 class ReducerAccused(Event, frozen=True, kw_only=True, tag="reducer_accused"):
     """`accuser` computed a slice again that `reducer` had reduced, and they differ. `replica`: who is wrong according
-    to `votes`, those of `members` that looked and agree, and the `host` (agent) that it runs under. `confidence`: their
-    share. The step was held; nothing false was applied."""
+    to `votes`, those of `members` that looked and agree, the `host` (agent) that it runs under and the `device` that it
+    names. `confidence`: their share. The step was held; nothing false was applied."""
 
     replica: str
     step: int
@@ -145,6 +145,7 @@ class ReducerAccused(Event, frozen=True, kw_only=True, tag="reducer_accused"):
     members: list[str]
     decision: Literal["evict", "stop"]
     host: str = ""
+    device: str = ""
     confidence: float = 0.0
     remedy: str = ""
 

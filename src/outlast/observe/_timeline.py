@@ -209,7 +209,8 @@ def _describe_rows(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning", 
             what = f"the slice of bucket {event.bucket} that {event.reducer} reduced in step {event.step}"
             end = "evicted" if event.decision == "evict" else "the run stops"
             remedy = f"; remedy: {event.remedy}" if event.remedy else ""
-            return f"{event.accuser} disputes {what}; {event.replica} is wrong, {said}; {end}{remedy}", "error"
+            wrong = f"{event.replica} ({event.device or 'device unknown'} under {event.host}) is wrong"
+            return f"{event.accuser} disputes {what}; {wrong}, {said}; {end}{remedy}", "error"
     return _checkpoints.describe(event) or (str(event.__struct_config__.tag), "info")
 
 

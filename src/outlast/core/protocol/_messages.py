@@ -131,7 +131,8 @@ class Admitted(Wire, frozen=True, kw_only=True, tag=True):
 
 
 class Accused(Wire, frozen=True, kw_only=True, tag=True):
-    """`accuser` found a slice that `reducer` reduced to be false. I looked for myself: `culprit` is who is wrong."""
+    """`accuser` found a slice that `reducer` reduced to be false. I looked for myself: `culprit` is who is wrong,
+    on `device` by its own word."""
 
     member: str
     view: ViewId
@@ -141,6 +142,7 @@ class Accused(Wire, frozen=True, kw_only=True, tag=True):
     accuser: str
     culprit: str
     members: tuple[str, ...]
+    device: str = ""
     at_s: float = 0.0
 
 

@@ -59,5 +59,5 @@ def _write(c: Coordinator, told: m.Accused, said: list[str], decision: str) -> N
         "reducer_accused", replica=told.culprit, step=told.step, bucket=told.bucket, reducer=told.reducer,
         accuser=told.accuser, votes=said, members=list(told.members), decision=decision,
         host=c.roster.peers[told.culprit].agent if told.culprit in c.roster.peers else "",
-        confidence=len(said) / len(told.members), remedy=_REMEDIES[decision],
+        device=told.device, confidence=len(said) / len(told.members), remedy=_REMEDIES[decision],
     )  # fmt: skip
