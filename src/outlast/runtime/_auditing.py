@@ -20,7 +20,6 @@ from outlast.core.policy import audit_share
 from outlast.core.protocol import Evidence, Exchange, Header, Said, View
 from outlast.errors import ConfigError, ViewAbandoned
 from outlast.runtime._critical import watch
-from outlast.runtime._guarding import device_of
 from outlast.runtime._mesh import Prints
 from outlast.runtime._once_more import apart, missing, prepare
 from outlast.runtime._plane import Reduction
@@ -56,7 +55,7 @@ class Auditing:
         self._said: Said | None = None
         engine, audits = replica.engine, replica.member.audits
         audits.share, audits.seed, audits.host = share, engine.seed, replica.env.agent
-        audits.device = device_of(engine)
+        audits.device = replica.device
         engine.sums.printing = share > 0.0
         if self._vigilance is not None:
             engine.vigilance = engine.state.extra[KEY] = self._vigilance

@@ -17,7 +17,7 @@ from outlast.runtime._environment import Environment
 from outlast.runtime._output import outlast_full_disks
 from outlast.runtime._state import State
 
-__all__ = ["facts_of", "prepare_process"]
+__all__ = ["device_name", "facts_of", "prepare_process"]
 
 
 def prepare_process(env: Environment) -> None:
@@ -66,6 +66,14 @@ def _numerics(state: State) -> dict[str, str]:
     if device.type == "cuda":
         facts |= _cuda(device)
     return facts
+
+
+def device_name(device: torch.device) -> str:
+    """What a person would look for: the device's kind, and which one it is."""
+    if device.type != "cuda":
+        return str(device)
+    facts = torch.cuda.get_device_properties(device)
+    return f"{device} {facts.name} {getattr(facts, 'uuid', '')}".strip()
 
 
 def _cuda(device: Any) -> dict[str, str]:

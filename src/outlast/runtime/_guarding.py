@@ -37,7 +37,7 @@ from outlast.runtime._certified import InMemory
 if TYPE_CHECKING:
     from outlast.runtime._engine import Engine, Meta
 
-__all__ = ["KEY", "Guarding", "device_of"]
+__all__ = ["KEY", "Guarding"]
 
 KEY = "outlast.guards"
 
@@ -174,14 +174,3 @@ class Guarding:
         yield
         for group, rate in zip(groups, before, strict=True):
             group["lr"] = rate
-
-
-def device_of(engine: Engine) -> str:
-    """What a person would look for: the device's kind, and which one it is."""
-    device = engine.layout.device
-    if device.type != "cuda":
-        return str(device)
-    import torch
-
-    facts = torch.cuda.get_device_properties(device)
-    return f"{device} {facts.name} {getattr(facts, 'uuid', '')}".strip()

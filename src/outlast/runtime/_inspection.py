@@ -20,7 +20,6 @@ from outlast.core.phases import Phase
 from outlast.core.policy import Culprit
 from outlast.core.protocol import Header
 from outlast.core.protocol._tree import Node, leaves_of, merges
-from outlast.runtime._guarding import device_of
 from outlast.runtime._once_more import apart, gradients, missing, prepare
 from outlast.runtime._operations import Watch, bad_rows, float_tensors
 from outlast.runtime._replica import Replica
@@ -102,7 +101,7 @@ class Inspection:
 
     def _found(self, **what: Any) -> None:
         env = self._replica.env
-        self._replica.findings.append(Culprit(replica=env.me, host=env.agent, device=device_of(self._engine), **what))
+        self._replica.findings.append(Culprit(replica=env.me, host=env.agent, device=self._replica.device, **what))
 
     # --- the same share once more --------------------------------------------------------------------------------
     def _add(self, grads: Sequence[Tensor | None]) -> None:

@@ -40,6 +40,7 @@ from outlast.runtime._divergence import Comparison, compare
 from outlast.runtime._donor import Donor
 from outlast.runtime._engine import Engine, Meta
 from outlast.runtime._environment import Environment
+from outlast.runtime._facts import device_name
 from outlast.runtime._gradients import Memory
 from outlast.runtime._link import MemberLink, SoloLink
 from outlast.runtime._mesh import Final, Head, Listener, Mesh, PeersLost, Roll
@@ -64,6 +65,7 @@ class Replica:
 
     def __init__(self, env: Environment, engine: Engine, facts: dict[str, str]) -> None:
         self.env, self.engine, self.facts = env, engine, facts
+        self.device = device_name(engine.layout.device)
         self.member = Member(env.me, engine.num_leaves, num_rows=engine.num_rows)
         self.lock = threading.RLock()
         self.probe, self.progress = env.probe, env.progress
@@ -119,7 +121,7 @@ class Replica:
         return min(deadline(self.durations[phase], self.env.config.stall_floor_s), self.env.config.formation_s / 2)
 
     def _hello(self) -> m.Hello:
-        return self.member.hello(self.env.agent, self.facts, self.listener.address, self.env.store)
+        return self.member.hello(self.env.agent, self.facts, self.listener.address, self.env.store, self.device)
 
     def _beat(self) -> Heartbeat:
         with self.lock:

@@ -18,7 +18,6 @@ from outlast.core.phases import Phase
 from outlast.core.protocol import Header, Plan, View, plan_of, rows_touched
 from outlast.core.protocol import messages as m
 from outlast.errors import TrainingError, ViewAbandoned
-from outlast.runtime._guarding import device_of
 from outlast.runtime._mesh import Extra
 from outlast.runtime._row_planes import HOLD, VOTE
 
@@ -110,18 +109,18 @@ def _vote(replica: Replica, plane: Any, headers: Sequence[Header], bucket: int, 
     me = replica.env.me
     false = plane.false(bucket, members.index(reducer)) if me not in (reducer, accuser) else me == accuser
     mine = accuser if false is False else reducer
-    votes = {me: (mine, device_of(replica.engine))}
+    votes = {me: mine}
     try:
-        mesh.broadcast(Extra(step, VOTE, msgspec.msgpack.encode(votes[me])))
+        mesh.broadcast(Extra(step, VOTE, msgspec.msgpack.encode(mine)))
         box = mesh.collect(Extra, step, VOTE, Phase.HEADER)
-        votes |= {name: msgspec.msgpack.decode(said.body, type=tuple[str, str]) for name, said in box.items()}
+        votes |= {name: msgspec.msgpack.decode(said.body, type=str) for name, said in box.items()}
     finally:  # whoever has left meanwhile had every vote
         told = m.Accused(
             member=me, view=mesh.view.id, step=step, bucket=bucket, reducer=reducer, accuser=accuser, culprit=mine,
-            members=tuple(members), device=votes.get(mine, ("", ""))[1], at_s=time.monotonic(),
+            members=tuple(members), at_s=time.monotonic(),
         )  # fmt: skip
         replica.link.send([told])
-    against = sum(vote == reducer for vote, _ in votes.values())
+    against = sum(vote == reducer for vote in votes.values())
     raise ViewAbandoned(
         f"{accuser} found the slice of bucket {bucket} that {reducer} reduced to be false; "
         f"{against} of {len(votes)} members say so too"

@@ -18,7 +18,6 @@ from outlast.core.protocol import Header, RollEntry
 from outlast.core.protocol import messages as m
 from outlast.errors import Evicted, GuardStop, StateDiverged, ViewAbandoned
 from outlast.runtime._divergence import first_difference
-from outlast.runtime._guarding import device_of
 from outlast.runtime._mesh import Found, Mesh, Parts
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ def confer(replica: Replica, mesh: Mesh, headers: Sequence[Header]) -> Ruling | 
 def _look_closer(replica: Replica, mesh: Mesh, headers: Sequence[Header]) -> tuple[list[Culprit], str]:
     """Everybody's findings in the view's order, and the name of what differs."""
     engine, step, me = replica.engine, headers[0].step, replica.env.me
-    who = Culprit(replica=me, host=replica.env.agent, device=device_of(engine))
+    who = Culprit(replica=me, host=replica.env.agent, device=replica.device)
     differ = engine.guards.evidence(headers, (), "").differing
     mine = Found(step, tuple(replica.findings) or ((who,) if differ else ()))
     replica.findings = []

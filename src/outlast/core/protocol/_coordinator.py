@@ -188,7 +188,7 @@ class Coordinator:
             return
         self.unheard.discard(hello.member)
         peer = known or self.roster.add(hello.member, hello.agent, "spawning")
-        peer.address, peer.store, peer.joined = hello.address, hello.store, True
+        peer.address, peer.store, peer.device, peer.joined = hello.address, hello.store, hello.device, True
         peer.since_s = peer.since_s or now_s
         peer.committed = max(peer.committed, hello.committed)
         peer.leaving = peer.leaving or hello.leaving

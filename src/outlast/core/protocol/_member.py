@@ -241,13 +241,13 @@ class Member:
         """Whether this view is over for me: left, or a newer one was installed."""
         return (self.left is not None and view <= self.left) or self.view is None or self.view.id != view
 
-    def hello(self, agent: str, facts: dict[str, str], address: str, store: str) -> m.Hello:
+    def hello(self, agent: str, facts: dict[str, str], address: str, store: str, device: str = "") -> m.Hello:
         """Who I am and what I am in the middle of."""
         left = self.view is not None and self.over(self.view.id)
         return m.Hello(
             member=self.me, agent=agent, epoch=self.epoch, view=self.view, left=left, formed=self.formed,
             heard=self.heard, committed=self.committed, state=self.state, done=self.done, leaving=self.leaving,
-            serve=self.serve_id, facts=facts, address=address, store=store,
+            serve=self.serve_id, facts=facts, address=address, store=store, device=device,
         )  # fmt: skip
 
     # --- the training thread -------------------------------------------------------------------------------------

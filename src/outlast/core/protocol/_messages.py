@@ -48,6 +48,7 @@ class Hello(Wire, frozen=True, kw_only=True, tag=True):
     facts: dict[str, str] = {}  # numerics and run facts; equal on all members or refused
     address: str = ""  # where donors reach me
     store: str = ""  # my c10d store
+    device: str = ""  # what I train on, for people
 
 
 class Left(Wire, frozen=True, kw_only=True, tag=True):
@@ -131,8 +132,7 @@ class Admitted(Wire, frozen=True, kw_only=True, tag=True):
 
 
 class Accused(Wire, frozen=True, kw_only=True, tag=True):
-    """`accuser` found a slice that `reducer` reduced to be false. I looked for myself: `culprit` is who is wrong,
-    on `device` by its own word."""
+    """`accuser` found a slice that `reducer` reduced to be false. I looked for myself: `culprit` is who is wrong."""
 
     member: str
     view: ViewId
@@ -142,7 +142,6 @@ class Accused(Wire, frozen=True, kw_only=True, tag=True):
     accuser: str
     culprit: str
     members: tuple[str, ...]
-    device: str = ""
     at_s: float = 0.0
 
 

@@ -55,9 +55,10 @@ _REMEDIES = {
 
 
 def _write(c: Coordinator, told: m.Accused, said: list[str], decision: str) -> None:
+    culprit = c.roster.peers.get(told.culprit)
     c.journal(
         "reducer_accused", replica=told.culprit, step=told.step, bucket=told.bucket, reducer=told.reducer,
         accuser=told.accuser, votes=said, members=list(told.members), decision=decision,
-        host=c.roster.peers[told.culprit].agent if told.culprit in c.roster.peers else "",
-        device=told.device, confidence=len(said) / len(told.members), remedy=_REMEDIES[decision],
+        host=culprit.agent if culprit else "", device=culprit.device if culprit else "",
+        confidence=len(said) / len(told.members), remedy=_REMEDIES[decision],
     )  # fmt: skip

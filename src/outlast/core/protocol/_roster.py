@@ -53,6 +53,7 @@ class Peer:
     since_s: float = 0.0  # when it said Hello
     address: str = ""
     store: str = ""
+    device: str = ""
     pid: int = 0
 
     @property
