@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from benchmarks._fleet import Commit, Member
 
-__all__ = ["Outcome", "join_stall", "measure_restart", "measure_survivors", "newest_step"]
+__all__ = ["Outcome", "join_stall", "measure_restart", "measure_survivors", "newest_step", "quiet_wait"]
 
 GAPS = 3
 """A fault can interrupt the step that a survivor is in, or the one after: the worst of this many gaps is reported."""
@@ -33,6 +33,7 @@ class Outcome:
     deadline_s: float = 0.0
     join_stall_s: float = 0.0  # since the recovery: the replacement also starts its process on these processors
     served_stall_s: float = 0.0  # since the replacement was served; waits alone
+    quiet_wait_s: float = 0.0  # the same of as many steps before the fault: what this machine makes of a calm fleet
     failed: str = ""
 
     def line(self) -> str:
@@ -41,7 +42,8 @@ class Outcome:
         return (
             f"{self.system} {self.fault} in {self.phase}: net {self.net_s:.3f} s, gross {self.gross_s:.3f} s, "
             f"step {self.median_step_s * 1e3:.1f} ms, again {self.recomputed} microbatches and {self.redone_steps} "
-            f"steps, joiner's stall {self.served_stall_s * 1e3:.0f} ms ({self.join_stall_s * 1e3:.0f} with its start)"
+            f"steps, joiner's stall {self.served_stall_s * 1e3:.0f} ms ({self.join_stall_s * 1e3:.0f} with its start, "
+            f"{self.quiet_wait_s * 1e3:.0f} before the fault)"
         )
 
 
@@ -91,14 +93,31 @@ def measure_restart(before: Sequence[Member], new: Sequence[Member], at_s: float
 
 
 def join_stall(members: Sequence[Member], since_s: float, waits_only: bool = False) -> float:
-    """The longest step of any of them since `since_s`, less its median step in that time. `waits_only`: of each step
-    only what is not the member's own computing (which takes longer where a starting process has the processors)."""
-    longest = 0.0
-    for member in members:
-        pairs = itertools.pairwise([c for c in member.commits if c.at_s >= since_s])
-        steps = [b.at_s - a.at_s - (b.compute_s if waits_only else 0.0) for a, b in pairs]
-        longest = max(longest, max(steps) - statistics.median(steps) if steps else 0.0)
-    return longest
+    """The longest step of any of them since `since_s`, less its median step in that time, and less the microbatches
+    beyond its usual share (those of who is not there yet). `waits_only`: of each step only what is not the member's
+    own computing (which takes longer where a starting process has the processors)."""
+    return max((_longest(m.commits[_first_since(m.commits, since_s) :], waits_only) for m in members), default=0.0)
+
+
+def quiet_wait(members: Sequence[Member], num_steps: int) -> float:
+    """What `join_stall` says of the newest `num_steps` steps, waits alone, in which nobody came."""
+    return max((_longest(member.commits[-num_steps - 1 :], waits_only=True) for member in members), default=0.0)
+
+
+def _first_since(commits: Sequence[Commit], since_s: float) -> int:
+    return sum(commit.at_s < since_s for commit in commits)
+
+
+def _longest(commits: Sequence[Commit], waits_only: bool) -> float:
+    if len(commits) < 2:
+        return 0.0
+    usual = statistics.median_low([commit.num_computed for commit in commits])
+    one_s = statistics.median(commit.compute_s / max(commit.num_computed, 1) for commit in commits)
+    steps = []
+    for a, b in itertools.pairwise(commits):
+        own_s = b.compute_s if waits_only else max(0, b.num_computed - usual) * one_s
+        steps.append(b.at_s - a.at_s - own_s)
+    return max(steps) - statistics.median(steps)
 
 
 def _median_gap(commits: Sequence[Commit]) -> float:

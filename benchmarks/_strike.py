@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 from benchmarks import _outlast
-from benchmarks._analysis import Outcome, join_stall, measure_restart, measure_survivors, newest_step
+from benchmarks._analysis import Outcome, join_stall, measure_restart, measure_survivors, newest_step, quiet_wait
 from benchmarks._fleet import FleetStuck
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class Striker:
         before = fleet.living
         victim = self.rng.choice([m for m in before if m.commits and m.rank != self.system.immune])
         others = [member for member in before if member is not victim and member.commits]
+        quiet_s = quiet_wait(others, WARM_STEPS)
         doomed = [_outlast.coordinator_pid(self.launch.run_dir)] if fault.endswith("-coordinator") else []
         told, at_s = dataclasses.replace(told, phase=fleet.phase(victim)), time.monotonic()
         for pid, number in [*((pid, signal.SIGKILL) for pid in doomed), (victim.pid, FAULTS[fault])]:
@@ -64,8 +65,9 @@ class Striker:
         found = measure_survivors(others, at_s) if self.system.keeps else measure_restart(before, new, at_s, reached)
         own = fault == "SIGSTOP" and self.name.startswith("outlast")
         return dataclasses.replace(
-            found, system=self.name, fault=fault, phase=told.phase, deadline_s=_outlast.LEAST_DEADLINE_S if own else 0.0
-        )
+            found, system=self.name, fault=fault, phase=told.phase, quiet_wait_s=quiet_s,
+            deadline_s=_outlast.LEAST_DEADLINE_S if own else 0.0,
+        )  # fmt: skip
 
     def rejoin(self, fleet: Fleet, outcome: Outcome) -> Outcome:
         """Wait until a replacement trains too; adds how long it held up the others at worst."""

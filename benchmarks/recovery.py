@@ -71,10 +71,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def sample(name: str, fault: str, args: argparse.Namespace, rng: random.Random) -> Iterator[Outcome]:
-    """`args.samples` outcomes; a fleet that does not replace its dead is started anew for each."""
+    """`args.samples` outcomes; a fleet that does not replace its dead is started anew for each, and one whose
+    coordinator dies for every few: the run ends when that happens more than eight times within a minute."""
     left = args.samples
     while left:
-        count = left if SYSTEMS[name].replaces else 1
+        count = min(left, VOLLEY) if fault.endswith("-coordinator") else left
+        count = count if SYSTEMS[name].replaces else 1
         left -= count
         with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
             launch = Launch(
@@ -143,22 +145,23 @@ def summary(
         if not mine and name not in absent:
             continue
         if not well:
-            rows.append([title, absent.get(name, "never recovered"), *[""] * 6, failed])
+            rows.append([title, absent.get(name, "never recovered"), *[""] * 7, failed])
             continue
         rows.append([
             title, spread(o.net_s for o in well).show(), spread(o.gross_s for o in well).show(),
             f"{spread(o.redone_steps for o in well).median:.0f}", _stalls(o.served_stall_s for o in well),
-            _stalls(o.join_stall_s for o in well),
+            _stalls(o.join_stall_s for o in well), _stalls(o.quiet_wait_s for o in well if o.served_stall_s),
             spread(o.median_step_s for o in well).show(1e3, 1), failed,
         ])  # fmt: skip
     columns = [
         "system", "net s: median (low to high)", "gross s", "steps redone", "joiner's stall ms", "with its start ms",
-        "median step ms", "failed",
+        "calm ms", "median step ms", "failed",
     ]  # fmt: skip
     phases = ", ".join(sorted({o.phase for o in outcomes if o.fault == fault and o.phase}))
     notes = [
         "joiner's stall: the longest that a member did not compute in a step since the replacement was served, less "
-        "the median: median and worst; then a whole step since the recovery (it starts on the same processors)",
+        "the median: median and worst; then a whole step since the recovery (it starts on the same processors), less "
+        "the microbatches of who is missing; calm: the first of these for as many steps before the fault",
         "net: the interrupted step less a median step, less what was computed again",
         f"the peers' collectives time out after {timeout_s:g} s (their defaults: 60 s and more); outlast's after 60 s",
     ]

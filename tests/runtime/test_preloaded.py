@@ -46,7 +46,8 @@ def look():
                        for fd in os.listdir("/proc/self/fd") if os.path.islink(f"/proc/self/fd/{fd}")),
         "session": os.getsid(0) == os.getpid(), "keys": sorted(k for k in os.environ if k.startswith("OUTLAST")),
         "variable": os.environ.get("ONE"), "safe": sys.flags.safe_path, "buffered": sys.stdout.line_buffering,
-        "drawn": [random.random(), float(numpy.random.rand())], "parent": os.getppid(),
+        "command": open("/proc/self/cmdline").read(), "parent": os.getppid(),
+        "drawn": [random.random(), float(numpy.random.rand())],
         "future": concurrent.futures.ThreadPoolExecutor(1).submit(square, 4).result(),
     }
 
@@ -123,7 +124,15 @@ def test_a_script_finds_what_it_would_find_by_itself(nursery: Nursery, place: Pa
     there = json.loads(text)
     assert here["keys"] == ["OUTLAST_MEMBER", "OUTLAST_PROGRESS_FD"]
     assert here["parent"] == os.getpid(), "the agent's own child"
-    own = {"keys", "parent", "drawn", "fds", "buffered", "safe"}  # what differs with any two processes, and the log
+    own = {
+        "command",
+        "keys",
+        "parent",
+        "drawn",
+        "fds",
+        "buffered",
+        "safe",
+    }  # what differs with any two processes, and the log
     assert {k: v for k, v in here.items() if k not in own} == {k: v for k, v in there.items() if k not in own}
     again = json.loads(forked(nursery, tmp_path / "again")[1])
     assert not set(again["drawn"]) & set(here["drawn"]), "no two ranks draw alike"
@@ -170,6 +179,26 @@ def test_a_module_runs_in_the_working_directory(tmp_path: Path, monkeypatch: pyt
     finally:
         made.close()
     assert (how.code, text) == (0, f"__main__ ['x'] {tmp_path} mine\n")
+
+
+def test_one_whose_device_is_lost_to_forks_starts_as_a_program(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library may ask CUDA for its devices when it is imported; torch then refuses them to whoever is forked."""
+    (tmp_path / "sitecustomize.py").write_text("import torch\ntorch.cuda._is_in_bad_fork = lambda: True\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    made = Nursery([sys.executable, str(place / "train.py"), "a", "-b"], os.environ, ())
+    try:
+        _wait_for(made.fd)
+        assert made.hear()
+        how, text = forked(made, tmp_path / "log", ONE="1")
+    finally:
+        made.close()
+    assert how.code == 0, text
+    found = json.loads(text)
+    assert (found["parent"], found["session"], found["variable"]) == (os.getpid(), True, "1")
+    assert found["argv"][1:] == ["a", "-b"]
+    assert "_preloaded" not in found["command"]
 
 
 def test_without_the_agent_s_word_no_rank_begins(nursery: Nursery, tmp_path: Path) -> None:

@@ -21,12 +21,13 @@ from outlast.core.protocol import Compute, Member, View, ViewId
 from outlast.core.protocol import messages as m
 from outlast.runtime import _agent, _link, _spare
 from outlast.runtime._agent import Agent
+from outlast.runtime._engine import Meta
 from outlast.runtime._launcher import Launcher
 from outlast.runtime._link import MemberLink
 from outlast.runtime._session import Training
 from outlast.runtime._shared import Progress, Region
 from outlast.runtime._spare import Spare
-from outlast.runtime._streams import Share
+from outlast.runtime._streams import Outcome, Share
 from outlast.runtime._words import stalled
 
 PATIENCE_S = 20.0
@@ -223,6 +224,25 @@ def test_served_anew_while_a_snapshot_is_loaded(spare: Any, monkeypatch: pytest.
     arrived(spare, 9)
     spare._replay()
     assert spare.link.said == [m.Ready(member="r2.1", step=9, serve=SECOND)]
+
+
+def test_an_outcome_that_comes_before_its_serving_is_told_is_not_lost(
+    spare: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A donor's words travel by another connection than the coordinator's. Without it the joiner would wait for a step
+    that nobody sends again."""
+    meta = msgspec.msgpack.encode(Meta(step=9, loss=0.0, norm=None, used=b"", buffers=(), output=0))
+    heads = [(SimpleNamespace(serve=SECOND), Outcome(9, meta, (), False), memoryview(b""))]
+    monkeypatch.setattr(spare.streams, "wait", lambda _: heads)
+    spare._steps = {7: _spare._Pieces()}
+    spare._take_in(0.0)
+    assert list(spare._steps) == [7]
+    spare.member.told(m.Rejoin(epoch=1, member="r2.1"))
+    spare.member.told(m.BeginServe(epoch=1, donors=("r0.1",), serve=SECOND))
+    spare._restart()
+    assert list(spare._steps) == [9]
+    spare._restart()
+    assert list(spare._steps) == []
 
 
 def test_a_view_that_is_told_before_a_joiner_asks_again_finds_all_it_has(spare: Any) -> None:

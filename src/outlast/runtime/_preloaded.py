@@ -47,6 +47,8 @@ def main() -> None:
             for fd in fds:
                 os.close(fd)
     _become(msgspec.msgpack.decode(request, type=dict[str, str]), *fds)
+    if _lost_its_device():
+        os.execv(sys.executable, [sys.executable, *command])
     _run(command)
 
 
@@ -67,6 +69,12 @@ def _load() -> None:
     torch.optim.SGD([torch.zeros(())], lr=0.1)  # loads as much again as torch itself
     gc.collect()
     gc.freeze()  # and no rank looks through it again
+
+
+def _lost_its_device() -> bool:
+    """Whether something asked the driver for devices while it was loaded: no child forked later can use them."""
+    torch = sys.modules["torch"]
+    return any(getattr(getattr(torch, kind, None), "_is_in_bad_fork", bool)() for kind in ("cuda", "xpu", "mtia"))
 
 
 def _fork(agent: int) -> int:

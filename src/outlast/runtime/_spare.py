@@ -63,6 +63,7 @@ class Spare:
         self._serve: ServeId = (0, 0)
         self._shares: list[tuple[ServeId, Share, memoryview]] = []
         self._steps: dict[int, _Pieces] = {}
+        self._early: list[tuple[ServeId, Outcome, memoryview]] = []  # of a serving that I was not told yet
         self._numels = [flat.numel() for flat in engine.incoming]
         self._orphaned_at = 0.0
         self._loaded = False
@@ -93,6 +94,10 @@ class Spare:
         self._steps.clear()
         self._loaded = False
         self._orphaned_at = 0.0
+        early, self._early = self._early, [row for row in self._early if row[0] > self._serve]
+        for serve, head, payload in early:
+            if serve == self._serve:
+                self._keep(head, payload)
 
     def _touch(self) -> None:
         """My first step writes where no page is yet: ten thousand faults while all others wait. An undisturbed share's
@@ -112,6 +117,8 @@ class Spare:
             if isinstance(head, Share):
                 self.enter(Phase.JOIN_SNAPSHOT)
                 self._shares.append((stream.serve, head, payload))
+            elif isinstance(head, Outcome) and stream.serve > self._serve:
+                self._early.append((stream.serve, head, payload))
             elif isinstance(head, Outcome):
                 self._keep(head, payload)
 
