@@ -5,18 +5,21 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import py_compile
 import select
 import signal
 import socket
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from outlast.runtime._nursery import Nursery
+from outlast.runtime import _nursery
+from outlast.runtime._nursery import Nursery, Preloading
 from outlast.runtime._supervise import Child, Exit
 
 pytestmark = pytest.mark.process
@@ -146,26 +149,42 @@ def test_a_script_ends_as_by_itself(nursery: Nursery, place: Path, tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("name", "source", "said"),
-    [("bad.py", "x = (\n", "SyntaxError"), ("gone.py", None, "FileNotFoundError"), ("kept.pyc", "print('ran')", "ran")],
+    [
+        ("bad.py", "x = (\n", "SyntaxError"),
+        ("gone.py", None, "FileNotFoundError"),
+        ("kept.pyc", "print('ran', __name__)", "ran __main__"),
+        (
+            "app.zip",
+            "import sys, __main__; print('ran', __name__, sys.path[0], __main__.sys is sys)",
+            "ran __main__ app.zip True",
+        ),
+        ("here.py", "import os; os.chdir('/'); print('ran', __file__)", "ran {}/here.py"),
+    ],
 )
-def test_other_scripts(tmp_path: Path, name: str, source: str | None, said: str) -> None:
+def test_other_scripts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, source: str | None, said: str
+) -> None:
+    """By a relative path, as people give it."""
+    monkeypatch.chdir(tmp_path)
     script = tmp_path / name
-    if source is not None:
-        script.write_text(source)
     if name.endswith(".pyc"):
-        import py_compile
-
-        py_compile.compile(str(script.rename(tmp_path / "kept.py")), str(script))
-    made = Nursery([sys.executable, str(script)], os.environ, ())
+        (tmp_path / "kept.py").write_text(source or "")
+        py_compile.compile(str(tmp_path / "kept.py"), str(script))
+    elif name.endswith(".zip"):
+        with zipfile.ZipFile(script, "w") as archive:
+            archive.writestr("__main__.py", source or "")
+    elif source is not None:
+        script.write_text(source)
+    made = Nursery([sys.executable, name], os.environ, ())
     try:
         _wait_for(made.fd)
         assert made.hear()
         how, text = forked(made, tmp_path / "log")
     finally:
         made.close()
-    assert said in text
+    assert said.format(tmp_path) in text
     assert "_preloaded" not in text
-    assert how.code == (0 if said == "ran" else 1)
+    assert how.code == (0 if said.startswith("ran") else 1)
 
 
 def test_a_module_runs_in_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +250,7 @@ nursery.hear()
 child = nursery.start({"OUTLAST_MEMBER": "r0.1", "WHAT": "wait"}, Path(sys.argv[2]), 0)
 flag = ctypes.c_int(-1)
 ctypes.CDLL(None).prctl(37, ctypes.byref(flag), 0, 0, 0)  # PR_GET_CHILD_SUBREAPER
-print(child.pid, nursery._child.pid, flag.value, flush=True)
+print(child.pid, nursery.pid, flag.value, flush=True)
 signal.pause()
 """
     process = subprocess.Popen(
@@ -247,6 +266,89 @@ signal.pause()
         os.close(fd)
     process.wait()
     process.stdout.close()
+
+
+PROGRAM = """
+import os, signal, socket, sys
+sock = socket.socket(fileno=int(os.environ["OUTLAST_NURSERY_FD"]))
+if os.environ["MODE"] == "never":
+    sys.exit(1)
+if os.environ["MODE"] != "loads":
+    sock.send(b"ready")
+request, *_ = socket.recv_fds(sock, 1000, 3)
+if os.environ["MODE"] == "full":
+    sock.send(b"0")
+signal.pause()
+"""
+
+
+def preloading(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience_s: float = 60.0) -> Preloading:
+    """With a program that does no more than to misbehave."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    monkeypatch.setattr(_nursery, "_PROGRAM", str(tmp_path / "program.py"))
+    made = Preloading([sys.executable], os.environ | {"MODE": mode}, (), wanted=True, patience_s=patience_s)
+    made.begin()
+    return made
+
+
+def heard(made: Preloading) -> None:
+    _wait_for(made.fd)
+    made.hear()
+
+
+def test_another_follows_one_that_dies_and_not_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, pids = preloading("ready", tmp_path, monkeypatch), set()
+    while made.pid > 0:
+        heard(made)
+        assert not made.loading
+        pids.add(made.pid)
+        os.kill(made.pid, signal.SIGKILL)
+        heard(made)
+    assert len(pids) == _nursery._MOST
+    assert made.start({}, tmp_path / "log", 0) is None
+
+
+def test_one_that_is_stuck_is_left_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_nursery, "_FORK_S", 0.1)
+    made = preloading("stuck", tmp_path, monkeypatch)
+    heard(made)
+    before = made.pid
+    assert made.start({}, tmp_path / "log", 0) is None
+    assert made.loading
+    assert made.pid not in (before, -1)
+    heard(made)
+    assert made.pid > 0
+    assert not made.loading
+    made.close()
+
+
+def test_what_would_meet_any_start_is_no_fault_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = preloading("full", tmp_path, monkeypatch)
+    heard(made)
+    before = made.pid
+    with pytest.raises(FileNotFoundError):
+        made.start({}, tmp_path / "gone" / "log", 0)
+    with pytest.raises(BlockingIOError, match="no process"):
+        made.start({}, tmp_path / "log", 0)
+    assert made.pid == before
+    made.close()
+
+
+def test_one_that_cannot_load_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = preloading("never", tmp_path, monkeypatch)
+    assert made.loading
+    heard(made)
+    assert (made.pid, made.loading) == (-1, False)
+    made.begin()
+    assert made.pid == -1
+
+
+def test_nobody_waits_for_ever_for_one_that_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = preloading("loads", tmp_path, monkeypatch, patience_s=0.0)
+    assert made.pid > 0
+    assert not made.loading
+    assert made.start({}, tmp_path / "log", 0) is None
+    made.close()
 
 
 @pytest.mark.campaign

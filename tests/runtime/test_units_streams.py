@@ -5,13 +5,28 @@ from __future__ import annotations
 import itertools
 import os
 import socket
+import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from outlast.core.protocol import ViewId
-from outlast.runtime._streams import FEED, Flushed, Share, Streams, _Hi, _Incoming, _send, _token
+from outlast.runtime._streams import (
+    FEED,
+    Flushed,
+    Outcome,
+    Rest,
+    Share,
+    Stream,
+    Streams,
+    _Hi,
+    _Incoming,
+    _send,
+    _token,
+)
 
 SECRET = b"of this run"
 HI = _Hi("r0.1", (1, 1), _token(SECRET, "r0.1", "r9.1"))
@@ -78,6 +93,24 @@ def test_what_follows_the_greeting_is_taken_once_it_was_checked(streams: Streams
     [(stream, head, _)] = streams.wait(5.0)
     assert isinstance(head, Flushed)
     assert (stream.member, stream.flushed) == ("r0.1", ViewId(1, 2))
+
+
+def test_a_joiner_is_told_what_still_waits_for_it(streams: Streams) -> None:
+    """Three outcomes are queued before the donor's thread can send: the joiner that has the first has two to come."""
+    held = threading.Event()
+    frozen: Any = SimpleNamespace(ready=lambda: (held.wait(30.0), PAYLOAD)[1])
+    stream = Stream("r0.1", "r9.1", f"outlast/streams-test/r9.1/{os.getpid()}{FEED}", SECRET, (1, 1))
+    stream.put(SHARE, None, frozen)
+    for step in (3, 4):
+        stream.put(Outcome(step, b"", ()))
+    held.set()
+    said: list[Any] = []
+    while sum(isinstance(head, Rest) for head in said) < 3:
+        said += [head for _, head, _ in streams.wait(5.0)]
+    assert [type(head) for head in said] == [Share, Rest, Outcome, Rest, Outcome, Rest]
+    assert [head.count for head in said if isinstance(head, Rest)] == [2, 1, 0]
+    assert streams.incoming[0].behind == 0
+    stream.close()
 
 
 @pytest.mark.parametrize(

@@ -226,6 +226,21 @@ def test_served_anew_while_a_snapshot_is_loaded(spare: Any, monkeypatch: pytest.
     assert spare.link.said == [m.Ready(member="r2.1", step=9, serve=SECOND)]
 
 
+def test_nobody_is_caught_up_while_donors_have_more_for_it(spare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless steps are so short that something is always on its way."""
+    monkeypatch.setattr(_spare, "_assembled", lambda plain, shares: {})
+    stream: Any = SimpleNamespace(ended=False, behind=2, flushed=None, sock=SimpleNamespace(close=lambda: None))
+    spare.streams.incoming = [stream]
+    arrived(spare, 5)
+    spare._replay()
+    assert (spare._loaded, spare.member.state, spare.link.said) == (True, "joining", [])
+    spare._replayed = _spare._ENOUGH
+    assert spare._near()
+    spare._replayed, stream.behind = 0, 0
+    spare._replay()
+    assert spare.link.said == [m.Ready(member="r2.1", step=5, serve=FIRST)]
+
+
 def test_an_outcome_that_comes_before_its_serving_is_told_is_not_lost(
     spare: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,7 @@ from outlast.core.phases import OWNED, Phase
 from outlast.core.protocol import messages as m
 from outlast.errors import WireRefusal
 from outlast.runtime._holding import slots_of
-from outlast.runtime._nursery import Nursery
+from outlast.runtime._nursery import Preloading
 from outlast.runtime._probe import Probe
 from outlast.runtime._shared import Progress, Region
 from outlast.runtime._supervise import Child, Exit, start
@@ -68,8 +68,7 @@ class Agent:
         self.ranks: dict[str, Rank] = {}
         self.exits: dict[str, m.Exited] = {}
         self.pending: set[str] = set()
-        self.nursery: Nursery | None = None
-        self.preload = config.preload
+        self.nursery = Preloading(command, environ, self.hold_fds, config.preload, self.formation_s)
         self._unborn: list[str] = []  # due, and waiting until the nursery is ready
         self.epoch = self.greetings = 0
         self.link: Link | None = None
@@ -89,7 +88,7 @@ class Agent:
     # --- the loop ------------------------------------------------------------------------------------------------
     def run(self) -> int:
         """Until told to stop and all ranks are gone."""
-        self._prepare()
+        self.nursery.begin()
         self._at(0.0, self._connect)
         self._at(self.heartbeat_s, self._beat)
         self._at(BEAT_S, self._give_sign)
@@ -97,8 +96,7 @@ class Agent:
             self._turn()
         if self.link is not None:
             self.link.close()
-        if self.nursery is not None:
-            self.nursery.close()
+        self.nursery.close()
         return 0
 
     def _at(self, delay_s: float, action: Any) -> None:
@@ -115,7 +113,7 @@ class Agent:
             poll.register(fd, select.POLLIN)
         if self.link is not None:
             poll.register(self.link.sock.fileno(), select.POLLIN)
-        nursery_fd = -1 if self.nursery is None else self.nursery.fd
+        nursery_fd = self.nursery.fd
         if nursery_fd >= 0:
             poll.register(nursery_fd, select.POLLIN)
         due = self._agenda[0][0] if self._agenda else time.monotonic() + 3600.0
@@ -125,7 +123,8 @@ class Agent:
             elif fd in by_fd:
                 self._ended(by_fd[fd])
             elif fd == nursery_fd:
-                self._hear_nursery()
+                self.nursery.hear()
+                self._spawn_unborn()
             else:
                 self._receive()
         while self._agenda and self._agenda[0][0] <= time.monotonic():
@@ -179,7 +178,17 @@ class Agent:
         for rank in self.ranks.values():
             if rank.progress.changes and self._too_silent(rank, now):
                 self._examine(rank.name)
+        self._reap_strangers()
         self._at(self.heartbeat_s, self._beat)
+
+    def _reap_strangers(self) -> None:
+        """What was adopted beside a rank: a loader of one that died at that moment, a rank whose number came late."""
+        known = {self.nursery.pid, *(rank.child.pid for rank in self.ranks.values())}
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                if ended.si_pid in known:  # is dealt with where it is waited for; the others when it has been
+                    return
+                os.waitpid(ended.si_pid, 0)
 
     def _too_silent(self, rank: Rank, now_s: float) -> bool:
         """Beyond its deadline; or stopped while nobody waits for it, as a joiner may be."""
@@ -222,39 +231,17 @@ class Agent:
             self.pending.add(spawn.member)
             self._at(spawn.after_s, lambda: self._spawn(spawn.member))
 
-    def _prepare(self) -> None:
-        """Begin a nursery. Without one each rank starts by itself, as slowly as the script loads."""
-        self.nursery = None
-        if self.preload and not self.stopping:
-            with contextlib.suppress(OSError):
-                self.nursery = Nursery(self.command, self.environ, self.hold_fds)
-
-    def _hear_nursery(self) -> None:
-        """It is ready; or it ended: who waited for it starts without. One that never was ready is not tried again."""
-        if self.nursery is None:
-            return
-        self.preload = self.nursery.ready
-        if not self.nursery.hear():
-            self.nursery.close()
-            self._prepare()
+    def _spawn_unborn(self) -> None:
         unborn, self._unborn = self._unborn, []
         for member in unborn:
             self._spawn(member)
 
-    def _start(self, environ: dict[str, str], log: Path, progress_fd: int) -> Child:
-        if self.nursery is not None:
-            try:
-                return self.nursery.start(environ, log, progress_fd)
-            except OSError:  # killed, stopped, or as short of something as we are
-                self.nursery.close()
-                self._prepare()
-        return start(self.command, environ=self.environ | environ, log=log, pass_fds=[progress_fd, *self.hold_fds])
-
     def _spawn(self, member: str) -> None:
         if self.stopping or member not in self.pending:
             return
-        if self.nursery is not None and not self.nursery.ready:
+        if self.nursery.loading:
             self._unborn.append(member)
+            self._at(self.formation_s, self._spawn_unborn)
             return
         self.pending.discard(member)
         self.probe(Phase.SPAWN)
@@ -268,7 +255,9 @@ class Agent:
             "PYTHONUNBUFFERED": "1",
         }
         try:
-            child = self._start(environ, log, region.fd)
+            child = self.nursery.start(environ, log, region.fd) or start(
+                self.command, environ=self.environ | environ, log=log, pass_fds=[region.fd, *self.hold_fds]
+            )
         except OSError as error:
             self._send(m.SpawnFailed(member=member, error=str(error)))
             return

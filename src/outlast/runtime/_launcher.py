@@ -182,6 +182,7 @@ class Launcher:
             "OUTLAST_COORDINATOR": f"{host}:{port}",
             "OUTLAST_SECRET": self._secret.hex(),
             "OUTLAST_CONFIG": encoded(self.resolved.config),
+            "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),  # sets have one order in all, whenever they start
         }
 
     # --- children ------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import runpy
 import signal
 import socket
 import sys
+import threading
 import types
 import zipfile
 
@@ -35,6 +36,7 @@ def main() -> None:
     with socket.socket(fileno=int(os.environ.pop("OUTLAST_NURSERY_FD"))) as sock:
         _set_path(command)
         _load()
+        alone = threading.active_count() == 1  # else a lock may be held that nobody gives back in a fork
         sock.send(b"ready")
         while True:
             request, fds, _, _ = socket.recv_fds(sock, _MOST_BYTES, 3)
@@ -43,19 +45,22 @@ def main() -> None:
             pid = _fork(agent)
             if pid == 0:
                 break
-            sock.send(str(pid).encode() if pid > 0 else b"0")
+            sock.send(str(max(pid, 0)).encode())
             for fd in fds:
                 os.close(fd)
     _become(msgspec.msgpack.decode(request, type=dict[str, str]), *fds)
-    if _lost_its_device():
+    if not alone or _lost_its_device():
         os.execv(sys.executable, [sys.executable, *command])
     _run(command)
 
 
 def _set_path(command: list[str]) -> None:
-    """`python train.py` finds modules beside the script first, `python -m` in the working directory."""
-    if not os.environ.get("PYTHONSAFEPATH"):
-        sys.path.insert(0, os.getcwd() if command[0] == "-m" else os.path.dirname(os.path.realpath(command[0])))
+    """`python train.py` finds modules beside the script first, `python -m` in the working directory, `python app.zip`
+    in the file. What stands there now is where this file lies."""
+    if not sys.flags.safe_path:
+        script = os.path.realpath(command[0])
+        archive = command[0] != "-m" and zipfile.is_zipfile(script)
+        sys.path[0] = os.getcwd() if command[0] == "-m" else command[0] if archive else os.path.dirname(script)
 
 
 def _load() -> None:
@@ -74,16 +79,23 @@ def _load() -> None:
 def _lost_its_device() -> bool:
     """Whether something asked the driver for devices while it was loaded: no child forked later can use them."""
     torch = sys.modules["torch"]
-    return any(getattr(getattr(torch, kind, None), "_is_in_bad_fork", bool)() for kind in ("cuda", "xpu", "mtia"))
+    kinds = ("cuda", "xpu", "mtia", torch._C._get_privateuse1_backend_name())
+    return any(getattr(getattr(torch, kind, None), "_is_in_bad_fork", bool)() for kind in kinds)
 
 
 def _fork(agent: int) -> int:
-    """0 in the rank; else its process id, negative if there is none. The process between ends at once, so that the
-    rank is the agent's child."""
+    """Numbers as of `os.fork`, -1 where it fails. The process between ends at once, so that the rank is the agent's
+    child; all of them end with who made them until then."""
     read, write = os.pipe()
-    between = os.fork()
+    try:
+        between = os.fork()
+    except OSError:
+        os.close(read)
+        os.close(write)
+        return -1
     if between == 0:
-        me = os.getpid()
+        nursery, me = os.getppid(), os.getpid()
+        _end_with_parent(nursery)
         try:
             rank = os.fork()
         except OSError:
@@ -95,14 +107,18 @@ def _fork(agent: int) -> int:
         os.close(write)
         while os.getppid() == me:
             os.sched_yield()
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != agent:
-            os._exit(1)
+        _end_with_parent(agent)
         return 0
     os.close(write)
     os.waitpid(between, 0)
     with os.fdopen(read, "rb") as pipe:
         return int(pipe.read() or b"-1")
+
+
+def _end_with_parent(parent: int) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def _become(environ: dict[str, str], log_fd: int, progress_fd: int, go_fd: int) -> None:
@@ -123,28 +139,38 @@ def _become(environ: dict[str, str], log_fd: int, progress_fd: int, go_fd: int) 
 def _run(command: list[str]) -> None:
     """As `python` runs it; its errors are told without the frames of this module."""
     sys.orig_argv[1:] = command
+    script = types.ModuleType("__main__")
+    script.__builtins__ = builtins  # type: ignore[attr-defined]
+    sys.modules["__main__"] = script
     try:
         if command[0] == "-m":
             sys.argv = command[1:]
-            runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+            runpy._run_module_as_main(command[1])  # type: ignore[attr-defined]  # what `python -m` itself calls
             return
         sys.argv = command
-        if command[0].endswith(".pyc") or zipfile.is_zipfile(command[0]):
-            runpy.run_path(command[0], run_name="__main__")
+        if zipfile.is_zipfile(command[0]):
+            runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]
             return
-        script = types.ModuleType("__main__")
-        script.__file__, script.__builtins__ = command[0], builtins  # type: ignore[attr-defined]
-        script.__loader__ = importlib.machinery.SourceFileLoader("__main__", command[0])
-        sys.modules["__main__"] = script
-        with io.open_code(command[0]) as file:
-            code = compile(file.read(), command[0], "exec", dont_inherit=True)
-        exec(code, script.__dict__)
+        path = os.path.abspath(command[0])
+        script.__file__ = path
+        exec(_code(path, script), script.__dict__)
     except Exception as error:  # noqa: BLE001  told as Python tells it
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
             trace = trace.tb_next
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         sys.exit(1)
+
+
+def _code(path: str, script: types.ModuleType) -> types.CodeType:
+    if path.endswith(".pyc"):
+        script.__loader__ = loader = importlib.machinery.SourcelessFileLoader("__main__", path)
+        code = loader.get_code("__main__")
+        assert code is not None
+        return code
+    script.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
+    with io.open_code(path) as file:  # a script that is run is not kept compiled
+        return compile(file.read(), path, "exec", dont_inherit=True)
 
 
 if __name__ == "__main__":

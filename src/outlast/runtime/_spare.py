@@ -27,6 +27,8 @@ from outlast.runtime._warm import at_low_priority
 
 __all__ = ["Spare"]
 
+_ENOUGH = 8  # outcomes, half of what may wait in a donor before it gives a joiner up
+
 
 class _Pieces:
     """What has arrived of one step's outcome."""
@@ -67,6 +69,7 @@ class Spare:
         self._numels = [flat.numel() for flat in engine.incoming]
         self._orphaned_at = 0.0
         self._loaded = False
+        self._replayed = 0  # outcomes, since the state was loaded
         self._last: _Pieces | None = None
 
     def idle(self, timeout_s: float) -> None:
@@ -167,14 +170,21 @@ class Spare:
             with self.lock:
                 del self._steps[self.member.committed]
                 self.member.replayed(self.member.committed + 1, keeps_output=True)
+            self._replayed += 1
         if self.member.committed > replayed:
             self.enter(Phase.JOIN_READY)  # what follows is a wait for others, however long they take
-        if len(self._steps) <= 1 and self.member.state == "joining":
+        if self._near() and self.member.state == "joining":
             self.enter(Phase.JOIN_READY)
             with self.lock:  # served anew meanwhile: what is here is of the serving that was called off
                 mine = self.member.serve_id == self._serve
                 answers = self.member.caught_up(self.member.committed) if mine else []
             self.link.send(answers)
+
+    def _near(self) -> bool:
+        """Whether I am at most a step behind: by what is here, and by what my donors still have for me. Where steps
+        are so short that something is always on its way, that lasts a few steps only."""
+        waiting = any(s.behind for s in self.streams.incoming if not s.ended)
+        return len(self._steps) <= 1 and (not waiting or self._replayed >= _ENOUGH)
 
     def _load(self) -> None:
         """The snapshot is complete when the shares tile the state."""
@@ -192,7 +202,7 @@ class Spare:
             self.member.replayed(shares[0][0].committed)
         at_low_priority(self._touch)
         self._shares.clear()
-        self._loaded = True
+        self._loaded, self._replayed = True, 0
 
     def drain(self, view: ViewId) -> None:
         """Before joining a view: everything that its members sent up to it. Ends when each stream said so or ended.

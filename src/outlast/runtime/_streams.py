@@ -65,6 +65,13 @@ class Flushed(msgspec.Struct, frozen=True, tag=True):
     view: ViewId
 
 
+class Rest(msgspec.Struct, frozen=True, tag=True):
+    """So many messages wait behind what was just sent. Without it a joiner that has applied all that came would take
+    itself for caught up, and its members would stand until it has applied what still lay with its donors."""
+
+    count: int
+
+
 class _Hi(msgspec.Struct, frozen=True, tag=True):
     """`serve`: the attempt to serve that this stream belongs to; (0, 0) for outcomes alone."""
 
@@ -73,7 +80,7 @@ class _Hi(msgspec.Struct, frozen=True, tag=True):
     token: bytes
 
 
-_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Hi | Share | Outcome | Flushed)
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Hi | Share | Outcome | Flushed | Rest)
 
 
 def raw(tensor: Tensor) -> Tensor:
@@ -162,6 +169,7 @@ class Stream:
                     _send(sock, head, payload)
                 else:
                     at_low_priority(functools.partial(_send, sock, head, [frozen.ready()]))
+                _send(sock, Rest(self._queue.qsize()), [])
                 del item, head, payload, frozen  # memory that is lent goes back before the next wait
         except (OSError, CheckpointError):
             self.broken = True  # the joiner is gone or too slow: its agent or itself will say so
@@ -178,6 +186,7 @@ class _Incoming:
         self.sock, self.member, self.ended = sock, "", False
         self.serve: ServeId = (0, 0)
         self.flushed: ViewId | None = None
+        self.behind = 1  # messages that wait at the other end, by its newest word
         self._target, self._filled = _memory(_PREFIX), 0
         self._head = 0  # bytes of the message before its payload; 0 while the prefix is read
 
@@ -259,6 +268,8 @@ class Streams:
             return False
         if isinstance(head, Flushed):
             stream.flushed = head.view
+        if isinstance(head, Rest):
+            stream.behind = head.count
         return bool(stream.member)
 
     def keep(self, serve: ServeId | None) -> None:
