@@ -177,12 +177,12 @@ def test_asked_to_stop_it_saves_first(fleet: Callable[..., Any], tmp_path: Path)
 
 @pytest.mark.campaign
 def test_a_replica_that_is_asked_to_leave_is_in_the_save(fleet: Callable[..., Any], tmp_path: Path) -> None:
-    run = fleet(replicas=2, steps=10, gates=(3, 8), checkpoint_dir=str(tmp_path / "c"), max_restarts=0)
+    run = fleet(replicas=2, steps=60, gates=(3, 55), checkpoint_dir=str(tmp_path / "c"), max_restarts=0)
     run.until("steps were made", lambda: run.driven.step == 2)
     run.strike(run.pid("r1.1"), signal.SIGTERM)
     told = lambda: any(isinstance(e, ev.CheckpointInterval) and "leave" in e.reason for e in run.driven.events)  # noqa: E731
     run.gate(3, "the coordinator was told", told)
-    run.gate(8, "it had left", lambda: run.exited("r1.1"))
+    run.gate(55, "it had left", lambda: run.exited("r1.1"))  # who waits at a gate cannot leave: that takes steps
     run.assert_unchanged(survivors={"r0.1"}, recoveries=0)
     first = run.saved()[0]
     assert (first.reason, first.num_writers) == ("r1.1 was asked to leave", 2)
