@@ -109,8 +109,21 @@ def test_a_joiner_is_told_what_still_waits_for_it(streams: Streams) -> None:
         said += [head for _, head, _ in streams.wait(5.0)]
     assert [type(head) for head in said] == [Share, Rest, Outcome, Rest, Outcome, Rest]
     assert [head.count for head in said if isinstance(head, Rest)] == [2, 1, 0]
-    assert streams.incoming[0].behind == 0
+    assert not streams.incoming[0].coming
     stream.close()
+
+
+def test_what_is_half_here_is_on_its_way(streams: Streams, donor: socket.socket) -> None:
+    """A joiner that loads its state does not read: what its donor said before is old when it looks again."""
+    donor.sendall(encoded(HI, []))
+    streams.wait(5.0)
+    whole = encoded(Outcome(3, b"", ()), [PAYLOAD[:1000]])
+    donor.sendall(encoded(Rest(0), []) + whole[:20])
+    [(stream, _, _)] = streams.wait(5.0)
+    assert (stream.behind, stream.coming) == (0, True)
+    donor.sendall(whole[20:] + encoded(Rest(0), []))
+    streams.wait(5.0)
+    assert not stream.coming
 
 
 @pytest.mark.parametrize(

@@ -229,14 +229,18 @@ def test_served_anew_while_a_snapshot_is_loaded(spare: Any, monkeypatch: pytest.
 def test_nobody_is_caught_up_while_donors_have_more_for_it(spare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless steps are so short that something is always on its way."""
     monkeypatch.setattr(_spare, "_assembled", lambda plain, shares: {})
-    stream: Any = SimpleNamespace(ended=False, behind=2, flushed=None, sock=SimpleNamespace(close=lambda: None))
+    stream: Any = SimpleNamespace(ended=False, coming=True, flushed=None, sock=SimpleNamespace(close=lambda: None))
     spare.streams.incoming = [stream]
     arrived(spare, 5)
+    stream.coming = False
+    monkeypatch.setattr(spare.streams, "wait", lambda _: setattr(stream, "coming", True) or [])
     spare._replay()
-    assert (spare._loaded, spare.member.state, spare.link.said) == (True, "joining", [])
+    assert (spare._loaded, spare.member.state, spare.link.said) == (True, "joining", []), (
+        "it looked after it had loaded"
+    )
     spare._replayed = _spare._ENOUGH
     assert spare._near()
-    spare._replayed, stream.behind = 0, 0
+    spare._replayed, stream.coming = 0, False
     spare._replay()
     assert spare.link.said == [m.Ready(member="r2.1", step=5, serve=FIRST)]
 

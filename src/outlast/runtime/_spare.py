@@ -156,8 +156,9 @@ class Spare:
     def _replay(self, late: bool = False) -> None:
         if not self._loaded:
             self._load()
-        if not self._loaded:
-            return
+            if not self._loaded:
+                return
+            self._take_in(0.0)  # donors went on meanwhile: what I knew of them is as old as the load is long
         replayed = self.member.committed
         while (pieces := self._complete(self.member.committed)) is not None:
             self.settle()  # an older view's last step was not the last after all
@@ -183,8 +184,8 @@ class Spare:
     def _near(self) -> bool:
         """Whether I am at most a step behind: by what is here, and by what my donors still have for me. Where steps
         are so short that something is always on its way, that lasts a few steps only."""
-        waiting = any(s.behind for s in self.streams.incoming if not s.ended)
-        return len(self._steps) <= 1 and (not waiting or self._replayed >= _ENOUGH)
+        coming = any(stream.coming for stream in self.streams.incoming if not stream.ended)
+        return len(self._steps) <= 1 and (not coming or self._replayed >= _ENOUGH)
 
     def _load(self) -> None:
         """The snapshot is complete when the shares tile the state."""

@@ -190,6 +190,11 @@ class _Incoming:
         self._target, self._filled = _memory(_PREFIX), 0
         self._head = 0  # bytes of the message before its payload; 0 while the prefix is read
 
+    @property
+    def coming(self) -> bool:
+        """Whether something is on its way: half here, or by the donor's newest word (which may be old)."""
+        return bool(self.behind or self._head or self._filled)
+
     def read(self) -> list[tuple[Any, memoryview]]:
         """Messages that are complete now. Until its greeting was checked, a stream gets no more than that read."""
         out: list[tuple[Any, memoryview]] = []
