@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -87,13 +88,22 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base
 
 
+@contextlib.contextmanager
+def ready(command: list[str]) -> Iterator[Nursery]:
+    """One for this command that has loaded."""
+    made = Nursery(command, os.environ, ())
+    try:
+        _wait_for(made.fd)
+        assert made.hear()
+        yield made
+    finally:
+        made.close()
+
+
 @pytest.fixture(scope="module")
 def nursery(place: Path) -> Iterator[Nursery]:
-    made = Nursery([sys.executable, str(place / "train.py"), "a", "-b"], os.environ, ())
-    _wait_for(made.fd)
-    assert made.hear()
-    yield made
-    made.close()
+    with ready([sys.executable, str(place / "train.py"), "a", "-b"]) as made:
+        yield made
 
 
 def _end(child: Child) -> Exit:
@@ -175,13 +185,8 @@ def test_other_scripts(
             archive.writestr("__main__.py", source or "")
     elif source is not None:
         script.write_text(source)
-    made = Nursery([sys.executable, name], os.environ, ())
-    try:
-        _wait_for(made.fd)
-        assert made.hear()
+    with ready([sys.executable, name]) as made:
         how, text = forked(made, tmp_path / "log")
-    finally:
-        made.close()
     assert said.format(tmp_path) in text
     assert "_preloaded" not in text
     assert how.code == (0 if said.startswith("ran") else 1)
@@ -190,13 +195,8 @@ def test_other_scripts(
 def test_a_module_runs_in_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text("import sys; print(__name__, sys.argv[1:], sys.path[0], __spec__.name)")
-    made = Nursery([sys.executable, "-m", "mine", "x"], os.environ, ())
-    try:
-        _wait_for(made.fd)
-        assert made.hear()
+    with ready([sys.executable, "-m", "mine", "x"]) as made:
         how, text = forked(made, tmp_path / "log")
-    finally:
-        made.close()
     assert (how.code, text) == (0, f"__main__ ['x'] {tmp_path} mine\n")
 
 
@@ -206,13 +206,8 @@ def test_one_whose_device_is_lost_to_forks_starts_as_a_program(
     """A library may ask CUDA for its devices when it is imported; torch then refuses them to whoever is forked."""
     (tmp_path / "sitecustomize.py").write_text("import torch\ntorch.cuda._is_in_bad_fork = lambda: True\n")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
-    made = Nursery([sys.executable, str(place / "train.py"), "a", "-b"], os.environ, ())
-    try:
-        _wait_for(made.fd)
-        assert made.hear()
+    with ready([sys.executable, str(place / "train.py"), "a", "-b"]) as made:
         how, text = forked(made, tmp_path / "log", ONE="1")
-    finally:
-        made.close()
     assert how.code == 0, text
     found = json.loads(text)
     assert (found["parent"], found["session"], found["variable"]) == (os.getpid(), True, "1")
