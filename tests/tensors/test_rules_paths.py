@@ -5,8 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import platform
 import shutil
 import stat
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -176,18 +181,73 @@ def test_the_number_of_threads_changes_nothing():
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
+@pytest.fixture
+def three_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
 @needs_compiler
-def test_threads_share_the_compiled_work(module_cache):
+@pytest.mark.parametrize("whose", ["torch's", "its own"])
+def test_threads_share_the_compiled_work(module_cache, three_threads, monkeypatch, whose):
+    if whose == "its own":
+        monkeypatch.setattr(_native, "_team", lambda: None)
+    elif _native._team() is None:
+        pytest.skip("torch runs its operations without OpenMP here")
     bound = make_rule("trimmed_mean", num_rows=5, f=1, pre="nnm")
     assert bound.prepare()
     rows = list(stack_of(5, 4 * BLOCK + 9))
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(3)
-        shared = bound.aggregate(rows)
-    finally:
-        torch.set_num_threads(before)
-    assert torch.equal(shared, bound.aggregate(rows, compiled=False))
+    halves = [row.bfloat16() for row in rows]  # copied to be read, a few blocks at a time
+    with ThreadPoolExecutor() as pool:
+        calls = [pool.submit(bound.aggregate, of) for of in [rows, halves] * 3]
+        shared = [call.result() for call in calls]
+    alone = [bound.aggregate(of, compiled=False) for of in [rows, halves] * 3]
+    assert all(torch.equal(a, b) for a, b in zip(shared, alone, strict=True))
+
+
+FORKED = """
+import os, signal, torch
+from outlast.tensors import BLOCK, make_rule
+torch.set_num_threads(2)
+rule = make_rule("krum", num_rows=5, f=1)
+assert rule.prepare()
+rows = list(torch.randn(5, 3 * BLOCK))
+before = rule.aggregate(rows).numpy().tobytes()  # torch's team of threads exists now, and a child has none of them
+pid = os.fork()
+if pid == 0:
+    signal.alarm(60)
+    os._exit(0 if rule.aggregate(rows).numpy().tobytes() == before else 1)
+assert os.waitpid(pid, 0)[1] == 0
+"""
+
+
+@needs_compiler
+def test_a_fork_of_a_process_with_threads_does_not_wait_for_them(module_cache):
+    subprocess.run([sys.executable, "-c", FORKED], check=True, timeout=120)
+
+
+@needs_compiler
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="flags of another processor")
+@pytest.mark.parametrize("flags", ["-march=x86-64", "-mavx2 -mfma", "-mavx512f"])
+def test_every_width_of_vectors_gives_the_same_bits(fresh_cache, monkeypatch, flags):
+    words = [word.removeprefix("-m") for word in flags.split() if not word.startswith("-march")]
+    have = Path("/proc/cpuinfo").read_text().split()
+    if not all(word in have for word in words):
+        pytest.skip(f"this processor cannot run {flags}")
+    monkeypatch.setattr(_native, "FLAGS", (*flags.split(), *(f for f in _native.FLAGS if f != "-march=native")))
+    _native._object_path.cache_clear()
+    rows = list(stack_of(7, BLOCK + 200))
+    for rule, pre in [("krum", ()), ("geometric_median", ("clip",)), ("trimmed_mean", ("nnm",)), ("median", ())]:
+        bound = make_rule(rule, num_rows=7, f=1, pre=pre)
+        assert bound.prepare()
+        if bound.needs_gram:
+            with_path = bound.gram(rows)
+            token = _paths.compiled_path.set(False)
+            assert torch.equal(with_path, bound.gram(rows))
+            _paths.compiled_path.reset(token)
+        assert torch.equal(bound.aggregate(rows), bound.aggregate(rows, compiled=False))
 
 
 @pytest.mark.parametrize(("rule", "pre"), ALL)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,21 +64,19 @@ class Mixture:
         return list(pairs), mixed
 
     @cached_property
-    def compressed(self) -> tuple[ctypes.Array[ctypes.c_int32], ctypes.Array[ctypes.c_int32], int,
-                                  ctypes.Array[ctypes.c_int32], ctypes.Array[ctypes.c_int32],
-                                  ctypes.Array[ctypes.c_double], ctypes.Array[ctypes.c_int32]]:  # fmt: skip
+    def compressed(self) -> dict[str, Any]:
         """Both sides of the shared sums and their number; starts, numbers, weights and equal-flags, as C arrays."""
         pairs, mixed = self.shared
         indices = [i for entry in mixed for i in entry]
         weights = [w for entry, (_, own, _) in zip(mixed, self._entries, strict=True) for w in own[: len(entry)]]
         starts = np.cumsum([0] + [len(entry) for entry in mixed]).tolist()
         equal = [int(flag) for _, _, flag in self._entries]
-        return (
-            (ctypes.c_int32 * max(1, len(pairs)))(*[left for left, _ in pairs]),
-            (ctypes.c_int32 * max(1, len(pairs)))(*[right for _, right in pairs]),
-            len(pairs),
-            (ctypes.c_int32 * len(starts))(*starts),
-            (ctypes.c_int32 * max(1, len(indices)))(*indices),
-            (ctypes.c_double * max(1, len(weights)))(*weights),
-            (ctypes.c_int32 * len(equal))(*equal),
-        )
+        return {
+            "left": (ctypes.c_int32 * max(1, len(pairs)))(*[left for left, _ in pairs]),
+            "right": (ctypes.c_int32 * max(1, len(pairs)))(*[right for _, right in pairs]),
+            "num_sums": len(pairs),
+            "start": (ctypes.c_int32 * len(starts))(*starts),
+            "index": (ctypes.c_int32 * max(1, len(indices)))(*indices),
+            "weight": (ctypes.c_double * max(1, len(weights)))(*weights),
+            "equal": (ctypes.c_int32 * len(equal))(*equal),
+        }

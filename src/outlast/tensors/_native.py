@@ -1,8 +1,8 @@
 """The compiled path: a program and `_kernels.c` made into a shared object once, kept in the user's cache.
 
-Role: turn a program into a library of four functions, off the caller's path, and call them on ranges of columns from as
-many threads as torch uses. Every function gives the bits of its eager counterpart, so a caller may meet either path at
-any time: `library()` answers None until the object is there.
+Role: turn a program into a library, off the caller's path, and have its work shared out by torch's own threads: others
+would stand behind these, which OpenMP keeps spinning after each of torch's operations. What is computed has the bits of
+its eager counterpart, so a caller may meet either path at any time: `library()` answers None until the object is there.
 
 Invariants: nothing is compiled unless asked (`build`), nothing is loaded that another user could have written, an
 object is published by one rename under a name made of everything that went into it. Not here: what the functions mean
@@ -15,19 +15,23 @@ import ctypes
 import functools
 import hashlib
 import importlib.resources
-import itertools
 import os
 import shutil
 import stat
 import subprocess
 import tempfile
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import cast
 
 from outlast.tensors._program import Op, Program
 
-__all__ = ["Library", "build", "cache_folder", "emit", "forget", "library", "run_ranges"]
+__all__ = [
+    "ALONE", "COORDINATE", "GRAM", "MIXED", "Library", "Task", "build", "cache_folder", "emit", "forget", "library",
+    "run",
+]  # fmt: skip
 
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno",
          "-fno-trapping-math")  # fmt: skip
@@ -38,22 +42,28 @@ _loaded: dict[Program, Library | None] = {}
 _lock = threading.Lock()
 
 
+class Task(ctypes.Structure):
+    """One call's work: `struct task` of `_kernels.c`."""
+
+    _fields_ = (
+        *((name, ctypes.c_long) for name in ("next", "num_columns", "what", "bad", "failed")),
+        ("rows", ctypes.c_void_p), ("num_rows", ctypes.c_long), ("num_data", ctypes.c_long),
+        ("left", ctypes.c_void_p), ("right", ctypes.c_void_p), ("num_sums", ctypes.c_long),
+        *((name, ctypes.c_void_p) for name in ("start", "index", "weight", "equal")), ("num_mixed", ctypes.c_long),
+        ("out", ctypes.c_void_p), ("grams", ctypes.c_void_p),
+    )  # fmt: skip
+
+
+COORDINATE, MIXED, ALONE, GRAM = range(4)  # what a task does
+
+
 class Library:
-    """The functions of one shared object."""
+    """The one function of a shared object, called with a task's address by every thread that takes part."""
 
     def __init__(self, path: Path) -> None:
-        handle = ctypes.CDLL(str(path))
-        pointer, long = ctypes.c_void_p, ctypes.c_long
-        self.coordinate = handle.coordinate
-        self.coordinate.argtypes = [pointer, long, long, long, pointer, pointer]
-        self.coordinate.restype = None
-        self.mixed = handle.mixed
-        self.mixed.argtypes = [
-            pointer, long, pointer, pointer, long, pointer, pointer, pointer, pointer, long, ctypes.c_int, long, long,
-            pointer, pointer,
-        ]  # fmt: skip
-        self.gram = handle.gram
-        self.gram.argtypes = [pointer, long, long, long, long, pointer, pointer]
+        self.work = ctypes.CDLL(str(path)).work
+        self.work.argtypes = [ctypes.c_void_p]
+        self.work.restype = None
 
 
 def emit(program: Program) -> str:
@@ -196,21 +206,56 @@ def _compile(program: Program, path: Path) -> None:
         made.replace(path)
 
 
-_pool: tuple[int, int, ThreadPoolExecutor] | None = None
+def run(native: Library, task: Task, num_blocks: int, threads: int) -> None:
+    """Do a task in at most `threads` threads, torch's where it has them. MemoryError when there is none for it."""
+    address, parallel = ctypes.addressof(task), _team() if threads > 1 and num_blocks > 1 else None
+    if parallel is not None:
+        parallel(native.work, address, threads, 0)
+    else:
+        others = [_pool(threads).submit(native.work, address) for _ in range(min(threads, num_blocks) - 1)]
+        native.work(address)
+        for other in others:
+            other.result()
+    if task.failed:
+        raise MemoryError("the rules' compiled path could not have a few megabytes of memory")
 
 
-def run_ranges(work: functools.partial[None], num_columns: int, step: int, threads: int) -> None:
-    """Call `work(lo, hi)` on ranges that together are [0, num_columns), cut at multiples of `step`, in `threads`."""
-    global _pool
-    num_steps = -(-num_columns // step)
-    parts = max(1, min(threads, num_steps))
-    cuts = [num_steps * k // parts * step for k in range(parts)] + [num_columns]
-    if parts == 1:
-        work(0, num_columns)
-        return
-    if _pool is None or _pool[:2] != (os.getpid(), threads):
-        _pool = (os.getpid(), threads, ThreadPoolExecutor(max_workers=threads - 1, thread_name_prefix="outlast-rules"))
-    others = [_pool[2].submit(work, lo, hi) for lo, hi in itertools.pairwise(cuts[1:])]
-    work(cuts[0], cuts[1])
-    for other in others:
-        other.result()
+@functools.cache
+def _team() -> Callable[..., None] | None:
+    """OpenMP's entry to the threads that torch runs its operations in; None where there is none, or none to trust.
+
+    A process forked from one with threads may have inherited a team without its threads: who asks it waits for ever.
+    """
+    parallel = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
+    if parallel is None or _forked_with_threads:
+        return None
+    parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    parallel.restype = None
+    return cast(Callable[..., None], parallel)
+
+
+@functools.cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=threads - 1, thread_name_prefix="outlast-rules")
+
+
+_forked_with_threads = False
+
+
+def _before_fork() -> None:
+    global _had_threads
+    try:
+        _had_threads = len(os.listdir("/proc/self/task")) > 1
+    except OSError:
+        _had_threads = True
+
+
+def _after_fork() -> None:
+    global _forked_with_threads
+    _forked_with_threads = _had_threads
+    _team.cache_clear()
+    _pool.cache_clear()
+
+
+_had_threads = False
+os.register_at_fork(before=_before_fork, after_in_child=_after_fork)

@@ -13,6 +13,7 @@ import ctypes
 from collections.abc import Sequence
 from contextvars import ContextVar
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from outlast.tensors._program import Program
 __all__ = ["compiled_path", "gram_blocks", "mix", "nonfinite_rows", "reduce_rows"]
 
 
+MOST_COPIED = 32 << 20  # bytes of rows copied at a time
 compiled_path: ContextVar[bool] = ContextVar("compiled_path", default=True)
 
 
@@ -34,9 +36,7 @@ def reduce_rows(program: Program, rows: Sequence[Tensor], out: Tensor) -> bool:
     native = _native_for(program, rows)
     if native is None:
         return _eager_columns(lambda part: _eager.run_program(program, part), rows, out)
-    bad = ctypes.c_int(0)
-    _in_ranges(partial(_coordinate_range, native, rows, out, bad), rows[0].numel())
-    return bool(bad.value)
+    return _shared_out(native, _native.COORDINATE, rows, out)
 
 
 def mix(mixture: Mixture, program: Program | None, anything: Program, rows: Sequence[Row], out: Tensor) -> bool:
@@ -47,9 +47,8 @@ def mix(mixture: Mixture, program: Program | None, anything: Program, rows: Sequ
     native = _native_for(program or anything, rows)
     if native is None:
         return _eager_columns(partial(_mixed_chunk, mixture, program, out), rows, out)
-    bad = ctypes.c_int(0)
-    _in_ranges(partial(_mixed_range, native, mixture, program is None, rows, out, bad), out.numel())
-    return bool(bad.value)
+    what = _native.ALONE if program is None else _native.MIXED
+    return _shared_out(native, what, rows, out, **mixture.compressed, num_mixed=len(mixture.weights))
 
 
 def gram_blocks(program: Program, rows: Sequence[Row]) -> Tensor:
@@ -60,7 +59,7 @@ def gram_blocks(program: Program, rows: Sequence[Row]) -> Tensor:
     native = _native_for(program, rows)
     if native is not None:
         grams = torch.zeros(num_blocks, n, n, dtype=torch.float64)
-        _in_ranges(partial(_gram_range, native, program.num_rows, rows, grams), num_columns)
+        _shared_out(native, _native.GRAM, rows, grams, num_data=program.num_rows)
         return grams + 0.0
     blocks = [torch.zeros(0, n, n, dtype=torch.float64, device=like.device)]
     for at in range(0, num_columns, BLOCK):
@@ -124,84 +123,36 @@ def _native_for(program: Program, rows: Sequence[Row]) -> _native.Library | None
     return _native.library(program)
 
 
-def _in_ranges(work: partial[None], num_columns: int) -> None:
-    _native.run_ranges(work, num_columns, BLOCK, torch.get_num_threads())
+def _shared_out(native: _native.Library, what: int, rows: Sequence[Row], out: Tensor, **settings: Any) -> bool:
+    """One task, or one for each piece where rows must be copied to be read. True when something is not finite."""
+    like, threads, bad = next(row for row in rows if row is not None), torch.get_num_threads(), False
+    for lo, hi in _pieces(rows, like.numel(), threads):
+        held = [None if row is None else row[lo:hi].to(torch.float32).contiguous() for row in rows]
+        pointers = (ctypes.c_void_p * len(rows))(*[None if row is None else row.data_ptr() for row in held])
+        result = out[lo // BLOCK :] if what == _native.GRAM else _writable(out, lo, hi)
+        task = _native.Task(
+            num_columns=hi - lo, what=what, rows=ctypes.addressof(pointers), num_rows=len(rows), **_addresses(settings)
+        )
+        setattr(task, "grams" if what == _native.GRAM else "out", result.data_ptr())
+        _native.run(native, task, -(-(hi - lo) // BLOCK), threads)
+        if what != _native.GRAM and result.data_ptr() != out[lo:hi].data_ptr():
+            out[lo:hi] = result
+        bad = bad or bool(task.bad)
+    return bad
 
 
-def _readable(rows: Sequence[Row]) -> bool:
-    return all(row is None or (row.dtype == torch.float32 and row.stride(0) == 1) for row in rows)
+def _addresses(settings: dict[str, Any]) -> dict[str, int]:
+    return {name: value if isinstance(value, int) else ctypes.addressof(value) for name, value in settings.items()}
 
 
-def _pieces(rows: Sequence[Row], lo: int, hi: int) -> list[tuple[int, int]]:
-    """One piece when the compiled path can read the rows where they lie, else pieces of a block to be copied."""
-    return [(lo, hi)] if _readable(rows) else [(at, min(at + BLOCK, hi)) for at in range(lo, hi, BLOCK)]
+def _pieces(rows: Sequence[Row], num_columns: int, threads: int) -> list[tuple[int, int]]:
+    """One piece when the compiled path can read the rows where they lie, else pieces of a few blocks to be copied."""
+    if all(row is None or (row.dtype == torch.float32 and row.stride(0) == 1) for row in rows):
+        return [(0, num_columns)]
+    step = max(1, min(threads, MOST_COPIED // (4 * BLOCK * len(rows)))) * BLOCK
+    return [(at, min(at + step, num_columns)) for at in range(0, num_columns, step)]
 
 
-def _pointers(rows: Sequence[Row], lo: int, hi: int) -> tuple[ctypes.Array[ctypes.c_void_p], list[Tensor]]:
-    """Addresses of the rows' elements lo to hi as contiguous float32, and what must stay alive for them."""
-    held = [torch.zeros(0) if row is None else row[lo:hi].to(torch.float32).contiguous() for row in rows]
-    return (ctypes.c_void_p * len(rows))(
-        *[None if row is None else h.data_ptr() for row, h in zip(rows, held, strict=True)]
-    ), held
-
-
-def _result(out: Tensor, lo: int, hi: int) -> Tensor:
+def _writable(out: Tensor, lo: int, hi: int) -> Tensor:
     direct = out.dtype == torch.float32 and out.stride(0) == 1
     return out[lo:hi] if direct else torch.empty(hi - lo, dtype=torch.float32)
-
-
-def _coordinate_range(
-    native: _native.Library, rows: Sequence[Tensor], out: Tensor, bad: ctypes.c_int, lo: int, hi: int
-) -> None:
-    for a, b in _pieces([*rows, out], lo, hi):
-        pointers, held = _pointers(rows, a, b)
-        found, result = ctypes.c_int(0), _result(out, a, b)
-        native.coordinate(pointers, len(rows), 0, b - a, result.data_ptr(), ctypes.addressof(found))
-        _keep(out, result, a, b, found, bad)
-        del held
-
-
-def _mixed_range(
-    native: _native.Library,
-    mixture: Mixture,
-    alone: bool,
-    rows: Sequence[Row],
-    out: Tensor,
-    bad: ctypes.c_int,
-    lo: int,
-    hi: int,
-) -> None:
-    plan = mixture.compressed
-    for a, b in _pieces([*rows, out], lo, hi):
-        pointers, held = _pointers(rows, a, b)
-        found, result = ctypes.c_int(0), _result(out, a, b)
-        failed = native.mixed(
-            pointers, len(rows), *plan, len(mixture.weights), int(alone),
-            0, b - a, result.data_ptr(), ctypes.addressof(found),
-        )  # fmt: skip
-        if failed:
-            raise MemoryError("the rules' compiled path could not have a few hundred kilobytes of memory")
-        _keep(out, result, a, b, found, bad)
-        del held
-
-
-def _keep(out: Tensor, result: Tensor, lo: int, hi: int, found: ctypes.c_int, bad: ctypes.c_int) -> None:
-    if result.data_ptr() != out[lo:hi].data_ptr():
-        out[lo:hi] = result
-    if found.value:
-        bad.value = 1
-
-
-def _gram_range(native: _native.Library, num_data: int, rows: Sequence[Row], grams: Tensor, lo: int, hi: int) -> None:
-    found = ctypes.c_int(0)
-    for a, b in _pieces(rows, lo, hi):
-        pointers, held = _pointers(rows, a, b)
-        for at in range(a, b, BLOCK):
-            end = min(at + BLOCK, b)
-            target = grams[at // BLOCK]
-            failed = native.gram(
-                pointers, len(rows), num_data, at - a, end - a, target.data_ptr(), ctypes.addressof(found)
-            )
-            if failed:
-                raise MemoryError("the rules' compiled path could not have a few megabytes of memory")
-        del held
