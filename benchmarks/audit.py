@@ -76,9 +76,16 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", choices=BLOCKS, default="3.2M")
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--microbatches", type=int, default=8)
-    parser.add_argument("--shares", type=float, nargs="+", default=[0.25, 1.0])
+    parser.add_argument("--shares", type=_share, nargs="*", default=[0.25, 1.0], help="none: readiness alone")
     parser.add_argument("--rounds", type=int, default=5)
     return parser.parse_args(argv)
+
+
+def _share(text: str) -> float:
+    share = float(text)
+    if not 0.0 < share <= 1.0:
+        raise argparse.ArgumentTypeError(f"{text}: a share is above 0 (which is measured in any case) and at most 1")
+    return share
 
 
 def compare(shares: Sequence[float], args: argparse.Namespace) -> list[Series]:
