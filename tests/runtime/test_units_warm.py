@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import threading
 
 import pytest
 import torch
 
+from outlast.runtime._shared import Region
 from outlast.runtime._streams import Frozen, raw
-from outlast.runtime._warm import Warm, at_low_priority, touch
+from outlast.runtime._warm import Warm, at_low_priority, populate, touch
 
 
 class User:
@@ -20,10 +22,14 @@ class User:
 def prepared(warm: Warm, sizes: list[int]) -> Warm:
     """`prepare`, and its background thread has ended."""
     warm.prepare(sizes)
+    settled()
+    return warm
+
+
+def settled() -> None:
     for thread in threading.enumerate():
         if thread.name == "outlast-touch":
             thread.join(30)
-    return warm
 
 
 def test_what_was_prepared_is_lent_and_comes_back() -> None:
@@ -64,9 +70,41 @@ def test_copies_are_bytes_and_keep_their_memory_while_they_are_held() -> None:
     tensors = [torch.arange(100, dtype=torch.float32), torch.arange(3, dtype=torch.int64)]
     lent = warm.copies(tensors)
     assert [part.tolist() for part in lent] == [raw(tensor).tolist() for tensor in tensors]
-    assert warm.held_bytes == 0
+    settled()
+    assert warm.held_bytes == 4096  # another one
     del lent
     assert warm.held_bytes == 4096
+
+
+def test_who_copies_faster_than_copies_come_back_finds_touched_memory() -> None:
+    warm, tensors, lent = prepared(Warm(), [1 << 20, 1200, 1200]), [torch.ones(250)], []
+    for _ in range(5):
+        lent.append(warm.copies(tensors))
+        settled()
+        assert any(len(memory) == 1200 for memory in warm._free)
+    lent.clear()
+    assert warm.held_bytes == (1 << 20) + 2400
+    assert prepared(warm, []).held_bytes == 0
+    warm.copies(tensors)
+    settled()
+    assert warm.held_bytes == 0  # nobody is expected
+
+
+@pytest.mark.parametrize("size", [1, 3 << 20])
+def test_populated_memory_keeps_what_it_holds_and_faults_no_more(size: int) -> None:
+    region = Region(4 << 20)
+    whole = torch.frombuffer(region.map, dtype=torch.uint8)
+    part = whole[5000 : 5000 + size]
+    part[0] = 7
+    populate([part])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    part[::4096] += 1
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    region.close()
+    assert part[0] == 8
+    assert int(whole.sum()) == 7 + -(-size // 4096)
+    if size > 1 and tuple(map(int, os.uname().release.split(".")[:2])) >= (5, 14):
+        assert faults < 100  # of 768 pages
 
 
 def test_a_share_is_frozen_in_prepared_memory() -> None:

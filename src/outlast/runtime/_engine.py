@@ -22,7 +22,7 @@ from outlast.core.protocol import Header, RollEntry, View, combine, partials
 from outlast.runtime._corruption import Corruption
 from outlast.runtime._data import Samples, position_seed, seed_everything
 from outlast.runtime._divergence import Comparison
-from outlast.runtime._gradients import Accumulator, Memory
+from outlast.runtime._gradients import OUTCOME, Accumulator, Memory
 from outlast.runtime._guarding import Guarding
 from outlast.runtime._robust import Robust
 from outlast.runtime._second_reduction import Checks
@@ -275,10 +275,15 @@ class Engine:
         self.frozen.append(comparison)
         return comparison
 
-    def expect_joiners(self, num_donors: int) -> None:
-        """Have memory ready for my share of the state, and of two outcomes, when so many serve. 0: nobody may come."""
+    def expect_joiners(self, index: int, num_donors: int) -> None:
+        """Have memory ready for my share of the state, and of two outcomes, when so many serve of whom I am number
+        `index`; and the slices that are mine when there is one more. 0: nobody may come."""
         whole = (self.state.size_bytes(), self.layout.total_bytes, self.layout.total_bytes) if num_donors else ()
-        self.warm.prepare([-(-size // num_donors) + _SLACK for size in whole])
+        soon: list[Tensor] = []
+        if num_donors and self.memory.region is not None:
+            flats = zip(self.layout.buckets, self.memory.flats(OUTCOME), strict=True)
+            soon = [flat[slice(*bucket.slices(num_donors + 1)[index])] for bucket, flat in flats]
+        self.warm.prepare([-(-size // num_donors) + _SLACK for size in whole], soon)
 
     def thaw(self, plain: bytes, tensors: dict[str, Tensor]) -> None:
         """Become the state that a snapshot holds."""

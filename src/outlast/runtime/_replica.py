@@ -320,7 +320,7 @@ class Replica:
         self.engine.samples.expect(lambda step: first if step == plan.step else share, self.member.committed)
         config = self.env.config
         awaited = bool(config.spares) or (bool(config.max_restarts) and len(view.members) < config.replicas)
-        self.engine.expect_joiners(len(view.members) if awaited else 0)
+        self.engine.expect_joiners(view.members.index(self.env.me), len(view.members) if awaited else 0)
 
     def _standard_share(self, view: View) -> list[int]:
         return list(plan_of(view.members, 0, self.engine.num_leaves, self.engine.num_rows).leaves[self.env.me])

@@ -24,12 +24,14 @@ from torch import Tensor
 
 from outlast.checkpoint._threads import be_nice
 
-__all__ = ["Lent", "Warm", "at_low_priority", "touch"]
+__all__ = ["Lent", "Warm", "at_low_priority", "populate", "touch"]
 
 T = TypeVar("T")
 
 _HUGE = 2 << 20
 _LEVEL = 10
+_POPULATE_WRITE = 23  # of madvise, Linux 5.14
+_PIECE = 1 << 18  # what maps or unmaps memory waits for a call to end
 
 
 def at_low_priority(work: Callable[[], T]) -> T:
@@ -56,9 +58,19 @@ def touch(memory: Tensor) -> None:
     ctypes.memset(address, 0, size)
 
 
-def _madvise(address: int, size: int, advice: int) -> None:
-    """Advice may be refused."""
-    ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), advice)
+def populate(parts: Sequence[Tensor]) -> None:
+    """Fault in all pages of contiguous CPU tensors, which keep what they hold, also if it is written meanwhile. Where
+    the system knows no such call they fault as they are written, as ever."""
+    for part in parts:
+        address, end = part.data_ptr(), part.data_ptr() + part.numel() * part.element_size()
+        for at in range(address // mmap.PAGESIZE * mmap.PAGESIZE, end, _PIECE):
+            if not _madvise(at, min(_PIECE, end - at), _POPULATE_WRITE):
+                return
+
+
+def _madvise(address: int, size: int, advice: int) -> bool:
+    """Advice may be refused: False."""
+    return bool(ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), advice) == 0)
 
 
 class Lent(list[Tensor]):
@@ -72,6 +84,7 @@ class Warm:
         self._lock = threading.RLock()  # memory may come back from a finaliser, in any thread at any point
         self._free: list[Tensor] = []  # by size
         self._wanted: list[int] = []
+        self._refilling = False
 
     @property
     def held_bytes(self) -> int:
@@ -79,15 +92,18 @@ class Warm:
         with self._lock:
             return sum(map(len, self._free))
 
-    def prepare(self, sizes: Sequence[int]) -> None:
-        """Have memory of these sizes, soon: a background thread touches it at low priority. What else is kept goes."""
+    def prepare(self, sizes: Sequence[int], soon: Sequence[Tensor] = ()) -> None:
+        """Have memory of these sizes, soon: a background thread touches it at low priority. What else is kept goes.
+        `soon`: what lies elsewhere and will be written; its pages are faulted in too."""
         with self._lock:
             self._wanted = sorted(sizes)
             kept, missing = self._matched()
             dropped, self._free = self._free, kept
-        if missing or len(dropped) > len(kept):
-            work = functools.partial(self._settle, missing, dropped)
-            threading.Thread(target=work, name="outlast-touch", daemon=True).start()
+        if missing or soon or len(dropped) > len(kept):
+            self._in_background(functools.partial(self._settle, missing, dropped, soon))
+
+    def _in_background(self, work: Callable[[], None]) -> None:
+        threading.Thread(target=work, name="outlast-touch", daemon=True).start()
 
     def _matched(self) -> tuple[list[Tensor], list[int]]:
         """(free memory that serves a wanted size, by size; the sizes for which there is none). What is lent will come
@@ -101,13 +117,30 @@ class Warm:
                 missing.append(size)
         return sorted(kept, key=len), missing
 
-    def _settle(self, missing: list[int], dropped: list[Tensor]) -> None:
+    def _settle(self, missing: list[int], dropped: list[Tensor], soon: Sequence[Tensor] = ()) -> None:
         be_nice(_LEVEL)
         dropped.clear()  # giving pages back takes its time too
+        populate(soon)
         for size in missing:
             memory = torch.empty(size, dtype=torch.uint8)
             touch(memory)
             self._back(memory)
+
+    def _refill(self, size: int) -> None:
+        """Who borrows again and again, faster than is given back, finds touched memory all the same."""
+        with self._lock:
+            wanted = [other for other in self._wanted if other >= size][:1]
+            if self._refilling or not wanted or any(size <= len(memory) <= 2 * wanted[0] for memory in self._free):
+                return
+            self._refilling = True
+
+        def work() -> None:
+            try:
+                self._settle(wanted, [])
+            finally:
+                self._refilling = False
+
+        self._in_background(work)
 
     def lend(self, size: int, user: Any) -> Tensor:
         """`size` bytes until `user` is gone; untouched if there is none that large."""
@@ -129,6 +162,7 @@ class Warm:
         lent = Lent()
         sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
         memory, at = self.lend(sum(sizes), lent), 0
+        self._refill(sum(sizes))
         for tensor, size in zip(tensors, sizes, strict=True):
             lent.append(memory[at : at + size])
             lent[-1].copy_(tensor.detach().contiguous().reshape(-1).view(torch.uint8))
