@@ -16,7 +16,16 @@ from outlast.core.protocol import Node, merges
 from outlast.errors import StepMisuse
 from outlast.runtime._corruption import Corruption
 from outlast.runtime._shared import Region
-from outlast.tensors import BLOCK, Bucket, Layout, block_prints, combine, fingerprint_all
+from outlast.tensors import (
+    BLOCK,
+    Bucket,
+    Layout,
+    add_and_print,
+    add_and_print_blocks,
+    block_prints,
+    combine,
+    fingerprint_all,
+)
 
 __all__ = ["OUTCOME", "Accumulator", "Memory"]
 
@@ -158,7 +167,7 @@ class Accumulator:
         slot, fresh = self._first
         views = self.memory.views(slot)
         into: list[Tensor] = []
-        _, grads = self._addends(bucket)
+        indices, grads = self._addends(bucket)
         for index, _, _ in bucket.params:
             if self.params[index].grad is None:  # zero, not nothing: -0.0 + 0.0 has other bits than -0.0
                 views[index].zero_() if fresh else views[index].add_(0.0)
@@ -167,16 +176,22 @@ class Accumulator:
             into.append(views[index])
             self.params[index].grad = None
         with torch.no_grad():
-            if into:
+            if into and self.printing:
+                self.print = combine((self.print, add_and_print(into, grads, indices, fresh=fresh)))
+            elif into:
                 torch._foreach_copy_(into, grads) if fresh else torch._foreach_add_(into, grads)
-            for target, source in self._chain:
-                self.memory.flats(target)[number].add_(self.memory.flats(source)[number])
+            for place, (target, source) in enumerate(self._chain, 1):
+                to, flat = self.memory.flats(target)[number], self.memory.flats(source)[number]
+                if self.printing and self._on_bucket is not None and place == len(self._chain):
+                    self._say(self._steps[-1][2], bucket, add_and_print_blocks(to, flat, BLOCK, bucket.first_block), to)
+                else:
+                    to.add_(flat)
         self._folded += 1
         if self._on_bucket is not None:
             self._on_bucket(number)
 
     def _addends(self, bucket: Bucket) -> tuple[list[int], list[Tensor]]:
-        """What is added for each parameter that has a gradient: in the dtype of the sums, weighted; fingerprinted."""
+        """What is added for each parameter that has a gradient: in the dtype of the sums, weighted."""
         indices = [index for index, _, _ in bucket.params if self.params[index].grad is not None]
         grads: list[Tensor] = []
         for index in indices:
@@ -186,24 +201,27 @@ class Accumulator:
         if self._weight != 1.0 and grads:
             with torch.no_grad():
                 grads = list(torch._foreach_mul(grads, self._weight))
-        if self.printing:
-            self.print = combine((self.print, fingerprint_all(grads, indices)))
         return indices, grads
 
     def _fold_beside(self, number: int) -> None:
         """One bucket of a microbatch that another member owns: its fingerprint, and nothing else."""
-        for index in self._addends(self.layout.buckets[number])[0]:
+        indices, grads = self._addends(self.layout.buckets[number])
+        self.print = combine((self.print, fingerprint_all(grads, indices)))
+        for index in indices:
             self.params[index].grad = None
         self._folded += 1
 
     def sent(self, node: Node, slot: int, bucket: int) -> tuple[int, ...]:
         """Fingerprints of a sum's blocks, taken once, when it was made: what changes it afterwards shows."""
         if (node, bucket) not in self._sent:
-            flat = self.memory.flats(slot)[bucket]
-            self._sent[node, bucket] = block_prints(flat, BLOCK, self.layout.buckets[bucket].first_block)
-            if self.corruption is not None:
-                self.corruption.after_sum(bucket, flat)
+            flat, layout = self.memory.flats(slot)[bucket], self.layout.buckets[bucket]
+            self._say(node, layout, block_prints(flat, BLOCK, layout.first_block), flat)
         return self._sent[node, bucket]
+
+    def _say(self, node: Node, bucket: Bucket, prints: tuple[int, ...], flat: Tensor) -> None:
+        self._sent[node, bucket.index] = prints
+        if self.corruption is not None:
+            self.corruption.after_sum(bucket.index, flat)
 
     # --- a step --------------------------------------------------------------------------------------------------
     def keep(self, nodes: Sequence[Node]) -> None:

@@ -19,7 +19,7 @@ from outlast.core.protocol import Node, schedule
 from outlast.runtime._gradients import OUTCOME, Memory
 from outlast.runtime._mesh import Hand, Mesh, Ready, Reduced
 from outlast.runtime._second_reduction import Checks
-from outlast.tensors import BLOCK, Layout, block_prints, fingerprint, reduce_slice
+from outlast.tensors import BLOCK, Layout, fingerprint, reduce_slice
 
 __all__ = ["Look", "Plane", "Reduction", "SharedPlane", "Task", "look_at", "reduce_and_look"]
 
@@ -71,12 +71,13 @@ class Look:
 
 
 def reduce_and_look(
-    task: Task, found: Reduction, bucket: int, first: int, parts: dict[Node, Tensor], schedule: list[Any], out: Tensor
-) -> None:
+    task: Task, found: Reduction, bucket: int, first: int, parts: dict[Node, Tensor], schedule: list[Any], out: Tensor,
+    read: Callable[[Node, int, Tensor], None] | None = None,
+) -> None:  # fmt: skip
     """out = the mean's slice, noted in `found`; `first`: number of its first block."""
     look = Look(found, first, task.with_norms)
     direct = task.on_reduced is None  # else tests put wrong bits in before anybody looks
-    reduce_slice(parts, schedule, (0, task.num_leaves), task.scale, out, look if direct else None)
+    reduce_slice(parts, schedule, (0, task.num_leaves), task.scale, out, look if direct else None, read)
     if task.on_reduced is not None:
         task.on_reduced(bucket, out)
         look_at(out, look)
@@ -155,12 +156,13 @@ class SharedPlane:
         if hi > lo:
             first = self.layout.buckets[bucket].first_block + lo // BLOCK
             parts = self._parts(bucket, lo, hi)
-            reduce_and_look(task, self._found, bucket, first, parts, self._schedule, target)
+            read = self._comparison(bucket, lo) if task.sent is not None else None
+            reduce_and_look(task, self._found, bucket, first, parts, self._schedule, target, read)
         self._reduced = bucket + 1
         self.enter(Phase.GATHER, bucket)
         self.mesh.broadcast(Reduced(task.step, bucket))
 
-    def _parts(self, bucket: int, lo: int, hi: int, compare: bool = True) -> dict[Node, Tensor]:
+    def _parts(self, bucket: int, lo: int, hi: int) -> dict[Node, Tensor]:
         task = self._now()
         offers = self.mesh.boxes[Ready, task.step, bucket]
         parts: dict[Node, Tensor] = {}
@@ -169,9 +171,6 @@ class SharedPlane:
             memory, slots = (self.mine, task.slots) if mine else (self.peers[name], offers[name].slots)
             for node, slot in zip(nodes, slots, strict=True):
                 parts[node] = memory.flats(slot)[bucket][lo:hi]
-            if task.sent is not None and compare:
-                sent = offers[name].prints if not mine else self._own(bucket)
-                self._compare(name, bucket, lo, [parts[node] for node in nodes], sent)
         return parts
 
     def _own(self, bucket: int) -> tuple[tuple[int, ...], ...]:
@@ -180,13 +179,21 @@ class SharedPlane:
         rows = zip(task.nodes[self.index], task.slots, strict=True)
         return tuple(task.sent(node, slot, bucket) for node, slot in rows)
 
-    def _compare(self, name: str, bucket: int, lo: int, sums: list[Tensor], sent: tuple[tuple[int, ...], ...]) -> None:
+    def _comparison(self, bucket: int, lo: int) -> Callable[[Node, int, Tensor], None]:
         """Are these the sums that were fingerprinted when they were made? If not, the step is held (protocol, 25)."""
-        first = lo // BLOCK
-        for part, prints in zip(sums, sent, strict=True):
-            found = block_prints(part, BLOCK, self.layout.buckets[bucket].first_block + first)
-            if found != tuple(prints[first : first + len(found)]):
+        task, first = self._now(), lo // BLOCK
+        offers, number = self.mesh.boxes[Ready, task.step, bucket], self.layout.buckets[bucket].first_block + first
+        sent: dict[Node, tuple[str, tuple[int, ...]]] = {}
+        for name, nodes in zip(self.members, task.nodes, strict=True):
+            prints = self._own(bucket) if name == self.mesh.me else offers[name].prints
+            sent |= {node: (name, tuple(row)) for node, row in zip(nodes, prints, strict=True)}
+
+        def read(node: Node, block: int, part: Tensor) -> None:
+            name, prints = sent[node]
+            if prints[first + block : first + block + 1] != (fingerprint(part, number + block),):
                 self._found.unlike.add(name)
+
+        return read
 
     def _copy(self, bucket: int) -> None:
         if len(self.members) == 1:
@@ -210,7 +217,7 @@ class SharedPlane:
         lo, hi = self.ranges[bucket][reducer]
         gathered = self.out[bucket][lo:hi]
         again = torch.empty_like(gathered)
-        parts, task = self._parts(bucket, lo, hi, compare=False), self._now()
+        parts, task = self._parts(bucket, lo, hi), self._now()
         reduce_slice(parts, self._schedule, (0, task.num_leaves), task.scale, again)
         if task.on_reduced is not None:
             task.on_reduced(bucket, again)

@@ -1,8 +1,9 @@
-"""The compiled path: a program and `_kernels.c` made into a shared object once, kept in the user's cache.
+"""The compiled path: C of this package made into a shared object once, kept in the user's cache.
 
-Role: turn a program into a library, off the caller's path, and have its work shared out by torch's own threads: others
-would stand behind these, which OpenMP keeps spinning after each of torch's operations. What is computed has the bits of
-its eager counterpart, so a caller may meet either path at any time: `library()` answers None until the object is there.
+Role: turn a program, or a file, into a library, off the caller's path, and have the work of a program shared out by
+torch's own threads: others would stand behind these, which OpenMP keeps spinning after each of torch's operations. What
+is computed has the bits of its eager counterpart, so a caller may meet either path at any time: `library()` answers
+None until the object is there.
 
 Invariants: nothing is compiled unless asked (`build`), nothing is loaded that another user could have written, an
 object is published by one rename under a name made of everything that went into it. Not here: what the functions mean
@@ -24,12 +25,12 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from outlast.tensors._program import Op, Program
 
 __all__ = [
-    "ALONE", "COORDINATE", "GRAM", "MIXED", "Library", "Task", "build", "cache_folder", "emit", "forget", "library",
+    "ALONE", "COORDINATE", "GRAM", "MIXED", "Task", "build", "cache_folder", "emit", "forget", "library",
     "run",
 ]  # fmt: skip
 
@@ -38,7 +39,10 @@ FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-ffp-contrac
 COMPILE_TIMEOUT_S = 120.0
 MAX_ROWS = 64  # beyond it a program is longer than a compiler unrolls well
 
-_loaded: dict[Program, Library | None] = {}
+Source = Program | str
+"""What is compiled: a program, in `_kernels.c`, or a file of this package by its name."""
+
+_loaded: dict[Source, ctypes.CDLL | None] = {}
 _lock = threading.Lock()
 
 
@@ -55,15 +59,11 @@ class Task(ctypes.Structure):
 
 
 COORDINATE, MIXED, ALONE, GRAM = range(4)  # what a task does
-
-
-class Library:
-    """The one function of a shared object, called with a task's address by every thread that takes part."""
-
-    def __init__(self, path: Path) -> None:
-        self.work = ctypes.CDLL(str(path)).work
-        self.work.argtypes = [ctypes.c_void_p]
-        self.work.restype = None
+_FUNCTIONS: dict[str, list[Any]] = {  # the result's type, then the arguments'
+    "work": [None, ctypes.c_void_p],
+    "add_all": [ctypes.c_uint64, *[ctypes.c_void_p] * 4, ctypes.c_long, ctypes.c_int],
+    "add_blocks": [None, *[ctypes.c_void_p] * 2, *[ctypes.c_long] * 2, ctypes.c_uint64, ctypes.c_void_p],
+}
 
 
 def emit(program: Program) -> str:
@@ -104,48 +104,53 @@ def cache_folder() -> Path:
     return Path(root) / "outlast" / "kernels"
 
 
-def library(program: Program) -> Library | None:
-    """The compiled program if it is loaded or lies in the cache, else None. Never compiles, never waits for one."""
-    if program in _loaded:
-        return _loaded[program]
+def library(source: Source) -> ctypes.CDLL | None:
+    """The compiled source if it is loaded or lies in the cache, else None. Never compiles, never waits for one."""
+    if source in _loaded:
+        return _loaded[source]
     with _lock:
-        if program not in _loaded:
-            path = _object_path(program)
-            _loaded[program] = _load(path) if path is not None and _trusted(path) else None
-        return _loaded[program]
+        if source not in _loaded:
+            path = _object_path(source)
+            _loaded[source] = _load(path) if path is not None and _trusted(path) else None
+        return _loaded[source]
 
 
-def _load(path: Path) -> Library | None:
+def _load(path: Path) -> ctypes.CDLL | None:
     try:
-        return Library(path)
+        found = ctypes.CDLL(str(path))
     except OSError:  # damaged, or on a file system that forbids execution
         return None
+    for name, (result, *arguments) in _FUNCTIONS.items():
+        if hasattr(found, name):
+            function = getattr(found, name)
+            function.restype, function.argtypes = result, arguments
+    return found
 
 
-def build(program: Program) -> bool:
-    """Compile the program unless its object is in the cache; True when it can be used now. Takes about a second.
+def build(source: Source) -> bool:
+    """Compile the source unless its object is in the cache; True when it can be used now. Takes about a second.
 
     False without a compiler or a folder to keep the object in: the eager path then stands, with the same results.
     """
-    path = _object_path(program)
-    if path is None or program.num_rows > MAX_ROWS:
+    path = _object_path(source)
+    if path is None:
         return False
     if not _trusted(path):
         try:
-            _compile(program, path)
+            _compile(source, path)
         except (OSError, subprocess.SubprocessError):
             return False
-    forget(program)
-    return library(program) is not None
+    forget(source)
+    return library(source) is not None
 
 
-def forget(program: Program | None = None) -> None:
-    """Drop what is remembered about one program, or all of them, so that the next call looks in the cache again."""
+def forget(source: Source | None = None) -> None:
+    """Drop what is remembered about one source, or all of them, so that the next call looks in the cache again."""
     with _lock:
-        if program is None:
+        if source is None:
             _loaded.clear()
         else:
-            _loaded.pop(program, None)
+            _loaded.pop(source, None)
 
 
 @functools.cache
@@ -165,21 +170,21 @@ def _compiler() -> tuple[str, str] | None:
 
 
 @functools.cache
-def _template() -> str:
-    return importlib.resources.files("outlast.tensors").joinpath("_kernels.c").read_text()
+def _file(name: str) -> str:
+    return importlib.resources.files("outlast.tensors").joinpath(name).read_text()
 
 
 @functools.cache
-def _source(program: Program) -> str:
-    return _template().replace("@PROGRAM@", emit(program))
+def _text(source: Source) -> str:
+    return _file(source) if isinstance(source, str) else _file("_kernels.c").replace("@PROGRAM@", emit(source))
 
 
 @functools.cache
-def _object_path(program: Program) -> Path | None:
+def _object_path(source: Source) -> Path | None:
     compiler = _compiler()
-    if compiler is None or program.num_rows > MAX_ROWS:
+    if compiler is None or (isinstance(source, Program) and source.num_rows > MAX_ROWS):
         return None
-    key = hashlib.sha256("\0".join([_source(program), *compiler, *FLAGS]).encode()).hexdigest()[:32]
+    key = hashlib.sha256("\0".join([_text(source), *compiler, *FLAGS]).encode()).hexdigest()[:32]
     return cache_folder() / f"{key}.so"
 
 
@@ -193,20 +198,20 @@ def _trusted(path: Path) -> bool:
     return owned and stat.S_ISREG(file.st_mode) and not (file.st_mode | folder.st_mode) & 0o022
 
 
-def _compile(program: Program, path: Path) -> None:
+def _compile(source: Source, path: Path) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     compiler = _compiler()
     assert compiler is not None
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        source, made = Path(folder) / "kernels.c", Path(folder) / "kernels.so"
-        source.write_text(_source(program))
-        command = [compiler[0], *FLAGS, str(source), "-o", str(made), "-lm"]
+        text, made = Path(folder) / "kernels.c", Path(folder) / "kernels.so"
+        text.write_text(_text(source))
+        command = [compiler[0], *FLAGS, str(text), "-o", str(made), "-lm"]
         subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_TIMEOUT_S)
         made.chmod(0o500)
         made.replace(path)
 
 
-def run(native: Library, task: Task, num_blocks: int, threads: int) -> None:
+def run(native: ctypes.CDLL, task: Task, num_blocks: int, threads: int) -> None:
     """Do a task in at most `threads` threads, torch's where it has them. MemoryError when there is none for it."""
     address, parallel = ctypes.addressof(task), _team() if threads > 1 and num_blocks > 1 else None
     if parallel is not None:

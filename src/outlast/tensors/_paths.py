@@ -114,7 +114,7 @@ def _mixed_chunk(
     return (mixed[0], None, None) if program is None else _eager.run_program(program, mixed)
 
 
-def _native_for(program: Program, rows: Sequence[Row]) -> _native.Library | None:
+def _native_for(program: Program, rows: Sequence[Row]) -> ctypes.CDLL | None:
     if not compiled_path.get():
         return None
     like = next(row for row in rows if row is not None)
@@ -123,7 +123,7 @@ def _native_for(program: Program, rows: Sequence[Row]) -> _native.Library | None
     return _native.library(program)
 
 
-def _shared_out(native: _native.Library, what: int, rows: Sequence[Row], out: Tensor, **settings: Any) -> bool:
+def _shared_out(native: ctypes.CDLL, what: int, rows: Sequence[Row], out: Tensor, **settings: Any) -> bool:
     """One task, or one for each piece where rows must be copied to be read. True when something is not finite."""
     like, threads, bad = next(row for row in rows if row is not None), torch.get_num_threads(), False
     for lo, hi in _pieces(rows, like.numel(), threads):

@@ -19,18 +19,21 @@ Node = tuple[int, int]
 
 def reduce_slice(
     parts: Mapping[Node, Tensor], schedule: list[tuple[Node, Node, Node]], root: Node, scale: float, out: Tensor,
-    look: Callable[[Tensor], None] | None = None,
+    look: Callable[[Tensor], None] | None = None, read: Callable[[Node, int, Tensor], None] | None = None,
 ) -> None:  # fmt: skip
     """out = scale · (the tree's root), from 1-D partial sums of equal length.
 
     `schedule`: the additions (left, right, parent) still to be done, children before parents. Works in blocks that
     stay in cache; needs one block of scratch per pending addition. `look` is shown each block of the result, in order,
-    while it is still there.
+    while it is still there; `read` each block of each part, by its number in the slice, just before.
     """
     scratch = [out.new_empty(min(BLOCK, out.numel())) for _ in range(max(0, len(schedule) - 1))]
     for start in range(0, out.numel(), BLOCK):
         stop = min(start + BLOCK, out.numel())
         have = {node: part[start:stop] for node, part in parts.items()}
+        if read is not None:
+            for node, block in have.items():
+                read(node, start // BLOCK, block)
         for index, (left, right, parent) in enumerate(schedule):
             last = index == len(schedule) - 1
             into = out[start:stop] if last else scratch[index][: stop - start]
