@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from outlast.tensors import _native, add_and_print, add_and_print_blocks, block_prints, fingerprint_all, prepare_fold
+from outlast.tensors import Fold, _native, add_and_print_blocks, block_prints, fingerprint_all, prepare_fold
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler here: there are two passes")
 
@@ -53,7 +53,7 @@ def test_each_length_is_added_and_fingerprinted_as_in_two_passes(compiled, fresh
         for length in LENGTHS:
             grad, into = values(length, length), values(length, length + 1)
             wanted = grad if fresh else into + grad
-            found = add_and_print([into], [grad], [key], fresh=fresh)
+            found = Fold([into], [key]).add([grad], fresh=fresh)
             assert found == fingerprint_all([grad], [key]), length
             assert bits(into) == bits(wanted)
 
@@ -62,9 +62,12 @@ def test_what_the_one_pass_cannot_read_goes_through_two(compiled):
     grads = [values(600, 1), torch.randn(30, 20).t(), torch.randn(500, dtype=torch.float64), torch.ones(3)]
     into = [torch.randn_like(grad, memory_format=torch.contiguous_format) for grad in grads]
     wanted = [a + b for a, b in zip(into, grads, strict=True)]
-    assert add_and_print(into, grads, [4, 9, 2, 7], fresh=False) == fingerprint_all(grads, [4, 9, 2, 7])
+    fold = Fold(into, [4, 9, 2, 7])
+    assert fold.add(grads, fresh=False) == fingerprint_all(grads, [4, 9, 2, 7])
     assert all(torch.equal(a, b) for a, b in zip(into, wanted, strict=True))
-    assert add_and_print([], [], [], fresh=True) == 0
+    grads[1] = grads[1].contiguous()
+    assert fold.add(grads, fresh=True) == fingerprint_all(grads, [4, 9, 2, 7])
+    assert all(torch.equal(a, b) for a, b in zip(into, grads, strict=True))
 
 
 @pytest.mark.parametrize("length", [1024, 1025, 1090, 3 * 512, 40])
@@ -80,8 +83,8 @@ def test_without_the_one_pass_the_results_are_the_same(compiled, monkeypatch):
     keys = list(range(len(LENGTHS)))
     one = [row.clone() for row in rows[0]], values(2000, 1)
     two = [row.clone() for row in rows[0]], values(2000, 1)
-    first = add_and_print(one[0], rows[1], keys, fresh=False), add_and_print_blocks(one[1], values(2000, 2), 512, 0)
+    first = Fold(one[0], keys).add(rows[1], fresh=False), add_and_print_blocks(one[1], values(2000, 2), 512, 0)
     monkeypatch.setattr(_native, "library", lambda _: None)
-    second = add_and_print(two[0], rows[1], keys, fresh=False), add_and_print_blocks(two[1], values(2000, 2), 512, 0)
+    second = Fold(two[0], keys).add(rows[1], fresh=False), add_and_print_blocks(two[1], values(2000, 2), 512, 0)
     assert first == second
     assert [bits(row) for row in [*one[0], one[1]]] == [bits(row) for row in [*two[0], two[1]]]

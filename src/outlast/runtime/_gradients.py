@@ -19,8 +19,8 @@ from outlast.runtime._shared import Region
 from outlast.tensors import (
     BLOCK,
     Bucket,
+    Fold,
     Layout,
-    add_and_print,
     add_and_print_blocks,
     block_prints,
     combine,
@@ -78,6 +78,7 @@ class Accumulator:
         self.print = 0  # of the last microbatch
         self.corruption: Corruption | None = None  # tests put wrong bits in
         self._sent: dict[tuple[Node, int], tuple[int, ...]] = {}
+        self._folds: dict[tuple[int, int], Fold] = {}
         self._beside = False
         self._waiting: list[int] = []
         self._on_bucket: Callable[[int], None] | None = None
@@ -177,7 +178,7 @@ class Accumulator:
             self.params[index].grad = None
         with torch.no_grad():
             if into and self.printing:
-                self.print = combine((self.print, add_and_print(into, grads, indices, fresh=fresh)))
+                self.print = combine((self.print, self._fold_into(slot, bucket, indices, into).add(grads, fresh=fresh)))
             elif into:
                 torch._foreach_copy_(into, grads) if fresh else torch._foreach_add_(into, grads)
             for place, (target, source) in enumerate(self._chain, 1):
@@ -189,6 +190,14 @@ class Accumulator:
         self._folded += 1
         if self._on_bucket is not None:
             self._on_bucket(number)
+
+    def _fold_into(self, slot: int, bucket: Bucket, indices: list[int], into: list[Tensor]) -> Fold:
+        """Kept for a whole bucket; which parameters have no gradient may change from step to step."""
+        if len(indices) < len(bucket.params):
+            return Fold(into, indices)
+        if (slot, bucket.index) not in self._folds:
+            self._folds[slot, bucket.index] = Fold(into, indices)
+        return self._folds[slot, bucket.index]
 
     def _addends(self, bucket: Bucket) -> tuple[list[int], list[Tensor]]:
         """What is added for each parameter that has a gradient: in the dtype of the sums, weighted."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from outlast.tensors import _native
 from outlast.tensors._fingerprint import block_prints, combine, fingerprint_all
 
-__all__ = ["add_and_print", "add_and_print_blocks", "prepare_fold"]
+__all__ = ["Fold", "add_and_print_blocks", "prepare_fold"]
 
 SOURCE = "_fold.c"
 SHORTEST = 61  # elements: XXH3 has other rules for 240 bytes and less
@@ -31,26 +31,36 @@ def prepare_fold(*, wait: bool = True) -> bool:
     return _native.library(SOURCE) is not None
 
 
-def add_and_print(into: Sequence[Tensor], grads: Sequence[Tensor], keys: Sequence[int], *, fresh: bool) -> int:
-    """into += grads, or = if `fresh`; the sum mod 2^64 of the gradients' fingerprints, each with its key."""
-    native = _native.library(SOURCE)
-    fast = [native is not None and _plain(a) and _plain(b) for a, b in zip(into, grads, strict=True)]
-    slow = [i for i, one in enumerate(fast) if not one]
-    prints = fingerprint_all([grads[i] for i in slow], [keys[i] for i in slow])
-    if slow:
-        sums, parts = [into[i] for i in slow], [grads[i] for i in slow]
-        torch._foreach_copy_(sums, parts) if fresh else torch._foreach_add_(sums, parts)
-    if native is not None and len(slow) < len(fast):
-        rows = [(into[i], grads[i], keys[i]) for i, one in enumerate(fast) if one]
-        count = len(rows)
-        pointers, numbers = ctypes.c_void_p * count, ctypes.c_int64 * count
-        added = native.add_all(
-            pointers(*[a.data_ptr() for a, _, _ in rows]), pointers(*[b.data_ptr() for _, b, _ in rows]),
-            numbers(*[a.numel() for a, _, _ in rows]), (ctypes.c_uint64 * count)(*[key for _, _, key in rows]), count,
-            int(fresh),
-        )  # fmt: skip
-        prints = combine((prints, added))
-    return prints
+class Fold:
+    """Adds gradients to the same sums again and again. `keys`: of the fingerprints of what is added."""
+
+    def __init__(self, into: Sequence[Tensor], keys: Sequence[int]) -> None:
+        self._into, self._keys = list(into), list(keys)
+        self._slow = [i for i, tensor in enumerate(into) if not _plain(tensor)]
+        self._fast = [i for i, tensor in enumerate(into) if _plain(tensor)]
+        count = len(self._fast)
+        self._from = (ctypes.c_void_p * count)()
+        self._to = (ctypes.c_void_p * count)(*[into[i].data_ptr() for i in self._fast])
+        self._lengths = (ctypes.c_int64 * count)(*[into[i].numel() for i in self._fast])
+        self._seeds = (ctypes.c_uint64 * count)(*[keys[i] for i in self._fast])
+
+    def add(self, grads: Sequence[Tensor], *, fresh: bool) -> int:
+        """sums += grads, or = if `fresh`; the sum mod 2^64 of the gradients' fingerprints, each with its key."""
+        native = _native.library(SOURCE)
+        if native is None or not all(grads[i].dtype == torch.float32 and grads[i].is_contiguous() for i in self._fast):
+            return self._in_two(range(len(grads)), grads, fresh)
+        for place, i in enumerate(self._fast):
+            self._from[place] = grads[i].data_ptr()
+        count = len(self._fast)
+        added = native.add_all(self._to, self._from, self._lengths, self._seeds, count, fresh)
+        return combine((added, self._in_two(self._slow, grads, fresh))) if self._slow else int(added)
+
+    def _in_two(self, which: Sequence[int], grads: Sequence[Tensor], fresh: bool) -> int:
+        into, parts = [self._into[i] for i in which], [grads[i] for i in which]
+        prints = fingerprint_all(parts, [self._keys[i] for i in which])
+        if into:
+            torch._foreach_copy_(into, parts) if fresh else torch._foreach_add_(into, parts)
+        return prints
 
 
 def add_and_print_blocks(to: Tensor, source: Tensor, block: int, first: int) -> tuple[int, ...]:
