@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import shutil
 from pathlib import Path
@@ -9,7 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from outlast.tensors import Fold, _native, add_and_print_blocks, block_prints, fingerprint_all, prepare_fold
+from outlast.tensors import (
+    Fold,
+    _native,
+    add_and_print_blocks,
+    block_prints,
+    fingerprint_all,
+    look_at_block,
+    prepare_fold,
+    sum_of_squares,
+)
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler here: there are two passes")
 
@@ -76,6 +86,21 @@ def test_blocks_of_the_result_are_fingerprinted(compiled, length):
     wanted = to + source
     assert add_and_print_blocks(to, source, 512, 11) == block_prints(wanted, 512, 11)
     assert bits(to) == bits(wanted)
+
+
+@pytest.mark.parametrize("length", [*LENGTHS, 32768, 3 * 64, 6 * 64 + 1, 7 * 64 - 1])
+def test_a_block_is_fingerprinted_and_measured_in_one_pass(compiled, length):
+    block = values(length, length).nan_to_num(posinf=1.0).clamp(-1e16, 1e16)
+    found, squares = look_at_block(block, 9)
+    assert found == fingerprint_all([block], [9])
+    assert squares == sum_of_squares(block)
+    assert squares == pytest.approx(float(block.double().square().sum()), rel=1e-12)
+    assert look_at_block(block.double(), 9)[1] == squares
+    block[length // 2] = 1e20  # a float32 holds it, and not its square
+    assert look_at_block(block, 9)[1] == sum_of_squares(block) == math.inf
+    assert math.isfinite(look_at_block(block.double(), 9)[1])
+    block[length // 2] = float("nan")
+    assert math.isnan(look_at_block(block, 9)[1])
 
 
 def test_without_the_one_pass_the_results_are_the_same(compiled, monkeypatch):

@@ -26,7 +26,6 @@ from outlast.runtime._plane import Reduction
 from outlast.runtime._replica import Replica
 from outlast.runtime._second_reduction import Checks, settle
 from outlast.runtime._vigilance import KEY, Vigilance
-from outlast.tensors import prepare_fold
 
 __all__ = ["Auditing", "chosen_audit"]
 
@@ -58,8 +57,6 @@ class Auditing:
         audits.share, audits.seed, audits.host = share, engine.seed, replica.env.agent
         audits.device = replica.device
         engine.sums.printing = share > 0.0
-        if engine.sums.printing and engine.layout.device.type == "cpu":
-            prepare_fold(wait=False)
         if self._vigilance is not None:
             engine.vigilance = engine.state.extra[KEY] = self._vigilance
         engine.checks = Checks(lambda: audits.share, engine.seed)

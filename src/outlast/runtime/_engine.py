@@ -30,7 +30,7 @@ from outlast.runtime._state import State
 from outlast.runtime._streams import Frozen, Outcome, raw
 from outlast.runtime._vigilance import Observed, Vigilance
 from outlast.runtime._warm import Warm
-from outlast.tensors import Layout
+from outlast.tensors import Layout, prepare_fold
 
 __all__ = ["Engine", "Meta"]
 
@@ -74,6 +74,8 @@ class Engine:
         self.corruption: Corruption | None = None  # ordered by tests
         self.checks: Checks | None = None  # of what other members reduce
         self.vigilance: Vigilance | None = None  # where the share of audits follows from what they find
+        if layout.device.type == "cpu":
+            prepare_fold(wait=False)
 
     # --- a microbatch --------------------------------------------------------------------------------------------
     def prepare(self, step: int, leaf: int) -> Any:

@@ -19,7 +19,7 @@ from outlast.core.protocol import Node, schedule
 from outlast.runtime._gradients import OUTCOME, Memory
 from outlast.runtime._mesh import Hand, Mesh, Ready, Reduced
 from outlast.runtime._second_reduction import Checks
-from outlast.tensors import BLOCK, Layout, fingerprint, reduce_slice
+from outlast.tensors import BLOCK, Layout, fingerprint, look_at_block, reduce_slice
 
 __all__ = ["Look", "Plane", "Reduction", "SharedPlane", "Task", "look_at", "reduce_and_look"]
 
@@ -52,22 +52,18 @@ class Reduction(msgspec.Struct, kw_only=True):
 
 class Look:
     """What is noted of a slice of the outcome as its blocks are shown, in order: its fingerprint, and its norm's
-    parts (sums of squares in float64, of each block's norm in float32)."""
+    parts (each block's sum of squares)."""
 
     def __init__(self, found: Reduction, first: int, with_norms: bool) -> None:
-        self._found, self._first, self._next, self._with_norms = found, first, first, with_norms
-        self._norms: list[Tensor] = []
+        self._found, self._next, self._with_norms = found, first, with_norms
 
     def __call__(self, block: Tensor) -> None:
-        self._found.fingerprint += fingerprint(block, self._next)
-        self._next += 1
         if self._with_norms:
-            self._norms.append(torch.linalg.vector_norm(block))
-
-    def end(self) -> None:
-        """All blocks were shown."""
-        norms = torch.stack(self._norms).double().tolist() if self._norms else []
-        self._found.norms.update(enumerate((norm * norm for norm in norms), self._first))
+            value, self._found.norms[self._next] = look_at_block(block, self._next)
+        else:
+            value = fingerprint(block, self._next)
+        self._found.fingerprint += value
+        self._next += 1
 
 
 def reduce_and_look(
@@ -81,7 +77,6 @@ def reduce_and_look(
     if task.on_reduced is not None:
         task.on_reduced(bucket, out)
         look_at(out, look)
-    look.end()
 
 
 def look_at(flat: Tensor, look: Look) -> None:

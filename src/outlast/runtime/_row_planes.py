@@ -62,9 +62,7 @@ class RowSteps:
         if task.on_reduced is not None:
             task.on_reduced(bucket, target)
         first = self.layout.buckets[bucket].first_block + lo // BLOCK
-        look = Look(found, first, task.with_norms)
-        look_at(target, look)
-        look.end()
+        look_at(target, Look(found, first, task.with_norms))
 
     def decide(self, task: Task) -> list[int]:
         """The distance rules' choices, once all their buckets are kept; returns these. One message for all groups."""

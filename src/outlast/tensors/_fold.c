@@ -1,5 +1,6 @@
 /* Adding gradients to sums, and their XXH3 fingerprints (64 bits, seeded; those of _fingerprint.py) on the same way
- * through memory: who adds first and fingerprints afterwards waits for the memory twice.
+ * through memory: who adds first and fingerprints afterwards waits for the memory twice. And a block's fingerprint and
+ * norm at once.
  *
  * Only for lengths above 240 bytes: XXH3 has other rules for shorter ones, which are left to the library.
  */
@@ -78,37 +79,60 @@ static inline void stripe(words *sum, const uint8_t *secret, float *to, const fl
     }
 }
 
-static inline uint64_t pass(float *to, const float *from, long n, uint64_t seed, int what)
-{
+typedef struct {
     uint8_t secret[SECRET];
+    words sum[VECTORS];
+} hash;
+
+static inline void begin(hash *h, uint64_t seed)
+{
     for (long i = 0; i < SECRET; i += 16) {
         const uint64_t low = word(SECRET_OF_SEED_0 + i) + seed, high = word(SECRET_OF_SEED_0 + i + 8) - seed;
-        memcpy(secret + i, &low, 8);
-        memcpy(secret + i + 8, &high, 8);
+        memcpy(h->secret + i, &low, 8);
+        memcpy(h->secret + i + 8, &high, 8);
     }
-    uint64_t start[8] = {PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3, PRIME64_4, PRIME32_2, PRIME64_5, PRIME32_1};
-    words sum[VECTORS];
-    memcpy(sum, start, STRIPE);
+    const uint64_t start[8] = {PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3, PRIME64_4, PRIME32_2, PRIME64_5, PRIME32_1};
+    memcpy(h->sum, start, STRIPE);
+}
+
+/* After stripe number s. */
+static inline void scramble(hash *h, long s)
+{
+    if (s % ROUND != ROUND - 1) return;
+    for (int k = 0; k < VECTORS; k++) {
+        const words key = *(const words *)(h->secret + SECRET - STRIPE + k * BYTES);
+        h->sum[k] = (h->sum[k] ^ h->sum[k] >> 47 ^ key) * PRIME32_1;
+    }
+}
+
+/* Of n values at x, all stripes but the last being in; the last overlaps the one before. */
+static inline uint64_t finish(hash *h, const float *x, long n)
+{
+    const float *last = x + n - STRIPE / 4;
+    for (int k = 0; k < VECTORS; k++) {
+        const words data = *(const words *)(last + k * (BYTES / 4));
+        h->sum[k] += SWAPPED(data) + PRODUCT(data ^ *(const words *)(h->secret + SECRET - STRIPE - 7 + k * BYTES));
+    }
+    uint64_t sum[8], value = (uint64_t)(4 * n) * PRIME64_1;
+    memcpy(sum, h->sum, STRIPE);
+    for (int i = 0; i < 4; i++)
+        value += folded(sum[2 * i] ^ word(h->secret + 11 + 16 * i), sum[2 * i + 1] ^ word(h->secret + 19 + 16 * i));
+    value = (value ^ value >> 37) * 0x165667919E3779F9;
+    return value ^ value >> 32;
+}
+
+static inline uint64_t pass(float *to, const float *from, long n, uint64_t seed, int what)
+{
+    hash h;
+    begin(&h, seed);
     const long stripes = (4 * n - 1) / STRIPE, wide = STRIPE / 4;
     long at = 0;
     for (long s = 0; s < stripes; s++, at += wide) {
-        stripe(sum, secret + s % ROUND * 8, to + at, from + at, what);
-        if (s % ROUND == ROUND - 1)
-            for (int k = 0; k < VECTORS; k++)
-                sum[k] = (sum[k] ^ sum[k] >> 47 ^ *(const words *)(secret + SECRET - STRIPE + k * BYTES)) * PRIME32_1;
+        stripe(h.sum, h.secret + s % ROUND * 8, to + at, from + at, what);
+        scramble(&h, s);
     }
     for (; at < n; at++) to[at] = what == COPY ? from[at] : to[at] + from[at];
-    const float *last = (what == RESULT ? to : from) + n - wide; /* the last stripe overlaps the one before */
-    for (int k = 0; k < VECTORS; k++) {
-        const words data = *(const words *)(last + k * (BYTES / 4));
-        sum[k] += SWAPPED(data) + PRODUCT(data ^ *(const words *)(secret + SECRET - STRIPE - 7 + k * BYTES));
-    }
-    memcpy(start, sum, STRIPE);
-    uint64_t hash = (uint64_t)(4 * n) * PRIME64_1;
-    for (int i = 0; i < 4; i++)
-        hash += folded(start[2 * i] ^ word(secret + 11 + 16 * i), start[2 * i + 1] ^ word(secret + 19 + 16 * i));
-    hash = (hash ^ hash >> 37) * 0x165667919E3779F9;
-    return hash ^ hash >> 32;
+    return finish(&h, what == RESULT ? to : from, n);
 }
 
 /* Each `from` into its `to`; the sum of the fingerprints of what was added, each with its seed. */
@@ -129,4 +153,45 @@ void add_blocks(float *to, const float *from, long n, long block, uint64_t first
         const long size = n - at < block ? n - at : block;
         *prints++ = pass(to + at, from + at, size, first++, RESULT);
     }
+}
+
+/* The fingerprint of n values, and the sum of their squares in float64, as a balanced tree: over rows of LANES values,
+ * by number, zeros following the last; then over what is left in each lane. */
+#define LANES 64
+#define DEEPEST 40
+double look(const float *x, long n, uint64_t seed, uint64_t *print)
+{
+    hash h;
+    begin(&h, seed);
+    double level[DEEPEST][LANES], row[LANES];
+    const long stripes = (4 * n - 1) / STRIPE, rows = (n + LANES - 1) / LANES;
+    for (long r = 0, s = 0; r < rows; r++) {
+        const float *at = x + r * LANES;
+        for (int q = 0; q < LANES * 4 / STRIPE && s < stripes; q++, s++) {
+            for (int k = 0; k < VECTORS; k++) {
+                const words data = *(const words *)(at + q * (STRIPE / 4) + k * (BYTES / 4));
+                h.sum[k] += SWAPPED(data) + PRODUCT(data ^ *(const words *)(h.secret + s % ROUND * 8 + k * BYTES));
+            }
+            scramble(&h, s);
+        }
+        const long here = n - r * LANES < LANES ? n - r * LANES : LANES;
+        if (here == LANES)
+            for (long l = 0; l < LANES; l++) row[l] = (double)at[l] * at[l];
+        else
+            for (long l = 0; l < LANES; l++) row[l] = l < here ? (double)at[l] * at[l] : 0.0;
+        int k = 0;
+        for (long rest = r; rest & 1; rest >>= 1, k++)
+            for (long l = 0; l < LANES; l++) row[l] = level[k][l] + row[l];
+        memcpy(level[k], row, sizeof row);
+    }
+    int any = 0;
+    for (int k = 0; rows >> k; k++)
+        if (rows >> k & 1) {
+            for (long l = 0; l < LANES; l++) row[l] = any ? level[k][l] + row[l] : level[k][l];
+            any = 1;
+        }
+    for (long width = LANES / 2; width; width /= 2)
+        for (long l = 0; l < width; l++) row[l] = row[2 * l] + row[2 * l + 1];
+    *print = finish(&h, x, n);
+    return row[0];
 }

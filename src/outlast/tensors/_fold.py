@@ -1,12 +1,13 @@
-"""Adding gradients to sums and fingerprinting them in one pass over memory, by `_fold.c`; without it in two.
+"""One pass over memory instead of two, by `_fold.c`: adding and fingerprinting, fingerprinting and measuring.
 
-Role: what an audit costs where nothing is audited. Both ways give the same bits and the same fingerprints, so a caller
-may meet either at any time. Not here: what is added to what (`runtime/_gradients.py`).
+Role: what audits and guards cost where nothing is wrong. Both ways give the same bits and the same fingerprints, so a
+caller may meet either at any time. Not here: what is added to what (`runtime/_gradients.py`), nor what a norm is for.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 from collections.abc import Sequence
 
@@ -14,11 +15,14 @@ import torch
 from torch import Tensor
 
 from outlast.tensors import _native
-from outlast.tensors._fingerprint import block_prints, combine, fingerprint_all
+from outlast.tensors._eager import tree_sum
+from outlast.tensors._fingerprint import block_prints, combine, fingerprint, fingerprint_all
 
-__all__ = ["Fold", "add_and_print_blocks", "prepare_fold"]
+__all__ = ["Fold", "add_and_print_blocks", "look_at_block", "prepare_fold", "sum_of_squares"]
 
 SOURCE = "_fold.c"
+LANES = 64
+LARGEST = float(torch.finfo(torch.float32).max)
 SHORTEST = 61  # elements: XXH3 has other rules for 240 bytes and less
 
 
@@ -72,6 +76,28 @@ def add_and_print_blocks(to: Tensor, source: Tensor, block: int, first: int) -> 
     prints = (ctypes.c_uint64 * -(-length // block))()
     native.add_blocks(to.data_ptr(), source.data_ptr(), length, block, first, prints)
     return tuple(prints)
+
+
+def look_at_block(block: Tensor, key: int) -> tuple[int, float]:
+    """(fingerprint, sum of squares) of a block."""
+    native = _native.library(SOURCE)
+    if native is None or not _plain(block):
+        return fingerprint(block, key), sum_of_squares(block)
+    print_ = ctypes.c_uint64()
+    squares = native.look(block.data_ptr(), block.numel(), key, ctypes.addressof(print_))
+    return print_.value, _within(block, squares)
+
+
+def sum_of_squares(block: Tensor) -> float:
+    """In float64, the squares of float32 being exact there: a balanced tree over rows of 64 values, zeros following the
+    last, and then over what is left in each lane. So it is the same on every device and processor. Infinite where
+    float32 could not hold it, of values that are no wider: nothing good comes of such a gradient."""
+    rows = torch.nn.functional.pad(block.double().square(), (0, -block.numel() % LANES)).view(-1, LANES)
+    return _within(block, float(tree_sum(tree_sum(rows))))
+
+
+def _within(block: Tensor, squares: float) -> float:
+    return math.inf if squares > LARGEST and block.dtype != torch.float64 else squares
 
 
 def _plain(tensor: Tensor) -> bool:

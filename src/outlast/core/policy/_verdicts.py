@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from outlast.core.policy._bands import Band, Reading
+from outlast.core.policy._bands import Band
 from outlast.core.policy._guards import (
     Confidence,
     Culprit,
@@ -65,8 +65,11 @@ def remember(guards: Guards, state: GuardState, evidence: GuardEvidence, verdict
             state, loss=state.loss.reset(), norm=state.norm.reset(), num_bad=0, num_rewinds=state.num_rewinds + 1,
             passed=passed[-_MOST_REMEMBERED:], rate_until=0,
         )  # fmt: skip
-    loss, norm = _read(guards, state, evidence)[1]
-    changes: dict[str, object] = {"loss": loss, "norm": norm, "num_bad": 0 if action == "apply" else state.num_bad + 1}
+    after = {name: band.read(value)[1] for name, band, value, _ in _bands(guards, state, evidence)}
+    changes: dict[str, object] = {
+        "loss": after.get("loss", state.loss), "norm": after.get("gradient norm", state.norm),
+        "num_bad": 0 if action == "apply" else state.num_bad + 1,
+    }  # fmt: skip
     if action != "apply":
         changes["skipped"] = (*state.skipped, evidence.step)[-_MOST_REMEMBERED:]
     if action == "lower_rate":
@@ -189,14 +192,11 @@ def _advice(who: Culprit) -> str:
 
 
 # --- spikes and collapse ---------------------------------------------------------------------------------------------
-def _read(guards: Guards, state: GuardState, e: GuardEvidence) -> tuple[tuple[Reading, Reading], tuple[Band, Band]]:
-    """Readings of loss and norm, and the bands after them."""
-    loss, loss_band = state.loss.read(e.loss)
-    norm, norm_band = state.norm.read(e.norm if e.norm is not None else math.nan)
-    return (loss, norm), (
-        loss_band if guards.loss_spike != "off" else state.loss,
-        norm_band if guards.norm_spike != "off" else state.norm,
-    )
+def _bands(guards: Guards, state: GuardState, e: GuardEvidence) -> list[tuple[str, Band, float, OnSpike]]:
+    """What is watched for spikes: its name, band and newest value, and what is done about it."""
+    norm = e.norm if e.norm is not None else math.nan
+    rows = [("loss", state.loss, e.loss, guards.loss_spike), ("gradient norm", state.norm, norm, guards.norm_spike)]
+    return [row for row in rows if row[3] != "off"]
 
 
 def is_spike(guards: Guards, state: GuardState, e: GuardEvidence) -> bool:
@@ -205,11 +205,9 @@ def is_spike(guards: Guards, state: GuardState, e: GuardEvidence) -> bool:
 
 
 def _on_spike(guards: Guards, state: GuardState, e: GuardEvidence) -> Verdict | None:
-    readings = _read(guards, state, e)[0]
-    for name, reading, response in zip(
-        ("loss", "gradient norm"), readings, (guards.loss_spike, guards.norm_spike), strict=True
-    ):
-        if response != "off" and reading.finding == "spike":
+    for name, band, value, response in _bands(guards, state, e):
+        reading, _ = band.read(value)
+        if reading.finding == "spike":
             seen = f"the {name} is {reading.value:.4g}; its band ends at {reading.limit:.4g}"
             return _on_unreal(e, seen) or _spike(guards, state, e, seen, response)
     return None
