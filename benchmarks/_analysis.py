@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Outcome", "join_stall", "measure_restart", "measure_survivors", "newest_step", "quiet_wait"]
 
+_USUAL = 60
+"""Steps by which a calm fleet's usual one is known."""
 GAPS = 3
 """A fault can interrupt the step that a survivor is in, or the one after: the worst of this many gaps is reported."""
 
@@ -34,6 +36,7 @@ class Outcome:
     join_stall_s: float = 0.0  # since the recovery: the replacement also starts its process on these processors
     served_stall_s: float = 0.0  # since the replacement was served; waits alone
     quiet_wait_s: float = 0.0  # the same of as many steps before the fault: what this machine makes of a calm fleet
+    struck_s: float = 0.0  # when, by the monotonic clock
     failed: str = ""
 
     def line(self) -> str:
@@ -92,24 +95,31 @@ def measure_restart(before: Sequence[Member], new: Sequence[Member], at_s: float
     return Outcome(net_s=net_s, gross_s=beyond_s - at_s, median_step_s=median_s, redone_steps=redone)
 
 
-def join_stall(members: Sequence[Member], since_s: float, waits_only: bool = False) -> float:
-    """The longest step of any of them since `since_s`, less its median step in that time, and less the microbatches
-    beyond its usual share (those of who is not there yet). `waits_only`: of each step only what is not the member's
-    own computing (which takes longer where a starting process has the processors)."""
-    return max((_longest(m.commits[_first_since(m.commits, since_s) :], waits_only) for m in members), default=0.0)
+def join_stall(members: Sequence[Member], since_s: float, until_s: float, waits_only: bool = False) -> float:
+    """The longest step of any of them from `since_s` to `until_s`, less its median step since `since_s`, and less the
+    microbatches beyond its usual share (those of who is not there yet). `waits_only`: of each step only what is not the
+    member's own computing (which takes longer where a starting process has the processors)."""
+    found = [0.0]
+    for member in members:
+        commits = member.commits[sum(c.at_s < since_s for c in member.commits) :]
+        found.append(_longest(commits, sum(c.at_s <= until_s for c in commits), waits_only))
+    return max(found)
 
 
-def quiet_wait(members: Sequence[Member], num_steps: int) -> float:
-    """What `join_stall` says of the newest `num_steps` steps, waits alone, in which nobody came."""
-    return max((_longest(member.commits[-num_steps - 1 :], waits_only=True) for member in members), default=0.0)
+def quiet_wait(members: Sequence[Member], before_s: float, since_s: float, until_s: float) -> float:
+    """What `join_stall` says, waits alone, of the last steps before `before_s`, in which nobody came: as many as there
+    were from `since_s` to `until_s`."""
+    found = [0.0]
+    for member in members:
+        count = sum(since_s <= commit.at_s <= until_s for commit in member.commits)
+        before = [commit for commit in member.commits if commit.at_s < before_s]
+        found.append(_longest(before[-_USUAL:], count, waits_only=True, newest=True))
+    return max(found)
 
 
-def _first_since(commits: Sequence[Commit], since_s: float) -> int:
-    return sum(commit.at_s < since_s for commit in commits)
-
-
-def _longest(commits: Sequence[Commit], waits_only: bool) -> float:
-    if len(commits) < 2:
+def _longest(commits: Sequence[Commit], count: int, waits_only: bool, newest: bool = False) -> float:
+    """Of the first `count` of these steps (or the newest), less the median of all."""
+    if len(commits) < 2 or count < 2:
         return 0.0
     usual = statistics.median_low([commit.num_computed for commit in commits])
     one_s = statistics.median(commit.compute_s / max(commit.num_computed, 1) for commit in commits)
@@ -117,7 +127,7 @@ def _longest(commits: Sequence[Commit], waits_only: bool) -> float:
     for a, b in itertools.pairwise(commits):
         own_s = b.compute_s if waits_only else max(0, b.num_computed - usual) * one_s
         steps.append(b.at_s - a.at_s - own_s)
-    return max(steps) - statistics.median(steps)
+    return max(steps[1 - count :] if newest else steps[: count - 1]) - statistics.median(steps)
 
 
 def _median_gap(commits: Sequence[Commit]) -> float:

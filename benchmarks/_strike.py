@@ -26,7 +26,7 @@ __all__ = ["FAULTS", "START_S", "Striker", "steady"]
 FAULTS = {
     "SIGKILL": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP, "SIGKILL-coordinator": signal.SIGKILL,
 }  # fmt: skip
-WARM_STEPS, AFTER_STEPS = 40, 4
+WARM_STEPS, AFTER_STEPS, JOINED_STEPS = 40, 4, 5
 START_S, GIVE_UP_S = 120.0, 90.0
 
 
@@ -51,7 +51,6 @@ class Striker:
         before = fleet.living
         victim = self.rng.choice([m for m in before if m.commits and m.rank != self.system.immune])
         others = [member for member in before if member is not victim and member.commits]
-        quiet_s = quiet_wait(others, WARM_STEPS)
         doomed = [_outlast.coordinator_pid(self.launch.run_dir)] if fault.endswith("-coordinator") else []
         told, at_s = dataclasses.replace(told, phase=fleet.phase(victim)), time.monotonic()
         for pid, number in [*((pid, signal.SIGKILL) for pid in doomed), (victim.pid, FAULTS[fault])]:
@@ -65,12 +64,13 @@ class Striker:
         found = measure_survivors(others, at_s) if self.system.keeps else measure_restart(before, new, at_s, reached)
         own = fault == "SIGSTOP" and self.name.startswith("outlast")
         return dataclasses.replace(
-            found, system=self.name, fault=fault, phase=told.phase, quiet_wait_s=quiet_s,
+            found, system=self.name, fault=fault, phase=told.phase, struck_s=at_s,
             deadline_s=_outlast.LEAST_DEADLINE_S if own else 0.0,
         )  # fmt: skip
 
     def rejoin(self, fleet: Fleet, outcome: Outcome) -> Outcome:
-        """Wait until a replacement trains too; adds how long it held up the others at worst."""
+        """Wait until a replacement trains too; adds how long it held up the others at worst, until it had made a few
+        steps: from then on it is a member like any other."""
         began_s = time.monotonic()
         old = [member for member in fleet.living if len(member.commits) >= WARM_STEPS]
         try:
@@ -78,9 +78,13 @@ class Striker:
         except FleetStuck as stuck:
             return dataclasses.replace(outcome, failed=str(stuck))
         served_s = max(began_s, _outlast.newest_served_s(self.launch.run_dir))
+        new = [member for member in fleet.living if member not in old and len(member.commits) >= JOINED_STEPS]
+        joined_s = max((member.commits[JOINED_STEPS - 1].at_s for member in new), default=served_s)
         return dataclasses.replace(
-            outcome, join_stall_s=join_stall(old, began_s), served_stall_s=join_stall(old, served_s, waits_only=True)
-        )
+            outcome, join_stall_s=join_stall(old, began_s, joined_s),
+            served_stall_s=join_stall(old, served_s, joined_s, waits_only=True),
+            quiet_wait_s=quiet_wait(old, outcome.struck_s, served_s, joined_s),
+        )  # fmt: skip
 
     def _await_recovery(self, fleet: Fleet, victim: Member, others: list[Member], reached: int, at_s: float) -> None:
         keeps = self.system.keeps

@@ -181,9 +181,10 @@ class Accumulator:
                 self.print = combine((self.print, self._fold_into(slot, bucket, indices, into).add(grads, fresh=fresh)))
             elif into:
                 torch._foreach_copy_(into, grads) if fresh else torch._foreach_add_(into, grads)
+            sends = self.printing and self._on_bucket is not None and self.num_rows == 1  # rows are sent, not sums
             for place, (target, source) in enumerate(self._chain, 1):
                 to, flat = self.memory.flats(target)[number], self.memory.flats(source)[number]
-                if self.printing and self._on_bucket is not None and place == len(self._chain):
+                if sends and place == len(self._chain):
                     self._say(self._steps[-1][2], bucket, add_and_print_blocks(to, flat, BLOCK, bucket.first_block), to)
                 else:
                     to.add_(flat)
