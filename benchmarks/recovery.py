@@ -159,9 +159,10 @@ def summary(
     ]  # fmt: skip
     phases = ", ".join(sorted({o.phase for o in outcomes if o.fault == fault and o.phase}))
     notes = [
-        "joiner's stall: the longest that a member did not compute in a step since the replacement was served, until it "
-        "had made five steps, less the median: median and worst; then a whole step since the recovery (it starts on the "
-        "same processors), less the microbatches of who is missing; calm: the first for as many steps before the fault",
+        "joiner's stall: the longest that a member did not compute in a step since the replacement was served, until "
+        "it had made five steps, less the median: median and worst; then a whole step since the recovery (it starts on "
+        "the same processors), less the microbatches of who is missing; calm: the first for as many steps before the "
+        "fault",
         "net: the interrupted step less a median step, less what was computed again",
         f"the peers' collectives time out after {timeout_s:g} s (their defaults: 60 s and more); outlast's after 60 s",
     ]

@@ -199,3 +199,18 @@ with Fleet("one loop", [[sys.executable, "-c", {worker!r}]]) as fleet:
             assert process.wait(timeout=20) == status
             assert select.select([watch], [], [], 20)[0], "the worker outlived its harness"
             os.close(watch)
+
+
+def test_a_joiner_is_blamed_until_it_is_a_member_like_any_other() -> None:
+    from benchmarks._analysis import join_stall, quiet_wait
+
+    gaps = [0.1] * 60
+    gaps[3], gaps[15], gaps[30], gaps[50] = 0.5, 0.13, 0.14, 0.9  # long before, before, while it joins, and after
+    times = [sum(gaps[:i]) for i in range(len(gaps))]
+    one = member([(step, at_s) for step, at_s in enumerate(times)])
+    since_s, until_s = times[25] - 0.01, times[40] + 0.01
+    assert join_stall([one], since_s, until_s) == pytest.approx(0.04)
+    assert join_stall([one], since_s, until_s, waits_only=True) == pytest.approx(0.04)
+    assert join_stall([one], since_s, times[59], waits_only=True) == pytest.approx(0.8)
+    assert quiet_wait([one], times[22], since_s, until_s) == pytest.approx(0.03)
+    assert join_stall([], since_s, until_s) == quiet_wait([], 1.0, since_s, until_s) == 0.0
