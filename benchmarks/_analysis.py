@@ -96,13 +96,14 @@ def measure_restart(before: Sequence[Member], new: Sequence[Member], at_s: float
 
 
 def join_stall(members: Sequence[Member], since_s: float, until_s: float, waits_only: bool = False) -> float:
-    """The longest step of any of them from `since_s` to `until_s`, less its median step since `since_s`, and less the
-    microbatches beyond its usual share (those of who is not there yet). `waits_only`: of each step only what is not the
-    member's own computing (which takes longer where a starting process has the processors)."""
+    """The longest step of any of them from `since_s` to the end of the one that `until_s` falls into, less its median
+    step since `since_s`, and less the microbatches beyond its usual share (those of who is not there yet).
+    `waits_only`: of each step only what is not the member's own computing (which takes longer where a starting process
+    has the processors)."""
     found = [0.0]
     for member in members:
         commits = member.commits[sum(c.at_s < since_s for c in member.commits) :]
-        found.append(_longest(commits, sum(c.at_s <= until_s for c in commits), waits_only))
+        found.append(_longest(commits, sum(c.at_s <= until_s for c in commits) + 1, waits_only))
     return max(found)
 
 
@@ -111,7 +112,7 @@ def quiet_wait(members: Sequence[Member], before_s: float, since_s: float, until
     were from `since_s` to `until_s`."""
     found = [0.0]
     for member in members:
-        count = sum(since_s <= commit.at_s <= until_s for commit in member.commits)
+        count = sum(since_s <= commit.at_s <= until_s for commit in member.commits) + 1
         before = [commit for commit in member.commits if commit.at_s < before_s]
         found.append(_longest(before[-_USUAL:], count, waits_only=True, newest=True))
     return max(found)

@@ -74,7 +74,8 @@ class Accumulator:
         self._folded = 0
         self._late = False
         self.paused = False  # a backward that is not of the step
-        self.printing = False  # fingerprint each microbatch's gradient before it is added
+        self.printing = False  # fingerprint each microbatch's gradient as it is added, and sums that others read
+        self._compared = memory.region is not None and num_rows == 1  # others read sums where they lie
         self.print = 0  # of the last microbatch
         self.corruption: Corruption | None = None  # tests put wrong bits in
         self._sent: dict[tuple[Node, int], tuple[int, ...]] = {}
@@ -181,7 +182,7 @@ class Accumulator:
                 self.print = combine((self.print, self._fold_into(slot, bucket, indices, into).add(grads, fresh=fresh)))
             elif into:
                 torch._foreach_copy_(into, grads) if fresh else torch._foreach_add_(into, grads)
-            sends = self.printing and self._on_bucket is not None and self.num_rows == 1  # rows are sent, not sums
+            sends = self.printing and self._on_bucket is not None and self._compared
             for place, (target, source) in enumerate(self._chain, 1):
                 to, flat = self.memory.flats(target)[number], self.memory.flats(source)[number]
                 if sends and place == len(self._chain):

@@ -28,6 +28,9 @@ __all__ = ["Lent", "Warm", "at_low_priority", "populate", "touch"]
 
 T = TypeVar("T")
 
+_libc_madvise = ctypes.CDLL(None).madvise  # without the interpreter's lock
+_libc_madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
 _HUGE = 2 << 20
 _LEVEL = 10
 _POPULATE_WRITE = 23  # of madvise, Linux 5.14
@@ -70,7 +73,7 @@ def populate(parts: Sequence[Tensor]) -> None:
 
 def _madvise(address: int, size: int, advice: int) -> bool:
     """Advice may be refused: False."""
-    return bool(ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), advice) == 0)
+    return bool(_libc_madvise(address, size, advice) == 0)
 
 
 class Lent(list[Tensor]):
@@ -140,7 +143,10 @@ class Warm:
             finally:
                 self._refilling = False
 
-        self._in_background(work)
+        try:
+            self._in_background(work)
+        except RuntimeError:  # no thread to be had: the memory will be touched when it is needed
+            self._refilling = False
 
     def lend(self, size: int, user: Any) -> Tensor:
         """`size` bytes until `user` is gone; untouched if there is none that large."""

@@ -41,8 +41,8 @@ typedef int64_t places __attribute__((vector_size(8 * LANES)));
 /* Where gcc makes detours of the portable form, the instruction by name. KEEP: load once, several products read it. */
 #if defined(__AVX512F__)
 #include <immintrin.h>
-#define WIDE(x) (wide)_mm512_cvtps_pd(_mm256_loadu_ps(x))
-#define NARROW(x, v) _mm256_storeu_ps(x, _mm512_cvtpd_ps((__m512d)(v)))
+#define WIDE(x) (wide)_mm512_cvtps_pd(_mm256_loadu_ps((const float *)(x)))
+#define NARROW(x, v) _mm256_storeu_ps((float *)(x), _mm512_cvtpd_ps((__m512d)(v)))
 #define LARGER(a, b) (bits)_mm512_max_epi32((__m512i)(a), (__m512i)(b))
 #define KEEP(v) __asm__("" : "+v"(v))
 #else

@@ -12,6 +12,7 @@ object is published by one rename under a name made of everything that went into
 
 from __future__ import annotations
 
+import concurrent.futures
 import ctypes
 import functools
 import hashlib
@@ -42,8 +43,9 @@ MAX_ROWS = 64  # beyond it a program is longer than a compiler unrolls well
 Source = Program | str
 """What is compiled: a program, in `_kernels.c`, or a file of this package by its name."""
 
-_loaded: dict[Source, ctypes.CDLL | None] = {}
+_loaded: dict[Source, Any] = {}
 _lock = threading.Lock()
+_MISSING = object()
 
 
 class Task(ctypes.Structure):
@@ -107,8 +109,9 @@ def cache_folder() -> Path:
 
 def library(source: Source) -> ctypes.CDLL | None:
     """The compiled source if it is loaded or lies in the cache, else None. Never compiles, never waits for one."""
-    if source in _loaded:
-        return _loaded[source]
+    found = _loaded.get(source, _MISSING)  # one look: `forget` may come at any time
+    if found is not _MISSING:
+        return cast(ctypes.CDLL | None, found)
     with _lock:
         if source not in _loaded:
             path = _object_path(source)
@@ -219,9 +222,10 @@ def run(native: ctypes.CDLL, task: Task, num_blocks: int, threads: int) -> None:
         parallel(native.work, address, threads, 0)
     else:
         others = [_pool(threads).submit(native.work, address) for _ in range(min(threads, num_blocks) - 1)]
-        native.work(address)
-        for other in others:
-            other.result()
+        try:
+            native.work(address)
+        finally:  # whatever interrupts this: they write to memory that is let go afterwards
+            concurrent.futures.wait(others)
     if task.failed:
         raise MemoryError("the rules' compiled path could not have a few megabytes of memory")
 
@@ -230,7 +234,8 @@ def run(native: ctypes.CDLL, task: Task, num_blocks: int, threads: int) -> None:
 def _team() -> Callable[..., None] | None:
     """OpenMP's entry to the threads that torch runs its operations in; None where there is none, or none to trust.
 
-    A process forked from one with threads may have inherited a team without its threads: who asks it waits for ever.
+    A process whose parent had threads when it was forked may have inherited a team without its threads: who asks it
+    waits for ever. (Not so a run's replica: its parent forks it before it has any.)
     """
     parallel = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
     if parallel is None or _forked_with_threads:
