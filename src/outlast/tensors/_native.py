@@ -13,6 +13,7 @@ object is published by one rename under a name made of everything that went into
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -43,9 +44,8 @@ MAX_ROWS = 64  # beyond it a program is longer than a compiler unrolls well
 Source = Program | str
 """What is compiled: a program, in `_kernels.c`, or a file of this package by its name."""
 
-_loaded: dict[Source, Any] = {}
+_loaded: dict[Source, ctypes.CDLL | None] = {}
 _lock = threading.Lock()
-_MISSING = object()
 
 
 class Task(ctypes.Structure):
@@ -109,9 +109,8 @@ def cache_folder() -> Path:
 
 def library(source: Source) -> ctypes.CDLL | None:
     """The compiled source if it is loaded or lies in the cache, else None. Never compiles, never waits for one."""
-    found = _loaded.get(source, _MISSING)  # one look: `forget` may come at any time
-    if found is not _MISSING:
-        return cast(ctypes.CDLL | None, found)
+    with contextlib.suppress(KeyError):  # one look: `forget` may come at any time
+        return _loaded[source]
     with _lock:
         if source not in _loaded:
             path = _object_path(source)
