@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from outlast.core.protocol import Node, cover, plan_of, schedule, split
 from outlast.runtime._gradients import Accumulator, Memory
-from outlast.tensors import Layout, reduce_slice
+from outlast.tensors import BLOCK, Layout, block_prints, reduce_slice
 
 SHAPES = [(5,), (40, 7), (3,), (1,), (64, 2)]
 
@@ -35,11 +35,13 @@ def reference(leaves: Sequence[Tensor], node: Node) -> Tensor:
 class Replica:
     """One simulated member: its own parameters, memory and accumulator."""
 
-    def __init__(self, num_leaves: int, dtype: torch.dtype = torch.float32, bucket_bytes: int = 512) -> None:
+    def __init__(
+        self, num_leaves: int, dtype: torch.dtype = torch.float32, bucket_bytes: int = 512, shared: bool = False
+    ) -> None:
         draw = torch.Generator().manual_seed(1)
         self.params = [nn.Parameter(torch.randn(shape, generator=draw).to(dtype)) for shape in SHAPES]
         self.layout = Layout(self.params, bucket_bytes)
-        self.memory = Memory(self.layout, num_leaves + 2, shared=False)
+        self.memory = Memory(self.layout, num_leaves + 2, shared=shared)
         self.sums = Accumulator(self.params, self.layout, self.memory, num_leaves)
 
     def compute(
@@ -187,3 +189,23 @@ def test_what_is_kept_survives_an_abandoned_exchange() -> None:
     assert all(same_bits(b, reference([leaf[i] for leaf in leaves], (0, 2))) for i, b in enumerate(before))
     for b, flat in enumerate(member.flat((0, 4))):
         assert same_bits(flat, reference([leaf[b] for leaf in leaves], (0, 4)))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_sum_that_others_read_is_fingerprinted_as_it_is_made(shared: bool) -> None:
+    plain, printing = Replica(4, shared=shared), Replica(4, shared=shared)
+    printing.sums.printing = True
+    prints = []
+    for leaf in range(4):
+        for one in (plain, printing):
+            one.compute(leaf, unused=[2] if leaf == 1 else [], overlap=[] if leaf == 3 else None)
+        prints.append(printing.sums.print)
+    node = (0, 4)
+    assert all(same_bits(a, b) for a, b in zip(plain.flat(node), printing.flat(node), strict=True))
+    assert len(set(prints)) == 4
+    said = {key for key, _ in printing.sums._sent}
+    assert said == ({node} if shared else set())
+    for bucket in printing.layout.buckets:
+        flat = printing.flat(node)[bucket.index]
+        wanted = block_prints(flat, BLOCK, bucket.first_block)
+        assert printing.sums.sent(node, printing.sums.slots[node], bucket.index) == wanted

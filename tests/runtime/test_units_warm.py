@@ -6,13 +6,18 @@ import gc
 import os
 import resource
 import threading
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from outlast.runtime._engine import Engine
+from outlast.runtime._gradients import OUTCOME, Memory
 from outlast.runtime._shared import Region
 from outlast.runtime._streams import Frozen, raw
 from outlast.runtime._warm import Warm, at_low_priority, populate, touch
+from outlast.tensors import BLOCK, Layout
 
 
 class User:
@@ -88,6 +93,34 @@ def test_who_copies_faster_than_copies_come_back_finds_touched_memory() -> None:
     warm.copies(tensors)
     settled()
     assert warm.held_bytes == 0  # nobody is expected
+
+
+def faults_of(flats: list[torch.Tensor]) -> int:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for flat in flats:
+        flat.zero_()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+@pytest.mark.skipif(
+    tuple(map(int, os.uname().release.split(".")[:2])) < (5, 14),
+    reason="the kernel faults pages in as they are written",
+)
+def test_where_a_joiner_is_expected_the_slices_of_the_larger_view_are_there_before_it() -> None:
+    layout = Layout([torch.zeros(20 * BLOCK)], bucket_bytes=8 << 20)
+    memory = Memory(layout, 2)
+    state = SimpleNamespace(size_bytes=lambda: 1000)
+    engine: Any = SimpleNamespace(layout=layout, memory=memory, state=state, warm=Warm())
+    Engine.expect_joiners(engine, 1, 2)
+    settled()
+    halves = [[flat[slice(*bucket.slices(3)[index])] for bucket, flat in
+               zip(layout.buckets, memory.flats(OUTCOME), strict=True)] for index in (0, 1)]  # fmt: skip
+    assert faults_of(halves[1]) < 20
+    assert faults_of(halves[0]) > 100  # not mine: nobody faulted it in
+    assert engine.warm.held_bytes > 0
+    Engine.expect_joiners(engine, 0, 0)
+    settled()
+    assert engine.warm.held_bytes == 0
 
 
 @pytest.mark.parametrize("size", [1, 3 << 20])
