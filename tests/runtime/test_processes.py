@@ -58,7 +58,7 @@ def test_the_coordinator_is_stopped_and_goes_on(fleet: Callable[..., Any]) -> No
 
 def test_an_agent_takes_its_replicas_with_it(fleet: Callable[..., Any]) -> None:
     """Two agents on this machine; the second dies, and its replicas come back under its successor."""
-    run = fleet(replicas=4, agents=2, steps=16, gates=(3, 6, 9, 12))
+    run = fleet(replicas=4, agents=2, steps=64, gates=(3, 6, 9, 60))  # to become members takes steps
     run.until("steps were made", lambda: run.driven.step == 2)
     under = {e.agent for e in run.driven.events if isinstance(e, ev.ReplicaStarted)}
     assert len(under) == 2
@@ -68,7 +68,7 @@ def test_an_agent_takes_its_replicas_with_it(fleet: Callable[..., Any]) -> None:
     run.gate(3, "they were gone", lambda: run.exited("r1.1") and run.exited("r3.1"))
     run.gate(6, "they were back", lambda: all(map(run.served, back)))
     run.gate(9, "they had caught up", lambda: all(map(run.caught_up, back)))
-    run.gate(12, "they were members", lambda: {*back} <= set(run.driven.members))
+    run.gate(60, "they were members", lambda: {*back} <= set(run.driven.members))
     run.assert_unchanged(survivors={"r0.1", "r2.1", *back}, recoveries=2)
     assert {r.cause for r in run.driven.recoveries()} == {"agent_lost"}
 
