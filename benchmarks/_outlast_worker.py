@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import outlast
-from benchmarks._probe import FINGERPRINTS_S, Probe
+from benchmarks._probe import FINGERPRINTS_S, Probe, in_turn
 from benchmarks._workload import MODELS, build, loss_of, samples
 from benchmarks.peers.ddp import parser
 
@@ -17,18 +17,21 @@ if TYPE_CHECKING:
 
 def main() -> None:
     options = parser(__doc__)
-    options.add_argument("--audit", type=float, default=0.0)
+    options.add_argument("--audits", default="0", help="shares, one a block in turn: 0,0.02")
     options.add_argument("--fingerprints", action="store_true", help="report what fingerprints take")
     args = options.parse_args()
     probe = Probe(rank=os.getpid())
     run = outlast.join()
     model, optimizer = build(args.model, args.seed)
+    shares = [float(share) for share in args.audits.split(",")]
     training = run.protect(
         model, optimizer, samples(args.model), global_batch_size=MODELS[args.model].samples * args.microbatches,
-        microbatches=args.microbatches, seed=args.seed, audit=args.audit,
+        microbatches=args.microbatches, seed=args.seed, audit=max(shares),
     )  # fmt: skip
     spent = watch_fingerprints() if args.fingerprints else [0.0]
     for step in training.steps(until=args.steps):
+        if len(shares) > 1:
+            training._audit.share = in_turn(shares, step.number // probe.block)
         for batch in step:
             with probe.computing():
                 step.backward(loss_of(model, batch))
@@ -39,7 +42,8 @@ def main() -> None:
 
 
 def watch_fingerprints() -> list[float]:
-    """Count the processor time of a step's fingerprints: of the reduced gradient, and of a part of the state."""
+    """Count the processor time of a step's fingerprints: of the reduced gradient, and of a part of the state. The first
+    come of the pass that reduces: what is counted is a look of its own, which takes more."""
     from outlast.runtime import _agreement, _plane
 
     spent = [0.0]
@@ -54,7 +58,14 @@ def watch_fingerprints() -> list[float]:
 
         return call
 
-    _plane.fingerprint = timed(_plane.fingerprint)
+    reduce, look = _plane.reduce_and_look, timed(_plane.look)
+
+    def reduce_and_look(*args: Any, squares: bool, **options: Any) -> Any:
+        found, (out, first) = reduce(*args, squares=squares, **options), args[-2:]
+        look(out, first, squares=squares)
+        return found
+
+    _plane.reduce_and_look = reduce_and_look
     _agreement.Agreement.fingerprint = timed(_agreement.Agreement.fingerprint)  # type: ignore[method-assign]
     return spent
 

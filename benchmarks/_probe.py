@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-__all__ = ["COMPUTE", "EXCHANGE", "FINGERPRINTS_S", "OTHER", "RECORD", "SHARE_BYTES", "Probe"]
+__all__ = ["COMPUTE", "EXCHANGE", "FINGERPRINTS_S", "OTHER", "RECORD", "SHARE_BYTES", "Probe", "in_turn"]
 
 RECORD = struct.Struct("<cxxxiqddq")
 """kind, rank, step, monotonic seconds, value, count. Kinds: h hello (step = pid), c commit (seconds and number of
@@ -77,6 +77,11 @@ class Probe:
     def number(self, key: int, value: float) -> None:
         """Report any other figure under a key that the benchmark chooses."""
         self._send(b"n", key, value)
+
+
+def in_turn(variants: Sequence[float], block: int) -> float:
+    """Which of several variants this block is for: each once in every round, first another one each time."""
+    return variants[(block + block // len(variants)) % len(variants)]
 
 
 def _map(path: Path) -> mmap.mmap:

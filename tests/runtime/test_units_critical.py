@@ -82,4 +82,7 @@ def test_a_share_of_one_checks_every_slice_and_nobody_checks_itself() -> None:
     found = [(me, *each) for me in range(3) for each in Checks(lambda: 1.0, seed=3).due(5, ranges, me)]
     assert sorted(each[1:] for each in found) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 2)]
     assert all(me != reducer for me, _, reducer in found)
+    assert all(checker_of(3, 5, bucket, reducer, 3) == me for me, bucket, reducer in found)
     assert checker_of(3, 5, 0, 0, 1) == -1
+    assert list(Checks(lambda: 1.0, seed=3).due(5, [[(0, 64)]], 0)) == []
+    assert list(Checks(lambda: 1.0, seed=3).due(5, [], 0)) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import platform
 import shutil
@@ -10,16 +11,22 @@ from pathlib import Path
 import pytest
 import torch
 
+from outlast.core.protocol import schedule
 from outlast.tensors import (
+    BLOCK,
     Fold,
     _native,
     add_and_print_blocks,
     block_prints,
+    combine,
     fingerprint_all,
-    look_at_block,
+    look,
     prepare_fold,
+    reduce_and_look,
+    reduce_slice,
     sum_of_squares,
 )
+from outlast.tensors._fold import MOST
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler here: there are two passes")
 
@@ -88,19 +95,49 @@ def test_blocks_of_the_result_are_fingerprinted(compiled, length):
     assert bits(to) == bits(wanted)
 
 
-@pytest.mark.parametrize("length", [*LENGTHS, 32768, 3 * 64, 6 * 64 + 1, 7 * 64 - 1])
-def test_a_block_is_fingerprinted_and_measured_in_one_pass(compiled, length):
-    block = values(length, length).nan_to_num(posinf=1.0).clamp(-1e16, 1e16)
-    found, squares = look_at_block(block, 9)
-    assert found == fingerprint_all([block], [9])
-    assert squares == sum_of_squares(block)
-    assert squares == pytest.approx(float(block.double().square().sum()), rel=1e-12)
-    assert look_at_block(block.double(), 9)[1] == squares
-    block[length // 2] = 1e20  # a float32 holds it, and not its square
-    assert look_at_block(block, 9)[1] == sum_of_squares(block) == math.inf
-    assert math.isfinite(look_at_block(block.double(), 9)[1])
-    block[length // 2] = float("nan")
-    assert math.isnan(look_at_block(block, 9)[1])
+@pytest.mark.parametrize("length", [*LENGTHS, BLOCK, 3 * 64, 6 * 64 + 1, 7 * 64 - 1, BLOCK + 61, 2 * BLOCK + 1])
+def test_a_flat_tensor_is_fingerprinted_and_measured_in_one_pass(compiled, length):
+    flat = values(length, length).nan_to_num(posinf=1.0).clamp(-1e16, 1e16)
+    blocks = flat.split(BLOCK)
+    found = look(flat, 9, squares=True)
+    assert found.print == combine(block_prints(flat, BLOCK, 9)) == look(flat, 9, squares=False).print
+    assert found.squares == tuple(map(sum_of_squares, blocks))
+    assert found.squares == pytest.approx([float(b.double().square().sum()) for b in blocks], rel=1e-12)
+    assert look(flat.double(), 9, squares=True).squares == found.squares
+    flat[length // 2] = 1e20  # a float32 holds it, and not its square
+    assert math.inf in look(flat, 9, squares=True).squares
+    assert look(flat, 9, squares=True).squares == tuple(map(sum_of_squares, blocks))
+    assert all(map(math.isfinite, look(flat.double(), 9, squares=True).squares))
+    flat[length // 2] = float("nan")
+    assert any(map(math.isnan, look(flat, 9, squares=True).squares))
+
+
+@pytest.mark.parametrize("length", [61, 500, BLOCK, 2 * BLOCK + 300, BLOCK + 60])
+@pytest.mark.parametrize("nodes", [((0, 6),), ((0, 4), (4, 6)), ((0, 1), (1, 2), (2, 3), (3, 4), (4, 6))])
+@pytest.mark.parametrize("scale", [1.0, 1 / 6])
+def test_a_slice_is_reduced_compared_and_measured_in_one_pass(compiled, length, nodes, scale):
+    parts = {node: values(length, node[0]) for node in nodes}
+    kept = {node: part.clone() for node, part in parts.items()}
+    steps, wanted, out = list(schedule(nodes, 6)), torch.empty(length), torch.empty(length)
+    reduce_slice(parts, steps, (0, 6), scale, wanted)
+    for compare, squares in itertools.product([False, True], repeat=2):
+        out.fill_(float("nan"))
+        found = reduce_and_look(parts, steps, (0, 6), scale, out, 4, squares=squares, compare=compare)
+        assert bits(out) == bits(wanted)
+        assert repr(found) == repr(look(out, 4, squares=squares)._replace(parts=found.parts))
+        said = {node: block_prints(part, BLOCK, 4) for node, part in kept.items()}
+        assert found.parts == (said if compare else {})
+    assert all(bits(parts[node]) == bits(kept[node]) for node in nodes)
+
+
+def test_more_parts_than_the_one_pass_takes(compiled):
+    nodes = tuple((i, i + 1) for i in range(MOST + 1))
+    parts, steps = {node: values(200, node[0]) for node in nodes}, list(schedule(nodes, MOST + 1))
+    one, two = torch.empty(200), torch.empty(200)
+    found = reduce_and_look(parts, steps, (0, MOST + 1), 1.0, one, 0, squares=True, compare=True)
+    reduce_slice(parts, steps, (0, MOST + 1), 1.0, two)
+    assert bits(one) == bits(two)
+    assert found.parts == {node: block_prints(part, BLOCK, 0) for node, part in parts.items()}
 
 
 def test_without_the_one_pass_the_results_are_the_same(compiled, monkeypatch):
@@ -108,8 +145,16 @@ def test_without_the_one_pass_the_results_are_the_same(compiled, monkeypatch):
     keys = list(range(len(LENGTHS)))
     one = [row.clone() for row in rows[0]], values(2000, 1)
     two = [row.clone() for row in rows[0]], values(2000, 1)
+    nodes, out = {(0, 1): values(70_000, 1), (1, 2): values(70_000, 2)}, torch.empty(2, 70_000)
+
+    def reduced(into: torch.Tensor) -> str:
+        return repr(reduce_and_look(nodes, [(*nodes, (0, 2))], (0, 2), 0.1, into, 0, squares=True, compare=True))
+
     first = Fold(one[0], keys).add(rows[1], fresh=False), add_and_print_blocks(one[1], values(2000, 2), 512, 0)
+    noted = reduced(out[0])
     monkeypatch.setattr(_native, "library", lambda _: None)
     second = Fold(two[0], keys).add(rows[1], fresh=False), add_and_print_blocks(two[1], values(2000, 2), 512, 0)
     assert first == second
+    assert reduced(out[1]) == noted
+    assert bits(out[0]) == bits(out[1])
     assert [bits(row) for row in [*one[0], one[1]]] == [bits(row) for row in [*two[0], two[1]]]

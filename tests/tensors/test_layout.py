@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outlast.runtime._plane import Look, Reduction, look_at
-from outlast.tensors import BLOCK, Layout
+from outlast.runtime._plane import Reduction
+from outlast.tensors import BLOCK, Layout, look
 
 shapes = st.lists(st.lists(st.integers(1, 9), min_size=0, max_size=3), min_size=1, max_size=8)
 
@@ -55,7 +55,7 @@ def test_what_is_noted_of_slices_does_not_depend_on_the_cut() -> None:
     whole, cut = Reduction(norms={}), Reduction(norms={})
     for found, edges in ((whole, (0, flat.numel())), (cut, (0, 2 * BLOCK, flat.numel()))):
         for lo, hi in itertools.pairwise(edges):
-            look_at(flat[lo:hi], Look(found, lo // BLOCK, with_norms=True))
+            found.note(lo // BLOCK, look(flat[lo:hi], lo // BLOCK, squares=True))
     assert whole == cut
     assert sorted(whole.norms) == [0, 1, 2, 3]
     assert sum(whole.norms.values()) == pytest.approx(float(flat.double().square().sum()), rel=1e-12)

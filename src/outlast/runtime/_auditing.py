@@ -54,9 +54,8 @@ class Auditing:
         self._leaf, self._step = -1, -1
         self._said: Said | None = None
         engine, audits = replica.engine, replica.member.audits
-        audits.share, audits.seed, audits.host = share, engine.seed, replica.env.agent
-        audits.device = replica.device
-        engine.sums.printing = share > 0.0
+        audits.seed, audits.host, audits.device = engine.seed, replica.env.agent, replica.device
+        self.share = share
         if self._vigilance is not None:
             engine.vigilance = engine.state.extra[KEY] = self._vigilance
         engine.checks = Checks(lambda: audits.share, engine.seed)
@@ -66,6 +65,11 @@ class Auditing:
     def share(self) -> float:
         """Of microbatches that are computed twice in this step."""
         return self._replica.member.audits.share
+
+    @share.setter
+    def share(self, share: float) -> None:
+        self._replica.member.audits.share = share
+        self._replica.engine.sums.printing = share > 0.0
 
     def computed(self, leaf: int) -> None:
         """A microbatch of my own is in my sums."""
@@ -77,7 +81,7 @@ class Auditing:
         mesh, plan = self._replica.mesh, self._replica.member.plan
         self._said = None
         if self._vigilance is not None:
-            self._replica.member.audits.share = self._vigilance.share
+            self.share = self._vigilance.share
         if not self.share:
             return
         if mesh is None or plan is None:

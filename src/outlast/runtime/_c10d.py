@@ -27,7 +27,7 @@ from outlast.errors import ViewAbandoned
 from outlast.runtime._environment import Environment
 from outlast.runtime._gradients import Memory
 from outlast.runtime._mesh import Extra, Hand, Mesh, Ready
-from outlast.runtime._plane import Enter, Reduction, Task, reduce_and_look
+from outlast.runtime._plane import Enter, Reduction, Task, reduce_and_note
 from outlast.runtime._second_reduction import WANTED
 from outlast.runtime._wires import Collectives, Pending, Points
 from outlast.tensors import BLOCK, Layout, fingerprint, reduce_slice
@@ -189,7 +189,7 @@ class NetworkPlane:
         target = self.out[bucket][lo:hi]
         if hi > lo:
             first = self.layout.buckets[bucket].first_block + lo // BLOCK
-            reduce_and_look(task, self._found, bucket, first, parts, self._schedule, target)
+            reduce_and_note(task, self._found, bucket, first, parts, self._schedule, target)
         self._reduced = bucket + 1
         self.enter(Phase.GATHER, bucket)
         if wires is not None:

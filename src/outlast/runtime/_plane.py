@@ -19,10 +19,11 @@ from outlast.core.protocol import Node, schedule
 from outlast.runtime._gradients import OUTCOME, Memory
 from outlast.runtime._mesh import Hand, Mesh, Ready, Reduced
 from outlast.runtime._second_reduction import Checks
-from outlast.tensors import BLOCK, Layout, fingerprint, look_at_block, reduce_slice
+from outlast.tensors import BLOCK, Layout, Looked, combine, fingerprint, look, reduce_and_look, reduce_slice
 
-__all__ = ["Look", "Plane", "Reduction", "SharedPlane", "Task", "look_at", "reduce_and_look"]
+__all__ = ["Plane", "Reduction", "SharedPlane", "Task", "reduce_and_note"]
 
+Sent = dict[Node, tuple[str, tuple[int, ...]]]  # of each part of a slice: whose, and its blocks' fingerprints as made
 Enter = Callable[[Phase, int], None]  # publish the phase and the bucket, and pass the fault point
 
 
@@ -49,40 +50,25 @@ class Reduction(msgspec.Struct, kw_only=True):
     unlike: set[str] = set()  # members whose sums were not what they fingerprinted
     false: dict[tuple[int, str], int] = {}  # (bucket, reducer): what I compute, where they reduced to something else
 
-
-class Look:
-    """What is noted of a slice of the outcome as its blocks are shown, in order: its fingerprint, and its norm's
-    parts (each block's sum of squares)."""
-
-    def __init__(self, found: Reduction, first: int, with_norms: bool) -> None:
-        self._found, self._next, self._with_norms = found, first, with_norms
-
-    def __call__(self, block: Tensor) -> None:
-        if self._with_norms:
-            value, self._found.norms[self._next] = look_at_block(block, self._next)
-        else:
-            value = fingerprint(block, self._next)
-        self._found.fingerprint += value
-        self._next += 1
+    def note(self, first: int, looked: Looked) -> None:
+        """A slice of mine, as it goes out; `first`: number of its first block."""
+        self.fingerprint = combine((self.fingerprint, looked.print))
+        self.norms.update(enumerate(looked.squares, first))
 
 
-def reduce_and_look(
+def reduce_and_note(
     task: Task, found: Reduction, bucket: int, first: int, parts: dict[Node, Tensor], schedule: list[Any], out: Tensor,
-    read: Callable[[Node, int, Tensor], None] | None = None,
+    sent: Sent | None = None,
 ) -> None:  # fmt: skip
-    """out = the mean's slice, noted in `found`; `first`: number of its first block."""
-    look = Look(found, first, task.with_norms)
-    direct = task.on_reduced is None  # else tests put wrong bits in before anybody looks
-    reduce_slice(parts, schedule, (0, task.num_leaves), task.scale, out, look if direct else None, read)
-    if task.on_reduced is not None:
+    """out = the mean's slice, noted in `found`; `first`: number of its first block. `sent`: whose part each one is, and
+    the fingerprints of its blocks as it was made: where it is another now, the step is held (protocol, 25)."""
+    root, compare = (0, task.num_leaves), bool(sent)
+    looked = reduce_and_look(parts, schedule, root, task.scale, out, first, squares=task.with_norms, compare=compare)
+    found.unlike |= {name for node, (name, prints) in (sent or {}).items() if looked.parts[node] != prints}
+    if task.on_reduced is not None:  # tests put wrong bits in before anybody looks
         task.on_reduced(bucket, out)
-        look_at(out, look)
-
-
-def look_at(flat: Tensor, look: Look) -> None:
-    """Show a whole slice."""
-    for start in range(0, flat.numel(), BLOCK):
-        look(flat[start : start + BLOCK])
+        looked = look(out, first, squares=task.with_norms)
+    found.note(first, looked)
 
 
 class Plane(Protocol):
@@ -109,11 +95,13 @@ class SharedPlane:
         self._task: Task | None = None
         self._reduced = 0
         self._found = Reduction()
+        self._said: list[tuple[tuple[int, ...], ...]] = []  # of my sums, bucket by bucket
 
     def begin(self, task: Task) -> None:
         """A new step; sums may still be under way."""
         self.mesh.forget(task.step)
         self._task, self._reduced, self._found = task, 0, Reduction(norms={}, unlike=set(), false={})
+        self._said = []
         flat_nodes = tuple(node for nodes in task.nodes for node in nodes)
         self._schedule = list(schedule(flat_nodes, task.num_leaves))
 
@@ -121,8 +109,8 @@ class SharedPlane:
         """My sums of this bucket are final. Never waits; reduces earlier buckets whose sums have all arrived."""
         task = self._now()
         self.enter(Phase.SCATTER, bucket)
-        prints = self._own(bucket) if task.sent is not None else ()
-        self.mesh.broadcast(Ready(task.step, bucket, task.slots, prints))
+        self._said.append(self._own(bucket))
+        self.mesh.broadcast(Ready(task.step, bucket, task.slots, self._said[bucket]))
         while self._reduced < bucket and self.mesh.has_all(Ready, task.step, self._reduced):
             self._reduce(self._reduced)
 
@@ -151,8 +139,8 @@ class SharedPlane:
         if hi > lo:
             first = self.layout.buckets[bucket].first_block + lo // BLOCK
             parts = self._parts(bucket, lo, hi)
-            read = self._comparison(bucket, lo) if task.sent is not None else None
-            reduce_and_look(task, self._found, bucket, first, parts, self._schedule, target, read)
+            sent = self._sent(bucket, lo, hi) if task.sent is not None else None
+            reduce_and_note(task, self._found, bucket, first, parts, self._schedule, target, sent)
         self._reduced = bucket + 1
         self.enter(Phase.GATHER, bucket)
         self.mesh.broadcast(Reduced(task.step, bucket))
@@ -170,25 +158,20 @@ class SharedPlane:
 
     def _own(self, bucket: int) -> tuple[tuple[int, ...], ...]:
         task = self._now()
-        assert task.sent is not None
+        if task.sent is None:
+            return ()
         rows = zip(task.nodes[self.index], task.slots, strict=True)
         return tuple(task.sent(node, slot, bucket) for node, slot in rows)
 
-    def _comparison(self, bucket: int, lo: int) -> Callable[[Node, int, Tensor], None]:
-        """Are these the sums that were fingerprinted when they were made? If not, the step is held (protocol, 25)."""
-        task, first = self._now(), lo // BLOCK
-        offers, number = self.mesh.boxes[Ready, task.step, bucket], self.layout.buckets[bucket].first_block + first
-        sent: dict[Node, tuple[str, tuple[int, ...]]] = {}
+    def _sent(self, bucket: int, lo: int, hi: int) -> Sent:
+        """Of each part of a slice: whose it is, and what was said of its blocks when it was made."""
+        task, offers = self._now(), self.mesh.boxes[Ready, self._now().step, bucket]
+        blocks = slice(lo // BLOCK, -(-hi // BLOCK))
+        sent: Sent = {}
         for name, nodes in zip(self.members, task.nodes, strict=True):
-            prints = self._own(bucket) if name == self.mesh.me else offers[name].prints
-            sent |= {node: (name, tuple(row)) for node, row in zip(nodes, prints, strict=True)}
-
-        def read(node: Node, block: int, part: Tensor) -> None:
-            name, prints = sent[node]
-            if prints[first + block : first + block + 1] != (fingerprint(part, number + block),):
-                self._found.unlike.add(name)
-
-        return read
+            prints = self._said[bucket] if name == self.mesh.me else offers[name].prints
+            sent |= {node: (name, row[blocks]) for node, row in zip(nodes, prints, strict=True)}
+        return sent
 
     def _copy(self, bucket: int) -> None:
         if len(self.members) == 1:

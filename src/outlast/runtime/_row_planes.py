@@ -19,10 +19,10 @@ from outlast.core.phases import Phase
 from outlast.core.protocol import Node, leaves_of
 from outlast.runtime._gradients import OUTCOME, Memory
 from outlast.runtime._mesh import Extra, Mesh, Ready, Reduced
-from outlast.runtime._plane import Enter, Look, Reduction, SharedPlane, Task, look_at
+from outlast.runtime._plane import Enter, Reduction, SharedPlane, Task
 from outlast.runtime._robust import Robust
 from outlast.runtime._second_reduction import checker_of
-from outlast.tensors import BLOCK, Layout
+from outlast.tensors import BLOCK, Layout, look
 
 __all__ = ["HOLD", "VOTE", "RowSteps", "SharedRowPlane", "same_bits", "with_momentum", "without_momentum"]
 
@@ -62,7 +62,7 @@ class RowSteps:
         if task.on_reduced is not None:
             task.on_reduced(bucket, target)
         first = self.layout.buckets[bucket].first_block + lo // BLOCK
-        look_at(target, Look(found, first, task.with_norms))
+        found.note(first, look(target, first, squares=task.with_norms))
 
     def decide(self, task: Task) -> list[int]:
         """The distance rules' choices, once all their buckets are kept; returns these. One message for all groups."""

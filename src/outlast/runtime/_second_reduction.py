@@ -51,25 +51,29 @@ class Checks:
 
     def due(self, step: int, ranges: Sequence[Sequence[tuple[int, int]]], me: int) -> Iterator[tuple[int, int]]:
         """(bucket, index of its reducer) of the slices that are mine to check in this step."""
-        share = self.share()
-        if not share and not self.always:
+        share, num_members = self.share(), len(ranges[0]) if ranges else 0
+        if (not share and not self.always) or num_members < 2:
             return
         for bucket, slices in enumerate(ranges):
-            for reducer, (lo, hi) in enumerate(slices):
-                if hi == lo or checker_of(self.seed, step, bucket, reducer, len(slices)) != me:
-                    continue
-                watched = any(lo < end and start < hi for start, end in self.always.get(bucket, ()))
-                if watched or self._draw.random() < share:
-                    self.num_checked += 1
-                    yield bucket, reducer
+            reducer = (me - _turn(self.seed, step, bucket, num_members)) % num_members
+            lo, hi = slices[reducer]
+            if hi == lo:
+                continue
+            watched = any(lo < end and start < hi for start, end in self.always.get(bucket, ()))
+            if watched or self._draw.random() < share:
+                self.num_checked += 1
+                yield bucket, reducer
 
 
 def checker_of(seed: int, step: int, bucket: int, reducer: int, num_members: int) -> int:
-    """The member that would check this slice: anyone but who reduced it; nobody (-1) where there is no other."""
-    if num_members < 2:
-        return -1
-    turn = position_seed(seed, step, bucket, reducer, 0xC4EC) % (num_members - 1)
-    return (reducer + 1 + turn) % num_members
+    """The member that would check this slice: anyone but who reduced it, each one slice of a bucket; nobody (-1) where
+    there is no other."""
+    return (reducer + _turn(seed, step, bucket, num_members)) % num_members if num_members > 1 else -1
+
+
+def _turn(seed: int, step: int, bucket: int, num_members: int) -> int:
+    """How many members after a slice's reducer its checker comes."""
+    return 1 + (position_seed(seed, step, 0xC4EC) + bucket) % (num_members - 1) if num_members > 2 else 1
 
 
 def settle(replica: Replica, headers: Sequence[Header]) -> None:

@@ -11,7 +11,15 @@ from outlast.tensors._fingerprint import (
     fingerprint_all,
     fingerprint_named,
 )
-from outlast.tensors._fold import Fold, add_and_print_blocks, look_at_block, prepare_fold, sum_of_squares
+from outlast.tensors._fold import (
+    Fold,
+    Looked,
+    add_and_print_blocks,
+    look,
+    prepare_fold,
+    reduce_and_look,
+    sum_of_squares,
+)
 from outlast.tensors._layout import BLOCK, Bucket, Layout
 from outlast.tensors._reduce import reduce_slice
 
@@ -29,8 +37,9 @@ from outlast.tensors._named import (  # isort: skip
 from outlast.tensors._rules import Rule, aggregate, make_rule  # isort: skip
 
 __all__ = [
-    "BLOCK", "Bucket", "Fold", "Layout", "add_and_print_blocks", "block_prints", "combine", "fingerprint",
-    "fingerprint_all", "fingerprint_named", "look_at_block", "prepare_fold", "reduce_slice", "sum_of_squares",
+    "BLOCK", "Bucket", "Fold", "Layout", "Looked", "add_and_print_blocks", "block_prints", "combine", "fingerprint",
+    "fingerprint_all", "fingerprint_named", "look", "prepare_fold", "reduce_and_look", "reduce_slice",
+    "sum_of_squares",
     "ATTACKS", "ActivationStats", "Band", "Mixture", "Nonfinite", "Reading", "Rule", "activation_stats", "aggregate",
     "collapse_reasons", "find_nonfinite", "flip_labels", "inconsistent", "lying_reducer", "make_rule", "partial_grams",
     "strongest", "total_gram",

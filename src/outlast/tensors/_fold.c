@@ -24,13 +24,16 @@ typedef float values __attribute__((vector_size(BYTES), aligned(1), may_alias));
 #include <immintrin.h>
 #define PRODUCT(k) (words)_mm512_mul_epu32((__m512i)(k), (__m512i)((k) >> 32))
 #define SWAPPED(d) (words)_mm512_shuffle_epi32((__m512i)(d), _MM_PERM_BADC)
+#define HOLD(x) __asm__("" : "+v"(x)) /* read once: compilers would read memory again for each use */
 #elif defined(__AVX2__)
 #include <immintrin.h>
 #define PRODUCT(k) (words)_mm256_mul_epu32((__m256i)(k), (__m256i)((k) >> 32))
 #define SWAPPED(d) (words)_mm256_shuffle_epi32((__m256i)(d), 0x4e)
+#define HOLD(x) __asm__("" : "+x"(x))
 #else
 #define PRODUCT(k) (((k) & 0xffffffff) * ((k) >> 32))
 #define SWAPPED(d) ((words){(d)[1], (d)[0], (d)[3], (d)[2]})
+#define HOLD(x)
 #endif
 
 static const uint32_t PRIME32_1 = 0x9E3779B1, PRIME32_2 = 0x85EBCA77, PRIME32_3 = 0xC2B2AE3D;
@@ -63,25 +66,15 @@ static uint64_t folded(uint64_t a, uint64_t b)
     return (uint64_t)both ^ (uint64_t)(both >> 64);
 }
 
-enum { COPY, ADD, RESULT }; /* to = from; to += from; the same, and it is the result that is fingerprinted */
-
-/* One stripe into the accumulators; what is written where there is a `to`. */
-static inline void stripe(words *sum, const uint8_t *secret, float *to, const float *from, int what)
-{
-    for (int k = 0; k < VECTORS; k++) {
-        const long at = k * (BYTES / 4);
-        const values read = *(const values *)(from + at);
-        values made = read;
-        if (what != COPY) made = *(const values *)(to + at) + read;
-        const words data = (words)(what == RESULT ? made : read), keyed = data ^ *(const words *)(secret + k * BYTES);
-        sum[k] += SWAPPED(data) + PRODUCT(keyed);
-        *(values *)(to + at) = made;
-    }
-}
+/* XXH3 adds to each word the product of a keyed word and its neighbour; the neighbours are added up by themselves here,
+ * and swapped once a round. */
+typedef struct {
+    words products[VECTORS], plain[VECTORS];
+} sums;
 
 typedef struct {
     uint8_t secret[SECRET];
-    words sum[VECTORS];
+    sums sum; /* loops work on a copy of their own, which stays in registers */
 } hash;
 
 static inline void begin(hash *h, uint64_t seed)
@@ -92,16 +85,32 @@ static inline void begin(hash *h, uint64_t seed)
         memcpy(h->secret + i + 8, &high, 8);
     }
     const uint64_t start[8] = {PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3, PRIME64_4, PRIME32_2, PRIME64_5, PRIME32_1};
-    memcpy(h->sum, start, STRIPE);
+    memcpy(h->sum.products, start, STRIPE);
+    memset(h->sum.plain, 0, STRIPE);
 }
 
-/* After stripe number s. */
-static inline void scramble(hash *h, long s)
+/* Vector k of a stripe. */
+static inline void absorb(sums *sum, const uint8_t *secret, int k, words data)
 {
-    if (s % ROUND != ROUND - 1) return;
+    sum->products[k] += PRODUCT(data ^ *(const words *)(secret + k * BYTES));
+    sum->plain[k] += data;
+}
+
+static inline void join(sums *sum)
+{
     for (int k = 0; k < VECTORS; k++) {
-        const words key = *(const words *)(h->secret + SECRET - STRIPE + k * BYTES);
-        h->sum[k] = (h->sum[k] ^ h->sum[k] >> 47 ^ key) * PRIME32_1;
+        sum->products[k] += SWAPPED(sum->plain[k]);
+        sum->plain[k] ^= sum->plain[k];
+    }
+}
+
+/* After a round. */
+static inline void scramble(sums *sum, const uint8_t *secret)
+{
+    join(sum);
+    for (int k = 0; k < VECTORS; k++) {
+        const words key = *(const words *)(secret + SECRET - STRIPE + k * BYTES), old = sum->products[k];
+        sum->products[k] = (old ^ old >> 47 ^ key) * PRIME32_1;
     }
 }
 
@@ -109,28 +118,46 @@ static inline void scramble(hash *h, long s)
 static inline uint64_t finish(hash *h, const float *x, long n)
 {
     const float *last = x + n - STRIPE / 4;
-    for (int k = 0; k < VECTORS; k++) {
-        const words data = *(const words *)(last + k * (BYTES / 4));
-        h->sum[k] += SWAPPED(data) + PRODUCT(data ^ *(const words *)(h->secret + SECRET - STRIPE - 7 + k * BYTES));
-    }
+    for (int k = 0; k < VECTORS; k++)
+        absorb(&h->sum, h->secret + SECRET - STRIPE - 7, k, *(const words *)(last + k * (BYTES / 4)));
+    join(&h->sum);
     uint64_t sum[8], value = (uint64_t)(4 * n) * PRIME64_1;
-    memcpy(sum, h->sum, STRIPE);
+    memcpy(sum, h->sum.products, STRIPE);
     for (int i = 0; i < 4; i++)
         value += folded(sum[2 * i] ^ word(h->secret + 11 + 16 * i), sum[2 * i + 1] ^ word(h->secret + 19 + 16 * i));
     value = (value ^ value >> 37) * 0x165667919E3779F9;
     return value ^ value >> 32;
 }
 
+enum { COPY, ADD, RESULT }; /* to = from; to += from; the same, and it is the result that is fingerprinted */
+
+static inline void stripe(sums *sum, const uint8_t *secret, float *to, const float *from, int what)
+{
+    for (int k = 0; k < VECTORS; k++) {
+        const long at = k * (BYTES / 4);
+        values read = *(const values *)(from + at);
+        HOLD(read);
+        values made = read;
+        if (what != COPY) made = *(const values *)(to + at) + read;
+        absorb(sum, secret, k, (words)(what == RESULT ? made : read));
+        *(values *)(to + at) = made;
+    }
+}
+
 static inline uint64_t pass(float *to, const float *from, long n, uint64_t seed, int what)
 {
     hash h;
     begin(&h, seed);
+    sums sum = h.sum;
     const long stripes = (4 * n - 1) / STRIPE, wide = STRIPE / 4;
-    long at = 0;
-    for (long s = 0; s < stripes; s++, at += wide) {
-        stripe(h.sum, h.secret + s % ROUND * 8, to + at, from + at, what);
-        scramble(&h, s);
+    long at = 0, s = 0;
+    for (; s + ROUND <= stripes; s += ROUND) {
+#pragma GCC unroll 16
+        for (int q = 0; q < ROUND; q++, at += wide) stripe(&sum, h.secret + q * 8, to + at, from + at, what);
+        scramble(&sum, h.secret);
     }
+    for (int q = 0; s < stripes; s++, q++, at += wide) stripe(&sum, h.secret + q * 8, to + at, from + at, what);
+    h.sum = sum;
     for (; at < n; at++) to[at] = what == COPY ? from[at] : to[at] + from[at];
     return finish(&h, what == RESULT ? to : from, n);
 }
@@ -155,43 +182,151 @@ void add_blocks(float *to, const float *from, long n, long block, uint64_t first
     }
 }
 
-/* The fingerprint of n values, and the sum of their squares in float64, as a balanced tree: over rows of LANES values,
- * by number, zeros following the last; then over what is left in each lane. */
 #define LANES 64
-#define DEEPEST 40
-double look(const float *x, long n, uint64_t seed, uint64_t *print)
+#define TILE (4 * LANES) /* a round, in values */
+
+/* One round of what is only read. */
+static inline void read_round(sums *to, const uint8_t *secret, const float *at)
 {
-    hash h;
-    begin(&h, seed);
-    double level[DEEPEST][LANES], row[LANES];
-    const long stripes = (4 * n - 1) / STRIPE, rows = (n + LANES - 1) / LANES;
-    for (long r = 0, s = 0; r < rows; r++) {
-        const float *at = x + r * LANES;
-        for (int q = 0; q < LANES * 4 / STRIPE && s < stripes; q++, s++) {
-            for (int k = 0; k < VECTORS; k++) {
-                const words data = *(const words *)(at + q * (STRIPE / 4) + k * (BYTES / 4));
-                h.sum[k] += SWAPPED(data) + PRODUCT(data ^ *(const words *)(h.secret + s % ROUND * 8 + k * BYTES));
-            }
-            scramble(&h, s);
-        }
-        const long here = n - r * LANES < LANES ? n - r * LANES : LANES;
-        if (here == LANES)
-            for (long l = 0; l < LANES; l++) row[l] = (double)at[l] * at[l];
-        else
-            for (long l = 0; l < LANES; l++) row[l] = l < here ? (double)at[l] * at[l] : 0.0;
-        int k = 0;
-        for (long rest = r; rest & 1; rest >>= 1, k++)
-            for (long l = 0; l < LANES; l++) row[l] = level[k][l] + row[l];
-        memcpy(level[k], row, sizeof row);
+    sums sum = *to;
+#pragma GCC unroll 16
+    for (int q = 0; q < ROUND; q++)
+        for (int k = 0; k < VECTORS; k++)
+            absorb(&sum, secret + q * 8, k, *(const words *)(at + q * (STRIPE / 4) + k * (BYTES / 4)));
+    scramble(&sum, secret);
+    *to = sum;
+}
+
+/* What follows the whole rounds of n values at x, and their fingerprint. */
+static inline uint64_t read_rest(hash *h, const float *x, long n)
+{
+    const long stripes = (4 * n - 1) / STRIPE;
+    for (long s = stripes / ROUND * ROUND, q = 0; s < stripes; s++, q++)
+        for (int k = 0; k < VECTORS; k++)
+            absorb(&h->sum, h->secret + q * 8, k, *(const words *)(x + s * (STRIPE / 4) + k * (BYTES / 4)));
+    return finish(h, x, n);
+}
+
+/* A sum of squares in float64, as a balanced tree: over rows of LANES values, by number, zeros following the last; then
+ * over what is left in each lane. Four rows are a round. */
+#define DEEPEST 40
+typedef struct {
+    double level[DEEPEST][LANES];
+    long rows;
+} tree;
+
+static inline double square(float x) { return (double)x * x; }
+
+/* `row`: a row, or the sum of 2^k of them, with what waits for it at its level and above. */
+static inline void climb(tree *t, double *row, int k)
+{
+    for (long r = t->rows >> k; r & 1; r >>= 1, k++)
+        for (int l = 0; l < LANES; l++) row[l] = t->level[k][l] + row[l];
+    memcpy(t->level[k], row, LANES * sizeof *row);
+}
+
+static inline void square_round(tree *t, const float *at)
+{
+    double row[LANES];
+    for (int l = 0; l < LANES; l++)
+        row[l] = (square(at[l]) + square(at[l + LANES])) + (square(at[l + 2 * LANES]) + square(at[l + 3 * LANES]));
+    climb(t, row, 2);
+    t->rows += 4;
+}
+
+/* What follows the whole rounds, up to `end`, and the sum. */
+static inline double square_rest(tree *t, const float *at, const float *end)
+{
+    double row[LANES];
+    for (; at < end; at += LANES, t->rows++) {
+        for (int l = 0; l < LANES; l++) row[l] = at + l < end ? square(at[l]) : 0.0;
+        climb(t, row, 0);
     }
     int any = 0;
-    for (int k = 0; rows >> k; k++)
-        if (rows >> k & 1) {
-            for (long l = 0; l < LANES; l++) row[l] = any ? level[k][l] + row[l] : level[k][l];
+    for (int k = 0; t->rows >> k; k++)
+        if (t->rows >> k & 1) {
+            for (int l = 0; l < LANES; l++) row[l] = any ? t->level[k][l] + row[l] : t->level[k][l];
             any = 1;
         }
-    for (long width = LANES / 2; width; width /= 2)
-        for (long l = 0; l < width; l++) row[l] = row[2 * l] + row[2 * l + 1];
-    *print = finish(&h, x, n);
+    for (int width = LANES / 2; width; width /= 2)
+        for (int l = 0; l < width; l++) row[l] = row[2 * l] + row[2 * l + 1];
     return row[0];
+}
+
+/* A slice of the tree: out = scale x the sum of `parts` (n values each) by `steps`, (left, right) by number, a step's
+ * result being numbered after all before it. Block by block, `first` on: the fingerprint of out, of each part where
+ * `prints` (blocks x parts) is there, and the sum of squares of out where `squares` is; out's are added up.
+ * With out itself as the only part and no scale it is only looked at. */
+#define MOST 64 /* parts */
+typedef struct {
+    float *out;
+    const float *const *parts;
+    const int32_t *steps;
+    uint64_t *prints;
+    double *squares;
+    long num_parts, num_steps, n, block;
+    uint64_t first;
+    double scale;
+} slice;
+
+/* Several streams by turns, a tile of each: a processor foresees that too late, and takes up to three times as long. */
+static inline void foresee(const slice *s, long from)
+{
+    for (long p = 0; p < s->num_parts; p++)
+        for (long l = 0; l < TILE; l += STRIPE / 4) __builtin_prefetch(s->parts[p] + from + 4 * TILE + l);
+}
+
+static inline void add_tile(const slice *s, long from, long size)
+{
+    float scratch[MOST][TILE];
+    const float *have[2 * MOST];
+    float *out = s->out + from;
+    for (long p = 0; p < s->num_parts; p++) have[p] = s->parts[p] + from;
+    for (long i = 0; i < s->num_steps; i++) {
+        const float *left = have[s->steps[2 * i]], *right = have[s->steps[2 * i + 1]];
+        float *into = i + 1 < s->num_steps ? scratch[i] : out;
+        for (long l = 0; l < size; l++) into[l] = left[l] + right[l];
+        have[s->num_parts + i] = into;
+    }
+    const float scale = (float)s->scale;
+    if (scale != 1.0f)
+        for (long l = 0; l < size; l++) out[l] = (s->num_steps ? out[l] : have[0][l]) * scale;
+    else if (!s->num_steps && have[0] != out)
+        memcpy(out, have[0], 4 * size);
+}
+
+static uint64_t reduce_block(const slice *s, long from, long size, uint64_t *of_parts, double *squares, uint64_t seed)
+{
+    hash result;
+    tree norm;
+    sums read[MOST];
+    norm.rows = 0;
+    begin(&result, seed);
+    for (long p = 0; of_parts && p < s->num_parts; p++) read[p] = result.sum;
+    const long rounds = (4 * size - 1) / STRIPE / ROUND, rest = size - rounds * TILE;
+    for (long r = 0; r < rounds; r++, from += TILE) {
+        foresee(s, from);
+        for (long p = 0; of_parts && p < s->num_parts; p++) read_round(&read[p], result.secret, s->parts[p] + from);
+        add_tile(s, from, TILE);
+        read_round(&result.sum, result.secret, s->out + from);
+        if (squares) square_round(&norm, s->out + from);
+    }
+    add_tile(s, from, rest);
+    const long start = from - rounds * TILE;
+    for (long p = 0; of_parts && p < s->num_parts; p++) {
+        hash h = result;
+        h.sum = read[p];
+        of_parts[p] = read_rest(&h, s->parts[p] + start, size);
+    }
+    if (squares) *squares = square_rest(&norm, s->out + from, s->out + from + rest);
+    return read_rest(&result, s->out + start, size);
+}
+
+uint64_t reduce(const slice *s)
+{
+    uint64_t prints = 0;
+    for (long from = 0, b = 0; from < s->n; from += s->block, b++)
+        prints += reduce_block(s, from, s->n - from < s->block ? s->n - from : s->block,
+                               s->prints ? s->prints + b * s->num_parts : 0, s->squares ? s->squares + b : 0, s->first + b);
+    return prints;
 }

@@ -1,4 +1,4 @@
-"""One pass over memory instead of two, by `_fold.c`: adding and fingerprinting, fingerprinting and measuring.
+"""One pass over memory instead of several, by `_fold.c`: adding, fingerprinting and measuring.
 
 Role: what audits and guards cost where nothing is wrong. Both ways give the same bits and the same fingerprints, so a
 caller may meet either at any time. Not here: what is added to what (`runtime/_gradients.py`), nor what a norm is for.
@@ -9,20 +9,26 @@ from __future__ import annotations
 import ctypes
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from outlast.tensors import _native
 from outlast.tensors._eager import tree_sum
-from outlast.tensors._fingerprint import block_prints, combine, fingerprint, fingerprint_all
+from outlast.tensors._fingerprint import block_prints, combine, fingerprint_all
+from outlast.tensors._layout import BLOCK
+from outlast.tensors._reduce import Node, reduce_slice
 
-__all__ = ["Fold", "add_and_print_blocks", "look_at_block", "prepare_fold", "sum_of_squares"]
+__all__ = [
+    "Fold", "Looked", "add_and_print_blocks", "look", "prepare_fold", "reduce_and_look", "sum_of_squares",
+]  # fmt: skip
 
 SOURCE = "_fold.c"
 LANES = 64
 LARGEST = float(torch.finfo(torch.float32).max)
+MOST = 64  # parts of a sum
 SHORTEST = 61  # elements: XXH3 has other rules for 240 bytes and less
 
 
@@ -78,14 +84,70 @@ def add_and_print_blocks(to: Tensor, source: Tensor, block: int, first: int) -> 
     return tuple(prints)
 
 
-def look_at_block(block: Tensor, key: int) -> tuple[int, float]:
-    """(fingerprint, sum of squares) of a block."""
+class Looked(NamedTuple):
+    """A flat tensor, block by block, each block keyed by its number. `print`: sum mod 2^64 of their fingerprints;
+    `squares`: each one's sum of squares, where asked for; `parts`: what was summed: fingerprints of its blocks."""
+
+    print: int
+    squares: tuple[float, ...] = ()
+    parts: dict[Node, tuple[int, ...]] = {}  # noqa: RUF012
+
+
+def look(flat: Tensor, first: int, *, squares: bool) -> Looked:
+    """`first`: number of the first block."""
+    if _fast([flat]):
+        return _in_one({(0, 1): flat}, [], 1.0, flat, first, squares, False)
+    blocks = [flat[i : i + BLOCK] for i in range(0, flat.numel(), BLOCK)]
+    prints = combine(block_prints(flat, BLOCK, first))
+    return Looked(prints, tuple(map(sum_of_squares, blocks)) if squares else ())
+
+
+def reduce_and_look(
+    parts: Mapping[Node, Tensor], schedule: Sequence[tuple[Node, Node, Node]], root: Node, scale: float, out: Tensor,
+    first: int, *, squares: bool, compare: bool,
+) -> Looked:  # fmt: skip
+    """`reduce_slice`, and a look at the result, and with `compare` at the parts, as they are when they are added."""
+    if len(schedule) + 1 == len(parts) <= MOST and _fast([out, *parts.values()]):
+        return _in_one(parts, schedule, scale, out, first, squares, compare)
+    before = {node: block_prints(part, BLOCK, first) for node, part in parts.items()} if compare else {}
+    reduce_slice(parts, schedule, root, scale, out)
+    return look(out, first, squares=squares)._replace(parts=before)
+
+
+def _in_one(
+    parts: Mapping[Node, Tensor], schedule: Sequence[tuple[Node, Node, Node]], scale: float, out: Tensor, first: int,
+    squares: bool, compare: bool,
+) -> Looked:  # fmt: skip
+    number, steps = {node: i for i, node in enumerate(parts)}, []
+    for left, right, parent in schedule:
+        steps += [number[left], number[right]]
+        number[parent] = len(number)
+    count, length = len(parts), out.numel()
+    num_blocks = -(-length // BLOCK)
+    at = (ctypes.c_void_p * count)(*[part.data_ptr() for part in parts.values()])
+    order = (ctypes.c_int32 * len(steps))(*steps)
+    prints = (ctypes.c_uint64 * (num_blocks * count if compare else 0))()
+    sums = (ctypes.c_double * (num_blocks if squares else 0))()
+    work = _Slice(
+        out=out.data_ptr(), parts=ctypes.addressof(at), steps=ctypes.addressof(order),
+        prints=ctypes.addressof(prints) if compare else None, squares=ctypes.addressof(sums) if squares else None,
+        num_parts=count, num_steps=len(schedule), length=length, block=BLOCK, first=first, scale=scale,
+    )  # fmt: skip
     native = _native.library(SOURCE)
-    if native is None or not _plain(block):
-        return fingerprint(block, key), sum_of_squares(block)
-    print_ = ctypes.c_uint64()
-    squares = native.look(block.data_ptr(), block.numel(), key, ctypes.addressof(print_))
-    return print_.value, _within(block, squares)
+    assert native is not None
+    found = native.reduce(ctypes.addressof(work))
+    rows = {node: tuple(prints[i::count]) for i, node in enumerate(parts)} if compare else {}
+    return Looked(found, tuple(_within(out, value) for value in sums), rows)
+
+
+class _Slice(ctypes.Structure):
+    """`slice` of `_fold.c`."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("out", "parts", "steps", "prints", "squares")),
+        *((name, ctypes.c_long) for name in ("num_parts", "num_steps", "length", "block")),
+        ("first", ctypes.c_uint64), ("scale", ctypes.c_double),
+    )  # fmt: skip
 
 
 def sum_of_squares(block: Tensor) -> float:
@@ -98,6 +160,12 @@ def sum_of_squares(block: Tensor) -> float:
 
 def _within(block: Tensor, squares: float) -> float:
     return math.inf if squares > LARGEST and block.dtype != torch.float64 else squares
+
+
+def _fast(tensors: Sequence[Tensor]) -> bool:
+    """Whether all of them, of one length, go through the one pass."""
+    short = 0 < tensors[0].numel() % BLOCK < SHORTEST
+    return not short and _native.library(SOURCE) is not None and all(map(_plain, tensors))
 
 
 def _plain(tensor: Tensor) -> bool:

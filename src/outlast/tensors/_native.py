@@ -64,7 +64,7 @@ COORDINATE, MIXED, ALONE, GRAM = range(4)  # what a task does
 _FUNCTIONS: dict[str, list[Any]] = {  # the result's type, then the arguments'
     "work": [None, ctypes.c_void_p],
     "add_all": [ctypes.c_uint64, *[ctypes.c_void_p] * 4, ctypes.c_long, ctypes.c_int],
-    "look": [ctypes.c_double, ctypes.c_void_p, ctypes.c_long, ctypes.c_uint64, ctypes.c_void_p],
+    "reduce": [ctypes.c_uint64, ctypes.c_void_p],
     "add_blocks": [None, *[ctypes.c_void_p] * 2, *[ctypes.c_long] * 2, ctypes.c_uint64, ctypes.c_void_p],
 }
 

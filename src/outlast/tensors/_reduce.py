@@ -5,35 +5,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from outlast.tensors._layout import BLOCK
 
-__all__ = ["reduce_slice"]
+__all__ = ["Node", "reduce_slice"]
 
 Node = tuple[int, int]
 
 
 def reduce_slice(
-    parts: Mapping[Node, Tensor], schedule: list[tuple[Node, Node, Node]], root: Node, scale: float, out: Tensor,
-    look: Callable[[Tensor], None] | None = None, read: Callable[[Node, int, Tensor], None] | None = None,
-) -> None:  # fmt: skip
+    parts: Mapping[Node, Tensor], schedule: Sequence[tuple[Node, Node, Node]], root: Node, scale: float, out: Tensor
+) -> None:
     """out = scale · (the tree's root), from 1-D partial sums of equal length.
 
     `schedule`: the additions (left, right, parent) still to be done, children before parents. Works in blocks that
-    stay in cache; needs one block of scratch per pending addition. `look` is shown each block of the result, in order,
-    while it is still there; `read` each block of each part, by its number in the slice, just before.
+    stay in cache; needs one block of scratch per pending addition.
     """
     scratch = [out.new_empty(min(BLOCK, out.numel())) for _ in range(max(0, len(schedule) - 1))]
     for start in range(0, out.numel(), BLOCK):
         stop = min(start + BLOCK, out.numel())
         have = {node: part[start:stop] for node, part in parts.items()}
-        if read is not None:
-            for node, block in have.items():
-                read(node, start // BLOCK, block)
         for index, (left, right, parent) in enumerate(schedule):
             last = index == len(schedule) - 1
             into = out[start:stop] if last else scratch[index][: stop - start]
@@ -42,5 +37,3 @@ def reduce_slice(
             torch.mul(have[root], scale, out=out[start:stop])
         elif scale != 1.0:
             out[start:stop].mul_(scale)
-        if look is not None:
-            look(out[start:stop])

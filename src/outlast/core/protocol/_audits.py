@@ -89,8 +89,8 @@ class Audits:
     def owed(self, plan: Plan, said: Mapping[str, Sequence[Claim]]) -> tuple[int, ...]:
         """What I compute beside my share, all commitments being known: drawn, or disputed and not yet answered."""
         members = list(plan.leaves)
-        self._hear(sorted(claim for rows in said.values() for claim in rows))
-        everything = [claim for rows in said.values() for claim in rows]
+        everything = sorted(claim for rows in said.values() for claim in rows)
+        self._hear(everything)
         drawn = draw(plan.leaves, self.hosts, self.share, draw_key(self.seed, plan.step, everything))
         self._drawn = sum(map(len, drawn.values()))
         wanted = {leaf for leaf in drawn[self.me] if leaf not in self._beside}

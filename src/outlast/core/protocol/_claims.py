@@ -7,7 +7,7 @@ nobody can know it while computing (protocol, 25); a dispute is decided by count
 from __future__ import annotations
 
 import hashlib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
@@ -93,10 +93,8 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
 # --- the draw --------------------------------------------------------------------------------------------------------
 def draw_key(seed: int, step: int, claims: Iterable[Claim]) -> int:
     """Known only when every member has committed to its fingerprints; the same whoever computed which leaf."""
-    text = hashlib.blake2b(f"{seed}|{step}".encode(), digest_size=8)
-    for leaf, value in sorted((c.leaf, c.print) for c in claims):
-        text.update(f"|{leaf}:{value}".encode())
-    return int.from_bytes(text.digest(), "big")
+    words = [f"{seed}|{step}", *(f"{leaf}:{value}" for leaf, value in sorted((c.leaf, c.print) for c in claims))]
+    return int.from_bytes(hashlib.blake2b("|".join(words).encode(), digest_size=8).digest(), "big")
 
 
 def _mix(key: int, *what: object) -> int:
@@ -119,8 +117,8 @@ def draw(
     u = _mix(key, "share") / 2.0**64
     chosen: list[tuple[int, int, str]] = []
     for owner, mine in leaves.items():
-        ranked = sorted((_mix(key, leaf), leaf) for leaf in mine)
-        chosen += [(*row, owner) for row in ranked[: int(min(share, 1.0) * len(mine) + u)]]
+        if count := int(min(share, 1.0) * len(mine) + u):
+            chosen += [(*row, owner) for row in sorted((_mix(key, leaf), leaf) for leaf in mine)[:count]]
     for _, leaf, owner in sorted(chosen):
         far = [m for m in members if hosts.get(m, "") != hosts.get(owner, "")] or [m for m in members if m != owner]
         second = min(far, key=lambda name: (len(owed[name]), _mix(key, leaf, name)))
@@ -131,10 +129,13 @@ def draw(
 # --- disputes --------------------------------------------------------------------------------------------------------
 def disputed(claims: Iterable[Claim]) -> dict[int, list[Claim]]:
     """The microbatches on which claims differ, with all claims about them in order."""
-    cases: dict[int, list[Claim]] = defaultdict(list)
-    for claim in sorted(set(claims)):
+    said: dict[int, int] = {}
+    claims = set(claims)
+    leaves = {claim.leaf for claim in claims if said.setdefault(claim.leaf, claim.print) != claim.print}
+    cases: dict[int, list[Claim]] = {leaf: [] for leaf in sorted(leaves)}
+    for claim in sorted(claim for claim in claims if claim.leaf in leaves) if leaves else ():
         cases[claim.leaf].append(claim)
-    return {leaf: rows for leaf, rows in cases.items() if len({row.print for row in rows}) > 1}
+    return cases
 
 
 def _latest(case: Iterable[Claim]) -> dict[str, int]:
