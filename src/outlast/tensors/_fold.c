@@ -1,16 +1,27 @@
-/* Adding gradients to sums, and their XXH3 fingerprints (64 bits, seeded; those of _fingerprint.py) on the same way
- * through memory: who adds first and fingerprints afterwards waits for the memory twice. And a block's fingerprint and
- * norm at once.
+/* What needs one way through memory and would take several: adding gradients to sums with the gradients' XXH3
+ * fingerprints (64 bits, seeded; those of _fingerprint.py), and a slice of the tree with the fingerprints of what is
+ * added, and the result's and its norm.
  *
- * Only for lengths above 240 bytes: XXH3 has other rules for shorter ones, which are left to the library.
+ * Only for lengths above 240 bytes: XXH3 has other rules for shorter ones, which are left to the library. And only with
+ * AVX2: on other processors the library's own code is better than what a compiler makes of this.
  */
+#ifndef __AVX2__
+#error "needs AVX2"
+#endif
+#include <immintrin.h>
 #include <stdint.h>
 #include <string.h>
 
 #ifdef __AVX512F__
 #define BYTES 64
+#define PRODUCT(k) (words)_mm512_mul_epu32((__m512i)(k), (__m512i)((k) >> 32))
+#define SWAPPED(d) (words)_mm512_shuffle_epi32((__m512i)(d), _MM_PERM_BADC)
+#define HOLD(x) __asm__("" : "+v"(x)) /* read once: compilers would read memory again for each use */
 #else
 #define BYTES 32
+#define PRODUCT(k) (words)_mm256_mul_epu32((__m256i)(k), (__m256i)((k) >> 32))
+#define SWAPPED(d) (words)_mm256_shuffle_epi32((__m256i)(d), 0x4e)
+#define HOLD(x) __asm__("" : "+x"(x))
 #endif
 #define STRIPE 64
 #define VECTORS (STRIPE / BYTES)
@@ -19,22 +30,6 @@
 
 typedef uint64_t words __attribute__((vector_size(BYTES), aligned(1), may_alias));
 typedef float values __attribute__((vector_size(BYTES), aligned(1), may_alias));
-
-#if defined(__AVX512F__)
-#include <immintrin.h>
-#define PRODUCT(k) (words)_mm512_mul_epu32((__m512i)(k), (__m512i)((k) >> 32))
-#define SWAPPED(d) (words)_mm512_shuffle_epi32((__m512i)(d), _MM_PERM_BADC)
-#define HOLD(x) __asm__("" : "+v"(x)) /* read once: compilers would read memory again for each use */
-#elif defined(__AVX2__)
-#include <immintrin.h>
-#define PRODUCT(k) (words)_mm256_mul_epu32((__m256i)(k), (__m256i)((k) >> 32))
-#define SWAPPED(d) (words)_mm256_shuffle_epi32((__m256i)(d), 0x4e)
-#define HOLD(x) __asm__("" : "+x"(x))
-#else
-#define PRODUCT(k) (((k) & 0xffffffff) * ((k) >> 32))
-#define SWAPPED(d) ((words){(d)[1], (d)[0], (d)[3], (d)[2]})
-#define HOLD(x)
-#endif
 
 static const uint32_t PRIME32_1 = 0x9E3779B1, PRIME32_2 = 0x85EBCA77, PRIME32_3 = 0xC2B2AE3D;
 static const uint64_t PRIME64_1 = 0x9E3779B185EBCA87, PRIME64_2 = 0xC2B2AE3D27D4EB4F, PRIME64_3 = 0x165667B19E3779F9,
@@ -74,7 +69,7 @@ typedef struct {
 
 typedef struct {
     uint8_t secret[SECRET];
-    sums sum; /* loops work on a copy of their own, which stays in registers */
+    sums sum; /* loops work on a copy of their own: through memory each stripe would wait for the one before */
 } hash;
 
 static inline void begin(hash *h, uint64_t seed)
