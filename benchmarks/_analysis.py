@@ -34,6 +34,7 @@ class Outcome:
     redone_steps: int = 0
     deadline_s: float = 0.0
     join_stall_s: float = 0.0  # since the recovery: the replacement also starts its process on these processors
+    later_stall_s: float = 0.0  # the same as far as was looked: ordinary steps of a full fleet are among these
     served_stall_s: float = 0.0  # since the replacement was served; waits alone
     quiet_wait_s: float = 0.0  # the same of as many steps before the fault: what this machine makes of a calm fleet
     struck_s: float = 0.0  # when, by the monotonic clock
@@ -46,7 +47,7 @@ class Outcome:
             f"{self.system} {self.fault} in {self.phase}: net {self.net_s:.3f} s, gross {self.gross_s:.3f} s, "
             f"step {self.median_step_s * 1e3:.1f} ms, again {self.recomputed} microbatches and {self.redone_steps} "
             f"steps, joiner's stall {self.served_stall_s * 1e3:.0f} ms ({self.join_stall_s * 1e3:.0f} with its start, "
-            f"{self.quiet_wait_s * 1e3:.0f} before the fault)"
+            f"{self.later_stall_s * 1e3:.0f} in all that follows, {self.quiet_wait_s * 1e3:.0f} before the fault)"
         )
 
 

@@ -7,6 +7,7 @@ killed at the same moment. Deciding what the commits mean is `_analysis`'s.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import random
 import signal
@@ -81,7 +82,7 @@ class Striker:
         new = [member for member in fleet.living if member not in old and len(member.commits) >= JOINED_STEPS]
         joined_s = max((member.commits[JOINED_STEPS - 1].at_s for member in new), default=served_s)
         return dataclasses.replace(
-            outcome, join_stall_s=join_stall(old, began_s, joined_s),
+            outcome, join_stall_s=join_stall(old, began_s, joined_s), later_stall_s=join_stall(old, began_s, math.inf),
             served_stall_s=join_stall(old, served_s, joined_s, waits_only=True),
             quiet_wait_s=quiet_wait(old, outcome.struck_s, served_s, joined_s),
         )  # fmt: skip

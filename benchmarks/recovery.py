@@ -127,6 +127,7 @@ def claim(outcomes: Sequence[Outcome], bounds: Bounds) -> None:
         bounds.check(f"{system}: {fault}{less}, worst of {len(nets)}", max(nets), WORST_S.get(fault, 0.1))
         for what, stalls in (
             ("a joiner's stall", [o.join_stall_s for o in mine if o.join_stall_s]),
+            ("the longest step until its 40th", [o.later_stall_s for o in mine if o.join_stall_s]),
             ("what members waited of it", [o.served_stall_s for o in mine if o.served_stall_s]),
         ):
             if stalls:
@@ -145,24 +146,25 @@ def summary(
         if not mine and name not in absent:
             continue
         if not well:
-            rows.append([title, absent.get(name, "never recovered"), *[""] * 7, failed])
+            rows.append([title, absent.get(name, "never recovered"), *[""] * 8, failed])
             continue
         rows.append([
             title, spread(o.net_s for o in well).show(), spread(o.gross_s for o in well).show(),
             f"{spread(o.redone_steps for o in well).median:.0f}", _stalls(o.served_stall_s for o in well),
-            _stalls(o.join_stall_s for o in well), _stalls(o.quiet_wait_s for o in well if o.served_stall_s),
+            _stalls(o.join_stall_s for o in well), _stalls(o.later_stall_s for o in well),
+            _stalls(o.quiet_wait_s for o in well if o.served_stall_s),
             spread(o.median_step_s for o in well).show(1e3, 1), failed,
         ])  # fmt: skip
     columns = [
         "system", "net s: median (low to high)", "gross s", "steps redone", "joiner's stall ms", "with its start ms",
-        "calm ms", "median step ms", "failed",
+        "to its 40th step ms", "calm ms", "median step ms", "failed",
     ]  # fmt: skip
     phases = ", ".join(sorted({o.phase for o in outcomes if o.fault == fault and o.phase}))
     notes = [
         "joiner's stall: the longest that a member did not compute in a step since the replacement was served, until "
         "it had made five steps, less the median: median and worst; then a whole step since the recovery (it starts on "
-        "the same processors), less the microbatches of who is missing; calm: the first for as many steps before the "
-        "fault",
+        "the same processors), less the microbatches of who is missing; then that until its 40th step; calm: the "
+        "first for as many steps before the fault",
         "net: the interrupted step less a median step, less what was computed again",
         f"the peers' collectives time out after {timeout_s:g} s (their defaults: 60 s and more); outlast's after 60 s",
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
@@ -212,5 +213,6 @@ def test_a_joiner_is_blamed_until_it_is_a_member_like_any_other() -> None:
     assert join_stall([one], since_s, until_s) == pytest.approx(0.04)
     assert join_stall([one], since_s, until_s, waits_only=True) == pytest.approx(0.04)
     assert join_stall([one], since_s, times[59], waits_only=True) == pytest.approx(0.8)
+    assert join_stall([one], since_s, math.inf) == pytest.approx(0.8), "and all that follows is a figure of its own"
     assert quiet_wait([one], times[22], since_s, until_s) == pytest.approx(0.03)
     assert join_stall([], since_s, until_s) == quiet_wait([], 1.0, since_s, until_s) == 0.0
