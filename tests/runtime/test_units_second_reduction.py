@@ -16,7 +16,7 @@ from outlast.runtime._gradients import Memory
 from outlast.runtime._mesh import Extra
 from outlast.runtime._plane import Reduction, Task
 from outlast.runtime._second_reduction import Checks, settled
-from outlast.tensors import BLOCK, Layout, block_prints
+from outlast.tensors import BLOCK, Layout, packed_prints
 
 from .test_units_row_network import PATIENCE_S, Room
 
@@ -52,7 +52,7 @@ def exchange(
         for slot, node in enumerate(nodes[place], 1):
             for bucket, flat in enumerate(memory.flats(slot)):
                 flat.copy_(torch.randn(flat.shape, generator=torch.Generator().manual_seed(10 * node[0] + bucket)))
-                prints[node, bucket] = block_prints(flat, BLOCK, layout.buckets[bucket].first_block)
+                prints[node, bucket] = packed_prints(flat, BLOCK, layout.buckets[bucket].first_block)
         mesh = room.mesh(me)
         mesh.has_all = lambda kind, step, bucket: len(mesh.boxes[kind, step, bucket]) == len(mesh.peers)
         env: Any = SimpleNamespace(config=RunConfig())

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from outlast.core.protocol import Node, cover, plan_of, schedule, split
 from outlast.runtime._gradients import Accumulator, Memory
-from outlast.tensors import BLOCK, Layout, block_prints, reduce_slice
+from outlast.tensors import BLOCK, Layout, packed_prints, reduce_slice
 
 SHAPES = [(5,), (40, 7), (3,), (1,), (64, 2)]
 
@@ -207,5 +207,5 @@ def test_a_sum_that_others_read_is_fingerprinted_as_it_is_made(shared: bool) -> 
     assert said == ({node} if shared else set())
     for bucket in printing.layout.buckets:
         flat = printing.flat(node)[bucket.index]
-        wanted = block_prints(flat, BLOCK, bucket.first_block)
+        wanted = packed_prints(flat, BLOCK, bucket.first_block)
         assert printing.sums.sent(node, printing.sums.slots[node], bucket.index) == wanted

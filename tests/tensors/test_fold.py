@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import shutil
+import struct
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,11 @@ def values(length: int, seed: int) -> torch.Tensor:
     return found
 
 
+def packed(flat: torch.Tensor, block: int, first: int) -> bytes:
+    prints = block_prints(flat, block, first)
+    return struct.pack(f"={len(prints)}Q", *prints)
+
+
 def bits(tensor: torch.Tensor) -> list[int]:
     return tensor.contiguous().view(torch.int32).flatten().tolist()
 
@@ -89,7 +95,7 @@ def test_what_the_one_pass_cannot_read_goes_through_two(compiled):
 def test_blocks_of_the_result_are_fingerprinted(compiled, length):
     to, source = values(length, 1), values(length, 2)
     wanted = to + source
-    assert add_and_print_blocks(to, source, 512, 11) == block_prints(wanted, 512, 11)
+    assert add_and_print_blocks(to, source, 512, 11) == packed(wanted, 512, 11)
     assert bits(to) == bits(wanted)
 
 
@@ -123,7 +129,7 @@ def test_a_slice_is_reduced_compared_and_measured_in_one_pass(compiled, length, 
         found = reduce_and_look(parts, steps, (0, 6), scale, out, 4, squares=squares, compare=compare)
         assert bits(out) == bits(wanted)
         assert repr(found) == repr(look(out, 4, squares=squares)._replace(parts=found.parts))
-        said = {node: block_prints(part, BLOCK, 4) for node, part in kept.items()}
+        said = {node: packed(part, BLOCK, 4) for node, part in kept.items()}
         assert found.parts == (said if compare else {})
     assert all(bits(parts[node]) == bits(kept[node]) for node in nodes)
 
@@ -135,7 +141,7 @@ def test_more_parts_than_the_one_pass_takes(compiled):
     found = reduce_and_look(parts, steps, (0, MOST + 1), 1.0, one, 0, squares=True, compare=True)
     reduce_slice(parts, steps, (0, MOST + 1), 1.0, two)
     assert bits(one) == bits(two)
-    assert found.parts == {node: block_prints(part, BLOCK, 0) for node, part in parts.items()}
+    assert found.parts == {node: packed(part, BLOCK, 0) for node, part in parts.items()}
 
 
 def test_without_the_one_pass_the_results_are_the_same(compiled, monkeypatch):

@@ -22,9 +22,9 @@ from outlast.tensors import (
     Fold,
     Layout,
     add_and_print_blocks,
-    block_prints,
     combine,
     fingerprint_all,
+    packed_prints,
 )
 
 __all__ = ["OUTCOME", "Accumulator", "Memory"]
@@ -78,7 +78,7 @@ class Accumulator:
         self._compared = memory.region is not None and num_rows == 1  # others read sums where they lie
         self.print = 0  # of the last microbatch
         self.corruption: Corruption | None = None  # tests put wrong bits in
-        self._sent: dict[tuple[Node, int], tuple[int, ...]] = {}
+        self._sent: dict[tuple[Node, int], bytes] = {}
         self._folds: dict[tuple[int, int], Fold] = {}
         self._beside = False
         self._waiting: list[int] = []
@@ -222,14 +222,14 @@ class Accumulator:
             self.params[index].grad = None
         self._folded += 1
 
-    def sent(self, node: Node, slot: int, bucket: int) -> tuple[int, ...]:
+    def sent(self, node: Node, slot: int, bucket: int) -> bytes:
         """Fingerprints of a sum's blocks, taken once, when it was made: what changes it afterwards shows."""
         if (node, bucket) not in self._sent:
             flat, layout = self.memory.flats(slot)[bucket], self.layout.buckets[bucket]
-            self._say(node, layout, block_prints(flat, BLOCK, layout.first_block), flat)
+            self._say(node, layout, packed_prints(flat, BLOCK, layout.first_block), flat)
         return self._sent[node, bucket]
 
-    def _say(self, node: Node, bucket: Bucket, prints: tuple[int, ...], flat: Tensor) -> None:
+    def _say(self, node: Node, bucket: Bucket, prints: bytes, flat: Tensor) -> None:
         self._sent[node, bucket.index] = prints
         if self.corruption is not None:
             self.corruption.after_sum(bucket.index, flat)

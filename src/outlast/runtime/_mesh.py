@@ -65,7 +65,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     step: int
     bucket: int
     slots: tuple[int, ...]
-    prints: tuple[tuple[int, ...], ...] = ()
+    prints: tuple[bytes, ...] = ()
 
 
 class Reduced(msgspec.Struct, frozen=True, tag=True):

@@ -23,7 +23,7 @@ from outlast.tensors import BLOCK, Layout, Looked, combine, fingerprint, look, r
 
 __all__ = ["Plane", "Reduction", "SharedPlane", "Task", "reduce_and_note"]
 
-Sent = dict[Node, tuple[str, tuple[int, ...]]]  # of each part of a slice: whose, and its blocks' fingerprints as made
+Sent = dict[Node, tuple[str, bytes]]  # of each part of a slice: whose, and its blocks' fingerprints as made
 Enter = Callable[[Phase, int], None]  # publish the phase and the bucket, and pass the fault point
 
 
@@ -37,7 +37,7 @@ class Task(msgspec.Struct, kw_only=True):
     scale: float
     with_norms: bool
     on_scattered: Callable[[], None]
-    sent: Callable[[Node, int, int], tuple[int, ...]] | None = None  # (node, slot, bucket): its blocks' fingerprints
+    sent: Callable[[Node, int, int], bytes] | None = None  # (node, slot, bucket): its blocks' fingerprints
     checks: Checks | None = None  # of what others reduce
     on_reduced: Callable[[int, Tensor], None] | None = None  # tests put wrong bits in
 
@@ -95,7 +95,7 @@ class SharedPlane:
         self._task: Task | None = None
         self._reduced = 0
         self._found = Reduction()
-        self._said: list[tuple[tuple[int, ...], ...]] = []  # of my sums, bucket by bucket
+        self._said: list[tuple[bytes, ...]] = []  # of my sums, bucket by bucket
 
     def begin(self, task: Task) -> None:
         """A new step; sums may still be under way."""
@@ -156,7 +156,7 @@ class SharedPlane:
                 parts[node] = memory.flats(slot)[bucket][lo:hi]
         return parts
 
-    def _own(self, bucket: int) -> tuple[tuple[int, ...], ...]:
+    def _own(self, bucket: int) -> tuple[bytes, ...]:
         task = self._now()
         if task.sent is None:
             return ()
@@ -166,7 +166,7 @@ class SharedPlane:
     def _sent(self, bucket: int, lo: int, hi: int) -> Sent:
         """Of each part of a slice: whose it is, and what was said of its blocks when it was made."""
         task, offers = self._now(), self.mesh.boxes[Ready, self._now().step, bucket]
-        blocks = slice(lo // BLOCK, -(-hi // BLOCK))
+        blocks = slice(8 * (lo // BLOCK), 8 * -(-hi // BLOCK))
         sent: Sent = {}
         for name, nodes in zip(self.members, task.nodes, strict=True):
             prints = self._said[bucket] if name == self.mesh.me else offers[name].prints

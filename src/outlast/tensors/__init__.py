@@ -16,6 +16,7 @@ from outlast.tensors._fold import (
     Looked,
     add_and_print_blocks,
     look,
+    packed_prints,
     prepare_fold,
     reduce_and_look,
     sum_of_squares,
@@ -38,7 +39,7 @@ from outlast.tensors._rules import Rule, aggregate, make_rule  # isort: skip
 
 __all__ = [
     "BLOCK", "Bucket", "Fold", "Layout", "Looked", "add_and_print_blocks", "block_prints", "combine", "fingerprint",
-    "fingerprint_all", "fingerprint_named", "look", "prepare_fold", "reduce_and_look", "reduce_slice",
+    "fingerprint_all", "fingerprint_named", "look", "packed_prints", "prepare_fold", "reduce_and_look", "reduce_slice",
     "sum_of_squares",
     "ATTACKS", "ActivationStats", "Band", "Mixture", "Nonfinite", "Reading", "Rule", "activation_stats", "aggregate",
     "collapse_reasons", "find_nonfinite", "flip_labels", "inconsistent", "lying_reducer", "make_rule", "partial_grams",

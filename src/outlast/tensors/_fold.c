@@ -250,7 +250,7 @@ static inline double square_rest(tree *t, const float *at, const float *end)
 
 /* A slice of the tree: out = scale x the sum of `parts` (n values each) by `steps`, (left, right) by number, a step's
  * result being numbered after all before it. Block by block, `first` on: the fingerprint of out, of each part where
- * `prints` (blocks x parts) is there, and the sum of squares of out where `squares` is; out's are added up.
+ * `prints` (parts x blocks) is there, and the sum of squares of out where `squares` is; out's are added up.
  * With out itself as the only part and no scale it is only looked at. */
 #define MOST 64 /* parts */
 typedef struct {
@@ -290,7 +290,8 @@ static inline void add_tile(const slice *s, long from, long size)
         memcpy(out, have[0], 4 * size);
 }
 
-static uint64_t reduce_block(const slice *s, long from, long size, uint64_t *of_parts, double *squares, uint64_t seed)
+static uint64_t reduce_block(const slice *s, long from, long size, uint64_t *of_parts, long stride, double *squares,
+                             uint64_t seed)
 {
     hash result;
     tree norm;
@@ -311,7 +312,7 @@ static uint64_t reduce_block(const slice *s, long from, long size, uint64_t *of_
     for (long p = 0; of_parts && p < s->num_parts; p++) {
         hash h = result;
         h.sum = read[p];
-        of_parts[p] = read_rest(&h, s->parts[p] + start, size);
+        of_parts[p * stride] = read_rest(&h, s->parts[p] + start, size);
     }
     if (squares) *squares = square_rest(&norm, s->out + from, s->out + from + rest);
     return read_rest(&result, s->out + start, size);
@@ -320,8 +321,9 @@ static uint64_t reduce_block(const slice *s, long from, long size, uint64_t *of_
 uint64_t reduce(const slice *s)
 {
     uint64_t prints = 0;
-    for (long from = 0, b = 0; from < s->n; from += s->block, b++)
-        prints += reduce_block(s, from, s->n - from < s->block ? s->n - from : s->block,
-                               s->prints ? s->prints + b * s->num_parts : 0, s->squares ? s->squares + b : 0, s->first + b);
+    const long blocks = (s->n + s->block - 1) / s->block;
+    for (long from = 0, b = 0; b < blocks; from += s->block, b++)
+        prints += reduce_block(s, from, s->n - from < s->block ? s->n - from : s->block, s->prints ? s->prints + b : 0,
+                               blocks, s->squares ? s->squares + b : 0, s->first + b);
     return prints;
 }

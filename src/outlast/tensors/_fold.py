@@ -6,6 +6,7 @@ caller may meet either at any time. Not here: what is added to what (`runtime/_g
 
 from __future__ import annotations
 
+import array
 import ctypes
 import math
 import threading
@@ -22,7 +23,8 @@ from outlast.tensors._layout import BLOCK
 from outlast.tensors._reduce import Node, reduce_slice
 
 __all__ = [
-    "Fold", "Looked", "add_and_print_blocks", "look", "prepare_fold", "reduce_and_look", "sum_of_squares",
+    "Fold", "Looked", "add_and_print_blocks", "look", "packed_prints", "prepare_fold", "reduce_and_look",
+    "sum_of_squares",
 ]  # fmt: skip
 
 SOURCE = "_fold.c"
@@ -73,24 +75,29 @@ class Fold:
         return prints
 
 
-def add_and_print_blocks(to: Tensor, source: Tensor, block: int, first: int) -> tuple[int, ...]:
-    """to += source, flat; the fingerprint of each block of the result, keyed by its number counted from `first`."""
+def packed_prints(flat: Tensor, block: int, first: int) -> bytes:
+    """`block_prints`, eight bytes each."""
+    return array.array("Q", block_prints(flat, block, first)).tobytes()
+
+
+def add_and_print_blocks(to: Tensor, source: Tensor, block: int, first: int) -> bytes:
+    """to += source, flat; `packed_prints` of the result."""
     native, length = _native.library(SOURCE), to.numel()
     if native is None or not (_plain(to) and _plain(source)) or 0 < length % block < SHORTEST:
         to.add_(source)
-        return block_prints(to, block, first)
+        return packed_prints(to, block, first)
     prints = (ctypes.c_uint64 * -(-length // block))()
     native.add_blocks(to.data_ptr(), source.data_ptr(), length, block, first, prints)
-    return tuple(prints)
+    return bytes(prints)
 
 
 class Looked(NamedTuple):
     """A flat tensor, block by block, each block keyed by its number. `print`: sum mod 2^64 of their fingerprints;
-    `squares`: each one's sum of squares, where asked for; `parts`: what was summed: fingerprints of its blocks."""
+    `squares`: each one's sum of squares, where asked for; `parts`: what was summed: `packed_prints` of it."""
 
     print: int
     squares: tuple[float, ...] = ()
-    parts: dict[Node, tuple[int, ...]] = {}  # noqa: RUF012
+    parts: dict[Node, bytes] = {}  # noqa: RUF012
 
 
 def look(flat: Tensor, first: int, *, squares: bool) -> Looked:
@@ -109,7 +116,7 @@ def reduce_and_look(
     """`reduce_slice`, and a look at the result, and with `compare` at the parts, as they are when they are added."""
     if len(schedule) + 1 == len(parts) <= MOST and _fast([out, *parts.values()]):
         return _in_one(parts, schedule, scale, out, first, squares, compare)
-    before = {node: block_prints(part, BLOCK, first) for node, part in parts.items()} if compare else {}
+    before = {node: packed_prints(part, BLOCK, first) for node, part in parts.items()} if compare else {}
     reduce_slice(parts, schedule, root, scale, out)
     return look(out, first, squares=squares)._replace(parts=before)
 
@@ -136,7 +143,8 @@ def _in_one(
     native = _native.library(SOURCE)
     assert native is not None
     found = native.reduce(ctypes.addressof(work))
-    rows = {node: tuple(prints[i::count]) for i, node in enumerate(parts)} if compare else {}
+    said, size = bytes(prints), 8 * num_blocks
+    rows = {node: said[i * size : (i + 1) * size] for i, node in enumerate(parts)} if compare else {}
     return Looked(found, tuple(_within(out, value) for value in sums), rows)
 
 

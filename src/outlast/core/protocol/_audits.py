@@ -50,7 +50,7 @@ class Audits:
         self.num_held = 0  # steps that a mismatch held
         self._mine: dict[int, Claim] = {}
         self._beside: dict[int, Claim] = {}
-        self._tries: Counter[int] = Counter()
+        self._tries: dict[int, int] = {}
         self._known: set[Claim] = set()  # claims on disputed microbatches of this step
         self._unlike: set[str] = set()  # whose sums of this step were found changed
         self._pending: list[Finding] = []
@@ -78,8 +78,8 @@ class Audits:
 
     def computed(self, leaf: int, value: int, *, beside: bool) -> None:
         """I computed a microbatch, for my sums or beside them."""
-        self._tries[leaf] += 1
-        claim = Claim(leaf=leaf, member=self.me, attempt=self._tries[leaf], print=value)
+        attempt = self._tries[leaf] = self._tries.get(leaf, 0) + 1
+        claim = Claim(leaf=leaf, member=self.me, attempt=attempt, print=value)
         (self._beside if beside else self._mine)[leaf] = claim
 
     def commitment(self, plan: Plan) -> tuple[Claim, ...]:
@@ -88,15 +88,14 @@ class Audits:
 
     def owed(self, plan: Plan, said: Mapping[str, Sequence[Claim]]) -> tuple[int, ...]:
         """What I compute beside my share, all commitments being known: drawn, or disputed and not yet answered."""
-        members = list(plan.leaves)
-        everything = sorted(claim for rows in said.values() for claim in rows)
+        members, everything = list(plan.leaves), sorted(claim for rows in said.values() for claim in rows)
         self._hear(everything)
         drawn = draw(plan.leaves, self.hosts, self.share, draw_key(self.seed, plan.step, everything))
         self._drawn = sum(map(len, drawn.values()))
         wanted = {leaf for leaf in drawn[self.me] if leaf not in self._beside}
         for leaf, case in disputed(self._claims(plan)).items():
             spoken = max((claim.attempt for claim in case if claim.member == self.me), default=0)
-            if self.me in to_ask(case, members, self.hosts) and self._tries[leaf] <= spoken:
+            if self.me in to_ask(case, members, self.hosts) and self._tries.get(leaf, 0) <= spoken:
                 wanted.add(leaf)
         return tuple(sorted(wanted.difference(plan.leaves[self.me])))
 
@@ -150,8 +149,7 @@ class Audits:
         if it must not: then the view is left (`Member.lost`) and the next one settles it."""
         findings, self.undecided = _equivocal(plan.step, headers), ""
         self._hear(headers)
-        claims = self._claims(plan).union(*said.values(), *(header.audit.claims for header in headers))
-        cases = disputed(claims)
+        cases = disputed(self._claims(plan).union(*said.values(), *(header.audit.claims for header in headers)))
         again: list[int] = []
         for leaf, case in cases.items():
             asked = to_ask(case, view.members, self.hosts)

@@ -7,7 +7,7 @@ nobody can know it while computing (protocol, 25); a dispute is decided by count
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
@@ -111,13 +111,14 @@ def draw(
     A second is on another host where there is one; ties go to who owes least, then by the key. O(audits x members).
     """
     members = list(leaves)
-    owed: dict[str, list[int]] = {name: [] for name in members}
-    if len(members) < 2 or share <= 0.0:
-        return dict.fromkeys(members, ())
     u = _mix(key, "share") / 2.0**64
+    counts = {owner: int(min(share, 1.0) * len(mine) + u) for owner, mine in leaves.items()}
+    if len(members) < 2 or share <= 0.0 or not any(counts.values()):
+        return dict.fromkeys(members, ())
+    owed: dict[str, list[int]] = {name: [] for name in members}
     chosen: list[tuple[int, int, str]] = []
     for owner, mine in leaves.items():
-        if count := int(min(share, 1.0) * len(mine) + u):
+        if count := counts[owner]:
             chosen += [(*row, owner) for row in sorted((_mix(key, leaf), leaf) for leaf in mine)[:count]]
     for _, leaf, owner in sorted(chosen):
         far = [m for m in members if hosts.get(m, "") != hosts.get(owner, "")] or [m for m in members if m != owner]
@@ -129,13 +130,13 @@ def draw(
 # --- disputes --------------------------------------------------------------------------------------------------------
 def disputed(claims: Iterable[Claim]) -> dict[int, list[Claim]]:
     """The microbatches on which claims differ, with all claims about them in order."""
-    said: dict[int, int] = {}
     claims = set(claims)
-    leaves = {claim.leaf for claim in claims if said.setdefault(claim.leaf, claim.print) != claim.print}
-    cases: dict[int, list[Claim]] = {leaf: [] for leaf in sorted(leaves)}
-    for claim in sorted(claim for claim in claims if claim.leaf in leaves) if leaves else ():
+    if len({claim.leaf for claim in claims}) == len(claims):  # as in almost every step
+        return {}
+    cases: dict[int, list[Claim]] = defaultdict(list)
+    for claim in sorted(claims):
         cases[claim.leaf].append(claim)
-    return cases
+    return {leaf: rows for leaf, rows in cases.items() if len({row.print for row in rows}) > 1}
 
 
 def _latest(case: Iterable[Claim]) -> dict[str, int]:
