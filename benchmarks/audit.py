@@ -87,8 +87,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--shares", type=_share, nargs="*", default=[0.02, 0.25, 1.0], help="none: readiness alone")
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--steps", type=int, default=40, help="a block")
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=20, help="a block")
     return parser.parse_args(argv)
 
 
