@@ -36,8 +36,8 @@ def test_a_spare_takes_over_and_the_dead_come_back(fleet: Callable[..., Any]) ->
     run.assert_unchanged(survivors={"r2.1", "r1.3"}, recoveries=2)
     assert [e.cause for e in run.exits() if e.replica == "r0.1"] == ["left"]
     planned = [e.planned for e in run.driven.events if isinstance(e, ev.ViewInstalled)]
-    # Between them the spare may have lacked the half of an outcome that died with r1.1, and come in by a planned view.
-    assert (planned[:2], planned[-1]) == ([False, False], True)
+    # The spare may have lacked the half of an outcome that died with r1.1: then it goes, and comes by a planned view.
+    assert planned in ([False, False, True], [False, False, False, True, True])
     joiner = run.driven.recoveries()[1]
     assert (joiner.replica, joiner.downtime_s, joiner.microbatches_recomputed) == ("r1.2", 0.0, 0)
 
