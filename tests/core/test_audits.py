@@ -17,6 +17,7 @@ from outlast.core.protocol import (
     Header,
     Member,
     RollEntry,
+    Said,
     Stand,
     View,
     ViewId,
@@ -28,7 +29,7 @@ from outlast.core.protocol import (
     truth_of,
 )
 from outlast.core.protocol import messages as m
-from outlast.core.protocol._claims import disputed, findings_of, place, void
+from outlast.core.protocol._claims import claims_in, committed, disputed, findings_of, place, void
 from outlast.errors import ConfigError, ViewAbandoned
 
 
@@ -88,9 +89,9 @@ def test_the_second_is_on_another_host_where_there_is_one() -> None:
 
 def test_no_commitment_no_draw() -> None:
     """One fingerprint among all that were committed to moves the key, and who computed what does not."""
-    said = [Claim(leaf=leaf, member=f"r{leaf % 3}", attempt=1, print=leaf * 7919) for leaf in range(9)]
-    moved = [*said[:8], Claim(leaf=8, member="r2", attempt=1, print=1)]
-    others = [Claim(leaf=c.leaf, member="r0", attempt=2, print=c.print) for c in reversed(said)]
+    said = [committed((leaf, 1, leaf * 7919) for leaf in range(first, 9, 3)) for first in range(3)]
+    moved = [*said[:2], committed([(2, 1, 2 * 7919), (5, 1, 5 * 7919), (8, 1, 1)])]
+    others = [committed((leaf, 2, leaf * 7919) for leaf in reversed(range(9)))]
     assert draw_key(1, 2, said) != draw_key(1, 2, moved)
     assert draw_key(1, 2, said) == draw_key(1, 2, others)
     assert len({draw_key(1, 2, said), draw_key(1, 3, said), draw_key(2, 2, said)}) == 3
@@ -199,11 +200,11 @@ def step_of(members: tuple[str, ...], told: dict[str, dict[str, int]]) -> dict[s
         audits.called(entries)
         for leaf in plan.leaves[audits.me]:
             audits.computed(leaf, leaf * 31, beside=False)
-    said: dict[str, dict[str, tuple[Claim, ...]]] = {}
+    said: dict[str, Said] = {}
     for name, audits in every.items():
         said[name] = {other: each.commitment(plan) for other, each in every.items()}
         for other, value in told.get(name, {}).items():
-            said[name][other] = tuple(Claim(c.leaf, c.member, c.attempt, value) for c in said[name][other])
+            said[name][other] = committed((c.leaf, c.attempt, value) for c in claims_in({other: said[name][other]}))
         for leaf in audits.owed(plan, said[name]):
             audits.computed(leaf, leaf * 31, beside=True)
     headers = [Header(member=n, step=4, view=view.id, heard=0, audit=every[n].evidence()) for n in members]
@@ -232,6 +233,35 @@ def test_two_that_heard_different_things_cannot_go_on() -> None:
         step_of(("a", "b"), {"b": {"a": 12345}})
 
 
+def test_claims_about_no_microbatch_of_the_step_and_halves_of_claims_hold_nothing() -> None:
+    """Whoever sends them: those that heard them go on alike."""
+    plan, view = plan_of(NAMES, 4, 6), View(id=ViewId(1, 1), members=NAMES)
+    said = {name: committed((leaf, 1, leaf) for leaf in plan.leaves[name]) for name in NAMES}
+    strange = (Claim(99, "c", 1, 1), Claim(99, "c", 2, 2))
+    for wrong in (said | {"c": said["c"] + b"half"}, said | {"c": committed([(99, 1, 1)]) + committed([(99, 2, 2)])}):
+        audits = Audits("a")
+        audits.share = 1e-9
+        assert audits.owed(plan, wrong) == ()
+        mine = audits.evidence()
+        headers = [Header(member=n, step=4, view=view.id, heard=0, audit=mine) for n in NAMES]
+        audits.judge(plan, view, wrong, headers)
+        headers[2] = msgspec.structs.replace(headers[2], audit=msgspec.structs.replace(mine, claims=strange))
+        audits.judge(plan, view, wrong, headers)
+    assert [c.leaf for c in claims_in({"c": said["c"] + b"half"})] == list(plan.leaves["c"])
+
+
+def test_two_commitments_to_one_microbatch_are_a_dispute() -> None:
+    plan, view = plan_of(NAMES, 4, 6), View(id=ViewId(1, 1), members=NAMES)
+    said = {name: committed((leaf, 1, leaf) for leaf in plan.leaves[name]) for name in NAMES}
+    said["b"] += committed([(plan.leaves["a"][0], 1, 12345)])
+    audits = Audits("a")
+    audits.share = 1e-9
+    audits.owed(plan, said)
+    headers = [Header(member=n, step=4, view=view.id, heard=0, audit=audits.evidence()) for n in NAMES]
+    with pytest.raises(ViewAbandoned, match="microbatch 0 of step 4 differs between a, b"):
+        audits.judge(plan, view, said, headers)
+
+
 def installed(members: dict[str, Member], number: int) -> View:
     """A view of these, up to its plan."""
     view = View(id=ViewId(1, number), members=tuple(members), start=number == 1)
@@ -244,7 +274,7 @@ def installed(members: dict[str, Member], number: int) -> View:
     return view
 
 
-def all_computed(members: dict[str, Member], wrong: dict[str, int]) -> dict[str, tuple[Claim, ...]]:
+def all_computed(members: dict[str, Member], wrong: dict[str, int]) -> Said:
     """Everybody's share, with these members' fingerprints off by so much; what each commits to."""
     for member in members.values():
         member.audits.share = 1.0
@@ -271,7 +301,7 @@ def test_sums_found_changed_are_dropped_though_their_owner_left_before_it_heard(
     assert members["a"].plan == members["b"].plan
     orphans = members["a"].plan.orphans.values()  # type: ignore[union-attr]
     assert sorted(leaf for mine in orphans for leaf in mine) == [0, 1]
-    assert members["a"].audits.commitment(members["a"].plan) == ()  # type: ignore[arg-type]
+    assert members["a"].audits.commitment(members["a"].plan) == b""  # type: ignore[arg-type]
 
 
 def test_a_dispute_is_known_in_the_third_view_though_who_had_judged_it_is_gone() -> None:
@@ -293,17 +323,17 @@ def test_a_dispute_is_known_in_the_third_view_though_who_had_judged_it_is_gone()
 
 def test_a_certificate_needs_a_whole_round_of_fingerprints() -> None:
     audits = step_of(NAMES, {})["a"]
-    for committed in range(5, 12):
-        audits.passed(committed, finite=True, num_parts=3)
+    for step in range(5, 12):
+        audits.passed(step, finite=True, num_parts=3)
     assert audits.certificate == Certificate(step=7, share=1.0, audited=6)
     audits.passed(12, finite=False, num_parts=3)
-    for committed in (13, 14, 15):
-        audits.passed(committed, finite=True, num_parts=3)
+    for step in (13, 14, 15):
+        audits.passed(step, finite=True, num_parts=3)
     assert audits.certificate.step == 7, "a loss that is not finite starts the round again"
     audits.passed(16, finite=True, num_parts=3)
     assert audits.certificate.step == 13
-    for committed in range(17, 30):
-        audits.passed(committed, finite=True, num_parts=0)
+    for step in range(17, 30):
+        audits.passed(step, finite=True, num_parts=0)
     assert audits.certificate.step == 13, "without fingerprints of the state nothing is agreed"
 
 

@@ -134,6 +134,27 @@ def test_a_slice_is_reduced_compared_and_measured_in_one_pass(compiled, length, 
     assert all(bits(parts[node]) == bits(kept[node]) for node in nodes)
 
 
+NANS = [0x7FC00000, -0x400000, 0x7FC00001, 0x7F800001, -0x7FFFFF]  # both signs, payloads, signalling ones
+
+
+@pytest.mark.parametrize("length", [500, 2 * BLOCK + 300])
+@pytest.mark.parametrize("nodes", [((0, 6),), ((0, 4), (4, 6))])
+@pytest.mark.parametrize("scale", [1.0, 1 / 6])
+def test_which_of_two_nans_a_reduction_keeps_does_not_depend_on_the_way(compiled, length, nodes, scale):
+    """One that reduces in one pass and one that checks it in two would else accuse each other."""
+    for at in (0, length - 1, length // 2):
+        for pair in itertools.product(NANS, repeat=2):
+            parts = {node: values(length, node[0]).nan_to_num(posinf=1.0) for node in nodes}
+            for part, nan in zip(parts.values(), pair, strict=False):
+                part.view(torch.int32)[at] = nan
+            steps, wanted, out = list(schedule(nodes, 6)), torch.empty(length), torch.empty(length)
+            reduce_slice(parts, steps, (0, 6), scale, wanted)
+            found = reduce_and_look(parts, steps, (0, 6), scale, out, 4, squares=True, compare=True)
+            assert bits(out) == bits(wanted)
+            assert repr(found) == repr(look(out, 4, squares=True)._replace(parts=found.parts))
+            assert found.parts == {node: packed(part, BLOCK, 4) for node, part in parts.items()}
+
+
 def test_more_parts_than_the_one_pass_takes(compiled):
     nodes = tuple((i, i + 1) for i in range(MOST + 1))
     parts, steps = {node: values(200, node[0]) for node in nodes}, list(schedule(nodes, MOST + 1))

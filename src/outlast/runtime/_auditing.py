@@ -99,7 +99,7 @@ class Auditing:
         with self._replica.lock:
             _, plan = member.standing()
         found = mesh.collect(Prints, todo.step, 0, Phase.HEADER)
-        self._said |= {name: found[name].claims for name in mesh.peers}
+        self._said |= {name: found[name].said for name in mesh.peers}
         self._said = {name: self._said[name] for name in todo.view.members}
         owed = member.audits.owed(plan, self._said)
         if owed:

@@ -23,7 +23,7 @@ import msgspec
 
 from outlast.core.phases import Phase
 from outlast.core.policy import Culprit
-from outlast.core.protocol import Claim, Header, RollEntry, View, ViewId
+from outlast.core.protocol import Commitment, Header, RollEntry, View, ViewId
 from outlast.errors import StepMisuse, ViewAbandoned
 from outlast.runtime._probe import Probe
 from outlast.runtime._shared import Region
@@ -52,10 +52,10 @@ class Parts(msgspec.Struct, frozen=True, tag=True):
 
 
 class Prints(msgspec.Struct, frozen=True, tag=True):
-    """Fingerprints of the microbatches that I contribute to a step: my commitment, before audits are drawn."""
+    """Fingerprints of the microbatches that I contribute to a step, before audits are drawn."""
 
     step: int
-    claims: tuple[Claim, ...]
+    said: Commitment
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

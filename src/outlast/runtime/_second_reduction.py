@@ -42,7 +42,7 @@ class Checks:
         self.share, self.seed = share, seed
         self.always: dict[int, list[tuple[int, int]]] = {}
         self.num_checked = 0
-        self._draw = random.SystemRandom()
+        self._draw = random.Random()  # seeded by the system: nobody else can know it
 
     @property
     def active(self) -> bool:
@@ -54,8 +54,9 @@ class Checks:
         share, num_members = self.share(), len(ranges[0]) if ranges else 0
         if (not share and not self.always) or num_members < 2:
             return
+        turn = _turn(self.seed, step, num_members)
         for bucket, slices in enumerate(ranges):
-            reducer = (me - _turn(self.seed, step, bucket, num_members)) % num_members
+            reducer = (me - 1 - (turn + bucket) % (num_members - 1)) % num_members
             lo, hi = slices[reducer]
             if hi == lo:
                 continue
@@ -68,12 +69,14 @@ class Checks:
 def checker_of(seed: int, step: int, bucket: int, reducer: int, num_members: int) -> int:
     """The member that would check this slice: anyone but who reduced it, each one slice of a bucket; nobody (-1) where
     there is no other."""
-    return (reducer + _turn(seed, step, bucket, num_members)) % num_members if num_members > 1 else -1
+    if num_members < 2:
+        return -1
+    return (reducer + 1 + (_turn(seed, step, num_members) + bucket) % (num_members - 1)) % num_members
 
 
-def _turn(seed: int, step: int, bucket: int, num_members: int) -> int:
-    """How many members after a slice's reducer its checker comes."""
-    return 1 + (position_seed(seed, step, 0xC4EC) + bucket) % (num_members - 1) if num_members > 2 else 1
+def _turn(seed: int, step: int, num_members: int) -> int:
+    """Where the step begins: one bucket on, a slice's checker is the next member."""
+    return position_seed(seed, step, 0xC4EC) if num_members > 2 else 0
 
 
 def settle(replica: Replica, headers: Sequence[Header]) -> None:

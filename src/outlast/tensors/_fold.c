@@ -251,7 +251,8 @@ static inline double square_rest(tree *t, const float *at, const float *end)
 /* A slice of the tree: out = scale x the sum of `parts` (n values each) by `steps`, (left, right) by number, a step's
  * result being numbered after all before it. Block by block, `first` on: the fingerprint of out, of each part where
  * `prints` (parts x blocks) is there, and the sum of squares of out where `squares` is; out's are added up.
- * With out itself as the only part and no scale it is only looked at. */
+ * With out itself as the only part and no scale it is only looked at. `unsure`: a NaN came out. Which of two NaNs an
+ * addition keeps is the compiler's choice, and differs even between the whole tiles and the rest. */
 #define MOST 64 /* parts */
 typedef struct {
     float *out;
@@ -262,6 +263,7 @@ typedef struct {
     long num_parts, num_steps, n, block;
     uint64_t first;
     double scale;
+    long unsure;
 } slice;
 
 /* Several streams by turns, a tile of each: a processor foresees that too late, and takes up to three times as long. */
@@ -271,7 +273,7 @@ static inline void foresee(const slice *s, long from)
         for (long l = 0; l < TILE; l += STRIPE / 4) __builtin_prefetch(s->parts[p] + from + 4 * TILE + l);
 }
 
-static inline void add_tile(const slice *s, long from, long size)
+static inline void add_tile(slice *s, long from, long size)
 {
     float scratch[MOST][TILE];
     const float *have[2 * MOST];
@@ -288,9 +290,12 @@ static inline void add_tile(const slice *s, long from, long size)
         for (long l = 0; l < size; l++) out[l] = (s->num_steps ? out[l] : have[0][l]) * scale;
     else if (!s->num_steps && have[0] != out)
         memcpy(out, have[0], 4 * size);
+    int nan = 0;
+    for (long l = 0; l < size; l++) nan |= out[l] != out[l];
+    s->unsure |= nan;
 }
 
-static uint64_t reduce_block(const slice *s, long from, long size, uint64_t *of_parts, long stride, double *squares,
+static uint64_t reduce_block(slice *s, long from, long size, uint64_t *of_parts, long stride, double *squares,
                              uint64_t seed)
 {
     hash result;
@@ -318,7 +323,7 @@ static uint64_t reduce_block(const slice *s, long from, long size, uint64_t *of_
     return read_rest(&result, s->out + start, size);
 }
 
-uint64_t reduce(const slice *s)
+uint64_t reduce(slice *s)
 {
     uint64_t prints = 0;
     const long blocks = (s->n + s->block - 1) / s->block;

@@ -1,7 +1,9 @@
 """One pass over memory instead of several, by `_fold.c`: adding, fingerprinting and measuring.
 
 Role: what audits and guards cost where nothing is wrong. Both ways give the same bits and the same fingerprints, so a
-caller may meet either at any time. Not here: what is added to what (`runtime/_gradients.py`), nor what a norm is for.
+caller may meet either at any time. But for one thing: which of two NaNs the sum of gradients keeps; of what is reduced
+every member has the same one, for they compare it. Not here: what is added to what (`runtime/_gradients.py`), nor what
+a norm is for.
 """
 
 from __future__ import annotations
@@ -103,7 +105,7 @@ class Looked(NamedTuple):
 def look(flat: Tensor, first: int, *, squares: bool) -> Looked:
     """`first`: number of the first block."""
     if _fast([flat]):
-        return _in_one({(0, 1): flat}, [], 1.0, flat, first, squares, False)
+        return _in_one({(0, 1): flat}, [], 1.0, flat, first, squares, False)[0]
     blocks = [flat[i : i + BLOCK] for i in range(0, flat.numel(), BLOCK)]
     prints = combine(block_prints(flat, BLOCK, first))
     return Looked(prints, tuple(map(sum_of_squares, blocks)) if squares else ())
@@ -115,7 +117,9 @@ def reduce_and_look(
 ) -> Looked:  # fmt: skip
     """`reduce_slice`, and a look at the result, and with `compare` at the parts, as they are when they are added."""
     if len(schedule) + 1 == len(parts) <= MOST and _fast([out, *parts.values()]):
-        return _in_one(parts, schedule, scale, out, first, squares, compare)
+        looked, unsure = _in_one(parts, schedule, scale, out, first, squares, compare)
+        if not unsure:
+            return looked
     before = {node: packed_prints(part, BLOCK, first) for node, part in parts.items()} if compare else {}
     reduce_slice(parts, schedule, root, scale, out)
     return look(out, first, squares=squares)._replace(parts=before)
@@ -124,7 +128,8 @@ def reduce_and_look(
 def _in_one(
     parts: Mapping[Node, Tensor], schedule: Sequence[tuple[Node, Node, Node]], scale: float, out: Tensor, first: int,
     squares: bool, compare: bool,
-) -> Looked:  # fmt: skip
+) -> tuple[Looked, bool]:  # fmt: skip
+    """And whether NaNs came out, of which others may keep another."""
     number, steps = {node: i for i, node in enumerate(parts)}, []
     for left, right, parent in schedule:
         steps += [number[left], number[right]]
@@ -145,7 +150,7 @@ def _in_one(
     found = native.reduce(ctypes.addressof(work))
     said, size = bytes(prints), 8 * num_blocks
     rows = {node: said[i * size : (i + 1) * size] for i, node in enumerate(parts)} if compare else {}
-    return Looked(found, tuple(_within(out, value) for value in sums), rows)
+    return Looked(found, tuple(_within(out, value) for value in sums), rows), bool(work.unsure)
 
 
 class _Slice(ctypes.Structure):
@@ -154,7 +159,7 @@ class _Slice(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("out", "parts", "steps", "prints", "squares")),
         *((name, ctypes.c_long) for name in ("num_parts", "num_steps", "length", "block")),
-        ("first", ctypes.c_uint64), ("scale", ctypes.c_double),
+        ("first", ctypes.c_uint64), ("scale", ctypes.c_double), ("unsure", ctypes.c_long),
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from outlast.core.protocol._audits import Audits
 from outlast.core.protocol._claims import (
     Certificate,
     Claim,
+    Commitment,
     Evidence,
     Finding,
     Said,
@@ -50,9 +51,9 @@ from outlast.core.protocol._tree import (
 from outlast.core.protocol._types import Header, Order, Plan, RollEntry, ServeId, View, ViewId
 
 __all__ = [
-    "Audits", "Certificate", "Claim", "Compute", "Coordinator", "Evidence", "Exchange", "Finding", "Follow",
-    "Form", "HandOver", "Header", "Leave", "Member", "Merge", "Node", "Order", "Plan", "RollEntry", "RowsNote",
-    "Said", "ServeId", "Settings", "Stand", "Todo", "View", "ViewId", "Wait", "combine", "cover", "draw",
+    "Audits", "Certificate", "Claim", "Commitment", "Compute", "Coordinator", "Evidence", "Exchange", "Finding",
+    "Follow", "Form", "HandOver", "Header", "Leave", "Member", "Merge", "Node", "Order", "Plan", "RollEntry",
+    "RowsNote", "Said", "ServeId", "Settings", "Stand", "Todo", "View", "ViewId", "Wait", "combine", "cover", "draw",
     "draw_key", "leaves_of", "merges", "messages", "owners_of", "parent", "partials", "plan_of", "resolve",
     "roots", "rows_touched", "schedule", "shares", "split", "to_ask", "truth_of",
 ]  # fmt: skip

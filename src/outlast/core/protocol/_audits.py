@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -18,14 +18,18 @@ from outlast.core.protocol import _messages as m
 from outlast.core.protocol._claims import (
     Certificate,
     Claim,
+    Commitment,
     Evidence,
     Finding,
     Incident,
     Stand,
+    claims_in,
+    committed,
     disputed,
     draw,
     draw_key,
     findings_of,
+    leaves_in,
     to_ask,
     void,
 )
@@ -48,8 +52,8 @@ class Audits:
         self.devices: dict[str, str] = {}
         self.num_audited = 0  # microbatches of committed steps that were computed twice
         self.num_held = 0  # steps that a mismatch held
-        self._mine: dict[int, Claim] = {}
-        self._beside: dict[int, Claim] = {}
+        self._mine: dict[int, tuple[int, int]] = {}  # leaf -> attempt, fingerprint: claims once somebody asks for them
+        self._beside: dict[int, tuple[int, int]] = {}
         self._tries: dict[int, int] = {}
         self._known: set[Claim] = set()  # claims on disputed microbatches of this step
         self._unlike: set[str] = set()  # whose sums of this step were found changed
@@ -79,19 +83,22 @@ class Audits:
     def computed(self, leaf: int, value: int, *, beside: bool) -> None:
         """I computed a microbatch, for my sums or beside them."""
         attempt = self._tries[leaf] = self._tries.get(leaf, 0) + 1
-        claim = Claim(leaf=leaf, member=self.me, attempt=attempt, print=value)
-        (self._beside if beside else self._mine)[leaf] = claim
+        (self._beside if beside else self._mine)[leaf] = attempt, value
 
-    def commitment(self, plan: Plan) -> tuple[Claim, ...]:
+    def commitment(self, plan: Plan) -> Commitment:
         """The fingerprints of everything that I contribute. Said before anybody can know what is audited."""
-        return tuple(self._mine[leaf] for leaf in plan.leaves[self.me] if leaf in self._mine)
+        mine = self._mine
+        return committed((leaf, *mine[leaf]) for leaf in plan.leaves[self.me] if leaf in mine)
 
-    def owed(self, plan: Plan, said: Mapping[str, Sequence[Claim]]) -> tuple[int, ...]:
-        """What I compute beside my share, all commitments being known: drawn, or disputed and not yet answered."""
-        members, everything = list(plan.leaves), sorted(claim for rows in said.values() for claim in rows)
-        self._hear(everything)
-        drawn = draw(plan.leaves, self.hosts, self.share, draw_key(self.seed, plan.step, everything))
+    def owed(self, plan: Plan, said: Mapping[str, Commitment]) -> tuple[int, ...]:
+        """What I compute beside my share, all commitments being known (in view order): drawn, or disputed and not yet
+        answered."""
+        self._hear(said)
+        drawn = draw(plan.leaves, self.hosts, self.share, draw_key(self.seed, plan.step, said.values()))
         self._drawn = sum(map(len, drawn.values()))
+        if not (self._drawn or self._known or plan.claims):  # as in most steps
+            return ()
+        members = list(plan.leaves)
         wanted = {leaf for leaf in drawn[self.me] if leaf not in self._beside}
         for leaf, case in disputed(self._claims(plan)).items():
             spoken = max((claim.attempt for claim in case if claim.member == self.me), default=0)
@@ -101,17 +108,17 @@ class Audits:
 
     def evidence(self, unlike: Sequence[str] = (), false: Sequence[tuple[int, str, int]] = ()) -> Evidence:
         """My part of the header."""
+        claims = tuple(sorted(self._own(self._beside))) if self._beside else ()
         said = int.from_bytes(self._said[:8], "big")
-        return Evidence(claims=tuple(self._beside[leaf] for leaf in sorted(self._beside)), said=said,
-                        unlike=tuple(unlike), false=tuple(false))  # fmt: skip
+        return Evidence(claims=claims, said=said, unlike=tuple(unlike), false=tuple(false))
 
     # --- the roll call -------------------------------------------------------------------------------------------
     def stand(self, plan: Plan | None, step: int) -> Stand:
         """My part of the roll: disputed claims of the step I am in, and my own newest words on them."""
         known = set(self._known) | set(plan.claims if plan is not None and plan.step == step else ())
-        own = {claim for table in (self._mine, self._beside) for claim in table.values()}
         leaves = {claim.leaf for claim in known}
-        claims = tuple(sorted(known | {claim for claim in own if claim.leaf in leaves}))
+        own = {claim for table in (self._mine, self._beside) for claim in self._own(table) if claim.leaf in leaves}
+        claims = tuple(sorted(known | own))
         return Stand(host=self.host, device=self.device, claims=claims, unlike=tuple(sorted(self._unlike)))
 
     def sound(self, entries: Sequence[RollEntry]) -> list[RollEntry]:
@@ -143,22 +150,39 @@ class Audits:
     def _claims(self, plan: Plan) -> set[Claim]:
         return self._known | set(plan.claims)
 
+    def _own(self, table: Mapping[int, tuple[int, int]]) -> Iterator[Claim]:
+        return (Claim(leaf, self.me, attempt, value) for leaf, (attempt, value) in table.items())
+
     # --- the verdict ---------------------------------------------------------------------------------------------
-    def judge(self, plan: Plan, view: View, said: Mapping[str, Sequence[Claim]], headers: Sequence[Header]) -> None:
+    def judge(self, plan: Plan, view: View, said: Mapping[str, Commitment], headers: Sequence[Header]) -> None:
         """All headers are there. Returns if the step may be decided; raises ViewAbandoned, the same on every member,
         if it must not: then the view is left (`Member.lost`) and the next one settles it."""
-        findings, self.undecided = _equivocal(plan.step, headers), ""
+        self.undecided = ""
         self._hear(headers)
-        cases = disputed(self._claims(plan).union(*said.values(), *(header.audit.claims for header in headers)))
+        if not self._silent(plan, said, headers):
+            self._settle(plan, view, said, headers)
+        self.num_audited += self._drawn
+
+    def _silent(self, plan: Plan, said: Mapping[str, Commitment], headers: Sequence[Header]) -> bool:
+        """Whether nothing was said that could differ from anything: one word at most on each microbatch."""
+        if self._known or plan.claims or len({header.audit.said for header in headers}) > 1:
+            return False
+        leaves = leaves_in(said.values())
+        return len(set(leaves)) == len(leaves) and not any(h.audit.claims or h.audit.unlike for h in headers)
+
+    def _settle(self, plan: Plan, view: View, said: Mapping[str, Commitment], headers: Sequence[Header]) -> None:
+        findings = _equivocal(plan.step, headers)
+        told = (claim for header in headers for claim in header.audit.claims)
+        owners = {leaf: name for name in view.members for leaf in plan.leaves[name]}
+        cases = disputed(claim for claim in (*self._claims(plan), *claims_in(said), *told) if claim.leaf in owners)
         again: list[int] = []
         for leaf, case in cases.items():
             asked = to_ask(case, view.members, self.hosts)
-            owner = next(name for name in view.members if leaf in plan.leaves[name])
             rows = findings_of(plan.step, leaf, case) if not asked else ()
             if self.can_rewind and any(row.kind == "undecided" for row in rows):
                 rows = tuple(msgspec.structs.replace(row, kind="rewound") for row in rows)
                 self.undecided = f"{rows[0].culprit} differ in microbatch {leaf} of step {plan.step}, and no majority"
-            elif asked or void((leaf, leaf + 1), owner, cases):
+            elif asked or void((leaf, leaf + 1), owners[leaf], cases):
                 again.append(leaf)
             findings += rows
         self._known = {claim for case in cases.values() for claim in case}
@@ -170,7 +194,6 @@ class Audits:
         if again or accused or unlike:
             self.num_held += 1
             raise ViewAbandoned(_cause(plan.step, again, cases, accused, unlike))
-        self.num_audited += self._drawn
 
     def hold(self, findings: Iterable[Finding]) -> None:
         """Something else than a microbatch was wrong, and the step is held; these are to be reported."""

@@ -7,8 +7,9 @@ nobody can know it while computing (protocol, 25); a dispute is decided by count
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -16,8 +17,8 @@ import msgspec
 from outlast.core.protocol._tree import Node
 
 __all__ = [
-    "Certificate", "Claim", "Evidence", "Finding", "Incident", "Said", "Stand", "disputed", "draw", "draw_key",
-    "findings_of", "place", "to_ask", "truth_of", "void",
+    "Certificate", "Claim", "Commitment", "Evidence", "Finding", "Incident", "Said", "Stand", "claims_in", "committed",
+    "disputed", "draw", "draw_key", "findings_of", "leaves_in", "place", "to_ask", "truth_of", "void",
 ]  # fmt: skip
 
 
@@ -33,8 +34,16 @@ class Claim(msgspec.Struct, frozen=True, array_like=True, order=True):
 Incident = tuple[int, str]
 """(step, who): something computed wrongly and silently; audits and guards that see the same count it once."""
 
-Said = dict[str, tuple[Claim, ...]]
+Row = tuple[int, int, int]
+"""A claim of mine: leaf, attempt, print."""
+
+Commitment = bytes
+"""`Row`s of one member, packed: all members read all of them in every step, and almost always only hash them."""
+
+Said = dict[str, Commitment]
 """What every member committed to in a step, in view order."""
+
+_ROW = struct.Struct("<3Q")
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,10 +100,29 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # --- the draw --------------------------------------------------------------------------------------------------------
-def draw_key(seed: int, step: int, claims: Iterable[Claim]) -> int:
+def committed(rows: Iterable[Row]) -> Commitment:
+    """A member's word on these microbatches."""
+    return b"".join(_ROW.pack(*row) for row in rows)
+
+
+def _rows(said: Commitment) -> Iterator[Row]:
+    """What lacks its end counts for nothing, with everybody who heard it alike."""
+    return _ROW.iter_unpack(said[: len(said) // _ROW.size * _ROW.size])
+
+
+def claims_in(said: Mapping[str, Commitment]) -> Iterator[Claim]:
+    """All that was committed to, as claims of who said it."""
+    return (Claim(leaf, name, attempt, value) for name, rows in said.items() for leaf, attempt, value in _rows(rows))
+
+
+def leaves_in(said: Iterable[Commitment]) -> list[int]:
+    """The microbatches that were committed to, as often as they were."""
+    return [leaf for rows in said for leaf, _, _ in _rows(rows)]
+
+
+def draw_key(seed: int, step: int, said: Iterable[Commitment]) -> int:
     """Known only when every member has committed to its fingerprints; the same whoever computed which leaf."""
-    words = [f"{seed}|{step}", *(f"{leaf}:{value}" for leaf, value in sorted((c.leaf, c.print) for c in claims))]
-    return int.from_bytes(hashlib.blake2b("|".join(words).encode(), digest_size=8).digest(), "big")
+    return _mix(seed, step, sorted((leaf, value) for rows in said for leaf, _, value in _rows(rows)))
 
 
 def _mix(key: int, *what: object) -> int:

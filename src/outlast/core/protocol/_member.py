@@ -15,7 +15,7 @@ import msgspec
 
 from outlast.core.protocol import _messages as m
 from outlast.core.protocol._audits import Audits
-from outlast.core.protocol._claims import Claim
+from outlast.core.protocol._claims import Commitment
 from outlast.core.protocol._roll import plan_of, resolve
 from outlast.core.protocol._telling import rebuilt, rebuilt_order
 from outlast.core.protocol._tree import Node, cover, leaves_of, parent
@@ -356,7 +356,7 @@ class Member:
         view = self._acting()
         return Header(member=self.me, step=self.committed, view=view.id, heard=self.heard, **evidence)
 
-    def audit(self, headers: Sequence[Header], said: Mapping[str, Sequence[Claim]]) -> None:
+    def audit(self, headers: Sequence[Header], said: Mapping[str, Commitment]) -> None:
         """Before `decide`: a mismatch holds the step. Raises ViewAbandoned, on every member alike (25, 26)."""
         view, plan = self.standing()
         self.audits.judge(plan, view, said, headers)
