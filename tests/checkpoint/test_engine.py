@@ -106,6 +106,34 @@ def test_a_share_that_grows_is_allocated_beside_the_step(tmp_path: pathlib.Path,
     engine.close()
 
 
+def test_a_slot_that_comes_free_after_the_share_has_grown_is_enlarged_before_it_is_used(
+    gated: tuple[Engine, Gate], log: list[Any]
+) -> None:
+    engine, gate = gated
+    engine.set_members(0, 4)
+    engine.prepare(state(1.0, 4_000_000))
+    first = engine.save(1, state(1.0, 4_000_000))
+    engine.set_members(0, 1)
+    engine.prepare(state(1.0, 4_000_000))
+    assert not engine.enlarging(), "the one that is free was enlarged"
+    second = engine.save(2, state(2.0, 4_000_000))
+    assert first is not None
+    assert second is not None
+    gate.open.set()
+    first.durable.result(10)
+    second.durable.result(10)
+    while engine._arena.num_leased:
+        engine._writers.submit(int).result(10)
+    assert engine.can_save
+    assert engine.enlarging()
+    engine._preparer.submit(int).result(10)
+    assert not engine.enlarging()
+    assert events.SaveDelayed not in {type(e) for e in log}
+    third = engine.save(3, state(3.0, 4_000_000))
+    assert third is not None
+    engine.commit(third)
+
+
 def test_a_directory_that_was_removed_is_made_again(tmp_path: pathlib.Path, log: list[Any]) -> None:
     engine = Engine(str(tmp_path / "c"), on_event=log.append, retry_s=0.001)
     for step in (1, 2):

@@ -137,7 +137,7 @@ class Agent:
 
     # --- the coordinator -----------------------------------------------------------------------------------------
     def _connect(self) -> None:
-        if self.link is not None:
+        if self.link is not None or self._asked:  # once the launcher has asked, the coordinator is gone for good
             return
         try:
             self.link = Link(self.address, self.secret, "agent", self.name, timeout_s=2.0)

@@ -181,8 +181,9 @@ class Keeper:
                 self._carry_out(action)
 
     def _lost(self, save: cm.SaveId, writer: int, reason: str) -> None:
-        """Also of a save that no promise was heard of yet: those that come must not wait for this writer."""
-        if save in self._dead:
+        """Also of a save that no promise was heard of yet: those that come must not wait for this writer. A view that
+        has ended took its saves with it, or they are complete."""
+        if save in self._dead or save.view < self._commit.view:
             return
         known = any(p.save == save for p in self._commit.pending)
         self._feed(cm.WriterFailed(save=save, writer=writer, reason=reason))

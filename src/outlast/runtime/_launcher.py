@@ -39,6 +39,7 @@ __all__ = ["Launcher", "Outcome"]
 
 _COORDINATOR_TRIES = 8  # restarts in a row without a minute of life between them
 _STOP_S = 5.0  # how long the coordinator may take to end the run when asked
+_AGENT_STOP_S = 10.0  # an agent: a call to a coordinator that does not answer, and its ranks' grace, are 5
 _TURN_S = 0.25  # how often the watcher is called at least
 _TELL_S = 0.5  # what is told in each turn: a turn must be shorter than what `Watch` takes for the launcher's absence
 _KILLED_S = 2.0  # a coordinator that was killed and has not ended by then is left to wake or not
@@ -370,7 +371,7 @@ class Launcher:
     def _ask_agents_to_stop(self, finished: bool = False) -> None:
         """The coordinator is gone, and perhaps could not tell them. After a good end scripts may take their time."""
         if not finished:
-            self._stop_by_s = time.monotonic() + _STOP_S
+            self._stop_by_s = time.monotonic() + _AGENT_STOP_S
         for agent in self._agents:
             agent.child.send(signal.SIGUSR1 if finished else signal.SIGTERM)
 

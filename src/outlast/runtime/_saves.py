@@ -133,7 +133,7 @@ class Saves:
         view = self.member.view
         prepared = self._prepared is not None and self._prepared.done()
         here = view is not None and view.id == self._view
-        return self._base is not None and here and prepared and self.archive.can_save
+        return self._base is not None and here and prepared and self.archive.can_save and not self.archive.enlarging()
 
     def decided(self, view: View, committed: int, votes: Sequence[int]) -> None:
         """All headers of the step are in: the same conclusion on every member."""
@@ -247,8 +247,9 @@ class Saves:
             self._promise(flight)
             return
         with self._lock:
-            self._flights.pop(flight.handle.save, None)
-        self._lost(flight.handle.save, str(error))
+            known = self._flights.pop(flight.handle.save, None) is flight
+        if known:  # else it was given up before, by a view change or for a later one
+            self._lost(flight.handle.save, str(error))
 
     def _promise(self, flight: _Flight) -> None:
         """Durable and stable: say so, once."""
