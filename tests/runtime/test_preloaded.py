@@ -351,7 +351,7 @@ def test_nobody_waits_for_ever_for_one_that_loads(tmp_path: Path, monkeypatch: p
 def test_a_fleet_outlasts_the_process_that_its_ranks_come_from(
     fleet: Callable[..., Any], number: signal.Signals
 ) -> None:
-    run = fleet(replicas=2, spares=1, steps=12, gates=(3, 6, 9))
+    run = fleet(replicas=2, spares=1, steps=114, gates=(3, 60, 110))  # to become members takes steps
     run.until("steps were made", lambda: run.driven.step == 2)
     ranks = {run.pid(name) for name in ("r0.1", "r1.1", "r2.1")}
     agent = run.parent(run.pid("r0.1"))
@@ -360,6 +360,6 @@ def test_a_fleet_outlasts_the_process_that_its_ranks_come_from(
     run.strike(nursery, number)
     run.strike(run.pid("r1.1"))
     run.gate(3, "it was seen", lambda: run.exited("r1.1"))
-    run.gate(6, "its successor was served", lambda: run.served("r1.2"))
-    run.gate(9, "it had caught up", lambda: run.caught_up("r1.2"))
+    run.gate(60, "its successor was served", lambda: run.served("r1.2"))
+    run.gate(110, "it had caught up", lambda: run.caught_up("r1.2"))
     run.assert_unchanged(survivors={"r0.1", "r2.1"}, recoveries=1)

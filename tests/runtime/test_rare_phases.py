@@ -42,12 +42,12 @@ def test_joiners_that_fail_at_every_door(fleet: Callable[..., Any], action: Acti
     doors = ("join_hello", "join_schema", "join_ready")
     faults = [fault(f"r2.{number}", door, action) for number, door in enumerate(doors, 1)]
     run = fleet(
-        *faults, fault("r1.1", "reduce", step=13),
-        replicas=2, spares=1, steps=16, gates=(1, 4, 7, 10, 13), formation_s=2.0,
+        *faults, fault("r1.1", "reduce", step=160),
+        replicas=2, spares=1, steps=164, gates=(1, 40, 80, 120, 160), formation_s=2.0,
     )  # fmt: skip
-    for number, step in ((1, 1), (2, 4), (3, 7), (4, 10)):
+    for number, step in ((1, 1), (2, 40), (3, 80), (4, 120)):
         run.gate(step, f"process {number} was served", lambda name=f"r2.{number}": run.served(name))
-    run.gate(13, "it had caught up", lambda: run.caught_up("r2.4"))
+    run.gate(160, "it had caught up", lambda: run.caught_up("r2.4"))
     run.assert_unchanged(recoveries=4)
     assert {"r0.1", "r2.4"} <= set(run.results())
 

@@ -67,11 +67,11 @@ def test_what_rules_remember_is_handed_to_joiners(fleet: Callable[..., Any]) -> 
     """Distance rules, momentum of each row and the last result; the second death takes the survivors of the first."""
     run = fleet(
         kill("r1.1", Phase.REDUCE, 2, bucket=0),
-        kill("r0.1", Phase.HEADER, 5),
-        replicas=3, steps=8, rule=MOVED, gates=(4, 7),
+        kill("r0.1", Phase.HEADER, 70),
+        replicas=3, steps=84, rule=MOVED, gates=(40, 80),
     )  # fmt: skip
-    run.gate(4, "the first replacement", lambda: run.caught_up("r1.2"))
-    run.gate(7, "the second replacement", lambda: run.caught_up("r0.2"))
+    run.gate(40, "the first replacement", lambda: run.caught_up("r1.2"))
+    run.gate(80, "the second replacement", lambda: run.caught_up("r0.2"))
     run.assert_unchanged(survivors={"r0.2", "r1.2", "r2.1"}, recoveries=2)
 
 

@@ -43,15 +43,15 @@ def test_python_that_never_returns(fleet: Callable[..., Any]) -> None:
 @pytest.mark.campaign
 def test_one_that_is_woken_after_its_eviction_disturbs_nobody(fleet: Callable[..., Any]) -> None:
     """Stopped for long, evicted, replaced by a joiner; then somebody continues it."""
-    run = fleet(replicas=3, steps=14, gates=(3, 6, 9, 12))
+    run = fleet(replicas=3, steps=164, gates=(3, 60, 110, 160))  # to become members takes steps
     run.until("steps were made", lambda: run.driven.step == 2)
     late = run.pid("r1.1")
     run.strike(late, signal.SIGSTOP)
     run.gate(3, "it was stopped", lambda: run.state("r1.1") == "T")
-    run.gate(6, "its successor was served", lambda: run.exited("r1.1") and run.served("r1.2"))
-    run.gate(9, "it had caught up", lambda: run.caught_up("r1.2"))
+    run.gate(60, "its successor was served", lambda: run.exited("r1.1") and run.served("r1.2"))
+    run.gate(110, "it had caught up", lambda: run.caught_up("r1.2"))
     with contextlib.suppress(ProcessLookupError):
         run.strike(late, signal.SIGCONT)
-    run.gate(12, "the successor was a member", lambda: "r1.2" in run.driven.members)
+    run.gate(160, "the successor was a member", lambda: "r1.2" in run.driven.members)
     run.assert_unchanged(survivors={"r0.1", "r1.2", "r2.1"}, recoveries=1)
     assert [(e.replica, e.cause) for e in run.exits() if e.cause != "finished"] == [("r1.1", "evicted")]
