@@ -10,6 +10,8 @@ import outlast
 from benchmarks._probe import FINGERPRINTS_S, Probe, in_turn
 from benchmarks._workload import MODELS, build, loss_of, samples
 from benchmarks.peers.ddp import parser
+from outlast.core.policy import Guards
+from outlast.runtime._guarding import Guarding
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,20 +20,26 @@ if TYPE_CHECKING:
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--audits", default="0", help="shares, one a block in turn: 0,0.02")
+    options.add_argument("--guards", default="default", help="one a block in turn: off,default")
     options.add_argument("--fingerprints", action="store_true", help="report what fingerprints take")
     args = options.parse_args()
     probe = Probe(rank=os.getpid())
     run = outlast.join()
     model, optimizer = build(args.model, args.seed)
     shares = [float(share) for share in args.audits.split(",")]
+    settings = args.guards.split(",")
     training = run.protect(
         model, optimizer, samples(args.model), global_batch_size=MODELS[args.model].samples * args.microbatches,
         microbatches=args.microbatches, seed=args.seed, audit=max(shares),
+        guards=settings[0],
     )  # fmt: skip
+    guards = [Guarding(training.engine, Guards.of(setting)) for setting in settings] if len(settings) > 1 else []
     spent = watch_fingerprints() if args.fingerprints else [0.0]
     for step in training.steps(until=args.steps):
         if len(shares) > 1:
             training._audit.share = in_turn(shares, step.number // probe.block)
+        if guards:
+            training.engine.guards = in_turn(guards, step.number // probe.block)
         for batch in step:
             with probe.computing():
                 step.backward(loss_of(model, batch))

@@ -13,10 +13,12 @@ import socket
 import struct
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+T = TypeVar("T")
 
 __all__ = ["COMPUTE", "EXCHANGE", "FINGERPRINTS_S", "OTHER", "RECORD", "SHARE_BYTES", "Probe", "in_turn"]
 
@@ -79,7 +81,7 @@ class Probe:
         self._send(b"n", key, value)
 
 
-def in_turn(variants: Sequence[float], block: int) -> float:
+def in_turn(variants: Sequence[T], block: int) -> T:
     """Which of several variants this block is for: each once in every round, first another one each time."""
     return variants[(block + block // len(variants)) % len(variants)]
 
