@@ -76,8 +76,9 @@ def compare(option: str, settings: Sequence[str], args: argparse.Namespace) -> l
             replicas=args.replicas, model=args.model, microbatches=args.microbatches, seed=args.seed,
             python=Path(sys.executable), scratch=Path(scratch), options=[f"--{option}=" + ",".join(settings)],
         )  # fmt: skip
-        with SYSTEMS["outlast"].fleet(launch) as fleet:
-            fleet.set_block(args.steps)
+        fleet = SYSTEMS["outlast"].fleet(launch)
+        fleet.set_block(args.steps)
+        with fleet:
             fleet.wait_for("first block", lambda: fleet.all_wait(args.replicas), START_S)
             with alone(args.lock):
                 for block in range(1, (args.rounds + 1) * len(settings)):  # block 0 is over
