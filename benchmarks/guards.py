@@ -38,8 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         ])  # fmt: skip
         if series.setting == "default":
             what = f"{args.model}: what guards cost of a step, median"
-            bounds.check(f"{what}, wall", cost.median, LIMIT)
-            bounds.check(f"{what}, processors", cpu.median, LIMIT)
+            bounds.check(f"{what}, wall", cost.median, LIMIT, "of a step")
+            bounds.check(f"{what}, processors", cpu.median, LIMIT, "of a step")
     table = Table(
         title=title(args), rows=rows,
         columns=["guards", "step ms", "over off, median", "middle half", "processor ms", "over off, median"],

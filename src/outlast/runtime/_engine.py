@@ -155,13 +155,17 @@ class Engine:
         for header in headers:
             for i, byte in enumerate(header.used):
                 used[i] |= byte
-        norm = self.norm_of(headers)
+        read = ruling.evidence if ruling is not None else None
+        norm = read.norm if read is not None else self.norm_of(headers)
+        loss = (
+            read.loss if read is not None and self.robust is None else self.loss_of(headers)
+        )  # a rule's: of good rows
         applies = ruling is None or ruling.verdict.applies
         if applies and norm is not None:
             self._clip(norm)
         return Meta(
-            step=first.step, loss=self.loss_of(headers), norm=norm, used=bytes(used),
-            buffers=buffers if applies else (), output=sum(h.output for h in headers) & ((1 << 64) - 1), ruling=ruling,
+            step=first.step, loss=loss, norm=norm, used=bytes(used), buffers=buffers if applies else (),
+            output=sum(h.output for h in headers) & ((1 << 64) - 1), ruling=ruling,
             observed=self.vigilance.observed(headers) if self.vigilance is not None else None,
         )  # fmt: skip
 
