@@ -138,11 +138,10 @@ def draw(
     share is exact, and members owe as much as each other in every step, so an audit costs its share and no more.
     A second is on another host where there is one; ties go to who owes least, then by the key. O(audits x members).
     """
-    members = list(leaves)
-    u = _mix(key, "share") / 2.0**64
-    counts = {owner: int(min(share, 1.0) * len(mine) + u) for owner, mine in leaves.items()}
-    if len(members) < 2 or share <= 0.0 or not any(counts.values()):
+    members, share, u = list(leaves), min(share, 1.0), key / 2.0**64
+    if len(members) < 2 or share <= 0.0 or share * max(map(len, leaves.values())) + u < 1.0:  # as in most steps
         return dict.fromkeys(members, ())
+    counts = {owner: int(share * len(mine) + u) for owner, mine in leaves.items()}
     owed: dict[str, list[int]] = {name: [] for name in members}
     chosen: list[tuple[int, int, str]] = []
     for owner, mine in leaves.items():
