@@ -35,12 +35,14 @@ class FleetStuck(Exception):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Commit:
-    """One member committed one step. `at_s`: CLOCK_MONOTONIC; `compute_s`, `num_computed`: since the last one."""
+    """One member committed one step. `at_s`: CLOCK_MONOTONIC; `compute_s`, `num_computed`: since the last one; `cpu_s`:
+    of all its threads since it was started."""
 
     step: int
     at_s: float
     compute_s: float
     num_computed: int
+    cpu_s: float = 0.0
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -140,9 +142,9 @@ class Fleet:
         data = member._rest + data
         whole = len(data) - len(data) % RECORD.size
         member._rest = data[whole:]
-        for kind, _, step, at_s, value, count in RECORD.iter_unpack(data[:whole]):
+        for kind, _, step, at_s, cpu_s, value, count in RECORD.iter_unpack(data[:whole]):
             if kind == b"c":
-                member.commits.append(Commit(step=step, at_s=at_s, compute_s=value, num_computed=count))
+                member.commits.append(Commit(step=step, at_s=at_s, compute_s=value, num_computed=count, cpu_s=cpu_s))
             elif kind == b"r":
                 member.waiting, member.peak_bytes = True, count
             elif kind == b"n":

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 def main() -> None:
     options = parser(__doc__)
-    options.add_argument("--audits", default="0", help="shares, one a block in turn: 0,0.02")
-    options.add_argument("--guards", default="default", help="one a block in turn: off,default")
+    options.add_argument("--audits", default="0", help="shares, one a step in turn: 0,0.02")
+    options.add_argument("--guards", default="default", help="one a step in turn: off,default")
     options.add_argument("--fingerprints", action="store_true", help="report what fingerprints take")
     args = options.parse_args()
     probe = Probe(rank=os.getpid())
@@ -37,9 +37,9 @@ def main() -> None:
     spent = watch_fingerprints() if args.fingerprints else [0.0]
     for step in training.steps(until=args.steps):
         if len(shares) > 1:
-            training._audit.share = in_turn(shares, step.number // probe.block)
+            training._audit.share = in_turn(shares, step.number)
         if guards:
-            training.engine.guards = in_turn(guards, step.number // probe.block)
+            training.engine.guards = in_turn(guards, step.number)
         for batch in step:
             with probe.computing():
                 step.backward(loss_of(model, batch))

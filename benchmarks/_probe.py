@@ -22,9 +22,10 @@ T = TypeVar("T")
 
 __all__ = ["COMPUTE", "EXCHANGE", "FINGERPRINTS_S", "OTHER", "RECORD", "SHARE_BYTES", "Probe", "in_turn"]
 
-RECORD = struct.Struct("<cxxxiqddq")
-"""kind, rank, step, monotonic seconds, value, count. Kinds: h hello (step = pid), c commit (seconds and number of
-microbatches computed), r ready for the next block (count = peak bytes), n any number (step = key)."""
+RECORD = struct.Struct("<cxxxiqdddq")
+"""kind, rank, step, monotonic seconds, processor seconds of the process, value, count. Kinds: h hello (step = pid), c
+commit (seconds and number of microbatches computed), r ready for the next block (count = peak bytes), n any number
+(step = key)."""
 OTHER, COMPUTE, EXCHANGE = 0, 1, 2
 SHARE_BYTES = 1
 """Key of a number: resident memory, each page divided by how many processes map it (PSS), at a block's end."""
@@ -49,7 +50,9 @@ class Probe:
 
     def _send(self, kind: bytes, step: int, value: float = 0.0, count: int = 0) -> None:
         if self._socket is not None:
-            self._socket.sendall(RECORD.pack(kind, self.rank, step, time.monotonic(), value, count))
+            self._socket.sendall(RECORD.pack(
+                kind, self.rank, step, time.monotonic(), time.process_time(), value, count
+            ))  # fmt: skip
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
@@ -81,9 +84,9 @@ class Probe:
         self._send(b"n", key, value)
 
 
-def in_turn(variants: Sequence[T], block: int) -> T:
-    """Which of several variants this block is for: each once in every round, first another one each time."""
-    return variants[(block + block // len(variants)) % len(variants)]
+def in_turn(variants: Sequence[T], step: int) -> T:
+    """Which of several variants this step is for: each once in every round, first another one each time."""
+    return variants[(step + step // len(variants)) % len(variants)]
 
 
 def _map(path: Path) -> mmap.mmap:

@@ -1,7 +1,7 @@
 """What audits cost: a step in which a share of the microbatches is computed twice, beside one without audits.
 
 The line after none is the price of being ready: every gradient is fingerprinted, nothing is computed twice. The claim
-is about microbatches: a share a of them computed twice may cost 1.1 a of a step; a is what was drawn in the blocks
+is about microbatches: a share a of them computed twice may cost 1.1 a of a step; a is what was drawn in the steps
 measured.
 """
 
@@ -12,7 +12,7 @@ import dataclasses
 import sys
 from typing import TYPE_CHECKING
 
-from benchmarks._common import Bounds, Table, environment, publish, spread
+from benchmarks._common import Bounds, Table, environment, publish
 from benchmarks._variants import Series, compare, parser, title
 
 if TYPE_CHECKING:
@@ -25,11 +25,6 @@ READY = 1e-9
 LIMIT = 1.1
 
 
-def twice(series: Series) -> float:
-    """The share of all microbatches that was computed twice."""
-    return sum(series.drawn) / len(series.drawn)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     made = parser(__doc__)
     made.add_argument("--shares", type=_share, nargs="*", default=[0.02, 0.25, 1.0], help="none: readiness alone")
@@ -38,10 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = compare("audits", [f"{share:g}" for share in (0.0, READY, *args.shares)], args)
     plain = found[0]
     for share, series in zip(args.shares, found[2:], strict=True):
-        what = f"{args.model}, {args.replicas} replicas, share {share:g}: cost over share, median"
-        drawn = twice(series) or share
-        bounds.check(f"{what}, wall", series.cost(plain).median / drawn, LIMIT, "times")
-        bounds.check(f"{what}, processors", series.cpu_cost(plain).median / drawn, LIMIT, "times")
+        what, drawn = f"{args.model}, {args.replicas} replicas, share {share:g}: cost over share", series.twice or share
+        bounds.check(f"{what}, wall", series.wall_cost(plain).value / drawn, LIMIT, "times")
+        bounds.check(f"{what}, processors", series.cpu_cost(plain).value / drawn, LIMIT, "times")
     return publish("audit", args, machine, [tabulate(found, args)], bounds, [dataclasses.asdict(s) for s in found])
 
 
@@ -55,18 +49,21 @@ def _share(text: str) -> float:
 def tabulate(found: Sequence[Series], args: argparse.Namespace) -> Table:
     plain, rows = found[0], []
     for series in found:
-        cost, cpu, drawn = series.cost(plain), series.cpu_cost(plain), twice(series)
+        wall, cpu, drawn, (wall_ms, cpu_ms) = (
+            series.wall_cost(plain),
+            series.cpu_cost(plain),
+            series.twice,
+            series.show(),
+        )
         rows.append([
             "0 (fingerprints only)" if float(series.setting) == READY else series.setting, f"{drawn:.4f}",
-            spread(series.step_s).show(1e3, 1), f"{cost.median * 100:+.1f} %",
-            f"{cost.quartile1 * 100:+.1f} to {cost.quartile3 * 100:+.1f} %",
-            f"{cost.median / drawn:.2f}" if drawn else "", spread(series.cpu_s).show(1e3, 1),
-            f"{cpu.median * 100:+.1f} %", f"{cpu.median / drawn:.2f}" if drawn else "",
+            wall_ms, wall.show() if series is not plain else "", f"{wall.value / drawn:.2f}" if drawn else "",
+            cpu_ms, cpu.show() if series is not plain else "", f"{cpu.value / drawn:.2f}" if drawn else "",
         ])  # fmt: skip
     return Table(
-        title=title(args),
-        columns=["share", "computed twice", "step ms", "over no audits, median", "middle half", "cost over share",
-                 "processor ms", "over no audits", "cost over share"], rows=rows,
+        title=title(args), rows=rows,
+        columns=["share", "computed twice", "step ms", "over no audits (standard error)", "cost over share",
+                 "processor ms", "over no audits (standard error)", "cost over share"],
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """What guards cost: steps with guards beside steps without, in one fleet.
 
 The ceiling on what watching activations may cost ("full") is one of wall time, which passes in the other settings'
-blocks too: looks are as many times too frequent here as there are settings, and that line shows more than is so.
+steps too: looks are as many times too frequent here as there are settings, and that line shows more than is so.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import dataclasses
 import sys
 from typing import TYPE_CHECKING
 
-from benchmarks._common import Bounds, Table, environment, publish, spread
+from benchmarks._common import Bounds, Table, environment, publish
 from benchmarks._variants import compare, parser, title
 
 if TYPE_CHECKING:
@@ -28,21 +28,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = made.parse_args(argv)
     machine, bounds = environment(args), Bounds()
     found = compare("guards", ["off", *args.settings], args)
-    rows = []
+    plain, rows = found[0], []
     for series in found:
-        cost, cpu = series.cost(found[0]), series.cpu_cost(found[0])
+        wall, cpu, (wall_ms, cpu_ms) = series.wall_cost(plain), series.cpu_cost(plain), series.show()
+        beside = series is not plain
         rows.append([
-            series.setting, spread(series.step_s).show(1e3, 2), f"{cost.median * 100:+.2f} %",
-            f"{cost.quartile1 * 100:+.2f} to {cost.quartile3 * 100:+.2f} %", spread(series.cpu_s).show(1e3, 2),
-            f"{cpu.median * 100:+.2f} %",
+            series.setting, wall_ms, wall.show() if beside else "", cpu_ms, cpu.show() if beside else "",
         ])  # fmt: skip
         if series.setting == "default":
-            what = f"{args.model}: what guards cost of a step, median"
-            bounds.check(f"{what}, wall", cost.median, LIMIT, "of a step")
-            bounds.check(f"{what}, processors", cpu.median, LIMIT, "of a step")
+            bounds.check(f"{args.model}: what guards cost of a step, wall", wall.value, LIMIT, "of a step")
+            bounds.check(f"{args.model}: what guards cost of a step, processors", cpu.value, LIMIT, "of a step")
     table = Table(
         title=title(args), rows=rows,
-        columns=["guards", "step ms", "over off, median", "middle half", "processor ms", "over off, median"],
+        columns=["guards", "step ms", "over off (standard error)", "processor ms", "over off (standard error)"],
     )  # fmt: skip
     return publish("guards", args, machine, [table], bounds, [dataclasses.asdict(s) for s in found])
 

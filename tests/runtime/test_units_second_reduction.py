@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from outlast.config import RunConfig
-from outlast.core.protocol import Evidence, Node, cover, plan_of
+from outlast.core.protocol import Evidence, cover, plan_of
 from outlast.runtime._c10d import NetworkPlane, open_store
 from outlast.runtime._gradients import Memory
 from outlast.runtime._mesh import Extra
 from outlast.runtime._plane import Reduction, Task
 from outlast.runtime._second_reduction import Checks, settled
-from outlast.tensors import BLOCK, Layout, packed_prints
+from outlast.tensors import BLOCK, Layout, prepare_fold
 
 from .test_units_row_network import PATIENCE_S, Room
 
@@ -34,9 +34,9 @@ class Member:
 
 
 def exchange(
-    share: float, tamper: dict[str, Tamper] | None = None, always: bool = False
+    share: float, tamper: dict[str, Tamper] | None = None, always: bool = False, nan: bool = False
 ) -> tuple[dict[str, Member], list[tuple[int, str]]]:
-    """One step of three members: what each found, and the slices that somebody accused."""
+    """One step of three members: what each found, and the slices that somebody accused. `nan`: sums have them."""
     layout = Layout([torch.zeros(4 * BLOCK), torch.zeros(5 * BLOCK + 7)], 16 * BLOCK)
     room, (store, address) = Room(MEMBERS), open_store()
     leaves = plan_of(MEMBERS, 0, LEAVES).leaves
@@ -48,11 +48,11 @@ def exchange(
 
     def run(place: int, me: str) -> None:
         memory, out = Memory(layout, LEAVES + 2, shared=False), Memory(layout, 1, shared=False).flats(0)
-        prints = {}
         for slot, node in enumerate(nodes[place], 1):
             for bucket, flat in enumerate(memory.flats(slot)):
                 flat.copy_(torch.randn(flat.shape, generator=torch.Generator().manual_seed(10 * node[0] + bucket)))
-                prints[node, bucket] = packed_prints(flat, BLOCK, layout.buckets[bucket].first_block)
+                if nan:
+                    flat.view(torch.int32)[::5] = 0x7FC00000 if place else -0x400000  # inf - inf has the sign
         mesh = room.mesh(me)
         mesh.has_all = lambda kind, step, bucket: len(mesh.boxes[kind, step, bucket]) == len(mesh.peers)
         env: Any = SimpleNamespace(config=RunConfig())
@@ -61,12 +61,9 @@ def exchange(
         if always:
             checks.always[0] = [(0, 1)]
 
-        def sent(node: Node, slot: int, bucket: int) -> tuple[int, ...]:
-            return prints[node, bucket]
-
         plane.begin(Task(
             step=4, nodes=nodes, slots=tuple(range(1, len(nodes[place]) + 1)), num_leaves=LEAVES, scale=1.0 / LEAVES,
-            with_norms=True, on_scattered=lambda: None, sent=sent if share else None, checks=checks,
+            with_norms=True, on_scattered=lambda: None, checks=checks,
             on_reduced=(tamper or {}).get(me),
         ))  # fmt: skip
         for bucket in range(len(layout.buckets)):
@@ -132,3 +129,11 @@ def test_nobody_is_asked_without_audits_and_what_is_critical_is_always_checked()
     done, accused = exchange(0.0, {"r0": lie}, always=True)
     assert (0, "r0") in accused
     assert verdicts(done, [(0, "r0")]) == {("r0", "persistent")}
+
+
+def test_nobody_is_accused_where_nans_of_several_kinds_meet() -> None:
+    """Who reduces does so in one compiled pass, who checks in several; and it is the guards that are to see the step."""
+    prepare_fold()
+    done, accused = exchange(1.0, nan=True)
+    assert accused == []
+    assert all(member.out[::5].isnan().all() for member in done.values())
