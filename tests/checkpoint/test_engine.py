@@ -115,7 +115,7 @@ def test_a_slot_that_comes_free_after_the_share_has_grown_is_enlarged_before_it_
     first = engine.save(1, state(1.0, 4_000_000))
     engine.set_members(0, 1)
     engine.prepare(state(1.0, 4_000_000))
-    assert not engine.enlarging(), "the one that is free was enlarged"
+    assert engine.can_save, "the one that is free was enlarged"
     second = engine.save(2, state(2.0, 4_000_000))
     assert first is not None
     assert second is not None
@@ -124,10 +124,9 @@ def test_a_slot_that_comes_free_after_the_share_has_grown_is_enlarged_before_it_
     second.durable.result(10)
     while engine._arena.num_leased:
         engine._writers.submit(int).result(10)
-    assert engine.can_save
-    assert engine.enlarging()
+    assert not engine.can_save
     engine._preparer.submit(int).result(10)
-    assert not engine.enlarging()
+    assert engine.can_save
     assert events.SaveDelayed not in {type(e) for e in log}
     third = engine.save(3, state(3.0, 4_000_000))
     assert third is not None

@@ -8,13 +8,14 @@ one is in at most one lease. Never grows on its own: `reserve` says what it take
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import ctypes
 import mmap
 import threading
 from collections.abc import Callable
 
-__all__ = ["Arena", "Slot", "address_of", "map_private", "thread_buffer"]
+__all__ = ["Arena", "Growth", "Slot", "address_of", "map_private", "thread_buffer"]
 
 _HUGE = 2 << 20
 _PAGE = 4096
@@ -125,3 +126,25 @@ class Arena:
     def num_leased(self) -> int:
         with self._lock:
             return len(self._leased)
+
+
+class Growth:
+    """Free slots that are too small for a share that grew while they were taken, made larger beside training.
+    `size_bytes`: the share's."""
+
+    def __init__(self, arena: Arena, pool: concurrent.futures.Executor) -> None:
+        self._arena, self._pool = arena, pool
+        self.size_bytes = 0
+        self._newest: concurrent.futures.Future[None] | None = None
+
+    def under_way(self, keep: frozenset[int]) -> bool:
+        """Begins it if there is such a slot. Not after it has failed: then the next save tries, and tells."""
+        newest = self._newest
+        if newest is not None and (not newest.done() or newest.exception() is not None):
+            return not newest.done()
+        if self._arena.is_too_small(self.size_bytes, keep=keep):
+            self.begin(keep)
+        return self._newest is not newest
+
+    def begin(self, keep: frozenset[int]) -> None:
+        self._newest = self._pool.submit(self._arena.reserve, self.size_bytes, keep=keep)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from outlast.checkpoint import _events as events
-from outlast.checkpoint._arena import Arena, Slot
+from outlast.checkpoint._arena import Arena, Growth, Slot
 from outlast.checkpoint._drain import Drain, Drainer
 from outlast.checkpoint._handle import Handle
 from outlast.checkpoint._ladder import Candidate, first_valid
@@ -98,12 +98,11 @@ class Engine:
         self._preparer = concurrent.futures.ThreadPoolExecutor(1, "outlast-prepare")
         self._writers = Threads(num_slots, "outlast-write", limit_s=timeout_s, prepare=lambda: be_nice(_NICE_WRITE))
         self._publisher = Threads(1, "outlast-publish", limit_s=timeout_s)
+        self._growth = Growth(self._arena, self._preparer)
         self._closing = threading.Event()
         self._drainer = self._make_drainer() if self.far is not None else None
         self._plans: dict[tuple[str, int], list[Layout]] = {}
         self._schema: Schema | None = None
-        self._share_bytes = 0
-        self._growth: concurrent.futures.Future[None] | None = None
         self._base: tuple[Base, int | None] = ({}, None)  # what may be referred to, and the generation it lies in
         self._lock = threading.Lock()  # over the base and who refers to it
         self._handles: dict[SaveId, Handle] = {}
@@ -140,21 +139,8 @@ class Engine:
 
     @property
     def can_save(self) -> bool:
-        """Whether a slot is free just now."""
-        return self._arena.has_free(keep=self._keep)
-
-    def enlarging(self) -> bool:
-        """Whether a free slot is too small for the share, which grew while the slot was taken. It is made larger
-        beside training, and a save that begins before that is done is delayed. Where that fails, the save tells."""
-        if self._growth is not None and (not self._growth.done() or self._growth.exception() is not None):
-            return not self._growth.done()
-        if not self._arena.is_too_small(self._share_bytes, keep=self._keep):
-            return False
-        self._enlarge()
-        return True
-
-    def _enlarge(self) -> None:
-        self._growth = self._preparer.submit(self._arena.reserve, self._share_bytes, keep=self._keep)
+        """Whether a slot is free just now, and no free one has to be made larger first (that is begun)."""
+        return self._arena.has_free(keep=self._keep) and not self._growth.under_way(self._keep)
 
     @property
     def held_up(self) -> str:
@@ -174,9 +160,8 @@ class Engine:
         key = (f"{state.schema.digest} {sharded}", self.num_replicas)
         if key not in self._plans:
             self._plans = {key: plan(state.specs, state.shards, self.num_replicas)}
-        layout = self._plans[key][self.replica]
-        self._share_bytes = layout.stream_bytes
-        return state, layout
+        self._growth.size_bytes = self._plans[key][self.replica].stream_bytes
+        return state, self._plans[key][self.replica]
 
     # saving
 
@@ -224,7 +209,7 @@ class Engine:
         """A slot, at once or (with `wait`) when one is free; None delays the save, and its reason is told."""
         if not wait and self._arena.is_too_small(size_bytes, keep=self._keep):
             # The share grew with a view change. Faulting pages in takes longer than a step may: beside it, then.
-            self._enlarge()
+            self._growth.begin(self._keep)
             self._tell(events.SaveDelayed(step=step, reason="the snapshot slots are being enlarged"))
             return None
         slot, end_s = self._arena.lease(size_bytes, keep=self._keep), time.monotonic() + self._timeout_s

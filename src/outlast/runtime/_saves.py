@@ -133,7 +133,7 @@ class Saves:
         view = self.member.view
         prepared = self._prepared is not None and self._prepared.done()
         here = view is not None and view.id == self._view
-        return self._base is not None and here and prepared and self.archive.can_save and not self.archive.enlarging()
+        return self._base is not None and here and prepared and self.archive.can_save
 
     def decided(self, view: View, committed: int, votes: Sequence[int]) -> None:
         """All headers of the step are in: the same conclusion on every member."""
