@@ -157,9 +157,8 @@ class Engine:
                 used[i] |= byte
         read = ruling.evidence if ruling is not None else None
         norm = read.norm if read is not None else self.norm_of(headers)
-        loss = (
-            read.loss if read is not None and self.robust is None else self.loss_of(headers)
-        )  # a rule's: of good rows
+        # A rule's evidence has the loss of good rows only.
+        loss = read.loss if read is not None and self.robust is None else self.loss_of(headers)
         applies = ruling is None or ruling.verdict.applies
         if applies and norm is not None:
             self._clip(norm)
