@@ -5,17 +5,22 @@ BIN := $(VENV)/bin
 EXTRAS := dev,docs
 DEMO_ARGS ?=
 TEST_ARGS ?=
+STRIKES_ARGS ?= --fleets 100 --strikes 1000 --resume strikes.jsonl
 # For two cores: fleets wait for a part of their time, and what computes has one thread.
 TEST_WORKERS ?= 3
 CAMPAIGN_WORKERS ?= 2
+# What CI runs of the tests marked campaign, but for those marked soak; campaign-long runs all the others.
+CAMPAIGN := tests/runtime tests/prove/test_faults.py tests/prove/test_strikes.py tests/tensors/test_rules_training.py
 # Named by what it depends on, not dated: a fresh checkout or a switch of branches makes nothing again.
 STAMP := $(VENV)/.made-$(shell cat pyproject.toml constraints.txt | cksum | tr -d ' ')
 
-.PHONY: help env demo test campaign lint docs bench names clean
+.PHONY: help env demo test campaign campaign-long strikes lint docs bench names clean
 help:
 	@echo "make demo    train, kill things, and compare the bits with an undisturbed run (DEMO_ARGS=...)"
 	@echo "make test    all tests but the long searches (TEST_ARGS=...)"
-	@echo "make campaign  the longer searches with fleets of processes"
+	@echo "make campaign  the fleets of processes that CI runs"
+	@echo "make campaign-long  all other tests marked campaign or soak: hours"
+	@echo "make strikes  1,000 strikes from outside at 100 fleets: hours; goes on where it was stopped (STRIKES_ARGS=...)"
 	@echo "make lint    ruff, mypy --strict, import contracts"
 	@echo "make docs    the documentation, into docs/_build/html"
 	@echo "make bench   the measurements"
@@ -40,7 +45,14 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal -m "not campaign" $(TEST_ARGS)
 
 campaign: $(STAMP)
-	$(BIN)/python -m pytest -n $(CAMPAIGN_WORKERS) --dist worksteal tests/runtime tests/prove/test_faults.py tests/tensors/test_rules_training.py -m "campaign and not soak" $(TEST_ARGS)
+	$(BIN)/python -m pytest -n $(CAMPAIGN_WORKERS) --dist worksteal $(CAMPAIGN) -m "campaign and not soak" $(TEST_ARGS)
+
+campaign-long: $(STAMP)
+	$(BIN)/python -m pytest -n $(CAMPAIGN_WORKERS) --dist worksteal tests $(addprefix --ignore=,$(CAMPAIGN)) -m "campaign and not soak" $(TEST_ARGS)
+	$(BIN)/python -m pytest -n $(CAMPAIGN_WORKERS) --dist worksteal tests -m "campaign and soak" $(TEST_ARGS)
+
+strikes: $(STAMP)
+	$(BIN)/outlast prove strikes $(STRIKES_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks

@@ -7,6 +7,7 @@ the same torch, torchft 0.2.0 and nvidia-resiliency-ext 0.4.1; without it they a
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import socket
 import subprocess
 import sys
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["SYSTEMS", "System", "peers_missing"]
+__all__ = ["COMPUTING", "SYSTEMS", "System", "interpreter", "peers_missing"]
 
 Commands = list[list[str]]
 
@@ -116,6 +117,14 @@ def _ddp(launch: Launch) -> Commands:
     return [[sys.executable, "-m", "benchmarks.peers.restart", str(launch.replicas), *plain.worker]]
 
 
+def _alone(one: bool) -> Callable[[Launch], Commands]:
+    def commands(launch: Launch) -> Commands:
+        worker = [sys.executable, "-m", "benchmarks.peers.alone", *launch.worker, f"--world={launch.replicas}"]
+        return [[*worker, f"--rank={rank}"] for rank in range(1 if one else launch.replicas)]
+
+    return commands
+
+
 def _own(*options: str) -> Callable[[Launch], Commands]:
     return lambda launch: _outlast.commands(
         replicas=launch.replicas, worker=[*launch.worker, *launch.options], run_dir=launch.run_dir, options=options
@@ -151,6 +160,21 @@ SYSTEMS = {
     ),
     "restart": System(title="plain restart", commands=_restart, keeps=False),
 }  # fmt: skip
+
+
+COMPUTING = {
+    "alone": System(title="compute alone, one process", commands=_alone(one=True), keeps=True),
+    "apart": System(title="compute alone, all at once", commands=_alone(one=False), keeps=True),
+}
+"""The share of one replica with nothing exchanged: what no exchange can be faster than, on idle and on shared cores."""
+
+
+def interpreter(text: str) -> Path:
+    """An option's path or name of a Python; fleets start in folders of their own, where a relative path leads nowhere.
+
+    Links are kept: an environment's Python is known by the place of its link.
+    """
+    return Path(shutil.which(Path(text).expanduser()) or text).absolute()
 
 
 def peers_missing(system: System, args: argparse.Namespace) -> str:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from benchmarks._common import Bounds, Spread, Table, alone, environment, options, publish, spread
 from benchmarks._memory import needs
 from benchmarks._probe import FINGERPRINTS_S, SHARE_BYTES
-from benchmarks._systems import SYSTEMS, Launch, peers_missing
+from benchmarks._systems import COMPUTING, SYSTEMS, Launch, interpreter, peers_missing
 from benchmarks._workload import build
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
+KNOWN = {**SYSTEMS, **COMPUTING}
 BLOCKS = {"0.15M": 100, "3.2M": 20, "10M": 8}
 """Steps in a block: one to three seconds on two cores."""
 EXCHANGES = {"outlast": "shm", "outlast-c10d": "c10d"}
@@ -64,7 +65,7 @@ class Series:
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     machine, bounds, every = environment(args), Bounds(), list[Series]()
-    absent = {name: why for name in args.systems if (why := peers_missing(SYSTEMS[name], args))}
+    absent = {name: why for name in args.systems if (why := peers_missing(KNOWN[name], args))}
     names = ["ddp", *(name for name in args.systems if name not in absent)]
     for model in args.models:
         every += compare(names, model, args.replicas, args)
@@ -79,14 +80,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = options(__doc__)
-    parser.add_argument("--systems", nargs="+", default=["outlast", "outlast-c10d", "torchft", "torchft-ddp"],
-                        choices=[name for name in SYSTEMS if name != "ddp"])  # fmt: skip
+    parser.add_argument("--systems", nargs="+", choices=[name for name in KNOWN if name != "ddp"],
+                        default=["alone", "apart", "outlast", "outlast-c10d", "torchft", "torchft-ddp"])  # fmt: skip
     parser.add_argument("--models", nargs="+", choices=BLOCKS, default=list(BLOCKS))
     parser.add_argument("--replicas", type=int, default=4)
     parser.add_argument("--shrunk", action="store_true", help="start one replica more under outlast, and kill it first")
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--peers-python", type=Path, help="interpreter of an environment with the peers")
+    parser.add_argument("--peers-python", type=interpreter, help="interpreter of an environment with the peers")
     args = parser.parse_args(argv)
     args.suffix = " after shrinking" if args.shrunk else ""
     return args
@@ -97,14 +98,14 @@ def compare(names: Sequence[str], model: str, replicas: int, args: argparse.Name
     with contextlib.ExitStack() as stack:
         fleets = {name: stack.enter_context(start(name, model, args, stack)) for name in names}
         for name, fleet in fleets.items():
-            prepare(name, fleet, replicas, args)
+            prepare(name, fleet, members(name, args), args)
         found = {name: Series(system=name, model=model, replicas=replicas) for name in names}
         for name, fleet in fleets.items():
             found[name].usual_bytes = statistics.median(member.peak_bytes for member in fleet.living)
         with alone(args.lock):
             for turn in range(args.rounds + 1):
                 for name in names if turn % 2 else list(reversed(names)):
-                    step_s = run_block(fleets[name], replicas, BLOCKS[model])
+                    step_s = run_block(fleets[name], members(name, args), BLOCKS[model])
                     if turn:
                         found[name].step_s.append(step_s)
         for name, fleet in fleets.items():
@@ -126,9 +127,14 @@ def start(name: str, model: str, args: argparse.Namespace, stack: contextlib.Exi
         python=args.peers_python or Path(sys.executable), scratch=scratch, timeout_s=60.0,
         settings={"max_restarts": "0"} if args.shrunk else {}, options=("--fingerprints",) if own else (),
     )  # fmt: skip
-    fleet = SYSTEMS[name].fleet(launch)
+    fleet = KNOWN[name].fleet(launch)
     fleet.set_block(BLOCKS[model])
     return fleet
+
+
+def members(name: str, args: argparse.Namespace) -> int:
+    """Processes of a system's fleet, when it is measured."""
+    return 1 if name == "alone" else args.replicas
 
 
 def prepare(name: str, fleet: Fleet, replicas: int, args: argparse.Namespace) -> None:
@@ -158,12 +164,12 @@ def tabulate(model: str, every: Sequence[Series], absent: dict[str, str], args: 
         plain = reference(series, every)
         ratio = series.ratio(plain)
         rows.append([
-            SYSTEMS[series.system].title, spread(series.step_s).show(1e3, 1), f"{(ratio.median - 1) * 100:+.1f} %",
+            KNOWN[series.system].title, spread(series.step_s).show(1e3, 1), f"{(ratio.median - 1) * 100:+.1f} %",
             f"{(ratio.quartile1 - 1) * 100:+.1f} to {(ratio.quartile3 - 1) * 100:+.1f} %",
             f"{series.peak_bytes / 2**20:.0f}", f"{(series.peak_bytes - plain.peak_bytes) / 2**20:+.0f}",
             f"{(series.share_bytes - plain.share_bytes) / 2**20:+.0f}",
         ])  # fmt: skip
-    rows += [[SYSTEMS[name].title, why, "", "", "", "", ""] for name, why in absent.items()]
+    rows += [[KNOWN[name].title, why, "", "", "", "", ""] for name, why in absent.items()]
     return Table(
         title=f"{model} parameters, {args.replicas} replicas{args.suffix}, {args.microbatches} microbatches",
         columns=["system", "step ms", "over DDP, median", "middle half", "peak MiB a rank", "over DDP",
@@ -179,7 +185,7 @@ def besides(every: Sequence[Series], args: argparse.Namespace) -> Table:
         params = list(build(series.model, args.seed)[0].parameters())
         need = needs(params, series.replicas, args.microbatches, EXCHANGES[series.system])
         rows.append([
-            f"{SYSTEMS[series.system].title}, {series.model}", f"{need.gradient / 2**20:.1f}", str(need.sums),
+            f"{KNOWN[series.system].title}, {series.model}", f"{need.gradient / 2**20:.1f}", str(need.sums),
             f"{need.own / 2**20:.1f}", f"{need.mapped / 2**20:.1f}", f"{need.fixed / 2**20:.1f}",
             f"{need.ddp / 2**20:.1f}", f"{need.over_ddp / 2**20:+.1f}",
             f"{(series.usual_bytes - plain.usual_bytes) / 2**20:+.1f}",

@@ -21,7 +21,7 @@ from benchmarks._analysis import Outcome
 from benchmarks._common import Bounds, Table, alone, environment, options, publish, spread
 from benchmarks._fleet import FleetStuck
 from benchmarks._strike import FAULTS, START_S, Striker, steady
-from benchmarks._systems import SYSTEMS, Launch, peers_missing
+from benchmarks._systems import SYSTEMS, Launch, interpreter, peers_missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -65,7 +65,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", default="0.15M")
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--timeout-s", type=float, default=5.0, help="of the peers' collectives")
-    parser.add_argument("--peers-python", type=Path, help="interpreter of an environment with the peers")
+    parser.add_argument("--peers-python", type=interpreter, help="interpreter of an environment with the peers")
     parser.add_argument("--add", nargs="*", type=Path, default=[], help="earlier --out files of this machine")
     return parser.parse_args(argv)
 

@@ -17,7 +17,7 @@ import msgspec
 
 from outlast.errors import ConfigError, nearest
 
-__all__ = ["Resolved", "RunConfig", "decoded", "encoded", "in_json", "resolve"]
+__all__ = ["Resolved", "RunConfig", "anchored", "decoded", "encoded", "in_json", "resolve"]
 
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,7 +50,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     restart_backoff_s: float = 1.0
     """Delay before a replacement starts, doubled each time the same slot dies within a minute, at most 60 s."""
     start_s: float = 600.0
-    """How long to wait for all replicas to report before the run is given up."""
+    """How long to wait for the first replica to be ready before the run is given up; others may be late, and join."""
     threads: int = 1
     """Intra-op threads of each replica; part of the numerics signature. 0 leaves torch's default."""
     preload: bool = True
@@ -98,6 +98,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     resume: str = "auto"
     """What a new run begins with: `auto` is the newest whole generation in `checkpoint_dir`, if there is one; `never`
     is step 0; anything else is a directory or URL to load from. A run that lost all replicas resumes by itself."""
+    init_from: str = ""
+    """Weights to begin step 0 with, by name, where there is nothing to resume: a checkpoint directory or URL (`@N`: its
+    generation N), or a safetensors file or directory. Optimizers and schedules begin anew."""
+    init_strict: bool = True
+    """Every name of the model must be there, and no other. `false` takes those that fit, and says which do not."""
     stop_save_s: float = 20.0
     """How long a run that is asked to stop may take to save first; 0 stops at once."""
 
@@ -120,6 +125,16 @@ _INTERNAL = ("OUTLAST_AGENT", "OUTLAST_PARENT")  # what a rank is told, and near
 def in_json(value: Any) -> Any:
     """A setting as JSON has it, which lacks infinity: a word that TOML and `decoded` read stands for it."""
     return "inf" if value == math.inf else value
+
+
+def anchored(config: RunConfig) -> RunConfig:
+    """Return the configuration with the places of its checkpoints made absolute, as seen from the working directory: a
+    script may change that before it reads them."""
+    places = {key: getattr(config, key) for key in ("checkpoint_dir", "checkpoint_drain_to", "init_from")}
+    if config.resume not in ("auto", "never"):
+        places["resume"] = config.resume
+    changed = {key: str(Path.cwd() / place) for key, place in places.items() if place and "://" not in place}
+    return msgspec.structs.replace(config, **changed)
 
 
 def encoded(config: RunConfig) -> str:

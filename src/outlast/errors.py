@@ -9,11 +9,13 @@
     ├── TrainingError          the user's loop, model or data                          exit 5
     │   ├── PoisonMicrobatch     two replicas failed on the same microbatch            exit 5
     │   ├── StateDiverged        replicas that must be equal are not                   exit 5
+    │   ├── LoopUnrepeatable     the loop does what no joiner could repeat             exit 5
     │   ├── GuardStop            a guard's verdict is to stop                          exit 5
     │   └── StepMisuse           the loop broke the rules of a step                    exit 5
     ├── FleetLost              nobody alive holds the training state                   exit 6
     ├── CheckpointError        a checkpoint cannot be written, read or trusted         exit 7
-    │   └── Damage               bytes of it are not what its manifest says             exit 7
+    │   ├── Damage               bytes of it are not what its manifest says             exit 7
+    │   └── Unsaved              training finished; its newest steps are in no checkpoint  exit 10
     ├── WireRefusal            a connection that is not of this run                    exit 4
     ├── ProveError             a run that should have survived did not                 exit 9
     ├── ProtocolViolation      an invariant does not hold: a bug in outlast            exit 8
@@ -29,9 +31,9 @@ from typing import ClassVar
 
 __all__ = [
     "CheckpointError", "ConfigError", "Damage", "EnvironmentFault", "Evicted", "FleetLost", "GuardStop",
-    "MembershipError",
+    "LoopUnrepeatable", "MembershipError",
     "OutlastError", "PoisonMicrobatch", "ProtocolViolation", "ProveError", "SignatureMismatch", "StateDiverged",
-    "StepMisuse", "TrainingError", "ViewAbandoned", "WireRefusal", "nearest",
+    "StepMisuse", "TrainingError", "Unsaved", "ViewAbandoned", "WireRefusal", "nearest",
 ]  # fmt: skip
 
 
@@ -84,6 +86,12 @@ class StateDiverged(TrainingError):
     code = "DIVERGED"
 
 
+class LoopUnrepeatable(TrainingError):
+    """What the loop, the model or the data do depends on more than a replica that joins can be given (rules 41, 42)."""
+
+    code = "LOOP"
+
+
 class GuardStop(TrainingError):
     code = "GUARD"
 
@@ -124,6 +132,22 @@ class Damage(CheckpointError):
         place = f"{file}, bytes {offset} to {offset + bytes}" if bytes else file
         super().__init__(what, where=place, remedy="`outlast ckpt verify` lists every wrong byte and its tensors")
         self.what, self.file, self.offset, self.bytes = what, file, offset, bytes
+
+
+class Unsaved(CheckpointError):
+    """Training finished, and its newest steps are in no checkpoint: not an end like any other."""
+
+    code, exit_code = "UNSAVED", 10
+
+    @classmethod
+    def of(cls, steps: int, newest: int, url: str, reason: str) -> Unsaved:
+        """`newest`: the step of the newest checkpoint, -1 for none; `reason`: why there is no newer one."""
+        there = f"the newest one there is of step {newest}" if newest >= 0 else "there is none"
+        return cls(
+            f"training finished, but step {steps} is in no checkpoint at {url}: {there}", where=reason,
+            did="what the script itself wrote after its loop is not touched by this",
+            remedy="see to the place, and run it again: it goes on from the newest checkpoint",
+        )  # fmt: skip
 
 
 class ProtocolViolation(OutlastError, AssertionError):

@@ -225,6 +225,14 @@ class CrashFs:
         except FileNotFoundError:
             return False
 
+    def is_only_ours(self, fd: int) -> bool:
+        def names(directory: Directory) -> int:
+            inner = (names(kid) for kid in directory.entries.values() if isinstance(kid, Directory))
+            return sum(kid is inode for kid in directory.entries.values()) + sum(inner)
+
+        inode = self._fds[fd][0]
+        return names(self.root) == 1 and sum(held is inode for held, *_ in self._fds.values()) == 1
+
     # the crash
 
     def crashed(self, choose: random.Random | bool) -> CrashFs:

@@ -1,4 +1,7 @@
-"""A disk that stops answering, and a state to save on it."""
+"""A disk that stops answering, a state to save on it, and patience that is lost only once it has stopped.
+
+A limit that healthy work has to keep to would fail on a busy machine, where the background threads come last.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,10 @@ from typing import Any
 
 import torch
 
+from outlast.checkpoint import Engine
 from outlast.checkpoint._fs import Disk
 
-LIMIT_S = 0.3
+LIMIT_S, PATIENT_S = 0.3, 60.0
 
 
 class Dead(Disk):
@@ -33,3 +37,11 @@ class Dead(Disk):
 
 def state(value: float) -> dict[str, Any]:
     return {"w": torch.full((5000,), value)}
+
+
+def set_patience(engine: Engine, limit_s: float) -> None:
+    """As `timeout_s`, for all that begins from now on, and for the threads that are there."""
+    engine._timeout_s = limit_s
+    drains = [engine._drainer.threads] if engine._drainer is not None else []
+    for pool in (engine._writers, engine._publisher, *drains):
+        pool._crew.limit_s = limit_s

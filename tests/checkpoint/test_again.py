@@ -116,6 +116,13 @@ def reordered(box: Any, key: Any) -> None:
     box[key] = box.pop(key)
 
 
+def in_place(tensor: torch.Tensor, which: int) -> None:
+    """Change it in place. A zero tensor has no storage: torch ends the process where it resizes one."""
+    if tensor.layout == torch.strided and tensor._is_zerotensor():
+        raise RuntimeError("torch would end the process")
+    IN_PLACE[which % len(IN_PLACE)](tensor)
+
+
 def change(tree: dict[str, Any], place: int, how: int, which: int) -> None:
     """One of many changes at one of many places."""
     found = slots(tree)
@@ -126,7 +133,7 @@ def change(tree: dict[str, Any], place: int, how: int, which: int) -> None:
         lambda: box.__setitem__(key, FRESH[which % len(FRESH)](near)),
         lambda: box.__setitem__(key, FRESH[which % len(FRESH)](torch.ones(near.shape))),
         lambda: box.__setitem__(key, near),
-        lambda: IN_PLACE[which % len(IN_PLACE)](near),
+        lambda: in_place(near, which),
         lambda: box.__setitem__(key, OTHER[which % len(OTHER)]),
         lambda: box.__setitem__(key, {k: v for k, v in box.items() if k != key} if isinstance(box, dict) else [*box]),
         lambda: renamed(box, key) if isinstance(box, dict) else box.reverse(),
@@ -164,6 +171,16 @@ def test_after_any_changes_what_is_recognised_is_what_a_full_look_finds(changes:
         assert [[h.box for h in held] for held in seen.local] == [[h.box for h in held] for held in full.local]
 
 
+@pytest.mark.parametrize("which", range(len(IN_PLACE)))
+def test_no_change_in_place_reaches_a_tensor_that_has_no_storage(which: int) -> None:
+    """Or torch would end the process that runs the tests, as it did where the draws happened to come to this."""
+    zero = torch._efficientzerotensor((2, 3))
+    empty = torch._efficientzerotensor((0, 3))
+    for tensor in (zero, zero.T, zero[1:], empty, torch.nn.Parameter(zero), zero.as_subclass(Sub)):
+        with pytest.raises(RuntimeError):
+            in_place(tensor, which)
+
+
 def test_one_memory_under_two_classes_is_kept_once() -> None:
     plain = torch.randn(4)
     sub = plain.as_subclass(Sub)
@@ -172,16 +189,21 @@ def test_one_memory_under_two_classes_is_kept_once() -> None:
     assert len(flatten({"a": plain, "b": sub[1:], "c": torch.ones(4).as_subclass(Sub)}).tensors) == 3
 
 
-def freed(skip: int) -> torch.Tensor:
-    tensor = torch.ones(3 + skip)[skip:]
+def freed(skip: int, tensor: torch.Tensor | None = None) -> torch.Tensor:
+    tensor = torch.ones(3 + skip)[skip:] if tensor is None else tensor
     tensor.untyped_storage().resize_(0)
     return tensor
+
+
+def quantised(dtype: torch.dtype) -> torch.Tensor:
+    return torch.quantize_per_tensor(torch.ones(4, 8), 0.1, 0, dtype)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("make", [
     lambda: freed(0), lambda: freed(1), lambda: torch._efficientzerotensor(3),
     lambda: torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]),
+    lambda: freed(0, quantised(torch.qint8)), lambda: freed(0, quantised(torch.quint4x2)),
 ])  # fmt: skip
 def test_a_tensor_without_memory_or_shape_is_refused_by_name(make: Callable[[], torch.Tensor]) -> None:
     schema = flatten({"w": torch.ones(3)}).schema

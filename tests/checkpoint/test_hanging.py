@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from outlast.checkpoint import Engine, Hold, LocalStore
+from outlast.checkpoint import Engine, Hold, LocalStore, _threads
 from outlast.checkpoint import _events as events
 from outlast.checkpoint._retention import Retention
 from outlast.checkpoint._threads import Threads, within
 from outlast.errors import CheckpointError
 
-from .dead import LIMIT_S, Dead, state
+from .dead import LIMIT_S, PATIENT_S, Dead, set_patience, state
 
 
 def engine_on(disk: Dead, place: pathlib.Path, log: list[Any], **more: Any) -> Engine:
     """With generation 0, of step 1, published before the disk dies."""
-    engine = Engine(LocalStore(str(place), fs=disk), on_event=log.append, timeout_s=LIMIT_S, **more)
+    engine = Engine(LocalStore(str(place), fs=disk), on_event=log.append, timeout_s=PATIENT_S, **more)
     first = engine.save(1, state(1.0))
     assert first is not None
     engine.commit(first)
@@ -41,6 +41,7 @@ def test_a_write_that_hangs_fails_its_save_and_gives_its_memory_back_when_it_ret
         assert handle is not None
         engine.commit(handle)
     disk.call = call
+    set_patience(engine, LIMIT_S)
     stuck = [engine.save(step, state(step)) for step in (4, 5)]
     for handle in stuck:
         assert handle is not None
@@ -56,6 +57,7 @@ def test_a_write_that_hangs_fails_its_save_and_gives_its_memory_back_when_it_ret
     assert "step 4, 5" in log[-1].reason
     assert "has not returned" in log[-1].reason
     disk.back.set()
+    set_patience(engine, PATIENT_S)
     saved = engine.save(7, state(7.0), wait=True)
     while saved is None:  # the two come back in their own time
         saved = engine.save(7, state(7.0), wait=True)
@@ -72,6 +74,7 @@ def test_the_previous_generation_stays_and_nothing_late_is_promised(
 ) -> None:
     engine = engine_on(disk, tmp_path, log)
     disk.call = "fsync"
+    set_patience(engine, LIMIT_S)
     handle = engine.save(2, state(2.0))
     assert handle is not None
     done = engine.commit_later(handle)
@@ -89,6 +92,7 @@ def test_a_publication_that_hangs_is_said_to_have_failed(disk: Dead, tmp_path: p
     engine = engine_on(disk, tmp_path, log)
     disk.call = "link"
     handles = [engine.save(step, state(step)) for step in (2, 3)]
+    set_patience(engine, LIMIT_S)
     done = [engine.commit_later(handle) for handle in handles if handle is not None]
     for future in done:
         with pytest.raises(CheckpointError, match="its publication has not returned"):
@@ -106,7 +110,7 @@ def test_a_drain_that_hangs_is_told_at_the_next_and_the_near_place_goes_on(
     disk: Dead, tmp_path: pathlib.Path, log: list[Any]
 ) -> None:
     far = LocalStore(str(tmp_path / "far"), fs=disk)
-    engine = Engine(str(tmp_path / "near"), drain_to=far, on_event=log.append, timeout_s=LIMIT_S)
+    engine = Engine(str(tmp_path / "near"), drain_to=far, on_event=log.append, timeout_s=PATIENT_S)
     disk.call = "pwrite"
     for step in (1, 2, 3):
         handle = engine.save(step, state(step))
@@ -115,9 +119,10 @@ def test_a_drain_that_hangs_is_told_at_the_next_and_the_near_place_goes_on(
         assert disk.met.wait(20)
         drainer = engine._drainer
         assert drainer is not None
-        drainer.threads._crew.moved_s -= LIMIT_S  # as if so long had passed
+        drainer.threads._crew.moved_s -= PATIENT_S  # as if so long had passed
     told = [e for e in log if isinstance(e, events.DrainFailed)]
     assert [(e.generation, "has not answered" in e.reason) for e in told] == [(0, True)]
+    set_patience(engine, LIMIT_S)
     engine.close()
     disk.back.set()
 
@@ -135,10 +140,16 @@ class Dead(Disk):
         return super().{call}(*args, **kwargs)
 
 armed, met = threading.Event(), threading.Event()
-engine = Engine(LocalStore({place!r}, fs=Dead()), timeout_s=0.5)
+def lose_patience():
+    engine._timeout_s = engine._writers._crew.limit_s = engine._publisher._crew.limit_s = 0.5
+
+engine = Engine(LocalStore({place!r}, fs=Dead()), timeout_s=60.0)
 engine.commit(engine.save(1, {{"w": torch.zeros(5000)}}))
 armed.set()
+if {call!r} in ("pwrite", "fsync"):  # the others leave the write itself alone
+    lose_patience()
 handle = engine.save(2, {{"w": torch.ones(5000)}})
+lose_patience()
 done = engine.commit_later(handle)
 {end}
 print("trained")
@@ -168,18 +179,35 @@ def test_the_process_ends_though_its_disk_never_answers(tmp_path: pathlib.Path, 
 # the threads
 
 
-def test_what_works_is_waited_for_and_what_is_silent_is_not() -> None:
+class Clock:
+    """In the place of `time`: it stands still until somebody moves it."""
+
+    def __init__(self) -> None:
+        self.now_s, self.asked = 0.0, threading.Semaphore(0)
+
+    def monotonic(self) -> float:
+        if threading.current_thread() is threading.main_thread():
+            self.asked.release()
+        return self.now_s
+
+
+def test_what_works_is_waited_for_and_what_is_silent_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(_threads, "time", clock)
+    monkeypatch.setattr(_threads, "_GRACE_S", 0.01)
     pool, go_on = Threads(1, "t", limit_s=0.1), threading.Event()
 
     def lively() -> int:
         for _ in range(20):
+            assert clock.asked.acquire(timeout=20)  # the other one has looked whether there is life
+            clock.now_s += 0.09
             pool.moved()
-            go_on.wait(0.05)
         return 19
 
     work = pool.submit(lively)
     assert pool.finish()
     assert work.result(0) == 19
+    monkeypatch.undo()
     stuck = Threads(1, "t", limit_s=0.1)
     waiting = stuck.submit(go_on.wait)
     assert not stuck.finish()

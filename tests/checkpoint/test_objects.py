@@ -80,7 +80,7 @@ def test_every_command_takes_a_url(url: str, tmp_path: pathlib.Path, capsys: pyt
     for form in ("safetensors", "dcp"):
         assert said("export", f"{url}@1", f"file://{tmp_path}/{form}", "--format", form)["generation"] == 1
         assert said("import", f"file://{tmp_path}/{form}", f"{url}/{form}", "--step", "5")["generation"] == 0
-        same = {"tensors": [], "other_values_differ": False, "settings": {}}
+        same = {"tensors": [], "values": [], "other_values_differ": False, "settings": {}}
         assert said("diff", f"{url}@1", f"{url}/{form}") == same
     assert [row["generation"] for row in said("ls", url)] == [2, 1, 0]
     assert said("show", url)["tensors"][0]["shape"] == [300_000]

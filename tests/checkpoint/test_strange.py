@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import stat
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -139,3 +142,46 @@ def test_two_runs_in_one_directory_never_leave_a_torn_generation(
         loaded = Engine(str(place)).load()
         assert loaded is not None
         assert torch.equal(loaded.tree["w"], state((loaded.view[0] - 1) * 1000 + loaded.step)["w"])
+
+
+@pytest.mark.parametrize("kind", ["fifo", "socket", "device", "directory", "huge"])
+@pytest.mark.parametrize("where", ["manifests/g0000000001.json", "data"])
+def test_what_is_no_file_is_told_and_never_waited_for(tmp_path: pathlib.Path, kind: str, where: str) -> None:
+    engine = Engine(str(tmp_path), retention=Retention(keep_last=1))
+    saved(engine, 1)
+    place = tmp_path / where
+    if where == "data":
+        place = next((tmp_path / "data").glob("*.json"))
+        place.unlink()
+    _put(place, kind)
+    ended = [_ckpt(*words) for words in (["ls", tmp_path], ["verify", tmp_path, "--all"])]
+    assert ended[1].returncode == 7
+    said = "holds 1099511627776 bytes" if kind == "huge" else "is no regular file"
+    assert said in "".join(end.stdout for end in ended)
+    if kind != "directory":  # those are not ours to remove
+        saved(engine, 2)
+        saved(engine, 3)
+        assert verify(engine.store, engine.store.generations()[-1]).problems == []
+        assert len(engine.store.generations()) <= 2
+    engine.close()
+
+
+def _put(place: pathlib.Path, kind: str) -> None:
+    if kind == "fifo":
+        os.mkfifo(place)
+    elif kind == "socket":
+        os.mknod(place, stat.S_IFSOCK | 0o600)  # a bound socket's path would have to be short
+    elif kind == "device":
+        if os.geteuid() != 0:
+            pytest.skip("only root makes devices")
+        os.mknod(place, stat.S_IFCHR | 0o600, os.makedev(5, 0))
+    elif kind == "directory":
+        place.mkdir()
+    else:
+        with place.open("wb") as file:
+            file.truncate(1 << 40)
+
+
+def _ckpt(*words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "outlast", "ckpt", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -142,11 +142,27 @@ print(json.dumps([code, sorted({name.partition(".")[0] for name in sys.modules})
 def test_why_shows_predicted_beside_observed_and_plan_agrees(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = json.loads(outlast(capsys, "why", str(run_dir), "--json")[1])["predicted"]
     hours = 2 * 3.0 / 3600
-    assert [(row["class"], row["seen"], row["surprise"]) for row in rows] == [("signal", 1, True)]
+    assert [(row["class"], row["seen"], row["surprise"]) for row in rows] == [("signal", 1, False)]
     assert rows[0]["predicted"] == pytest.approx(hours / 1000)
     for where in (run_dir, run_dir.parent):
         assert json.loads(outlast(capsys, "plan", "--from-run", str(where), "--json")[1])["predicted"] == rows
     told, planned = outlast(capsys, "why", str(run_dir))[1], outlast(capsys, "plan", "--from-run", str(run_dir))[1]
+    assert "predicted" not in told  # of three seconds of training no number says anything
+    assert "SURPRISE" not in told + planned
+    assert "too short" in planned
+
+
+def test_why_marks_what_a_long_run_should_not_have_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    often = [
+        ev.ReplicaExited(at_s=200.0 + n, replica=f"r1.{n}", cause="signal", detail="", noticed_by="a0")
+        for n in range(9)
+    ]
+    later = ev.Progress(at_s=100.0 + 500 * 3600, view=[1, 1], stable=99, losses=[(99, 1.0)], step_s=0.1)
+    with Journal.create(tmp_path / "run") as journal:
+        journal.append_many([*EVENTS[:-1], *often, later])
+    told, planned = (outlast(capsys, *words)[1] for words in (
+        ("why", str(tmp_path / "run")), ("plan", "--from-run", str(tmp_path / "run"))
+    ))  # fmt: skip
     line = next(line for line in told.splitlines() if line.startswith("signal"))
     assert "SURPRISE" in line
     assert line in planned.splitlines()

@@ -48,7 +48,7 @@ def test_a_script_s_own_json_is_not_ours() -> None:
 class Launched:
     """Stands where a run would be: it only watches, as the launcher does, while its script goes on speaking."""
 
-    def __init__(self, resolved: Any, command: list[str], run_dir: Path) -> None:
+    def __init__(self, resolved: Any, command: list[str], run_dir: Path, **_: Any) -> None:
         self.run_dir, self.watch, self.ready, self.turns = run_dir, None, None, 0
 
     def run(self) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import random
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -20,6 +22,7 @@ from outlast.core.policy import (
     agree,
     decide,
     escalate,
+    escalate_fleeting,
     fresh_state,
     remember,
 )
@@ -153,6 +156,42 @@ def test_who_offends_again_is_put_out_and_a_host_of_such_devices_too() -> None:
     assert escalate("r2", "a0", {"r0": 2, "r2": 2}, host_of, ["a1"]) == "evict_host"
     assert escalate("r2", "a0", {"r0": 2, "r2": 2}, host_of, []) == "quarantine"
     assert escalate("r2", "a0", {"r1": 2, "r2": 2}, host_of, ["a1"]) == "quarantine"
+
+
+@pytest.mark.parametrize(
+    ("counts", "num_slots", "action"),
+    [
+        ({"r0": 1}, 2, "replace"),
+        ({"r0": 10}, 2, "replace"),
+        ({"r0": 11}, 2, "quarantine"),
+        ({"r0": 11, "r1": 2}, 2, "replace"),  # both do it: an operation, not a device
+        ({"r0": 25, "r1": 2}, 2, "quarantine"),
+        ({"r0": 5}, 4, "replace"),
+        ({"r0": 6}, 4, "quarantine"),
+        ({"r0": 5, "r1": 4, "r2": 6, "r3": 5}, 4, "replace"),
+        ({"r0": 1000}, 1, "replace"),  # nobody to be compared with
+    ],
+)
+def test_numbers_that_come_right_again_put_a_device_out_only_beyond_chance(
+    counts: dict[str, int], num_slots: int, action: str
+) -> None:
+    assert escalate_fleeting("r0", counts, num_slots) == action
+
+
+@pytest.mark.parametrize("num_slots", [2, 4, 8])
+def test_chance_puts_a_sound_device_out_in_one_run_of_a_hundred_at_most(num_slots: int) -> None:
+    """Forty findings that fall on equal replicas at random, and a look after each."""
+    draw = random.Random(num_slots)
+    bad = 0
+    for _ in range(500):
+        counts: Counter[str] = Counter()
+        for _ in range(40):
+            slot = f"r{draw.randrange(num_slots)}"
+            counts[slot] += 1
+            if escalate_fleeting(slot, counts, num_slots) == "quarantine":
+                bad += 1
+                break
+    assert bad <= 5
 
 
 @pytest.mark.parametrize(

@@ -186,6 +186,8 @@ def test_the_end_is_durable_and_repeated_by_a_successor() -> None:
     c = started(1)
     assert c.view is not None
     actions = c.handle(1.0, m.Done(member="r0.1", view=c.view.id, steps=9))
+    assert record_of(actions).outcome == "", "its script goes on"
+    actions = c.handle(1.0, m.Exited(member="r0.1", cause="finished", code=0))
     record = record_of(actions)
     assert record.outcome == "finished"
     successor = Coordinator(c.settings, 2, record)

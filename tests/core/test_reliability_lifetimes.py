@@ -79,6 +79,25 @@ def test_hierarchical_rates_find_the_lemons() -> None:
     assert alike.shape > 10 * found.shape
 
 
+@pytest.mark.parametrize(
+    ("units", "each", "shape"), [(50, 600.0, 0.5), (5000, 20.0, 2.0), (300, 3.0, 1e6), (1, 5.0, 1.0)]
+)
+def test_intervals_of_a_population_have_width_and_hold_the_estimate(units: int, each: float, shape: float) -> None:
+    """A fixed grid had one point where thousands of failures leave little doubt, and none beyond its edges."""
+    rng = np.random.default_rng(7)
+    failures = rng.poisson(rng.gamma(shape, each / shape, units))
+    found = rel.hierarchical_rates(failures, np.full(units, 100.0))
+    for low, best, high in (
+        (found.mean_interval[0], found.mean, found.mean_interval[1]),
+        (found.shape_interval[0], found.shape, found.shape_interval[1]),
+    ):
+        assert low < best < high
+    if shape <= 2 and units > 1:
+        assert found.shape_interval[0] < shape < found.shape_interval[1]
+        spread = np.sqrt(each + each**2 / shape) / np.sqrt(units) / 100
+        assert found.mean_interval[1] - found.mean_interval[0] == pytest.approx(2 * 1.96 * spread, rel=0.35)
+
+
 def test_telling_apart() -> None:
     hours = rel.time_to_tell_apart(1 / 42.1, 1 / 56.4)
     rng = np.random.default_rng(6)

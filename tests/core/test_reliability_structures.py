@@ -146,6 +146,28 @@ def test_placement_counts_by_enumeration(n: int, width: int, losses: int, kind: 
     assert rel.survival(placement, losses) == pytest.approx(brute_force(placement, losses), abs=1e-12)
 
 
+@given(st.integers(6, 14), st.integers(2, 3), st.integers(0, 6))
+@settings(max_examples=60, deadline=None)
+def test_placements_on_any_number_of_machines_are_counted_as_by_enumeration(n: int, copies: int, losses: int) -> None:
+    for ring, placement in ((False, rel.copies_mixed(n, copies)), (True, rel.copies_ring(n, copies))):
+        counted = rel.copies_survival(n, copies, losses, ring=ring)
+        assert counted == pytest.approx(brute_force(placement, losses), abs=1e-12)
+    groups = [list(range(6))] * (n // 6 - (n % 6 > 0))
+    rest = n - 6 * len(groups)
+    last = rel.parity_rotated(rest, 4, 2) if rest else None
+    stripes = [tuple(range(6 * g, 6 * g + 6)) for g in range(len(groups))]
+    stripes += [tuple(i + 6 * len(groups) for i in stripe) for stripe in last.stripes] if last else []
+    whole = rel.Placement(name="", num_machines=n, stripes=tuple(stripes), tolerates=2, bytes_ratio=1.5)
+    assert rel.parity_survival(n, 4, 2, losses) == pytest.approx(brute_force(whole, losses), abs=1e-12)
+
+
+def test_placements_of_a_large_fleet_are_exact_too() -> None:
+    assert rel.copies_survival(50, 3, 3) == pytest.approx(1 - 20 / 19600)  # fifteen groups of three, and a ring of five
+    n = 100_003  # a ring loses a pair in n of its n (n - 1) / 2
+    assert 1 - rel.copies_survival(n, 2, 2, ring=True) == pytest.approx(2 / (n - 1), rel=1e-9)
+    assert rel.copies_survival(9, 2, 9, ring=True) == rel.parity_survival(12, 4, 2, 12) == 0.0
+
+
 def test_failure_domains_and_parity() -> None:
     rs = rel.reed_solomon(12, 4, 2)
     assert rel.survival(rs, 2) == 1.0

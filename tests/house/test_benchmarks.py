@@ -216,3 +216,33 @@ def test_a_joiner_is_blamed_until_it_is_a_member_like_any_other() -> None:
     assert join_stall([one], since_s, math.inf) == pytest.approx(0.8), "and all that follows is a figure of its own"
     assert quiet_wait([one], times[22], since_s, until_s) == pytest.approx(0.03)
     assert join_stall([], since_s, until_s) == quiet_wait([], 1.0, since_s, until_s) == 0.0
+
+
+def test_an_interpreter_is_found_from_wherever_a_fleet_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks._systems import SYSTEMS, interpreter
+
+    folder = tmp_path / "peers" / "bin"
+    folder.mkdir(parents=True)
+    (folder / "python").symlink_to(sys.executable)  # as an environment's is
+    monkeypatch.chdir(tmp_path)
+    for given in ("peers/bin/python", str(folder / "python")):
+        assert interpreter(given) == folder / "python"
+    monkeypatch.setenv("PATH", str(folder))
+    assert interpreter("python") == folder / "python"
+    launch = launched(python=interpreter("peers/bin/python"))
+    assert all(Path(command[0]).is_absolute() for command in SYSTEMS["torchft"].commands(launch))
+
+
+def launched(**more: Any) -> Any:
+    from benchmarks._systems import Launch
+
+    values = {"replicas": 3, "model": "0.15M", "microbatches": 8, "seed": 0, "scratch": Path("/nowhere")}
+    return Launch(**{**values, **more})  # type: ignore[arg-type]
+
+
+def test_what_computes_alone_has_the_share_of_a_replica() -> None:
+    from benchmarks._systems import COMPUTING
+
+    one, all_at_once = (COMPUTING[name].commands(launched(python=Path(sys.executable))) for name in ("alone", "apart"))
+    assert [command[-2:] for command in one] == [["--world=3", "--rank=0"]]
+    assert [command[-1] for command in all_at_once] == ["--rank=0", "--rank=1", "--rank=2"]

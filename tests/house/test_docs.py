@@ -92,6 +92,13 @@ def test_links_to_files_lead_somewhere(page: Path) -> None:
     assert [target for target in local if not (page.parent / target).exists()] == []
 
 
+def test_as_many_samples_as_strike_every_phase_once_are_told() -> None:
+    from outlast.prove._trials import SCENES
+
+    page = (TOP / "docs" / "how-to" / "debug.md").read_text(encoding="utf-8")
+    assert re.findall(r"`--samples (\d+)` every phase is struck", page) == [str(len(SCENES))]
+
+
 @pytest.mark.process
 def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("sphinx")

@@ -17,34 +17,101 @@ def total(account: Accounting) -> float:
     return sum(value for name, value in account.seconds().items() if name != "wall")
 
 
+def counted(at: float, first: int, committed: int, **seconds: float) -> ev.Progress:
+    return ev.Progress(
+        at_s=at, view=[1, 1], stable=committed, losses=[], step_s=0.1, first=first, committed=committed,
+        committed_at_s=at, seconds=seconds,
+    )  # fmt: skip
+
+
+def started(at: float = 0.0) -> ev.RunStarted:
+    return ev.RunStarted(at_s=at, run_id="x", command=[], num_replicas=4, num_spares=0, signature={}, config={})
+
+
+def finished(at: float, outcome: Any = "finished") -> ev.RunFinished:
+    return ev.RunFinished(at_s=at, outcome=outcome, steps=1, detail="", exit_code=0, seconds={})
+
+
 def test_a_run_by_hand(story: Any) -> None:
     account = accounting(story.whole)
     assert account.wall_s == pytest.approx(12.0)
     assert account.idle_s == pytest.approx(2.0 + 1.0)  # until the first view formed, and after the last step
+    assert account.productive_s == pytest.approx(2.0 + 1.0 + 2.4 + 3.0)
     assert account.recovery_s == pytest.approx(0.06)
-    assert account.lost_s == pytest.approx(0.1 * 1 / 3)  # 2 orphans over 3 members: one more each, of three each
-    assert account.degraded_s == pytest.approx((7.05 - 5.05) / 4)
-    assert account.checkpoint_s == 0.0
-    assert total(account) == pytest.approx(12.0)
+    assert account.lost_s == pytest.approx(0.04)
+    assert account.degraded_s == pytest.approx(0.5)
+    assert account.checkpoint_s == account.stalled_s == 0.0
+    assert account.unexplained_s == pytest.approx(0.0, abs=1e-9)
     assert account.ettr == pytest.approx(account.productive_s / 12.0)
 
 
-def test_lost_steps_cost_their_time(story: Any) -> None:
-    recovery = msgspec.structs.replace(story.killed[3], lost_steps=5)
-    events = [*story.started, *story.training, *story.killed[:3], recovery, *story.killed[4:], *story.finished]
-    assert accounting(events).lost_s == pytest.approx(0.1 * (5 + 1 / 3))
+def test_a_second_that_nobody_tells_of_is_unexplained() -> None:
+    account = accounting([started(), counted(3.0, 0, 10, productive=2.0), counted(6.0, 10, 20, productive=1.5)])
+    assert account.idle_s == pytest.approx(1.0)
+    assert account.unexplained_s == pytest.approx(1.5)
 
 
-def test_faults_that_one_view_mended_were_redone_once(story: Any) -> None:
-    twice = [*story.killed[:4], story.killed[3], *story.killed[4:]]
-    events = [*story.started, *story.training, *twice, *story.finished]
-    assert accounting(events).lost_s == pytest.approx(0.1 * 1 / 3)
+def test_steps_that_were_done_twice_are_lost_once() -> None:
+    """From the progress of the first time, in part where the checkpoint lies between two words of it."""
+    events = [
+        started(), counted(2.0, 0, 10, productive=1.0, degraded=1.0), counted(3.0, 10, 20, productive=1.0),
+        ev.FleetLost(at_s=3.5, step=20, detail=""),
+        counted(7.0, 5, 10, productive=1.0, recovery=3.0), counted(9.0, 10, 20, productive=2.0), finished(9.0),
+    ]  # fmt: skip
+    account = accounting(events)
+    assert account.lost_s == pytest.approx(0.5 + 0.5 + 1.0)
+    assert account.productive_s == pytest.approx(0.5 + 1.0 + 2.0)
+    assert account.degraded_s == pytest.approx(0.5)
+    assert account.recovery_s == pytest.approx(3.0)
+    assert account.unexplained_s == pytest.approx(0.0, abs=1e-9)
 
 
-def test_overlapping_recoveries_count_once(story: Any) -> None:
-    second = msgspec.structs.replace(story.killed[3], at_s=story.killed[3].at_s + 0.02, replica="r3.0")
-    events = [*story.started, *story.training, *story.killed[:4], second, *story.killed[4:], *story.finished]
-    assert accounting(events).recovery_s == pytest.approx(0.08)
+def test_what_a_rewind_takes_back_is_lost() -> None:
+    verdict = ev.Verdict(at_s=3.0, step=20, action="rewind", evidence="", confidence="certain", remedy="", to_step=15)
+    events = [started(), counted(3.0, 0, 20, productive=2.0), verdict, counted(4.0, 20, 30, productive=1.0)]
+    account = accounting([*events, finished(4.0)])
+    assert account.lost_s == pytest.approx(0.5)
+    assert account.productive_s == pytest.approx(2.5)
+
+
+def test_of_a_run_that_failed_what_no_checkpoint_holds_is_lost() -> None:
+    events = [started(), counted(3.0, 0, 30, productive=3.0), finished(3.0, "failed")]
+    assert accounting(events).lost_s == pytest.approx(3.0)
+    saved = ev.CheckpointSaved(
+        at_s=2.0, step=20, generation=1, view=[1, 1], num_writers=1, state_bytes=1, written_bytes=1, blocked_s=0.0,
+        copied_s=0.0, durable_s=0.0, reason="", url="",
+    )  # fmt: skip
+    assert accounting([*events[:1], saved, *events[1:]]).lost_s == pytest.approx(1.0)
+    assert accounting([*events[:2], finished(3.0)]).lost_s == 0.0
+
+
+def test_a_fleet_that_never_came_back_was_recovering_to_the_end() -> None:
+    lost = ev.FleetLost(at_s=3.1, step=30, detail="")
+    account = accounting([started(), counted(3.0, 0, 30, productive=3.0), lost, finished(8.0, "failed")])
+    assert account.recovery_s == pytest.approx(5.0)
+    assert account.idle_s == 0.0
+
+
+def test_the_wall_goes_on_until_the_last_process_has_ended() -> None:
+    events = [started(), counted(3.0, 0, 30, productive=3.0), finished(3.5), ev.RunEnded(at_s=5.0, exit_code=0)]
+    account = accounting(events)
+    assert account.wall_s == 5.0
+    assert account.idle_s == pytest.approx(2.0)
+
+
+def test_a_running_run_that_is_silent_is_stalled() -> None:
+    events = [started(), counted(3.0, 0, 30, productive=3.0)]
+    assert accounting(events, now_s=4.0).productive_s == pytest.approx(4.0)
+    assert accounting(events, now_s=9.0).stalled_s == pytest.approx(6.0)
+
+
+def test_an_older_journal_is_read_with_what_it_says() -> None:
+    """It has the number of steps and their mean time."""
+    old = [ev.Progress(at_s=at, view=[1, 1], stable=stable, losses=[], step_s=0.1) for at, stable in ((2, 10), (4, 25))]
+    account = accounting([started(), *old, finished(5.0)])
+    assert account.productive_s == pytest.approx(2.5)
+    assert account.idle_s == pytest.approx(2.0)
+    assert account.unexplained_s == pytest.approx(0.5)
 
 
 def test_a_run_that_goes_on_is_counted_up_to_now(story: Any) -> None:
@@ -52,6 +119,7 @@ def test_a_run_that_goes_on_is_counted_up_to_now(story: Any) -> None:
     account = accounting(events, now_s=story.start_s + 10.0)
     assert account.wall_s == pytest.approx(10.0)
     assert account.idle_s == pytest.approx(2.0)
+    assert account.stalled_s == pytest.approx(6.0)  # since the newest commit that is known
     assert accounting(story.whole, now_s=story.start_s + 1e6) == accounting(story.whole)
 
 
@@ -61,38 +129,18 @@ def test_a_run_that_never_formed_is_idle(story: Any) -> None:
     assert accounting([]).wall_s == 0.0
 
 
-def _installed(at: float, members: int, planned: bool) -> ev.ViewInstalled:
-    names = [f"r{member}.0" for member in range(members)]
-    return ev.ViewInstalled(at_s=at, epoch=1, n=1, members=names, cause="", planned=planned, num_microbatches=8)
-
-
-def _recovery(at: float, detect: float, down: float, orphans: int, lost: int) -> ev.Recovery:
-    return ev.Recovery(
-        at_s=at, cause="signal", replica="r0.0", noticed_by="a0", detect_s=detect, downtime_s=down,
-        microbatches_recomputed=orphans, lost_steps=lost, step=0, view=[1, 1],
-    )  # fmt: skip
-
-
-def _progress(at: float, step: float) -> ev.Progress:
-    return ev.Progress(at_s=at, view=[1, 1], stable=1, losses=[], step_s=step)
-
-
-def _formed(at: float) -> ev.ViewFormed:
-    return ev.ViewFormed(at_s=at, epoch=1, n=1, step=0, roll_call_s=0.0)
-
-
-def _finished(at: float) -> ev.RunFinished:
-    return ev.RunFinished(at_s=at, outcome="finished", steps=1, detail="", exit_code=0, seconds={})
-
-
+names = st.sampled_from(
+    ["productive", "degraded", "checkpoint", "stalled", "recovery", "lost", "unexplained", "another"]
+)
 times, counts, spans = st.floats(0.0, 100.0), st.integers(0, 20), st.floats(0.0, 50.0)
 happenings = st.one_of(
-    st.builds(_installed, times, st.integers(1, 6), st.booleans()),
-    st.builds(_formed, times),
-    st.builds(_progress, times, st.floats(0, 2)),
-    st.builds(_recovery, times, spans, spans, counts, counts),
-    st.builds(_finished, times),
-)
+    st.builds(lambda at, first, end, seconds: counted(at, first, end, **seconds), times, counts, counts,
+              st.dictionaries(names, spans, max_size=4)),
+    st.builds(lambda at: ev.FleetLost(at_s=at, step=0, detail=""), times),
+    st.builds(finished, times, st.sampled_from(["finished", "failed"])),
+    st.builds(lambda at, to: ev.Verdict(at_s=at, step=20, action="rewind", evidence="", confidence="certain",
+                                        remedy="", to_step=to), times, counts),
+)  # fmt: skip
 
 
 @settings(max_examples=200, deadline=None)
@@ -100,8 +148,7 @@ happenings = st.one_of(
 def test_the_parts_are_the_whole_whatever_happens_and_however_clocks_jump(
     events: list[ev.AnyEvent], now_s: float | None
 ) -> None:
-    start = ev.RunStarted(at_s=0.0, run_id="x", command=[], num_replicas=4, num_spares=0, signature={}, config={})
-    account = accounting([start, *events], now_s=now_s)
+    account = accounting([started(), *events], now_s=now_s)
     assert total(account) == pytest.approx(account.wall_s, abs=1e-6)
     assert min(msgspec.structs.astuple(account)) >= 0.0
     assert 0.0 <= account.ettr <= 1.0

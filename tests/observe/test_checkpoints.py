@@ -31,12 +31,27 @@ def ended(at_s: float) -> ev.Progress:
 
 
 def test_what_saves_held_up_is_their_share_of_the_account() -> None:
-    calm = accounting([*started(), *training(), ended(10.0)])
-    account = accounting([*started(), *training(), saved(5.0, 10), saved(6.0, 20), ended(10.0)])
+    """Members measure it step by step, of saves that come to nothing too; the saves' own word is not counted again."""
+    more = msgspec.structs.replace(
+        ended(10.0), first=20, committed=40, committed_at_s=START_S + 10.0,
+        seconds={"productive": 5.5, "checkpoint": 0.5},
+    )  # fmt: skip
+    account = accounting([*started(), *training(), saved(5.0, 10), saved(6.0, 20), more])
     assert account.checkpoint_s == 0.5
-    assert account.productive_s == pytest.approx(calm.productive_s - 0.5)
-    longest = accounting([*started(), *training(), saved(5.0, 10, blocked_s=1e6), ended(10.0)])
-    assert longest.productive_s == 0.0
+    assert account.productive_s == pytest.approx(2.0 + 5.5)
+
+
+def test_the_headline_tells_saves_that_failed() -> None:
+    """Who reads one line only must not take a run for saved that is not."""
+    end = ev.RunFinished(at_s=START_S + 12.0, outcome="finished", steps=40, detail="", exit_code=0, seconds={})
+    calm = [*started(), *training(), ended(9.0), saved(9.1, 40), end]
+    assert why(calm).headline == "The run finished; nothing failed."
+    some = [*started(), *training(), saved(5.0, 10), failed(6.0), failed(7.0), end]
+    assert why(some).headline == (
+        "The run finished; 2 saves failed, the newest save is of step 10, and 30 steps are in none."
+    )
+    none = [*started(), *training(), failed(6.0), end]
+    assert why(none).headline == "The run finished; 1 save failed, and there is no checkpoint."
 
 
 def test_the_status_tells_the_last_save_and_a_later_failure() -> None:

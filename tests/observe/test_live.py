@@ -21,7 +21,8 @@ class Terminal(io.StringIO):
 
 def test_off_a_terminal_plain_lines_come_as_things_happen(tmp_path: Path, story: Any) -> None:
     out = io.StringIO()
-    live = Live(tmp_path / "run", 100, stream=out)
+    now_s = [story.start_s + 4.5]
+    live = Live(tmp_path / "run", 100, stream=out, clock=lambda: now_s[0])
     assert live.poll().state == "starting"  # nothing there yet
     with Journal.create(tmp_path / "run") as journal:
         journal.append_many([*story.started, *story.training])
@@ -38,6 +39,13 @@ def test_off_a_terminal_plain_lines_come_as_things_happen(tmp_path: Path, story:
         assert "+5.0 s  ! r2.0: signal (SIGKILL); recovered in step 30" in told
         assert "noticed by agent a0; after 10 ms; 2 microbatches recomputed; downtime 50 ms" in told
         assert "\x1b" not in out.getvalue()
+        assert "silent" not in told
+        now_s[0] += 30.0
+        assert live.poll().state == "stalled"  # nothing new, and that is news
+        assert "silent for 26.5 s, and steps take 100 ms" in out.getvalue()
+        before = out.getvalue()
+        live.poll()
+        assert out.getvalue() == before
     live.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 
 from outlast.core import events as ev
 from outlast.observe import Status, StatusFold, render_status, status
@@ -152,3 +153,27 @@ def test_the_table_names_everyone(story: Any) -> None:
     text = render_status(status([*story.started, *story.training, *story.killed]), curve=[3.0, 2.0, 1.0])
     for word in ("brave-otter", "coordinator", "a0", "r2.1", "r4.0", "1.3", "step 60", "█"):
         assert word in text
+
+
+def test_the_newest_commit_has_an_age(story: Any) -> None:
+    """Shown with every step, so that what was true a minute ago is not taken for now."""
+    events = [*story.started, *story.training]
+    assert status(events).step_age_s is None  # nobody said what time it is
+    fresh = status(events, now_s=story.start_s + 4.2)
+    assert (fresh.step, fresh.state) == (20, "training")
+    assert fresh.step_age_s == pytest.approx(0.2)
+    assert "step 20, 200 ms ago, view 1.1, 100 ms a step" in render_status(fresh)
+
+
+def test_a_run_that_is_silent_for_too_long_is_stalled(story: Any) -> None:
+    events = [*story.started, *story.training]
+    silent = status(events, held=True, now_s=story.start_s + 16.0)
+    assert (silent.state, silent.detail) == ("stalled", "silent for 12 s, and steps take 100 ms")
+    assert "100 ms a step" not in render_status(silent)  # the pace of then is no pace of now
+    assert status([*events, *story.finished], now_s=story.start_s + 1e4).state == "finished"
+
+
+def test_a_script_that_goes_on_after_its_loop_is_not_stalled(story: Any) -> None:
+    done = msgspec.structs.replace(story.training[-1], until=20)
+    state = status([*story.started, *story.training[:-1], done], held=True, now_s=story.start_s + 99.0)
+    assert (state.state, state.detail) == ("training", "all steps are done; the end of the script is awaited")

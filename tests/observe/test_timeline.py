@@ -45,7 +45,8 @@ def test_a_later_part_counts_from_the_run_s_start(story: Any) -> None:
 
 def test_every_kind_of_event_has_words() -> None:
     events: list[ev.AnyEvent] = [
-        ev.Refused(at_s=1.0, reason="a wrong signature", peer="127.0.0.1", count=1),
+        ev.Refused(at_s=1.0, reason="a replay", peer="127.0.0.1", count=1),
+        ev.Refused(at_s=1.0, reason="no role", peer="a0", count=2, place="", stranger=False),
         ev.Notice(at_s=1.0, level="error", text="something"),
         ev.Suspected(at_s=1.0, replica="r1.0", evidence="state T", decision="evict"),
         ev.AgentLost(at_s=1.0, agent="a1", cause="exit 1", replicas=[]),
@@ -53,13 +54,14 @@ def test_every_kind_of_event_has_words() -> None:
     ]
     rows = timeline(events)
     assert [row.what for row in rows] == [
-        "refused at the port: a wrong signature, from 127.0.0.1 (1 time so far)",
+        "a stranger without the run's secret spoke to the coordinator's port (127.0.0.1: a replay): ignored",
+        "refused: no role, from a0 (2 times so far)",
         "something",
         "r1.0 suspected: state T; evicted",
         "agent a1 lost: exit 1; with it nobody",
         "run failed after 1 step: poison",
     ]
-    assert [row.level for row in rows] == ["warning", "error", "warning", "warning", "error"]
+    assert [row.level for row in rows] == ["warning", "warning", "error", "warning", "warning", "error"]
 
 
 def test_a_view_that_nobody_may_lie_in_is_told_whether_lowered_or_never_better() -> None:
@@ -91,3 +93,16 @@ def test_the_table_has_a_line_a_row(story: Any) -> None:
 )  # fmt: skip
 def test_durations_for_people(seconds: float, text: str) -> None:
     assert format_s(seconds) == text
+
+
+def test_strangers_are_told_of_once_with_all_their_counts() -> None:
+    def refused(at_s: float, place: str, reason: str, count: int) -> ev.Refused:
+        return ev.Refused(at_s=at_s, place=place, reason=reason, peer="uid 7, pid 8", count=count)
+
+    events = [
+        refused(1.0, "r0.1's socket", "a replay", 1), refused(2.0, "r1.1's socket", "a replay", 1),
+        refused(3.0, "r0.1's socket", "a replay", 3000), refused(4.0, "r0.1's socket", "too late", 1),
+    ]  # fmt: skip
+    words = "a stranger without the run's secret spoke to r0.1's socket and 1 other socket (uid 7, pid 8: a replay)"
+    assert [row.what for row in timeline(events)] == [f"{words}: ignored; 3,001 more since"]
+    assert len(timeline(events, everything=True)) == 4

@@ -55,6 +55,54 @@ def test_an_exit_without_a_recovery_is_a_fault_too(story: Any) -> None:
     assert [(advice.cause, advice.who) for advice in told.advice] == [("an exception in the loop", ["r4.0"])]
 
 
+def test_what_stopped_every_start_is_in_the_headline(story: Any) -> None:
+    """Not only that nobody was ready in time."""
+    words = "exit code 1; the end of r0.1.log:\nTraceback (most recent call last):\n  ...\nKeyError: 'run'\n"
+    exits = [
+        ev.ReplicaExited(at_s=1_003.0, replica=f"r0.{n}", cause="exception", detail=words, noticed_by="agent")
+        for n in range(1, 18)
+    ]
+    end = ev.RunFinished(
+        at_s=1_600.0, outcome="failed", steps=0, detail="only 0 of 1 replicas were ready after 600.0 s", exit_code=3,
+        seconds={},
+    )  # fmt: skip
+    headline = why([*story.started, *exits, end]).headline
+    assert "17 replicas ended (exception), the last words being: KeyError: 'run'" in headline
+
+
+def test_time_that_stood_still_is_in_the_headline(story: Any) -> None:
+    held = ev.Progress(
+        at_s=1_010.0, view=[1, 1], stable=21, losses=[], step_s=0.1, first=20, committed=21, committed_at_s=1_010.0,
+        seconds={"productive": 0.1, "stalled": 5.9},
+    )  # fmt: skip
+    stall = ev.Stall(at_s=1_010.0, step=20, seconds=5.9, usual_s=0.1, replica="r1.0", phase="body")
+    told = why([*story.started, *story.training, held, stall, *story.finished[1:]])
+    assert told.headline == "The run finished; nothing failed, but steps were held up for 5.9 s."
+    (row,) = [row for row in told.timeline if row.kind == "stall"]
+    assert row.what == "step 20 took 5.9 s longer than usual (100 ms): r1.0 was in the loop's own code"
+
+
+def test_steps_that_nobody_holds_after_a_failure_are_lost(story: Any) -> None:
+    failed = ev.RunFinished(
+        at_s=1_009.0, outcome="failed", steps=20, detail="every replica that held the training state is gone",
+        exit_code=6, seconds={},
+    )  # fmt: skip
+    told = why([*story.started, *story.training, failed])
+    assert told.lost_steps == 20
+    assert "20 steps are lost: no checkpoint holds them." in told.headline
+    assert told.ettr == 0.0
+
+
+def test_a_loop_that_is_held_up_again_and_again_is_told_by_its_longest_times(story: Any) -> None:
+    stalls = [
+        ev.Stall(at_s=1_004.0 + n, step=n, seconds=1.0 + n, usual_s=0.1, replica="r1.0", phase="body")
+        for n in range(50)
+    ]
+    rows = [row for row in why([*story.started, *story.training, *stalls]).timeline if row.kind == "stall"]
+    assert len(rows) == 10
+    assert "step 49 took 50 s longer" in rows[-1].what
+
+
 @pytest.mark.parametrize(
     ("cause", "detail", "name"),
     [
@@ -113,6 +161,6 @@ def test_the_words_of_a_script_are_told_after_the_sentence_and_mislead_nobody(st
         )
         told = why([*story.started, *story.training, failed])
         sentence, _, rest = told.headline.partition("\n")
-        assert sentence.endswith(f": {first}. Before that, nothing failed.")
+        assert f": {first}. Before that, nothing failed." in sentence
         assert rest.endswith("KeyError: 3")
         assert [advice.cause for advice in told.advice] == [cause]

@@ -75,13 +75,15 @@ def _state(pid: int) -> str:
 
 
 class Fleet:
-    """One run of the scenario. `options` of `outlast run`; `settings`: the run's configuration file."""
+    """One run of the scenario, or of another `script` with its first arguments. `options` of `outlast run`;
+    `settings`: the run's configuration file."""
 
     def __init__(
         self, base: Path, faults: Sequence[Fault] = (), *, replicas: int, steps: int, spares: int = 0,
         microbatches: int = 8, dtype: str = "float32", workers: int = 0,
         gates: Sequence[int] = (), program: Sequence[str] = ("-m", "outlast"), rule: dict[str, Any] | None = None,
-        lies: Sequence[Lie] = (), checkpoint: dict[str, Any] | None = None, **settings: Any,
+        lies: Sequence[Lie] = (), checkpoint: dict[str, Any] | None = None, script: Sequence[Any] = (),
+        **settings: Any,
     ) -> None:  # fmt: skip
         self.base, self.faults = base, list(faults)
         self.shape = (steps, microbatches, dtype, json.dumps(rule or {}))
@@ -91,8 +93,10 @@ class Fleet:
         config = base / "run.toml"
         config.write_text("[run]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
         options = ["--config", str(config), "--replicas", str(replicas), "--spares", str(spares)]
+        other = [str(part) for part in script]
         script = [str(SCRIPT), "--steps", str(steps), "--microbatches", str(microbatches), "--dtype", dtype]
         script += ["--workers", str(workers), "--out", str(self.out), "--rule", self.shape[3]]
+        script = [*other, "--steps", str(steps), "--out", str(self.out)] if other else script
         script += ["--checkpoint", json.dumps(checkpoint)] if checkpoint is not None else []
         self._gates = {}
         for step in gates:
@@ -171,11 +175,10 @@ class Fleet:
         return [e for e in self.driven.events if isinstance(e, ev.CheckpointSaved)]
 
     def assert_unchanged(
-        self, *, survivors: set[str] | None = None, recoveries: int | None = None, may_lose: bool = False
+        self, *, survivors: set[str] | None = None, recoveries: int | None = None, may_lose: bool = False, code: int = 0
     ) -> None:
         """The run ended well, nothing is left of it, and every survivor has the bits of the undisturbed run."""
-        code = self.finish()
-        assert code == 0, self.logs()
+        assert self.finish() == code, self.logs()
         assert processes(self.driven.run_dir) == []
         want, results = undisturbed(*self.shape), self.results()
         assert results, self.logs()

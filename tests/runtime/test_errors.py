@@ -83,7 +83,7 @@ def run(tmp_path: Path, what: str, *options: str) -> tuple[int, str, str, list[e
     command = [sys.executable, "-m", "outlast", "run", "--run-dir", str(run_dir), *options, str(script), what]
     done = subprocess.run(command, capture_output=True, text=True, timeout=85, env=environ)
     with Journal.open_reader(run_dir) as journal:
-        events = [entry.event for entry in journal.events()]
+        events = [entry.event for entry in journal.events() if not isinstance(entry.event, ev.RunEnded)]
     return done.returncode, done.stdout, done.stderr, events
 
 
@@ -124,11 +124,10 @@ def test_the_script_s_own_error_is_shown_once(tmp_path: Path, what: str, reason:
     code, out, err, events = run(tmp_path, what, "--replicas", "2")
     assert code == 5
     assert (out + err).count(reason) == 1
-    assert (out + err).count("Traceback") == 1
+    assert (out + err).count("Traceback") == (what == "bug"), "an error of ours needs none"
     assert out.count("step 1 is over") == (what == "bug")
     assert set(started(events)) <= {"r0.1", "r1.1"}
-    end = events[-1]
-    assert isinstance(end, ev.RunFinished)
+    end = [event for event in events if isinstance(event, ev.RunFinished)][-1]
     assert (end.outcome, end.steps) == ("failed", 2 if what == "bug" else 0)
     assert not [event for event in events if isinstance(event, ev.Recovery)]
 
@@ -138,8 +137,7 @@ def test_what_the_script_forks_is_not_the_replica(tmp_path: Path) -> None:
     code, out, err, events = run(tmp_path, "forks", "--replicas", "2")
     assert code == 0, err
     assert "step 3 is over" in out
-    end = events[-1]
-    assert isinstance(end, ev.RunFinished)
+    end = [event for event in events if isinstance(event, ev.RunFinished)][-1]
     assert (end.outcome, end.steps) == ("finished", 4)
     assert not [event for event in events if isinstance(event, ev.Recovery)]
     assert set(started(events)) == {"r0.1", "r1.1"}
@@ -165,10 +163,9 @@ def test_a_script_that_never_trains_is_told_and_not_started_again(tmp_path: Path
 
 def test_what_was_committed_before_a_script_ended_itself_is_on_record(tmp_path: Path) -> None:
     code, _, err, events = run(tmp_path, "leaves")
-    assert code == 0
+    assert code == 5, "not all steps were done"
     assert "the script ended by itself before all steps were done" in err
-    end = events[-1]
-    assert isinstance(end, ev.RunFinished)
+    end = [event for event in events if isinstance(event, ev.RunFinished)][-1]
     assert (end.outcome, end.steps) == ("stopped", 2)
     assert [step for event in events if isinstance(event, ev.Progress) for step, _ in event.losses] == [0, 1]
 
@@ -185,8 +182,7 @@ def test_a_signal_to_the_launcher_ends_the_run_in_order(number: signal.Signals, 
         pids = [event.pid for event in driven.events if isinstance(event, ev.ReplicaStarted | ev.AgentStarted)]
         driven.process.send_signal(number)
         code = driven.finish(60.0, lambda: None)
-    end = driven.events[-1]
-    assert isinstance(end, ev.RunFinished)
+    end = [event for event in driven.events if isinstance(event, ev.RunFinished)][-1]
     why = {signal.SIGINT: "interrupt", signal.SIGHUP: "hangup", signal.SIGTERM: "terminated"}[number]
     assert (end.outcome, end.detail, code, end.exit_code) == ("stopped", why, 128 + number, 128 + number)
     assert not list(filter(alive, pids))
@@ -197,12 +193,11 @@ def test_all_may_break_out_of_the_loop_after_the_same_step(tmp_path: Path) -> No
     code, out, err, events = run(tmp_path, "break", "--replicas", "2")
     assert code == 0, err
     assert "step 1 is over" in out
-    end = events[-1]
-    assert isinstance(end, ev.RunFinished)
+    end = [event for event in events if isinstance(event, ev.RunFinished)][-1]
     assert (end.outcome, end.steps) == ("finished", 2)
     told = [event for event in events if isinstance(event, ev.Progress)]
     assert [step for event in told for step, _ in event.losses] == [0, 1]
-    assert told[-1].stable == 2
+    assert max(max(event.stable, event.committed) for event in told) == 2
     parts = sum(seconds for name, seconds in end.seconds.items() if name != "wall")
     assert parts == pytest.approx(end.seconds["wall"], abs=1e-6)
     views = [event for event in events if isinstance(event, ev.ViewInstalled)]
@@ -287,5 +282,6 @@ def test_strangers_at_the_port_do_not_touch_the_run(fleet: Callable[..., Any]) -
     run.gate(50, "all were turned away", lambda: num_sockets(run.driven.coordinator_pid) <= known)
     run.assert_unchanged(survivors={"r0.1", "r1.1"}, recoveries=0)
     refused = [event for event in run.driven.events if isinstance(event, ev.Refused)]
-    assert sum({event.reason: event.count for event in refused}.values()) >= 150
-    assert len(refused) <= 2 * len({event.reason for event in refused})
+    counts = {event.reason: event.count for event in refused}
+    assert sum(counts.values()) >= 150
+    assert len(refused) <= sum(len(str(count)) + 1 for count in counts.values())  # the 1st, 10th, 100th; and the sum

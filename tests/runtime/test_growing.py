@@ -24,15 +24,15 @@ def test_a_spare_takes_over_and_the_dead_come_back(fleet: Callable[..., Any]) ->
     run = fleet(
         fault("r1.1", "gather", step=5),
         fault("r1.2", "join_snapshot"),
-        replicas=2, spares=1, steps=120, gates=(1, 4, 60, 110),
+        replicas=2, spares=1, steps=320, gates=(1, 4, 220, 310),
     )  # fmt: skip
     run.gate(1, "the spare was served", lambda: run.served("r2.1"))
     run.gate(4, "it had caught up", lambda: run.caught_up("r2.1"))
     # Who waits at a gate takes no place in a view, and nobody is served in one that has not formed: that takes steps.
-    run.gate(60, "one was served, another had caught up", lambda: run.served("r1.2") and run.caught_up("r1.3"))
+    run.gate(220, "one was served, another had caught up", lambda: run.served("r1.2") and run.caught_up("r1.3"))
     assert set(run.driven.members) == {"r0.1", "r2.1"}
     run.strike(run.pid("r0.1"), signal.SIGTERM)
-    run.gate(110, "it had left", lambda: run.exited("r0.1"))
+    run.gate(310, "it had left", lambda: run.exited("r0.1"))
     run.assert_unchanged(survivors={"r2.1", "r1.3"}, recoveries=2)
     assert [e.cause for e in run.exits() if e.replica == "r0.1"] == ["left"]
     planned = [e.planned for e in run.driven.events if isinstance(e, ev.ViewInstalled)]

@@ -36,7 +36,7 @@ def held_by_a_debugger(driven: Driven) -> None:
     held_at = driven.step
     for _ in range(40):  # two seconds of the run's own following: far beyond its learned deadline
         driven.poll()
-        driven._wait(0.05)
+        driven.wait(0.05)
     assert driven.step <= held_at + 64
     _libc.ptrace(PTRACE_DETACH, pid, 0, 0)
 

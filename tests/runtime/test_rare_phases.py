@@ -36,7 +36,7 @@ def test_waiting_for_slices_forming_a_group_receiving_a_hand_over(fleet: Callabl
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("action", ["SIGKILL", "SIGSTOP", RAISES])
+@pytest.mark.parametrize("action", ["SIGKILL", RAISES])
 def test_joiners_that_fail_at_every_door(fleet: Callable[..., Any], action: Action) -> None:
     """Three processes of one slot fail before, with and after their snapshot; the fourth becomes a member."""
     doors = ("join_hello", "join_schema", "join_ready")

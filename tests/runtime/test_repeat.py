@@ -28,6 +28,15 @@ def test_a_gradient_that_wavers_is_named_before_the_first_step(tmp_path: Path) -
 
 
 @pytest.mark.process
+def test_what_only_one_replica_notices_ends_the_run(tmp_path: Path) -> None:
+    """The second computes the microbatch once, and finds what the first found at first."""
+    code, text = train(tmp_path, 3, "counting")
+    assert code == 5
+    assert "differs between computations of one microbatch (r0.1, time 1; r0.1, time 2)" in text
+    assert "fingerprint" not in text.replace("fingerprinted", "")
+
+
+@pytest.mark.process
 def test_the_check_leaves_no_trace(tmp_path: Path) -> None:
     code, text = train(tmp_path, 2, "steady")
     alone, other = train(tmp_path, 1, "steady")

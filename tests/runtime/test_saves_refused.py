@@ -176,7 +176,9 @@ def test_a_write_that_never_returns_costs_its_save_and_holds_nobody_up(
         max_restarts=0,
     )  # fmt: skip
     run.gate(7, "a save was given up", lambda: failed(run) != [])
-    run.assert_unchanged(survivors={"r0.1", "r1.1"}, recoveries=0)
+    run.assert_unchanged(
+        survivors={"r0.1", "r1.1"}, recoveries=0, code=10
+    )  # UNSAVED: the last step is in no checkpoint
     lost = failed(run)[0]
     assert lost.cause == "writer_failed"
     assert "has not returned for 1 s" in lost.reason
@@ -195,7 +197,9 @@ def test_a_publication_that_never_returns_is_told_and_the_run_ends(fleet: Callab
         checkpoint={"dir": str(place), "every": 2, "timeout_s": 1.0},
     )  # fmt: skip
     run.gate(7, "a publication was given up", lambda: failed(run) != [])
-    run.assert_unchanged(survivors={"r0.1", "r1.1"}, recoveries=0)
+    run.assert_unchanged(
+        survivors={"r0.1", "r1.1"}, recoveries=0, code=10
+    )  # UNSAVED: the last step is in no checkpoint
     assert {e.cause for e in failed(run)} <= {"publish_failed", "superseded"}
     assert "the store has not answered for 1 s" in failed(run)[0].reason
     assert assert_generations(place) == [e.step for e in run.saved()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from torch import nn
 import outlast
 from outlast.checkpoint import LocalStore, heads, verify
 from outlast.checkpoint._fs import Disk
-from outlast.errors import CheckpointError, ConfigError
+from outlast.errors import CheckpointError, ConfigError, EnvironmentFault
+from outlast.runtime import _unsaved
 
 pytestmark = pytest.mark.usefixtures("training_here")
 
@@ -63,11 +65,13 @@ def train(
         average.update(model)
         if step.number == die_at:
             archive_of(training).close()  # a dead process writes no more
+            training._open = None
             raise Stopped
         if step.number == leave_at:
             break
     found = training.fingerprint()
-    getattr(training, "_at_exit", lambda: None)()
+    for end in ("_at_the_script_s_end", "_at_exit"):
+        getattr(training, end, lambda: None)()
     return losses, found, average
 
 
@@ -165,14 +169,22 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
         next(training.steps(until=5))
 
 
-def test_a_target_that_cannot_be_written_stops_no_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("mode", ["on", "off"])
+def test_a_target_that_cannot_be_written_is_told_before_training_and_one_that_is_lost_stops_none(
+    tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("OUTLAST", mode)
     file = tmp_path / "file"
     file.write_text("no directory")
+    with pytest.raises(EnvironmentFault, match="Not a directory"):
+        train(6, keep(file / "below"))
     losses, found, _ = train(6, "off")
-    assert train(6, keep(file / "below"))[:2] == (losses, found)
-    assert "the save of step" in capfd.readouterr().err
+    monkeypatch.setattr(LocalStore, "create", lambda *_: os.open(file / "x", os.O_RDONLY))
+    assert train(6, keep(tmp_path / "c"))[:2] == (losses, found)
+    told = capfd.readouterr().err
+    assert "the save of step" in told
+    assert "step 6 is in no checkpoint" in told
+    _unsaved.forget()
 
 
 @pytest.mark.parametrize(
@@ -269,3 +281,16 @@ def test_a_disk_that_never_answers_a_read_ends_the_start_with_a_word(
     with pytest.raises((CheckpointError, OSError), match=r"has not returned for 0\.5 s"):
         train(4, keep(tmp_path, every=1, timeout_s=0.5))
     back.set()
+
+
+@pytest.mark.parametrize("saved", ["on", "off"])
+def test_the_plain_loop_and_the_protected_one_resume_each_other_and_say_that_sums_differ(
+    tmp_path: Path, saved: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OUTLAST", saved)
+    train(4, keep(tmp_path))
+    monkeypatch.setenv("OUTLAST", "off" if saved == "on" else "on")
+    capfd.readouterr()
+    losses, _, average = train(6, keep(tmp_path))
+    assert (sorted(losses), average.count) == ([4, 5], 6)
+    assert "bits may differ from the run that saved this: loop: " in capfd.readouterr().err

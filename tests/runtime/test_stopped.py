@@ -79,6 +79,26 @@ def test_a_stopped_agent_is_continued_and_its_replicas_live(fleet: Callable[...,
     assert not [e for e in run.driven.events if isinstance(e, ev.AgentLost)]
 
 
+def test_who_is_stopped_before_its_first_sign_of_life_is_seen_and_who_only_loads_is_not() -> None:
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+        os._exit(0)
+    try:
+        progress = Progress(Region(Progress.SIZE))
+        progress.alive()
+        watch, now = Watch(child, progress, 0.5, 30.0), progress.read()[3]
+        while kernel_state(child)[0] != "S":
+            os.sched_yield()
+        assert {watch.look(now + 0.5 * turn)[0] for turn in range(80)} == {""}
+        os.kill(child, signal.SIGSTOP)
+        os.waitpid(child, os.WUNTRACED)
+        assert watch.look(now + 40.0)[0] == "stopped"
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
 def test_silence_is_learned_and_the_watcher_s_own_is_no_one_s_fault() -> None:
     progress = Progress(Region(Progress.SIZE))
     watch = Watch(os.getpid(), progress, 0.5, 30.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from collections import Counter
 from typing import Any
 
@@ -14,6 +15,8 @@ from hypothesis import strategies as st
 from outlast.core.protocol import plan_of
 from outlast.errors import ConfigError
 from outlast.runtime._data import Samples, position_seed, seed_everything
+from outlast.runtime._order import permuted
+from outlast.runtime._restore import check_facts
 
 
 class Noisy:
@@ -92,6 +95,79 @@ def test_workers_give_the_same_also_after_the_share_changes() -> None:
             assert torch.equal(working.fetch(step, leaf), plain.fetch(step, leaf))
     working.expect(lambda step: [0], 3)  # back, as after an abandoned step
     assert torch.equal(working.fetch(3, 0), plain.fetch(3, 0))
+
+
+class Huge(Noisy):
+    """More than could be listed."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(index)
+
+
+def test_the_order_of_a_billion_samples_needs_no_list_of_them() -> None:
+    """The seventh epoch of 2^30 + 7: each of its last ones comes at one place, which the same function finds."""
+    size = (1 << 30) + 7
+    tracemalloc.start()
+    data = Samples(Huge(size), global_batch_size=8, microbatches=4, seed=3)
+    assert data.steps_per_epoch == -(-size // 8)
+    steps = [7 * data.steps_per_epoch + step for step in (0, 1, 600, data.steps_per_epoch - 1)]
+    found = [[data.indices(step, leaf) for leaf in range(4)] for step in steps]
+    assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    tracemalloc.stop()
+    flat = [index for step in found for leaf in step for index in leaf]
+    assert len(set(flat)) == len(flat) == 24 + 7
+    assert all(0 <= index < size for index in flat)
+    assert data.sizes(steps[-1]) == [2, 2, 2, 1]
+    again = Samples(Huge(size), global_batch_size=8, microbatches=4, seed=3)
+    assert [again.indices(steps[2], leaf) for leaf in range(4)] == found[2]
+    plain = Samples(Huge(size), global_batch_size=8, microbatches=4, seed=3, shuffle=False)
+    assert plain.indices(steps[0] + 1, 1) == [10, 11]
+    assert data.order == "keyed"
+    assert plain.order == samples().order == "listed"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 13, 100, 1023, 1024, 1025, 70_000])
+def test_the_keyed_order_is_a_permutation(size: int) -> None:
+    for key in (0, 1, (1 << 63) - 1):
+        assert sorted(permuted(range(size), size, key)) == list(range(size))
+
+
+def test_the_keyed_order_is_the_same_everywhere_and_for_ever() -> None:
+    """Checkpoints rely on it: these numbers may not change."""
+    assert permuted(range(4), 10**9, 1) == [707413178, 367699649, 302691582, 458720907]
+    assert permuted([0, 1, 10**18 - 1], 10**18, position_seed(3, 0)) == [
+        20163411005924996,
+        698151540804231258,
+        492362718652451928,
+    ]
+
+
+@pytest.mark.parametrize("size", [10, 300, 5000])
+def test_the_keyed_order_prefers_no_index_at_any_place(size: int) -> None:
+    """Chi-square of (place, index) over many keys, both in ten classes: 81 degrees of freedom, 5.5 deviations."""
+    counts = [[0] * 10 for _ in range(10)]
+    places = [size // 10 * i for i in range(10)]
+    for key in range(400):
+        for place, index in enumerate(permuted(places, size, position_seed(5, key))):
+            counts[place][index * 10 // size] += 1
+    assert sum((count - 40) ** 2 / 40 for row in counts for count in row) < 81 + 5.5 * 162**0.5
+
+
+def test_neighbours_in_the_keyed_order_have_nothing_in_common() -> None:
+    size, places = 10**9, 20_000
+    order = torch.tensor(permuted(range(places), size, 7), dtype=torch.float64) / size
+    for lag in (1, 2, 8, 64, 4096):
+        assert abs(float(torch.corrcoef(torch.stack([order[:-lag], order[lag:]]))[0, 1])) < 5 / (places - lag) ** 0.5
+    assert abs(float(order.mean()) - 0.5) < 5 * (1 / 12 / places) ** 0.5
+
+
+def test_a_checkpoint_in_another_order_is_refused() -> None:
+    """Those of before have no word on it, and were listed."""
+    mine = {"samples": "5000000", "order": "keyed"}
+    with pytest.raises(ConfigError, match="order: listed there, keyed here"):
+        check_facts({"samples": "5000000"}, mine, bitwise=True)
+    assert check_facts({"samples": "5000000"}, mine | {"order": "listed"}, bitwise=True) == ""
+    assert check_facts(mine, mine, bitwise=True) == ""
 
 
 def test_position_seeds_differ() -> None:

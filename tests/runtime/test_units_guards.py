@@ -52,6 +52,21 @@ def test_the_first_operation_is_named_and_a_mask_is_not(
     assert not model.first._forward_hooks
 
 
+def test_memory_that_is_only_made_or_viewed_is_not_named() -> None:
+    """Torch fills what is made with NaN here; anywhere else it holds whatever lay there before."""
+    torch.use_deterministic_algorithms(True)
+    watch = Watch.over(nn.Linear(1, 1))
+    with watch:
+        made = torch.ones(2).new_empty(3)
+        torch.empty_like(torch.ones(3)).reshape(3, 1).t()
+    torch.use_deterministic_algorithms(False)
+    assert made.isnan().all()
+    assert watch.operation == ""
+    with watch:
+        torch.log(torch.zeros(3)) - torch.log(torch.zeros(3))
+    assert watch.operation.startswith("aten.log")
+
+
 def test_samples_are_named_by_their_values_else_by_rows_else_all() -> None:
     batch = [torch.tensor([[1.0], [float("nan")], [2.0]]), torch.arange(3)]
     assert bad_samples(batch, (), [7, 8, 9]) == ([8], True)

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from outlast.config import RunConfig
 from outlast.core.protocol import View, ViewId
 from outlast.errors import ViewAbandoned
-from outlast.runtime._c10d import NetworkPlane, open_store
+from outlast.runtime._c10d import NetworkPlane
+from outlast.runtime._connections import Listener
 from outlast.runtime._gradients import Memory
-from outlast.runtime._mesh import Listener, Mesh
+from outlast.runtime._mesh import Mesh
 from outlast.runtime._plane import Task
 from outlast.runtime._probe import Probe
 from outlast.runtime._wires import Pending, Points
@@ -43,7 +44,7 @@ class Side:
         self.memory.flats(SLOT)[0].fill_(value)
         self.out = [torch.zeros(bucket.numel) for bucket in self.layout.buckets]
 
-    def form(self, addresses: dict[str, str], store: Any, address: str) -> None:
+    def form(self, addresses: dict[str, str]) -> None:
         self.mesh = Mesh(
             self.listener, VIEW, addresses, None, wake_fd=os.eventfd(0, os.EFD_NONBLOCK), abandoned=lambda: False,
             patience=lambda phase: 30.0, on_stall=lambda *_: None, probe=Probe(self.listener.me, None),
@@ -51,7 +52,7 @@ class Side:
         self.mesh.form()
         env: Any = SimpleNamespace(config=RunConfig(group_timeout_s=60.0))
         self.plane = NetworkPlane(
-            self.mesh, self.layout, self.memory, self.out, lambda *_: None, env, store, address
+            self.mesh, self.layout, self.memory, self.out, lambda *_: None, env, None, ""
         )  # fmt: skip
 
     def offer(self) -> Pending:
@@ -78,9 +79,7 @@ def sides(request: pytest.FixtureRequest) -> Any:
     run_id, secret, numel = secrets.token_hex(4), secrets.token_bytes(16), getattr(request, "param", NUM)
     early, late = Side("r0.1", run_id, secret, 1.0, numel), Side("r1.1", run_id, secret, 7.0, numel)
     addresses = {side.listener.me: side.listener.address for side in (early, late)}
-    store, address = open_store()
-    other, _ = open_store()
-    both(lambda: early.form(addresses, store, address), lambda: late.form(addresses, other, address))
+    both(lambda: early.form(addresses), lambda: late.form(addresses))
     yield early, late
     for side in (early, late):
         side.leave()

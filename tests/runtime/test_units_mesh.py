@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-import socket
+import select
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,9 @@ import pytest
 from outlast.core.phases import Phase
 from outlast.core.protocol import View, ViewId
 from outlast.errors import ViewAbandoned
-from outlast.runtime._mesh import Listener, Mesh, PeersLost, Roll, _encoder, _Hi
+from outlast.runtime._connections import Call, Connection, Listener, PeersLost
+from outlast.runtime._handshake import Claim
+from outlast.runtime._mesh import Mesh, Roll, _decoder, _Hi
 from outlast.runtime._probe import Probe
 
 MEMBERS = ("r0.1", "r1.1")
@@ -76,10 +78,11 @@ class Follower(threading.Thread):
         return self.failure
 
 
-def test_a_view_left_before_the_peer_said_who_it_is(sides: list[Side]) -> None:
+def test_a_view_left_before_the_peer_was_heard(sides: list[Side]) -> None:
     first, second = sides
-    view2 = first.mesh(2, abandoned=lambda: bool(view2._strangers))
+    view2 = first.mesh(2, abandoned=lambda: True)
     follower = Follower(second)
+    assert select.select([first.listener.mesh.fd], [], [], 30)[0]
     with pytest.raises(ViewAbandoned):
         view2.form()
     view2.close()
@@ -99,22 +102,22 @@ def test_a_view_that_was_never_entered(sides: list[Side]) -> None:
 
 
 def test_who_comes_early_and_silently_is_heard_later(sides: list[Side]) -> None:
-    """A peer connects for view 3 and is interrupted before its greeting, while view 2 forms."""
+    """A peer has proved itself for view 3 and is interrupted before it has said a word, while view 2 forms."""
     first, second = sides
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.connect("\0" + first.listener.address)
+    call = Call(first.listener.address, first.listener.secret, "r0.1", Claim("mesh", "r1.1", (1, 3)))
+    while not call.proved():
+        assert select.select([call.sock], [], [], 20)[0]
     view2, follower = first.mesh(2), second.mesh(2)
     thread = threading.Thread(target=follower.form)
     thread.start()
     view2.form()
     thread.join(30)
     view2.close()
-    view3 = ViewId(1, 3)
-    body = _encoder.encode(_Hi("r1.1", view3, second.listener.token(view3, "r1.1", "r0.1")))
-    sock.sendall(len(body).to_bytes(4, "big") + body)
+    hi = Connection(call.sock, "r0.1", _decoder)
+    hi.send(_Hi())
     last = first.mesh(3)
     thread = threading.Thread(target=last.form, daemon=True)  # had the peer been hung up on, it would wait for ever
     thread.start()
     thread.join(30)
-    sock.close()
+    hi.close()
     assert not thread.is_alive()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import socket
 import struct
 from collections.abc import Awaitable, Callable
@@ -19,11 +18,13 @@ from outlast.core.protocol import View, ViewId
 from outlast.core.protocol import messages as m
 from outlast.errors import WireRefusal
 from outlast.journal import Journal
+from outlast.runtime._door import ROOM, Door
+from outlast.runtime._handshake import Role
 from outlast.runtime._saving import FROM_MEMBER, SaveCertified
-from outlast.runtime._server import _STRANGERS, Server
+from outlast.runtime._server import Server
 from outlast.runtime._shared import Progress, Region
 from outlast.runtime._speaker import check_speaker
-from outlast.runtime._wire import MAX_FRAME, Heartbeat, Link, frame, frame_length, server_challenge, server_check
+from outlast.runtime._wire import MAX_FRAME, Heartbeat, Link, frame, frame_length
 
 SECRET = b"s" * 32
 Address = tuple[str, int]
@@ -36,14 +37,13 @@ def with_server(tmp_path: Path, play: Callable[[Server, Address], Awaitable[None
         journal = Journal.create(tmp_path)
         progress = Progress(Region(Progress.SIZE))
         server = Server(journal, RunConfig(replicas=2), SECRET, progress)
-        listening = await asyncio.start_server(server.serve, "127.0.0.1", 0, backlog=1024)
+        listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        server.open(listening)
         async with asyncio.timeout(100):
-            await play(server, listening.sockets[0].getsockname())
+            await play(server, listening.getsockname())
             server.handle(m.Stop(reason="enough"))
             await server.finished
-        listening.close()
-        for writer in [*server.writers.values(), *server._strangers]:
-            writer.close()
+        await server.close()
         for timer in server._timers.values():
             timer.cancel()
         journal.close()
@@ -74,7 +74,7 @@ async def throw(address: Address, data: bytes) -> bytes:
         writer.close()
 
 
-async def joined(address: Address, role: str, name: str, secret: bytes = SECRET) -> Link:
+async def joined(address: Address, role: Role, name: str, secret: bytes = SECRET) -> Link:
     """Tries again, as every client does: on a machine that is busy elsewhere the challenge may time out."""
     for _ in range(5):
         try:
@@ -112,26 +112,25 @@ def test_random_bytes_are_refused_and_counted_once_a_kind(tmp_path: Path) -> Non
     events = with_server(tmp_path, play)
     found = refusals(events)
     assert set(found) <= {
-        "bytes that are no answer to a challenge",
-        "a wrongly signed answer: another run's secret, or a replay",
-        "a connection ended in the middle of the challenge",
+        "bytes that are no greeting of an outlast run of this version",
+        "a connection that ended before it proved anything",
     }
     assert sum(max(counts) for counts in found.values()) == 19
-    assert all(len(counts) <= 2 for counts in found.values())
+    assert all(len(counts) <= 3 for counts in found.values())
 
 
 def test_oversized_frames_are_refused_before_anything_is_allocated(tmp_path: Path) -> None:
     async def play(server: Server, address: Address) -> None:
-        for size in (4097, MAX_FRAME + 1, 0xFFFFFFFF):
-            await throw(address, struct.pack(">I", size))
-        link = await joined(address, "agent", "a0")
-        link.sock.sendall(struct.pack(">I", MAX_FRAME + 1))
-        await asyncio.to_thread(spoken, link)
-        link.close()
+        await throw(address, b"outlast2" + bytes(16) + b"\xff\xff")
+        for size in (MAX_FRAME + 1, 0xFFFFFFFF):
+            link = await joined(address, "agent", "a0")
+            link.sock.sendall(struct.pack(">I", size))
+            await asyncio.to_thread(spoken, link)
+            link.close()
 
     found = refusals(with_server(tmp_path, play))
-    assert max(found[f"a frame announces more than the limit of {MAX_FRAME} bytes"]) == 3
-    assert max(found["an answer to a challenge is short; this one announces too much"]) == 1
+    assert max(found[f"a frame announces more than the limit of {MAX_FRAME} bytes"]) == 2
+    assert max(found["bytes that are no greeting of an outlast run of this version"]) == 1
 
 
 def test_a_replayed_handshake_and_a_wrong_secret_are_refused(tmp_path: Path) -> None:
@@ -139,26 +138,40 @@ def test_a_replayed_handshake_and_a_wrong_secret_are_refused(tmp_path: Path) -> 
 
     async def play(server: Server, address: Address) -> None:
         nonlocal recorded
+        whole = asyncio.Event()
 
         async def tap(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             nonlocal recorded
             up_reader, up_writer = await asyncio.open_connection(*address)
-            writer.write(await up_reader.read(200))
             recorded = await reader.read(4096)
             up_writer.write(recorded)
             writer.write(await up_reader.read(200))
+            proof = await reader.readexactly(32)
+            up_writer.write(proof)
+            recorded += proof
+            whole.set()
             up_writer.close()
+            writer.close()
 
         middle = await asyncio.start_server(tap, "127.0.0.1", 0)
         (await joined(middle.sockets[0].getsockname(), "member", "r0.1")).close()
+        await whole.wait()
         middle.close()
         for _ in range(3):
-            await throw(address, recorded)
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write(recorded[:-32])
+            await reader.readexactly(56)
+            writer.write(recorded[-32:])
+            assert await reader.read() == b""
+            writer.close()
+        await throw(address, recorded)
         with pytest.raises((WireRefusal, OSError)):
             await joined(address, "member", "r0.1", b"another run's secret")
 
     found = refusals(with_server(tmp_path, play))
-    assert max(found["a wrongly signed answer: another run's secret, or a replay"]) == 4
+    assert max(found["a wrongly signed proof: another run's secret, or a replay"]) == 3
+    assert max(found["bytes that are no greeting of an outlast run of this version"]) == 1
+    assert max(found["a wrongly signed greeting: another run's secret, or another listener's"]) == 1
 
 
 def test_garbage_after_a_valid_handshake_ends_that_connection_alone(tmp_path: Path) -> None:
@@ -197,10 +210,13 @@ def test_what_an_agent_repeats_is_written_down_once(tmp_path: Path) -> None:
 
 def test_a_crowd_of_idle_connections_keeps_nobody_out(tmp_path: Path) -> None:
     async def play(server: Server, address: Address) -> None:
-        idle = [socket.create_connection(address) for _ in range(_STRANGERS + 40)]
+        idle = [socket.create_connection(address) for _ in range(ROOM + 40)]
         link = await joined(address, "agent", "a0")
+        link.send(m.AgentHello(agent="a0", pid=7))
+        await asyncio.to_thread(link.receive, msgspec.msgpack.Decoder(m.FromCoordinator))
         assert "a0" in server.writers
-        assert len(server._strangers) <= _STRANGERS
+        assert server._door is not None
+        assert len(server._door._silent) <= ROOM
         link.close()
         for sock in idle:
             sock.close()
@@ -277,10 +293,7 @@ def test_every_message_to_the_coordinator_has_a_speaker() -> None:
     assert known - {Heartbeat} <= named
 
 
-def test_roles_and_signatures() -> None:
-    nonce, _ = server_challenge()
-    with pytest.raises(WireRefusal, match="no answer"):
-        server_check(SECRET, nonce, secrets.token_bytes(40))
+def test_frames_are_limited() -> None:
     with pytest.raises(WireRefusal, match="limit"):
         frame_length(struct.pack(">I", MAX_FRAME + 1))
     with pytest.raises(ValueError, match="over the limit"):
@@ -304,3 +317,25 @@ def test_the_end_of_a_run_is_told_whole(tmp_path: Path) -> None:
     assert end.steps == 4
     parts = {name: s for name, s in end.seconds.items() if name != "wall"}
     assert sum(parts.values()) == pytest.approx(end.seconds["wall"], abs=1e-6)
+
+
+def test_who_gave_up_before_anybody_listened_again_is_called_no_stranger() -> None:
+    """The run's own callers wait at the socket that a coordinator's successor inherits, and hang up in time."""
+    listening = socket.socket(socket.AF_UNIX)
+    refused: list[str] = []
+    listening.bind("")  # the kernel gives it a name
+    listening.listen()
+    for _ in range(2):
+        with socket.socket(socket.AF_UNIX) as caller:
+            caller.connect(listening.getsockname())
+            caller.send(b"outlast2")
+    door = Door(listening, SECRET, "coordinator", lambda *_: None, lambda reason, _: refused.append(reason))
+    door.turn()
+    assert refused == []
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.connect(listening.getsockname())
+        door.turn()
+        caller.send(b"outlast2")
+    door.turn()
+    assert refused == ["a connection that ended before it proved anything"]
+    door.close()

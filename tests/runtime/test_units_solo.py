@@ -12,7 +12,8 @@ from torch import nn
 
 import outlast
 from outlast.errors import ConfigError, StepMisuse
-from outlast.runtime._failing import exit_by_code, how_left
+from outlast.runtime._failing import exit_by_code
+from outlast.runtime._steps import how_left
 
 pytestmark = pytest.mark.usefixtures("training_here")
 

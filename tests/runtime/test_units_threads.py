@@ -21,6 +21,7 @@ from outlast.core.protocol import Compute, Member, View, ViewId
 from outlast.core.protocol import messages as m
 from outlast.runtime import _agent, _link, _spare
 from outlast.runtime._agent import Agent
+from outlast.runtime._connections import Arrivals
 from outlast.runtime._engine import Meta
 from outlast.runtime._launcher import Launcher
 from outlast.runtime._link import MemberLink
@@ -52,7 +53,7 @@ class Line:
 
 
 def made(member: Member, **calls: Any) -> MemberLink:
-    known: dict[str, Any] = {"hello": lambda: "hello", "beat": lambda: "beat", "asked": lambda probe: None}
+    known: dict[str, Any] = {"hello": lambda: "hello", "beat": lambda *_: "beat", "asked": lambda probe: None}
     return MemberLink(
         ("", 0), b"", member, threading.RLock(), **(known | calls), heartbeat_s=3600.0, lease_s=3600.0
     )  # fmt: skip
@@ -190,16 +191,18 @@ def spare() -> Any:
     config = SimpleNamespace(replicas=2, ack_s=5.0)
     env: Any = SimpleNamespace(run_id=f"threads-{os.getpid()}", me="r2.1", secret=b"s", config=config)
     engine: Any = SimpleNamespace(
-        incoming=[], thaw=lambda plain, tensors: None, layout=SimpleNamespace(device=SimpleNamespace(type="none"))
+        incoming=[], thaw=lambda plain, tensors, meta: None, layout=SimpleNamespace(device=SimpleNamespace(type="none"))
     )
     wake = os.eventfd(0, os.EFD_NONBLOCK)
     said: list[Any] = []
     link: Any = SimpleNamespace(wake_fd=wake, send=said.extend, said=said)
-    made = Spare(env, engine, link, Member("r2.1", 8), threading.RLock(), lambda *_: None)
+    donors = Arrivals()
+    made = Spare(env, engine, link, Member("r2.1", 8), threading.RLock(), lambda *_: None, donors)
     made.member.told(m.BeginServe(epoch=1, donors=("r0.1",), serve=FIRST))
     made._restart()
     yield made
     made.close()
+    donors.close()
     os.close(wake)
 
 

@@ -9,7 +9,6 @@ when to save or whether a save may be published: that is `core.policy` and `core
 from __future__ import annotations
 
 import concurrent.futures
-import errno
 import fnmatch
 import secrets
 import threading
@@ -31,6 +30,7 @@ from outlast.checkpoint._plan import Layout, plan
 from outlast.checkpoint._publish import publish, report_of
 from outlast.checkpoint._reader import Reader, Skip
 from outlast.checkpoint._retention import Pruned, Retention, prune
+from outlast.checkpoint._room import is_full
 from outlast.checkpoint._snapshot import Snapshot
 from outlast.checkpoint._stage import copies_of
 from outlast.checkpoint._store import Store, open_store
@@ -42,7 +42,6 @@ from outlast.errors import CheckpointError
 
 __all__ = ["Engine", "Handle", "LoadedState"]
 
-_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 _LEAVE_S = 10.0  # how long the end of the process waits for threads whose work is of no use any more
 _NICE_WRITE, _NICE_DRAIN = 7, 10  # at 10, beside a loop on every core, hashing took longer than writing
 
@@ -104,7 +103,7 @@ class Engine:
         self._plans: dict[tuple[str, int], list[Layout]] = {}
         self._schema: Schema | None = None
         self._base: tuple[Base, int | None] = ({}, None)  # what may be referred to, and the generation it lies in
-        self._lock = threading.Lock()  # over the base and who refers to it
+        self._lock, self._pruning = threading.Lock(), threading.Lock()  # the first: over the base and who refers to it
         self._handles: dict[SaveId, Handle] = {}
         self._stuck: list[Handle] = []  # given up before their writes had returned
         self._known: dict[int, dict[str, int]] = {}
@@ -192,8 +191,7 @@ class Engine:
             snapshot.copy_now({n for n in names if any(fnmatch.fnmatchcase(n, p) for p in changing)})
         handle = Handle(save, snapshot, slot, self._part(save, state, layout), self._timeout_s)
         with self._lock:
-            handle.base = self._base
-            self._handles[save] = handle
+            handle.base, self._handles[save] = self._base if self._incremental else ({}, None), handle
         handle.state_bytes = sum(spec.bytes for spec in state.specs)
         self._tell(events.SaveBegan(
             save=save.token, step=step, writer=self.replica, staged_bytes=layout.stream_bytes,
@@ -237,7 +235,6 @@ class Engine:
     def _write(self, handle: Handle, began_s: float) -> PartReport:
         """The background's half of a save: seal the memory, write, promise. Retries what the store refuses."""
         part, stream = handle.part, handle._slot.view[: handle.part.stream_bytes]
-        base = handle.base[0] if self._incremental else {}
         handle.watch(self._late)
         if self._hold is not None:
             handle._snapshot.ready(part.stream_bytes, timeout_s=handle.copy_s)
@@ -246,7 +243,7 @@ class Engine:
             name = f"{handle.save.token}-w{part.writer:04d}-{self._nonce()}"
             try:
                 written = write_part(
-                    self.store, stream, part, name=name, base=base, probe=lambda at: self._passed(handle, at),
+                    self.store, stream, part, name=name, base=handle.base[0], probe=lambda at: self._passed(handle, at),
                     wait=lambda end: self._await_copy(handle, end),
                 )  # fmt: skip
                 break
@@ -298,10 +295,12 @@ class Engine:
                 did=f"tried {attempt + 1} times; the save is dropped, training goes on, older generations stay",
                 remedy="free space on, or repair, the checkpoint target",
             ) from error
+        if is_full(error):
+            handle.base = {}, None  # the generation that it would refer to may have to go
         self._tell(events.SaveRetried(
-            save=handle.save.token, writer=handle.part.writer, attempt=attempt + 1, reason=reason,
+            save=handle.save.token, writer=handle.part.writer, attempt=attempt + 1, reason=reason, full=is_full(error),
         ))  # fmt: skip
-        if error.errno in _NO_SPACE:
+        if is_full(error):
             self.store.make_room()
         self._closing.wait(self._retry_s * 2**attempt)
 
@@ -399,7 +398,8 @@ class Engine:
         with self._lock:
             bases = [self._base[1], *(handle.base[1] for handle in list(self._handles.values()))]
         kept = {*protected, *(base for base in bases if base is not None)}
-        done = prune(self.store, self.retention, protected=kept, known=self._known)
+        with self._pruning:
+            done = prune(self.store, self.retention, protected=kept, known=self._known)
         if done.generations or done.note:
             self._tell(events.Pruned(generations=done.generations, freed_bytes=done.freed_bytes, note=done.note))
         return done

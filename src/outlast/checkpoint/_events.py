@@ -10,6 +10,7 @@ import msgspec
 __all__ = [
     "CheckpointEvent", "Differs", "Drained", "DrainFailed", "Loaded", "Neighbour", "Pruned", "PublishedGeneration",
     "SaveBegan", "SaveDelayed", "SaveDurable", "SaveFailed", "SaveRetried", "Skipped",
+    "Unwritable",
 ]  # fmt: skip
 
 
@@ -45,6 +46,14 @@ class SaveRetried(msgspec.Struct, frozen=True, kw_only=True, tag="save_retried")
     writer: int
     attempt: int
     reason: str
+    full: bool = False
+
+
+class Unwritable(msgspec.Struct, frozen=True, kw_only=True, tag="unwritable"):
+    """Before the first save: the place cannot be written, or has no room for a generation."""
+
+    reason: str
+    url: str
 
 
 class SaveFailed(msgspec.Struct, frozen=True, kw_only=True, tag="save_failed"):
@@ -117,5 +126,5 @@ class DrainFailed(msgspec.Struct, frozen=True, kw_only=True, tag="drain_failed")
 
 CheckpointEvent = (
     SaveBegan | SaveDelayed | SaveDurable | SaveRetried | SaveFailed | PublishedGeneration | Pruned | Skipped | Loaded
-    | Differs | Neighbour | Drained | DrainFailed
+    | Differs | Neighbour | Drained | DrainFailed | Unwritable
 )  # fmt: skip

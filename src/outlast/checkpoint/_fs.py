@@ -13,12 +13,17 @@ import fcntl
 import functools
 import mmap
 import os
+import signal
+import stat
 from typing import Any, Literal, Protocol
 
-__all__ = ["ALIGN", "Disk", "FileSystem", "Mode"]
+__all__ = ["ALIGN", "NOT_REGULAR", "Disk", "FileSystem", "Mode"]
 
 ALIGN = 4096
 """O_DIRECT wants address, offset and length to be multiples of this."""
+
+NOT_REGULAR = errno.EMEDIUMTYPE
+"""`errno` of the refusal to open what is no regular file."""
 
 Mode = Literal["read", "create", "overwrite"]
 
@@ -41,6 +46,7 @@ class FileSystem(Protocol):
     def sync_dir(self, path: str) -> None: ...
     def lock(self, fd: int, *, exclusive: bool) -> bool: ...
     def is_at(self, fd: int, path: str) -> bool: ...
+    def is_only_ours(self, fd: int) -> bool: ...
 
 
 _FLAGS = {
@@ -54,7 +60,16 @@ class Disk:
     """The real one. Links are never followed at the last component: a manifest cannot point outside its directory."""
 
     def open(self, path: str, mode: Mode, *, direct: bool = False) -> int:
-        return os.open(path, _FLAGS[mode] | (os.O_DIRECT if direct else 0) | os.O_CLOEXEC, 0o644)
+        """Opens regular files only: a FIFO would wait for its other end, a device may do anything."""
+        flags = _FLAGS[mode] | (os.O_DIRECT if direct else 0) | os.O_CLOEXEC
+        try:
+            fd = os.open(path, flags | os.O_NONBLOCK, 0o644)
+        except BlockingIOError:  # somebody's lease is being broken, and only regular files have leases
+            fd = os.open(path, flags, 0o644)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise OSError(NOT_REGULAR, "is no regular file", path)
+        return fd
 
     def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
         return os.pwrite(fd, data, offset)
@@ -128,6 +143,23 @@ class Disk:
             return False
         here = os.fstat(fd)
         return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
+
+    def is_only_ours(self, fd: int) -> bool:
+        """Whether nobody else can see what is written: the file has this one name and is open nowhere else.
+
+        The kernel tells by granting a write lease, for an instant. Where it has none to give (NFS, FUSE), it is not
+        known, and the answer is no. A reader that comes in that instant waits for its end; the signal that it raises
+        is one that is ignored unless somebody asked for it.
+        """
+        if os.fstat(fd).st_nlink != 1:
+            return False
+        try:
+            fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        except OSError:
+            return False
+        return True
 
 
 _CACHESTAT = 451  # the same on every architecture but one; since Linux 6.5

@@ -19,6 +19,7 @@ import torch
 from outlast.checkpoint._arena import map_private
 from outlast.checkpoint._boxes import Box, intersect
 from outlast.checkpoint._manifest import DTYPE_BYTES, Damage, TensorSpec
+from outlast.checkpoint._names import chosen
 from outlast.checkpoint._patience import Stuck, kept
 from outlast.checkpoint._reader import Reader, Run, Skip, runs_of_box
 from outlast.checkpoint._tensors import Local, State, bytes_of, dtype_named, raw, unflatten
@@ -64,16 +65,15 @@ class Difference(NamedTuple):
 
 
 def select(specs: Sequence[TensorSpec], names: Sequence[str] | None) -> list[int]:
-    """Numbers of the tensors whose name matches one of the patterns (`*` and `?` as in a shell)."""
-    if names is None:
-        return list(range(len(specs)))
-    return [i for i, spec in enumerate(specs) if any(fnmatch.fnmatchcase(spec.name, pattern) for pattern in names)]
+    """Numbers of the tensors whose name matches one of the patterns. Raises ConfigError for one that none matches."""
+    return list(range(len(specs))) if names is None else chosen([spec.name for spec in specs], names) if names else []
 
 
 def match(reader: Reader, target: State, names: Sequence[str] | None) -> tuple[dict[int, int], Difference]:
     """Target tensor number → checkpoint tensor number, and what does not fit."""
     theirs = {reader.tensors[i].name: i for i in select(reader.tensors, names)}
-    ours = {target.specs[i].name: i for i in select(target.specs, names)}
+    wanted = [spec.name for spec in target.specs]
+    ours = {n: i for i, n in enumerate(wanted) if names is None or any(fnmatch.fnmatchcase(n, p) for p in names)}
     pairs, misfits = {}, []
     for name in ours.keys() & theirs.keys():
         a, b = reader.tensors[theirs[name]], target.specs[ours[name]]

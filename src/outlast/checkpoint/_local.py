@@ -17,13 +17,14 @@ import secrets
 from collections.abc import Callable, Collection, Iterator
 
 from outlast.checkpoint._arena import address_of, thread_buffer
-from outlast.checkpoint._fs import ALIGN, Disk, FileSystem
+from outlast.checkpoint._fs import ALIGN, NOT_REGULAR, Disk, FileSystem
 from outlast.checkpoint._manifest import MAX_HEAD_BYTES, Damage
 from outlast.checkpoint._store import generation_name, generation_number
 
 __all__ = ["LocalStore", "make_directory"]
 
 _NO_DIRECT = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP}
+_ODD = {NOT_REGULAR, errno.ENXIO, errno.ELOOP}  # a FIFO or device, a socket, a symbolic link
 _MAX_SWEPT = 100
 _NO_LINK = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}
 
@@ -106,20 +107,40 @@ class LocalStore:
         self._prepare()
         path = os.path.join(self._data, name)
         try:
-            return LocalWriter(self._fs, path, name, recycled=self._claim(path, size_bytes))
+            return LocalWriter(self._fs, path, name, self._claim(path, size_bytes))
         except FileNotFoundError:  # somebody removed the directory: a retry makes it again
             self._ready = False
             raise
 
-    def _claim(self, path: str, size_bytes: int) -> bool:
-        """Give the spare file nearest in size this name. Another writer may be faster: then the next."""
+    def _claim(self, path: str, size_bytes: int) -> int:
+        """Open a spare file under this name, the one nearest in size, or a new file where none can be had.
+
+        Another writer may be faster: then the next. Whether somebody shares it (a hard link of a backup, a copy that is
+        just being read) is asked only now: it lost the name that heads know it by when its generation went, so nobody
+        comes to share it any more. One that is shared is left to those who do.
+        """
         names = [(self._fs.size(os.path.join(self._spare, n)) or 0, n) for n in self._fs.names(self._spare)]
         for _, name in sorted(names, key=lambda pair: (abs(pair[0] - size_bytes), pair[1])):
             with contextlib.suppress(FileNotFoundError):
                 self._fs.rename(os.path.join(self._spare, name), path)
                 self._claimed = True  # after it, so that whoever takes this back has synced the rename
-                return True
-        return False
+                fd = self._unshared(path)
+                if fd is not None:
+                    return fd
+                self._fs.unlink(path)
+        return self._fs.open(path, "create")
+
+    def _unshared(self, path: str) -> int | None:
+        try:
+            fd = self._fs.open(path, "overwrite")
+        except OSError as error:
+            if error.errno in _ODD:
+                return None
+            raise
+        if self._fs.is_only_ours(fd):
+            return fd
+        self._fs.close(fd)
+        return None
 
     def put_part(self, name: str, data: bytes) -> None:
         self._prepare()
@@ -204,6 +225,11 @@ class LocalStore:
             fd = self._fs.open(path, "read")
         except FileNotFoundError:
             return False
+        except OSError as error:
+            if error.errno not in _ODD:
+                raise
+            self._remove(path)  # nobody reads a generation in it
+            return True
         try:
             if not self._fs.lock(fd, exclusive=True):
                 return False
@@ -240,9 +266,8 @@ class LocalWriter:
 
     concurrent = True
 
-    def __init__(self, fs: FileSystem, path: str, name: str, *, recycled: bool) -> None:
-        self.name, self._fs, self._path = name, fs, path
-        self._fd = fs.open(path, "overwrite" if recycled else "create")
+    def __init__(self, fs: FileSystem, path: str, name: str, fd: int) -> None:
+        self.name, self._fs, self._path, self._fd = name, fs, path, fd
         self._direct: int | None = None
         try:
             self._direct = self._open_direct()
@@ -363,8 +388,9 @@ def _open_to_read(fs: FileSystem, path: str) -> int:
     except FileNotFoundError as error:
         raise Damage("is missing", file=os.path.basename(path)) from error
     except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise Damage("is a symbolic link", file=os.path.basename(path)) from error
+        if error.errno in _ODD:
+            what = "is a symbolic link" if error.errno == errno.ELOOP else "is no regular file"
+            raise Damage(what, file=os.path.basename(path)) from error
         raise
 
 

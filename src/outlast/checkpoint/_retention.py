@@ -18,7 +18,7 @@ from outlast.checkpoint._publish import heads
 from outlast.checkpoint._store import Store
 from outlast.errors import ConfigError
 
-__all__ = ["Pruned", "Retention", "choose", "prune"]
+__all__ = ["Pruned", "Retention", "choose", "fewer", "prune"]
 
 _TOKEN = re.compile(r"e(\d+)-v(\d+)-s(\d+)-a(\d+)-w\d+-")
 
@@ -59,6 +59,12 @@ def choose(policy: Retention, generations: Sequence[tuple[int, bool]], *, protec
     if policy.keep_every:
         kept.update(number for number, _ in ordered if number % policy.keep_every == 0)
     return sorted(number for number, _ in ordered if number not in kept)
+
+
+def fewer(policy: Retention, num_there: int) -> Retention:
+    """For a place without room: one generation less than there are, and never more than was wanted; at least one. What
+    is kept for good stays."""
+    return msgspec.structs.replace(policy, keep_last=max(1, min(policy.keep_last, num_there - 1)))
 
 
 def prune(

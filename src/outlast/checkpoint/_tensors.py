@@ -164,15 +164,15 @@ class _Collector:
                 f"the state holds a {type(value).__qualname__} at {name!r}, whose parts are not known here",
                 remedy="keep its plain tensors",
             )
+        if value.device.type in _HOST_OR_CUDA and value.numel() and not _is_dtensor(value) and not has_memory(value):
+            raise ConfigError(
+                f"the tensor at {name!r} has no memory: it was freed", remedy="save it while it has values"
+            )
         dtype = value.dtype
         if dtype in QUANTISED:
             return taken_apart(value, name, self._number)
         if _dtype_name(dtype) not in DTYPE_BYTES:
             raise ConfigError(f"checkpoints do not hold {value.dtype} ({name!r})", remedy="keep its unpacked values")
-        if value.device.type in _HOST_OR_CUDA and value.numel() and not _is_dtensor(value) and not has_memory(value):
-            raise ConfigError(
-                f"the tensor at {name!r} has no memory: it was freed", remedy="save it while it has values"
-            )
         return {"T": self._number(value, name)}
 
     def _number(self, tensor: torch.Tensor, name: str) -> int:

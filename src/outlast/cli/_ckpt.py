@@ -7,7 +7,6 @@ prints JSON with `--json`. Exit codes: 0 fine, 1 `diff` found differences, 7 dam
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import importlib
 import sys
 from collections.abc import Callable, Iterator
@@ -140,13 +139,18 @@ def diff_(
     """Which tensors differ between two generations, where first, and by how much."""
     from outlast.checkpoint._diff import diff
     from outlast.checkpoint._recorded import changed
+    from outlast.checkpoint._values import values_that_differ
 
     with _reader(first) as a, _reader(second) as b, _progress("diff") as progress:
         found = diff(a, b, progress=progress)
-        trees = a.tree != b.tree
+        trees, values = a.tree != b.tree, values_that_differ(a.tree, b.tree)
         settings = changed(a.head.extra, b.head.extra)
     if as_json:
-        _json({"tensors": [d._asdict() for d in found], "other_values_differ": trees, "settings": settings})
+        beside = [value._asdict() for value in values]
+        _json({
+            "tensors": [d._asdict() for d in found], "other_values_differ": trees, "values": beside,
+            "settings": settings,
+        })  # fmt: skip
         return 1 if found or trees else 0
     rows = []
     for d in found:
@@ -154,8 +158,10 @@ def diff_(
         rows.append([_plain(d.name), d.kind, share, "" if d.max_abs is None else f"{d.max_abs:.6g}", d.detail])
     if rows:
         _table(["tensor", "differs in", "elements", "largest |a-b|", ""], rows)
-    if trees:
-        print("the values beside the tensors (numbers, texts, structure) differ")
+    if values:
+        _table(["value", "there", "here"], [[_plain(v.path), _plain(v.first), _plain(v.second)] for v in values])
+    elif trees:
+        print("the order of what the states hold differs")
     if not rows and not trees:
         print("the same, to the bit")
     for name, (there, here) in settings.items():
@@ -209,12 +215,17 @@ def export(
     format_: Annotated[str, typer.Option("--format", "-f", help="safetensors or dcp.")] = "safetensors",
     generation: Generation = None,
     names: Names = None,
+    strip_prefix: Annotated[
+        str | None, typer.Option(help="safetensors: take this off the names; `model` for a model's own names.")
+    ] = None,
     shard_gib: Annotated[float, typer.Option(help="safetensors: size at which a new file begins, in GiB.")] = 5.0,
     as_json: Json = False,
 ) -> None:
     """Write a generation, or some of its tensors, in another format. Memory stays at a tensor, however large."""
     if format_ != "safetensors":
         _known_format(format_)
+        if strip_prefix is not None:
+            raise _wrong("--strip-prefix with dcp", "leave it out: DCP keeps the state as it is; safetensors has names")
     if not shard_gib > 0:
         raise _wrong(f"--shard-gib {shard_gib:g} is no size", "more than 0")
     target = _local(target, "the directory to write,")
@@ -223,7 +234,10 @@ def export(
         numbers = _chosen(reader, names)
         if format_ == "safetensors":
             write = _adapter("_safetensors").export_safetensors
-            files = write(reader, target, numbers, shard_bytes=int(shard_gib * (1 << 30)), progress=progress)
+            part = names or strip_prefix is not None
+            named = _named(reader, numbers, strip_prefix) if part else [(n, reader.tensors[n].name) for n in numbers]
+            files = write(reader, target, named, shard_bytes=int(shard_gib * (1 << 30)), progress=progress)
+            numbers = [number for number, _ in named]
         else:
             files = _adapter("_dcp").export_dcp(reader, target, numbers, progress=progress)
         done = {"generation": reader.head.generation, "format": format_, "files": files, "num_tensors": len(numbers)}
@@ -245,7 +259,7 @@ def import_(
     import time
 
     from outlast.checkpoint import open_store
-    from outlast.errors import ConfigError
+    from outlast.errors import ConfigError, Damage
 
     if step < 0:
         raise _wrong(f"--step {step} is no step", "0 or more")
@@ -263,7 +277,11 @@ def import_(
                 f"{source} is neither a safetensors nor a DCP checkpoint",
                 remedy="give a .safetensors file, a directory of them, or a directory with a .metadata",
             )
-        number = read(source, store, step=step, created_s=time.time(), nonce=nonce, progress=progress)
+        try:
+            number = read(source, store, step=step, created_s=time.time(), nonce=nonce, progress=progress)
+        except Damage as error:  # of a file that is none of ours
+            error.remedy = "nothing was imported; copy the source again, or write it anew where it comes from"
+            raise
     if as_json:
         _json({"generation": number, "step": step})
     else:
@@ -403,12 +421,28 @@ def _known_format(name: str) -> None:
 
 def _chosen(reader: Reader, patterns: list[str] | None) -> list[int]:
     """Numbers of the tensors that match; a pattern that none matches is a mistake."""
-    names = [spec.name for spec in reader.tensors]
-    for pattern in patterns or ():
-        if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
-            some = ", ".join(map(_plain, names[:8])) + (" …" if len(names) > 8 else "")
-            raise _wrong(f"no tensor matches {pattern!r}", f"* and ? stand for any text; there are {some}")
-    return [n for n, name in enumerate(names) if not patterns or any(fnmatch.fnmatchcase(name, p) for p in patterns)]
+    from outlast.checkpoint._names import chosen
+
+    return chosen([_plain(spec.name) for spec in reader.tensors], patterns)
+
+
+def _named(reader: Reader, numbers: list[int], strip: str | None) -> list[tuple[int, str]]:
+    """What a model's file is to hold of these tensors, under the names that the model itself has for them: without
+    `strip`, with tied ones under each of their names, and without buffers that models leave out of files."""
+    from outlast.checkpoint._names import MODEL, model_names
+
+    names, known = {n: reader.tensors[n].name for n in numbers}, model_names(reader.tree)
+    number_of = {name: n for n, name in names.items()}
+    found = [(n, name) for n, name in names.items() if name not in known.transient] or list(names.items())
+    found += [(number_of[name], other) for other, name in known.tied.items() if name in number_of]
+    if strip is None:
+        if found and all(name.startswith(MODEL) for _, name in found):
+            print(f"note: names keep {MODEL!r}; with --strip-prefix model they are the model's own", file=sys.stderr)
+        return found
+    strip = strip.removesuffix(".") + "."
+    if not any(name.startswith(strip) for _, name in found):
+        raise _wrong(f"no name begins with {strip!r}", f"there are {', '.join(_plain(n) for _, n in found[:8])}")
+    return [(n, name.removeprefix(strip)) for n, name in found]
 
 
 def _json(value: Any) -> None:

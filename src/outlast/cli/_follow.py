@@ -53,7 +53,7 @@ class Follower:
                 if not holds_run(self._run_dir):
                     return []
                 self._journal = Journal.open_reader(self._run_dir)
-            kinds: list[type[ev.AnyEvent]] = [ev.ReplicaStarted, ev.ViewInstalled, ev.ViewFormed]
+            kinds: list[type[ev.AnyEvent]] = [ev.ReplicaStarted, ev.ViewInstalled, ev.ViewFormed, ev.TrainingEnded]
             entries = self._journal.events(self._seq, kinds)
         except OutlastError:
             return []  # being made just now, or unreadable: the live view tells that
@@ -70,6 +70,8 @@ class Follower:
                 self._turn_to(event.members[0], in_view=True)
             case ev.ViewFormed() if self._planned and (self._planned.epoch, self._planned.n) == (event.epoch, event.n):
                 self._turn_to(self._planned.members[0], in_view=True)
+            case ev.TrainingEnded():
+                self._turn_to(event.writer, in_view=True)
 
     def _turn_to(self, member: str, in_view: bool = False) -> None:
         if member != self._member:

@@ -183,7 +183,7 @@ def fit(
     mapping: Annotated[str, typer.Option(help="A TOML that names the log's columns.")] = "",
     only: Annotated[list[str] | None, typer.Option(help="Keep rows with COLUMN=VALUE; may be repeated.")] = None,
     nodes: Annotated[int, typer.Option(help="Machines watched; 0: those that appear.")] = 0,
-    rounds: Annotated[int, typer.Option(help="Bootstrap and predictive rounds; 0: none.")] = 200,
+    rounds: Annotated[int, typer.Option(help="Rounds of each bootstrap and of the predictive check; 0: none.")] = 200,
     seed: Annotated[int, typer.Option(help="Seed of both.")] = 0,
     job: Annotated[str, typer.Option(help="Also write the fitted classes as a job's TOML here.")] = "",
     plot: Annotated[str, typer.Option(help="Also draw the trace: a self-contained HTML page here.")] = "",
@@ -221,14 +221,18 @@ def generate(
     preset: Annotated[str, typer.Option(help="infinitehbd, bamboo, slurm, k8s, xid or journal.")] = "",
     mapping: Annotated[str, typer.Option(help="A TOML that names the log's columns.")] = "",
     days: Annotated[float, typer.Option(help="Length; 0: the log's own.")] = 0.0,
-    nodes: Annotated[int, typer.Option(help="Machines; 0: the log's own.")] = 0,
+    nodes: Annotated[int, typer.Option(help="Machines of the new trace; 0: the log's own.")] = 0,
+    log_nodes: Annotated[int, typer.Option(help="Machines that the log watched; 0: those that appear in it.")] = 0,
     seed: Annotated[int, typer.Option(help="Seed.")] = 0,
     json: Json = False,
 ) -> None:
     """A new trace like a log: its bursts, incidents, lemons and repair tails."""
     from outlast.plan._design import generate_like
 
-    emit(generate_like(log, out, preset=preset, mapping=mapping, days=days, nodes=nodes, seed=seed), json)
+    answer = generate_like(
+        log, out, preset=preset, mapping=mapping, days=days, nodes=nodes, log_nodes=log_nodes, seed=seed
+    )
+    emit(answer, json)
 
 
 @app.command()

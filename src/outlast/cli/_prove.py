@@ -1,5 +1,5 @@
 """`outlast prove`: put the claims to the test. `protocol` needs no torch and no processes: virtual time; `faults`,
-`attacks` and `corruption` have real fleets (`_prove_*.py`)."""
+`strikes`, `attacks` and `corruption` have real fleets (`_prove_*.py`)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import typer
 
 from outlast.cli._prove_attacks import attacks
 from outlast.cli._prove_faults import faults
+from outlast.cli._prove_strikes import strikes
 from outlast.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ app = typer.Typer(
 
 app.command()(faults)
 app.command()(attacks)
+app.command()(strikes)
 
 
 @app.callback()

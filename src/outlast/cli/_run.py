@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +16,8 @@ from typer.core import TyperCommand
 from outlast.errors import ConfigError
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-_FLAGS = frozenset({"--json", "--help"})
+_FLAGS = frozenset({"--json", "--help", "--init-strict", "--no-init-strict"})
+_TRY_S = 10.0  # for a disk that answers
 _LOG_TAIL_BYTES = 2000
 
 
@@ -52,6 +54,8 @@ def run(
     checkpoint_dir: Annotated[str | None, typer.Option(help="where to keep checkpoints: a directory or a URL")] = None,
     checkpoint_every: Annotated[int | None, typer.Option(help="steps between saves; 0 lets outlast choose")] = None,
     resume: Annotated[str | None, typer.Option(help="auto, never, or a directory or URL to begin from")] = None,
+    init_from: Annotated[str | None, typer.Option(help="weights to begin step 0 with, by name")] = None,
+    init_strict: Annotated[bool | None, typer.Option(help="whether all their names must fit")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML with a table [run]; see outlast config show")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="a new directory for journal and logs")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object at the end, nothing else")] = False,
@@ -63,7 +67,7 @@ def run(
         "replicas": replicas, "spares": spares, "agents": agents, "exchange": exchange, "threads": threads,
         "port": port, "guards": guards, "audit": audit, "aggregation": aggregation, "f": f, "pre": pre, "rows": rows,
         "on_shortfall": on_shortfall, "checkpoint_dir": checkpoint_dir, "checkpoint_every": checkpoint_every,
-        "resume": resume,
+        "resume": resume, "init_from": init_from, "init_strict": init_strict,
     }  # fmt: skip
     if os.environ.get("OUTLAST", "on").lower() == "off":
         raise ConfigError(
@@ -99,10 +103,31 @@ def _check_places(config: Any) -> None:
     keep, begin = config.checkpoint_dir, config.resume
     if keep and "://" not in keep and Path(keep).exists() and not Path(keep).is_dir():
         raise ConfigError(f"checkpoint_dir {keep} is no directory", remedy="give a directory, or a URL")
+    if keep:
+        from outlast.checkpoint._room import tried
+
+        tried(keep, 0, _TRY_S)
     if begin not in ("auto", "never") and "://" not in begin:
         place, at, number = begin.rpartition("@")
         if not Path(place if at and number.isdigit() and not Path(begin).is_dir() else begin).is_dir():
             raise ConfigError(f"resume: there is no directory {begin}", remedy="auto, never, DIR, DIR@N, or a URL")
+    _check_beginning(config)
+
+
+def _check_beginning(config: Any) -> None:
+    from outlast.runtime._contents import check_holds_state, place_and_number
+
+    keep, begin, weights = config.checkpoint_dir, config.resume, config.init_from
+    if weights and begin not in ("auto", "never"):
+        raise ConfigError(f"resume = {begin!r} and init_from = {weights!r}", remedy="one of them: go on, or begin anew")
+    if weights and "://" not in weights and not Path(weights).exists():
+        place, number = place_and_number(weights)
+        if number is None or not Path(place).is_dir():
+            raise ConfigError(
+                f"init_from: there is no {weights}", remedy="a directory, DIR@N, a URL, or a safetensors file"
+            )
+    if begin != "never" and not (begin == "auto" and (weights or not keep)):
+        check_holds_state(keep if begin == "auto" else begin)
 
 
 def _command(script: str | None, module: str | None, args: list[str]) -> list[str]:
@@ -121,7 +146,7 @@ def launch(resolved: Any, command: list[str], run_dir: Path, *, as_json: bool) -
     from outlast.observe import Live
     from outlast.runtime._launcher import Launcher
 
-    launcher = Launcher(resolved=resolved, command=command, run_dir=run_dir)
+    launcher = Launcher(resolved=resolved, command=command, run_dir=run_dir, began_at_s=_began_at_s())
     live = Live(run_dir)
     follower = Follower(run_dir, live.say)
 
@@ -143,6 +168,12 @@ def launch(resolved: Any, command: list[str], run_dir: Path, *, as_json: bool) -
         live.close()
     _report(run_dir, outcome.exit_code, as_json, follower.shown)
     return outcome.exit_code
+
+
+def _began_at_s() -> float:
+    """When this process began, in Unix seconds."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
 
 
 def _report(run_dir: Path, exit_code: int, as_json: bool, shown: Collection[str]) -> None:
@@ -169,7 +200,8 @@ def _not_yet_shown(detail: str, shown: Collection[str]) -> str:
         first = lines[0].removesuffix(":")
         if any(line.startswith("Traceback") for line in lines):
             return f"{first} (its traceback is above)"
-        return f"{first}: {lines[1].partition(';')[0]} (its output is above)"
+        told = "" if lines[1] in shown else f": {lines[1].partition(';')[0]}"  # an error of ours begins with its words
+        return f"{first}{told} (its output is above)"
     return detail.strip()
 
 

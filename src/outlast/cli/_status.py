@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +24,7 @@ def status(
     from outlast import observe
 
     events, held, run_dir = read_run(run)
-    state = observe.status(events, held=held)
+    state = observe.status(events, held=held, now_s=time.time() if held else None)
     if as_json:
         print_json(state, run_dir=run_dir)
     else:

@@ -32,7 +32,7 @@ def why(
         print_json(story, run_dir=run_dir, predicted=beside_data(beside))
     else:
         print(observe.render_why(story))
-        if beside:
+        if any(row.tells for row in beside):  # in a short run any number of failures says nothing of the prediction
             print(f"\n{beside_table(beside).text()}\n{beside_note(beside)}")
             print("outlast plan --from-run re-plans with what was seen.")
         points = observe.losses(events)

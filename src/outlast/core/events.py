@@ -15,8 +15,8 @@ __all__ = [
     "CheckpointDiffers", "CheckpointDrained", "CheckpointFailed", "CheckpointInterval", "CheckpointLoaded",
     "CheckpointPruned", "CheckpointRetried", "CheckpointSaved", "CheckpointSkipped", "CoordinatorLost",
     "CoordinatorStarted", "Event", "FleetLost", "JoinerCaughtUp", "JoinerServed", "Notice", "Progress", "Recovery",
-    "ReducerAccused", "Refused", "ReplicaExited", "ReplicaStarted", "RowsAdmitted", "RunFinished", "RunStarted",
-    "Suspected", "Verdict", "ViewFormed", "ViewInstalled", "decode", "encode",
+    "ReducerAccused", "Refused", "ReplicaExited", "ReplicaStarted", "RowsAdmitted", "RunEnded", "RunFinished",
+    "RunStarted", "Stall", "Suspected", "TrainingEnded", "Verdict", "ViewFormed", "ViewInstalled", "decode", "encode",
 ]  # fmt: skip
 
 
@@ -95,8 +95,8 @@ class ViewFormed(Event, frozen=True, kw_only=True, tag="view_formed"):
 class Recovery(Event, frozen=True, kw_only=True, tag="recovery"):
     """One fault that the run survived: what, who noticed, how fast, what was lost. Shown the same everywhere.
 
-    `detect_s`: the victim's last sign of life to the first notice. `downtime_s`: first notice to the moment every
-    survivor computes again (orphans' recomputation excluded, leaving, forming and roll call included).
+    `detect_s`: the victim's last sign of life to the first notice. `downtime_s`: how long no step was committed, from
+    the last commit before the fault to the first one after it; 0 where training went on.
     """
 
     cause: str
@@ -192,7 +192,12 @@ class JoinerCaughtUp(Event, frozen=True, kw_only=True, tag="joiner_caught_up"):
 class Progress(Event, frozen=True, kw_only=True, tag="progress"):
     """Rides on heartbeats. `stable`: steps that no failure can take back; `losses`: (step, loss) since the last one;
     `messages`: what the view's members have sent to the coordinator so far, besides heartbeats. `until`: steps in all,
-    as the loop said; 0 if it did not."""
+    as the loop said; 0 if it did not.
+
+    Accounts: steps `first` up to, not including, `committed` were committed, the newest at `committed_at_s`; what
+    passed since the last commit that was counted before them, or since the first view had formed, by use in
+    `seconds` (`outlast.core.protocol.StepTime`). Steps counted before and counted again here were done twice.
+    `committed` is -1 where none is news."""
 
     view: list[int]
     stable: int
@@ -200,6 +205,22 @@ class Progress(Event, frozen=True, kw_only=True, tag="progress"):
     step_s: float
     messages: int = 0
     until: int = 0
+    first: int = 0
+    committed: int = -1
+    committed_at_s: float = 0.0
+    seconds: dict[str, float] = {}
+
+
+class Stall(Event, frozen=True, kw_only=True, tag="stall"):
+    """A step took `seconds` longer than steps usually take (`usual_s`), and nothing else explains it. `replica`: who
+    was not waiting for others, in `phase` (`outlast.core.phases`) for the longest; empty where all waited. `at_s`: its
+    end."""
+
+    step: int
+    seconds: float
+    usual_s: float
+    replica: str
+    phase: str
 
 
 class AuditMismatch(Event, frozen=True, kw_only=True, tag="audit_mismatch"):
@@ -268,8 +289,9 @@ class CheckpointFailed(Event, frozen=True, kw_only=True, tag="checkpoint_failed"
 
     step: int
     cause: Literal[
-        "writer_failed", "view_changed", "superseded", "diverged", "publish_failed", "unreadable", "drain_failed"
-    ]
+        "writer_failed", "view_changed", "superseded", "diverged", "publish_failed", "unreadable", "drain_failed",
+        "unwritable",
+    ]  # fmt: skip
     reason: str
     url: str
 
@@ -349,16 +371,28 @@ class CheckpointInterval(Event, frozen=True, kw_only=True, tag="checkpoint_inter
 
 
 class Refused(Event, frozen=True, kw_only=True, tag="refused"):
-    """Bytes at the coordinator's port that were not of this run. Logged once a kind; `count` so far."""
+    """Connections at a listening socket of the run that did not prove that they belong to it; or (`stranger` false)
+    that did, and said what they may not. `place`: whose socket; `peer`: the first of them; `count`: so far, of this
+    place and reason. Written at 1, 10, 100 … and at the end."""
 
     reason: str
     peer: str
     count: int
+    place: str = "the coordinator's port"
+    stranger: bool = True
 
 
 class Notice(Event, frozen=True, kw_only=True, tag="notice"):
     level: Literal["info", "warning", "error"]
     text: str
+
+
+class TrainingEnded(Event, frozen=True, kw_only=True, tag="training_ended"):
+    """The last step is done, and the scripts go on. `writer`: whose `run.is_writer` is true since then; told again
+    when another one takes its place."""
+
+    steps: int
+    writer: str
 
 
 class RunFinished(Event, frozen=True, kw_only=True, tag="run_finished"):
@@ -369,12 +403,19 @@ class RunFinished(Event, frozen=True, kw_only=True, tag="run_finished"):
     seconds: dict[str, float]  # the accounting identity: productive, recovery, … sum to wall
 
 
+class RunEnded(Event, frozen=True, kw_only=True, tag="run_ended"):
+    """The launcher's last word: every process of the run has ended, and this is what it exits with."""
+
+    exit_code: int
+
+
 AnyEvent = (
     RunStarted | CoordinatorStarted | CoordinatorLost | AgentStarted | AgentLost | ReplicaStarted | ReplicaExited
     | ViewInstalled | ViewFormed | Recovery | Suspected | JoinerServed | JoinerCaughtUp | Progress | Refused | Notice
     | FleetLost | CheckpointBegan | CheckpointSaved | CheckpointFailed | CheckpointDelayed | CheckpointRetried
     | CheckpointLoaded | CheckpointSkipped | CheckpointDiffers | CheckpointPruned | CheckpointDrained
-    | CheckpointInterval | RunFinished | RowsAdmitted | ReducerAccused | Verdict | AuditMismatch | Certified
+    | CheckpointInterval | RunFinished | RunEnded | Stall | RowsAdmitted | ReducerAccused | Verdict | AuditMismatch
+    | Certified | TrainingEnded
 )  # fmt: skip
 
 _encoder = msgspec.json.Encoder()

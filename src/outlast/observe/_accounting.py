@@ -1,30 +1,34 @@
 """Where the wall time of a run went.
 
-Role: the accounting identity, productive + checkpoint + lost + recovery + degraded + idle = wall, from the journal's
-events alone, asserted each time. Pure. The rules, in words:
+Role: the accounting identity, productive + checkpoint + lost + recovery + degraded + stalled + idle + unexplained =
+wall, from the journal's events alone, asserted each time. Pure. Members measure every step from one commit to the next
+and say what the time was used for (`outlast.core.protocol.StepTime`); here it is summed. The rules, in words:
 
-- **idle**: before the first view has formed, and after the last step, recovery or view that the journal knows of.
-- **recovery**: from a victim's last sign of life to the moment that every survivor computes again; overlapping
-  recoveries count once.
-- **lost**: work that was done twice or in vain: the steps a recovery lost, and its orphans' recomputation.
-- **degraded**: of each moment of training with n members of N, the share (N - n) / N that was missing.
-- **checkpoint**: training held up by saves, as each published one reports of its slowest writer. What came to nothing
-  reports nothing; waiting for the last save is after the last step, hence idle.
-- **productive**: the rest. The useful-time ratio (ETTR) is productive / wall.
+- **productive**: committed steps that were not lost, by their own measured time. ETTR is productive / wall.
+- **degraded**: of a step's own time in a view of n members of N, the share (N - n) / N that was missing.
+- **checkpoint**: steps held up by saves.
+- **recovery**: from the last commit before a change of the view to the first one after it, less that step's own time.
+- **lost**: work that was done twice or in vain: steps beyond the checkpoint that the run went back to, or that no
+  checkpoint holds when a run fails; and microbatches of the dead that were computed again.
+- **stalled**: what a step took beyond all that is usual, while nothing failed: a process that was stopped, a loader
+  that hung, the loop's own code. `Stall` events say when and where.
+- **idle**: before the first view has formed, and after the last commit.
+- **unexplained**: what is left over. Near zero, or something is wrong with these accounts.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from outlast.core import events as ev
 
-__all__ = ["Accounting", "accounting"]
+__all__ = ["Accounting", "accounting", "steps_gone", "usual_silence_s"]
+
+_ORDER = ("recovery", "stalled", "lost", "checkpoint", "degraded", "productive")
+"""Where clocks disagree and the parts are more than the whole, the last one is told less of."""
 
 
 class Accounting(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +40,9 @@ class Accounting(msgspec.Struct, frozen=True, kw_only=True):
     lost_s: float
     recovery_s: float
     degraded_s: float
+    stalled_s: float
     idle_s: float
+    unexplained_s: float
 
     @property
     def ettr(self) -> float:
@@ -48,53 +54,53 @@ class Accounting(msgspec.Struct, frozen=True, kw_only=True):
         return {name.removesuffix("_s"): value for name, value in msgspec.structs.asdict(self).items()}
 
 
+class _Steps(msgspec.Struct):
+    """Steps `first` up to, not including, `end`, and what their work took."""
+
+    first: int
+    end: int
+    productive_s: float
+    degraded_s: float
+
+
 class _Facts(msgspec.Struct):
-    """What the sweep needs. `sizes`: (from when, members); `redone_s`: by the view that mended it; `step_s`: latest."""
+    """What was found in the events. `steps`: those that count, in order; `sums`: seconds by use; `begin_s`, `commit_s`:
+    from where to where the steps that were counted lie."""
 
     start_s: float = 0.0
-    end_s: float = 0.0
-    active_from_s: float = math.inf
-    active_until_s: float = -math.inf
-    full: int = 0
-    sizes: list[tuple[float, int]] = []
-    outages: list[tuple[float, float]] = []
-    redone_s: dict[tuple[int, int], float] = {}
+    latest_s: float = 0.0
+    begin_s: float = 0.0
+    commit_s: float | None = None
     step_s: float = 0.0
-    planned: ev.ViewInstalled | None = None
-    microbatches: int = 0
-    blocked_s: float = 0.0
+    heartbeat_s: float = 1.0
+    steps: list[_Steps] = []
+    sums: dict[str, float] = {}
+    saved: int = 0
+    without_state: bool = False  # the fleet was lost, and no step has been committed since
+    over: bool = False
+    gone: int = 0
 
 
 def accounting(events: Iterable[ev.AnyEvent], *, now_s: float | None = None) -> Accounting:
     """The account of a run; of one that goes on, up to `now_s` (Unix seconds) or else to its last event."""
-    facts = _gather(events, now_s)
-    wall = facts.end_s - facts.start_s
-    cuts = {facts.start_s, facts.end_s, facts.active_from_s, facts.active_until_s, *(at for at, _ in facts.sizes)}
-    outages = _union(facts.outages)
-    cuts.update(edge for outage in outages for edge in outage)
-    edges = sorted(edge for edge in cuts if facts.start_s <= edge <= facts.end_s)
-    productive = recovery = degraded = idle = 0.0
-    for begin, end in itertools.pairwise(edges):
-        middle, length = (begin + end) / 2, end - begin
-        if not facts.active_from_s <= middle <= facts.active_until_s:
-            idle += length
-        elif _inside(middle, outages):
-            recovery += length
-        else:
-            share = _share(middle, facts)
-            productive += length * share
-            degraded += length * (1 - share)
-    lost = min(math.fsum(facts.redone_s.values()), productive)
-    checkpoint = min(facts.blocked_s, productive - lost)
+    facts = _gather(list(events))
+    running = now_s is not None and not facts.over and facts.latest_s > 0
+    wall_s = max(facts.latest_s, now_s if running and now_s is not None else 0.0) - facts.start_s
+    sums, idle_s = dict(facts.sums), wall_s
+    if facts.commit_s is not None:
+        tail_s = max(0.0, facts.start_s + wall_s - facts.commit_s)
+        tail = _name_of_tail(facts, tail_s, running)
+        sums[tail] = sums.get(tail, 0.0) + tail_s
+        idle_s = min(wall_s, max(0.0, facts.begin_s - facts.start_s) + sums.get("idle", 0.0))
+    left_s, parts = wall_s - idle_s, {}
+    for name in _ORDER:
+        parts[name] = min(max(0.0, sums.get(name, 0.0)), left_s)
+        left_s -= parts[name]
     account = Accounting(
-        wall_s=wall,
-        productive_s=productive - lost - checkpoint,
-        checkpoint_s=checkpoint,
-        lost_s=lost,
-        recovery_s=recovery,
-        degraded_s=degraded,
-        idle_s=idle,
-    )
+        wall_s=wall_s, productive_s=parts["productive"], checkpoint_s=parts["checkpoint"], lost_s=parts["lost"],
+        recovery_s=parts["recovery"], degraded_s=parts["degraded"], stalled_s=parts["stalled"], idle_s=idle_s,
+        unexplained_s=left_s,
+    )  # fmt: skip
     assert_identity(account)
     return account
 
@@ -106,76 +112,91 @@ def assert_identity(account: Accounting) -> None:
     assert math.isclose(math.fsum(parts), account.wall_s, rel_tol=1e-9, abs_tol=1e-6), account
 
 
-def _gather(events: Iterable[ev.AnyEvent], now_s: float | None) -> _Facts:
+def steps_gone(events: Iterable[ev.AnyEvent]) -> int:
+    """Steps of a run that failed which no checkpoint holds."""
+    return _gather(list(events)).gone
+
+
+def usual_silence_s(heartbeat_s: float, step_s: float) -> float:
+    """How old the newest commit that is known may be while all is well: news comes with heartbeats, and steps are not
+    all of one length."""
+    return 2 * heartbeat_s + max(0.5, 4 * step_s)
+
+
+def _name_of_tail(facts: _Facts, tail_s: float, running: bool) -> str:
+    """What the time after the last commit was used for."""
+    if facts.without_state:
+        return "recovery"
+    if not running:
+        return "idle"
+    return "stalled" if tail_s > usual_silence_s(facts.heartbeat_s, facts.step_s) else "productive"
+
+
+def _gather(events: Sequence[ev.AnyEvent]) -> _Facts:
     facts = _Facts()
-    latest_s: float | None = None
+    if events:
+        facts.start_s = facts.latest_s = events[0].at_s
+    counted = any(isinstance(event, ev.Progress) and event.committed >= 0 for event in events)
     for event in events:
-        if latest_s is None:
-            latest_s = facts.start_s = event.at_s
-        latest_s = max(latest_s, event.at_s)  # the clock of the wall may be set back; time does not run back
-        _note(event, latest_s, facts)
-        if isinstance(event, ev.RunFinished):
-            now_s = None
-    facts.end_s = max(latest_s or 0.0, now_s if now_s is not None and latest_s is not None else 0.0)
-    if now_s is not None and facts.active_from_s < math.inf:
-        facts.active_until_s = max(facts.active_until_s, facts.end_s)
+        facts.latest_s = max(facts.latest_s, event.at_s)  # the wall's clock may be set back; time does not run back
+        _note(event if counted or not isinstance(event, ev.Progress) else _estimated(event, facts), facts)
     return facts
 
 
-def _note(event: ev.AnyEvent, at_s: float, facts: _Facts) -> None:
+def _estimated(event: ev.Progress, facts: _Facts) -> ev.Progress:
+    """As members now tell it, from the journal of a version that knew only how many steps there were, and their mean
+    time."""
+    known = facts.steps[-1].end if facts.steps else 0
+    steps = max(0, event.stable - known)
+    return msgspec.structs.replace(
+        event, first=known, committed=known + steps, committed_at_s=event.at_s,
+        seconds={"productive": event.step_s * steps},
+    )  # fmt: skip
+
+
+def _note(event: ev.AnyEvent, facts: _Facts) -> None:
     match event:
         case ev.RunStarted():
-            facts.full = event.num_replicas
-        case ev.ViewInstalled():
-            facts.microbatches = event.num_microbatches or facts.microbatches
-            facts.planned = event if event.planned else None
-            if not event.planned:  # a planned one leaves the old view at work until it has formed
-                facts.sizes.append((at_s, len(event.members)))
-        case ev.ViewFormed():
-            if facts.planned is not None and (facts.planned.epoch, facts.planned.n) == (event.epoch, event.n):
-                facts.sizes.append((at_s, len(facts.planned.members)))
-            facts.active_from_s = min(facts.active_from_s, at_s)
-            facts.active_until_s = at_s
-        case ev.Progress():
-            facts.active_from_s, facts.active_until_s = min(facts.active_from_s, at_s), at_s
-            facts.step_s = event.step_s
+            beat = event.config.get("heartbeat_s")
+            facts.heartbeat_s = float(beat) if isinstance(beat, float | int) else facts.heartbeat_s
+        case ev.Progress() if event.committed >= 0:
+            _count(event, facts)
         case ev.CheckpointSaved():
-            facts.blocked_s += event.blocked_s
-        case ev.Recovery():
-            facts.active_until_s = max(facts.active_until_s, at_s)
-            facts.outages.append((max(facts.start_s, at_s - event.downtime_s - event.detect_s), at_s))
-            members = facts.sizes[-1][1] if facts.sizes else 0
-            steps = event.lost_steps + _redone(event.microbatches_recomputed, facts.microbatches, members)
-            view = (event.view[0], event.view[1])  # faults that one view mended were redone once
-            facts.redone_s[view] = max(facts.redone_s.get(view, 0.0), facts.step_s * steps)
+            facts.saved = event.step
+        case ev.FleetLost():
+            facts.without_state = True
+        case ev.Verdict() if event.action == "rewind" and event.to_step >= 0:
+            _lose(event.to_step, facts)
+        case ev.RunFinished():
+            facts.over = True
+            if event.outcome == "failed" and facts.steps:
+                kept = max(facts.saved, facts.steps[0].first)
+                facts.gone = max(0, facts.steps[-1].end - kept)
+                _lose(kept, facts)
 
 
-def _redone(orphans: int, microbatches: int, members: int) -> float:
-    """Orphans' recomputation in steps: whole microbatches a member, against a whole step's a member."""
-    if not (orphans and microbatches and members):
-        return 0.0
-    return math.ceil(orphans / members) / math.ceil(microbatches / members)
+def _count(event: ev.Progress, facts: _Facts) -> None:
+    if facts.commit_s is None:
+        facts.begin_s = event.committed_at_s - math.fsum(event.seconds.values())
+    facts.commit_s, facts.step_s = event.committed_at_s, event.step_s or facts.step_s
+    facts.without_state = False
+    _lose(event.first, facts)
+    for name, value in event.seconds.items():
+        facts.sums[name] = facts.sums.get(name, 0.0) + value
+    if event.committed > event.first:
+        used = event.seconds.get("productive", 0.0), event.seconds.get("degraded", 0.0)
+        facts.steps.append(_Steps(event.first, event.committed, *used))
 
 
-def _union(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Disjoint spans in order that cover the same points."""
-    merged: list[tuple[float, float]] = []
-    for begin, end in sorted(spans):
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        else:
-            merged.append((begin, end))
-    return merged
-
-
-def _inside(point: float, spans: Sequence[tuple[float, float]]) -> bool:
-    index = bisect_right(spans, point, key=lambda span: span[0]) - 1
-    return index >= 0 and point < spans[index][1]
-
-
-def _share(point: float, facts: _Facts) -> float:
-    """The part of the full fleet that was training."""
-    index = bisect_right(facts.sizes, point, key=lambda size: size[0]) - 1
-    if index < 0 or facts.full <= 0:
-        return 1.0
-    return min(1.0, facts.sizes[index][1] / facts.full)
+def _lose(first: int, facts: _Facts) -> None:
+    """Steps `first` and later, as far as they were counted, were in vain."""
+    while facts.steps and facts.steps[-1].end > first:
+        steps = facts.steps.pop()
+        share = (steps.end - max(first, steps.first)) / (steps.end - steps.first)
+        for name, value in (("productive", steps.productive_s), ("degraded", steps.degraded_s)):
+            facts.sums[name] = facts.sums.get(name, 0.0) - value * share
+            facts.sums["lost"] = facts.sums.get("lost", 0.0) + value * share
+        if share < 1:
+            facts.steps.append(
+                _Steps(steps.first, first, steps.productive_s * (1 - share), steps.degraded_s * (1 - share))
+            )

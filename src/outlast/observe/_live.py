@@ -2,14 +2,16 @@
 
 Role: on a terminal a progress bar, the replicas' states and the loss, with what happened scrolling above; elsewhere
 plain lines. Invariants: it only reads; a journal that cannot be read is told once and never disturbs the run. Rich is
-loaded when a terminal is drawn to, not before. It keeps no clock of its own: events carry their times.
+loaded when a terminal is drawn to, not before. Events carry their times; the wall's clock only says how old they are.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -48,6 +50,7 @@ class Live:
         *,
         stream: TextIO | None = None,
         line_every_s: float = _LINE_EVERY_S,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._run_dir, self._total, self._stream = run_dir, total_steps, stream or sys.stderr
         self._line_every_s, self._next_line_s = line_every_s, 0.0
@@ -56,6 +59,7 @@ class Live:
         self._journal: Journal | None = None
         self._screen: RichLive | None = None
         self._broken = False
+        self._clock, self._shown = clock, ""  # the state that was shown last
 
     def run_until(self, done: threading.Event, *, poll_s: float = POLL_S) -> None:
         """Show until `done` is set, then what is left, then close."""
@@ -76,9 +80,10 @@ class Live:
                 self._losses.extend(loss for _, loss in event.losses)
         if fresh and self._start_s == 0.0:
             self._start_s = fresh[0].at_s
-        state = self._fold.status()
+        state = self._fold.status(now_s=self._clock())
         rows = timeline(fresh, start_s=self._start_s)
-        if fresh:
+        if fresh or (state.state == "stalled" and self._shown != "stalled"):
+            self._shown = state.state
             if self._is_terminal():
                 self._draw(state, rows)
             else:
@@ -128,7 +133,8 @@ class Live:
         for row in rows:
             print(_line(row), file=self._stream)
         now_s = state.updated_at_s or 0.0
-        if state.step is not None and now_s >= self._next_line_s:
+        due = now_s >= self._next_line_s or state.state == "stalled"
+        if state.step is not None and due:
             self._next_line_s = now_s + self._line_every_s
             print(f"+{now_s - self._start_s:.1f} s  {_summary(state, self._total or state.until)}", file=self._stream)
         self._stream.flush()
@@ -160,7 +166,8 @@ def _summary(state: Status, total: int | None) -> str:
     over = state.state in _OVER
     parts = [steps] if over else [steps, f"{training} of {state.num_replicas} replicas training"]
     parts += [f"loss {state.loss:.4g}"] if state.loss is not None else []
-    parts += [f"{format_s(state.step_s)} a step"] if state.step_s else []
+    parts += [state.detail] if state.state == "stalled" else []
+    parts += [f"{format_s(state.step_s)} a step"] if state.step_s and state.state != "stalled" else []
     parts += [f"{state.num_recoveries} recoveries"] if state.num_recoveries else []
     parts += [f"step {state.last_save.step} saved"] if state.last_save else []
     parts += ["the newest save failed"] if state.failed_save else []

@@ -1,8 +1,9 @@
 """The state of a run, folded from its events: who is alive, in which view, at which step.
 
 Role: one fold, used at once by `outlast status` and step by step by the live view. Pure: what the journal does not
-say (whether anybody still holds the run's lock) is passed in. Invariant: folding the events in pieces or at once gives
-the same status. `step` speaks of stable steps only: those that no failure can take back.
+say (whether anybody still holds the run's lock, what time it is) is passed in. Invariants: folding the events in
+pieces or at once gives the same status; every figure is of a moment that is told with it, so that what was true a
+minute ago is never shown as if it were true now.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from typing import Literal
 import msgspec
 
 from outlast.core import events as ev
+from outlast.observe._accounting import usual_silence_s
 from outlast.observe._checkpoints import PLAIN_FAILURES
+from outlast.observe._timeline import format_s
 
 __all__ = ["Process", "Replica", "RunState", "Status", "StatusFold", "status"]
 
-RunState = Literal["starting", "forming", "training", "finished", "failed", "stopped", "lost"]
+RunState = Literal["starting", "forming", "training", "stalled", "finished", "failed", "stopped", "lost"]
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +49,8 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """A run at one moment. Times are Unix seconds; `step_s` is the mean of the last steps reported; `until`: steps in
-    all, None before the loop has said it.
+    all, None before the loop has said it. `step`: how many were committed, the newest at `step_at_s`, `step_age_s` ago;
+    "stalled" is a run whose newest commit is much older than usual.
 
     `agent` is the first of `agents`: the only one, unless the run was started with more. `replicas`: all that have not
     ended, and of a slot where all have, the newest.
@@ -74,6 +78,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     last_save: ev.CheckpointSaved | None = None
     failed_save: ev.CheckpointFailed | None = None  # after it
     num_audit_mismatches: int = 0
+    step_at_s: float | None = None
+    step_age_s: float | None = None
+    num_failed_saves: int = 0
     certified: int | None = None
     """Steps of the newest certified state; None without audits."""
 
@@ -100,6 +107,8 @@ class StatusFold:
         self._updated_at_s: float | None = None
         self._saved: ev.CheckpointSaved | None = None
         self._failed_save: ev.CheckpointFailed | None = None
+        self._failed_saves = 0
+        self._step_at_s: float | None = None
         self._mismatches = 0
         self._certified: int | None = None
 
@@ -121,9 +130,9 @@ class StatusFold:
             case ev.CheckpointSaved():
                 self._saved, self._failed_save = event, None
             case ev.CheckpointFailed() if event.cause not in PLAIN_FAILURES:
-                self._failed_save = event
+                self._failed_save, self._failed_saves = event, self._failed_saves + 1
             case ev.FleetLost():
-                self._step = None  # what follows begins at an earlier one
+                self._step = self._step_at_s = None  # what follows begins at an earlier one
             case ev.AuditMismatch():
                 self._mismatches += 1
             case ev.Certified():
@@ -135,11 +144,13 @@ class StatusFold:
             case _:
                 self._take_replica(event)
 
-    def status(self, *, held: bool | None = None) -> Status:
-        """The state now. `held`: whether a process holds the run's lock; None if that is not known."""
+    def status(self, *, held: bool | None = None, now_s: float | None = None) -> Status:
+        """The state now. `held`: whether a process holds the run's lock; None if that is not known. `now_s`: Unix time;
+        without it nothing is known of how old anything is."""
         over = self._finished is not None or held is False
         agents = [self._placed(agent, over) for agent in self._agents.values()]
-        state, detail = self._state(held)
+        age_s = max(0.0, now_s - self._step_at_s) if now_s is not None and self._step_at_s is not None else None
+        state, detail = self._state(held, age_s)
         return Status(
             run_id=self._started.run_id if self._started else "",
             state=state,
@@ -163,17 +174,34 @@ class StatusFold:
             last_save=self._saved,
             failed_save=self._failed_save,
             num_audit_mismatches=self._mismatches,
+            step_at_s=self._step_at_s,
+            step_age_s=age_s,
+            num_failed_saves=self._failed_saves,
             certified=self._certified,
         )
 
-    def _state(self, held: bool | None) -> tuple[RunState, str]:
+    def _state(self, held: bool | None, age_s: float | None) -> tuple[RunState, str]:
         if self._finished:
             return self._finished.outcome, self._finished.detail
         if held is False:
             return "lost", "no process holds the run, and it did not finish: its launcher was killed"
         if self._view is None or (not self._formed and self._step is None):
             return "starting", ""
-        return ("training", "") if self._formed else ("forming", "a view is being formed")
+        if not self._formed:
+            return "forming", "a view is being formed"
+        until = self._progress.until if self._progress else 0
+        if until and self._step is not None and self._step >= until:
+            return "training", "all steps are done; the end of the script is awaited"
+        step_s = self._progress.step_s if self._progress else 0.0
+        if age_s is not None and age_s > usual_silence_s(self._heartbeat_s, step_s):
+            usual = f", and steps take {format_s(step_s)}" if step_s else ""
+            return "stalled", f"silent for {format_s(age_s)}{usual}"
+        return "training", ""
+
+    @property
+    def _heartbeat_s(self) -> float:
+        beat = self._started.config.get("heartbeat_s") if self._started else None
+        return float(beat) if isinstance(beat, float | int) else 1.0
 
     def _placed(self, process: Process, over: bool) -> Process:
         state = "ended" if over and process.state == "running" else process.state
@@ -195,7 +223,10 @@ class StatusFold:
 
     def _take_progress(self, event: ev.Progress) -> None:
         self._progress = event
-        self._step = max(event.stable, self._step if self._step is not None else event.stable)
+        known = max(event.stable, event.committed)
+        self._step = max(known, self._step if self._step is not None else known)
+        if event.committed >= 0:
+            self._step_at_s = event.committed_at_s
         if event.losses:
             self._loss = event.losses[-1][1]
         for replica in [r for r in self._replicas.values() if r.state == "suspected" and r.view is not None]:
@@ -258,12 +289,12 @@ class StatusFold:
             self._replicas[name] = msgspec.structs.replace(self._replicas[name], **changes)
 
 
-def status(events: Iterable[ev.AnyEvent], *, held: bool | None = None) -> Status:
-    """The status after all `events`, in the journal's order; `held` as in `StatusFold.status`."""
+def status(events: Iterable[ev.AnyEvent], *, held: bool | None = None, now_s: float | None = None) -> Status:
+    """The status after all `events`, in the journal's order; `held` and `now_s` as in `StatusFold.status`."""
     fold = StatusFold()
     for event in events:
         fold.take(event)
-    return fold.status(held=held)
+    return fold.status(held=held, now_s=now_s)
 
 
 def _process(name: str, pid: int, detail: str) -> Process:

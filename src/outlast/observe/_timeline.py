@@ -6,7 +6,7 @@ Not for cost: that is `_accounting`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
 import msgspec
@@ -18,8 +18,11 @@ __all__ = ["Row", "format_s", "row_of", "timeline"]
 
 _ALWAYS = (
     ev.RunStarted, ev.Recovery, ev.CoordinatorLost, ev.AgentLost, ev.Refused, ev.Verdict, ev.AuditMismatch,
-    ev.RunFinished,
+    ev.Stall, ev.RunFinished,
 )  # fmt: skip
+
+
+_NUM_STALLS = 10
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,19 +42,41 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 def timeline(events: Iterable[ev.AnyEvent], *, everything: bool = False, start_s: float | None = None) -> list[Row]:
     """Rows for the events that matter to a reader; with `everything`, for all but progress.
 
-    An exit or a suspicion that led to a recovery is told by its recovery.
+    An exit or a suspicion that led to a recovery is told by its recovery; strangers are told of once.
     `start_s`: when the run began (Unix seconds); by default the first of `events` says so.
     """
     events = list(events)
     if not events:
         return []
     start_s = events[0].at_s if start_s is None else start_s
+    events = events if everything else _with_strangers_once(_few_stalls(events))
     told = {event.replica for event in events if isinstance(event, ev.Recovery)}
     return [
         row_of(event, start_s)
         for event in events
         if not isinstance(event, ev.Progress) and (everything or _matters(event, told))
     ]
+
+
+def _few_stalls(events: list[ev.AnyEvent]) -> list[ev.AnyEvent]:
+    """Where a loop is held up again and again (an evaluation, say) the longest few stand for all of them."""
+    stalls = sorted((e for e in events if isinstance(e, ev.Stall)), key=lambda e: e.seconds)
+    hidden = {id(event) for event in stalls[:-_NUM_STALLS]}
+    return [event for event in events if id(event) not in hidden]
+
+
+def _with_strangers_once(events: Sequence[ev.AnyEvent]) -> list[ev.AnyEvent]:
+    """Of the events about strangers the first, which counts all of them and names where else they spoke."""
+    strangers = [event for event in events if isinstance(event, ev.Refused) and event.stranger]
+    if not strangers:
+        return list(events)
+    counts: dict[tuple[str, str], int] = {}
+    for event in strangers:
+        counts[event.place, event.reason] = max(event.count, counts.get((event.place, event.reason), 0))
+    places = list(dict.fromkeys(event.place for event in strangers))
+    place = places[0] if len(places) == 1 else f"{places[0]} and {_count(len(places) - 1, 'other socket')}"
+    whole = msgspec.structs.replace(strangers[0], count=sum(counts.values()), place=place)
+    return [whole if event is strangers[0] else event for event in events if event not in strangers[1:]]
 
 
 def row_of(event: ev.AnyEvent, start_s: float) -> Row:
@@ -122,9 +147,16 @@ def _describe(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning", "erro
             step = f" in step {event.step}" if event.step else ""
             cause = event.cause if event.cause == event.replica else f"{event.replica}: {event.cause}"
             return f"{cause}{detail}; recovered{step}{lost}", "warning"
+        case ev.Stall():
+            who = f"{event.replica} was in {_place(event.phase)}" if event.replica else "all waited for each other"
+            usual = f"step {event.step} took {format_s(event.seconds)} longer than usual ({format_s(event.usual_s)})"
+            return f"{usual}: {who}", "warning"
         case ev.Refused():
-            peer = f", from {event.peer}" if event.peer else ""
-            return f"refused at the port: {event.reason}{peer} ({_count(event.count, 'time')} so far)", "warning"
+            if not event.stranger:
+                return f"refused: {event.reason}, from {event.peer} ({_count(event.count, 'time')} so far)", "warning"
+            more = f"; {event.count - 1:,} more since" if event.count > 1 else ""
+            words = f"a stranger without the run's secret spoke to {event.place} ({event.peer}: {event.reason})"
+            return f"{words}: ignored{more}", "warning"
         case ev.Notice():
             return event.text, event.level
         case ev.Suspected():
@@ -166,6 +198,8 @@ def _describe_verdict(event: ev.Verdict) -> str:
 
 def _describe_process(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning", "error"]]:
     match event:
+        case ev.RunEnded():
+            return f"the last process ended; exit code {event.exit_code}", "info"
         case ev.CoordinatorStarted():
             verb = "took over" if event.takeover else "started"
             return f"coordinator {verb} with epoch {event.epoch}, process {event.pid}", "info"
@@ -193,6 +227,8 @@ def _describe_process(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning
         case ev.ViewFormed():
             took = format_s(event.roll_call_s)
             return f"view {event.epoch}.{event.n} formed for step {event.step}, roll call {took}", "info"
+        case ev.TrainingEnded():
+            return f"training ended after {_count(event.steps, 'step')}; {event.writer} writes", "info"
         case ev.JoinerServed():
             return f"{event.replica} receives the state of step {event.step} from {', '.join(event.donors)}", "info"
         case ev.JoinerCaughtUp():
@@ -222,6 +258,11 @@ def _describe_view(event: ev.RowsAdmitted) -> tuple[str, Literal["info", "warnin
     if _unprotected(event):
         return f"{view} goes on and tolerates no liar: {event.reason}", "error" if event.lowered else "warning"
     return f"{view} goes on, tolerating {liars}: {event.reason}", "warning" if event.lowered else "info"
+
+
+def _place(phase: str) -> str:
+    """A phase in words."""
+    return {"body": "the loop's own code", "load": "fetching its samples"}.get(phase, f"the phase {phase}")
 
 
 def _unprotected(event: ev.RowsAdmitted) -> bool:

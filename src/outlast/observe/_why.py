@@ -13,12 +13,15 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from outlast.core import events as ev
-from outlast.observe._accounting import Accounting, accounting
+from outlast.observe._accounting import Accounting, accounting, steps_gone
 from outlast.observe._checkpoints import PLAIN_FAILURES, remedy_of
 from outlast.observe._status import Status, status
-from outlast.observe._timeline import Row, timeline
+from outlast.observe._timeline import Row, format_s, timeline
 
 __all__ = ["Advice", "Why", "remedy", "why"]
+
+
+_WORTH_TELLING_S, _WORTH_TELLING = 1.0, 0.01  # of the wall: less of a standstill is no headline
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +34,8 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Why(msgspec.Struct, frozen=True, kw_only=True):
-    """The story of a run. `survived`: faults that training outlasted; `cost`: where the wall time went."""
+    """The story of a run. `survived`: faults that training outlasted; `lost_steps`: done twice or in vain, `gone_steps`
+    of them in vain, as the run failed and no checkpoint holds them; `cost`: where the wall time went."""
 
     run_id: str
     state: str
@@ -44,6 +48,7 @@ class Why(msgspec.Struct, frozen=True, kw_only=True):
     ettr: float
     advice: list[Advice]
     timeline: list[Row]
+    gone_steps: int = 0
 
 
 class _Cause(NamedTuple):
@@ -60,6 +65,10 @@ _CAUSES: dict[str, _Cause] = {
     "out of memory": _Cause(
         r"out of ?memory|\boom\b|memoryerror",
         "use a smaller microbatch (more microbatches a step keep the result), or fewer replicas on this machine"),
+    "the loop cannot be repeated": _Cause(
+        r"\[LOOP\]|which has just joined",
+        "no device is to blame: the message names what the loop, the model or the data change in a way that a replica "
+        "which joins cannot know, and what to write instead"),
     "the loop fails on one microbatch": _Cause(
         r"poison|same microbatch|two replicas failed",
         "two replicas failed on the same samples: the bug is in the loop or its data; reproduce it with one replica"),
@@ -114,7 +123,8 @@ _CAUSES: dict[str, _Cause] = {
 }  # fmt: skip
 _TELLING = (
     "the script, before it trained", "its host was put out", "a guard stopped the run", "a wrong gradient",
-    "out of memory", "the loop fails on one microbatch", "replicas differ", "nobody left",
+    "out of memory", "the loop cannot be repeated", "the loop fails on one microbatch",
+    "replicas differ", "nobody left",
 )  # fmt: skip
 """What decides wherever it stands, in the cause or in its detail."""
 
@@ -151,22 +161,24 @@ def why(
 
     `held` as in `status`, `now_s` as in `accounting`, `everything` as in `timeline`.
     """
-    state = status(events, held=held)
-    running = state.state in {"starting", "forming", "training"}
+    state = status(events, held=held, now_s=now_s)
+    running = state.state in {"starting", "forming", "training", "stalled"}
     cost = accounting(events, now_s=now_s if running else None)
     recoveries = [event for event in events if isinstance(event, ev.Recovery)]
+    gone = steps_gone(events)
     return Why(
         run_id=state.run_id,
         state=state.state,
-        headline=_headline(state, len(recoveries)),
+        headline=_headline(state, _so_far(len(recoveries), cost), gone, _unmended(events)),
         survived=len(recoveries),
-        lost_steps=round(_once(recoveries, "lost_steps")),
+        lost_steps=round(_once(recoveries, "lost_steps")) + gone,
         microbatches_recomputed=round(_once(recoveries, "microbatches_recomputed")),
         downtime_s=_once(recoveries, "downtime_s"),
         cost=cost,
         ettr=cost.ettr,
         advice=_advice(events, state),
         timeline=timeline(events, everything=everything),
+        gone_steps=gone,
     )
 
 
@@ -179,18 +191,61 @@ def _once(recoveries: Sequence[ev.Recovery], figure: str) -> float:
     return sum(by_view.values())
 
 
-def _headline(state: Status, survived: int) -> str:
-    faults = "nothing failed" if not survived else f"it outlasted {survived} fault{'s' if survived > 1 else ''}"
+def _so_far(survived: int, cost: Accounting) -> str:
+    """What befell training: faults, and time in which it stood still without one."""
+    said = f"it outlasted {survived} fault{'s' if survived > 1 else ''}" if survived else "nothing failed"
+    if cost.stalled_s < max(_WORTH_TELLING_S, _WORTH_TELLING * cost.wall_s):
+        return said
+    return f"{said}{' and' if survived else ', but'} steps were held up for {format_s(cost.stalled_s)}"
+
+
+def _headline(state: Status, faults: str, gone: int, unmended: Sequence[ev.ReplicaExited]) -> str:
     step = f"step {state.step}" if state.step is not None else "its first step"
+    saves = _saves(state)
     match state.state:
         case "finished":
-            return f"The run finished; {faults}."
+            calm = bool(saves) and faults == "nothing failed"
+            return f"The run finished{saves}." if calm else f"The run finished; {faults}{saves}."
         case "failed" | "stopped" | "lost":
             first, _, words = state.detail.strip().partition("\n")
             detail = f": {first.removesuffix(':')}" if first else ""
-            said = f"The run {_ENDED[state.state]} at {step}{detail}. Before that, {faults}."
+            said = f"The run {_ENDED[state.state]} at {step}{detail}. {_before(faults, unmended)}{saves}."
+            if gone:
+                said += f" {gone:,} step{'s are' if gone > 1 else ' is'} lost: no checkpoint holds them."
             return f"{said}\n{words}" if words else said
-    return f"The run is {state.state}, at {step}; so far, {faults}."
+    detail = f" ({state.detail})" if state.detail else ""
+    return f"The run is {state.state}, at {step}{detail}; so far, {faults}{saves}."
+
+
+def _saves(state: Status) -> str:
+    """What a headline must not leave out: saves that failed, and how old the newest one is that did not."""
+    if not state.num_failed_saves:
+        return ""
+    many = f"; {state.num_failed_saves} save{'s' if state.num_failed_saves > 1 else ''} failed"
+    if state.last_save is None:
+        return f"{many}, and there is no checkpoint"
+    newest, behind = state.last_save.step, (state.step or 0) - state.last_save.step
+    return f"{many}, the newest save is of step {newest}" + (
+        f", and {behind:,} steps are in none" if behind > 0 else ""
+    )
+
+
+def _before(faults: str, unmended: Sequence[ev.ReplicaExited]) -> str:
+    """What had happened before the end: also what nobody recovered from, in its own words."""
+    if not unmended:
+        return f"Before that, {faults}"
+    last = unmended[-1]
+    words = [line.strip() for line in last.detail.splitlines() if line.strip()]
+    many = f"{len(unmended)} replicas ended" if len(unmended) > 1 else f"{last.replica} ended"
+    return f"Before that, {many} ({last.cause})" + (f", the last words being: {words[-1]}" if words else "")
+
+
+def _unmended(events: Sequence[ev.AnyEvent]) -> list[ev.ReplicaExited]:
+    """Faults before the end that no recovery tells; those of the end itself are told by its reason."""
+    told = {event.replica for event in events if isinstance(event, ev.Recovery)}
+    formed = any(isinstance(event, ev.ViewFormed) for event in events)
+    exits = [event for event in events if isinstance(event, ev.ReplicaExited) and event.replica not in told]
+    return [] if formed else [event for event in exits if event.cause not in {"finished", "left", "evicted"}]
 
 
 _ENDED: dict[str, Literal["failed", "was stopped", "ended without a word"]] = {

@@ -37,6 +37,10 @@ class Analytic:
     places_filled: float
     outside: tuple[str, ...]
 
+    def clocks_h(self) -> dict[str, float]:
+        """The three clocks by name, as `Outcome.clocks_h` counts them: expected, so also where no run is struck."""
+        return {"mtbf_h": self.mtbf_h, "mtbi_h": self.mtbi_h, "mtbr_h": self.mtbr_h}
+
 
 def planned_interval_s(job: Job, model: Compiled | None = None) -> float:
     """The base interval that the job's own policy decides on the plan's belief."""
@@ -118,10 +122,11 @@ def analyse(job: Job) -> Analytic:
     lag_loss = float((rates * lags).sum())
     chain = ladder_ettr(ladder, writes, rates, recoveries) * max(0.0, 1 - stalls - audit_loss - lag_loss) * places
     total = float(sum(job.fleet_rate_h(c) for c in job.classes)) / 3600
+    running = max(running, 1e-12)  # machines that are out fail no more
     stops = float(rates.sum() + ((1 - model.masked) * model.planned / model.mean_s).sum())
     return Analytic(
-        closed=closed, chain=chain, interval_s=interval, mtbf_h=1 / total / 3600, mtbi_h=_per_hour(stops),
-        mtbr_h=_per_hour(float(rates.sum())), places_filled=filled,
+        closed=closed, chain=chain, interval_s=interval, mtbf_h=_per_hour(total * running),
+        mtbi_h=_per_hour(stops * running), mtbr_h=_per_hour(float(rates.sum()) * running), places_filled=filled,
         outside=_outside(job, model, 1 - closed, stalls, filled, period, audit_loss),
     )  # fmt: skip
 

@@ -53,9 +53,14 @@ class Beside(NamedTuple):
     high: float
 
     @property
+    def tells(self) -> bool:
+        """Whether the run was long enough for a failure to be expected at all; else any number says nothing."""
+        return self.high > 0
+
+    @property
     def surprise(self) -> bool:
         """Whether what was seen lies outside what one run of this length can show."""
-        return not self.low <= self.seen <= self.high
+        return self.tells and not self.low <= self.seen <= self.high
 
 
 def observe_run(journal: RunJournal) -> Observed:
@@ -119,7 +124,7 @@ def beside_table(rows: Sequence[Beside]) -> Table:
             row.name,
             significant(row.predicted),
             str(row.seen),
-            f"{row.low:.0f} to {row.high:.0f}" + ("  SURPRISE" if row.surprise else ""),
+            f"{row.low:.0f} to {row.high:.0f}{'  SURPRISE' if row.surprise else ''}" if row.tells else "-",
         )
         for row in rows
     )
@@ -131,10 +136,10 @@ def beside_table(rows: Sequence[Beside]) -> Table:
 
 
 def beside_note(rows: Sequence[Beside]) -> str:
-    """What the prediction rests on, and whether the run is too short for it to say much."""
-    if any(row.surprise and row.high == 0 for row in rows):
-        return f"{_PRIOR_NOTE} In so short a run it expects none at all: a single one is a surprise."
-    return _PRIOR_NOTE
+    """What the prediction rests on, and whether the run is long enough to hold anything against it."""
+    if any(row.tells for row in rows):
+        return _PRIOR_NOTE
+    return f"{_PRIOR_NOTE} The run is too short to hold what was seen against it."
 
 
 def beside_data(rows: Sequence[Beside]) -> list[dict[str, object]]:

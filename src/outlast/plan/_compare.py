@@ -10,6 +10,7 @@ from importlib import resources
 from outlast.core import reliability as rel
 from outlast.errors import ConfigError
 
+from ._analytic import analyse
 from ._answer import Answer, Table, duration, share
 from ._model import Job, load_job
 from ._outcome import ACCOUNTS, Outcome, estimate
@@ -31,9 +32,8 @@ def cost_of_one_h(outcome: Outcome) -> float:
     return float(cost / max(int(outcome.rollbacks.sum()), 1) / 3600)
 
 
-def _rows(a: Outcome, b: Outcome) -> tuple[tuple[str, str, str], ...]:
+def _rows(a: Outcome, b: Outcome, clocks: list[dict[str, float]]) -> tuple[tuple[str, str, str], ...]:
     one, two = a.ettr(), b.ettr()
-    clocks = (a.clocks_h(), b.clocks_h())
     rows = [
         ("ETTR", share(one.mean), share(two.mean)),
         ("efficiency", share(a.efficiency * one.mean), share(b.efficiency * two.mean)),
@@ -55,9 +55,10 @@ def compare_answer(path_a: str, path_b: str, *, replications: int = 1000, seed: 
         )
     a, b = (simulate(job, replications, seed) for job in jobs)
     gap = estimate((b.efficiency * b.accounts_s[0] - a.efficiency * a.accounts_s[0]) / a.wall_s)
-    rate_a, rate_b = (1 / o.clocks_h()["mtbr_h"] for o in (a, b))
+    clocks = [analyse(job).clocks_h() for job in jobs]
+    rate_a, rate_b = (1 / expected["mtbr_h"] for expected in clocks)
     hours = rel.time_to_tell_apart(rate_a, rate_b)
-    table = Table(title="", columns=("", jobs[0].name, jobs[1].name), rows=_rows(a, b))
+    table = Table(title="", columns=("", jobs[0].name, jobs[1].name), rows=_rows(a, b, clocks))
     days = tell_apart_days(a, b)
     sure = f"95 %: {100 * gap.low:+.2f} to {100 * gap.high:+.2f}"
     verdict = f"The second gains {100 * gap.mean:+.2f} points of efficiency ({sure})."
@@ -73,9 +74,9 @@ def compare_answer(path_a: str, path_b: str, *, replications: int = 1000, seed: 
                 "efficiency": o.efficiency * o.ettr().mean,
                 "breakdown": o.breakdown(),
                 "one_rollback_h": cost_of_one_h(o),
-                **o.clocks_h(),
+                **expected,
             }
-            for job, o in zip(jobs, (a, b), strict=True)
+            for job, o, expected in zip(jobs, (a, b), clocks, strict=True)
         ],
         "gain": gap.mean,
         "gain_95": [gap.low, gap.high],

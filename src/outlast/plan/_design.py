@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from outlast.core import reliability as rel
-from outlast.core.reliability._check import at_least, count, positive
+from outlast.core.reliability._check import at_least, count, nonnegative, positive
 from outlast.errors import ConfigError, EnvironmentFault
 
 from . import _svg
@@ -141,8 +141,9 @@ def fit_log(
     plot: str = "",
 ) -> Answer:
     """Read, fit, test; optionally write the fitted job and the drawing."""
+    count("--nodes", nodes), count("--rounds", rounds)
     trace = read_trace(log, preset_name=preset, mapping_path=mapping, only=_only(only), nodes=nodes)
-    fit = fit_trace(trace, seed, rounds=min(rounds, 39))
+    fit = fit_trace(trace, seed, rounds=rounds)
     answer = fit_answer(trace, fit, seed=seed, rounds=rounds)
     if job:
         _write(
@@ -153,10 +154,16 @@ def fit_log(
     return answer
 
 
-def generate_like(log: str, out: str, *, preset: str, mapping: str, days: float, nodes: int, seed: int) -> Answer:
-    """Fit a log and write one generated trace as CSV."""
-    fit = fit_trace(read_trace(log, preset_name=preset, mapping_path=mapping), seed, rounds=0)
-    made = generate(fit, np.random.default_rng(seed), hours=days * 24 or None, num_nodes=nodes or None)
+def generate_like(
+    log: str, out: str, *, preset: str, mapping: str, days: float, nodes: int, log_nodes: int, seed: int
+) -> Answer:
+    """Fit a log and write one generated trace as CSV; it begins where the log does, and drifts as that did."""
+    count("--nodes", nodes), count("--log-nodes", log_nodes), nonnegative("--days", days)
+    trace = read_trace(log, preset_name=preset, mapping_path=mapping, nodes=log_nodes)
+    fit = fit_trace(trace, seed, rounds=0)
+    made = generate(
+        fit, np.random.default_rng(seed), hours=days * 24 or None, num_nodes=nodes or None, ahead_h=-fit.hours
+    )
     _write(out, to_csv(made))
     a, b = fit.statistics, statistics(made)
     rows = tuple((name, significant(getattr(a, name)), significant(getattr(b, name))) for name in a.__slots__)
@@ -169,7 +176,7 @@ def generate_like(log: str, out: str, *, preset: str, mapping: str, days: float,
     }
     failures = f"{len(made.failures)} failures of {made.num_nodes} machines"
     title = f"{out}: {failures} in {duration(made.hours * 3600)}, seed {seed}"
-    return Answer(title=title, tables=(table,), data=data)
+    return Answer(title=title, tables=(table,), data=data, notes=trace.notes)
 
 
 def _numbers(name: str, text: str) -> list[float]:

@@ -53,7 +53,7 @@ class RunJournal:
                 self._failures.append((since, old_host, kind, at - since))
             waiting[slot] = (at, f"{host}/{slot}", event.cause)
         elif isinstance(event, ev.Recovery):
-            self.down_s.append(event.downtime_s)
+            self.down_s.append(max(0.0, event.downtime_s - event.detect_s))  # from the first notice
             self.detect_s.append(event.detect_s)
         elif isinstance(event, ev.Progress):
             self.step_s.append(event.step_s)

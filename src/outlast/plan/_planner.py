@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from scipy import special
 
 from outlast.core import reliability as rel
 from outlast.core.policy import SparesPolicy, SparesState
@@ -51,12 +52,15 @@ class Mistake:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlacementRow:
-    """A placement of copies or parity: bytes stored, P(survive) of 1, 2, 3 machines at once, losses of state a year."""
+    """A placement of copies or parity: bytes stored, P(survive) of 1, 2, 3 machines at once, losses of state a year.
+
+    losses_a_year: None where no class says what share of its failures takes a machine.
+    """
 
     name: str
     bytes_ratio: float
     survive: tuple[float, float, float]
-    losses_a_year: float
+    losses_a_year: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +70,7 @@ class Plan:
     given: Job
     job: Job
     analytic: Analytic
+    analytic_given: Analytic
     outcome: Outcome
     outcome_given: Outcome
     ladder_ettr: float
@@ -119,36 +124,48 @@ def _spares(job: Job) -> tuple[float, int]:
     return held, min(low, job.num_nodes)
 
 
+_OVERLAP = 8  # losses within one recovery that are looked at; more are taken to lose the state
+
+
 def _placements(job: Job) -> tuple[PlacementRow, ...]:
-    """What each placement of the near tier survives; losses a year from machines that die within one recovery."""
+    """What each placement of the near tier survives, by exact counts on all of the job's machines."""
     nodes = job.num_nodes
     if nodes < 6:
         return ()
-    window_h = job.tiers[0].recovery_s / 3600
-    rate_h = sum(job.fleet_rate_h(c) * c.nodes for c in job.classes if c.repair and not c.silent)
-    size = min(nodes - nodes % 6, 48)  # survival of k losses depends on the group's shape; groups beyond 48 add nothing
-    shapes = [
-        rel.copies_mixed(size, 2),
-        rel.copies_ring(size, 2),
-        rel.copies_mixed(size, 3),
-        rel.reed_solomon(size, 4, 2),
-    ]
-    rows = []
-    for placement in shapes:
-        pair_loss = 1 - rel.survival(placement, 2)
-        triple_loss = 1 - rel.survival(placement, 3)
-        scale = (size - 1) / (nodes - 1)  # two random machines share a group that much more rarely in the whole fleet
-        doubles = rate_h * 8760 * (1 - np.exp(-rate_h * window_h)) * pair_loss * scale
-        triples = rate_h * 8760 * (rate_h * window_h) ** 2 / 2 * triple_loss * scale**2
-        one, two = rel.survival(placement, 1), 1 - pair_loss * scale
-        three = 1 - min(1.0, 3 * pair_loss * scale if pair_loss else triple_loss * scale**2)
-        losses = float(doubles if pair_loss else triples)
-        rows.append(
-            PlacementRow(
-                name=placement.name, bytes_ratio=placement.bytes_ratio, survive=(one, two, three), losses_a_year=losses
-            )
+    shapes: tuple[tuple[str, float, Callable[[int], float]], ...] = (
+        ("mixed x2", 2.0, partial(rel.copies_survival, nodes, 2)),
+        ("ring x2", 2.0, partial(rel.copies_survival, nodes, 2, ring=True)),
+        ("mixed x3", 3.0, partial(rel.copies_survival, nodes, 3)),
+        ("rs(4,2)", 1.5, partial(rel.parity_survival, nodes, 4, 2)),
+    )
+    return tuple(
+        PlacementRow(
+            name=name, bytes_ratio=ratio, survive=(survive(1), survive(2), survive(3)),
+            losses_a_year=_state_losses_a_year(job, survive),
         )
-    return tuple(rows)
+        for name, ratio, survive in shapes
+    )  # fmt: skip
+
+
+def _state_losses_a_year(job: Job, survive: Callable[[int], float]) -> float | None:
+    """Losses of state a year: machines that one failure takes together, and machines lost within one recovery.
+
+    A machine is lost where its class says that it must be repaired; None where no class says so. Places are random, so
+    machines that fail together count as apart. First order: a recovery that overlaps two others counts with both.
+    """
+    nodes = job.num_nodes
+    takers = [(job.fleet_rate_h(c) * c.repair, c.nodes) for c in job.classes if c.repair and not c.silent]
+    if not takers:
+        return None
+    rate_h = sum(rate * num for rate, num in takers)
+    load = rate_h * job.tiers[0].recovery_s / 3600
+    most = min(_OVERLAP, nodes - 1)
+    further = [
+        float(p) for p in np.exp(special.xlogy(range(most + 1), load) - load - special.gammaln(range(1, most + 2)))
+    ]
+    overlapping = sum(p * (1 - survive(j + 1)) for j, p in enumerate(further)) + max(0.0, 1 - sum(further))
+    together = sum(rate * (1 - survive(num)) for rate, num in takers if num > 1)
+    return 8760 * (rate_h * overlapping + together)
 
 
 def _changed(item: Any, **changes: object) -> Any:
@@ -218,22 +235,28 @@ def _redundancy_gain(job: Job) -> float:
     return analyse(replace_job(job, classes=masked)).chain - analyse(job).chain
 
 
+def _levers(job: Job, analytic: Analytic) -> tuple[rel.Lever, ...]:
+    """What gives one more nine of availability; nothing where nothing stops the job or going on takes no time."""
+    recovery_h = float(np.mean([t.recovery_s for t in job.tiers])) / 3600
+    absent = recovery_h / (analytic.mtbi_h + recovery_h)
+    if absent < 1e-11:  # the next nine is beyond what a float tells from 1
+        return ()
+    return rel.price_the_nine(
+        analytic.mtbi_h, recovery_h, 1 - absent / 10, cost_per_halving_incidents=1.0, cost_per_halving_repair=1.0
+    )
+
+
 def make_plan(job: Job, *, replications: int = 256, seed: int = 0) -> Plan:
     """The design for a job and everything the report says of it. Deterministic in its arguments."""
     designed, value = _with_ladder(job)
     held, fewest = _spares(designed)
     designed = replace_job(designed, spares=max(job.spares, min(fewest, job.num_nodes)))
     analytic = analyse(designed)
-    recovery_h = float(np.mean([t.recovery_s for t in designed.tiers])) / 3600
-    mtbi = min(analytic.mtbi_h, 1e9)
-    now = mtbi / (mtbi + recovery_h)
-    levers = rel.price_the_nine(
-        mtbi, recovery_h, 1 - (1 - now) / 10, cost_per_halving_incidents=1.0, cost_per_halving_repair=1.0
-    )
     return Plan(
         given=job,
         job=designed,
         analytic=analytic,
+        analytic_given=analyse(job),
         outcome=simulate(designed, replications, seed),
         outcome_given=simulate(job, replications, seed),
         ladder_ettr=value,
@@ -243,7 +266,7 @@ def make_plan(job: Job, *, replications: int = 256, seed: int = 0) -> Plan:
         placements=_placements(designed),
         sensitivity=_sensitivity(designed),
         mistakes=_mistakes(designed),
-        levers=levers,
+        levers=_levers(designed, analytic),
         redundancy_gain=_redundancy_gain(designed),
         curve=_curve(designed),
     )

@@ -5,11 +5,10 @@ Invariant: page, text and data show the same figures; the page refers to nothing
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from html import escape
 from typing import Any
-
-from outlast.core import reliability as rel
 
 from . import _svg
 from ._answer import Answer, Table, duration, share, significant
@@ -20,12 +19,15 @@ from ._planner import Plan, tell_apart_days
 __all__ = ["html_page", "plan_answer"]
 
 
+_CLOCKS = "Three clocks (expected) and ETTR (simulated)"
+
+
 def _span(value: Estimate) -> str:
     return f"{100 * value.mean:.2f} % ({100 * value.low:.2f}-{100 * value.high:.2f})"
 
 
 def _clocks(plan: Plan) -> Table:
-    given, planned = plan.outcome_given.clocks_h(), plan.outcome.clocks_h()
+    given, planned = plan.analytic_given.clocks_h(), plan.analytic.clocks_h()
     names = (
         ("MTBF", "mtbf_h", "anything fails"),
         ("MTBI", "mtbi_h", "the job stops"),
@@ -42,12 +44,22 @@ def _clocks(plan: Plan) -> Table:
             *(share(o.efficiency * o.ettr().mean) for o in (plan.outcome_given, plan.outcome)),
         ),
     )
-    return Table(title="Three clocks and ETTR (simulated)", columns=("", "as given", "designed"), rows=rows + extra)
+    return Table(title=_CLOCKS, columns=("", "as given", "designed"), rows=rows + extra)
 
 
 def _runs(outcome: Outcome) -> str:
+    """Where 95 % of single runs fall, with as many digits as tell the two ends apart, and apart from 100 %."""
     value = outcome.ettr()
-    return f"{100 * value.run_low:.1f}-{100 * value.run_high:.1f} %"
+    if value.run_low == value.run_high:
+        return f"{_percent(value.run_low, 1 - value.run_low)} in all but the rarest"
+    least = min(value.run_high - value.run_low, 1 - value.run_high or 1.0)
+    return f"{_percent(value.run_low, least)[:-2]}-{_percent(value.run_high, least)}"
+
+
+def _percent(value: float, gap: float) -> str:
+    """A percentage, of so many decimals that a difference of `gap` shows."""
+    decimals = 1 if gap <= 0 else min(9, max(1, math.ceil(-math.log10(100 * gap))))
+    return f"{100 * value:.{decimals}f} %"
 
 
 def _breakdown(plan: Plan) -> Table:
@@ -82,30 +94,41 @@ def _design(plan: Plan) -> Table:
 
 
 def _classes(outcome: Outcome, job: Job) -> Table:
-    found = outcome.failures_by_class()
-    rows = []
-    for name, value in sorted(found.items(), key=lambda item: -item[1].mean):
-        low, high = rel.count_interval(value.mean)
-        rows.append((name, significant(value.mean), f"{low:.1f}-{high:.1f}"))
-    return Table(
-        title=f"Failures expected in {job.days:g} days", columns=("class", "mean", "one run, 95 %"), rows=tuple(rows)
+    expected, found = _failures(job), outcome.failures_by_class()
+    rows = tuple(
+        (name, significant(mean), f"{found[name].run_low:.0f}-{found[name].run_high:.0f}")
+        for name, mean in sorted(expected.items(), key=lambda item: -item[1])
     )
+    return Table(
+        title=f"Failures expected in {job.days:g} days", columns=("class", "mean", "95 % of simulated runs"), rows=rows
+    )
+
+
+def _failures(job: Job) -> dict[str, float]:
+    """Failures of each class that a run of the job's length sees on average, with all its machines at work."""
+    return {c.name: job.fleet_rate_h(c) * job.days * 24 for c in job.classes}
 
 
 def _placements(plan: Plan) -> Table:
     rows = tuple(
         (
-            p.name + (f" x{p.bytes_ratio:.0f}" if p.name in {"mixed", "ring"} else ""),
+            p.name,
             f"{p.bytes_ratio:.2f}",
-            *(f"{x:.6f}" for x in p.survive),
-            significant(p.losses_a_year),
+            *(_odds(x) for x in p.survive),
+            "unknown" if p.losses_a_year is None else significant(p.losses_a_year, 2),
         )
         for p in plan.placements
     )
     columns = ("placement", "bytes / state", "1 lost", "2 lost", "3 lost", "state lost a year")
-    return Table(
-        title="Placement of the near tier (independent losses within one recovery)", columns=columns, rows=rows
-    )
+    title = f"Placement of the near tier on {plan.job.num_nodes:,} nodes: odds that the state survives random losses"
+    return Table(title=title, columns=columns, rows=rows)
+
+
+def _odds(value: float) -> str:
+    """An exact probability, with as many digits as tell it from 1."""
+    if value in (0.0, 1.0):
+        return f"{value:.0f}"
+    return f"{value:.{max(6, math.ceil(-math.log10(1 - value)) + 1)}f}"
 
 
 def _levers(plan: Plan) -> Table:
@@ -140,12 +163,18 @@ def _notes(plan: Plan, sources: Sequence[str]) -> tuple[str, ...]:
         f"closed form {share(plan.analytic.closed)}.",
         f"A real run tells the design from the job as given after {apart} (95 %, power 80 %).",
     ]
+    if any(p.losses_a_year is None for p in plan.placements):
+        notes.append("How often state is lost is not known: no class says what share of it needs a repair (`repair`).")
+    if not plan.levers:
+        notes.append(
+            "One more nine of job availability has no price: nothing stops the job, or going on takes no time."
+        )
     notes += [f"Outside the envelope of closed form and chain: {why}." for why in plan.analytic.outside]
     return tuple(notes + list(sources))
 
 
 def _data(plan: Plan) -> dict[str, Any]:
-    def outcome(value: Outcome) -> dict[str, Any]:
+    def outcome(value: Outcome, clocks_h: dict[str, float]) -> dict[str, Any]:
         e = value.ettr()
         return {
             "ettr": e.mean,
@@ -153,8 +182,8 @@ def _data(plan: Plan) -> dict[str, Any]:
             "ettr_runs_95": [e.run_low, e.run_high],
             "efficiency": value.efficiency * e.mean,
             "breakdown": value.breakdown(),
-            **value.clocks_h(),
-            "failures": {k: v.mean for k, v in value.failures_by_class().items()},
+            **clocks_h,
+            "failures": _failures(plan.job),
         }
 
     job = plan.job
@@ -166,8 +195,8 @@ def _data(plan: Plan) -> dict[str, Any]:
             "nodes": job.num_nodes,
             "days": job.days,
         },
-        "given": outcome(plan.outcome_given),
-        "designed": outcome(plan.outcome),
+        "given": outcome(plan.outcome_given, plan.analytic_given.clocks_h()),
+        "designed": outcome(plan.outcome, plan.analytic.clocks_h()),
         "design": {
             "tiers": [
                 {"name": t.name, "interval_s": job.interval_s * t.every, "write_s": t.write_s} for t in job.tiers
@@ -207,7 +236,7 @@ def plan_answer(plan: Plan, sources: Sequence[str] = ()) -> Answer:
         _classes(plan.outcome, plan.job),
         _sensitivity(plan),
         _mistakes(plan),
-        _levers(plan),
+        *([_levers(plan)] if plan.levers else []),
     ]
     if plan.placements:
         tables.insert(4, _placements(plan))
@@ -238,12 +267,12 @@ def _table(table: Table) -> str:
 def _plots(plan: Plan) -> dict[str, str]:
     """Plot per table title, shown above it."""
     given, planned = plan.outcome_given.breakdown(), plan.outcome.breakdown()
-    failures = sorted(plan.outcome.failures_by_class().items(), key=lambda item: -item[1].mean)[:18]
+    failures = sorted(_failures(plan.job).items(), key=lambda item: -item[1])[:18]
     minutes = [(t / 60, e) for t, e in plan.curve]
     ettr = (plan.outcome.accounts_s[0] / plan.outcome.wall_s).tolist()
     chain = plan.analytic.chain
     return {
-        "Three clocks and ETTR (simulated)": _svg.histogram(ettr, x_label="ETTR of single runs"),
+        _CLOCKS: _svg.histogram(ettr, x_label="ETTR of single runs"),
         "Where the time goes": _svg.stacked(
             [("as given", list(given.items())), ("designed", list(planned.items()))],
             label="share of wall time by account",
@@ -255,7 +284,7 @@ def _plots(plan: Plan) -> dict[str, str]:
             mark=(plan.job.interval_s / 60, "the design"),
         ),
         f"Failures expected in {plan.job.days:g} days": _svg.bars(
-            [(name, v.mean, significant(v.mean)) for name, v in failures], label="failures by class"
+            [(name, mean, significant(mean)) for name, mean in failures], label="failures by class"
         ),
         "What matters most (ETTR by the chain)": _svg.spans(
             [(s.name, s.low, s.high) for s in plan.sensitivity],

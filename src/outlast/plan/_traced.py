@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from outlast.core import reliability as rel
+
 from ._answer import Answer, Table, duration, share, significant
 from ._model import Job
 from ._outcome import Outcome
@@ -37,10 +39,11 @@ def job_data_from_fit(fit: FleetFit) -> dict[str, Any]:
         }
         if fit.repair is not None:
             spans = np.exp(fit.repair.level + fit.repair.residuals)
+            blocks = float(np.exp(fit.repair.block_sd**2 / 2))  # the mean of what varies from block to block
             item |= {
                 "repair": 1.0,
                 "repair_median_h": float(np.median(spans)),
-                "repair_mean_h": float(max(spans.mean(), np.median(spans))),
+                "repair_mean_h": float(max(spans.mean() * blocks, np.median(spans))),
             }
         classes.append(item)
     return {"classes": classes, "burst_variance": fit.burst_variance, "burst_window_h": 168.0}
@@ -57,40 +60,90 @@ def replay(job: Job, trace: Trace) -> Outcome:
     return simulate(job, 1, source=lambda model, size, rng: Replayed(times, kinds, repairs, size))
 
 
+def _variance_interval(rates: rel.HierarchicalRates) -> tuple[float, float]:
+    return 1 / rates.shape_interval[1], 1 / rates.shape_interval[0]
+
+
+def _between(rates: rel.HierarchicalRates) -> str:
+    low, high = _variance_interval(rates)
+    return f"{significant(low)} to {significant(high)}"
+
+
 def _rates(fit: FleetFit) -> Table:
     rate = fit.node_rate_h
     rows = [
         ("machine MTBF", duration(3600 / rate.mean), f"{duration(3600 / rate.high)} to {duration(3600 / rate.low)}"),
-        ("variance of the weekly rate", significant(fit.burst_variance),
-         f"{significant(1 / fit.weekly.shape_interval[1])} to {significant(1 / fit.weekly.shape_interval[0])}"),
-        ("variance between machines", significant(1 / fit.lemons.shape),
-         f"{significant(1 / fit.lemons.shape_interval[1])} to {significant(1 / fit.lemons.shape_interval[0])}"),
+        ("variance of the weekly rate", significant(fit.burst_variance), _between(fit.weekly)),
+        ("variance between machines", significant(1 / fit.lemons.shape), _between(fit.lemons)),
         ("machines an incident takes", significant(fit.mean_incident), f"at most {max(fit.incident_sizes)}"),
         ("machines surely lemons (3x the mean)", str(int((fit.lemons.lemons > 0.5).sum())), "more likely than not"),
     ]  # fmt: skip
     if fit.repair is not None:
-        drift = f"{100 * np.expm1(fit.repair.slope):+.0f} % each four weeks, p = {fit.repair.drift_p:.2f}"
+        drift = (
+            f"{100 * np.expm1(fit.repair.slope):+.0f} % each four weeks"
+            if fit.repair.slope
+            else "none that is significant"
+        )
+        drift = f"{drift}, p = {significant(fit.repair.drift_p, 2)}"
         rows.append(("repair, drift", drift, f"between blocks: x/{np.exp(fit.repair.block_sd):.1f}"))
     return Table(title="Rates and what varies", columns=("quantity", "estimate", "95 %"), rows=tuple(rows))
 
 
 def _families(fit: FleetFit) -> Table:
     rows = []
-    for what, fits, test in (("gaps", fit.gap_fits, fit.gap_gof), ("repairs", fit.repair_fits, fit.repair_gof)):
-        for rank, item in enumerate(fits):
-            tested = f"p = {test[1]:.2f}" if rank == 0 and test else ""
-            if what == "gaps" and item.family == "exponential" and rank and fit.exponential_gof:
-                tested = f"p = {fit.exponential_gof[1]:.2f}"
-            rows.append((f"{what}: {item.family}", f"{item.aic:.1f}", tested))
+    for what, laws, tests in _laws(fit):
+        for law in laws:
+            rows.append(
+                (f"{what}: {law.family}", f"{law.aic:.1f}", _tested(tests.get(law.family), fit), _parameters(law))
+            )
     return Table(
-        title="Families, best first (a small p: these data cannot be from it)",
-        columns=("law", "AIC", "fit test"),
+        title=f"Families, best first (a small p: these data cannot be from it; {fit.rounds} rounds of bootstrap)",
+        columns=("law", "AIC", "fit test", "parameters, 95 % (hours)"),
         rows=tuple(rows),
     )
 
 
+_Tests = dict[str, tuple[float, float]]
+
+
+def _laws(fit: FleetFit) -> tuple[tuple[str, tuple[rel.Fit, ...], _Tests], ...]:
+    """(of what, laws best first, (distance, p) of those that were tested)."""
+    gaps: _Tests = {"exponential": fit.exponential_gof} if fit.exponential_gof else {}
+    if fit.gap_gof:
+        gaps[fit.gap_fits[0].family] = fit.gap_gof
+    repairs: _Tests = {fit.repair_fits[0].family: fit.repair_gof} if fit.repair_gof else {}
+    return ("gaps", fit.gap_fits, gaps), ("repairs", fit.repair_fits, repairs)
+
+
+def _tested(test: tuple[float, float] | None, fit: FleetFit) -> str:
+    """The p-value; a bound where no round of the bootstrap was as far off."""
+    if test is None:
+        return ""
+    least = 1 / (fit.rounds + 1)
+    return f"p < {significant(least, 2)}" if test[1] < 1.5 * least else f"p = {test[1]:.{2 if test[1] > 0.095 else 3}f}"
+
+
+def _parameters(law: rel.Fit) -> str:
+    spans = law.parameters.items()
+    return ", ".join(
+        f"{name} {significant(best)} ({significant(low)} to {significant(high)})" for name, (best, low, high) in spans
+    )
+
+
+def _law_data(laws: tuple[rel.Fit, ...], tests: _Tests) -> dict[str, Any]:
+    return {
+        law.family: {
+            "aic": law.aic,
+            "parameters": {name: {"estimate": x, "interval_95": [a, b]} for name, (x, a, b) in law.parameters.items()},
+            "fit_test": tests.get(law.family),
+        }
+        for law in laws
+    }
+
+
 def _interval(check: Check) -> str:
-    return f"{significant(check.low)} to {significant(check.high)}" + ("" if check.inside else "  FAILS")
+    low, high = (significant(x) if x < 1e9 else "beyond the end" for x in (check.low, check.high))
+    return f"{low} to {high}" + ("" if check.inside else "  FAILS")
 
 
 def _split(trace: Trace, seed: int, rounds: int) -> tuple[Table, list[dict[str, Any]]]:
@@ -110,6 +163,12 @@ def _split(trace: Trace, seed: int, rounds: int) -> tuple[Table, list[dict[str, 
         data.append({"statistic": check.name, **interval, **against_data})
     columns = ("statistic", "last 30 %", "fitted generator, 95 %", "independent Poisson, 95 %")
     return Table(title="Fitted to the first 70 %, asked about the rest", columns=columns, rows=tuple(rows)), data
+
+
+_JOB_NOTE = (
+    "A job made of this fit (--job) has bursts from week to week; within a week its failures are Poisson. "
+    "The shape of the gaps above is both together."
+)
 
 
 def fit_answer(trace: Trace, fit: FleetFit, *, seed: int = 0, rounds: int = 200) -> Answer:
@@ -152,11 +211,10 @@ def fit_answer(trace: Trace, fit: FleetFit, *, seed: int = 0, rounds: int = 200)
         "burst_variance": fit.burst_variance,
         "between_machines_variance": 1 / fit.lemons.shape,
         "mean_incident": fit.mean_incident,
-        "gap_families": {f.family: f.aic for f in fit.gap_fits},
-        "repair_families": {f.family: f.aic for f in fit.repair_fits},
-        "gap_fit_test": fit.gap_gof,
-        "repair_fit_test": fit.repair_gof,
-        "exponential_gap_test": fit.exponential_gof,
+        "burst_variance_95": _variance_interval(fit.weekly),
+        "between_machines_variance_95": _variance_interval(fit.lemons),
+        **{f"{what}_laws": _law_data(laws, tests) for what, laws, tests in _laws(fit)},
+        "bootstrap_rounds": fit.rounds,
         "job": job_data_from_fit(fit),
     }
     if trace.hours >= 12 * 168 and rounds:
@@ -169,5 +227,5 @@ def fit_answer(trace: Trace, fit: FleetFit, *, seed: int = 0, rounds: int = 200)
         title=f"{trace.name}: {fit.num_failures} failures",
         tables=tuple(tables),
         data=data,
-        notes=trace.notes + problems + more,
+        notes=trace.notes + problems + more + (_JOB_NOTE,),
     )

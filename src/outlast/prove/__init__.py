@@ -7,6 +7,7 @@ protocol alone and never loads torch.
 from outlast.prove._campaign import Campaign, Result
 from outlast.prove._demo import Demo, Verdict
 from outlast.prove._drive import Driven
+from outlast.prove._strike_campaign import StrikeCampaign, Struck
 from outlast.prove._trials import Trial
 
-__all__ = ["Campaign", "Demo", "Driven", "Result", "Trial", "Verdict"]
+__all__ = ["Campaign", "Demo", "Driven", "Result", "StrikeCampaign", "Struck", "Trial", "Verdict"]

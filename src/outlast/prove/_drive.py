@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,12 +36,13 @@ class Driven:
     def __init__(
         self, run_dir: Path, options: Sequence[str], script: Sequence[str], faults: Sequence[Fault] = (),
         program: Sequence[str] = ("-m", "outlast"), flips: Sequence[Flip] = (), lies: Sequence[Lie] = (),
+        environ: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         self.run_dir = run_dir
         self.events: list[ev.AnyEvent] = []
         self._journal: Journal | None = None
         self._seq = 0
-        environ = {k: v for k, v in os.environ.items() if not k.startswith("OUTLAST_")}
+        environ = {k: v for k, v in os.environ.items() if not k.startswith("OUTLAST_")} | dict(environ or {})
         if faults:
             environ["OUTLAST_FAULTS"] = msgspec.json.encode(list(faults)).decode()
         if lies:
@@ -87,7 +88,7 @@ class Driven:
         """Follow until `test()`. ProveError if the run ends or the time is up first."""
         end = time.monotonic() + timeout_s
         while not test():
-            ended = self._wait(_POLL_S)
+            ended = self.wait(_POLL_S)
             self.poll()
             watch()
             if test():
@@ -100,7 +101,7 @@ class Driven:
     def finish(self, timeout_s: float, watch: Callable[[], None]) -> int:
         """Follow to the end; the run's exit code."""
         end = time.monotonic() + timeout_s
-        while not self._wait(_POLL_S):
+        while not self.wait(_POLL_S):
             self.poll()
             watch()
             if time.monotonic() > end:
@@ -108,7 +109,8 @@ class Driven:
         self.poll()
         return int(self.process.returncode)
 
-    def _wait(self, seconds: float) -> bool:
+    def wait(self, seconds: float) -> bool:
+        """Whether it ended within so long."""
         try:
             self.process.wait(seconds)
         except subprocess.TimeoutExpired:

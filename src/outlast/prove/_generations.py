@@ -16,8 +16,8 @@ SAVED = "checkpoints"
 """The folder of a trial's generations."""
 
 
-def wrong_generation(place: Path, undisturbed: Path) -> str:
-    """What is wrong with the first wrong generation under `place`; "" if none is. The newest must be comparable."""
+def wrong_generation(place: Path, undisturbed: Path, *, newest: bool = True) -> str:
+    """What is wrong with the first wrong generation under `place`; "" if none is. `newest`: it must be comparable."""
     ours, theirs = LocalStore(str(place)), LocalStore(str(undisturbed))
     found, unreadable = heads(ours)
     wanted = {head.step: head for head in heads(theirs)[0]}
@@ -25,9 +25,9 @@ def wrong_generation(place: Path, undisturbed: Path) -> str:
         return "; ".join(f"generation {number}: {reason}" for number, reason in sorted(unreadable.items()))
     if not found:
         return f"nothing was saved under {place}"
-    newest = max(found, key=lambda head: head.generation)
-    if newest.step not in wanted:
-        return f"the newest generation is of step {newest.step}, which the undisturbed run did not save"
+    last = max(found, key=lambda head: head.generation)
+    if newest and last.step not in wanted:
+        return f"the newest generation is of step {last.step}, which the undisturbed run did not save"
     for head in sorted(found, key=lambda head: head.generation):
         problems = verify(ours, head.generation).problems
         if problems:

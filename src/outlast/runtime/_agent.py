@@ -27,6 +27,7 @@ from outlast.runtime._holding import slots_of
 from outlast.runtime._nursery import Preloading
 from outlast.runtime._probe import Probe
 from outlast.runtime._shared import Progress, Region
+from outlast.runtime._stopped import LOOK_S, Stopped
 from outlast.runtime._supervise import Child, Exit, start
 from outlast.runtime._watch import BEAT_S, kernel_state
 from outlast.runtime._wire import SILENT_BEATS, Heartbeat, HeartbeatReply, Link
@@ -72,6 +73,7 @@ class Agent:
         self._unborn: list[str] = []  # due, and waiting until the nursery is ready
         self.epoch = self.greetings = 0
         self.link: Link | None = None
+        self.stopped = Stopped()
         self.stopping = ""
         self._agenda: list[tuple[float, int, Any]] = []
         self._tie = 0
@@ -92,6 +94,7 @@ class Agent:
         self._at(0.0, self._connect)
         self._at(self.heartbeat_s, self._beat)
         self._at(BEAT_S, self._give_sign)
+        self._at(LOOK_S, self._look_for_the_stopped)
         while not (self.stopping and not self.ranks):
             self._turn()
         if self.link is not None:
@@ -181,6 +184,20 @@ class Agent:
         self._reap_strangers()
         self._at(self.heartbeat_s, self._beat)
 
+    def _look_for_the_stopped(self) -> None:
+        """Continue each child once; of who is stopped again the coordinator hears."""
+        now = time.monotonic()
+        for rank in self.ranks.values():
+            found, for_s = self.stopped.look(rank.name, rank.child.pid, now)
+            if found == "once":
+                rank.child.send(signal.SIGCONT)
+                self._send(m.Continued(member=rank.name, for_s=for_s))
+            elif found == "again":
+                self._examine(rank.name)
+        if self.nursery.fd >= 0 and self.stopped.look("", self.nursery.pid, now)[0]:
+            self.nursery.wake()
+        self._at(LOOK_S, self._look_for_the_stopped)
+
     def _reap_strangers(self) -> None:
         """What was adopted beside a rank: a loader of one that died at that moment, a rank whose number came late."""
         known = {self.nursery.pid, *(rank.child.pid for rank in self.ranks.values())}
@@ -191,14 +208,10 @@ class Agent:
                 os.waitpid(ended.si_pid, 0)
 
     def _too_silent(self, rank: Rank, now_s: float) -> bool:
-        """Beyond its deadline; or stopped while nobody waits for it, as a joiner may be."""
+        """Beyond its deadline. Who is stopped is looked after beside this."""
         phase, _, _, alive_s, allowed_s = rank.progress.read()
-        silent_s = now_s - alive_s
-        if phase is not Phase.IDLE and silent_s > (
-            min(allowed_s, self.outside_s) if phase in OWNED else self.outside_s
-        ):
-            return True
-        return silent_s > self.formation_s and kernel_state(rank.child.pid) == ("T", False)
+        limit_s = min(allowed_s, self.outside_s) if phase in OWNED else self.outside_s
+        return phase is not Phase.IDLE and now_s - alive_s > limit_s and kernel_state(rank.child.pid)[0] != "T"
 
     def _receive(self) -> None:
         link = self.link
@@ -219,6 +232,8 @@ class Agent:
             self._kill(message.member, message.reason)
         elif isinstance(message, m.Examine):
             self._examine(message.member)
+        elif isinstance(message, m.Continue) and message.member in self.ranks:
+            self.ranks[message.member].child.send(signal.SIGCONT)
         elif isinstance(message, m.Stop):
             self._stop(message.reason)
 
@@ -262,7 +277,13 @@ class Agent:
             self._send(m.SpawnFailed(member=member, error=str(error)))
             return
         self.ranks[member] = Rank(member, child, Progress(region), log)
+        self._at(self.formation_s, lambda: self._look_whether_joined(member))
         self._send(m.Spawned(member=member, agent=self.name, pid=child.pid))
+
+    def _look_whether_joined(self, member: str) -> None:
+        rank = self.ranks.get(member)
+        if rank is not None and not rank.progress.joined:
+            self._send(m.Unjoined(member=member, for_s=self.formation_s))
 
     def _ended(self, rank: Rank) -> None:
         noticed = time.monotonic()
@@ -270,11 +291,13 @@ class Agent:
         if how is None:
             return
         del self.ranks[rank.name]
-        joined = rank.progress.changes > 0
+        self.stopped.forget(rank.name)
+        joined, steps = rank.progress.changes > 0, rank.progress.commits()
         exited = m.Exited(
             member=rank.name, cause=self._cause(rank, how), detail=self._detail(rank, how),
             last_alive_s=rank.progress.read()[3] if joined else 0.0, noticed_at_s=noticed, joined=joined,
-            code=how.code,
+            code=how.code, steps=steps,
+            committed=max(rank.progress.read()[1], steps[-1].step + 1 if steps else 0),
         )  # fmt: skip
         rank.progress.region.close()
         self._gone(exited)

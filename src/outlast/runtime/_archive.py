@@ -15,6 +15,7 @@ from typing import Any
 from outlast.checkpoint import Drain, Retention, certify, heads, open_store, prune, publish
 from outlast.checkpoint._drain import Drainer
 from outlast.checkpoint._neighbours import Neighbours
+from outlast.checkpoint._retention import fewer
 from outlast.checkpoint._threads import Threads
 from outlast.core.phases import Phase
 from outlast.core.protocol._commit import PartReport, SaveId
@@ -89,6 +90,17 @@ class Archive:
         if done.generations or done.note:
             fields = {"generations": done.generations, "freed_bytes": done.freed_bytes, "note": done.note}
             self._said("checkpoint_pruned", fields)
+
+    def make_room(self, protected: Collection[int]) -> None:
+        """A writer finds no room: older generations go at once, and fewer are kept from here on."""
+        self.publisher.submit(self._quietly, "prune", lambda: self._make_room(protected))
+
+    def _make_room(self, protected: Collection[int]) -> None:
+        before, self._retention = self._retention, fewer(self._retention, len(self._store.generations()))
+        if before != self._retention:
+            text = f"{self.url} is full: {self._retention.keep_last} of its generations stay, not {before.keep_last}"
+            self._said("notice", {"level": "warning", "text": text})
+        self._prune(protected)
 
     def _drained(self, state: Drain, seconds: float) -> None:
         self._said("checkpoint_drained", {

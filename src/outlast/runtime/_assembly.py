@@ -35,7 +35,7 @@ def assemble(
     robust: dict[str, Any],
 ) -> Replica:
     """`facts`: what all members must share, so far; `keep`: how to save, if at all; `robust`: `row_settings`' own."""
-    microbatches = samples.num_leaves
+    microbatches, samples.doubted = samples.num_leaves, env.config.bitwise
     layout, rows = arrange(env.config, parts, samples, int(bucket_mb * (1 << 20)), **robust)
     shared = env.exchange == "shm" and layout.device.type == "cpu"
     policy = Guards.of(guards if env.config.guards == "script" else env.config.guards)
@@ -45,7 +45,7 @@ def assemble(
     )  # fmt: skip
     ordered(env.me, engine)
     facts = facts | {"aggregation": rows.settings.describe() if rows is not None else "mean", "guards": str(policy)}
-    facts |= {"bucket_mb": f"{bucket_mb:g}"}  # norms are summed bucket by bucket
+    facts |= {"loop": "protected", "bucket_mb": f"{bucket_mb:g}"}  # norms are summed bucket by bucket
     facts |= {"checkpoints": msgspec.json.encode(keep).decode()} if keep is not None else {}
     replica = Replica(env, engine, facts)
     if keep is not None:

@@ -20,8 +20,9 @@ from outlast.core.policy import audit_share
 from outlast.core.protocol import Evidence, Exchange, Header, Said, View
 from outlast.errors import ConfigError, ViewAbandoned
 from outlast.runtime._critical import watch
+from outlast.runtime._losses import missing_backward
 from outlast.runtime._mesh import Prints
-from outlast.runtime._once_more import apart, missing, prepare
+from outlast.runtime._once_more import apart, prepare
 from outlast.runtime._plane import Reduction
 from outlast.runtime._replica import Replica
 from outlast.runtime._second_reduction import Checks, settle
@@ -119,7 +120,7 @@ class Auditing:
         self.active = True
         yield batch
         if self.active:
-            raise missing(step, leaf)
+            raise missing_backward(step, leaf)
 
     def backward(self, loss: Tensor) -> None:
         """Fingerprint the gradient; it counts nowhere."""

@@ -1,10 +1,11 @@
 """The exchange over torch.distributed: Gloo on CPUs, NCCL on GPUs (the latter has not been run on a GPU yet).
 
-The same steps as through shared memory: all-to-all of slices, reduce, all-gather; one group a view, under its own store
-prefix, with the store of the view's first member. The training thread never waits inside a transfer: it waits on the
-mesh, which also hears deaths and notices. What an abandoned transfer may still write is kept alive until its group is
-gone, and nobody else uses it (protocol, 14). Bytes: (1+k)/2 of ring all-reduce's for k partial sums a member; what a
-second member reduces once more (25) travels to it once more.
+The same steps as through shared memory: all-to-all of slices, reduce, all-gather; one group a view. On CPUs its members
+find each other over the mesh (`_rendezvous.py`), on GPUs in the store of the view's first member, under its own prefix.
+The training thread never waits inside a transfer: it waits on the mesh, which also hears deaths and notices. What an
+abandoned transfer may still write is kept alive until its group is gone, and nobody else uses it (protocol, 14). Bytes:
+(1+k)/2 of ring all-reduce's for k partial sums a member; what a second member reduces once more (25) travels to it once
+more.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: i
 from outlast.core.phases import Phase
 from outlast.core.protocol import Node, schedule
 from outlast.errors import ViewAbandoned
+from outlast.runtime._connections import decoded
 from outlast.runtime._environment import Environment
 from outlast.runtime._gradients import Memory
 from outlast.runtime._mesh import Extra, Hand, Mesh, Ready
 from outlast.runtime._plane import Enter, Reduction, Task, reduce_and_note
+from outlast.runtime._rendezvous import LOOPBACK, ViewStore, shut
 from outlast.runtime._second_reduction import WANTED
 from outlast.runtime._wires import Collectives, Pending, Points
 from outlast.tensors import BLOCK, Layout, fingerprint, reduce_slice
@@ -42,7 +45,7 @@ def open_store() -> tuple[Any, str]:
 
 
 class NetworkPlane:
-    """See the module. `store`: this member's own (it may be the view's), `address`: the view's."""
+    """See the module. `store`: this member's own (it may be the view's), `address`: the view's; None: over the mesh."""
 
     AHEAD_BYTES: float = 16 << 20
     """Of other members' sums that are received at the same time."""
@@ -63,6 +66,7 @@ class NetworkPlane:
         self.index = self.members.index(mesh.me)
         self.ranges = [bucket.slices(len(self.members)) for bucket in layout.buckets]
         self._wires: Points | Collectives | None = None
+        self._keys: ViewStore | None = None
         self._scattering: list[Pending] = []
         self._gathering: dict[int, Pending] = {}
         self._reduced = 0
@@ -75,10 +79,16 @@ class NetworkPlane:
         if len(self.members) == 1:
             return
         ready, trouble, made = threading.Event(), [], []
+        keys = ViewStore(self.mesh, env.config.group_timeout_s) if store is None else None
+        self._keys = keys  # as long as the group, which may call it
 
         def build() -> None:
             try:
-                made.append(self._make_group(env, store, address))
+                if keys is None:
+                    made.append(self._make_group(env, self._joined(env, store, address), address.rpartition(":")[0]))
+                else:
+                    made.append(self._make_group(env, keys, LOOPBACK))
+                    shut(keys.said)
             except RuntimeError as error:
                 trouble.append(error)
             finally:
@@ -86,7 +96,18 @@ class NetworkPlane:
                 os.eventfd_write(self.mesh.wake_fd, 1)
 
         threading.Thread(target=build, name="outlast-group", daemon=True).start()
-        self.mesh.until(ready.is_set, self.mesh.peers, Phase.CONNECT)
+
+        def done() -> bool:
+            if keys is not None:
+                keys.exchange()
+            return ready.is_set()
+
+        try:
+            self.mesh.until(done, self.mesh.peers, Phase.CONNECT)
+        finally:
+            if keys is not None:
+                keys.exchange()  # what I said last, peers may still wait for
+                keys.give_up()
         if trouble:
             raise ViewAbandoned(f"the group did not form: {str(trouble[0]).splitlines()[0]}")
         self._wires = self._wired(made[0])
@@ -97,12 +118,16 @@ class NetworkPlane:
             return Collectives(self.layout.device, *about)
         return Points(*about, ahead_bytes=self.AHEAD_BYTES)
 
-    def _make_group(self, env: Environment, own: Any, address: str) -> Any:
-        timeout = timedelta(seconds=env.config.group_timeout_s)
+    def _joined(self, env: Environment, own: Any, address: str) -> Any:
+        """The store of the view's first member."""
         host, _, port = address.rpartition(":")
-        store = own
-        if self.index != 0:
-            store = TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=timeout)
+        if self.index == 0:
+            return own
+        timeout = timedelta(seconds=env.config.group_timeout_s)
+        return TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=timeout)
+
+    def _make_group(self, env: Environment, store: Any, host: str) -> Any:
+        timeout = timedelta(seconds=env.config.group_timeout_s)
         prefixed = PrefixStore(f"view/{self.mesh.view.id}", store)
         if self.layout.device.type == "cuda":
             options = dist.ProcessGroupNCCL.Options()
@@ -209,7 +234,7 @@ class NetworkPlane:
         mine = list(task.checks.due(task.step, self.ranges, self.index))
         self.mesh.broadcast(Extra(task.step, WANTED, msgspec.msgpack.encode(mine)))
         box = self.mesh.collect(Extra, task.step, WANTED, Phase.GATHERED)
-        said = {name: msgspec.msgpack.decode(told.body, type=list[tuple[int, int]]) for name, told in box.items()}
+        said = {name: decoded(name, told.body, list[tuple[int, int]]) for name, told in box.items()}
         wanted = [mine if name == self.mesh.me else said[name] for name in self.members]
         for bucket, reducer, gathered, again in self._once_more(wanted):
             if gathered != again:

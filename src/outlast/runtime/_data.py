@@ -12,15 +12,18 @@ import random
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import xxhash
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from outlast.errors import ConfigError
+from outlast.errors import ConfigError, LoopUnrepeatable
+from outlast.runtime._arguments import check_dataset
+from outlast.runtime._order import Order
 
-__all__ = ["Samples", "position_seed", "seed_everything"]
+__all__ = ["Samples", "batch_digest", "position_seed", "seed_everything", "unlike_samples"]
 
 _MASK = (1 << 64) - 1
 
@@ -82,10 +85,7 @@ class Samples:
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 0,
     ) -> None:
-        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-            raise ConfigError(
-                f"{type(dataset).__name__} is not a map-style dataset", remedy="give it __len__ and __getitem__"
-            )
+        check_dataset(dataset)
         if global_batch_size % microbatches:
             raise ConfigError(
                 f"global_batch_size {global_batch_size} is not a multiple of microbatches {microbatches}",
@@ -102,14 +102,21 @@ class Samples:
         self.steps_per_epoch = whole + (1 if rest and not drop_last else 0)
         self._keyed = _Keyed(dataset, collate_fn or default_collate)
         self._workers = num_workers
-        self._order: tuple[int, list[int]] = (-1, [])
+        self._order = Order(self.num_samples, shuffle)
         self._share: Callable[[int], list[int]] = lambda step: []
         self._next_key: tuple[int, int] = (0, 0)
         self._issued: deque[tuple[int, int]] = deque()
         self._loader: Iterator[Any] | None = None
         self._left_out: frozenset[int] = frozenset()
+        self.doubted = False  # fetch what the first step takes twice, and compare
+        self._first = -1
 
     # --- the pure part -------------------------------------------------------------------------------------------
+    @property
+    def order(self) -> str:
+        """How the samples of an epoch are put in order."""
+        return self._order.name
+
     def sizes(self, step: int) -> list[int]:
         """Samples in each microbatch of the step; the last batch of an epoch may be short."""
         start = (step % self.steps_per_epoch) * self.batch
@@ -129,7 +136,7 @@ class Samples:
     def _kept(self, step: int, leaf: int, sizes: list[int]) -> list[int]:
         epoch, place = divmod(step, self.steps_per_epoch)
         start = place * self.batch + sum(sizes[:leaf])
-        found = self._permutation(epoch)[start : start + sizes[leaf]]
+        found = self._order.indices(position_seed(self.seed, epoch, 0x5EED), start, sizes[leaf])
         return [index for index in found if index not in self._left_out] if self._left_out else found
 
     def leave_out(self, samples: Iterable[int]) -> None:
@@ -140,22 +147,27 @@ class Samples:
             self._loader, self._next_key = None, (self._next_key[0], 0)  # what was fetched ahead may hold them
             self._issued.clear()
 
-    def _permutation(self, epoch: int) -> list[int]:
-        if self._order[0] != epoch:
-            order = list(range(self.num_samples))
-            if self.shuffle:
-                generator = torch.Generator().manual_seed(position_seed(self.seed, epoch, 0x5EED))
-                order = torch.randperm(self.num_samples, generator=generator).tolist()
-            self._order = (epoch, order)
-        return self._order[1]
-
     # --- fetching ------------------------------------------------------------------------------------------------
     def expect(self, share: Callable[[int], list[int]], from_step: int) -> None:
         """Which microbatches this replica will own from here on, for prefetching."""
         self._share, self._next_key = share, (from_step, 0)
 
     def fetch(self, step: int, leaf: int) -> Any:
-        """The microbatch, collated."""
+        """The microbatch, collated. Raises LoopUnrepeatable if samples depend on more than their index and the random
+        state: the first step's are fetched again in this process."""
+        batch = self._fetch(step, leaf)
+        if self.doubted and self._first in (-1, step):
+            self._first = step
+            again = [self._keyed[self._key(step, leaf)] for _ in range(1 + bool(self._workers))]  # a worker has a copy
+            if len({batch_digest(found) for found in (batch, *again)}) > 1:
+                raise unlike_samples(step, leaf, self.indices(step, leaf), "when they are fetched twice")
+        return batch
+
+    def fetch_otherwise(self, step: int, leaf: int) -> None:
+        """The same samples at another place in the order, forgotten: what a dataset remembers of them is another."""
+        self._keyed[position_seed(self.seed, step, leaf, 3), self.indices(step, leaf)]
+
+    def _fetch(self, step: int, leaf: int) -> Any:
         if self._workers == 0:
             return self._keyed[self._key(step, leaf)]
         if self._loader is None:
@@ -198,3 +210,39 @@ class _Keys:
 
     def __iter__(self) -> Iterator[Any]:
         return self._samples.upcoming()
+
+
+def batch_digest(batch: Any) -> int:
+    """Of the tensors, numbers and words in it, at whatever depth."""
+    state = xxhash.xxh3_64()
+
+    def walk(value: Any) -> None:
+        if isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_quantized:
+            state.update(f"{value.dtype}{tuple(value.shape)}".encode())
+            state.update(value.detach().resolve_conj().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        elif isinstance(value, Mapping):
+            for key, item in value.items():
+                state.update(str(key).encode())
+                walk(item)
+        elif isinstance(value, list | tuple):
+            for item in value:
+                walk(item)
+        elif value is None or isinstance(value, bool | int | float | complex | str | bytes):
+            state.update(repr(value).encode())
+        elif hasattr(value, "tobytes"):  # numpy's
+            state.update(value.tobytes())
+
+    walk(batch)
+    return state.intdigest()
+
+
+def unlike_samples(step: int, leaf: int, indices: Sequence[int], how: str) -> LoopUnrepeatable:
+    """The error for samples that are not a function of their index."""
+    few = ", ".join(map(str, indices[:4])) + (", …" if len(indices) > 4 else "")
+    return LoopUnrepeatable(
+        f"the samples of microbatch {leaf} of step {step} (indices {few}) are not the same {how}",
+        did="nothing was trained with them",
+        remedy="draw random numbers from torch, numpy.random or random, which are seeded by position, not from a "
+        "generator of the dataset's own, and keep nothing that was drawn (no cache of augmented samples); or allow "
+        "it with bitwise = false",
+    )

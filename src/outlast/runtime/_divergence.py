@@ -20,12 +20,19 @@ import xxhash
 from outlast.core.phases import Phase
 from outlast.core.policy import agree
 from outlast.core.protocol import Header, RollEntry, View
-from outlast.errors import StateDiverged
+from outlast.errors import LoopUnrepeatable, StateDiverged
 from outlast.runtime._mesh import Mesh, Parts
 from outlast.runtime._state import State
 from outlast.tensors import combine, fingerprint_named
 
-__all__ = ["Comparison", "compare", "first_difference"]
+__all__ = ["REPLAYED", "Comparison", "compare", "first_difference"]
+
+REPLAYED = (
+    "a replica that joins applies the optimizers' steps and does not run the loop of before: what else changes from "
+    "step to step belongs into protect(..., state={...}) or the optimizer's own state (its `state` and `param_groups`, "
+    "not attributes)"
+)
+"""What to do about a replica that is unlike the others and came in by replaying."""
 
 _AT_ONCE_BYTES = 4 << 20  # a thread costs more than reading so little
 _WHOLE = -1  # in place of a part's number: this is the fingerprint of everything
@@ -90,13 +97,19 @@ def compare(
     there = [entry for entry in entries if entry.committed == double and entry.fingerprint]
     name, count = first_difference({entry.member: rows[entry.member] for entry in there})
     differing, majority = agree({entry.member: entry.fingerprint for entry in there})
-    if majority and not view.start:
+    joined = tuple(entry.member for entry in there if entry.joined)
+    if majority and not view.start and (not joined or set(differing) <= set(joined)):
         expel(double, tuple(e for e in there if e.member in differing), len(there), name)
     text = "; ".join(f"{', '.join(names)} at step {step}: {fp:016x}" for (step, fp), names in groups.items())
     remedy = "build the model from the same seed on every replica: torch.manual_seed(seed) before it"
     if not view.start:
         remedy = "outlast why; look for nondeterministic operations or failing memory"
     more = f" and {count - 1} more" if count > 1 else ""
+    if joined and not view.start:
+        raise LoopUnrepeatable(
+            f"{name}{more} of {', '.join(joined)}, which has just joined, is not what the others have ({text})",
+            where=f"view {view.id}", did="nothing was committed", remedy=REPLAYED,
+        )  # fmt: skip
     raise StateDiverged(
         f"replicas that must be equal differ in {name}{more} ({text})", where=f"view {view.id}",
         did="nothing was committed", remedy=remedy,
@@ -108,5 +121,6 @@ def first_difference(rows: Mapping[str, Rows]) -> tuple[str, int]:
     tables = [dict(table) for table in rows.values()]
     names = list(dict.fromkeys(name for table in tables for name in table))
     different = [name for name in names if len({table.get(name) for table in tables}) > 1]
-    shown = different[0].removeprefix("/model/").removeprefix("/") if different else "nothing that has a name"
+    changing = "what changed while it was compared (is state=... updated inside the inner loop?)"
+    shown = different[0].removeprefix("/model/").removeprefix("/") if different else changing
     return shown, len(different)

@@ -12,11 +12,14 @@ import msgspec
 
 from outlast.core.phases import Phase
 from outlast.core.protocol import Member, Order, ServeId, View
-from outlast.runtime._streams import FEED, Flushed, Share, Stream
+from outlast.runtime._streams import Flushed, Outcome, Share, Stream
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from outlast.runtime._engine import Engine, Meta
     from outlast.runtime._environment import Environment
+    from outlast.runtime._loop_state import Lived
 
 __all__ = ["Donor"]
 
@@ -30,7 +33,7 @@ class Donor:
 
     def _stream(self, joiner: str, serve: ServeId = (0, 0)) -> Stream:
         if joiner not in self.streams:
-            address = self.member.contacts.get(joiner, "") + FEED
+            address = self.member.contacts.get(joiner, "")
             self.streams[joiner] = Stream(self.env.me, joiner, address, self.env.secret, serve)
         return self.streams[joiner]
 
@@ -43,7 +46,10 @@ class Donor:
                 old.close()
             index = view.members.index(self.env.me)
             frozen, lo, hi, total, plain = self.engine.freeze(index, len(view.members))
-            share = Share(self.member.committed, lo, hi, total, plain if index == 0 else b"")
+            meta = b""
+            if index == 0 and self.engine.meta is not None and not self.member.held_back:  # the loops are where it says
+                meta = msgspec.msgpack.encode(self.engine.meta)
+            share = Share(self.member.committed, lo, hi, total, plain if index == 0 else b"", meta)
             self._stream(order.joiner, order.serve).put(share, None, frozen)
 
     def feed(self, view: View, meta: Meta) -> None:
@@ -57,17 +63,26 @@ class Donor:
         slices = [(b.index, *b.slices(len(view.members))[index]) for b in self.engine.layout.buckets]
         outcome, payload = self.engine.portion(meta, slices, whole=False)
         outcome = msgspec.structs.replace(outcome, last=self.member.switching)
+        lived = self.engine.loop.copy(meta.step)  # all keep it: who is first now may be gone with the view
+        if index == 0:
+            outcome = _with_lived(outcome, payload, lived)
         for stream in live.values():
             stream.put(outcome, payload)
 
     def formed(self, view: View) -> None:
         """Spares that the view feeds learn its last outcome whole, from the first member: the old view's slices may
         have gone with their sender."""
-        whole = view.members[0] == self.env.me and self.member.keeps_output and self.engine.meta is not None
+        meta, kept = self.engine.newest, self.engine.loop.kept
+        whole = view.members[0] == self.env.me and self.member.keeps_output
+        if self.engine.late is not None and self.engine.robust is not None:
+            whole = False  # its rows' momentum is not applied yet
         for name in view.attached:
             stream = self._stream(name)  # a spare that became a member has none yet
-            if whole and self.engine.meta is not None:
-                stream.put(*self.engine.portion(self.engine.meta, (), whole=True))
+            if whole and meta is not None:
+                outcome, payload = self.engine.portion(meta, (), whole=True)
+                if kept is not None and kept.step == meta.step:
+                    outcome = _with_lived(outcome, payload, kept)
+                stream.put(outcome, payload)
 
     def flush(self, view: View) -> None:
         """Nothing of the old view follows; who is a member now is fed no more."""
@@ -83,3 +98,8 @@ class Donor:
         for stream in self.streams.values():
             stream.close()
         self.streams.clear()
+
+
+def _with_lived(outcome: Outcome, payload: list[Tensor], lived: Lived) -> Outcome:
+    payload.append(lived.data)
+    return msgspec.structs.replace(outcome, lived=lived.plain)

@@ -24,6 +24,8 @@ from outlast.runtime._data import Samples, position_seed, seed_everything
 from outlast.runtime._divergence import Comparison
 from outlast.runtime._gradients import OUTCOME, Accumulator, Memory
 from outlast.runtime._guarding import Guarding
+from outlast.runtime._loop_state import Lived, LoopState
+from outlast.runtime._rehearsal import Rehearsal
 from outlast.runtime._robust import Robust
 from outlast.runtime._second_reduction import Checks
 from outlast.runtime._state import State
@@ -48,6 +50,7 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     output: int
     ruling: Ruling | None = None
     observed: Observed | None = None
+    settings: bytes = b""  # as the optimizers saw them (`_loop_state.py`)
 
 
 class Engine:
@@ -65,6 +68,11 @@ class Engine:
         """The outcome, a flat tensor a bucket. A plane may put another in a tensor's place."""
         self.losses: dict[int, tuple[float, float]] = {}
         self.meta: Meta | None = None  # of the last step applied
+        self.late: Meta | None = None  # of one whose step this process's loop has yet to go through
+        self._lived: Lived | None = None
+        self._settled = b""  # the settings after it, where it is applied already
+        self.loop = LoopState(state)
+        self.rehearsal: Rehearsal | None = None  # in the first steps
         self.frozen: list[Any] = []  # copies under way, each with `wait`: `Frozen`, or a save's
         self.warm = Warm()  # what joiners are served from
         self._buffers = list(state.buffers.values())
@@ -166,6 +174,7 @@ class Engine:
             step=first.step, loss=loss, norm=norm, used=bytes(used), buffers=buffers if applies else (),
             output=sum(h.output for h in headers) & ((1 << 64) - 1), ruling=ruling,
             observed=self.vigilance.observed(headers) if self.vigilance is not None else None,
+            settings=self.loop.settings,
         )  # fmt: skip
 
     def norm_of(self, headers: Sequence[Header]) -> float | None:
@@ -208,6 +217,62 @@ class Engine:
         self.sums.clear()
         self.losses.clear()
         self.meta = meta
+        self.loop.committed()
+        if self.rehearsal is not None and not self.rehearsal.applied():
+            self.rehearsal = None
+
+    def begun(self, step: int) -> None:
+        """The inner loop of this step begins (or goes on): what the loop made of the state until here belongs to it."""
+        if self.rehearsal is not None:
+            self.rehearsal.begun(step, self.loop.written())
+        self.loop.begin(step)
+
+    # --- who came in by replaying ----------------------------------------------------------------------------------
+    def hold(self, meta: Meta, lived: Lived | None) -> None:
+        """The outcome that `out` now holds waits for this process's loop, or for the next outcome."""
+        self.late, self._lived, self._settled = meta, lived, b""
+
+    def live(self, enter: Callable[[Phase], None]) -> None:
+        """Apply what `hold` left, with the loop where all loops were when it was decided."""
+        self._replay(enter, whole=True)
+
+    def settle(self, enter: Callable[[Phase], None]) -> None:
+        """Apply what `hold` left, as the loop will not go through its step: a newer one follows."""
+        self._replay(enter, whole=False)
+
+    def _replay(self, enter: Callable[[Phase], None], *, whole: bool) -> None:
+        late, self.late = self.late, None
+        if late is None:
+            return
+        if not self._settled:
+            self.loop.load(self._lived, whole=whole)
+            self.loop.write(late.settings)
+            self.apply(late, enter)
+        elif whole:
+            self.loop.load(self._lived, whole=True)
+            self.loop.write(self._settled)
+        self._lived = None
+
+    def told(self, *, joined: bool) -> bytes:
+        """The newest outcome beside the gradient, for a member that is behind; `joined`: it came in by replaying."""
+        kept = self.loop.kept if joined else None
+        if kept is not None and (self.newest is None or kept.step != self.newest.step):
+            kept = None
+        lived = (kept.plain, kept.data.numpy().tobytes()) if kept is not None else (b"", b"")
+        return msgspec.msgpack.encode((msgspec.msgpack.encode(self.newest), *lived))
+
+    def heard(self, told: bytes) -> Meta:
+        """What `told` gave: held, until it is applied."""
+        text, plain, data = msgspec.msgpack.decode(told, type=tuple[bytes, bytes, bytes])
+        meta = msgspec.msgpack.decode(text, type=Meta)
+        flat = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else raw(torch.empty(0))
+        self.hold(meta, Lived(meta.step, plain, flat) if plain else None)
+        return meta
+
+    @property
+    def newest(self) -> Meta | None:
+        """Of the outcome that `out` holds."""
+        return self.late or self.meta
 
     def _optimize(self, meta: Meta, enter: Callable[[Phase], None]) -> None:
         grads = self.layout.views(self.out)
@@ -219,8 +284,12 @@ class Engine:
                 param.grad = None
         enter(Phase.OPTIMIZER)
         with self.guards.rates(meta.step):
+            if self.rehearsal is not None:
+                self.rehearsal.replay()
             for optimizer in self.state.optimizers:
                 optimizer.step()
+            if self.rehearsal is not None:
+                self.rehearsal.compare(meta.step)
         for scheduler in self.state.schedulers:
             scheduler.step()
         for param in self.state.params:
@@ -228,9 +297,9 @@ class Engine:
         if self.robust is not None:
             self.robust.applied(self.out)
 
-    def outcome(self, late: Meta | None = None) -> int:
-        """Digest of `late`, or of the last outcome that was applied; 0 before the first."""
-        meta = late or self.meta
+    def outcome(self) -> int:
+        """Digest of the newest outcome; 0 before the first."""
+        meta = self.newest
         if meta is None:
             return 0
         action = meta.ruling.verdict.action if meta.ruling is not None else "apply"
@@ -290,15 +359,26 @@ class Engine:
             soon = [flat[slice(*bucket.slices(num_donors + 1)[index])] for bucket, flat in flats]
         self.warm.prepare([-(-size // num_donors) + _SLACK for size in whole], soon)
 
-    def thaw(self, plain: bytes, tensors: dict[str, Tensor]) -> None:
-        """Become the state that a snapshot holds."""
+    def thaw(self, plain: bytes, tensors: dict[str, Tensor], meta: Meta | None) -> None:
+        """Become the state that a snapshot holds; `meta`: of the step after which it was taken, if the donors' loops
+        had not gone on."""
         for frozen in self.frozen:
             frozen.wait()
         self.frozen.clear()
         self.state.load(plain, tensors)
+        self.took()
+        if meta is not None:
+            self.meta = self.late = meta
+            self.loop.write(meta.settings, but_groups=True)
+            self._lived, self._settled = self.loop.copy(meta.step), self.loop.read()
+
+    def took(self) -> None:
+        """The state was loaded: nothing of before counts."""
         self.take_buffers()
         self.sums.clear()
         self.losses.clear()
+        self.loop.committed()
+        self.late = None
 
     def take_buffers(self) -> None:
         """The next step starts from the module buffers as they are now."""

@@ -46,10 +46,12 @@ class Environment:
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Environment:
-        """From the environment that the agent made. MembershipError if the agent is already gone."""
+        """From the environment that the agent made. MembershipError if the agent is already gone, ConfigError where
+        something else than `outlast run` started several processes."""
         me = environ.get("OUTLAST_MEMBER")
         faults = environ.get("OUTLAST_FAULTS")
         if me is None:
+            _refuse_other_launchers(environ)
             config = solo_config(environ)
             return cls(
                 me="r0.1", agent="", run_id=secrets.token_hex(4), run_dir=None, coordinator=None,
@@ -78,3 +80,20 @@ def _until(environ: Mapping[str, str]) -> int:
     if not text.isdigit():
         raise ConfigError(f"OUTLAST_UNTIL={text!r} is no number of steps", remedy="a whole number")
     return int(text)
+
+
+_COUNTS = {"WORLD_SIZE": "RANK", "SLURM_STEP_NUM_TASKS": "SLURM_PROCID", "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK"}
+"""Variables in which torchrun, srun and mpirun say how many processes they started, and which of them this one is."""
+
+
+def _refuse_other_launchers(environ: Mapping[str, str]) -> None:
+    """Raise ConfigError where each of several processes would take itself for the whole run: all of them would train
+    the same and write the same files."""
+    for count, rank in _COUNTS.items():
+        number = environ.get(count, "")
+        if rank in environ and number.isdigit() and int(number) > 1:
+            raise ConfigError(
+                f"another launcher started {number} processes ({count}={number}, {rank}={environ[rank]}), and none of "
+                "them knows of the others: each would train the whole run",
+                did="nothing was trained", remedy=f"outlast run --replicas {number} train.py",
+            )  # fmt: skip

@@ -17,7 +17,7 @@ from outlast.runtime._environment import Environment
 from outlast.runtime._output import outlast_full_disks
 from outlast.runtime._state import State
 
-__all__ = ["device_name", "facts_of", "prepare_process"]
+__all__ = ["device_name", "facts_of", "prepare_process", "warm_up"]
 
 
 def prepare_process(env: Environment) -> None:
@@ -41,6 +41,7 @@ def facts_of(
         "samples": str(samples.num_samples),
         "seed": str(samples.seed),
         "shuffle": str(samples.shuffle),
+        "order": samples.order,
         "drop_last": str(samples.drop_last),
         "clip_norm": str(clip_norm),
         "aggregation": aggregation,
@@ -83,3 +84,11 @@ def _cuda(device: Any) -> dict[str, str]:
         "cudnn_benchmark": str(torch.backends.cudnn.benchmark),
         "tf32": str(torch.backends.cuda.matmul.allow_tf32),
     }
+
+
+def warm_up() -> None:
+    """The first optimizer step of a process imports for a second, and its first backward finds everything cold: take
+    that before anybody waits. It draws no random number."""
+    parameter = torch.nn.Parameter(torch.zeros(8, 8))
+    torch.nn.functional.linear(torch.zeros(2, 8), parameter).relu().sum().backward()  # type: ignore[no-untyped-call]
+    torch.optim.AdamW([parameter]).step()

@@ -208,7 +208,7 @@ class Accumulator:
         for index in indices:
             grad = self.params[index].grad
             assert grad is not None
-            grads.append(grad.to(bucket.dtype) if grad.is_sparse is False else grad.to_dense())
+            grads.append((grad if grad.layout is torch.strided else grad.to_dense()).to(bucket.dtype))
         if self._weight != 1.0 and grads:
             with torch.no_grad():
                 grads = list(torch._foreach_mul(grads, self._weight))

@@ -20,7 +20,8 @@ from outlast.core.phases import Phase
 from outlast.core.policy import Culprit
 from outlast.core.protocol import Header
 from outlast.core.protocol._tree import Node, leaves_of, merges
-from outlast.runtime._once_more import apart, gradients, missing, prepare
+from outlast.runtime._losses import missing_backward
+from outlast.runtime._once_more import apart, gradients, prepare
 from outlast.runtime._operations import Watch, bad_rows, float_tensors
 from outlast.runtime._replica import Replica
 from outlast.tensors import fingerprint
@@ -69,7 +70,7 @@ class Inspection:
         with watch or contextlib.nullcontext():
             yield batch
         if not self._seen:
-            raise missing(step, leaf)
+            raise missing_backward(step, leaf)
 
     def _suspected(self, headers: Sequence[Header]) -> list[int]:
         """My microbatches whose loss is not finite; if all losses are, those under my sums that are not, or whose norm

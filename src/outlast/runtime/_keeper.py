@@ -26,6 +26,7 @@ from outlast.core.policy._saving import Pacer
 from outlast.core.protocol import Coordinator, ViewId
 from outlast.core.protocol import _commit as cm
 from outlast.core.protocol import messages as m
+from outlast.errors import Unsaved
 from outlast.journal import Journal
 from outlast.runtime import _saving as wire
 from outlast.runtime._archive import Archive
@@ -68,10 +69,11 @@ class Keeper:
         self._costs: dict[cm.SaveId, dict[int, wire.SaveDone]] = defaultdict(dict)
         self._dead: dict[cm.SaveId, str] = {}
         self._asked = self._epoch << 20
-        self._reason = ""
+        self._reason = self._why = ""  # of a wish to save; of the newest save that failed
         self._pacer: Pacer | None = None
         self._shown_s = math.nan
         self._timer: asyncio.TimerHandle | None = None
+        self._stops = False  # the run was asked to stop: its last save is asked for
         self._after: list[Callable[[], None]] = []
         self._step_s = 0.0
         self._differing: list[Any] = []
@@ -270,12 +272,21 @@ class Keeper:
             del self._dead[old]
         self._settle(self._everyone(), action.save, None, action.reason)
         url = self.archive.url if self.archive is not None else ""
+        self._why = action.reason
         self._write("checkpoint_failed", step=action.save.step, cause=action.cause, reason=action.reason, url=url)
         if action.cause == "view_changed":
             self.ask(f"the save of step {action.save.step} was lost with its view")
         elif action.cause != "superseded" and self._pacer is not None:
             self._pacer.failed()
             self._arm()
+
+    def unsaved(self, steps: int) -> str:
+        """For the end of a run that did all its steps: why the last of them are in no checkpoint; "" if they are."""
+        newest = max((step for _, step in self._told), default=-1)
+        if self.settings is None or not steps or newest >= steps:
+            return ""
+        url = self.archive.url if self.archive is not None else self.settings.target
+        return str(Unsaved.of(steps, newest, url, self._why))
 
     def _settle(self, names: Iterable[str], save: cm.SaveId, generation: int | None, reason: str) -> None:
         self._tell(names, wire.SaveSettled(epoch=self._epoch, save=save, generation=generation, reason=reason))
@@ -285,7 +296,7 @@ class Keeper:
         """Have the members save after the next step in which all can."""
         if self._base is None:
             return
-        self._asked += 1
+        self._asked = self._asked // 2 * 2 + (3 if self._stops else 2)
         self._reason = reason
         self._tell(self._everyone(), wire.SaveNow(epoch=self._epoch, number=self._asked, reason=reason))
 
@@ -293,10 +304,12 @@ class Keeper:
         """A stop or a departure: whether a save goes first; `then` is called when it is done, or its time is up."""
         if not isinstance(message, m.Stop | m.Leaving) or self._view is None or not self._stop_save_s:
             return False
-        if self._coordinator.over or self._coordinator.change is not None or self._coordinator.view is None:
+        c = self._coordinator
+        if c.over or c.ending is not None or c.change is not None or c.view is None:
             return False
         who = f"{message.member} was asked to leave" if isinstance(message, m.Leaving) else "the run was asked to stop"
         self._after.append(then)
+        self._stops = self._stops or isinstance(message, m.Stop)
         self.ask(who)
         self._write("checkpoint_interval", interval_s=0.0, mtbr_s=0.0, reason=f"now: {who}")
         self._loop.call_later(self._stop_save_s, self._release)
@@ -345,7 +358,11 @@ class Keeper:
 
     def _due(self) -> None:
         assert self._pacer is not None
-        if self._view is not None and self._commit.pending == () and not self._coordinator.over:
+        if (
+            self._view is not None
+            and self._commit.pending == ()
+            and not (self._coordinator.over or self._coordinator.ending is not None)
+        ):
             self._pacer.began(time.monotonic())
             self.ask(f"due: {self._pacer.decide(time.monotonic()).reason}")
         else:
@@ -362,7 +379,12 @@ class Keeper:
             self._differing.append(event)
         names = {"save_delayed": "checkpoint_delayed", "save_retried": "checkpoint_retried"}
         if kind == "save_retried":
+            if event.full and self.archive is not None:
+                self.archive.make_room(self._commit.protected)
             fields = {"reason": fields["reason"], "attempt": fields["attempt"]}
+        if kind == "unwritable":
+            self._write("checkpoint_failed", step=-1, cause="unwritable", **fields)
+            return
         self._write(names.get(kind, f"checkpoint_{kind}"), replica=name, **fields)
 
     def _said(self, kind: str, fields: dict[str, Any]) -> None:

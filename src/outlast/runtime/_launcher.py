@@ -7,6 +7,7 @@ because every process dies with the one that started it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -23,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from outlast.config import Resolved, encoded
+from outlast.config import Resolved, anchored, encoded
 from outlast.core import events
 from outlast.core.protocol import messages as m
 from outlast.errors import EnvironmentFault, OutlastError, WireRefusal
@@ -63,13 +64,15 @@ class _Agent:
 @dataclass(slots=True)
 class Launcher:
     """See the module. `watch` is called now and then, at least four times a second, with nothing; `ready` once,
-    when all that can be refused beforehand was not."""
+    when all that can be refused beforehand was not. `began_at_s`: when this process began (Unix seconds), if it is
+    there for the run alone."""
 
     resolved: Resolved
     command: list[str]
     run_dir: Path
     watch: Callable[[], Any] | None = None
     ready: Callable[[], Any] | None = None
+    began_at_s: float | None = None
     run_id: str = field(default_factory=lambda: secrets.token_hex(4))
     _secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     _agents: list[_Agent] = field(default_factory=list)
@@ -91,6 +94,7 @@ class Launcher:
 
     def run(self) -> Outcome:
         """From nothing to the end of the run. ConfigError, EnvironmentFault before anything was started."""
+        self.resolved = msgspec.structs.replace(self.resolved, config=anchored(self.resolved.config))
         listening = self._listen()
         try:
             hold, found_by = hold_memory(self.resolved.config.replicas + self.resolved.config.spares)
@@ -122,12 +126,19 @@ class Launcher:
             os.close(wake_w)
             listening.close()
             hold.close()
+            self._write_end(lock)
             lock.release()
         if self.watch is not None:
             self.watch()
         return Outcome(
             exit_code=self._exit_code if self._exit_code is not None else self._stop_code, run_dir=self.run_dir
         )
+
+    def _write_end(self, lock: RunLock) -> None:
+        """All others have ended: from here on nobody else writes to the journal."""
+        code = self._exit_code if self._exit_code is not None else self._stop_code
+        with contextlib.suppress(OutlastError), Journal.open_writer(self.run_dir, lock_fd=os.dup(lock.fileno())) as end:
+            end.append(events.RunEnded(at_s=time.time(), exit_code=code))
 
     # --- preparing -----------------------------------------------------------------------------------------------
     def _prepare(self) -> RunLock:
@@ -142,8 +153,8 @@ class Launcher:
         shown = msgspec.structs.asdict(config)
         journal.append(
             events.RunStarted(
-                at_s=time.time(), run_id=self.run_id, command=self.command, num_replicas=config.replicas,
-                num_spares=config.spares, signature={}, config=shown,
+                at_s=self.began_at_s or time.time(), run_id=self.run_id, command=self.command,
+                num_replicas=config.replicas, num_spares=config.spares, signature={}, config=shown,
             )
         )  # fmt: skip
         journal.close()

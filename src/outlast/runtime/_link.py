@@ -31,7 +31,7 @@ _decoder: msgspec.msgpack.Decoder[m.FromCoordinator | HeartbeatReply | saving.To
 
 
 class MemberLink:
-    """See the module. `hello()` and `beat()` make the messages; `asked(probe)` is called on a Probe."""
+    """See the module. `hello()` and `beat(again)` make the messages; `asked(probe)` is called on a Probe."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class MemberLink:
         lock: threading.RLock,
         *,
         hello: Callable[[], m.Hello],
-        beat: Callable[[], Heartbeat],
+        beat: Callable[[bool], Heartbeat],
         asked: Callable[[m.Probe], None],
         heartbeat_s: float,
         lease_s: float,
@@ -73,7 +73,7 @@ class MemberLink:
         """A heartbeat now: the last words before the end carry the last losses."""
         link = self._link
         if link is not None:
-            beat = self._beat()
+            beat = self._beat(False)
             with contextlib.suppress(OSError), self.lock:
                 link.send(beat)
 
@@ -85,6 +85,10 @@ class MemberLink:
 
     def wake(self) -> None:
         os.eventfd_write(self.wake_fd, 1)
+
+    def forget_saves(self) -> None:
+        """Nobody is there any more to hear of checkpoints, or to speak of them."""
+        self.on_save, self.repeat = lambda message: None, tuple
 
     def close(self) -> None:
         self._over.set()
@@ -123,11 +127,12 @@ class MemberLink:
             poll = select.poll()
             poll.register(link.sock.fileno(), select.POLLIN)
             poll.register(self._leaving_fd, select.POLLIN)
-            next_beat, heard_s = 0.0, time.monotonic()
+            next_beat, heard_s, first = 0.0, time.monotonic(), True
             while not self._over.is_set():
                 now = time.monotonic()
                 if now >= next_beat:
-                    beat = self._beat()
+                    beat = self._beat(first)  # the first to a coordinator says again what it may never have heard
+                    first = False
                     with self.lock:
                         link.send(beat)
                     next_beat = now + self._heartbeat_s
@@ -191,6 +196,9 @@ class SoloLink:
 
     def wake(self) -> None:
         os.eventfd_write(self.wake_fd, 1)
+
+    def forget_saves(self) -> None:
+        """Nobody spoke of any."""
 
     def close(self) -> None:
         """Nothing to close."""

@@ -3,14 +3,13 @@
 Role: small frames in order between every pair (roll call, bucket announcements, headers, hand-over), descriptors of
 shared regions, and the first evidence of a death: an end of stream without goodbye. All I/O is the training thread's;
 it waits on sockets and on a wake descriptor, never in a sleep. Frames of an older view cannot arrive: its sockets are
-closed. Between hosts another mesh will stand in its place.
+closed. Who connects has been proved before it is heard of here (`_connections.py`). Between hosts another mesh will
+stand in its place.
 """
 
 from __future__ import annotations
 
-import array
 import contextlib
-import hmac
 import os
 import select
 import socket
@@ -24,20 +23,23 @@ import msgspec
 from outlast.core.phases import Phase
 from outlast.core.policy import Culprit
 from outlast.core.protocol import Commitment, Header, RollEntry, View, ViewId
-from outlast.errors import StepMisuse, ViewAbandoned
+from outlast.errors import StepMisuse, ViewAbandoned, WireRefusal
+from outlast.runtime._connections import Call, Connection, Listener, PeersLost
+from outlast.runtime._handshake import Claim
 from outlast.runtime._probe import Probe
 from outlast.runtime._shared import Region
 
 __all__ = [
-    "Bye", "Extra", "Final", "Found", "Hand", "Head", "Listener", "Mesh", "Parts", "PeersLost", "Prints", "Ready",
-    "Reduced", "Roll",
+    "Bye", "Extra", "Final", "Found", "Hand", "Head", "Key", "Mesh", "Parts", "Prints", "Ready", "Reduced", "Roll",
+    "Settings",
 ]  # fmt: skip
 
 
+_RETRY_S = 0.02  # until a connection is tried again that ended before it was proved, or found a queue that was full
+
+
 class _Hi(msgspec.Struct, frozen=True, tag=True):
-    member: str
-    view: ViewId
-    token: bytes
+    """I am in this view too. My region's descriptor comes with it, if I have one."""
 
 
 class Roll(msgspec.Struct, frozen=True, tag=True):
@@ -97,11 +99,25 @@ class Extra(msgspec.Struct, frozen=True, tag=True):
     body: bytes
 
 
+class Key(msgspec.Struct, frozen=True, tag=True):
+    """Of the view's store (`_rendezvous.py`)."""
+
+    name: str
+    value: bytes
+
+
 class Found(msgspec.Struct, frozen=True, tag=True):
     """What I found when the guards had reason to look closer."""
 
     step: int
     culprits: tuple[Culprit, ...]
+
+
+class Settings(msgspec.Struct, frozen=True, tag=True):
+    """What my optimizers see beside gradients and state, where headers show that it is not the same on all."""
+
+    step: int
+    told: bytes
 
 
 class Final(msgspec.Struct, frozen=True, tag=True):
@@ -122,112 +138,8 @@ class _Pong(msgspec.Struct, frozen=True, tag=True):
     pass
 
 
-_Frame = _Hi | Roll | Parts | Prints | Ready | Reduced | Head | Hand | Extra | Found | Final | Bye | _Ping | _Pong
+_Frame = _Hi | Roll | Parts | Prints | Ready | Reduced | Head | Hand | Extra | Key | Found | Final | Bye | _Ping | _Pong
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Frame)
-_encoder = msgspec.msgpack.Encoder()
-
-
-class PeersLost(ViewAbandoned):
-    """Connections ended without a goodbye: `suspects`."""
-
-    def __init__(self, suspects: tuple[str, ...]) -> None:
-        super().__init__(f"the connections to {', '.join(suspects)} ended")
-        self.suspects = suspects
-
-
-class _Conn:
-    """One unix stream with a peer: frames in, frames out, descriptors in."""
-
-    def __init__(self, sock: socket.socket, peer: str = "") -> None:
-        self.sock, self.peer = sock, peer
-        self.buffer = bytearray()
-        self.pending = bytearray()
-        self.fds: list[int] = []
-        self.early: list[Any] = []  # frames that came with the greeting
-        self.ended = False
-        self.deaf = False  # the peer takes nothing more; what it said before may still have to be read
-        sock.setblocking(False)
-
-    def send(self, message: Any) -> None:
-        if self.deaf:
-            return
-        body = _encoder.encode(message)
-        self.pending += len(body).to_bytes(4, "big") + body
-        self.flush()
-
-    def flush(self) -> None:
-        try:
-            while self.pending:
-                del self.pending[: self.sock.send(self.pending)]
-        except BlockingIOError:
-            pass
-        except OSError:
-            self.deaf = True
-            self.pending.clear()
-
-    def read(self) -> list[Any]:
-        """Frames that have arrived. Sets `ended` at the end of the stream."""
-        while not self.ended:
-            try:
-                data, ancillary, _, _ = self.sock.recvmsg(65536, socket.CMSG_LEN(16))
-            except BlockingIOError:
-                break
-            except OSError:
-                data, ancillary = b"", []
-            for level, kind, body in ancillary:
-                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                    fds = array.array("i")
-                    fds.frombytes(body[: len(body) - len(body) % fds.itemsize])
-                    self.fds += fds
-            self.ended = not data
-            self.buffer += data
-            if len(data) < 65536:
-                break
-        return list(self._frames())
-
-    def _frames(self) -> Any:
-        while len(self.buffer) >= 4:
-            length = int.from_bytes(self.buffer[:4], "big")
-            if len(self.buffer) < 4 + length:
-                return
-            body = bytes(self.buffer[4 : 4 + length])
-            del self.buffer[: 4 + length]
-            yield _decoder.decode(body)
-
-    def close(self) -> None:
-        for fd in self.fds:
-            os.close(fd)
-        self.fds.clear()
-        self.sock.close()
-
-
-class Listener:
-    """A member's address on this host (abstract unix socket) and what outlives a view: peers' mapped regions."""
-
-    def __init__(self, run_id: str, me: str, secret: bytes) -> None:
-        self.me, self.secret = me, secret
-        self.address = f"outlast/{run_id}/{me}/{os.getpid()}"
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.bind("\0" + self.address)
-        self.sock.listen(1024)
-        self.sock.setblocking(False)
-        self.early: list[tuple[_Conn, _Hi]] = []
-        self.unknown: list[_Conn] = []  # have not said yet who they are, nor for which view they come
-        self.regions: dict[str, Region] = {}
-
-    def token(self, view: ViewId, sender: str, receiver: str) -> bytes:
-        text = f"mesh|{view}|{sender}|{receiver}".encode()
-        return hmac.digest(self.secret, text, "sha256")
-
-    def keep_region(self, conn: _Conn) -> None:
-        """Map a peer's region once; it is the same for all its views."""
-        if conn.fds and conn.peer not in self.regions:
-            self.regions[conn.peer] = Region(0, fd=conn.fds.pop(0))
-
-    def close(self) -> None:
-        for conn in self.unknown:
-            conn.close()
-        self.sock.close()
 
 
 class Mesh:
@@ -250,8 +162,9 @@ class Mesh:
         self.listener, self.view, self.addresses, self.region = listener, view, addresses, region
         self.me = listener.me
         self.peers = [name for name in view.members if name != self.me]
-        self.conns: dict[str, _Conn] = {}
+        self.conns: dict[str, Connection] = {}
         self.boxes: dict[tuple[type, int, int], dict[str, Any]] = defaultdict(dict)
+        self.keys: list[Key] = []  # from peers, until the view's store takes them
         self.left: set[str] = set()
         self.answered: set[str] = set()
         self.ping_wanted = False
@@ -259,94 +172,86 @@ class Mesh:
         self._wake_fd, self._abandoned, self._patience, self._on_stall = wake_fd, abandoned, patience, on_stall
         self._probe = probe
         self._poll = select.poll()
-        self._by_fd: dict[int, _Conn] = {}
-        self._strangers: dict[int, _Conn] = {}
+        self._by_fd: dict[int, Connection] = {}
+        self._calls: dict[int, Call] = {}  # connections that I make, until both ends are proved
+        self._to_call: list[str] = []
+        self._call_at_s = 0.0
         self._poll.register(wake_fd, select.POLLIN)
 
     # --- forming -------------------------------------------------------------------------------------------------
     def form(self) -> None:
         """Connect to every member. Raises ViewAbandoned or PeersLost."""
-        self._poll.register(self.listener.sock.fileno(), select.POLLIN)
-        while self.listener.unknown:
-            self._meet(self.listener.unknown.pop())
+        self._poll.register(self.listener.mesh.fd, select.POLLIN)
         early, self.listener.early = self.listener.early, []
-        for conn, hi in early:
-            self._welcome(conn, hi)
-        mine = self.view.members.index(self.me)
-        for name in self.view.members[:mine]:
-            self._connect(name)
-        self._wait(lambda: [n for n in self.peers if n not in self.conns or not self.conns[n].peer], Phase.CONNECT)
-        self._poll.unregister(self.listener.sock.fileno())
-        for fd in self._strangers:
-            self._poll.unregister(fd)
-        self._keep_strangers()
+        for sock, claim in early:
+            self._welcome(sock, claim)
+        self._to_call = list(self.view.members[: self.view.members.index(self.me)])
+        self._call()
+        self._wait(
+            lambda: [n for n in self.peers if n not in self.conns or not self.conns[n].introduced], Phase.CONNECT
+        )
+        self._poll.unregister(self.listener.mesh.fd)
 
-    def _keep_strangers(self) -> None:
-        """They may come for a later view: closed without a word they would take me for dead."""
-        self.listener.unknown += self._strangers.values()
-        self._strangers.clear()
+    def _not_here(self) -> list[str]:
+        return [name for name in self.peers if name not in self.conns or not self.conns[name].introduced]
 
-    def _connect(self, name: str) -> None:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    def _call(self) -> None:
+        """Connect to whom I have to, as far as their queues let me in."""
+        names, self._to_call = self._to_call, []
+        self._call_at_s = time.monotonic() + _RETRY_S
+        claim = Claim("mesh", self.me, (self.view.id.epoch, self.view.id.n))
+        for name in names:
+            try:
+                call = Call(self.addresses[name], self.listener.secret, name, claim)
+            except BlockingIOError:
+                self._to_call.append(name)
+            except (OSError, KeyError) as error:
+                raise PeersLost((name,)) from error
+            else:
+                self._calls[call.sock.fileno()] = call
+                self._poll.register(call.sock.fileno(), select.POLLIN)
+
+    def _answered(self, fd: int) -> None:
+        """A listener that I called said something, or let go of me: its door was too crowded, or it has died."""
+        call = self._calls[fd]
         try:
-            sock.settimeout(5.0)
-            sock.connect("\0" + self.addresses[name])
-        except (OSError, KeyError) as error:
-            sock.close()
-            raise PeersLost((name,)) from error
-        conn = _Conn(sock)
-        self.conns[name] = conn
-        self._by_fd[sock.fileno()] = conn
-        self._poll.register(sock.fileno(), select.POLLIN)
-        self._greet(conn, name)
-
-    def _greet(self, conn: _Conn, name: str) -> None:
-        if self.region is not None:
-            with contextlib.suppress(OSError):
-                rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [self.region.fd]))
-                body = _encoder.encode(_Hi(self.me, self.view.id, self.listener.token(self.view.id, self.me, name)))
-                conn.sock.sendmsg([len(body).to_bytes(4, "big") + body], [rights])
+            if not call.proved():
+                return
+        except WireRefusal as error:  # the peer is gone, and a stranger has taken its address
+            raise PeersLost((call.peer,)) from error
+        except OSError:
+            self._hung_up(call.sock, call.peer)
             return
-        conn.send(_Hi(self.me, self.view.id, self.listener.token(self.view.id, self.me, name)))
+        del self._calls[fd]
+        self._poll.unregister(fd)
+        self._meet(Connection(call.sock, call.peer, _decoder, called=True))
 
-    def _accept(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                sock, _ = self.listener.sock.accept()
-                self._meet(_Conn(sock))
+    def _hung_up(self, sock: socket.socket, name: str) -> None:
+        """Try again: the peer's door lives or refuses, and that tells."""
+        self._poll.unregister(sock.fileno())
+        self._calls.pop(sock.fileno(), None)
+        sock.close()
+        self._to_call.append(name)
 
-    def _meet(self, conn: _Conn) -> None:
-        self._strangers[conn.sock.fileno()] = conn
-        self._poll.register(conn.sock.fileno(), select.POLLIN)
-
-    def _welcome(self, conn: _Conn, hi: _Hi) -> None:
-        """A connection said who it is: ours, of a newer view (kept for it), of an older one (that I have left, which it
-        is told), or refused."""
-        genuine = hmac.compare_digest(hi.token, self.listener.token(hi.view, hi.member, self.me))
-        fd = conn.sock.fileno()
-        self._strangers.pop(fd, None)
-        with contextlib.suppress(KeyError):
-            self._poll.unregister(fd)
-        if not genuine or hi.view < self.view.id or (hi.view == self.view.id and hi.member not in self.peers):
-            if genuine:
-                conn.send(_Hi(self.me, hi.view, self.listener.token(hi.view, self.me, hi.member)))
-                conn.send(Bye())
-            conn.close()
-        elif hi.view > self.view.id:
-            self.listener.early.append((conn, hi))
+    def _welcome(self, sock: socket.socket, claim: Claim) -> None:
+        """A proved peer has come: for this view, for a newer one (it is kept for that), or for one that I have left,
+        which it is told."""
+        view = ViewId(*claim.number)
+        conn = Connection(sock, claim.name, _decoder)
+        if view > self.view.id:
+            self.listener.early.append((sock, claim))
+        elif view == self.view.id and claim.name in self.peers:
+            self._meet(conn)
         else:
-            self.conns[hi.member] = conn
-            self._by_fd[fd] = conn
-            self._poll.register(fd, select.POLLIN)
-            self._introduce(conn, hi.member)
-            self._greet(conn, hi.member)
-            early, conn.early = conn.early, []
-            for message in early:
-                self._dispatch(conn, message)
+            conn.send(Bye())
+            conn.close()
 
-    def _introduce(self, conn: _Conn, name: str) -> None:
-        conn.peer = name
-        self.listener.keep_region(conn)
+    def _meet(self, conn: Connection) -> None:
+        """Both ends are proved: say that I am in this view."""
+        self.conns[conn.peer] = conn
+        self._by_fd[conn.sock.fileno()] = conn
+        self._poll.register(conn.sock.fileno(), select.POLLIN)
+        conn.send(_Hi(), None if self.region is None else self.region.fd)
 
     # --- sending -------------------------------------------------------------------------------------------------
     def broadcast(self, message: Any) -> None:
@@ -424,27 +329,20 @@ class Mesh:
 
     def _pump(self, timeout_s: float) -> None:
         """Read everything that has arrived, waiting for the first of it at most `timeout_s`."""
+        timeout_s = min(timeout_s, _RETRY_S) if self._to_call else timeout_s
         for fd, events in self._poll.poll(timeout_s * 1000.0):
             if fd == self._wake_fd:
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(fd)
-            elif fd == self.listener.sock.fileno():
-                self._accept()
-            elif fd in self._strangers:
-                self._stranger(self._strangers[fd])
+            elif fd == self.listener.mesh.fd:
+                for sock, claim in self.listener.mesh.take():
+                    self._welcome(sock, claim)
+            elif fd in self._calls:
+                self._answered(fd)
             else:
                 self._read(fd, events)
-
-    def _stranger(self, conn: _Conn) -> None:
-        messages = conn.read()
-        if messages and isinstance(messages[0], _Hi):
-            conn.early = messages[1:]
-            self._welcome(conn, messages[0])
-            return
-        if conn.ended:
-            self._poll.unregister(conn.sock.fileno())
-            del self._strangers[conn.sock.fileno()]
-            conn.close()
+        if self._to_call and time.monotonic() >= self._call_at_s:
+            self._call()
 
     def _read(self, fd: int, events: int) -> None:
         conn = self._by_fd[fd]
@@ -452,24 +350,27 @@ class Mesh:
             conn.flush()
         for message in conn.read():
             self._dispatch(conn, message)
-        if conn.ended:
+        if conn.ended and not conn.introduced and conn.called and conn.peer not in self.left:
+            del self._by_fd[fd], self.conns[conn.peer]
+            self._hung_up(conn.sock, conn.peer)
+        elif conn.ended:
             self._poll.unregister(fd)
         else:
             self._poll.modify(fd, select.POLLIN | (select.POLLOUT if conn.pending else 0))
 
-    def _dispatch(self, conn: _Conn, message: Any) -> None:
+    def _dispatch(self, conn: Connection, message: Any) -> None:
         name = conn.peer
         if isinstance(message, _Hi):
-            if not hmac.compare_digest(message.token, self.listener.token(self.view.id, message.member, self.me)):
-                conn.ended = True
-                return
-            self._introduce(conn, message.member)
+            conn.introduced = True
+            self.listener.keep_region(conn)
         elif isinstance(message, Bye):
             self.left.add(name)
         elif isinstance(message, _Ping):
             self.send(name, _Pong())
         elif isinstance(message, _Pong):
             self.answered.add(name)
+        elif isinstance(message, Key):
+            self.keys.append(message)
         elif isinstance(message, Roll):
             self.boxes[Roll, -1, 0][name] = message
         elif isinstance(message, Head):
@@ -492,9 +393,11 @@ class Mesh:
     # --- leaving -------------------------------------------------------------------------------------------------
     def close(self, goodbye: bool = True) -> None:
         """Leave the view; peers learn at once that it was no death."""
-        self._keep_strangers()
+        for call in self._calls.values():
+            call.sock.close()
         for conn in self.conns.values():
             if goodbye and not conn.ended:
                 conn.send(Bye())
             conn.close()
+        self._calls.clear()
         self.conns.clear()

@@ -85,6 +85,9 @@ class Nursery:
             raise ConnectionError("this system does not let an agent adopt its replicas")
         return Child(int(said))
 
+    def wake(self) -> None:
+        self._child.send(signal.SIGCONT)
+
     def close(self) -> None:
         """End it; ranks live on. Who cannot be ended, since a disk holds it, is not waited for."""
         self._sock.close()
@@ -153,6 +156,11 @@ class Preloading:
             self.close()
             self.begin()
             return None
+
+    def wake(self) -> None:
+        """Continue one that was stopped."""
+        if self._nursery is not None:
+            self._nursery.wake()
 
     def close(self) -> None:
         nursery, self._nursery = self._nursery, None

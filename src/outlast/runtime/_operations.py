@@ -2,7 +2,8 @@
 
 A dispatch mode, so it costs several times the computation: used only on a microbatch that already failed. The first
 operation with finite tensors in and a non-finite one out is the one named; an infinity that was asked for by a constant
-(attention masks) is not. Knows no replicas and no steps.
+(attention masks) is not, nor what only makes memory (`new_empty`: it holds whatever lay there) or looks at it otherwise
+(a view). Knows no replicas and no steps.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ __all__ = ["Watch", "bad_rows", "float_tensors"]
 
 _OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 _NO_MODULE = "the loop itself"
+_MAKES_MEMORY = frozenset(
+    {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "resize_", "set_"}
+)
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -68,7 +72,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        fresh = not self.operation and _finite_inputs(args, kwargs)
+        fresh = not self.operation and _computes(func) and _finite_inputs(args, kwargs)
         out = func(*args, **kwargs)
         if fresh:
             for tensor in float_tensors(out):
@@ -107,6 +111,14 @@ class _Blind(Watch):  # type: ignore[no-untyped-call]
 
 def _sequence() -> int:
     return int(torch._C._autograd._get_sequence_nr())
+
+
+def _computes(func: Any) -> bool:
+    """Whether an operation computes values: not one that only makes memory or shows the same memory as a view."""
+    if func._schema.name.rpartition("::")[2].lstrip("_") in _MAKES_MEMORY:
+        return False
+    returned = [value.alias_info for value in func._schema.returns]
+    return any(alias is None or alias.is_write for alias in returned)
 
 
 def _finite_inputs(args: Any, kwargs: Any) -> bool:

@@ -11,7 +11,9 @@ import ctypes
 import gc
 import importlib
 import importlib.machinery
+import importlib.util
 import io
+import linecache
 import os
 import runpy
 import signal
@@ -36,6 +38,7 @@ def main() -> None:
     with socket.socket(fileno=int(os.environ.pop("OUTLAST_NURSERY_FD"))) as sock:
         _set_path(command)
         _load()
+        source = _source(command)
         alone = threading.active_count() == 1  # else a lock may be held that nobody gives back in a fork
         sock.send(b"ready")
         while True:
@@ -51,7 +54,7 @@ def main() -> None:
     _become(msgspec.msgpack.decode(request, type=dict[str, str]), *fds)
     if not alone or _lost_its_device():
         os.execv(sys.executable, [sys.executable, *command])
-    _run(command)
+    _run(command, source)
 
 
 def _set_path(command: list[str]) -> None:
@@ -136,7 +139,25 @@ def _become(environ: dict[str, str], log_fd: int, progress_fd: int, go_fd: int) 
     importlib.invalidate_caches()
 
 
-def _run(command: list[str]) -> None:
+def _source(command: list[str]) -> bytes | None:
+    """Return the script as it is now, so that a replica that is started later runs what the first ones ran, whatever
+    was saved over it since. None where `python` itself has to find the script (a module, an archive, a compiled one)
+    or cannot read it; then each replica looks for itself."""
+    if command[0] == "-m" or command[0].endswith(".pyc") or zipfile.is_zipfile(command[0]):
+        return None
+    path = os.path.abspath(command[0])
+    try:
+        with io.open_code(path) as file:
+            source = file.read()
+        lines = importlib.util.decode_source(source).splitlines(keepends=True)
+    except (OSError, SyntaxError, ValueError):
+        return None
+    # Tracebacks show the lines that run. An entry without a time is never looked up in the file again.
+    linecache.cache[path] = (len(source), None, lines, path)
+    return source
+
+
+def _run(command: list[str], source: bytes | None) -> None:
     """As `python` runs it; its errors are told without the frames of this module."""
     sys.orig_argv[1:] = command
     script = types.ModuleType("__main__")
@@ -153,7 +174,7 @@ def _run(command: list[str]) -> None:
             return
         path = os.path.abspath(command[0])
         script.__file__ = path
-        exec(_code(path, script), script.__dict__)
+        exec(_code(path, script, source), script.__dict__)
     except Exception as error:  # noqa: BLE001  told as Python tells it
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
@@ -162,15 +183,17 @@ def _run(command: list[str]) -> None:
         sys.exit(1)
 
 
-def _code(path: str, script: types.ModuleType) -> types.CodeType:
+def _code(path: str, script: types.ModuleType, source: bytes | None) -> types.CodeType:
     if path.endswith(".pyc"):
         script.__loader__ = loader = importlib.machinery.SourcelessFileLoader("__main__", path)
         code = loader.get_code("__main__")
         assert code is not None
         return code
     script.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
-    with io.open_code(path) as file:  # a script that is run is not kept compiled
-        return compile(file.read(), path, "exec", dont_inherit=True)
+    if source is None:
+        with io.open_code(path) as file:  # a script that is run is not kept compiled
+            source = file.read()
+    return compile(source, path, "exec", dont_inherit=True)
 
 
 if __name__ == "__main__":

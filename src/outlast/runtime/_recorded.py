@@ -13,6 +13,7 @@ import msgspec
 
 from outlast.checkpoint._recorded import Scalar, section
 from outlast.config import RunConfig
+from outlast.core.protocol import FILE
 from outlast.runtime._settings import SaveSettings
 
 __all__ = ["recorded", "without_secrets"]
@@ -26,7 +27,7 @@ _SAVES = "checkpoints"  # the fact that carries the settings of saves: they stan
 
 def recorded(config: RunConfig, settings: SaveSettings, facts: Mapping[str, str]) -> dict[str, str]:
     """For `Head.extra`. `facts`: what all members of the run share."""
-    shared = {key: value for key, value in facts.items() if key != _SAVES}
+    shared = {key: value for key, value in facts.items() if key != _SAVES and not key.startswith(FILE)}
     tables = {"config": msgspec.structs.asdict(config), "facts": shared, "checkpoint": msgspec.structs.asdict(settings)}
     return {name: section({k: _plain(v) for k, v in values.items()}) for name, values in tables.items()}
 

@@ -15,15 +15,18 @@ from torch import Tensor
 
 from outlast.core.phases import Phase
 from outlast.errors import StateDiverged
+from outlast.runtime._data import batch_digest, unlike_samples
 from outlast.runtime._divergence import Rows, first_difference
+from outlast.runtime._losses import missing_backward
 from outlast.runtime._mesh import Parts
-from outlast.runtime._once_more import apart, gradients, missing, prepare
+from outlast.runtime._once_more import apart, gradients, prepare
 from outlast.runtime._replica import Replica
 from outlast.tensors import fingerprint
 
 __all__ = ["Repeat"]
 
 _CHECK = -2  # the "step" under which these fingerprints travel
+_SAMPLES = "the samples"
 
 
 class Repeat:
@@ -32,6 +35,7 @@ class Repeat:
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
         self._rows: list[Rows] = []
+        self._samples = _SAMPLES, 0
         self.active = False
         self._pending = False
 
@@ -49,10 +53,14 @@ class Repeat:
         engine, replica = self._replica.engine, self._replica
         self.active = True
         with apart(engine, paused=True):
+            if rounds == 1:  # who has fetched them at another place before gets the same
+                engine.samples.fetch_otherwise(0, 0)
             for number in range(rounds):
-                yield prepare(replica, 0, 0, Phase.LOAD)
+                batch = prepare(replica, 0, 0, Phase.LOAD)
+                self._samples = _SAMPLES, batch_digest(batch)
+                yield batch
                 if len(self._rows) != number + 1:
-                    raise missing(0, 0)
+                    raise missing_backward(0, 0)
         self.active = False
         if rounds and replica.mesh is not None:
             replica.mesh.broadcast(Parts(_CHECK, self._rows[0]))
@@ -62,7 +70,8 @@ class Repeat:
         """Fingerprint the gradients and forget them."""
         engine = self._replica.engine
         grads = zip(engine.state.names, gradients(engine, loss), strict=True)
-        self._rows.append(tuple((name, 0 if grad is None else fingerprint(grad)) for name, grad in grads))
+        rows = tuple((name, 0 if grad is None else fingerprint(grad)) for name, grad in grads)
+        self._rows.append((self._samples, *rows))
 
     def conclude(self) -> None:
         """Before the first exchange: compare the two members. ViewAbandoned if the view ends; it is not repeated."""
@@ -80,6 +89,9 @@ class Repeat:
     def _compare(self, rows: dict[str, Rows]) -> None:
         if len(set(rows.values())) > 1:
             name, count = first_difference(rows)
+            if name == _SAMPLES:
+                indices = self._replica.engine.samples.indices(0, 0)
+                raise unlike_samples(0, 0, indices, f"whoever fetches them, and after whatever ({'; '.join(rows)})")
             more = f" and of {count - 1} more" if count > 1 else ""
             raise StateDiverged(
                 f"the gradient of {name}{more} differs between computations of one microbatch ({'; '.join(rows)})",

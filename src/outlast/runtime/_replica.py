@@ -14,8 +14,6 @@ import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from outlast.core.phases import OWNED, Phase
 from outlast.core.policy import Culprit, Ruling
 from outlast.core.policy._deadline import Durations, deadline
@@ -36,19 +34,22 @@ from outlast.core.protocol import (
 )
 from outlast.core.protocol import messages as m
 from outlast.errors import Evicted, SignatureMismatch, StepMisuse, ViewAbandoned
+from outlast.runtime._connections import Listener, PeersLost
 from outlast.runtime._divergence import Comparison, compare
 from outlast.runtime._donor import Donor
-from outlast.runtime._engine import Engine, Meta
+from outlast.runtime._engine import Engine
 from outlast.runtime._environment import Environment
 from outlast.runtime._facts import device_name
 from outlast.runtime._gradients import Memory
+from outlast.runtime._habits import compare_settings
 from outlast.runtime._link import MemberLink, SoloLink
-from outlast.runtime._mesh import Final, Head, Listener, Mesh, PeersLost, Roll
+from outlast.runtime._mesh import Final, Head, Mesh, Roll
 from outlast.runtime._plane import Plane, Reduction, Task
 from outlast.runtime._planes import make_plane
-from outlast.runtime._resume import resume
+from outlast.runtime._resume import begin
 from outlast.runtime._row_gate import admit, examine, wait_for_rows
 from outlast.runtime._ruling import confer, expel, report
+from outlast.runtime._script_files import script_files
 from outlast.runtime._spare import Spare
 from outlast.runtime._wire import Heartbeat
 from outlast.runtime._words import Pace, ping, stalled
@@ -65,18 +66,19 @@ class Replica:
 
     def __init__(self, env: Environment, engine: Engine, facts: dict[str, str]) -> None:
         self.env, self.engine, self.facts = env, engine, facts
+        self._files = script_files() if env.coordinator is not None else {}
         self.device = device_name(engine.layout.device)
         self.member = Member(env.me, engine.num_leaves, num_rows=engine.num_rows)
         self.lock = threading.RLock()
         self.probe, self.progress = env.probe, env.progress
         self._store: Any = None
-        if env.exchange == "c10d":
+        if env.exchange == "c10d" and engine.layout.device.type == "cuda":
             from outlast.runtime._c10d import open_store
 
             self._store, env.store = open_store()
-        self.listener = Listener(env.run_id, env.me, env.secret)
+        self.listener = Listener(env.run_id, env.me, env.secret, alone=env.coordinator is None)
         self.link = self._make_link()
-        self.spare = Spare(env, engine, self.link, self.member, self.lock, self.enter)
+        self.spare = Spare(env, engine, self.link, self.member, self.lock, self.enter, self.listener.feeds)
         self.mesh: Mesh | None = None
         self.plane: Plane | None = None
         self.memories: dict[str, Memory] = {}
@@ -87,10 +89,12 @@ class Replica:
         self._last_plan: Plan | None = None
         self._entries: list[RollEntry] = []
         self.comparison: Comparison | None = None  # of states, in a view's first step
+        self._compared = True
         self.heads: tuple[list[Any], tuple[bytes, ...]] | None = None  # complete headers of a step not yet concluded
         self.findings: list[Culprit] = []  # what I found when I looked closer
-        self.pace = Pace()
-        self._departed = False
+        self.pace = Pace(env.progress, env.config.replicas if env.coordinator is not None else 1)
+        self.spare.applied = self.pace.replayed
+        self._departed = self._retired = False
         self.saves: Saves | None = None  # the run's checkpoints, if it keeps any
 
     def _make_link(self) -> MemberLink | SoloLink:
@@ -111,7 +115,9 @@ class Replica:
         allowed = deadline(self.durations[phase], self.env.config.stall_floor_s) if phase in OWNED else 0.0
         now = self.progress.enter(phase, step, microbatch, bucket, 0.0 if allowed == float("inf") else allowed)
         if self._since_ns:
-            self.durations[self._phase].observe((now - self._since_ns) / 1e9)
+            took_s = (now - self._since_ns) / 1e9
+            self.durations[self._phase].observe(took_s)
+            self.pace.passed(self._phase, took_s)
         self._phase, self._since_ns = phase, now
         if self.probe.faults:
             self.probe(phase, step, microbatch, bucket)
@@ -121,16 +127,17 @@ class Replica:
         return min(deadline(self.durations[phase], self.env.config.stall_floor_s), self.env.config.formation_s / 2)
 
     def _hello(self) -> m.Hello:
-        return self.member.hello(self.env.agent, self.facts, self.listener.address, self.env.store, self.device)
+        facts = self.facts | self._files
+        return self.member.hello(self.env.agent, facts, self.listener.address, self.env.store, self.device)
 
-    def _beat(self) -> Heartbeat:
+    def _beat(self, again: bool = False) -> Heartbeat:
         with self.lock:
             view = self.member.view
             return Heartbeat(
                 sender=self.env.me, sent_s=time.monotonic(), view=(view.id.epoch, view.id.n) if view else (0, 0),
                 committed=self.member.committed, stable=self.member.stable, losses=self.pace.take(),
                 step_s=self.pace.step_s, until=self.member.until or 0, sent_messages=self.link.sent,
-                certified=self.member.audits.certificate,
+                certified=self.member.audits.certificate, steps=self.pace.steps(again), refused=self.listener.refused,
             )  # fmt: skip
 
     def _asked(self, probe: m.Probe) -> None:
@@ -141,8 +148,9 @@ class Replica:
             mesh.ping_wanted = True
 
     # --- until there is work -------------------------------------------------------------------------------------
-    def resume(self) -> Compute | Exchange | Leave | None:
-        """Whatever it takes until a microbatch, an exchange or the end is next. None: the run has closed for me."""
+    def resume(self) -> Compute | Exchange | Leave | Wait | None:
+        """Whatever it takes until a microbatch, an exchange or the end is next. None: the run has closed for me. Wait:
+        there is time for the loop to go through the step that it has yet to go through."""
         while True:
             with self.lock:
                 todo = self.member.next(time.monotonic())
@@ -151,6 +159,8 @@ class Replica:
                     return None
             try:
                 if isinstance(todo, Compute | Exchange | Leave):
+                    return todo
+                if isinstance(todo, Wait) and todo.why == "rows" and self.engine.late is not None:
                     return todo
                 if isinstance(todo, Wait):
                     self._depart_if_told(todo)
@@ -182,7 +192,8 @@ class Replica:
         if told.remedy == "facts":
             raise SignatureMismatch(
                 f"this replica differs from its run: {told.reason}", where=where, did="it was refused; the run goes on",
-                remedy="start every replica with the same script, data and environment; or bitwise = false",
+                remedy="start every replica with the same script, data and environment, or bitwise = false; put a file "
+                "that was changed back, or stop the run and start it again: it resumes",
             )  # fmt: skip
         raise Evicted(told.reason, where=where, did="the run went on without it", remedy="outlast why says more")
 
@@ -209,7 +220,6 @@ class Replica:
             answers = self.member.lost(suspects, str(reason.message), now)
         self.link.send(answers)
         self._close_view()
-        self.spare.settle()
 
     def _close_view(self) -> None:
         if self.plane is not None:
@@ -225,8 +235,8 @@ class Replica:
             self._left_at_s = time.monotonic()
         self.donor.flush(view)
         self.spare.drain(view.id)
-        if view.start and self.saves is not None:
-            resume(self.saves)
+        if view.start:
+            begin(self)
         self.enter(Phase.CONNECT)
         self.mesh = Mesh(
             self.listener, view, dict(self.member.contacts), self.engine.memory.region, wake_fd=self.link.wake_fd,
@@ -238,12 +248,10 @@ class Replica:
         self.enter(Phase.ROLL_CALL)
         # Where a step follows, states are compared while it computes.
         at_once = view.start or self.member.committed >= (self.member.until or math.inf)
-        if at_once:
-            self.spare.settle()
-        fingerprint = self.engine.fingerprint() if at_once else 0
-        late = self.spare.late
+        joined = self.engine.late is not None
+        fingerprint = self.engine.fingerprint() if at_once and not joined else 0
         with self.lock:
-            entry = self.member.roll(fingerprint, self.engine.outcome(late), late=late is not None)
+            entry = self.member.roll(fingerprint, self.engine.outcome(), late=self.spare.late, joined=joined)
         self.mesh.broadcast(Roll(entry))
         rolls = self.mesh.collect(Roll, -1, 0, Phase.ROLL_CALL)
         entries = [entry if name == self.env.me else rolls[name].entry for name in view.members]
@@ -257,10 +265,8 @@ class Replica:
         if plan is None:
             self.link.send(answers)
             self._close_view()
-            self.spare.settle()
             return
         self.plane = make_plane(self, self.mesh)
-        self.spare.settle()
         if formed:
             self._formed(view, plan)
 
@@ -281,14 +287,18 @@ class Replica:
             view, _ = self.member.standing()
         if todo.donor == self.env.me:
             self.enter(Phase.HAND_OVER_SEND)
-            assert self.engine.meta is not None
-            self.plane.give(todo.step, msgspec.msgpack.encode(self.engine.meta), todo.behind)
+            joined = any(entry.joined for entry in self._entries if entry.member in todo.behind)
+            self.plane.give(todo.step, self.engine.told(joined=joined), todo.behind)
         elif self.env.me in todo.behind:
             self.enter(Phase.HAND_OVER_RECEIVE)
-            data = self.plane.take(todo.step, todo.donor)
-            meta = msgspec.msgpack.decode(data, type=Meta)
-            self.engine.apply(meta, self.enter)
+            joined = self.engine.late is not None
+            self.engine.settle(self.enter)
+            meta = self.engine.heard(self.plane.take(todo.step, todo.donor))
+            if not joined:
+                self.engine.live(self.enter)
             self.pace.record(meta.step, meta.loss)
+            self.pace.formed(self._left_at_s, 0.0)
+            self.pace.committed(meta.step, len(self.mesh.view.members) if self.mesh is not None else 1)
         with self.lock:
             self.member.handed_over()
             view, plan = self.member.standing()
@@ -307,10 +317,10 @@ class Replica:
             formed_at_s=now,
         )  # fmt: skip
         self.link.send([formed])
+        self.pace.formed(self._left_at_s, recomputed / self.engine.num_leaves)
         self._left_at_s = 0.0
-        self.pace.restart()
         self._last_plan = plan
-        self.comparison = None if view.start else self.engine.compare(view, self._entries)
+        self.comparison, self._compared = None, view.start
         if view.start:  # they were compared in the roll call
             self.member.audits.compared(plan.step)
         if self.engine.robust is not None:
@@ -326,6 +336,14 @@ class Replica:
         return list(plan_of(view.members, 0, self.engine.num_leaves, self.engine.num_rows).leaves[self.env.me])
 
     # --- a step --------------------------------------------------------------------------------------------------
+    def begun(self, step: int) -> None:
+        """The loop is inside the step, as all members' loops are or will be: what it made of the state until here is
+        the step's. In a view's first one states are compared from here on."""
+        self.engine.begun(step)
+        if not self._compared and self.member.view is not None:
+            self._compared = True
+            self.comparison = self.engine.compare(self.member.view, self._entries)
+
     def task(self, todo: Exchange | None = None) -> Task:
         """The exchange of the current step, perhaps before the last microbatch. ViewAbandoned if the view is over."""
         with self.lock:
@@ -370,6 +388,7 @@ class Replica:
             header = self.member.header(
                 **evidence,
                 state=self.comparison.told() if self.comparison is not None else self.engine.sample(todo.step),
+                settings=self.engine.loop.digest(self.engine.loop.settings),
                 guard=self.engine.guards.note(todo.step),
                 save=save,
                 audit=auditing.evidence(found),
@@ -378,6 +397,7 @@ class Replica:
         mesh.broadcast(Head(header, self.engine.end_buffers))
         heads = mesh.collect(Head, todo.step, 0, Phase.HEADER)
         headers = [header if name == self.env.me else heads[name].header for name in todo.view.members]
+        compare_settings(mesh, headers, self.engine.loop)
         if self.comparison is not None:
             self.comparison.judge(mesh, headers, self.engine.parts, functools.partial(expel, self))
             self.comparison = None
@@ -398,7 +418,9 @@ class Replica:
             self.member.decide(headers, time.monotonic())
         self._apply(todo, headers, buffers, ruling)
         report(self, ruling)
-        self.pace.committed()
+        self.pace.committed(todo.step, len(todo.view.members), self.saves.held_s if self.saves is not None else 0.0)
+        if self.pace.resumed:  # how long nobody trained is known now
+            self.link.beat()
 
     def _apply(self, todo: Exchange, headers: list[Any], buffers: tuple[bytes, ...], ruling: Ruling | None) -> None:
         """From the verdict to the commit (rule 12)."""
@@ -432,6 +454,7 @@ class Replica:
         if self.saves is not None:
             self.enter(Phase.IDLE)
             self.saves.settle_last(todo.view.id, lambda: self._over(todo.view))
+            self.saves.check_end()
         with self.lock:
             answers = self.member.finished()
         self.link.beat()
@@ -453,14 +476,22 @@ class Replica:
         except ViewAbandoned as reason:
             self.abandon(reason)
 
-    def close(self) -> None:
-        """Leave nothing behind."""
+    def retire(self) -> None:
+        """Training is over for this replica: keep nothing but the link to the coordinator."""
+        if self._retired:
+            return
+        self._retired = True
         if not self._departed:  # else the agent reads from the phase that it left as planned
             self.progress.enter(Phase.IDLE)
         self.donor.close()
         self._close_view()
         if self.saves is not None:
             self.saves.close()
-        self.link.close()
+        self.link.forget_saves()
         self.spare.close()
         self.listener.close()
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        self.retire()
+        self.link.close()

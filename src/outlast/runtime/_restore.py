@@ -8,6 +8,7 @@ Does not decide when to load, nor what membership makes of it.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,7 +22,8 @@ from outlast.runtime._state import State
 __all__ = ["DIFFERS", "RUN_FACTS", "adopt", "check_facts", "restore", "tree_of"]
 
 RUN_FACTS = (
-    "microbatches", "global_batch_size", "samples", "seed", "shuffle", "clip_norm", "aggregation", "optimizers",
+    "microbatches", "global_batch_size", "samples", "seed", "shuffle", "order", "clip_norm", "aggregation",
+    "optimizers",
 )  # fmt: skip
 """What fixes data and arithmetic: with another value it would be another run."""
 
@@ -30,11 +32,27 @@ DIFFERS = "bits may differ from the run that saved this:"
 
 def tree_of(state: State, step: int, facts: Mapping[str, str]) -> dict[str, Any]:
     """The live state as a tree, with what is needed to go on from it."""
-    return state.tree() | {"run": {"step": step, "facts": dict(facts)}}
+    return state.tree() | {"run": {"step": step, "facts": dict(facts), **_names(state.model)}}
+
+
+def _names(model: torch.nn.Module) -> dict[str, Any]:
+    """What an export must know of the model's names besides those that its tensors are kept under."""
+    if model not in _known:
+        first: dict[int, str] = {}
+        named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+        tied = {name: first[id(t)] for name, t in named if first.setdefault(id(t), name) != name}
+        modules = model.named_modules()
+        absent = [f"{at}.{name}".lstrip(".") for at, m in modules for name in sorted(m._non_persistent_buffers_set)]
+        _known[model] = {"tied": tied, "transient": absent}
+    return _known[model]
+
+
+_known: weakref.WeakKeyDictionary[torch.nn.Module, dict[str, Any]] = weakref.WeakKeyDictionary()
 
 
 def check_facts(saved: Mapping[str, str], mine: Mapping[str, str], *, bitwise: bool) -> str:
     """Raises ConfigError if going on would be another run. Returns a warning if the bits may differ, else ""."""
+    saved = {"order": "listed", **saved}  # what was saved before there was another
     wrong = [key for key in RUN_FACTS if key in saved and key in mine and saved[key] != mine[key]]
     if wrong and bitwise:
         shown = "; ".join(f"{key}: {saved[key]} there, {mine[key]} here" for key in wrong)
@@ -102,8 +120,6 @@ def _check(state: State, tree: Mapping[str, Any], mine: Mapping[str, Tensor]) ->
 def adopt(engine: Engine, tree: Mapping[str, Any]) -> int:
     """Make a replica what the tree says, between two steps; returns the step that it is at."""
     restore(engine.state, tree)
-    engine.take_buffers()
-    engine.sums.clear()
-    engine.losses.clear()
+    engine.took()
     engine.meta = None
     return int(tree["run"]["step"])

@@ -18,6 +18,7 @@ from outlast.core.phases import Phase
 from outlast.core.protocol import Header, Plan, View, plan_of, rows_touched
 from outlast.core.protocol import messages as m
 from outlast.errors import TrainingError, ViewAbandoned
+from outlast.runtime._connections import decoded
 from outlast.runtime._mesh import Extra
 from outlast.runtime._row_planes import HOLD, VOTE
 
@@ -113,7 +114,7 @@ def _vote(replica: Replica, plane: Any, headers: Sequence[Header], bucket: int, 
     try:
         mesh.broadcast(Extra(step, VOTE, msgspec.msgpack.encode(mine)))
         box = mesh.collect(Extra, step, VOTE, Phase.HEADER)
-        votes |= {name: msgspec.msgpack.decode(said.body, type=str) for name, said in box.items()}
+        votes |= {name: decoded(name, said.body, str) for name, said in box.items()}
     finally:  # whoever has left meanwhile had every vote
         told = m.Accused(
             member=me, view=mesh.view.id, step=step, bucket=bucket, reducer=reducer, accuser=accuser, culprit=mine,

@@ -161,7 +161,7 @@ class NetworkRowPlane(RowSteps, NetworkPlane):
 
     def take(self, step: int, donor: str) -> bytes:
         """As of the mean's, with the rows' momentum."""
-        return without_momentum(self.robust, super().take(step, donor))
+        return without_momentum(self.robust, donor, super().take(step, donor))
 
     def close(self) -> None:
         """As of the mean's; what was received goes with the group."""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from outlast.core.phases import Phase
 from outlast.core.protocol import Node, leaves_of
+from outlast.runtime._connections import decoded
 from outlast.runtime._gradients import OUTCOME, Memory
 from outlast.runtime._mesh import Extra, Mesh, Ready, Reduced
 from outlast.runtime._plane import Enter, Reduction, SharedPlane, Task
@@ -74,7 +75,7 @@ class RowSteps:
         self.sent_bytes += len(body) * len(self.mesh.peers)
         box = self.mesh.collect(Extra, task.step, GRAMS, Phase.SCATTERED)
         said = [body if name == self.mesh.me else box[name].body for name in self.members]
-        told = [msgspec.msgpack.decode(each, type=list[bytes]) for each in said]
+        told = [decoded(name, each, list[bytes]) for name, each in zip(self.members, said, strict=True)]
         for place, group in enumerate(asked):
             self.robust.select(group, [each[place] for each in told], self._leaves)
         return [bucket for group in asked for bucket in self.robust.groups[group].buckets]
@@ -200,7 +201,7 @@ class SharedRowPlane(RowSteps, SharedPlane):
 
     def take(self, step: int, donor: str) -> bytes:
         """As of the mean's."""
-        return without_momentum(self.robust, super().take(step, donor))
+        return without_momentum(self.robust, donor, super().take(step, donor))
 
 
 def with_momentum(robust: Robust, meta: bytes) -> bytes:
@@ -209,12 +210,12 @@ def with_momentum(robust: Robust, meta: bytes) -> bytes:
     return msgspec.msgpack.encode((meta, [_bytes(flat) for flat in flats])) if flats else meta
 
 
-def without_momentum(robust: Robust, body: bytes) -> bytes:
+def without_momentum(robust: Robust, donor: str, body: bytes) -> bytes:
     """Inverse: the momentum goes to where that of the step in progress lies, until `applied`."""
     flats = robust.memory.incoming()
     if not flats:
         return body
-    meta, raw = msgspec.msgpack.decode(body, type=tuple[bytes, list[bytes]])
+    meta, raw = decoded(donor, body, tuple[bytes, list[bytes]])
     for flat, data in zip(flats, raw, strict=True):
         flat.copy_(torch.frombuffer(bytearray(data), dtype=flat.dtype))
     return meta

@@ -86,7 +86,7 @@ def expel(replica: Replica, step: int, differing: Sequence[RollEntry], num_membe
     culprits = tuple(Culprit(replica=e.member, host=e.audit.host, device=e.audit.device) for e in differing)
     evidence = GuardEvidence(
         step=step, num_members=num_members, loss=0.0, culprits=culprits, part=part,
-        differing=tuple(e.member for e in differing),
+        differing=tuple(e.member for e in differing), joined=tuple(e.member for e in differing if e.joined),
     )  # fmt: skip
     _refuse(replica, Ruling(verdict=decide(guards.policy, guards.state, evidence), evidence=evidence))
 

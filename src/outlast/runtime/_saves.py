@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import math
 import os
 import select
 import sys
@@ -24,10 +25,11 @@ from outlast.checkpoint import Engine as Archive
 from outlast.checkpoint import Handle, Hold, Retention
 from outlast.checkpoint import _events as ce
 from outlast.checkpoint._occupancy import Occupancy, occupy
+from outlast.checkpoint._room import make_room
 from outlast.core.policy._saving import Pacer
 from outlast.core.protocol import Member, View, ViewId
 from outlast.core.protocol._commit import PartReport, SaveId
-from outlast.errors import ConfigError, OutlastError, ViewAbandoned
+from outlast.errors import ConfigError, OutlastError, Unsaved, ViewAbandoned
 from outlast.runtime import _saving as wire
 from outlast.runtime._engine import Engine
 from outlast.runtime._environment import Environment
@@ -36,6 +38,7 @@ from outlast.runtime._probe import save_probe
 from outlast.runtime._recorded import recorded
 from outlast.runtime._restore import tree_of
 from outlast.runtime._settings import SaveSettings
+from outlast.runtime._unsaved import end_with
 
 if TYPE_CHECKING:
     from outlast.runtime._replica import Replica
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["CANNOT", "Saves", "archive_of", "attach", "occupied"]
 
 CANNOT = -1  # a vote: no save after this step
+_BASE_S = 60.0  # how long the end of a loop waits for the coordinator to have looked into the store
 _LOCALLY = 1  # a vote: this member wants one by itself; the coordinator's requests have higher numbers
 
 
@@ -54,6 +58,7 @@ class _Flight:
     view: ViewId
     reason: str
     blocked_s: float
+    held: Callable[[float], None]
     stable: bool = False
     sent: wire.SaveDone | None = None
 
@@ -61,7 +66,9 @@ class _Flight:
         """Before the optimizer writes; as `Frozen.wait`."""
         began_s = time.monotonic()
         self.handle.wait_copied()
-        self.blocked_s += time.monotonic() - began_s
+        took_s = time.monotonic() - began_s
+        self.blocked_s += took_s
+        self.held(took_s)
 
 
 class Saves:
@@ -91,11 +98,13 @@ class Saves:
         self._prepared: concurrent.futures.Future[None] | None = None
         self._due: tuple[ViewId, int, int] | None = None
         self._taken: tuple[ViewId, int] | None = None  # the newest (view, step) that a save was tried of
-        self._wanted = self._held_up = ""
+        self._stop_at: tuple[ViewId, int] | None = None  # the save after which the run stops
+        self._wanted = self._held_up = self._why_lost = ""
         self._asked = self._acted = 0
         self._reasons: dict[int, str] = {}
         self._ended = False
         self._saved = self._certified = -1  # the newest step published, and the newest one certified since
+        self.held_s = 0.0  # by saves, all of this process together
         self._newest = (-1, -1)  # alone: (epoch, step) of the newest generation of ours
         self._pacer: Pacer | None = None
         if send is None and not settings.every:
@@ -163,6 +172,8 @@ class Saves:
         if due is not None and due[:2] == (view.id, committed):
             with self._lock:
                 reason = self._reasons.get(due[2], "") if due[2] > _LOCALLY else self._wanted
+                if due[2] > _LOCALLY and due[2] % 2:
+                    self._stop_at = due[:2]
                 self._wanted, self._acted = "", max(self._acted, due[2])
                 self._reasons = {n: text for n, text in self._reasons.items() if n > self._acted}
             self._take(view, committed, reason)
@@ -170,6 +181,14 @@ class Saves:
             self._enter(view)
         if self.env.until:
             self._keep_up(view, committed)
+
+    def stopping(self, view: View, step: int) -> bool:
+        """Whether the save just taken is the last of a run that is asked to stop. The same on every member."""
+        return self._stop_at == (view.id, step) == self._taken and bool(self._flights)
+
+    def await_stop(self, over: Callable[[], bool]) -> None:
+        """The stop follows the save's publication, or the end of the time for it. Raises ViewAbandoned."""
+        self._await(lambda: False, over, self.env.config.stop_save_s)
 
     def _keep_up(self, view: View, committed: int) -> None:
         """For `resume-check`, which compares each step: the loop waits, so that no save is passed over."""
@@ -209,7 +228,8 @@ class Saves:
             self._lost(save, "no snapshot slot was free")
             self.want(self._wanted or reason or "a save that was delayed")
             return
-        flight = _Flight(handle, view.id, reason, time.monotonic() - began_s)
+        flight = _Flight(handle, view.id, reason, time.monotonic() - began_s, self._held)
+        self._held(flight.blocked_s)
         with self._lock:
             self._flights[save] = flight
             if self._pacer is not None:
@@ -218,6 +238,9 @@ class Saves:
         if self._send is not None:
             self._send([self._began_message(flight)])
         handle.durable.add_done_callback(lambda done: self._durable(flight, done))
+
+    def _held(self, seconds: float) -> None:
+        self.held_s += seconds
 
     def _changing(self) -> list[str]:
         """What changes inside a step: buffers, and what the loop registered. outlast's own waits as parameters do."""
@@ -280,6 +303,7 @@ class Saves:
         )  # fmt: skip
 
     def _lost(self, save: SaveId, reason: str) -> None:
+        self._why_lost = reason
         if self._pacer is not None:
             self._pacer.failed()
         if self._send is None:
@@ -342,12 +366,16 @@ class Saves:
 
     def _on_event(self, event: ce.CheckpointEvent) -> None:
         """From the engine, on any of its threads."""
+        if isinstance(event, ce.Unwritable) and self.alone:
+            print(f"outlast: checkpoints: {event.reason}", file=sys.stderr)
         if isinstance(event, ce.Neighbour):  # who publishes sees it: this process is alone
             print(f"outlast: checkpoints: {event.detail}", file=sys.stderr)
-        if not isinstance(event, ce.SaveDelayed | ce.SaveRetried | ce.Skipped | ce.Loaded | ce.Differs):
+        if not isinstance(event, ce.SaveDelayed | ce.SaveRetried | ce.Skipped | ce.Loaded | ce.Differs | ce.Unwritable):
             return
         if self._send is None:
-            if not isinstance(event, ce.Loaded | ce.Differs):
+            if isinstance(event, ce.SaveRetried) and event.full:
+                make_room(self.archive)
+            if not isinstance(event, ce.Loaded | ce.Differs | ce.Unwritable):
                 print(f"outlast: checkpoints: {event}", file=sys.stderr)
             return
         said = wire.SaveSaid(member=self.env.me, event=event)
@@ -362,6 +390,8 @@ class Saves:
         """The loop is over: save what it leaves, unless this very step was tried in this view. `final`: user code may
         change the state from here on, so it is copied before this returns, and not taken again."""
         view, step = self.member.view, self.member.committed
+        if view is not None and not self._ended:  # a short run is over before it is known where epochs begin
+            self._await(lambda: self._base is not None, lambda: self.member.over(view.id), _BASE_S)
         if self._base is None or self._ended or view is None or not self.member.formed or self.member.over(view.id):
             return
         self._ended = final
@@ -376,14 +406,18 @@ class Saves:
             for flight in list(self._flights.values()):
                 flight.wait()
 
+    def forgo(self) -> None:
+        """Save nothing more: what is there is no longer what the last step left."""
+        self._ended = True
+
     def settle_last(self, view: ViewId, over: Callable[[], bool]) -> None:
         """Every member has passed the last barrier: wait for the last save. Raises ViewAbandoned if the view ends."""
         self.stable(view, self.member.committed)
         self._await(lambda: not self._flights, over)
 
-    def _await(self, done: Callable[[], bool], over: Callable[[], bool]) -> None:
+    def _await(self, done: Callable[[], bool], over: Callable[[], bool], limit_s: float = math.inf) -> None:
         """Until `done`, or the time for it is up. Raises ViewAbandoned if the view is over."""
-        poll, end_s = select.poll(), time.monotonic() + self.settings.timeout_s
+        poll, end_s = select.poll(), time.monotonic() + min(limit_s, self.settings.timeout_s)
         poll.register(self._wake_fd, select.POLLIN)
         while not done() and time.monotonic() < end_s:
             if over():
@@ -391,6 +425,13 @@ class Saves:
             poll.poll(1000.0)
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._wake_fd)
+
+    def check_end(self) -> None:
+        """After `settle_last`, in a fleet of one: is the last step in a checkpoint? Else the process ends with a code
+        of its own (a coordinator sees to it in a fleet)."""
+        done = self.member.committed
+        if self.alone and self._newest[1] < done:
+            end_with(Unsaved.of(done, self._newest[1], self.archive.store.url, self._why_lost))
 
     def close(self) -> None:
         """Stop. Alone, what is under way is finished first: nobody else would."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from outlast.checkpoint._events import Differs, Loaded, SaveDelayed, SaveRetried, Skipped
+from outlast.checkpoint._events import Differs, Loaded, SaveDelayed, SaveRetried, Skipped, Unwritable
 from outlast.core.protocol._commit import PartReport, SaveId
 
 __all__ = [
@@ -66,7 +66,7 @@ class SaveSaid(msgspec.Struct, frozen=True, kw_only=True, tag="SaveSaid"):
     """Something for the journal."""
 
     member: str
-    event: SaveDelayed | SaveRetried | Skipped | Loaded | Differs
+    event: SaveDelayed | SaveRetried | Skipped | Loaded | Differs | Unwritable
 
 
 class SaveBase(msgspec.Struct, frozen=True, kw_only=True, tag="SaveBase"):
@@ -77,7 +77,9 @@ class SaveBase(msgspec.Struct, frozen=True, kw_only=True, tag="SaveBase"):
 
 
 class SaveNow(msgspec.Struct, frozen=True, kw_only=True, tag="SaveNow"):
-    """Save after the next step in which all can. `number` rises; one that was acted on is not acted on again."""
+    """Save after the next step in which all can. `number` rises; one that was acted on is not acted on again. An odd
+    one is the last save of a run that is asked to stop: after it no step is begun. It is in the number because that
+    is what the headers carry, so that all conclude the same."""
 
     epoch: int
     number: int

@@ -20,6 +20,7 @@ from outlast.core.phases import Phase
 from outlast.core.protocol import Claim, Finding, Header
 from outlast.core.protocol._claims import findings_of
 from outlast.errors import ViewAbandoned
+from outlast.runtime._connections import decoded
 from outlast.runtime._data import position_seed
 from outlast.runtime._mesh import Extra
 
@@ -92,7 +93,8 @@ def settle(replica: Replica, headers: Sequence[Header]) -> None:
     box = mesh.collect(Extra, step, _SLICES, Phase.HEADER)
     said: dict[str, Words] = {mesh.me: mine}
     for name, told in box.items():
-        said[name] = {(b, r): (old, new) for b, r, old, new in msgspec.msgpack.decode(told.body)}
+        rows = decoded(name, told.body, list[tuple[int, str, int, int]])
+        said[name] = {(b, r): (old, new) for b, r, old, new in rows}
     findings = [found for key in accused for found in settled(step, key, headers, said)]
     with replica.lock:
         replica.member.audits.hold(findings)

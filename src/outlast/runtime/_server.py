@@ -1,7 +1,7 @@
 """The coordinator's process: sockets, timers and the durable record around `core/protocol.Coordinator`.
 
 One asyncio loop. A view is told only after its record is on the disk; a refused write means that a newer coordinator
-exists, and this one stops. Strangers at the port are refused before they can cost anything, counted, and logged once.
+exists, and this one stops. Strangers, at the port and at the members' sockets, are counted and told of now and then.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import socket
 import struct
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,37 +22,64 @@ import msgspec
 from outlast.config import RunConfig, decoded
 from outlast.core import events
 from outlast.core.phases import Phase
-from outlast.core.protocol import Coordinator, Settings
+from outlast.core.protocol import Coordinator, Settings, StepTime
 from outlast.core.protocol import messages as m
 from outlast.core.protocol._reports import Fault
-from outlast.errors import WireRefusal
+from outlast.errors import Unsaved, WireRefusal
 from outlast.journal import Journal
 from outlast.runtime import _saving as saving
+from outlast.runtime._bookkeeping import Bookkeeping
+from outlast.runtime._door import Door
+from outlast.runtime._handshake import Claim
 from outlast.runtime._keeper import Keeper
 from outlast.runtime._probe import Probe
 from outlast.runtime._shared import Progress, Region
 from outlast.runtime._speaker import check_speaker
 from outlast.runtime._watch import BEAT_S
-from outlast.runtime._wire import (
-    Heartbeat,
-    HeartbeatReply,
-    frame,
-    frame_length,
-    server_challenge,
-    server_check,
-)
+from outlast.runtime._wire import COORDINATOR, Heartbeat, HeartbeatReply, frame, frame_length
 
 __all__ = ["Server", "main"]
 
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(m.ToCoordinator | Heartbeat | saving.FromMember)
-_HANDSHAKE_S = 5.0
-_STRANGERS = 64
 _FLUSH_S = 2.0
 _FIRST_S = 0.05  # a view is not held up for longer by a disk that is slow to take events
 _ASLEEP_S = 0.5
 _RECORD = "protocol"
 _FAREWELL_S = 1.5  # members come back within a second
 _LENGTH = struct.Struct(">I")
+
+
+class Refusals:
+    """Counts of who was refused, by place ("": a proved connection) and reason (there are few). An event at the first,
+    the tenth, the hundredth, and at the end: a flood of strangers does not become a flood of events."""
+
+    def __init__(self, write: Callable[..., None]) -> None:
+        self._write = write
+        self._counts: dict[tuple[str, str], int] = {}
+        self._told: dict[tuple[str, str], int] = {}
+        self._first: dict[tuple[str, str], str] = {}
+
+    def add(self, place: str, reason: str, who: str) -> None:
+        self.note(place, reason, who, self._counts.get((place, reason), 0) + 1)
+
+    def note(self, place: str, reason: str, who: str, count: int) -> None:
+        """So many by now. `who`: the first."""
+        key = place, reason
+        self._first.setdefault(key, who)
+        self._counts[key] = max(count, self._counts.get(key, 0))
+        if self._counts[key] >= 10 * self._told.get(key, 0.1):
+            self._tell(key)
+
+    def close(self) -> None:
+        for key, count in self._counts.items():
+            if count > self._told[key]:
+                self._tell(key)
+
+    def _tell(self, key: tuple[str, str]) -> None:
+        count = self._told[key] = self._counts[key]
+        self._write(
+            "refused", place=key[0], reason=key[1], peer=self._first[key], count=count, stranger=bool(key[0])
+        )  # fmt: skip
 
 
 class Server:
@@ -80,14 +106,12 @@ class Server:
         self.writers: dict[str, asyncio.StreamWriter] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._stored = stored
-        self._strangers: dict[asyncio.StreamWriter, None] = {}  # connections that have proved nothing yet, oldest first
         self._agent_pids: dict[str, int] = {}
-        self._refused: Counter[str] = Counter()
+        self.refusals = Refusals(self.write)
+        self._door: Door | None = None
+        self._conversations: set[asyncio.Task[None]] = set()
         self._beats: dict[str, Heartbeat] = {}
-        self._losses: dict[int, float] = {}
-        self._next_loss = 0
-        self._last_beat: Heartbeat | None = None
-        self._told_stable = 0
+        self.books = Bookkeeping(journal, self.write, 3 * config.heartbeat_s)
         self._certified = 0  # the newest state that was written down as certified
         self._started_s = self._sign_s = time.monotonic()
         self._give_sign()
@@ -107,57 +131,61 @@ class Server:
         if now - before_s > _ASLEEP_S and self._superseded():
             return  # it was stopped, and another has taken its place
         self.progress.alive()
+        if self._door is not None:
+            self._door.turn()  # strangers who say nothing are sent away
         asyncio.get_running_loop().call_later(BEAT_S, self._give_sign)
 
     # --- one connection ------------------------------------------------------------------------------------------
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """A connection, from its challenge to its end."""
-        role = name = ""
-        peer = "{}:{}".format(*(writer.get_extra_info("peername") or ("?", "?"))[:2])
-        self._make_room()
-        self._strangers[writer] = None
+    def open(self, sock: socket.socket) -> None:
+        """Let callers in at this listening socket."""
+        loop, self._door = asyncio.get_running_loop(), Door(sock, self.secret, COORDINATOR, self._admit, self._refuse)
+        loop.add_reader(self._door.fileno(), self._door.turn)
+
+    def _admit(self, sock: socket.socket, claim: Claim) -> None:
+        if claim.role not in ("member", "agent", "launcher"):
+            sock.close()
+            return
+        task = asyncio.ensure_future(self._serve(sock, claim))
+        self._conversations.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._conversations.discard(task)
+        self.unsound(None if task.cancelled() else task.exception())
+
+    def unsound(self, error: BaseException | None) -> None:
+        """A machine that raised decides nothing more: the launcher starts another from the record."""
+        if error is not None and not self.finished.done():
+            self.finished.set_exception(error)
+
+    async def _serve(self, sock: socket.socket, claim: Claim) -> None:
+        """A proved connection, to its end."""
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        reader, writer = await asyncio.open_connection(sock=sock)
+        self.writers[claim.name] = writer
         try:
-            async with asyncio.timeout(_HANDSHAKE_S):
-                role, name = await self._admit(reader, writer)
-            self._strangers.pop(writer, None)
-            self.writers[name] = writer
             while True:
-                self._receive(role, name, await _read_frame(reader))
-        except (WireRefusal, msgspec.DecodeError) as error:
-            self._refuse(error, peer)
-        except TimeoutError:
-            self._refuse(WireRefusal("no answer to the challenge in time"), peer)
+                self._receive(claim.role, claim.name, await _read_frame(reader))
+        except WireRefusal as error:
+            self.refusals.add("", error.message, claim.name)
+        except msgspec.DecodeError:
+            self.refusals.add("", "a message that is not of this protocol", claim.name)
         except (OSError, asyncio.IncompleteReadError):
-            if writer in self._strangers:
-                self._refuse(WireRefusal("a connection ended in the middle of the challenge"), peer)
+            pass  # it ended: its agent, or its own return, says why
         finally:
-            self._strangers.pop(writer, None)
-            if self.writers.get(name) is writer:
-                del self.writers[name]
+            if self.writers.get(claim.name) is writer:
+                del self.writers[claim.name]
             writer.close()
 
-    def _make_room(self) -> None:
-        """Who has waited longest without a proof goes: members prove themselves in milliseconds, and are never the
-        ones that a crowd of idle connections pushes out."""
-        while len(self._strangers) >= _STRANGERS:
-            oldest = next(iter(self._strangers))
-            del self._strangers[oldest]
-            self._refuse(WireRefusal("too many connections that prove nothing"), "")
-            oldest.transport.abort()
-
-    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[str, str]:
-        sock = writer.get_extra_info("socket")
-        if sock is not None:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        nonce, challenge = server_challenge()
-        writer.write(challenge)
-        head = await reader.readexactly(_LENGTH.size)
-        length = frame_length(head)
-        if length > 4096:
-            raise WireRefusal("an answer to a challenge is short; this one announces too much")
-        role, name, welcome = server_check(self.secret, nonce, await reader.readexactly(length))
-        writer.write(welcome)
-        return role, name
+    async def close(self) -> None:
+        """Let nobody in any more, and hang up."""
+        if self._door is not None:
+            asyncio.get_running_loop().remove_reader(self._door.fileno())
+            self._door.close()
+        tasks = list(self._conversations)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _receive(self, role: str, name: str, body: bytes) -> None:
         message = _decoder.decode(body)
@@ -178,6 +206,9 @@ class Server:
             if message.member in self._replicas:
                 return  # an agent says it again: an earlier coordinator may have died with it
             self._replicas.add(message.member)
+        if isinstance(message, m.Exited):
+            self._count(message.member, message.steps)
+            self._write_progress()
         self.handle(message)
         if isinstance(message, m.Hello):
             self.keeper.greet(name)
@@ -186,43 +217,39 @@ class Server:
         peer = self.coordinator.roster.peers.get(member)
         return peer.agent if peer is not None else ""
 
-    def _refuse(self, error: Exception, peer: str) -> None:
-        """Logged once a kind; the count follows at the end."""
-        reason = error.message if isinstance(error, WireRefusal) else "a message that is not of this protocol"
-        self._refused[reason] += 1
-        if self._refused[reason] == 1:
-            self.write("refused", reason=reason, peer=peer, count=1)
+    def _refuse(self, reason: str, who: str) -> None:
+        self.refusals.add("the coordinator's port", reason, who)
 
     def _beat(self, name: str, beat: Heartbeat) -> None:
         if self._superseded():  # a stale coordinator must prolong nobody's lease
             return
         self._beats[name] = beat
+        for reason, (count, who) in beat.refused.items():
+            self.refusals.note(f"{name}'s socket", reason, who, count)
         writer = self.writers.get(name)
         if writer is not None:
             writer.write(frame(HeartbeatReply(epoch=self.epoch, sent_s=beat.sent_s)))
         peer = self.coordinator.roster.peers.get(name)
         if peer is not None and beat.committed > peer.committed:
             peer.committed = beat.committed
-        new = {step: loss for step, loss in beat.losses if step >= self._next_loss}
-        self._losses.update(new)
-        self._last_beat = beat
+        self.books.heard(beat)
+        self._count(name, beat.steps)
         view = self.coordinator.view
         if view is not None and name == view.members[0]:
             self._write_progress()
             self._write_certified(beat)
 
+    def _count(self, member: str, steps: Iterable[StepTime]) -> None:
+        awaited = False
+        for before_s, at_s in self.books.steps(member, steps):
+            awaited |= self.coordinator.reports.committed(before_s, at_s)
+        if awaited:
+            self.handle(m.Resumed())
+
     def _write_progress(self, *, last: bool = False) -> None:
-        """Losses not told yet; at the end also that steps told before have become stable since."""
-        beat = self._last_beat
-        if beat is not None and (self._losses or (last and beat.stable > self._told_stable)):
-            losses, self._losses = sorted(self._losses.items()), {}
-            self._next_loss, self._told_stable = (losses[-1][0] + 1 if losses else self._next_loss), beat.stable
-            members = self.coordinator.view.members if self.coordinator.view is not None else ()
-            messages = sum(self._beats[member].sent_messages for member in members if member in self._beats)
-            self.write(
-                "progress", view=list(beat.view), stable=beat.stable, losses=losses, step_s=beat.step_s,
-                messages=messages, until=beat.until,
-            )  # fmt: skip
+        members = self.coordinator.view.members if self.coordinator.view is not None else ()
+        messages = sum(self._beats[member].sent_messages for member in members if member in self._beats)
+        self.books.tell(messages, last=last)
 
     def _write_certified(self, beat: Heartbeat) -> None:
         new = beat.certified
@@ -301,11 +328,12 @@ class Server:
     def _finish(self, finish: m.Finish) -> None:
         if self.finished.done():
             return
-        for reason, count in self._refused.items():
-            if count > 1:
-                self.write("refused", reason=reason, peer="", count=count)
+        self.refusals.close()
         superseded = finish.detail.startswith("superseded")
         if not superseded:
+            unsaved = self.keeper.unsaved(finish.steps) if finish.outcome == "finished" else ""
+            if unsaved and not finish.exit_code:
+                finish = msgspec.structs.replace(finish, exit_code=Unsaved.exit_code, detail=unsaved)
             self._write_end(finish)
         self.finished.set_result(finish.exit_code)
 
@@ -358,25 +386,9 @@ async def _run(environ: dict[str, str]) -> int:
         server.write("recovery", **json.loads(environ["OUTLAST_TAKEOVER"]), view=[server.epoch, 0])
         journal.flush(0.5)  # if this one is lost soon as well, what it took over from is told all the same
     sock = socket.socket(fileno=int(environ["OUTLAST_LISTEN_FD"]))
-    conversations: set[asyncio.Task[None]] = set()
-
-    def unsound(error: BaseException | None) -> None:
-        """A machine that raised decides nothing more: the launcher starts another from the record."""
-        if error is not None and not server.finished.done():
-            server.finished.set_exception(error)
-
-    def ended(task: asyncio.Task[None]) -> None:
-        conversations.discard(task)
-        unsound(None if task.cancelled() else task.exception())
-
-    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.ensure_future(server.serve(reader, writer))
-        conversations.add(task)
-        task.add_done_callback(ended)
-
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: unsound(context.get("exception")))
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: server.unsound(context.get("exception")))
     inherited = server.coordinator.ended is not None
-    listening = await asyncio.start_server(accept, sock=sock, backlog=1024)
+    server.open(sock)
     code = await server.finished
     if inherited:  # members that still come back would else never hear that it was a good end
         await asyncio.sleep(_FAREWELL_S)
@@ -386,11 +398,8 @@ async def _run(environ: dict[str, str]) -> int:
                 await writer.drain()
         except (TimeoutError, ConnectionError):
             continue
-    listening.close()
     await server.keeper.close()
-    for task in conversations:
-        task.cancel()
-    await asyncio.gather(*conversations, return_exceptions=True)
+    await server.close()
     journal.close()
     return code
 

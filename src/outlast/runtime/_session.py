@@ -26,37 +26,46 @@ from torch import Tensor
 
 from outlast.core.phases import Phase
 from outlast.core.policy import Guards
-from outlast.core.protocol import Certificate, Compute, Exchange, Leave
-from outlast.errors import ConfigError, Evicted, MembershipError, StepMisuse, ViewAbandoned
+from outlast.core.protocol import Certificate, Compute, Exchange, Leave, Wait
+from outlast.errors import ConfigError, Evicted, FleetLost, MembershipError, StepMisuse, ViewAbandoned
 from outlast.runtime._allocator import keep_freed_memory
-from outlast.runtime._arguments import check_arguments, check_once, listed, positive
+from outlast.runtime._arguments import check_arguments, check_once, check_shares, listed, positive
 from outlast.runtime._assembly import assemble
 from outlast.runtime._auditing import Auditing, chosen_audit
 from outlast.runtime._critical import critical_of
 from outlast.runtime._data import Samples
-from outlast.runtime._engine import Meta
 from outlast.runtime._environment import Environment
-from outlast.runtime._facts import facts_of, prepare_process
-from outlast.runtime._failing import Left, exit_by_code, how_left, left_open, report_failure
+from outlast.runtime._facts import facts_of, prepare_process, warm_up
+from outlast.runtime._failing import exit_by_code, left_open, report_failure, unwritten
 from outlast.runtime._inspection import Inspection
+from outlast.runtime._loop_watch import LoopWatch, steps_again
+from outlast.runtime._losses import missing_backward, second_backward
 from outlast.runtime._plain import PlainTraining
-from outlast.runtime._plain_saves import PlainSaves
+from outlast.runtime._plain_saves import plain_training
 from outlast.runtime._plane import Plane
+from outlast.runtime._rehearsal import Rehearsal
 from outlast.runtime._repeat import Repeat
 from outlast.runtime._replica import Replica
 from outlast.runtime._row_settings import Given as Aggregation
-from outlast.runtime._settings import Checkpoint, settings_of
+from outlast.runtime._settings import Checkpoint, beginning_of, settings_of
 from outlast.runtime._shared import Progress
 from outlast.runtime._state import State, digest_of
+from outlast.runtime._step import Step
+from outlast.runtime._steps import Left, Watched, at_the_script_s_end, values_of
+from outlast.runtime._stopping import boundary
+from outlast.runtime._turn import Turn
+from outlast.runtime._unsaved import watch
 
 __all__ = ["Run", "Step", "Training", "join", "pause"]
 
 
 def join() -> Run:
     """Become part of the run that started this process, or a fleet of one. `OUTLAST=off` makes a plain loop of it."""
-    env = Environment.read(os.environ)
-    prepare_process(env)
+    watch()
     sys.excepthook = exit_by_code(sys.excepthook)
+    env = Environment.read(os.environ)
+    env.progress.alive()
+    prepare_process(env)
     return Run(env, plain=os.environ.get("OUTLAST", "on").lower() == "off")
 
 
@@ -89,9 +98,19 @@ class Run:
 
     @property
     def is_writer(self) -> bool:
-        """Whether this replica writes what only one should: the first member of the view."""
-        view = self._training.replica.member.view if self._training is not None else None
-        return view is None or view.members[0] == self._env.me
+        """Whether this replica writes what only one should: the first member of the view.
+
+        After the loop it is certain, and may wait: should the writer die before its script has ended, the next replica
+        that asks is told True. So ask again there. Raises StepMisuse before a fleet's first step: there is no view yet.
+        """
+        training = self._training
+        alone = self._plain or self._env.coordinator is None or self._env.config.replicas + self._env.config.spares == 1
+        if not alone and (training is None or training.replica.member.view is None):
+            raise StepMisuse(
+                "run.is_writer is not known before the first step", where=f"replica {self._env.me}",
+                remedy="read it in the loop or after it: if run.is_writer and log is None: log = SummaryWriter(…)",
+            )  # fmt: skip
+        return training is None or training.writes()
 
     def protect(
         self,
@@ -133,15 +152,14 @@ class Run:
             microbatches=positive("microbatches", microbatches), seed=seed, shuffle=shuffle, drop_last=drop_last,
             collate_fn=collate_fn, num_workers=num_workers,
         )  # fmt: skip
-        _enough(self._env.config.replicas, microbatches)
+        check_shares(self._env.config.replicas, microbatches)
         parts = State(model, optimizers, schedulers, state or {})
+        self._env.config = beginning_of(checkpoint, self._env.config)
         keep, facts = settings_of(checkpoint, self._env.config), facts_of(self._env.config, parts, samples, clip_norm)
         chosen, critical = chosen_audit(audit, self._env.config), critical_of(parts, audit_params)
-        facts["audit_params"] = ", ".join(critical)
-        facts["audit"] = f"{chosen:g}" if isinstance(chosen, float) else chosen
+        facts |= {"audit_params": ", ".join(critical), "audit": f"{chosen:g}" if isinstance(chosen, float) else chosen}
         if self._plain:
-            saves = PlainSaves(self._env, parts, keep, facts) if keep is not None else None
-            return PlainTraining(parts, samples, clip_norm, seed, saves)
+            return plain_training(self._env, parts, samples, clip_norm, seed, keep, facts)
         robust = {
             "aggregation": aggregation, "f": f, "pre": pre, "rows": rows, "row_momentum": row_momentum,
             "check_reducers": check_reducers,
@@ -167,39 +185,80 @@ class Training:
         self._begun: Plane | None = None  # the view's plane in which the current step's exchange has begun
         self._failed = False
         self._home = os.getpid()  # what the script forks inherits hooks and handlers, and is not the replica
-        self._left: Left | None = None
+        self._watch = LoopWatch(self.engine.state, self.engine.num_leaves)
+        self._open = False  # the loop has been given a step, and has not asked for the next
+        self._left: Left | None = None  # how the loop over a step's batches was
+        self._saved = False  # what a loop that was left early leaves
+        self._committed: list[tuple[int, int]] | None = None  # the parameters at the last commit, by `values_of`
+        self._broken, self._turn = False, Turn(self.replica)  # the loop over the steps was left, on purpose
+        self._previous: Any = None  # what SIGTERM did before the loop
 
     def steps(self, until: int) -> Iterator[Step]:
         """Steps 0 … until-1 that are still to be done, one object each. Returns when all replicas committed the last.
 
         `break` out of this loop is allowed if every replica does it after the same step.
         """
+        return Watched(self._steps(until), self._watch.given, self._watch.returned, self._dropped)
+
+    def _steps(self, until: int) -> Iterator[Step]:
         limit = self.replica.env.until or until
         self.replica.member.until = min(positive("until", until), limit)
         self._start()
-        try:
-            while (todo := self.replica.resume()) is not None:
-                if isinstance(todo, Leave):
-                    self.replica.close_barrier(todo)
-                    continue
-                if self.replica.saves is not None:
-                    self.replica.saves.boundary()
-                self._step = Step(self, todo.step)
-                yield self._step
-                if self.replica.member.committed == todo.step:
-                    raise left_open(todo.step, self.replica)
-            self._ended()
-            self.replica.close()
-            if limit < until:
-                raise SystemExit(0)
-        except GeneratorExit:
-            # `break`, or an exception on its way out: through somebody else's iterator that is known only when the
-            # process ends. In the middle of a step it is never a good end.
-            self._left = how_left(sys._getframe(1))
-            if self._left == "break" and self.replica.saves is not None:
-                with contextlib.suppress(ViewAbandoned):
-                    self.replica.saves.last(final=True)
-            raise
+        while (todo := self.replica.resume()) is not None:
+            if self.engine.late is not None:  # it came in by replaying: the newest step is its loop's, too
+                yield from self._lived(self.engine.late.step)
+                continue
+            if isinstance(todo, Leave):
+                self.replica.close_barrier(todo)
+                continue
+            boundary(self.replica)
+            assert not isinstance(todo, Wait)
+            self._step = Step(self, todo.step)
+            self._open = True
+            yield self._step
+            self._open = False
+            if self.replica.member.committed == todo.step:
+                raise left_open(todo.step, self.replica.env.me)
+        self._watch.over()
+        self._ended()
+        self._retire()
+        if limit < until:
+            raise SystemExit(0)
+
+    def _dropped(self, left: Left) -> None:
+        """The loop is over before its end, if `left` is "break" on purpose. In the middle of a step nothing is saved:
+        that is never a good end."""
+        self._watch.over()
+        if left == "break":
+            self._broken = True
+            self._save_what_is_left()
+
+    def _save_what_is_left(self) -> None:
+        """What the last step left, unless the loop's code has made something else of it since."""
+        step, saves = self._step, self.replica.saves
+        if saves is None or step is None or self._saved or self.replica.member.committed == step.number:
+            return
+        self._saved = True
+        if self._committed == values_of(self.engine.state.params):
+            with contextlib.suppress(ViewAbandoned):
+                saves.last(final=True)
+            return
+        saves.forgo()
+        print(
+            f"outlast: the parameters were changed after step {step.number}, the last one, which is not saved. Loop "
+            "over training.steps(…) itself and not over a variable or a progress bar that is kept: then a break is "
+            "noticed at once",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
+
+    def _lived(self, step: int) -> Iterator[Step]:
+        """The step whose outcome this process only has to apply: what the loop does around it is done here as well."""
+        self._step = Step(self, step)
+        self._open = True
+        yield self._step
+        self._open = False
+        if self.engine.late is not None and self.engine.late.step == step:
+            raise left_open(step, self.replica.env.me)
 
     def _ended(self) -> None:
         """The coordinator closed the run for this replica: finished is the only end after which the script goes on."""
@@ -217,7 +276,7 @@ class Training:
 
     def _start(self) -> None:
         if self._started:
-            raise StepMisuse("steps() was called twice", remedy="one protect() for each training")
+            raise steps_again(self.engine.samples.steps_per_epoch)
         self._started = True
         previous = sys.excepthook
 
@@ -232,31 +291,61 @@ class Training:
 
         sys.excepthook = failed
         atexit.register(self._at_exit)
+        at_the_script_s_end(self._at_the_script_s_end)
         keep_freed_memory()
-        _warm_up()
+        warm_up()
+        self.engine.loop.find_schedulers()
+        if self.replica.env.config.bitwise:
+            self.engine.rehearsal = Rehearsal(self.engine.state, self.replica.member.is_last)
         self.replica.link.start()
         if threading.current_thread() is threading.main_thread() and self.replica.env.coordinator is not None:
-            signal.signal(signal.SIGTERM, self._asked_to_leave)
+            self._previous = signal.signal(signal.SIGTERM, self._asked_to_leave)
+
+    def _at_the_script_s_end(self) -> None:
+        """Who left the loop early waits for the others to leave it too; who may have to write, for the writer's end."""
+        if os.getpid() != self._home or self._failed:
+            return
+        try:
+            self._leave_early()
+            if self._turn.skipped and self.replica.member.ended is not None and self._turn.mine():
+                raise unwritten(self.replica)
+        except (MembershipError, FleetLost, StepMisuse) as error:
+            if isinstance(error, StepMisuse):
+                self.replica.link.send([report_failure(self.replica, error)])
+            print(error, file=sys.stderr, flush=True)
+            self.replica.close()
+            os._exit(error.exit_code)
 
     def _at_exit(self) -> None:
-        """The script is over. After `break` the others must have ended at the same step."""
-        if os.getpid() != self._home:
+        if os.getpid() == self._home:
+            self.replica.link.beat()
+            self.replica.close()
+
+    def _leave_early(self) -> None:
+        """The loop was left, after a step or in the middle of one."""
+        if not self._open or self._step is None:
             return
         self.replica.link.beat()  # the steps since the last one are known to nobody yet
-        try:
-            if self._left in ("break", "unknown") and not self._failed and self._step is not None:
-                if self.replica.member.committed == self._step.number:
-                    raise left_open(self._step.number, self.replica)
-                self.replica.leave_early()
-        except MembershipError as error:
-            print(error, file=sys.stderr, flush=True)
-            os._exit(error.exit_code)
-        except StepMisuse as error:
-            self.replica.link.send([report_failure(self.replica, error)])
-            print(error, file=sys.stderr, flush=True)
-            os._exit(error.exit_code)
-        finally:
-            self.replica.close()
+        if self.replica.member.committed != self._step.number:
+            self._save_what_is_left()
+            self.replica.leave_early()
+            self._open = False
+            self._retire()
+        elif self._left in ("break", "unknown"):
+            raise left_open(self._step.number, self.replica.env.me)
+
+    def _retire(self) -> None:
+        """Training is over; the rest of the script is its own. Only the coordinator's word is still listened to."""
+        self.replica.retire()
+        if self._previous is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._previous)
+            self._previous = None
+
+    def writes(self) -> bool:
+        """See `Run.is_writer`."""
+        if self._broken and os.getpid() == self._home:
+            self._leave_early()
+        return self._turn.mine()
 
     def _asked_to_leave(self, *_: Any) -> None:
         """SIGTERM: tell the coordinator; the view without this replica takes effect after a step."""
@@ -276,17 +365,29 @@ class Training:
         return self.replica.member.audits.certificate
 
     # --- one step ------------------------------------------------------------------------------------------------
+    def _batches(self, step: int) -> Iterator[Any]:
+        def left(how: Left) -> None:
+            self._left = how
+
+        self._left = None
+        return Watched(self._microbatches(step), self._watch.given, self._watch.returned, left)
+
     def _microbatches(self, step: int) -> Iterator[Any]:
         """Batches until the step is committed: mine, and orphans of the dead."""
         replica, engine = self.replica, self.engine
         if step == 0:
             yield from self._repeat.batches(self._repeat.rounds())
-        while replica.member.committed == step:
+        while True:
+            if engine.late is not None and engine.late.step == step:
+                replica.spare.live()
+            if replica.member.committed != step:
+                break
             todo = replica.resume()
             if todo is None:
                 self._ended()
             if replica.member.committed != step:
-                break
+                continue
+            replica.begun(step)
             if isinstance(todo, Compute):
                 if engine.samples.sizes(step)[todo.microbatch] == 0:
                     engine.skip(step, todo.microbatch)
@@ -300,6 +401,9 @@ class Training:
                 f"the run went on without this replica after step {step}", where=f"replica {replica.env.me}",
                 did="it is started again", remedy="outlast why says more",
             )  # fmt: skip
+        self._watch.committed()
+        if replica.saves is not None:
+            self._committed = values_of(engine.state.params)
         replica.enter(Phase.BODY)  # the loop's own time: an evaluation may take as long as it likes
 
     def _one(self, todo: Compute) -> Iterator[Any]:
@@ -312,25 +416,19 @@ class Training:
         replica.enter(Phase.BODY, todo.microbatch)
         yield batch
         if self._loss is None:
-            raise StepMisuse(
-                f"microbatch {todo.microbatch} of step {todo.step} got no backward",
-                remedy="call step.backward(loss) once for each batch",
-            )
+            raise missing_backward(todo.step, todo.microbatch)
         self._computed(todo)
 
     def _backward(self, loss: Tensor) -> None:
+        self._watch.loss(loss)
+        beside = (self._repeat, self._audit, self._inspection)
+        next((each.backward for each in beside if each.active), self._into_the_step)(loss)
+        self._watch.after_backward()
+
+    def _into_the_step(self, loss: Tensor) -> None:
         todo, replica = self._current, self.replica
-        if self._repeat.active:
-            self._repeat.backward(loss)
-            return
-        if self._audit.active:
-            self._audit.backward(loss)
-            return
-        if self._inspection.active:
-            self._inspection.backward(loss)
-            return
         if todo is None or self._loss is not None:
-            raise StepMisuse("step.backward was called twice for one batch", remedy="add the losses, then call it once")
+            raise second_backward()
         replica.enter(Phase.BACKWARD, todo.microbatch)
         self.engine.begin(todo.step, todo.microbatch, self._announcer(todo))
         loss.backward()  # type: ignore[no-untyped-call]
@@ -382,6 +480,7 @@ class Training:
         begun, self._begun = self._begun, None
         try:
             self._repeat.conclude()
+            self.engine.loop.check()
             self._audit.commit(todo)
             found = self.replica.exchange(todo, begun is not None and begun is self.replica.plane)
             yield from self._audit.batches(todo)
@@ -392,50 +491,3 @@ class Training:
             self._audit.report(todo.view)
         except ViewAbandoned as reason:
             self.replica.abandon(reason)
-
-
-class Step:
-    """One step. Iterate it for its batches; after that it is committed and `loss` is known."""
-
-    def __init__(self, training: Training, number: int) -> None:
-        self._training, self.number = training, number
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._training._microbatches(self.number)
-
-    def backward(self, loss: Tensor) -> None:
-        """Backward of this microbatch's mean loss; its gradient goes into the step's tree."""
-        self._training._backward(loss)
-
-    @property
-    def loss(self) -> float:
-        """Mean loss over the global batch, the same on every replica. StepMisuse before the commit."""
-        return self._meta.loss
-
-    @property
-    def grad_norm(self) -> float | None:
-        """Global norm before clipping; None with neither `clip_norm` nor guards."""
-        return self._meta.norm
-
-    @property
-    def _meta(self) -> Meta:
-        meta = self._training.engine.meta
-        if meta is None or meta.step != self.number:
-            raise StepMisuse(f"step {self.number} is not committed", remedy="read it after the inner loop")
-        return meta
-
-
-def _enough(replicas: int, microbatches: int) -> None:
-    if replicas > microbatches:
-        raise ConfigError(
-            f"{replicas} replicas cannot share {microbatches} microbatches",
-            remedy=f"microbatches={replicas} or more, or --replicas {microbatches} or fewer",
-        )
-
-
-def _warm_up() -> None:
-    """The first optimizer step of a process imports for a second, and its first backward finds everything cold: take
-    that before anybody waits. It draws no random number."""
-    parameter = torch.nn.Parameter(torch.zeros(8, 8))
-    torch.nn.functional.linear(torch.zeros(2, 8), parameter).relu().sum().backward()  # type: ignore[no-untyped-call]
-    torch.optim.AdamW([parameter]).step()

@@ -17,13 +17,14 @@ from outlast.config import RunConfig, resolve
 from outlast.errors import ConfigError
 from outlast.runtime._holding import NUM_SLOTS
 
-__all__ = ["TIMEOUT_S", "Checkpoint", "SaveSettings", "settings_of", "solo_config"]
+__all__ = ["TIMEOUT_S", "Checkpoint", "SaveSettings", "beginning_of", "settings_of", "solo_config"]
 
 TIMEOUT_S = 600.0
 """How long a disk or a store may give no sign of life, unless the script says otherwise."""
 
 _KEYS = (
     "checkpoint_dir", "checkpoint_every", "checkpoint_keep", "checkpoint_drain_to", "checkpoint_min_s", "resume",
+    "init_from", "init_strict",
 )  # fmt: skip
 
 
@@ -34,7 +35,9 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     kept, and as many certified ones; `keep_every`: every so many-th is kept for good (0: none). `drain_to`: a farther
     place to copy each generation to. `num_slots`: snapshots in memory at once, each of this replica's share: the newest
     that was published and one save in flight, or (3) two. `timeout_s`: how long a disk or a store may give no sign of
-    life before the save counts as failed, and how long the end of the loop waits for its save.
+    life before the save counts as failed, and how long the end of the loop waits for its save. `init_from`: weights to
+    begin step 0 with, where there is nothing to resume: a checkpoint directory or URL, or safetensors; `init_strict`:
+    all names must fit (how-to/checkpoints). These two work without a `dir`.
 
     Raises ConfigError for values that cannot work.
     """
@@ -46,8 +49,15 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     drain_to: str = ""
     num_slots: int = 2
     timeout_s: float = TIMEOUT_S
+    init_from: str = ""
+    init_strict: bool = True
 
     def __post_init__(self) -> None:
+        for name in ("dir", "drain_to", "init_from"):
+            if not isinstance(getattr(self, name), str):
+                raise ConfigError(
+                    f"Checkpoint({name}={getattr(self, name)!r}) is no text", remedy=f"{name}=str(…), a path or a URL"
+                )
         lows = {"every": 1, "keep_last": 1, "keep_every": 0, "num_slots": 2}
         for name, low in lows.items():
             value = getattr(self, name)
@@ -76,6 +86,13 @@ class SaveSettings(msgspec.Struct, frozen=True, kw_only=True):
     num_slots: int
     min_s: float
     timeout_s: float = TIMEOUT_S
+
+
+def beginning_of(given: Checkpoint | Literal["auto", "off"] | None, config: RunConfig) -> RunConfig:
+    """The configuration with what the script says to begin with, where the run is not told."""
+    if config.init_from or not isinstance(given, Checkpoint) or not given.init_from:
+        return config
+    return msgspec.structs.replace(config, init_from=_absolute(given.init_from), init_strict=given.init_strict)
 
 
 def settings_of(given: Checkpoint | Literal["auto", "off"] | None, config: RunConfig) -> SaveSettings | None:

@@ -17,10 +17,12 @@ import torch
 from outlast.core.phases import Phase
 from outlast.core.protocol import Member, ServeId, ViewId
 from outlast.errors import ViewAbandoned
+from outlast.runtime._connections import Arrivals
 from outlast.runtime._engine import Engine, Meta
 from outlast.runtime._environment import Environment
 from outlast.runtime._gradients import OUTCOME
 from outlast.runtime._link import MemberLink, SoloLink
+from outlast.runtime._loop_state import Lived
 from outlast.runtime._state import empty_like_encoded
 from outlast.runtime._streams import Outcome, Share, Streams, raw
 from outlast.runtime._warm import at_low_priority
@@ -37,12 +39,13 @@ class _Pieces:
         self.meta: Meta | None = None
         self.slices: dict[tuple[int, int, int], memoryview] = {}
         self.last = False
+        self.lived: Lived | None = None
 
     def covers(self, numels: list[int]) -> bool:
         have = [0] * len(numels)
         for bucket, lo, hi in self.slices:
             have[bucket] += hi - lo
-        return self.meta is not None and have == numels
+        return self.meta is not None and self.lived is not None and have == numels
 
 
 class Spare:
@@ -56,9 +59,10 @@ class Spare:
         member: Member,
         lock: threading.RLock,
         enter: Callable[..., None],
+        donors: Arrivals,
     ) -> None:
         self.engine, self.link, self.member, self.lock, self.enter = engine, link, member, lock, enter
-        self.streams = Streams(env.run_id, env.me, env.secret, link.wake_fd)
+        self.streams = Streams(donors, link.wake_fd)
         self._num_replicas = env.config.replicas
         self._touched = False
         self._grace_s = env.config.ack_s
@@ -69,8 +73,9 @@ class Spare:
         self._numels = [flat.numel() for flat in engine.incoming]
         self._orphaned_at = 0.0
         self._loaded = False
+        self.applied: Callable[[], None] = lambda: None  # told of each outcome
         self._replayed = 0  # outcomes, since the state was loaded
-        self._last: _Pieces | None = None
+        self.late = False  # the roll call is told of an outcome as if it were applied here
 
     def idle(self, timeout_s: float) -> None:
         """Wait for the coordinator's word; streams are read meanwhile."""
@@ -95,7 +100,8 @@ class Spare:
         self.streams.keep(self._serve)
         self._shares = [row for row in self._shares if row[0] == self._serve]
         self._steps.clear()
-        self._loaded = False
+        self._loaded = self.late = False
+        self.engine.late = None
         self._orphaned_at = 0.0
         early, self._early = self._early, [row for row in self._early if row[0] > self._serve]
         for serve, head, payload in early:
@@ -140,6 +146,9 @@ class Spare:
             size = (hi - lo) * self.engine.incoming[bucket].element_size()
             pieces.slices[bucket, lo, hi] = payload[at : at + size]
             at += size
+        if head.lived:
+            rest = torch.frombuffer(payload[at:], dtype=torch.uint8) if len(payload) > at else raw(torch.empty(0))
+            pieces.lived = Lived(head.step, head.lived, rest.clone())
 
     def _complete(self, step: int) -> _Pieces | None:
         """The step's outcome, if all of it has arrived."""
@@ -147,11 +156,15 @@ class Spare:
         return pieces if pieces is not None and pieces.covers(self._numels) else None
 
     def _apply(self, pieces: _Pieces) -> None:
+        """It takes its place in `out`; the one before, whose step no loop here will go through, is applied."""
         self.enter(Phase.JOIN_REPLAY)
+        self.engine.settle(self.enter)
         for (bucket, lo, hi), data in pieces.slices.items():
             raw(self.engine.incoming[bucket][lo:hi]).copy_(torch.frombuffer(data, dtype=torch.uint8))
         assert pieces.meta is not None
-        self.engine.apply(pieces.meta, self.enter)
+        self.engine.hold(pieces.meta, pieces.lived)
+        self.engine.loop.kept = pieces.lived
+        self.applied()
 
     def _replay(self, late: bool = False) -> None:
         if not self._loaded:
@@ -161,17 +174,14 @@ class Spare:
             self._take_in(0.0)  # donors went on meanwhile: what I knew of them is as old as the load is long
         replayed = self.member.committed
         while (pieces := self._complete(self.member.committed)) is not None:
-            self.settle()  # an older view's last step was not the last after all
-            if late and pieces.last:
-                self._last = self._steps.pop(self.member.committed)
-                with self.lock:
-                    self.member.replayed(self.member.committed + 1)
-                return
             self._apply(pieces)
+            self.late = late and pieces.last  # an older view's last step was not the last after all
             with self.lock:
                 del self._steps[self.member.committed]
-                self.member.replayed(self.member.committed + 1, keeps_output=True)
+                self.member.replayed(self.member.committed + 1, keeps_output=not self.late)
             self._replayed += 1
+            if self.late:
+                return
         if self.member.committed > replayed:
             self.enter(Phase.JOIN_READY)  # what follows is a wait for others, however long they take
         if self._near() and self.member.state == "joining":
@@ -198,7 +208,9 @@ class Spare:
             return
         self.enter(Phase.JOIN_SCHEMA)
         plain = next(s.plain for s, _ in shares if s.plain)
-        self.engine.thaw(plain, at_low_priority(lambda: _assembled(plain, shares)))
+        told = next((s.meta for s, _ in shares if s.meta), b"")
+        meta = msgspec.msgpack.decode(told, type=Meta) if told else None
+        self.engine.thaw(plain, at_low_priority(lambda: _assembled(plain, shares)), meta)
         with self.lock:
             self.member.replayed(shares[0][0].committed)
         at_low_priority(self._touch)
@@ -208,9 +220,9 @@ class Spare:
     def drain(self, view: ViewId) -> None:
         """Before joining a view: everything that its members sent up to it. Ends when each stream said so or ended.
 
-        Who is switched into the view by an order leaves the last outcome for `settle`, after the roll: its members then
-        wait neither for that nor, in the first step, for gradients of this replica. With a robust rule rows decide in
-        which views may be computed at all, so there it takes its share from the first step."""
+        The last outcome is left for `live`, as the loop goes through its step. Who is switched into the view by an
+        order says so in the roll: then its members do not wait, in the first step, for gradients of this replica. With
+        a robust rule rows decide in which views may be computed at all, so there it takes its share from the first."""
         self._touched = True  # from here on others may read what lies there
         late = self.member.switched and self.engine.robust is None
         while any(not s.ended and (s.flushed is None or s.flushed < view) for s in self.streams.incoming):
@@ -228,16 +240,12 @@ class Spare:
         if self.member.over(view):
             raise ViewAbandoned("the view ended while the joiner caught up")
 
-    @property
-    def late(self) -> Meta | None:
-        """Of the outcome that is not applied here yet, though the roll call is told that it was."""
-        return self._last.meta if self._last is not None else None
-
-    def settle(self) -> None:
-        """Apply what `drain` left."""
-        last, self._last = self._last, None
-        if last is not None:
-            self._apply(last)
+    def live(self) -> None:
+        """The loop is in the step whose outcome was left for it: apply it."""
+        self.enter(Phase.JOIN_REPLAY)
+        self.engine.live(self.enter)
+        late, self.late = self.late, False
+        if late:
             with self.lock:
                 self.member.caught_up_late()
 

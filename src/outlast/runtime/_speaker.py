@@ -21,7 +21,7 @@ _MEMBER = (
     m.Accused, m.Audited, m.Judged, *FROM_MEMBER,
 )  # fmt: skip
 _AGENT = (m.AgentHello, m.Spawned)
-_OF_ITS_RANKS = (m.SpawnFailed, m.Exited, m.Examined)
+_OF_ITS_RANKS = (m.SpawnFailed, m.Unjoined, m.Exited, m.Examined, m.Continued)
 _LAUNCHER = (m.AgentGone, m.Stop)
 
 

@@ -7,7 +7,7 @@ whatever was registered. State that is not registered cannot be joined or rewoun
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -18,7 +18,7 @@ from torch import Tensor
 from outlast.errors import ConfigError
 from outlast.tensors import combine, fingerprint, fingerprint_named
 
-__all__ = ["State", "digest_of", "empty_like_encoded"]
+__all__ = ["State", "decoded_tree", "digest_of", "empty_like_encoded", "encoded_tree"]
 
 
 class State:
@@ -69,11 +69,9 @@ class State:
 
     def encoded(self, without: str = "") -> tuple[bytes, dict[str, Tensor]]:
         """(plain data with tensors replaced by their names, the tensors by name). `without`: a registered part."""
-        tensors: dict[str, Tensor] = {}
         tree = self.tree()
         tree["extra"].pop(without, None)
-        plain = _encode(tree, "", tensors)
-        return msgspec.msgpack.encode(plain), tensors
+        return encoded_tree(tree)
 
     def fingerprint(self) -> int:
         """64 bits over everything, positions and names included."""
@@ -81,10 +79,10 @@ class State:
         return combine([fingerprint_named(tensors.items()), xxhash.xxh3_64_intdigest(plain)])
 
     def parts(self) -> list[tuple[str, int]]:
-        """Fingerprint of each tensor by its place, and of all that is no tensor, to name the first that differs."""
+        """Fingerprint of each tensor and of each value that is none, by its place, to name the first that differs."""
         plain, tensors = self.encoded()
-        rows = [(name, fingerprint(tensor)) for name, tensor in tensors.items()]
-        return [*rows, ("what is no tensor (settings, counts, schedules)", xxhash.xxh3_64_intdigest(plain))]
+        rows = [(name, xxhash.xxh3_64_intdigest(value)) for name, value in _leaves(msgspec.msgpack.decode(plain), "")]
+        return [*rows, *((name, fingerprint(tensor)) for name, tensor in tensors.items())]
 
     # --- writing -------------------------------------------------------------------------------------------------
     def load(self, plain: bytes, tensors: Mapping[str, Tensor]) -> None:
@@ -106,6 +104,23 @@ class State:
         for key, values in tree["extra"].items():
             if key in self.extra or not key.startswith("outlast."):  # of guards or audits that this run is without
                 self.extra[key].load_state_dict(values)
+
+
+def encoded_tree(tree: Any) -> tuple[bytes, dict[str, Tensor]]:
+    """(plain data with tensors replaced by their names, the live tensors by name)."""
+    tensors: dict[str, Tensor] = {}
+    plain = _encode(tree, "", tensors)
+    return msgspec.msgpack.encode(plain), tensors
+
+
+def decoded_tree(plain: bytes, data: Tensor) -> Any:
+    """Inverse, with the tensors' bytes end to end in `data`. Nothing of `data` is kept."""
+    tensors, at = empty_like_encoded(plain), 0
+    for tensor in tensors.values():
+        size = tensor.numel() * tensor.element_size()
+        tensor.reshape(-1).view(torch.uint8).copy_(data[at : at + size])
+        at += size
+    return _decode(msgspec.msgpack.decode(plain), tensors)
 
 
 def digest_of(state: State) -> str:
@@ -138,6 +153,19 @@ def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         f"state at {path or '/'} is a {type(value).__name__}, which cannot be stored without pickle",
         remedy="keep it as tensors, numbers, strings, lists and dicts",
     )
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, bytes]]:
+    """What an encoded tree holds besides tensors, by place."""
+    kind, body = value[0], value[1]
+    if kind == "D":
+        for key, item in body:
+            yield from _leaves(item, f"{path}/{key}")
+    elif kind in "UL":
+        for i, item in enumerate(body):
+            yield from _leaves(item, f"{path}/{i}")
+    else:
+        yield path, msgspec.msgpack.encode(value)
 
 
 def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:

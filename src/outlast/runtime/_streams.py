@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hmac
 import os
 import queue
 import select
 import socket
-import struct
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -26,37 +24,43 @@ from torch import Tensor
 
 from outlast.checkpoint._snapshot import Copy, Snapshot
 from outlast.core.protocol import ServeId, ViewId
-from outlast.errors import CheckpointError
+from outlast.errors import CheckpointError, WireRefusal
+from outlast.runtime._connections import Arrivals, reach
+from outlast.runtime._handshake import Claim
 from outlast.runtime._warm import Warm, at_low_priority
 
-__all__ = ["FEED", "Flushed", "Frozen", "Outcome", "Share", "Stream", "Streams", "raw"]
+__all__ = ["Flushed", "Frozen", "Outcome", "Share", "Stream", "Streams", "raw"]
 
 _SEND_S = 30  # a joiner that takes nothing for so long loses the stream
 _FREEZE_S = 600.0  # as long as a frozen share may take to be copied
 _QUEUE = 16  # outcomes and snapshots that may wait for one joiner
-_PREFIX, _GREETING = 12, 4096  # bytes before a message: its lengths; and the most that a stranger may send
-FEED = "/feed"  # a joiner's streams arrive at its mesh address with this added
+_PREFIX = 12  # bytes before a message: its own length, and that of the payload after it
+_MOST_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # of a message: what this host could hold
 
 
 class Share(msgspec.Struct, frozen=True, tag=True):
-    """Bytes lo..hi of the state at `committed`, all tensors laid end to end; `plain` from the first donor only."""
+    """Bytes lo..hi of the state at `committed`, all tensors laid end to end; from the first donor only `plain`, and
+    `meta` of the step before."""
 
     committed: int
     lo: int
     hi: int
     total: int
     plain: bytes = b""
+    meta: bytes = b""
 
 
 class Outcome(msgspec.Struct, frozen=True, tag=True):
     """Slices (bucket, lo, hi) of a step's outcome, payload in this order; `whole`: all of it; `last`: after this step
-    the members go on to the next view, as planned."""
+    the members go on to the next view, as planned; `lived`: from one sender, what the loop has made of its state (its
+    tensors behind the slices)."""
 
     step: int
     meta: bytes
     slices: tuple[tuple[int, int, int], ...]
     whole: bool = False
     last: bool = False
+    lived: bytes = b""
 
 
 class Flushed(msgspec.Struct, frozen=True, tag=True):
@@ -72,24 +76,12 @@ class Rest(msgspec.Struct, frozen=True, tag=True):
     count: int
 
 
-class _Hi(msgspec.Struct, frozen=True, tag=True):
-    """`serve`: the attempt to serve that this stream belongs to; (0, 0) for outcomes alone."""
-
-    member: str
-    serve: ServeId
-    token: bytes
-
-
-_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Hi | Share | Outcome | Flushed | Rest)
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Share | Outcome | Flushed | Rest)
 
 
 def raw(tensor: Tensor) -> Tensor:
     """A contiguous CPU tensor's bytes, as a view."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-
-
-def _token(secret: bytes, sender: str, receiver: str) -> bytes:
-    return hmac.digest(secret, f"stream|{sender}|{receiver}".encode(), "sha256")
 
 
 def _send(sock: socket.socket, head: Any, payload: Sequence[Tensor]) -> None:
@@ -137,8 +129,7 @@ class Stream:
         self.joiner = joiner
         self._queue: queue.Queue[tuple[Any, list[Tensor], Frozen | None] | None] = queue.Queue(_QUEUE)
         self.broken = False
-        self._hi = _Hi(me, serve, _token(secret, me, joiner))
-        self._address = address
+        self._reach = functools.partial(reach, address, secret, joiner, Claim("feed", me, serve), _SEND_S)
         self._thread = threading.Thread(target=self._run, name=f"outlast-feed-{joiner}", daemon=True)
         self._thread.start()
 
@@ -157,12 +148,12 @@ class Stream:
             self._queue.put_nowait(None)
 
     def _run(self) -> None:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            # The kernel's own limit: a send is then one call for all of a payload, without the interpreter's lock.
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_S, 0))
-            sock.connect("\0" + self._address)
-            _send(sock, self._hi, [])
+            sock = self._reach()
+        except (OSError, WireRefusal):  # the joiner is gone: its agent will say so
+            self.broken = True
+            return
+        try:
             while not self.broken and (item := self._queue.get()) is not None:
                 head, payload, frozen = item
                 if frozen is None:
@@ -181,10 +172,9 @@ class _Incoming:
     """A joiner's end of one stream: non-blocking, so that many are read by one thread. A payload is received where it
     stays: survivors wait for a joiner that still has to apply what came last, so nothing is copied on the way."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, member: str, serve: ServeId) -> None:
         sock.setblocking(False)
-        self.sock, self.member, self.ended = sock, "", False
-        self.serve: ServeId = (0, 0)
+        self.sock, self.member, self.serve, self.ended = sock, member, serve, False
         self.flushed: ViewId | None = None
         self.behind = 1  # messages that wait at the other end, by its newest word
         self._target, self._filled = _memory(_PREFIX), 0
@@ -195,14 +185,21 @@ class _Incoming:
         """Whether something is on its way: half here, or by the donor's newest word (which may be old)."""
         return bool(self.behind or self._head or self._filled)
 
+    def note(self, head: Any) -> None:
+        """What a message says about the stream itself."""
+        if isinstance(head, Flushed):
+            self.flushed = head.view
+        if isinstance(head, Rest):
+            self.behind = head.count
+
     def read(self) -> list[tuple[Any, memoryview]]:
-        """Messages that are complete now. Until its greeting was checked, a stream gets no more than that read."""
+        """Messages that are complete now. A donor whose words cannot be read is no donor any more: its stream ends."""
         out: list[tuple[Any, memoryview]] = []
-        while (self.member or not out) and self._fill():
+        while self._fill():
             whole, self._filled = self._target, 0
             if not self._head:
                 self._head, size = int.from_bytes(whole[:4], "big"), int.from_bytes(whole[4:], "big")
-                if not self._head or (not self.member and (size or self._head > _GREETING)):
+                if not self._head or self._head + size > _MOST_BYTES:
                     self.ended = True
                     break
                 self._target = _memory(self._head + size)
@@ -239,47 +236,34 @@ def _memory(size: int) -> memoryview:
 class Streams:
     """All streams that reach one joiner. `wait` returns what arrived."""
 
-    def __init__(self, run_id: str, me: str, secret: bytes, wake_fd: int) -> None:
-        self.me, self._secret, self._wake_fd = me, secret, wake_fd
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(f"\0outlast/{run_id}/{me}/{os.getpid()}{FEED}")
-        self._listener.listen(256)
-        self._listener.setblocking(False)
+    def __init__(self, arrivals: Arrivals, wake_fd: int) -> None:
+        self._arrivals, self._wake_fd = arrivals, wake_fd
         self.incoming: list[_Incoming] = []
 
     def wait(self, timeout_s: float) -> list[tuple[_Incoming, Any, memoryview]]:
         """Everything that has arrived, after waiting at most `timeout_s` for the first of it or a wake-up."""
         poll = select.poll()
-        for fd in (self._wake_fd, self._listener.fileno(), *(s.sock.fileno() for s in self.incoming if not s.ended)):
+        for fd in (self._wake_fd, self._arrivals.fd, *(s.sock.fileno() for s in self.incoming if not s.ended)):
             poll.register(fd, select.POLLIN)
         ready = {fd for fd, _ in poll.poll(timeout_s * 1000.0)}
         if self._wake_fd in ready:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._wake_fd)
-        if self._listener.fileno() in ready:
-            with contextlib.suppress(BlockingIOError):
-                while True:
-                    self.incoming.append(_Incoming(self._listener.accept()[0]))
+        if self._arrivals.fd in ready:
+            new = [_Incoming(sock, claim.name, claim.number) for sock, claim in self._arrivals.take()]
+            self.incoming += new
+            ready |= {stream.sock.fileno() for stream in new}
         out = []
         for stream in self.incoming:
-            if not stream.ended and (stream.sock.fileno() in ready or stream.member == ""):
-                out += [(stream, head, payload) for head, payload in stream.read() if self._expected(stream, head)]
+            if not stream.ended and stream.sock.fileno() in ready:
+                for head, payload in stream.read():
+                    stream.note(head)
+                    out.append((stream, head, payload))
         return out
-
-    def _expected(self, stream: _Incoming, head: Any) -> bool:
-        if isinstance(head, _Hi):
-            genuine = hmac.compare_digest(head.token, _token(self._secret, head.member, self.me))
-            stream.member, stream.serve, stream.ended = head.member, head.serve, not genuine
-            return False
-        if isinstance(head, Flushed):
-            stream.flushed = head.view
-        if isinstance(head, Rest):
-            stream.behind = head.count
-        return bool(stream.member)
 
     def keep(self, serve: ServeId | None) -> None:
         """Forget all streams but those of this attempt to serve (they may come before it is told); None: all."""
-        kept = [s for s in self.incoming if serve is not None and (s.serve == serve or not s.member)]
+        kept = [s for s in self.incoming if serve is not None and s.serve == serve]
         for stream in self.incoming:
             if stream not in kept:
                 stream.sock.close()
@@ -287,4 +271,3 @@ class Streams:
 
     def close(self) -> None:
         self.keep(None)
-        self._listener.close()

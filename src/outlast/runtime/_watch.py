@@ -51,13 +51,15 @@ class Watch:
             self._gaps.observe(alive_s - self._alive_s)
         self._looked_s, self._alive_s = now_s, alive_s
         silent_s = now_s - max(alive_s, self._since_s)
-        if silent_s <= deadline(self._gaps, self._floor_s):
+        allowed_s = deadline(self._gaps, self._floor_s)
+        young = math.isinf(allowed_s)  # it may load for long, but not while it is stopped
+        if silent_s <= (self._floor_s if young else allowed_s):
             return "", silent_s
         state, traced = kernel_state(self.pid)
         if traced:
             return "", silent_s
         if state == "T":
             return "stopped", silent_s
-        if state in "SD" and silent_s > self._hung_s:
+        if state in "SD" and silent_s > self._hung_s and not young:
             return "hung", silent_s
         return "", silent_s

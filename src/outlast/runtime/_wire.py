@@ -1,34 +1,31 @@
-"""Frames on a stream: four bytes of length, then msgpack; and the proof that both ends belong to this run.
+"""Frames between a process and the coordinator: four bytes of length, then msgpack; and a client's connection.
 
-Every connection starts with a mutual HMAC-SHA256 challenge over the run's secret: fresh nonces make a recorded
-handshake worthless. Sizes are limited before anything is allocated. Which messages exist is `core/protocol`'s matter.
+Both ends are proved before the first frame (`_handshake.py`). Sizes are limited before anything is allocated. Which
+messages exist is `core/protocol`'s matter.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
-import secrets
 import socket
 import struct
+import time
 from typing import Any, TypeVar
 
 import msgspec
 
-from outlast.core.protocol import Certificate
+from outlast.core.protocol import Certificate, StepTime
 from outlast.errors import WireRefusal
+from outlast.runtime._handshake import Caller, Claim, Role
 
-__all__ = [
-    "MAX_FRAME", "SILENT_BEATS", "Decoder", "Heartbeat", "HeartbeatReply", "Link", "frame", "prove_client",
-    "read_frame", "server_challenge", "server_check",
-]  # fmt: skip
+__all__ = ["COORDINATOR", "MAX_FRAME", "SILENT_BEATS", "Decoder", "Heartbeat", "HeartbeatReply", "Link", "frame"]
 
+COORDINATOR = "the coordinator"
+"""Its name in handshakes."""
 MAX_FRAME = 16 << 20
 SILENT_BEATS = 10
 """Heartbeats without an answer after which a connection is given up: its other end may have been replaced."""
 _LENGTH = struct.Struct(">I")
-_MAGIC = b"outlast1"
-_ROLES = ("member", "agent", "launcher")
 _encoder = msgspec.msgpack.Encoder()
 T = TypeVar("T")
 
@@ -44,26 +41,15 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="Heartbeat"):
     losses: tuple[tuple[int, float], ...] = ()
     step_s: float = 0.0
     until: int = 0  # steps in all, as the loop said
-    seconds: dict[str, float] = {}  # this member's accounting so far
+    steps: tuple[StepTime, ...] = ()  # this member's newest, those not told on this connection
     sent_messages: int = 0  # messages to the coordinator besides heartbeats so far
     certified: Certificate | None = None
+    refused: dict[str, tuple[int, str]] = {}  # strangers at this member's socket so far: {reason: (count, the first)}
 
 
 class HeartbeatReply(msgspec.Struct, frozen=True, kw_only=True, tag="HeartbeatReply"):
     epoch: int
     sent_s: float
-
-
-class _Challenge(msgspec.Struct, frozen=True, array_like=True):
-    magic: bytes
-    nonce: bytes
-
-
-class _Answer(msgspec.Struct, frozen=True, array_like=True):
-    role: str
-    name: str
-    nonce: bytes
-    proof: bytes
 
 
 Decoder = msgspec.msgpack.Decoder
@@ -85,47 +71,6 @@ def frame_length(head: bytes) -> int:
     return int(length)
 
 
-def _proof(secret: bytes, *parts: bytes) -> bytes:
-    return hmac.digest(secret, b"\0".join((_MAGIC, *parts)), "sha256")
-
-
-def server_challenge() -> tuple[bytes, bytes]:
-    """(nonce, frame to send first)."""
-    nonce = secrets.token_bytes(16)
-    return nonce, frame(_Challenge(magic=_MAGIC, nonce=nonce))
-
-
-def server_check(secret: bytes, nonce: bytes, body: bytes) -> tuple[str, str, bytes]:
-    """Check the client's answer: (role, name, frame to send back). WireRefusal if it does not know the secret.
-
-    Reasons are fixed texts, here and in `frame_length`: refusals are counted by them, and strangers must not choose
-    what is stored.
-    """
-    try:
-        answer = msgspec.msgpack.decode(body, type=_Answer)
-    except msgspec.DecodeError as error:
-        raise WireRefusal("bytes that are no answer to a challenge") from error
-    expected = _proof(secret, b"client", nonce, answer.nonce, answer.role.encode(), answer.name.encode())
-    if not hmac.compare_digest(expected, answer.proof):
-        raise WireRefusal("a wrongly signed answer: another run's secret, or a replay")
-    if answer.role not in _ROLES:
-        raise WireRefusal("a role that does not exist")
-    return answer.role, answer.name, frame(_proof(secret, b"server", answer.nonce, nonce))
-
-
-def prove_client(sock: socket.socket, secret: bytes, role: str, name: str) -> None:
-    """The client's side of the handshake on a connected socket with a timeout set. WireRefusal, OSError."""
-    challenge = msgspec.msgpack.decode(read_frame(sock), type=_Challenge)
-    if challenge.magic != _MAGIC:
-        raise WireRefusal("the other end is not an outlast coordinator of this version")
-    nonce = secrets.token_bytes(16)
-    proof = _proof(secret, b"client", challenge.nonce, nonce, role.encode(), name.encode())
-    sock.sendall(frame(_Answer(role=role, name=name, nonce=nonce, proof=proof)))
-    answer = msgspec.msgpack.decode(read_frame(sock), type=bytes)
-    if not hmac.compare_digest(answer, _proof(secret, b"server", nonce, challenge.nonce)):
-        raise WireRefusal("the coordinator does not know this run's secret")
-
-
 def read_frame(sock: socket.socket) -> bytes:
     """One frame's body from a blocking socket. ConnectionError at the end of the stream, WireRefusal if oversized."""
     return _read(sock, frame_length(_read(sock, _LENGTH.size)))
@@ -142,14 +87,29 @@ def _read(sock: socket.socket, size: int) -> bytes:
     return bytes(buffer)
 
 
+def _prove(sock: socket.socket, secret: bytes, claim: Claim, timeout_s: float) -> None:
+    """The client's side of the handshake, all of it within `timeout_s`. WireRefusal, OSError."""
+    caller, end_s = Caller(secret, COORDINATOR, claim), time.monotonic() + timeout_s
+    sock.sendall(caller.knock)
+    reply = b""
+    while len(reply) < caller.wanted:
+        sock.settimeout(max(1e-3, end_s - time.monotonic()))
+        data = sock.recv(caller.wanted - len(reply))
+        if not data:
+            raise ConnectionError("the connection ended before it was proved")
+        reply += data
+    sock.settimeout(timeout_s)
+    sock.sendall(caller.prove(reply))
+
+
 class Link:
     """A proven client connection to the coordinator: send from any thread, receive from one."""
 
-    def __init__(self, address: tuple[str, int], secret: bytes, role: str, name: str, timeout_s: float) -> None:
+    def __init__(self, address: tuple[str, int], secret: bytes, role: Role, name: str, timeout_s: float) -> None:
         self.sock = socket.create_connection(address, timeout=timeout_s)
         try:
             self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            prove_client(self.sock, secret, role, name)
+            _prove(self.sock, secret, Claim(role, name), timeout_s)
         except BaseException:
             self.sock.close()
             raise

@@ -36,6 +36,7 @@ from outlast.core.policy._verdicts import (
     agree,
     decide,
     escalate,
+    escalate_fleeting,
     fresh_state,
     is_nonfinite,
     is_spike,
@@ -48,7 +49,6 @@ __all__ = [
     "ClassPrior", "Culprit", "GuardEvidence", "GuardNote", "GuardState", "Guards", "IntervalDecision",
     "IntervalPolicy", "IntervalState", "Losses", "PreFact", "Reading", "RuleFact", "Ruling", "SparesDecision",
     "SparesPolicy", "SparesState", "Verdict", "VerdictAction", "admit_view", "agree", "audit_share", "check_choice",
-    "check_rule", "decide", "escalate", "fresh_state", "is_nonfinite", "is_spike", "kappa", "largest_f",
-    "most_rows_per_host",
-    "next_save_s", "remember", "unreproduced",
+    "check_rule", "decide", "escalate", "escalate_fleeting", "fresh_state", "is_nonfinite", "is_spike", "kappa",
+    "largest_f", "most_rows_per_host", "next_save_s", "remember", "unreproduced",
 ]  # fmt: skip

@@ -143,6 +143,7 @@ class GuardEvidence(msgspec.Struct, frozen=True, kw_only=True):
     culprits: tuple[Culprit, ...] = ()  # what the walk back found
     differing: tuple[str, ...] = ()  # members whose state is not the majority's
     majority: bool = True  # False: states differ, and none has a majority
+    joined: tuple[str, ...] = ()  # members that came in by replaying, and have committed nothing yet
     part: str = ""  # what of the state differs
     collapsed: tuple[tuple[str, str], ...] = ()
     certified: int = -1  # the step of the state that can be gone back to
@@ -150,7 +151,8 @@ class GuardEvidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is done with a step, why, who is to blame and what helps. `to`: the step of the state gone back to."""
+    """What is done with a step, why, who is to blame and what helps. `to`: the step of the state gone back to;
+    `fleeting`: what was wrong was right when it was computed again."""
 
     action: VerdictAction = "apply"
     evidence: str = ""
@@ -158,6 +160,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     confidence: Confidence = "certain"
     remedy: str = ""
     to: int = -1
+    fleeting: bool = False
 
     @property
     def applies(self) -> bool:

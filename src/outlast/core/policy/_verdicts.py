@@ -30,6 +30,7 @@ __all__ = [
     "can_rewind",
     "decide",
     "escalate",
+    "escalate_fleeting",
     "fresh_state",
     "is_nonfinite",
     "is_spike",
@@ -37,6 +38,7 @@ __all__ = [
     "unreproduced",
 ]
 
+_BY_CHANCE = 0.001  # looked at after every finding: over forty of them, sound replicas are blamed in 1 run of 100
 _MOST_REMEMBERED = 100_000  # skipped steps and samples; beyond that the data is at fault, and the run has long stopped
 
 
@@ -100,6 +102,12 @@ def _on_difference(guards: Guards, state: GuardState, e: GuardEvidence) -> Verdi
         return _back_or_stop(guards, state, e, seen, Culprit(), remedy, "possible")
     who = _of(e, e.differing[0])
     others = e.num_members - len(e.differing)
+    if set(e.differing) <= set(e.joined):  # what the loop does beside the outcomes is likelier than a wrong device
+        return Verdict(
+            action="replace", confidence="possible", culprit=Culprit(replica=e.differing[0]),
+            evidence=f"{e.part} of {', '.join(e.differing)}, which has just joined, is not what {others} others have",
+            remedy="what the loop changes from step to step belongs into protect(..., state={...})",
+        )  # fmt: skip
     seen = f"{e.part} of {', '.join(e.differing)} differs from that of {others} other replicas, which agree"
     remedy = "its state was replaced by theirs; if it happens to this device again, test its memory"
     if guards.divergence == "stop":
@@ -148,8 +156,10 @@ def _on_unreal(e: GuardEvidence, seen: str) -> Verdict | None:
         return None
     return Verdict(
         action="replace", evidence=f"{seen}; computed again by {unreal[0].replica}, the gradient is another",
-        culprit=unreal[0], confidence="likely",
-        remedy="its part is computed by others and its state is replaced; if it happens again, test that device",
+        culprit=unreal[0], confidence="likely", fleeting=True,
+        remedy="its part is computed by others and its state is replaced; if other replicas do it too, an operation "
+        "makes such numbers at random: torch.use_deterministic_algorithms(True) may name it. If it alone does, test "
+        "its device",
     )  # fmt: skip
 
 
@@ -265,3 +275,15 @@ def escalate(
         return "replace"
     bad = [other for other, count in offences.items() if count >= 2 and host_of.get(other) == host]
     return "evict_host" if len(bad) >= 2 and others else "quarantine"
+
+
+def escalate_fleeting(slot: str, counts: Mapping[str, int], num_slots: int) -> VerdictAction:
+    """Return what becomes of a replica whose numbers were wrong, and right when they were computed again.
+
+    Some operations of torch make a NaN at random, on any device. So a device is quarantined only where its share of all
+    such findings (`counts`, by slot, this one included) cannot be chance: where one of `num_slots` equal replicas would
+    have so many of them with a probability below 0.1 % (binomial tail, times the number of replicas).
+    """
+    total, mine, share = sum(counts.values()), counts.get(slot, 0), 1.0 / max(1, num_slots)
+    tail = sum(math.comb(total, k) * share**k * (1.0 - share) ** (total - k) for k in range(mine, total + 1))
+    return "quarantine" if num_slots * tail < _BY_CHANCE else "replace"

@@ -20,6 +20,7 @@ from outlast.core.protocol._claims import (
     truth_of,
 )
 from outlast.core.protocol._coordinator import Coordinator
+from outlast.core.protocol._ledger import Ledger, Span, StepTime
 from outlast.core.protocol._member import (
     Compute,
     Exchange,
@@ -48,12 +49,12 @@ from outlast.core.protocol._tree import (
     shares,
     split,
 )
-from outlast.core.protocol._types import Header, Order, Plan, RollEntry, ServeId, View, ViewId
+from outlast.core.protocol._types import FILE, Header, Order, Plan, RollEntry, ServeId, View, ViewId
 
 __all__ = [
-    "Audits", "Certificate", "Claim", "Commitment", "Compute", "Coordinator", "Evidence", "Exchange", "Finding",
-    "Follow", "Form", "HandOver", "Header", "Leave", "Member", "Merge", "Node", "Order", "Plan", "RollEntry",
-    "RowsNote", "Said", "ServeId", "Settings", "Stand", "Todo", "View", "ViewId", "Wait", "combine", "cover", "draw",
-    "draw_key", "leaves_of", "merges", "messages", "owners_of", "parent", "partials", "plan_of", "resolve",
-    "roots", "rows_touched", "schedule", "shares", "split", "to_ask", "truth_of",
+    "Audits", "Certificate", "Claim", "Commitment", "Compute", "Coordinator", "Evidence", "Exchange", "FILE", "Finding",
+    "Follow", "Form", "HandOver", "Header", "Leave", "Ledger", "Member", "Merge", "Node", "Order", "Plan", "RollEntry",
+    "RowsNote", "Said", "ServeId", "Settings", "Span", "Stand", "StepTime", "Todo", "View", "ViewId", "Wait", "combine",
+    "cover", "draw", "draw_key", "leaves_of", "merges", "messages", "owners_of", "parent", "partials", "plan_of",
+    "resolve", "roots", "rows_touched", "schedule", "shares", "split", "to_ask", "truth_of",
 ]  # fmt: skip

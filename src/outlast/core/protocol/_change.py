@@ -40,7 +40,7 @@ class Change:
 
 def begin(c: Coordinator, cause: str) -> None:
     """Everyone leaves together. Idempotent; while reports are awaited it is only noted (rule 3)."""
-    if c.view is None or c.change is not None:
+    if c.view is None or c.change is not None or c.ending is not None:
         return
     if c.awaiting:
         c.disturbed = cause
@@ -121,8 +121,8 @@ def _without_survivors(c: Coordinator, change: Change) -> None:
             "failed", c.failures.codes.get(change.view[-1], 5), 0, f"all replicas failed, the last one so:\n{words}"
         )
     elif c.failures.calm.issuperset(change.view):
-        c.finish("stopped", 0, 0, "the script ended by itself before all steps were done")
-    elif not begin_again(c, change):
+        c.finish("stopped", 5, 0, "the script ended by itself before all steps were done; `break` ends a loop early")
+    elif not begin_again(c, change.old, change.cause):
         c.finish("failed", 6, 0, "every replica that held the training state is gone")
 
 

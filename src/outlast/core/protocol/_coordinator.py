@@ -21,13 +21,13 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from outlast.core.protocol import _beginning, _change, _judging, _planned, _restart, _returning  # isort: skip
-from outlast.core.protocol import _accused, _robustness, _silence, _telling
+from outlast.core.protocol import _accused, _ending, _reports, _robustness, _silence, _telling
 from outlast.core.protocol import _messages as m
 from outlast.core.protocol._change import Change
 from outlast.core.protocol._failures import Failures
 from outlast.core.protocol._reports import Reports
 from outlast.core.protocol._roster import Peer, Roster, Settings, incarnation_of, slot_of
-from outlast.core.protocol._types import View, ViewId
+from outlast.core.protocol._types import View, ViewId, differences
 
 __all__ = ["Coordinator"]
 
@@ -42,6 +42,7 @@ class Coordinator:
         self.planned: View | None = None  # told, and perhaps in effect already
         self.planned_entered = False  # some member is known to be in it
         self.change: Change | None = None
+        self.start = _beginning.Start()
         self.orders = 0  # given in this view
         self._number = 0  # of the newest view that was ever made
         self.num_serves = 0
@@ -49,11 +50,14 @@ class Coordinator:
         self.over = False
         self.farewell = ""  # what members are told of the end; who is superseded says nothing
         self.ever_formed = False
+        self.unjoined = False  # it was told that the script seems not to join
         self.leaving = False  # some member was asked to go
         self.awaiting: set[str] = set()  # after a restart: members of the last view that have not reported
         self.unheard: set[str] = set()  # after a restart: the others that were placed and have not reported
         self.disturbed = ""  # after a restart: why the last view cannot simply go on
         self.ended: m.Record | None = None  # the run was over before this coordinator began
+        self.ending: m.Ending | None = None  # training is over, the scripts are not
+        self.told_ended: m.Ended | None = None
         self.current: frozenset[str] = frozenset()  # members of the view and of the planned one
         self.unformed: set[str] = set()  # members of the view that have not formed it yet
         self.planned_unformed: set[str] = set()
@@ -81,7 +85,9 @@ class Coordinator:
         return out
 
     def _progress(self, now_s: float) -> None:
-        if self.over or self.awaiting:
+        if self.ending is not None and not self.over:
+            _ending.progress(self)
+        if self.over or self.awaiting or self.ending is not None:
             return
         if self.disturbed and self.change is None:
             _restart.reconcile(self)
@@ -91,10 +97,10 @@ class Coordinator:
         if self.over or self.change is not None:
             return
         if self.view is None:
-            self._try_start()
+            _beginning.try_start(self, now_s)
         elif len(self.done.get(self.view.id, ())) == len(self.view.members):
             steps = max(self.roster.peers[name].committed for name in self.view.members)
-            self.finish("finished", 0, steps, "")
+            _ending.begin(self, steps)
         elif self.planned is None and not self.unformed:
             self.reports.recoveries(self.latest())
             _planned.plan_next(self)
@@ -115,15 +121,6 @@ class Coordinator:
         return ViewId(self.epoch, self._number)
 
     # --- views ---------------------------------------------------------------------------------------------------
-    def _try_start(self) -> None:
-        if not self.roster.enough_to_start:
-            return
-        wanted = [f"r{i}" for i in range(self.settings.num_replicas)]
-        fresh = {slot_of(name): name for name in self.roster.having("fresh")}
-        if all(slot in fresh for slot in wanted):
-            members = tuple(fresh[slot] for slot in wanted)
-            self.install(View(id=self.next_id(), members=members, start=True), "start")
-
     def install(self, view: View, cause: str) -> None:
         """Durable first, then told (protocol, step 3 of a death)."""
         before = self.change.old if self.change is not None else {}
@@ -193,7 +190,9 @@ class Coordinator:
         peer.committed = max(peer.committed, hello.committed)
         peer.leaving = peer.leaving or hello.leaving
         self.leaving = self.leaving or peer.leaving
-        if peer.name in self.current:
+        if self.ending is not None:
+            _ending.greet(self, peer)
+        elif peer.name in self.current:
             _returning.member(self, peer, hello)
         elif peer.leaving:
             self.tell([peer.name], self._departure())
@@ -204,10 +203,9 @@ class Coordinator:
         if not self.facts and hello.facts:
             self.facts = dict(hello.facts)
             self.persist()
-        different = sorted(k for k in self.facts.keys() | hello.facts.keys() if self.facts.get(k) != hello.facts.get(k))
-        if not different:
+        shown = differences(self.facts, hello.facts)
+        if not shown:
             return True
-        shown = "; ".join(f"{k}: {hello.facts.get(k)} here, {self.facts.get(k)} in the run" for k in different)
         self.tell([hello.member], m.Evict(epoch=self.epoch, reason=shown, remedy="facts"))
         self.journal("notice", level="error", text=f"{hello.member} was refused: {shown}")
         return False
@@ -298,7 +296,9 @@ class Coordinator:
         self.failures.raised(self, failed)
 
     _on_stalled, _on_examined, _on_rows = _silence.stalled, _silence.examined, _silence.rows
+    _on_continued = _silence.continued
     _on_admitted, _on_accused = _robustness.admitted, _robustness.accused
+    _on_resumed = _reports.resumed
     _on_whole, _on_judged, _on_audited = _telling.tell_whole, _judging.judged, _accused.audited
 
     # --- what agents and the launcher say ------------------------------------------------------------------------
@@ -343,24 +343,37 @@ class Coordinator:
         self.roster.drop(failed.member, now_s)
         self.journal("notice", level="error", text=f"{failed.member} could not be started: {failed.error}")
 
+    def _on_unjoined(self, now_s: float, told: m.Unjoined) -> None:
+        if self.unjoined or any(peer.joined for peer in self.roster.peers.values()):
+            return  # told already, or the script does join, and this replica is slow
+        self.unjoined = True
+        text = (
+            f"{told.member} has run for {told.for_s:.0f} s without outlast.join(), which makes it part of this run. A "
+            "script that never calls it (a Trainer's, say) trains the whole job in every replica: stop it, and call "
+            "outlast.join() and protect() in a loop of its own"
+        )
+        self.journal("notice", level="warning", text=text)
+
     def _on_exited(self, now_s: float, exited: m.Exited) -> None:
         name = exited.member
+        died = _ending.exited(self, exited) if self.ending is not None else None
         known = self.roster.peers.get(name)
         if known is not None and known.status == "gone":
             return
         if known is None and incarnation_of(name) <= self.roster.incarnations.get(slot_of(name), 0):
             self.roster.drop(name, now_s)  # an agent repeats what an earlier coordinator has dealt with
             return
+        self.roster.learn(name, exited.committed)
         planned_departure = known is not None and known.leaving and exited.cause in ("left", "finished", "exit")
         self.roster.drop(name, now_s)
         self.unheard.discard(name)
-        fault = not planned_departure or name in self.current
+        fault = died if died is not None else not planned_departure or name in self.current
         self.reports.exited(exited, known.committed if known else None, fault, name in self.current)
         self.failures.ended(self, exited, fault)
         if self.change is not None:
             self.change.waiting.discard(name)
             self.change.acked.discard(name)
-        elif name in self.current and not self.over:
+        elif name in self.current and not self.over and self.ending is None:
             self._member_gone(name, exited)
 
     def _member_gone(self, name: str, exited: m.Exited) -> None:
@@ -383,10 +396,10 @@ class Coordinator:
             _silence.probed(self, timer.name)
         elif kind == "form":
             self._form_overdue(view)
-        elif kind == "start" and self.view is None:
-            ready = self.roster.count("fresh")
-            reason = f"only {ready} of {self.settings.num_replicas} replicas were ready after {self.settings.start_s} s"
-            self.finish("failed", 3, 0, reason)
+        elif kind == "start":
+            _beginning.overdue(self)
+        elif kind == "gather":
+            _beginning.gathered(self)
 
     def _change_timer(self, kind: str, change: Change) -> None:
         if kind == "ack":
@@ -446,7 +459,8 @@ class Coordinator:
         placement = {p.name: p.agent for p in self.roster.peers.values() if p.alive}
         record = m.Record(
             view=self.view, planned=self.planned, incarnations=dict(self.roster.incarnations), placement=placement,
-            facts=self.facts, formed=self.ever_formed, offences=dict(self.roster.offences), **ended,
+            facts=self.facts, formed=self.ever_formed, offences=dict(self.roster.offences),
+            fleeting=dict(self.roster.fleeting), ending=self.ending, **ended,
         )  # fmt: skip
         if not any(isinstance(action, m.Persist) and action.record == record for action in self._out):
             self._out.append(m.Persist(record=record))
@@ -466,9 +480,10 @@ class Coordinator:
     ) -> None:
         if self.over:
             return
-        self.over, self.farewell = True, detail or outcome
+        self.over, self.farewell = True, outcome if outcome == "finished" else detail or outcome
         if self.change is None:  # else the last faults were not recovered from
             self.reports.recoveries(self.latest())
+        self.reports.end()
         self.persist(outcome=outcome, exit_code=exit_code, steps=steps, detail=detail)
         everyone = [p.name for p in self.roster.peers.values() if p.alive]
         self.tell(everyone, m.Close(epoch=self.epoch, reason=self.farewell))

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outlast.core.policy._verdicts import escalate
+from outlast.core.policy._verdicts import escalate, escalate_fleeting
 from outlast.core.protocol import _messages as m
-from outlast.core.protocol._roster import slot_of
+from outlast.core.protocol._roster import QUARANTINED_AT, slot_of
 
 if TYPE_CHECKING:
+    from outlast.core.policy import VerdictAction
     from outlast.core.protocol._coordinator import Coordinator
 
 __all__ = ["judged"]
@@ -33,11 +34,10 @@ def judged(c: Coordinator, now_s: float, told: m.Judged) -> None:
 
 
 def _against(c: Coordinator, name: str, told: m.Judged) -> None:
-    slot, host = slot_of(name), c.roster.peers[name].agent
-    c.roster.offences[slot] = c.roster.offences.get(slot, 0) + 1
-    host_of = {slot_of(peer.name): peer.agent for peer in c.roster.peers.values() if peer.agent}
-    others = [agent for agent in c.roster.agents if agent != host and agent not in c.roster.barred]
-    action = escalate(slot, host, c.roster.offences, host_of, others)
+    host = c.roster.peers[name].agent
+    action: VerdictAction = "replace"
+    if told.verdict.confidence != "possible":
+        action = _fleeting(c, slot_of(name)) if told.verdict.fleeting else _lasting(c, slot_of(name), host)
     _write(c, told, action, name)
     why = f"{action.replace('_', ' ')}: {told.verdict.evidence}"
     c.condemn(name, why)  # a process that is started in its place has nothing of the old one's memory
@@ -45,6 +45,21 @@ def _against(c: Coordinator, name: str, told: m.Judged) -> None:
         c.roster.barred.add(host)
         for peer in [p for p in c.roster.peers.values() if p.agent == host and p.alive]:
             c.condemn(peer.name, why)
+
+
+def _lasting(c: Coordinator, slot: str, host: str) -> VerdictAction:
+    c.roster.offences[slot] = c.roster.offences.get(slot, 0) + 1
+    host_of = {slot_of(peer.name): peer.agent for peer in c.roster.peers.values() if peer.agent}
+    others = [agent for agent in c.roster.agents if agent != host and agent not in c.roster.barred]
+    return escalate(slot, host, c.roster.offences, host_of, others)
+
+
+def _fleeting(c: Coordinator, slot: str) -> VerdictAction:
+    c.roster.fleeting[slot] = c.roster.fleeting.get(slot, 0) + 1
+    action = escalate_fleeting(slot, c.roster.fleeting, c.settings.num_replicas)
+    if action == "quarantine":
+        c.roster.offences[slot] = max(QUARANTINED_AT, c.roster.offences.get(slot, 0))
+    return action
 
 
 def _write(c: Coordinator, told: m.Judged, action: str, replica: str) -> None:

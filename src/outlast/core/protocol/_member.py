@@ -95,6 +95,7 @@ class Member:
         self.decided = self._voided = False
         self.done = False
         self.closed: str | None = None
+        self.ended: m.Ended | None = None  # training has, and who writes since then
         self.evicted: m.Evict | None = None
         self.serve: tuple[str, ...] = ()  # donors that the coordinator promised this joiner
         self.serve_id: ServeId = (0, 0)  # which attempt that is; streams carry it
@@ -141,6 +142,8 @@ class Member:
             self.evicted = message
         elif isinstance(message, m.Close):
             self.closed = message.reason or "closed"
+        elif isinstance(message, m.Ended):
+            self.closed, self.ended = "finished", message
         return []
 
     def _install(self, message: m.Install) -> list[m.ToCoordinator]:
@@ -287,13 +290,13 @@ class Member:
         nodes = tuple(cover(self.plan.leaves[name], self.num_microbatches, self.num_rows) for name in view.members)
         return Exchange(step=self.committed, view=view, nodes=nodes)
 
-    def roll(self, fingerprint: int, outcome: int, *, late: bool = False) -> RollEntry:
-        """What I say in the roll call (5). `late`: see `replayed`."""
+    def roll(self, fingerprint: int, outcome: int, *, late: bool = False, joined: bool = False) -> RollEntry:
+        """What I say in the roll call (5). `late`: see `replayed`; `joined`: not yet a member like the others."""
         view = self._acting()
         return RollEntry(
             member=self.me, view=view.id, committed=self.committed, held=tuple(sorted(self.held)),
             keeps_output=self.keeps_output, fingerprint=fingerprint, outcome=outcome,
-            audit=self.audits.stand(self.plan, self.committed), late=late,
+            audit=self.audits.stand(self.plan, self.committed), late=late, joined=joined,
         )  # fmt: skip
 
     def called(self, entries: Sequence[RollEntry], now_s: float = 0.0) -> list[m.ToCoordinator]:
@@ -450,6 +453,10 @@ class Member:
             return []
         self.state = "ready"
         return [m.Ready(member=self.me, step=committed, serve=self.serve_id)]
+
+    def is_last(self) -> bool:
+        """Whether I do what one member of the view should: not the writer, where there is another."""
+        return self.view is not None and self.view.members[-1] == self.me
 
     def standing(self) -> tuple[View, Plan]:
         """The view I act in and what is computed in it; the next view may be told at any time, and has no plan yet."""

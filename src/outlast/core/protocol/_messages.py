@@ -12,14 +12,17 @@ import msgspec
 from outlast.core.policy._guards import Verdict
 from outlast.core.protocol._claims import Finding
 from outlast.core.protocol._delta import ViewDelta
+from outlast.core.protocol._ledger import StepTime
 from outlast.core.protocol._types import Order, ServeId, View, ViewId
 
 __all__ = [
-    "Accused", "Action", "Admitted", "AgentGone", "AgentHello", "Amend", "Audited", "BeginServe", "Close", "Done",
-    "Event", "Evict", "Examine", "Examined", "Exited", "Failed", "Finish", "Formed", "FromCoordinator", "Hello",
+    "Accused", "Action", "Admitted", "AgentGone", "AgentHello", "Amend", "Audited", "BeginServe", "Close",
+    "Continue", "Continued", "Done",
+    "Ended", "Ending", "Event", "Evict", "Examine", "Examined", "Exited", "Failed", "Finish", "Formed",
+    "FromCoordinator", "Hello",
     "Install", "Journal", "Judged", "Kill", "Leaving", "Left", "Notify", "Persist", "Probe", "Ready", "Record",
-    "Rejoin", "Rows", "SetTimer", "Spawn", "SpawnFailed", "Spawned", "Stalled", "Stop", "Superseded", "Take",
-    "Tell", "Timer", "ToCoordinator", "Welcome", "Whole", "describe",
+    "Rejoin", "Resumed", "Rows", "SetTimer", "Spawn", "SpawnFailed", "Spawned", "Stalled", "Stop", "Superseded", "Take",
+    "Tell", "Timer", "ToCoordinator", "Unjoined", "Welcome", "Whole", "describe",
 ]  # fmt: skip
 
 Cause = Literal["signal", "exit", "exception", "evicted", "left", "finished", "agent_lost"]
@@ -107,7 +110,7 @@ class Done(Wire, frozen=True, kw_only=True, tag=True):
 
 class Failed(Wire, frozen=True, kw_only=True, tag=True):
     """User code raised; I exit after this. `alike`: what, and at which line; two replicas that say the same in one
-    step met one bug, whichever microbatch each was at."""
+    step met one bug, whichever microbatch each was at. `final`: found once, it is so on every replica."""
 
     member: str
     step: int
@@ -115,6 +118,7 @@ class Failed(Wire, frozen=True, kw_only=True, tag=True):
     error: str
     alike: str = ""
     code: int = 5  # the exit code that it stands for (reference/errors)
+    final: bool = False
 
 
 class Admitted(Wire, frozen=True, kw_only=True, tag=True):
@@ -218,6 +222,13 @@ class SpawnFailed(Wire, frozen=True, kw_only=True, tag=True):
     error: str
 
 
+class Unjoined(Wire, frozen=True, kw_only=True, tag=True):
+    """The replica's process has run for so long without `outlast.join()`."""
+
+    member: str
+    for_s: float
+
+
 class Exited(Wire, frozen=True, kw_only=True, tag=True):
     """The agent saw the member's exit (pidfd). Certain."""
 
@@ -228,6 +239,15 @@ class Exited(Wire, frozen=True, kw_only=True, tag=True):
     noticed_at_s: float = 0.0
     joined: bool = True  # it had reached protect()
     code: int | None = None  # exit code; None for a signal
+    committed: int = 0  # steps, as its progress block has it: newer than its last heartbeat
+    steps: tuple[StepTime, ...] = ()  # its newest, likewise
+
+
+class Continued(Wire, frozen=True, kw_only=True, tag=True):
+    """The agent found a member stopped for so long that somebody would have missed it, and has continued it, once."""
+
+    member: str
+    for_s: float
 
 
 class Examined(Wire, frozen=True, kw_only=True, tag=True):
@@ -246,6 +266,10 @@ class Examined(Wire, frozen=True, kw_only=True, tag=True):
 # --- to the coordinator: from its driver -----------------------------------------------------------------------------
 class Timer(Wire, frozen=True, kw_only=True, tag=True):
     name: str
+
+
+class Resumed(Wire, frozen=True, kw_only=True, tag=True):
+    """A step was committed in a view whose faults are not reported yet."""
 
 
 class Superseded(Wire, frozen=True, kw_only=True, tag=True):
@@ -333,6 +357,15 @@ class Close(Wire, frozen=True, kw_only=True, tag=True):
     reason: str = ""
 
 
+class Ended(Wire, frozen=True, kw_only=True, tag=True):
+    """Training has ended: all members of the last view passed its closing barrier, and their scripts go on. `writer`
+    writes what only one should. `settled`: a writer's script has ended, so nobody has to take its place any more."""
+
+    epoch: int
+    writer: str
+    settled: bool = False
+
+
 class Spawn(Wire, frozen=True, kw_only=True, tag=True):
     """To an agent: start this member after a delay."""
 
@@ -354,6 +387,13 @@ class Examine(Wire, frozen=True, kw_only=True, tag=True):
     epoch: int = 0
 
 
+class Continue(Wire, frozen=True, kw_only=True, tag=True):
+    """To an agent: continue this member, which is stopped."""
+
+    member: str
+    epoch: int = 0
+
+
 class Probe(Wire, frozen=True, kw_only=True, tag=True):
     """To the members of a view in which all wait: ping each other and report who answers."""
 
@@ -362,12 +402,21 @@ class Probe(Wire, frozen=True, kw_only=True, tag=True):
 
 
 FromCoordinator = (
-    Welcome | Install | Amend | Notify | Take | BeginServe | Evict | Close | Spawn | Kill | Examine | Probe | Stop
-    | Rejoin
+    Welcome | Install | Amend | Notify | Take | BeginServe | Evict | Close | Ended | Spawn | Kill | Continue | Examine
+    | Probe | Stop | Rejoin
 )  # fmt: skip
 
 
 # --- to the driver ---------------------------------------------------------------------------------------------------
+class Ending(Wire, frozen=True, kw_only=True, tag=True):
+    """Training is over after `steps`, and the scripts of the last view's members go on. `ends`: how processes of them
+    have ended since: well (exit code 0), badly (another one), or by death (a signal, or with their host)."""
+
+    steps: int
+    writer: str
+    ends: dict[str, Literal["well", "badly", "death"]] = {}
+
+
 class Record(Wire, frozen=True, kw_only=True, tag=True):
     """The coordinator's durable state: the newest view, and a planned successor that may have taken effect."""
 
@@ -382,6 +431,8 @@ class Record(Wire, frozen=True, kw_only=True, tag=True):
     steps: int = 0
     detail: str = ""
     offences: dict[str, int] = {}  # slot -> how often its state or numbers were wrong
+    fleeting: dict[str, int] = {}  # slot -> how often its numbers were wrong, and right when computed again
+    ending: Ending | None = None
 
 
 class Persist(Wire, frozen=True, kw_only=True, tag=True):
@@ -422,9 +473,10 @@ class Finish(Wire, frozen=True, kw_only=True, tag=True):
 
 ToCoordinator = (
     Hello | Left | Formed | Ready | Rejoin | Leaving | Done | Failed | Stalled | AgentHello | AgentGone | Spawned
-    | SpawnFailed | Exited | Examined | Rows | Audited | Whole | Stop | Admitted | Accused | Judged
+    | SpawnFailed | Unjoined | Exited | Examined | Continued | Rows | Audited | Whole | Stop | Admitted | Accused
+    | Judged
 )  # fmt: skip
-Event = ToCoordinator | Timer | Superseded
+Event = ToCoordinator | Timer | Resumed | Superseded
 Action = Persist | Tell | SetTimer | Journal | Finish
 
 

@@ -36,7 +36,9 @@ def _switch(c: Coordinator, view: View, vacant: int) -> bool:
     staying = [name for name in view.members if not peers[name].leaving]
     ready = [name for name in c.roster.having("ready") if not peers[name].leaving]
     if not staying and not ready:
-        c.finish("stopped", 0, 0, "every replica was asked to leave")
+        if _somebody_comes(c):  # and takes the state over
+            return False
+        c.finish("stopped", 143, 0, "every replica was asked to leave before the last step")
         return True
     if not staying:  # somebody has to hand the state on: the last one goes with the next change
         staying = [view.members[0]]
@@ -55,6 +57,11 @@ def _switch(c: Coordinator, view: View, vacant: int) -> bool:
     tell_order(c, view, order)
     c.timer(f"form:{planned.id}", c.settings.formation_s)
     return True
+
+
+def _somebody_comes(c: Coordinator) -> bool:
+    coming = c.roster.having("spawning", "fresh", "joining")
+    return any(not c.roster.peers[name].leaving for name in coming)
 
 
 def _serve_all(c: Coordinator, view: View) -> None:

@@ -23,13 +23,16 @@ def recover(c: Coordinator, record: m.Record) -> None:
     c.facts = dict(record.facts)
     c.roster.incarnations = dict(record.incarnations)
     c.ever_formed = record.formed
-    c.roster.offences = dict(record.offences)
+    c.roster.offences, c.roster.fleeting = dict(record.offences), dict(record.fleeting)
     for name, agent in record.placement.items():
         c.roster.add(name, agent, "spawning")
     c.view, c.planned = record.view, record.planned
     acting = dict.fromkeys(
         (record.view.members if record.view else ()) + (record.planned.members if record.planned else ())
     )
+    if record.ending is not None:
+        _end_on(c, record, record.ending)
+        return
     c.unheard = set(record.placement) - set(acting)
     for name in acting:
         if name in record.placement:
@@ -39,6 +42,18 @@ def recover(c: Coordinator, record: m.Record) -> None:
             c.roster.add(name, "", "gone")
             c.disturbed = f"{name} was gone when the coordinator was restarted"
     c.set_views(record.view, record.planned)
+
+
+def _end_on(c: Coordinator, record: m.Record, ending: m.Ending) -> None:
+    """Training is over. Agents say again who has ended, and members that come back are told what they wait for."""
+    c.ending = ending
+    for name in record.view.members if record.view is not None else ():
+        if name not in record.placement:
+            c.roster.add(name, "", "gone")
+        else:
+            c.roster.mark(name, "member")
+    c.set_views(record.view, None)
+    c.unformed.clear()
 
 
 def reconcile(c: Coordinator) -> None:
@@ -63,7 +78,8 @@ def reconcile(c: Coordinator) -> None:
 
 def end_again(c: Coordinator, record: m.Record) -> None:
     """The predecessor had ended the run durably; its farewells may not have arrived."""
-    c.ended, c.over, c.farewell = None, True, record.detail or record.outcome
+    well = record.outcome == "finished"
+    c.ended, c.over, c.farewell = None, True, record.outcome if well else record.detail or record.outcome
     outcome: Any = record.outcome
     c.tell(sorted(record.placement), m.Close(epoch=c.epoch, reason=c.farewell))
     c.tell(sorted(set(record.placement.values())), m.Stop(epoch=c.epoch, reason=record.outcome))

@@ -30,6 +30,7 @@ class Settings:
     lease_s: float = 600.0
     clock_margin: float = 0.1  # how much longer than the lease the coordinator waits, as a share
     start_s: float = 600.0
+    gather_s: float = 5.0  # the least patience for the other replicas once the first is ready
     formation_s: float = 30.0
     outside_s: float = 1800.0
     max_restarts: int = 16
@@ -90,6 +91,7 @@ class Roster:
     recent: dict[str, list[float]] = field(default_factory=dict)  # slot -> times of death
     accusations: dict[tuple[ViewId, int], dict[str, str]] = field(default_factory=dict)  # (view, step): who says whom
     offences: dict[str, int] = field(default_factory=dict)  # slot -> how often its state or numbers were wrong
+    fleeting: dict[str, int] = field(default_factory=dict)  # slot -> how often its numbers were wrong once only
     judged: set[tuple[int, str, str]] = field(default_factory=set)  # (step, action, member) that was written down
     barred: set[str] = field(default_factory=set)  # agents that get no replica any more
     _live: dict[str, str] = field(default_factory=dict)  # slot -> live member
@@ -100,6 +102,11 @@ class Roster:
 
     def alive(self, members: Iterable[str]) -> list[str]:
         return [m for m in members if m in self.peers and self.peers[m].alive]
+
+    def learn(self, name: str, committed: int) -> None:
+        """So many steps the member is known to have committed, dead or alive."""
+        if name in self.peers:
+            self.peers[name].committed = max(self.peers[name].committed, committed)
 
     def is_alive(self, name: str) -> bool:
         return name in self.peers and self.peers[name].alive
@@ -116,6 +123,15 @@ class Roster:
     def enough_to_start(self) -> bool:
         """Whether as many fresh members as replicas wait in the slots r0 ... of the replicas."""
         return self._num_wanted_fresh >= self.settings.num_replicas
+
+    @property
+    def deserted(self) -> bool:
+        """Whether no process lives and none is to be started any more, though there were some."""
+        known = len(self.agents) + len(self.lost_agents)
+        looked = not self._look or not self.settings.respawn
+        return (
+            looked and bool(self.agents and self.incarnations) and known >= self.settings.num_agents and not self._live
+        )
 
     def add(self, name: str, agent: str, status: Status) -> Peer:
         slot = slot_of(name)

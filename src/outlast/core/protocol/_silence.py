@@ -12,7 +12,7 @@ from outlast.core.protocol import _messages as m
 if TYPE_CHECKING:
     from outlast.core.protocol._coordinator import Coordinator
 
-__all__ = ["cut", "examined", "probed", "rows", "stalled"]
+__all__ = ["continued", "cut", "examined", "probed", "rows", "stalled"]
 
 
 def stalled(c: Coordinator, now_s: float, message: m.Stalled) -> None:
@@ -32,6 +32,13 @@ def examined(c: Coordinator, now_s: float, seen: m.Examined) -> None:
     """An agent's evidence about a suspect: evict, wait, or probe the paths. Unasked, it stands for itself: in a view
     of one nobody waits for who hangs."""
     asked = c.stalls.pop(seen.member, None)
+    if (
+        seen.state == "T"
+        and not seen.traced
+        and c.roster.is_alive(seen.member)
+        and _stopped_again(c, seen, bool(asked))
+    ):
+        return
     if c.view is None or c.change is not None or not c.roster.is_alive(seen.member):
         return
     waited_s, deadline_s = (asked.waited_s, asked.deadline_s) if asked else (seen.silent_s, seen.allowed_s)
@@ -52,6 +59,28 @@ def examined(c: Coordinator, now_s: float, seen: m.Examined) -> None:
             c.rows.clear()
             c.tell(newest.members, m.Probe(epoch=c.epoch, view=newest.id))
             c.timer(f"probe:{newest.id}", 2.0 * c.settings.doubt_s)
+
+
+def _stopped_again(c: Coordinator, seen: m.Examined, asked: bool) -> bool:
+    """Whether that is all about a member that is stopped. The only holder of the state is continued and waited for, as
+    long as a script may be silent; whoever is in no view has been continued once, and is replaced (27)."""
+    name, agent = seen.member, c.roster.peers[seen.member].agent
+    if name in c.current:
+        others = [other for other in c.roster.alive(c.current) if other != name]
+        if others or c.roster.count("ready") or seen.silent_s > c.settings.outside_s:
+            return False
+        c.tell([agent], m.Continue(epoch=c.epoch, member=name))
+        return True
+    if not asked:
+        c.journal("suspected", replica=name, evidence="stopped again, though it was continued", decision="evict")
+        c.kill(name, "stopped again, though it was continued")
+    return True
+
+
+def continued(c: Coordinator, now_s: float, said: m.Continued) -> None:
+    """An agent continued a member for which nobody waited."""
+    text = f"{said.member} was stopped for {said.for_s:.1f} s while nobody waited for it, and was continued"
+    c.journal("notice", level="warning", text=text)
 
 
 def rows(c: Coordinator, now_s: float, message: m.Rows) -> None:

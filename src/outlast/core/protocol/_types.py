@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -11,7 +12,10 @@ from outlast.core.protocol._claims import Claim, Evidence, Stand
 from outlast.core.protocol._row_plans import RowsNote
 from outlast.core.protocol._tree import Node
 
-__all__ = ["Header", "Order", "Plan", "RollEntry", "ServeId", "View", "ViewId"]
+__all__ = ["FILE", "Header", "Order", "Plan", "RollEntry", "ServeId", "View", "ViewId"]
+
+FILE = "file "
+"""Begins the name of a fact about a file of the script. Such facts are compared only where both sides have the file."""
 
 ServeId = tuple[int, int]
 """(epoch, running number) of one attempt to bring a joiner up to date; (0, 0): none."""
@@ -48,6 +52,7 @@ class RollEntry(msgspec.Struct, frozen=True, kw_only=True):
     outcome: int  # digest of step committed-1's raw output and verdict; 0 before the first
     audit: Stand = Stand()
     late: bool = False  # I hold that outcome whole and have yet to apply it: others compute my share of this step
+    joined: bool = False  # I came in by replaying outcomes, and have committed nothing as a member yet
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +82,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     audit: Evidence = Evidence()
     rows: RowsNote = RowsNote()
     guard: GuardNote = GuardNote()
+    settings: int = 0  # digest of what the optimizers see beside gradients and state
     save: int = 0  # a wish for a checkpoint after this step, or -1: not now
 
 
@@ -90,3 +96,13 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     next: View | None = None
     joiner: str = ""
     serve: ServeId = (0, 0)  # names the streams of this attempt, so that a joiner tells them from older ones
+
+
+def differences(run: Mapping[str, str], here: Mapping[str, str]) -> str:
+    """Return in words how a replica's facts differ from its run's, "" if they do not."""
+    names = sorted(k for k in run.keys() | here.keys() if run.get(k) != here.get(k))
+    edited = [k.removeprefix(FILE) for k in names if k.startswith(FILE) and k in run and k in here]
+    said = [f"{k}: {here.get(k)} here, {run.get(k)} in the run" for k in names if not k.startswith(FILE)]
+    if edited:
+        said.append(f"{', '.join(edited)} was changed since the run began: this replica would compute something else")
+    return "; ".join(said)

@@ -42,7 +42,17 @@ from ._intervals import (
 from ._levels import Ladder, first_order_ladder, ladder_ettr, optimal_ladder
 from ._lifetimes import Exponential, Gamma, Lifetime, LogNormal, Weibull
 from ._makespan import Makespan, makespan, segment_variance
-from ._placement import Placement, copies_mixed, copies_ring, parity_rotated, reed_solomon, survival, survival_sampled
+from ._placement import (
+    Placement,
+    copies_mixed,
+    copies_ring,
+    copies_survival,
+    parity_rotated,
+    parity_survival,
+    reed_solomon,
+    survival,
+    survival_sampled,
+)
 from ._rates import (
     HierarchicalRates,
     RateInterval,
@@ -98,14 +108,15 @@ __all__ = [
     "Topology", "Weibull", "any_of", "async_interval", "availability", "bathtub", "best_fit", "beta_factor",
     "binomial_pmf", "birth_death_stationary", "budget_left_min", "bundle_met", "burn_alerts", "burn_rate",
     "compare_fits", "connected_bounds", "connected_exact", "connected_sampled", "constant_sources", "copies_mixed",
-    "copies_ring", "count_interval", "daly_interval", "detection_bound_s", "downtime_h", "error_budget_min", "ettr",
-    "ettr_cluster", "exact_interval", "expected_segment", "fat_tree", "first_order_ladder", "first_order_waste",
-    "first_passage", "fit_lifetime", "gamma_poisson", "general_ettr", "general_interval", "goodness_of_fit",
-    "hierarchical_rates", "k_of_n", "k_of_n_equal", "kaplan_meier", "ladder_ettr", "laplace_trend", "makespan", "mnfti",
-    "mnfti_hitting_dead", "mtti", "nelson_aalen", "nines", "optimal_ladder", "parallel", "parity_rotated",
-    "poisson_binomial", "pooled_rate", "predicted_interval", "predicted_waste", "price_the_nine", "rails",
-    "reed_solomon", "renewal_function", "ring", "segment_variance", "series", "series_power", "shock_survivors",
-    "silent_interval", "silent_overhead", "spares_needed", "spares_poisson", "survival", "survival_sampled",
-    "survive_losses", "system_reliability", "system_table", "time_to_tell_apart", "topology_reliability", "tree",
+    "copies_ring", "copies_survival", "count_interval", "daly_interval", "detection_bound_s", "downtime_h",
+    "error_budget_min", "ettr", "ettr_cluster", "exact_interval", "expected_segment", "fat_tree", "first_order_ladder",
+    "first_order_waste", "first_passage", "fit_lifetime", "gamma_poisson", "general_ettr", "general_interval",
+    "goodness_of_fit", "hierarchical_rates", "k_of_n", "k_of_n_equal", "kaplan_meier", "ladder_ettr", "laplace_trend",
+    "makespan", "mnfti", "mnfti_hitting_dead", "mtti", "nelson_aalen", "nines", "optimal_ladder", "parallel",
+    "parity_rotated", "parity_survival", "poisson_binomial", "pooled_rate", "predicted_interval", "predicted_waste",
+    "price_the_nine", "rails", "reed_solomon", "renewal_function", "ring", "segment_variance", "series", "series_power",
+    "shock_survivors", "silent_interval", "silent_overhead", "spares_needed", "spares_poisson", "survival",
+    "survival_sampled", "survive_losses", "system_reliability", "system_table", "time_to_tell_apart",
+    "topology_reliability", "tree",
     "young_interval",
 ]  # fmt: skip

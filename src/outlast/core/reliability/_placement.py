@@ -19,7 +19,10 @@ from outlast.errors import ConfigError
 
 from ._check import count
 
-__all__ = ["Placement", "copies_mixed", "copies_ring", "parity_rotated", "reed_solomon", "survival", "survival_sampled"]
+__all__ = [
+    "Placement", "copies_mixed", "copies_ring", "copies_survival", "parity_rotated", "parity_survival", "reed_solomon",
+    "survival", "survival_sampled",
+]  # fmt: skip
 
 _ENUMERATION_LIMIT = 2_000_000
 
@@ -161,7 +164,7 @@ def survival(placement: Placement, losses: int, domains: Sequence[int] | None = 
         if key not in known:
             known[key] = _block_counts(rows, placement.tolerates, losses)
         total = _multiply(total, known[key], losses)
-    return (total[losses] if losses < len(total) else 0) / comb(len(units), losses)
+    return _at(total, losses) / comb(len(units), losses)
 
 
 def _multiply(a: list[int], b: list[int], most: int) -> list[int]:
@@ -171,6 +174,62 @@ def _multiply(a: list[int], b: list[int], most: int) -> list[int]:
             if i + j <= most:
                 out[i + j] += x * y
     return out
+
+
+def copies_survival(num_machines: int, copies: int, losses: int, *, ring: bool = False) -> float:
+    """P(all state survives) of `copies_mixed` (or `copies_ring`) when `losses` of any number of machines are lost.
+
+    Exact, as `survival` is, from counts in closed form instead of an enumeration.
+    """
+    n, m = count("num_machines", num_machines, 2), count("copies", copies, 2, num_machines)
+    k = count("losses", losses, 0, n)
+    groups = 0 if ring else n // m if n % m == 0 else n // m - 1
+    alive = _power([comb(m, j) for j in range(m)], groups, k)
+    if rest := n - groups * m:
+        alive = _multiply(alive, _ring_counts(rest, m, k), k)
+    return _at(alive, k) / comb(n, k)
+
+
+def parity_survival(num_machines: int, data: int, parity: int, losses: int) -> float:
+    """P(all state survives) of groups of data + parity machines when `losses` machines are lost, on any number of them.
+
+    Exact. Where the groups do not fill the machines the last one is larger, and its parity rotates.
+    """
+    width = count("data", data, 1) + count("parity", parity, 1)
+    n = count("num_machines", num_machines, width)
+    k = count("losses", losses, 0, n)
+    groups = n // width if n % width == 0 else n // width - 1
+    alive = _power([comb(width, j) for j in range(parity + 1)], groups, k)
+    if rest := n - groups * width:
+        last = parity_rotated(rest, data, parity)
+        table = _weights(last, _units(last, None))
+        alive = _multiply(alive, _block_counts(table, parity, min(k, rest)), k)
+    return _at(alive, k) / comb(n, k)
+
+
+def _ring_counts(num: int, copies: int, most: int) -> list[int]:
+    """Subsets by size, 0..most, of a ring of machines without `copies` neighbours in a row.
+
+    Each of the num - k that live is followed by a run of at most copies - 1 that are lost: num / (num - k) times the
+    coefficient of x^k in (1 + x + ... + x^(copies - 1))^(num - k).
+    """
+    run = [1] * copies
+    return [num * _at(_power(run, num - k, k), k) // (num - k) for k in range(min(most, num - 1) + 1)]
+
+
+def _power(counts: list[int], times: int, most: int) -> list[int]:
+    """The polynomial to a power, up to x^most, by squaring."""
+    out, base = [1], counts[: most + 1]
+    while times:
+        if times & 1:
+            out = _multiply(out, base, most)
+        times >>= 1
+        base = _multiply(base, base, most) if times else base
+    return out
+
+
+def _at(counts: list[int], k: int) -> int:
+    return counts[k] if k < len(counts) else 0
 
 
 def survival_sampled(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from ._check import FloatArray, nonnegative, positive, probability
@@ -81,7 +81,7 @@ def time_to_tell_apart(rate_a: float, rate_b: float, *, level: float = 0.95, pow
 class HierarchicalRates:
     """Units' rates drawn from Gamma(shape, shape/mean): the population with its uncertainty, and each unit's posterior.
 
-    mean, shape: posterior means over the grid; *_interval: 95 %; unit_mean, unit_low, unit_high: (n,), mixed over the
+    mean, shape: posterior medians; *_interval: 95 %; unit_mean, unit_low, unit_high: (n,), mixed over the
     population's uncertainty; lemons: P(unit's rate > 3 population means), (n,).
     """
 
@@ -103,14 +103,29 @@ class HierarchicalRates:
         return float(mean[pick]), float(shape[pick])
 
 
+_Box = tuple[tuple[float, float], tuple[float, float]]  # of log mean and log shape
+
+
 def _grid(failures: FloatArray, exposure: FloatArray, size: int) -> tuple[FloatArray, FloatArray, FloatArray]:
-    total = (failures.sum() + 0.5) / exposure.sum()
-    means = total * np.exp(np.linspace(-1, 1, size) * min(3.0, 12 / np.sqrt(failures.sum() + 1)))
-    shapes = np.exp(np.linspace(np.log(0.02), np.log(200), size))
+    """The posterior at size x size points that span what has weight: looked for from far away, then closer."""
+    total = float(np.log((failures.sum() + 0.5) / exposure.sum()))
+    box: _Box = ((total - 3, total + 3), (float(np.log(0.02)), float(np.log(200))))
+    pairs, times = np.unique(np.stack([failures, exposure]), axis=1, return_counts=True)
+    for _ in range(8):
+        mean, shape, weight = _posterior(pairs[0], pairs[1], times, box, size)
+        closer = _where_weight_is(mean, box[0], weight), _where_weight_is(shape, box[1], weight)
+        if all(new[1] - new[0] > 0.7 * (old[1] - old[0]) for new, old in zip(closer, box, strict=True)):
+            break
+        box = closer
+    return mean, shape, weight
+
+
+def _posterior(
+    n: FloatArray, t: FloatArray, times: NDArray[np.intp], box: _Box, size: int
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    means, shapes = (np.exp(np.linspace(low, high, size)) for low, high in box)
     shape, mean = (part.ravel() for part in np.meshgrid(shapes, means, indexing="ij"))
     a, b = shape[:, None], (shape / mean)[:, None]
-    pairs, times = np.unique(np.stack([failures, exposure]), axis=1, return_counts=True)
-    n, t = pairs
     log_like = special.gammaln(a + n) - special.gammaln(a) + a * np.log(b) - (a + n) * np.log(b + t)
     # prior: flat in log mean; uniform in the shrinkage 1/(1+shape), the usual weak choice for a between-unit spread
     log_post = log_like @ times + np.log(shape) - 2 * np.log1p(shape)
@@ -118,25 +133,37 @@ def _grid(failures: FloatArray, exposure: FloatArray, size: int) -> tuple[FloatA
     return mean, shape, weight / weight.sum()
 
 
-def _weighted_quantiles(values: FloatArray, weight: FloatArray) -> tuple[float, float]:
-    order = np.argsort(values)
-    cumulative = np.cumsum(weight[order])
-    low, high = np.searchsorted(cumulative, [0.025, 0.975])
-    top = len(values) - 1
-    return float(values[order][min(low, top)]), float(values[order][min(high, top)])
+def _where_weight_is(values: FloatArray, within: tuple[float, float], weight: FloatArray) -> tuple[float, float]:
+    """The logs between which all but 1e-5 of the weight lies, and one step more on both sides."""
+    points, of = np.unique(values, return_inverse=True)
+    share = np.bincount(of, weights=weight)
+    kept = np.flatnonzero(share > 1e-5 * share.max())
+    step = (within[1] - within[0]) / (len(points) - 1)
+    low, high = float(np.log(points[kept[0]])) - step, float(np.log(points[kept[-1]])) + step
+    return max(low, within[0]), min(high, within[1])
 
 
-def hierarchical_rates(failures: ArrayLike, exposure: ArrayLike, size: int = 40) -> HierarchicalRates:
+def _weighted_quantiles(values: FloatArray, weight: FloatArray) -> tuple[float, float, float]:
+    """(2.5 %, median, 97.5 %), interpolated between the grid's points on their logarithms."""
+    points, of = np.unique(values, return_inverse=True)
+    share = np.bincount(of, weights=weight)
+    below = np.cumsum(share) - share / 2
+    low, middle, high = np.exp(np.interp([0.025, 0.5, 0.975], below, np.log(points)))
+    return float(low), float(middle), float(high)
+
+
+def hierarchical_rates(failures: ArrayLike, exposure: ArrayLike, size: int = 24) -> HierarchicalRates:
     """Full Bayes on a grid of (mean, shape): failures and exposure of each unit, both (n,), exposure > 0."""
     n, t = (
         nonnegative("failures", failures).ravel(),
         np.broadcast_to(positive("exposure", exposure), np.shape(failures)).ravel(),
     )
     mean, shape, weight = _grid(n, t, size)
-    keep = weight > weight.max() * 1e-6
+    keep = weight > weight.max() * 1e-5
     mean, shape, weight = mean[keep], shape[keep], weight[keep] / weight[keep].sum()
     alpha, beta = shape[:, None] + n, (shape / mean)[:, None] + t
-    population = float(weight @ mean)
+    low_mean, population, high_mean = _weighted_quantiles(mean, weight)
+    low_shape, middle_shape, high_shape = _weighted_quantiles(shape, weight)
     levels = np.exp(np.linspace(np.log(population * 1e-4), np.log(population * 200), 400))
     low, high, lemons = np.empty(len(n)), np.empty(len(n)), np.empty(len(n))
     cache: dict[tuple[float, float], tuple[float, float, float]] = {}
@@ -148,10 +175,10 @@ def hierarchical_rates(failures: ArrayLike, exposure: ArrayLike, size: int = 40)
         low[i], high[i], lemons[i] = cache[key]
     return HierarchicalRates(
         mean=population,
-        mean_interval=_weighted_quantiles(mean, weight),
-        shape=float(weight @ shape),
+        mean_interval=(low_mean, high_mean),
+        shape=middle_shape,
+        shape_interval=(low_shape, high_shape),
         grid=(mean, shape, weight),
-        shape_interval=_weighted_quantiles(shape, weight),
         unit_mean=weight @ (alpha / beta),
         unit_low=low,
         unit_high=high,

@@ -138,15 +138,7 @@ def log_likelihood(lifetime: Lifetime, t: FloatArray, seen: NDArray[np.bool_]) -
     return float(np.sum(lifetime.logpdf(t[seen])) - np.sum(lifetime.cumhazard(t[~seen])))
 
 
-def fit_lifetime(family: str, durations: ArrayLike, observed: ArrayLike | None = None) -> Fit:
-    """Maximum likelihood with censoring; intervals from the observed information (numerical Hessian)."""
-    from scipy.optimize import minimize
-
-    if family not in FAMILIES:
-        raise ConfigError(f"no lifetime family {family!r}", remedy=f"one of {', '.join(FAMILIES)}")
-    make, names = FAMILIES[family]
-    t, seen = _data(durations, observed)
-
+def _cost(make: _Make, t: FloatArray, seen: NDArray[np.bool_]) -> Callable[[FloatArray], float]:
     def cost(p: FloatArray) -> float:
         try:
             with np.errstate(all="ignore"):
@@ -155,10 +147,36 @@ def fit_lifetime(family: str, durations: ArrayLike, observed: ArrayLike | None =
             return 1e300
         return value if np.isfinite(value) else 1e300
 
-    found = minimize(
-        cost, _start(family, t, seen), method="Nelder-Mead", options={"xatol": 1e-7, "fatol": 1e-9, "maxiter": 4000}
-    )
-    point = np.asarray(found.x)
+    return cost
+
+
+def _minimise(
+    cost: Callable[[FloatArray], float], start: FloatArray, precision: float, *, simplex: FloatArray | None = None
+) -> tuple[FloatArray, float]:
+    from scipy.optimize import minimize
+
+    limits = {"xatol": precision, "fatol": min(precision, 1e-2 * precision + 1e-9), "maxiter": 4000}
+    found = minimize(cost, start, method="Nelder-Mead", options={**limits, "initial_simplex": simplex})
+    return np.asarray(found.x, dtype=np.float64), float(found.fun)
+
+
+def _again(family: str, near: FloatArray, t: FloatArray, seen: NDArray[np.bool_]) -> Lifetime:
+    """The family's maximum, looked for near a point and to three digits: what a round of a bootstrap needs."""
+    if family == "exponential":
+        return Exponential(rate=float(seen.sum() / t.sum()))
+    make, _ = FAMILIES[family]
+    simplex = near + np.vstack([np.zeros(len(near)), 0.05 * np.eye(len(near))])
+    return make(_minimise(_cost(make, t, seen), near, 1e-3, simplex=simplex)[0])
+
+
+def fit_lifetime(family: str, durations: ArrayLike, observed: ArrayLike | None = None) -> Fit:
+    """Maximum likelihood with censoring; intervals from the observed information (numerical Hessian)."""
+    if family not in FAMILIES:
+        raise ConfigError(f"no lifetime family {family!r}", remedy=f"one of {', '.join(FAMILIES)}")
+    make, names = FAMILIES[family]
+    t, seen = _data(durations, observed)
+    cost = _cost(make, t, seen)
+    point, least = _minimise(cost, _start(family, t, seen), 1e-7)
     width = 1.959963985 * np.sqrt(np.maximum(np.diag(np.linalg.pinv(_hessian(cost, point))), 0))
     parameters = {
         name: tuple(float(np.exp(x) if log else x) for x in (point[i], point[i] - width[i], point[i] + width[i]))
@@ -167,7 +185,7 @@ def fit_lifetime(family: str, durations: ArrayLike, observed: ArrayLike | None =
     return Fit(
         family=family,
         lifetime=make(point),
-        log_likelihood=-float(found.fun),
+        log_likelihood=-least,
         num_rows=len(t),
         num_observed=int(seen.sum()),
         parameters={name: (a, b, c) for name, (a, b, c) in parameters.items()},
@@ -209,11 +227,14 @@ def goodness_of_fit(
 ) -> tuple[float, float]:
     """(KS distance to Kaplan-Meier, p-value) by parametric bootstrap with refitting; censoring times resampled.
 
+    The p-value is (1 + rounds that are as far off) / (1 + rounds): it cannot be less than 1 / (1 + rounds).
     A small p says that the family cannot have produced these data; a large p does not prove that it did.
     """
     t, seen = _data(durations, observed)
     distance = _distance(fit.lifetime, t, seen)
     limits = t[~seen] if (~seen).any() else np.asarray([np.inf])
+    log_scale = dict(FAMILIES[fit.family][1])
+    near = np.asarray([np.log(x) if log_scale[name] else x for name, (x, _, _) in fit.parameters.items()])
     worse = 0
     for _ in range(rounds):
         life = np.maximum(fit.lifetime.sample(rng, len(t)), 1e-12)
@@ -222,8 +243,7 @@ def goodness_of_fit(
         drawn, flag = np.minimum(life, limit), life <= limit
         if not flag.any():
             continue
-        again = fit_lifetime(fit.family, drawn, flag)
-        worse += _distance(again.lifetime, drawn, flag) >= distance
+        worse += _distance(_again(fit.family, near, drawn, flag), drawn, flag) >= distance
     return distance, (1 + worse) / (1 + rounds)
 
 

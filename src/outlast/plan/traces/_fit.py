@@ -24,6 +24,7 @@ BLOCK_H = 4 * WEEK_H
 INCIDENT_H = 0.1
 """Failures closer than six minutes are one incident (a shared cause)."""
 _LEAST_REPAIR_H = 0.1
+_SIGNIFICANT = 0.05
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +74,8 @@ def _km_quantile(spans: Floats, seen: np.ndarray[tuple[int], np.dtype[np.bool_]]
 class RepairModel:
     """ln(repair hours) = level + slope x blocks since the end of the trace + block effect + residual.
 
-    A block is four weeks. slope and level carry their standard errors (0 slope where drift is not significant);
+    A block is four weeks. slope and level carry their standard errors. Where the drift is not significant at 5 % the
+    slope is 0 and the level that of the whole trace, both as uncertain as with it. drift_p: the test, either way;
     residuals: the trace's own, about their block's mean; blocks differ in spread too (spread_sd, of its logarithm).
     """
 
@@ -84,6 +86,7 @@ class RepairModel:
     residuals: Floats
     spread_sd: float
     drift_p: float
+    num_blocks: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,6 +115,8 @@ class FleetFit:
     statistics: Statistics
     weekly_counts: tuple[int, ...]
     node_counts: tuple[int, ...]
+    rounds: int
+    """Of bootstrap in each fit test; 0: none was made."""
 
     @property
     def burst_variance(self) -> float:
@@ -196,6 +201,7 @@ def _repair_model(trace: Trace) -> RepairModel | None:
             residuals=residuals,
             spread_sd=spread_sd,
             drift_p=1.0,
+            num_blocks=len(names),
         )
     return _drift(names, means, num, within, residuals, spread_sd)
 
@@ -215,28 +221,37 @@ def _drift(
     """Weighted least squares of block means on time, with a variance between blocks (as DerSimonian and Laird)."""
     from scipy import special
 
-    between = 0.0
-    design = np.stack([np.ones(len(names)), names], axis=1)
-    for _ in range(20):
-        weight = 1 / (within**2 / num + between)
-        covariance = np.linalg.inv(design.T @ (weight[:, None] * design))
-        beta = covariance @ (design.T @ (weight * means))
-        excess = float(np.sum((means - design @ beta) ** 2 - within**2 / num) / (len(names) - 2))
-        between = max(0.0, 0.5 * between + 0.5 * excess)
-    z = float(beta[1] / np.sqrt(covariance[1, 1]))
-    drift_p = float(2 * special.ndtr(-abs(z)))
+    level, sampling = np.ones((len(names), 1)), max(within**2, 1e-9) / num
+    beta, covariance, between = _least_squares(np.column_stack([level, names]), means, sampling)
+    drift_p = float(2 * special.ndtr(-abs(float(beta[1] / np.sqrt(covariance[1, 1])))))
+    if drift_p >= _SIGNIFICANT:  # not followed; what it may be yet stays in the covariance
+        alone, _, between = _least_squares(level, means, sampling)
+        beta = np.array([alone[0], 0.0])
     return RepairModel(
         level=float(beta[0]),
         slope=float(beta[1]),
-        covariance=np.asarray(covariance, dtype=np.float64),
+        covariance=covariance,
         block_sd=float(np.sqrt(between)),
         residuals=residuals,
         spread_sd=spread_sd,
         drift_p=drift_p,
+        num_blocks=len(names),
     )
 
 
-def fit_trace(trace: Trace, seed: int = 0, rounds: int = 39) -> FleetFit:
+def _least_squares(design: Floats, means: Floats, variance: Floats) -> tuple[Floats, Floats, float]:
+    """(coefficients, their covariance, variance between blocks beyond the sampling `variance` of their means)."""
+    between = 0.0
+    for _ in range(20):
+        weight = 1 / (variance + between)
+        covariance = np.linalg.inv(design.T @ (weight[:, None] * design))
+        beta = covariance @ (design.T @ (weight * means))
+        excess = float(np.sum((means - design @ beta) ** 2 - variance) / (len(means) - design.shape[1]))
+        between = max(0.0, 0.5 * between + 0.5 * excess)
+    return np.asarray(beta, dtype=np.float64), np.asarray(covariance, dtype=np.float64), between
+
+
+def fit_trace(trace: Trace, seed: int = 0, rounds: int = 200) -> FleetFit:
     """Fit everything; `rounds` of bootstrap per goodness of fit (0 skips it). Needs ten failures."""
     if len(trace.failures) < 10:
         raise ConfigError(
@@ -279,4 +294,5 @@ def fit_trace(trace: Trace, seed: int = 0, rounds: int = 39) -> FleetFit:
         statistics=statistics(trace),
         weekly_counts=tuple(int(w) for w in weekly),
         node_counts=tuple(int(c) for c in per_node),
+        rounds=rounds,
     )

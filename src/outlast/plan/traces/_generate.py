@@ -51,13 +51,18 @@ def _repair_h(fit: FleetFit, starts: Floats, ahead_h: float, rng: np.random.Gene
     model = fit.repair
     if model is None:
         return np.zeros(len(starts))
-    level, slope = rng.multivariate_normal([model.level, model.slope], model.covariance)
+    # variances that few blocks tell are uncertain themselves: Student's t in place of the normal
+    degrees = max(model.num_blocks - 2, 1)
+    wider = float(np.sqrt(degrees / rng.chisquare(degrees)))
+    level, slope = rng.multivariate_normal([model.level, model.slope], model.covariance * wider**2)
     block = (starts + ahead_h) / BLOCK_H
     which = np.floor(block).astype(np.intp)
-    num = int(which.max(initial=0)) + 1
-    effects, spread = rng.normal(0, model.block_sd, num), np.exp(rng.normal(0, model.spread_sd, num))
-    centre = level + slope * (which + 0.5) + effects[which]
-    return np.asarray(np.exp(centre + spread[which] * rng.choice(model.residuals, len(starts))))
+    first = int(which.min(initial=0))
+    num, at = int(which.max(initial=0)) - first + 1, which - first
+    effects = rng.normal(0, model.block_sd * wider, num)
+    spread = np.exp(rng.normal(0, model.spread_sd * wider, num))
+    centre = level + slope * (which + 0.5) + effects[at]
+    return np.asarray(np.exp(centre + spread[at] * rng.choice(model.residuals, len(starts))))
 
 
 def generate(
@@ -68,12 +73,13 @@ def generate(
     num_nodes: int | None = None,
     ahead_h: float = 0.0,
 ) -> Trace:
-    """One trace of `hours` on `num_nodes` machines, `ahead_h` after the fitted trace's end (drift goes on that far)."""
+    """One trace of `hours` on `num_nodes` machines, beginning `ahead_h` after the fitted trace's end.
+
+    A significant drift of repairs goes on that far; a negative `ahead_h` begins within the fitted trace's own time.
+    """
     length, nodes = hours or fit.hours, num_nodes or fit.num_nodes
-    if length <= 0 or nodes < 1 or ahead_h < 0:
-        raise ConfigError(
-            f"{length:g} h on {nodes} machines, {ahead_h:g} h ahead", remedy="give a positive length and machines"
-        )
+    if length <= 0 or nodes < 1:
+        raise ConfigError(f"{length:g} h on {nodes} machines", remedy="give a positive length and machines")
     weeks = int(np.ceil(length / WEEK_H))
     rates = _weekly_rates(fit, weeks, rng) * nodes / fit.num_nodes
     per_week = rng.poisson(rates * WEEK_H)

@@ -269,6 +269,19 @@ class DisputeForgotten(_WithMember):
     wrong = _Forgetful
 
 
+# --- the end ---------------------------------------------------------------------------------------------------------
+class _Content(Coordinator):
+    def _on_exited(self, now_s: float, exited: m.Exited) -> None:
+        well = msgspec.structs.replace(exited, cause="finished") if self.ending is not None else exited
+        super()._on_exited(now_s, well)
+
+
+class WriterNotFollowed(_WithCoordinator):
+    """After the last step every end of a process is taken for a good one."""
+
+    wrong = _Content
+
+
 BROKEN: dict[str, tuple[type[Variant], int]] = {
     "no-epochs": (NoEpochs, 2000),
     "told-before-durable": (ToldBeforeDurable, 2000),
@@ -289,4 +302,5 @@ BROKEN: dict[str, tuple[type[Variant], int]] = {
     "buffers-reused": (BuffersReused, 20000),
     "mismatch-ignored": (MismatchIgnored, 2000),
     "dispute-forgotten": (DisputeForgotten, 2000),
+    "writer-not-followed": (WriterNotFollowed, 2000),
 }

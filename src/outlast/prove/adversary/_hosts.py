@@ -136,6 +136,9 @@ class Dialler(Process):
             self.kernel.after(0.02 + 0.03 * self.kernel.rng.random(), self, self.dial)
             return
         self.link = self.world.network.dial(self, server)
+        self.greet()
+
+    def greet(self) -> None:
         self.say(self.greeting())
 
     def greeting(self) -> m.ToCoordinator:
@@ -165,6 +168,12 @@ class Agent(Dialler):
         self.dial()
         self._look()
 
+    def greet(self) -> None:
+        """That somebody is not listed says that it has ended, not that it ended well."""
+        ended = [self._exit_of(name) for name, state in self.known.items() if state == "gone"]
+        self.say(*[exited for exited in ended if exited.cause == "finished"])
+        super().greet()
+
     def greeting(self) -> m.AgentHello:
         listed = tuple(name for name, state in self.known.items() if state != "gone")
         self.greetings += 1
@@ -190,7 +199,7 @@ class Agent(Dialler):
     def _spawn(self, message: m.Spawn) -> None:
         state = self.known.get(message.member)
         if state == "gone":
-            self.say(m.Exited(member=message.member, cause="signal", joined=True))
+            self.say(self._exit_of(message.member))
         elif state is None:
             self.known[message.member] = "pending"
             start_s = message.after_s + 0.02 + 0.1 * self.kernel.rng.random()
@@ -209,7 +218,11 @@ class Agent(Dialler):
 
     def _gone(self, name: str) -> None:
         self.known[name] = "gone"
-        self.say(m.Exited(member=name, cause="signal", joined=True))
+        self.say(self._exit_of(name))
+
+    def _exit_of(self, name: str) -> m.Exited:
+        replica = self.world.replicas.get(name)
+        return m.Exited(member=name, cause=replica.exit if replica is not None else "signal", joined=True)
 
     def _look(self) -> None:
         """Whoever is silent for longer than it may be is reported unasked."""

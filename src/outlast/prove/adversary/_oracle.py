@@ -37,6 +37,7 @@ class Oracle:
         self.stable = 0  # steps that some member called stable
         self.views_formed: set[ViewId] = set()
         self._durable: set[ViewId] = set()
+        self._written: set[str] = set()  # replicas whose scripts ended well, as the writer's
         self._last_epoch_written = 0
         self._first_decided: dict[ViewId, int] = {}
         self._epochs: dict[str, int] = {}
@@ -137,6 +138,11 @@ class Oracle:
         if replica.state != algebra.chain(committed, self.world.scenario.num_microbatches):
             self.violated("Bits", f"{replica.name} has another state at step {committed} after {how}")
 
+    def wrote(self, replica: Replica) -> None:
+        """A script after its loop has written what only one should."""
+        self.world.note(f"{replica.name} has written")
+        self._written.add(replica.name)
+
     # --- ends ----------------------------------------------------------------------------------------------------
     def killed(self, name: str) -> None:
         """The coordinator has somebody killed: it must have been stopped, slow, cut off, or condemned with cause."""
@@ -145,6 +151,8 @@ class Oracle:
         replica = self.world.replicas.get(name)
         if replica is None or replica.ended or faults.everybody_touched or name in faults.touched:
             return
+        if self.world.coordinators[-1].machine.ending is not None and replica.member.view is None:
+            return  # it was still starting, and there is nothing left to train
         self.violated("Innocent", f"{name} is killed though nothing befell it")
 
     def finished(self, coordinator: CoordinatorProcess, finish: m.Finish) -> None:
@@ -154,6 +162,8 @@ class Oracle:
             view = coordinator.machine.view
             members = view.members if view is not None else ()
             late = [name for name in members if self.world.replicas[name].member.committed < steps]
+            if not self._written:
+                self.violated("Ending", "the run is called finished, and nobody's script has written")
             if late or finish.steps != steps:
                 self.violated("Liveness", f"finished after {finish.steps} of {steps} steps, {late} are not done")
         elif finish.exit_code == 6:

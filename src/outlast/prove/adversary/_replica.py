@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from outlast.core.protocol import (
     Compute,
@@ -32,6 +32,7 @@ from outlast.prove.adversary._audit import Auditor, Exchanging
 from outlast.prove.adversary._hosts import Dialler
 from outlast.prove.adversary._mesh import Feed, Mesh
 from outlast.prove.adversary._network import Connection
+from outlast.prove.adversary._script import go_on
 from outlast.prove.adversary._spare import Spare
 
 if TYPE_CHECKING:
@@ -48,8 +49,7 @@ class Replica(Dialler):
 
     def __init__(self, world: World, name: str, agent: Agent) -> None:
         super().__init__(world, name)
-        scenario = world.scenario
-        self.agent = agent
+        scenario, self.agent = world.scenario, agent
         self.member: Member = world.variant.member(name, scenario.num_microbatches, until=scenario.num_steps)
         self.lease_until_s = math.inf  # as granted, whatever the member makes of it
         if scenario.lease_s < math.inf:
@@ -65,6 +65,7 @@ class Replica(Dialler):
         self.spare, self.audit = Spare(self), Auditor(self)
         self.busy = self.hung = self._running = False
         self.slowness = 1.0
+        self.exit: Literal["signal", "finished"] = "signal"  # how it ends, as its agent sees it
         self.progress_at = self.kernel.now
         self._awaited: tuple[Any, ...] = ()
         self._doing: Callable[[], bool] | None = None
@@ -84,8 +85,7 @@ class Replica(Dialler):
         if isinstance(message, m.Welcome) and self.world.scenario.lease_s < math.inf:
             self.say(self.kernel.now)
         if isinstance(message, m.Probe):
-            self._probed(message)
-            return
+            return self._probed(message)
         answers = self.member.told(message)
         self.world.oracle.told(self, message)
         self.say(*answers)
@@ -119,10 +119,8 @@ class Replica(Dialler):
         self.run()
         missing = tuple(self._missing())
         if missing and self.mesh is mesh:
-            stalled = m.Stalled(
-                member=self.name, view=mesh.view.id, phase=0, missing=missing, waited_s=waited_s, deadline_s=stall_s
-            )
-            self.say(stalled)
+            me, view = self.name, mesh.view.id
+            self.say(m.Stalled(member=me, view=view, phase=0, missing=missing, waited_s=waited_s, deadline_s=stall_s))
 
     def awaiting(self, key: Any) -> None:
         self._awaited = (key,)
@@ -163,11 +161,12 @@ class Replica(Dialler):
         """Ask what to do; False: nothing."""
         member = self.member
         todo = member.next(self.kernel.now)
+        if member.ended is not None:
+            return go_on(self, member.ended)
         if member.closed is not None or member.evicted is not None:
-            self.leave_run()
-            return False
+            return self.leave_run()
         if isinstance(todo, Compute):
-            self._occupy(self.world.scenario.compute_s, self._computed, todo.step, todo.microbatch)
+            self.occupy(self.world.scenario.compute_s, self._computed, todo.step, todo.microbatch)
         elif isinstance(todo, Exchange):
             self._begin_exchange(todo)
         elif isinstance(todo, Form):
@@ -184,7 +183,7 @@ class Replica(Dialler):
             return False
         return True
 
-    def _occupy(self, seconds: float, then: Callable[..., None], *args: Any) -> None:
+    def occupy(self, seconds: float, then: Callable[..., None], *args: Any) -> None:
         """The training thread is busy, whatever arrives. That it begins is progress, as entering a phase is."""
         self.busy, self.progress_at = True, self.kernel.now
         delay = seconds * (0.5 + self.kernel.rng.random()) * self.slowness
@@ -204,7 +203,7 @@ class Replica(Dialler):
 
     def occupy_beside(self, step: int, leaf: int) -> None:
         """Compute a microbatch that another replica owns."""
-        self._occupy(self.world.scenario.compute_s, self.audit.beside, step, leaf)
+        self.occupy(self.world.scenario.compute_s, self.audit.beside, step, leaf)
 
     def _in_view(self) -> Mesh:
         """The mesh that is waited on. Raises ViewAbandoned if there is nothing to wait for."""
@@ -228,10 +227,11 @@ class Replica(Dialler):
             mesh.close()
             self.abandoned[mesh.view.id] = mesh
 
-    def leave_run(self) -> None:
-        """Exit as told."""
+    def leave_run(self) -> bool:
+        """Exit as told: there is nothing to do any more."""
         self.close_view()
         self.world.replica_ended(self)
+        return False
 
     # --- from peers ----------------------------------------------------------------------------------------------
     def from_peer(self, view: ViewId, source: str, key: Any, payload: Any) -> None:
@@ -337,7 +337,7 @@ class Replica(Dialler):
             if not got:
                 return False
             self._doing = None
-            self._occupy(self.world.scenario.optimizer_s, self._taken, mesh.view, got[todo.donor])
+            self.occupy(self.world.scenario.optimizer_s, self._taken, mesh.view, got[todo.donor])
             return False
         self.member.handed_over()
         self._formed(mesh.view)
@@ -443,7 +443,7 @@ class Replica(Dialler):
         portion = (ex.todo.step, members.index(self.name), len(members), (tuple(self.out), self.norm))
         for feed in self.feeds.values():  # a joiner applies it while I do
             feed.put("outcome", portion)
-        self._occupy(self.world.scenario.optimizer_s, self._commit, ex.todo.view)
+        self.occupy(self.world.scenario.optimizer_s, self._commit, ex.todo.view)
 
     def _commit(self, view: View) -> None:
         self._apply((tuple(self.out), self.norm))

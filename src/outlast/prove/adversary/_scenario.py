@@ -64,8 +64,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     def settings(self) -> Settings:
         return Settings(
             num_replicas=self.num_replicas, num_spares=self.num_spares, num_agents=self.num_agents, ack_s=0.6,
-            doubt_s=0.15, lease_s=self.lease_s, start_s=30.0, formation_s=1.0, outside_s=3.0, max_restarts=1000,
-            backoff_s=0.05,
+            doubt_s=0.15, lease_s=self.lease_s, start_s=30.0, gather_s=0.2, formation_s=1.0, outside_s=3.0,
+            max_restarts=1000, backoff_s=0.05,
         )  # fmt: skip
 
 

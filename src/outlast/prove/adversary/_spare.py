@@ -108,7 +108,7 @@ class Spare:
     def settling(self, view: View) -> bool:
         """Whether there is something to apply after the roll; then that has begun."""
         if self.last is not None:
-            self.owner._occupy(self.owner.world.scenario.optimizer_s, self._settled, view)
+            self.owner.occupy(self.owner.world.scenario.optimizer_s, self._settled, view)
         return self.last is not None
 
     def _settled(self, view: View) -> None:

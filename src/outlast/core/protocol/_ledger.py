@@ -1,0 +1,127 @@
+"""Where the time of training went, from the times of commits: each second once, whoever measured it.
+
+A member measures every step by its own clock, from its last commit to this one, and divides that by use (`StepTime`).
+All members measure the same steps, a few milliseconds apart; `Ledger` takes each moment from whoever tells it first and
+lays the spans end to end. Between steps of which some are missing lies a gap, and it is told as unexplained. Pure; all
+clocks are one host's monotonic clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+__all__ = ["Ledger", "Span", "StepTime"]
+
+_CLIPPED = ("recovery", "stalled", "lost", "checkpoint", "degraded", "productive")
+"""What an overlap with a span that is counted already is taken from, in this order."""
+
+
+class StepTime(msgspec.Struct, frozen=True, array_like=True):
+    """One step as one member measured it: `took_s` until its commit at `end_s`. The seconds in between that were no
+    work of this step: `held_s` by a save, `stalled_s` beyond what steps usually take (in `phase` for the longest),
+    `outage_s` by a change of the view, `redone_s` for microbatches of the dead. `missing_s`: the share of the work that
+    absent replicas would have done. `first`: the first commit after a view had formed."""
+
+    step: int
+    end_s: float
+    took_s: float
+    missing_s: float = 0.0
+    held_s: float = 0.0
+    stalled_s: float = 0.0
+    outage_s: float = 0.0
+    redone_s: float = 0.0
+    phase: int = 0
+    first: bool = False
+
+    def seconds(self) -> dict[str, float]:
+        """By the account that they belong to; they sum to `took_s`."""
+        parts = {
+            "degraded": self.missing_s, "checkpoint": self.held_s, "stalled": self.stalled_s,
+            "recovery": self.outage_s, "lost": self.redone_s,
+        }  # fmt: skip
+        return {"productive": self.took_s - sum(parts.values()), **parts}
+
+
+@dataclass(slots=True)
+class Span:
+    """Steps `first` up to, not including, `committed`, one after the other until `until_s`; their seconds by use."""
+
+    first: int
+    committed: int
+    until_s: float
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def add(self, parts: dict[str, float]) -> None:
+        for name, value in parts.items():
+            if value > 0:
+                self.seconds[name] = self.seconds.get(name, 0.0) + value
+
+
+class Ledger:
+    """See the module. `committed`, `until_s`: what an earlier coordinator had counted. `patience_s`: how long a step
+    that is told before the one in front of it waits for that one, which another member may be about to tell."""
+
+    def __init__(self, committed: int = 0, until_s: float = 0.0, *, patience_s: float = 0.0) -> None:
+        self.committed, self.until_s, self.patience_s = committed, until_s, patience_s
+        self._spans: list[Span] = []
+        self._early: dict[int, StepTime] = {}
+
+    def take(self, time: StepTime, now_s: float) -> list[tuple[float, float]]:
+        """Count the step if it is news, and those that waited for it: (the commit before it, its commit) of each. The
+        same step told by another member began before the commit that is counted; a step done anew after a loss began
+        after all of them."""
+        early = bool(self.until_s) and time.step > self.committed
+        if early:
+            self._early.setdefault(time.step, time)
+            return self.settle(now_s)
+        news = [self._count(time)] if self._is_news(time) else []
+        return news + self.settle(now_s)
+
+    def settle(self, now_s: float, *, last: bool = False) -> list[tuple[float, float]]:
+        """Count what waited long enough, or (`last`) all that waits."""
+        news = []
+        for step in sorted(self._early):
+            time = self._early[step]
+            if step > self.committed and not last and now_s - time.end_s <= self.patience_s:
+                break
+            del self._early[step]
+            if self._is_news(time):
+                news.append(self._count(time))
+        return news
+
+    def _is_news(self, time: StepTime) -> bool:
+        begin_s = time.end_s - time.took_s
+        return time.end_s > self.until_s and (time.step >= self.committed or begin_s >= self.until_s)
+
+    def _count(self, time: StepTime) -> tuple[float, float]:
+        before_s, begin_s = self.until_s, time.end_s - time.took_s
+        span = self._span_for(time.step)
+        gap_s = begin_s - before_s if before_s else 0.0
+        if gap_s > 0:
+            follows = time.step == self.committed
+            span.add({"recovery" if time.first else "productive" if follows else "unexplained": gap_s})
+        span.add(_clipped(time.seconds(), max(0.0, -gap_s)))
+        span.committed = self.committed = time.step + 1
+        span.until_s = self.until_s = time.end_s
+        return before_s or begin_s, time.end_s
+
+    def drain(self) -> list[Span]:
+        """What was counted since the last call; a new span begins where steps are done anew."""
+        spans, self._spans = self._spans, []
+        return spans
+
+    def _span_for(self, step: int) -> Span:
+        if not self._spans or step < self.committed:
+            self._spans.append(Span(step, step, self.until_s))
+        return self._spans[-1]
+
+
+def _clipped(parts: dict[str, float], excess_s: float) -> dict[str, float]:
+    left = dict(parts)
+    for name in _CLIPPED:
+        cut = min(max(0.0, left[name]), excess_s)
+        left[name] -= cut
+        excess_s -= cut
+    return left

@@ -1,0 +1,124 @@
+"""The processes of a run as the kernel shows them: nothing here asks the run itself.
+
+A process is known by the file that its output goes to (`logs/r0.1.log`), which it gets before anything else of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import msgspec
+
+__all__ = ["Running", "left_behind", "processes", "processor_s", "send", "state_of"]
+
+_RANK = re.compile(r"r\d+\.\d+")
+_PROC = Path("/proc")
+
+
+class Running(msgspec.Struct, frozen=True, kw_only=True):
+    """A process. `name`: `coordinator`, `a0`, `r0.1`, `nursery of a0`. `born`: the kernel's ticks, as numbers recur."""
+
+    pid: int
+    name: str
+    born: str
+
+    @property
+    def is_rank(self) -> bool:
+        return _RANK.fullmatch(self.name) is not None
+
+
+def processes(launcher: int) -> list[Running]:
+    """All that live under the launcher, itself left out."""
+    found: list[Running] = []
+    for pid in _children(launcher):
+        name = _output_of(pid).removeprefix("agent-")
+        if not name:
+            continue
+        _add(found, pid, name)
+        if name != "coordinator":
+            for rank in _children(pid):
+                output = _output_of(rank)
+                _add(found, rank, output if _RANK.fullmatch(output) else f"nursery of {name}")
+    return found
+
+
+def _add(found: list[Running], pid: int, name: str) -> None:
+    fields = _stat(pid)
+    if fields and fields[0] not in "ZX":
+        found.append(Running(pid=pid, name=name, born=fields[19]))
+
+
+def state_of(seen: Running) -> str:
+    """The kernel's letter; "" when it is gone."""
+    fields = _stat(seen.pid)
+    return fields[0] if fields and fields[19] == seen.born and fields[0] not in "ZX" else ""
+
+
+def processor_s(seen: Running) -> float:
+    """What it has used of the processor so far."""
+    fields = _stat(seen.pid)
+    ticks = int(fields[11]) + int(fields[12]) if fields and fields[19] == seen.born else 0
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def send(seen: Running, number: signal.Signals) -> bool:
+    """A signal to exactly this process; whether it was there to get it."""
+    try:
+        handle = os.pidfd_open(seen.pid)
+    except ProcessLookupError:
+        return False
+    try:
+        if not state_of(seen):
+            return False
+        signal.pidfd_send_signal(handle, number)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(handle)
+    return True
+
+
+def left_behind(run_dir: Path, run_id: str) -> list[str]:
+    """What is still there of a run that is over: processes that were told its directory, and its sockets' names."""
+    mark = f"OUTLAST_RUN_DIR={run_dir.resolve()}".encode()
+    found = []
+    for entry in _PROC.iterdir():
+        if entry.name.isdigit():
+            pid = int(entry.name)
+            try:
+                told = mark in (entry / "environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if told and (fields := _stat(pid)) and fields[0] not in "ZX":
+                found.append(f"process {pid} ({_output_of(pid) or 'no log'}, state {fields[0]})")
+    if run_id:
+        sockets = (_PROC / "net" / "unix").read_text().splitlines()
+        found += [line.split()[-1] for line in sockets if f"@outlast/{run_id}/" in line]
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in (_PROC / f"{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def _output_of(pid: int) -> str:
+    """The stem of the log that it writes to; "" where that is no log."""
+    try:
+        target = Path(os.readlink(_PROC / f"{pid}/fd/1"))
+    except OSError:
+        return ""
+    return target.stem if target.suffix == ".log" and target.parent.name == "logs" else ""
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields after the name: the state is the first, the time of birth the twentieth."""
+    try:
+        return (_PROC / f"{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []

@@ -1,0 +1,169 @@
+"""Whether what `status` and `why` printed agrees with what the striker did and what its stopwatch shows. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from outlast.core import events as ev
+from outlast.prove._commit_log import Commit
+from outlast.prove._strike_plan import STEPS, StruckFleet
+from outlast.prove._striker import StatusSample, StrikeRecord
+
+__all__ = ["number_findings"]
+
+_SHARE, _LEAST_S = 0.02, 0.05  # how far a duration may be off
+_LATE_S = 0.1  # from a commit to its line in the log, where the machine is busy
+_UNEXPLAINED = 0.01
+_NEAR_S = 2.5  # from what an event tells of to the event: heartbeats of the fleet, and a busy machine
+_QUIET_S = 5.0  # without a step, `status` must not speak of training as if it went on
+_SETTLED_S = 2.0  # a process that died so short before the end may not have been told any more
+_FATAL = ("SIGKILL", "SIGSEGV")
+
+
+def number_findings(
+    fleet: StruckFleet, record: StrikeRecord, commits: Sequence[Commit], events: Sequence[ev.AnyEvent]
+) -> list[tuple[str, str]]:
+    """(check, what was printed beside what was so)."""
+    found = [*_story(record, commits, events), *_deaths(record, events), *_blame(record, events)]
+    found += [*_downtime(record, commits, events), *_strangers(fleet, record, events)]
+    for sample in record.samples:
+        found += list(_sampled(sample, record, commits))
+    return found
+
+
+# --- at the end ------------------------------------------------------------------------------------------------------
+def _story(record: StrikeRecord, commits: Sequence[Commit], events: Sequence[ev.AnyEvent]) -> Iterator[tuple[str, str]]:
+    why, status = record.why, record.status
+    for name, said in (("why", why), ("status", status)):
+        if "error" in said:
+            yield name, f"`outlast {name} --json` failed: {str(said['error'])[:300]}"
+            return
+    if (why["state"] == "finished") != (record.exit_code == 0):
+        yield "why: state", f"{why['state']}, with exit code {record.exit_code}"
+    done = max((commit.step for commit in commits), default=-1) + 1
+    shown = status["step"] or 0
+    if shown != done if record.exit_code == 0 else abs(shown - done) > 1:
+        yield "status: step", f"{shown} at the end, where {done} of {STEPS} had been committed"
+    lost, told = _lost_steps(record, commits, events), why["lost_steps"] - why["gone_steps"]
+    if told != lost:
+        yield "why: lost steps", f"{told}, where {lost} were done twice"
+    if record.exit_code and not _saved(events) and abs(why["gone_steps"] - done) > 1:
+        yield "why: lost steps", f"{why['gone_steps']} in vain, where {done} had been committed"
+    unexplained = why["cost"]["unexplained_s"]
+    if unexplained > max(_LEAST_S, _UNEXPLAINED * record.ended_s):
+        yield "why: unexplained", f"{unexplained:.2f} s of {record.ended_s:.2f} s"
+    wall = why["cost"]["wall_s"]
+    if abs(wall - record.ended_s) > max(_LEAST_S, _SHARE * record.ended_s):
+        yield "why: wall", f"{wall:.2f} s, where {record.ended_s:.2f} s passed"
+
+
+def _downtime(
+    record: StrikeRecord, commits: Sequence[Commit], events: Sequence[ev.AnyEvent]
+) -> Iterator[tuple[str, str]]:
+    """How long no step was committed, of each fault that stopped training: some pause of the stopwatch is as long, and
+    ends when training is said to go on."""
+    pauses = [(end_s - record.started_s, long_s) for end_s, long_s in _pauses(commits)]
+    for event in events:
+        if not isinstance(event, ev.Recovery) or not event.downtime_s:
+            continue
+        at_s, may_s = event.at_s - record.unix_s, max(_LEAST_S, _SHARE * event.downtime_s)
+        if not any(abs(long_s - event.downtime_s) <= may_s and abs(end_s - at_s) < _NEAR_S for end_s, long_s in pauses):
+            near = [f"{long_s:.3f}" for end_s, long_s in pauses if abs(end_s - at_s) < _NEAR_S and long_s > _LEAST_S]
+            yield "why: downtime", f"{event.downtime_s:.3f} s after {event.replica}, where pauses were {near}"
+
+
+def _pauses(commits: Sequence[Commit]) -> Iterator[tuple[float, float]]:
+    """(end, length) of the time from a commit to the next one of another step: of each process, and of all."""
+    for who in {commit.who for commit in commits} | {""}:
+        own = [commit for commit in commits if who in ("", commit.who)]
+        yield from ((b.at_s, b.at_s - a.at_s) for a, b in itertools.pairwise(own) if a.step != b.step)
+
+
+def _lost_steps(record: StrikeRecord, commits: Sequence[Commit], events: Sequence[ev.AnyEvent]) -> int:
+    """Committed, lost with all who held them, and committed again."""
+    lost = 0
+    for event in events:
+        if isinstance(event, ev.FleetLost):
+            at_s = event.at_s - record.unix_s + record.started_s
+            before = max((commit.step for commit in commits if commit.at_s <= at_s), default=-1)
+            again = min((commit.step for commit in commits if commit.at_s > at_s), default=before + 1)
+            lost += max(0, before - again + 1)
+    return lost
+
+
+def _saved(events: Sequence[ev.AnyEvent]) -> bool:
+    return any(isinstance(event, ev.CheckpointSaved) for event in events)
+
+
+def _deaths(record: StrikeRecord, events: Sequence[ev.AnyEvent]) -> Iterator[tuple[str, str]]:
+    """Whoever was killed is told of; an agent, once the coordinator had heard of it."""
+    known = {e.agent for e in events if isinstance(e, ev.AgentStarted)}
+    told = {e.replica for e in events if isinstance(e, ev.ReplicaExited)}
+    told |= {replica for e in events if isinstance(e, ev.AgentLost) for replica in e.replicas}
+    told |= {e.agent for e in events if isinstance(e, ev.AgentLost)}
+    lives = {(life.name, life.pid): life for life in record.lives}
+    for done in record.done:
+        life = lives.get((done.name, done.pid))
+        if done.kind not in _FATAL or life is None or life.last_s > record.ended_s - _SETTLED_S:
+            continue
+        if done.name not in told and (done.role in ("replica", "spare") or done.name in known):
+            yield "journal: deaths", f"{done.name} died by {done.kind} at {done.at_s:.2f} s, and no event tells of it"
+    replaced = sum(isinstance(e, ev.Recovery) and e.cause == "coordinator" for e in events)
+    ended = [life for life in record.lives if life.name == "coordinator" and life.last_s < record.ended_s - _SETTLED_S]
+    struck = {done.pid for done in record.done if done.role == "coordinator"}
+    settled = [life for life in ended if life.pid in struck and life.last_s - life.first_s > _SETTLED_S]
+    over = any(isinstance(e, ev.RunFinished) for e in events)  # the last one left because the run was over
+    if not len(settled) - over <= replaced <= len(struck):
+        yield "journal: deaths", f"{replaced} coordinators were replaced, where {len(struck)} were struck"
+
+
+def _blame(record: StrikeRecord, events: Sequence[ev.AnyEvent]) -> Iterator[tuple[str, str]]:
+    """Nobody else is said to have failed."""
+    hit = {done.name for done in record.done}
+    agents = {e.replica: e.agent for e in events if isinstance(e, ev.ReplicaStarted)}
+    for event in events:
+        if not isinstance(event, ev.ReplicaExited) or event.cause in ("finished", "left", "agent_lost"):
+            continue
+        ordered = "the run was" in event.detail or "when the run finished" in event.detail
+        if not ordered and event.replica not in hit and agents.get(event.replica) not in hit:
+            yield "journal: blame", f"{event.replica} was not struck: {event.cause}, {event.detail[:300]}"
+
+
+def _strangers(fleet: StruckFleet, record: StrikeRecord, events: Sequence[ev.AnyEvent]) -> Iterator[tuple[str, str]]:
+    """A stranger is told of where there was one, and only there."""
+    told = [event for event in events if isinstance(event, ev.Refused) and event.stranger]
+    if told and not fleet.stranger:
+        yield "journal: strangers", f"{told[0].reason}, at {told[0].place}, where there was no stranger"
+    if not told and sum(record.reached.values()) > 100:
+        yield "journal: strangers", f"one reached {dict(record.reached)}, and no event tells of it"
+
+
+# --- while it runs ---------------------------------------------------------------------------------------------------
+def _sampled(sample: StatusSample, record: StrikeRecord, commits: Sequence[Commit]) -> Iterator[tuple[str, str]]:
+    said: dict[str, Any] = sample.said
+    when = f"at {sample.answered_s:.1f} s"
+    if "error" in said:
+        if commits and sample.asked_s > commits[0].at_s - record.started_s:
+            yield "status", f"{when}: {str(said['error'])[:300]}"
+        return
+    shown = said["step"] or 0
+    most = _steps_by(commits, record.started_s + sample.answered_s)
+    if shown > most + 1:
+        yield "status: step", f"{shown} {when}, where {most} had been committed"
+    at_s = said["step_at_s"]
+    if at_s is not None:  # of the newest step, which may not be stable yet
+        known = [c.at_s for c in commits if c.step in (shown - 1, shown)]
+        off_s = min((abs(at_s - record.unix_s + record.started_s - known_s) for known_s in known), default=math.inf)
+        if off_s > _LATE_S:
+            yield "status: age", f"step {shown} {when}, committed {off_s:.3f} s from when it says"
+    newest = max((c.at_s for c in commits if c.at_s <= record.started_s + sample.answered_s), default=None)
+    quiet = 0.0 if newest is None else record.started_s + sample.asked_s - newest
+    if quiet > _QUIET_S and said["state"] == "training" and not said["detail"]:
+        yield "status: state", f"training {when}, where the newest step was {quiet:.1f} s old"
+
+
+def _steps_by(commits: Sequence[Commit], at_s: float) -> int:
+    return max((commit.step for commit in commits if commit.at_s <= at_s), default=-1) + 1

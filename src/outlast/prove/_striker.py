@@ -1,0 +1,296 @@
+"""Strikes one fleet from outside, at the moments that its plan has, and keeps a record of all it did and saw.
+
+It knows the run as a stranger does: by the kernel's list of processes, by the commit log, by what `outlast status`
+prints. It decides nothing about whether that was right: `_strike_findings.py` does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from outlast.core import events as ev
+from outlast.prove._commit_log import CommitLog
+from outlast.prove._drive import Driven
+from outlast.prove._process_tree import Running, left_behind, processes, processor_s, send, state_of
+from outlast.prove._strangers import Stranger
+from outlast.prove._strike_plan import EVERY, MICROBATCHES, ROWS, STEPS, Role, Strike, StruckFleet
+
+__all__ = ["HANG_S", "Done", "Life", "StrikeRecord", "StatusSample", "Striker"]
+
+HANG_S = 30.0
+"""How long after the last strike a run may neither commit a step nor end."""
+_WORKING_S = 120.0  # so long where its processes do work: on a machine that is busy with something else
+_WORK_S, _WORK_SHARE = 10.0, 0.05  # they do, if they used this share of one processor lately
+_LOOK_S = 0.05
+_SAMPLE_S = 2.5
+_STRANGER_S = 0.05  # between two of a stranger's visits, in the mean
+_LEFT_S = 2.0  # for the kernel to end the children of a process that has ended
+_ANSWER_S = 30.0  # for a command that prints what the journal says
+
+
+class Done(msgspec.Struct, kw_only=True):
+    """A strike that was carried out. Seconds since the start."""
+
+    at_s: float
+    kind: str
+    role: Role
+    pid: int
+    name: str
+    state: str  # the kernel's, before it
+    continued_s: float | None = None
+
+
+class Life(msgspec.Struct, kw_only=True):
+    """A process as it was seen from outside."""
+
+    name: str
+    pid: int
+    first_s: float
+    last_s: float
+
+
+class StatusSample(msgspec.Struct, kw_only=True):
+    """What `outlast status --json` printed, and between which moments it was asked and answered."""
+
+    asked_s: float
+    answered_s: float
+    said: dict[str, Any]
+
+
+class StrikeRecord(msgspec.Struct, kw_only=True):
+    """All of one fleet. `started_s`: the clock of the commit log at 0; `unix_s`: the wall's; `reached`: how often the
+    stranger was let in as far as a connection, by whose socket it was."""
+
+    started_s: float
+    unix_s: float
+    ended_s: float = 0.0
+    longest_s: float = 0.0  # without a step, a strike or the end
+    exit_code: int | None = None
+    hung: str = ""
+    output: str = ""
+    done: list[Done] = []
+    lives: list[Life] = []
+    samples: list[StatusSample] = []
+    left: list[str] = []
+    reached: dict[str, int] = {}
+    why: dict[str, Any] = {}
+    status: dict[str, Any] = {}
+
+
+class Striker:
+    """One fleet in its own `folder`; `run` once."""
+
+    def __init__(self, folder: Path, fleet: StruckFleet) -> None:
+        self.folder, self.fleet = folder, fleet
+        for name in ("commits", "ends", "tmp"):
+            (folder / name).mkdir(parents=True)
+        self.log = CommitLog(folder / "commits")
+        self.record = StrikeRecord(started_s=0.0, unix_s=0.0)
+        self.events: list[ev.AnyEvent] = []
+        self._lives: dict[tuple[int, str], Life] = {}
+        self._alive: list[Running] = []
+        self._to_continue: list[tuple[float, Running, Done]] = []
+        self._asking: tuple[float, subprocess.Popen[str]] | None = None
+        self._moved_s = 0.0
+        self._used: dict[Running, float] = {}
+        self._used_from_s, self._worked_s = 0.0, 0.0
+
+    # --- the run -------------------------------------------------------------------------------------------------
+    def run(self, watch: Callable[[StrikeRecord], None]) -> StrikeRecord:
+        """From the first process to the last, and what is left then."""
+        record = self.record
+        record.started_s, record.unix_s = time.monotonic(), time.time()
+        with self._driven() as driven, self._beside():
+            pending = list(self.fleet.strikes)
+            due_s = pending[0].wait_s if pending else 0.0
+            sample_s = _SAMPLE_S
+            while not driven.wait(_LOOK_S):
+                self._look(driven)
+                if pending and self._now() >= due_s and self._strike(driven, pending[0]):
+                    pending.pop(0)
+                    due_s = self._now() + (pending[0].wait_s if pending else 0.0)
+                self._continue()
+                if self._now() >= sample_s and self._ask():
+                    sample_s = self._now() + _SAMPLE_S
+                if self._hangs(driven):
+                    break
+                watch(record)
+            record.ended_s = self._now()
+            record.exit_code = driven.process.poll()
+            driven.poll()
+            self.events = driven.events
+            if record.exit_code is not None:
+                record.output = driven.process.communicate()[1][-3000:]
+        self._close()
+        return record
+
+    def _driven(self) -> Driven:
+        fleet = self.fleet
+        settings: dict[str, object] = {
+            "replicas": fleet.replicas, "spares": fleet.spares, "agents": fleet.agents, "exchange": fleet.exchange,
+            "audit": fleet.setting.audit, "restart_backoff_s": 0.1, "heartbeat_s": 0.5, "formation_s": 10.0,
+            "max_restarts": 64,
+        }  # fmt: skip
+        if fleet.keeps:
+            settings |= {"checkpoint_dir": str(self.folder / "checkpoints"), "checkpoint_every": EVERY}
+            settings |= {"checkpoint_keep": 2 * STEPS // EVERY}
+        if fleet.setting.aggregation != "mean":
+            settings |= {"aggregation": fleet.setting.aggregation, "f": 1, "rows": ROWS, "on_shortfall": "lower"}
+        config = self.folder / "run.toml"
+        config.write_text("[run]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
+        script = ["-m", "outlast.prove._strike_training", "--steps", str(STEPS), "--dtype", fleet.setting.dtype]
+        script += ["--microbatches", str(MICROBATCHES), "--folder", str(self.folder)]
+        environ = {"TMPDIR": str(self.folder / "tmp"), "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "compiled")}
+        return Driven(self.folder / "run", ["--config", str(config)], script, environ=environ)
+
+    @contextmanager
+    def _beside(self) -> Iterator[None]:
+        """With the stranger, if the fleet has one."""
+        if not self.fleet.stranger:
+            yield
+            return
+        with Stranger(self.folder / "run", self.fleet.seed + self.fleet.number, pause_s=_STRANGER_S) as stranger:
+            yield
+        self.record.reached = dict(stranger.reached)
+
+    def _now(self) -> float:
+        return time.monotonic() - self.record.started_s
+
+    # --- looking -------------------------------------------------------------------------------------------------
+    def _look(self, driven: Driven) -> None:
+        """Who lives, and what was committed."""
+        now = self._now()
+        self._alive = processes(driven.process.pid)
+        for seen in self._alive:
+            life = self._lives.get((seen.pid, seen.born))
+            if life is None:
+                life = Life(name=seen.name, pid=seen.pid, first_s=now, last_s=now)
+                self._lives[seen.pid, seen.born] = life
+            life.name, life.last_s = seen.name, now  # a replica is forked from a nursery, and looks like one at first
+        self.log.read()
+        driven.poll()
+
+    def _hangs(self, driven: Driven) -> bool:
+        """Whether it has neither moved nor worked for too long."""
+        now, last = self._now(), self.log.newest_s
+        if now - self._used_from_s > _WORK_S:
+            used = {seen: processor_s(seen) for seen in self._alive}
+            work_s = sum(after - self._used.get(seen, 0.0) for seen, after in used.items())
+            if work_s > _WORK_SHARE * (now - self._used_from_s):
+                self._worked_s = now
+            self._used, self._used_from_s = used, now
+        moved_s = max(self._moved_s, last - self.record.started_s if last is not None else 0.0)
+        self.record.longest_s = max(self.record.longest_s, now - moved_s)
+        patience_s = _WORKING_S if now - self._worked_s <= _WORK_S else HANG_S
+        if self._to_continue or now - moved_s < patience_s:
+            return False
+        states = ", ".join(f"{seen.name} {state_of(seen) or 'gone'}" for seen in self._alive)
+        self.record.hung = f"no step and no end for {now - moved_s:.1f} s; processes: {states or 'none'}"
+        self.record.status = _printed(["status", str(driven.run_dir)])
+        return True
+
+    def _ask(self) -> bool:
+        """`outlast status --json` in a process of its own, so that its answer disturbs no moment. Whether it answered
+        since the last call, or was asked just now for the first time."""
+        if self._asking is not None:
+            asked_s, process = self._asking
+            if process.poll() is None:
+                return False
+            self._asking = None
+            out, _ = process.communicate()
+            said = _decoded(out) if process.returncode == 0 else {"error": out}
+            self.record.samples.append(StatusSample(asked_s=asked_s, answered_s=self._now(), said=said))
+            return True
+        if (self.folder / "run" / "journal").exists() or any((self.folder / "run").glob("*")):
+            command = [sys.executable, "-m", "outlast", "status", str(self.folder / "run"), "--json"]
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            )
+            self._asking = (self._now(), process)
+        return False
+
+    # --- striking ------------------------------------------------------------------------------------------------
+    def _strike(self, driven: Driven, strike: Strike) -> bool:
+        """Whether there was anybody to strike."""
+        for role in strike.roles:
+            candidates = sorted((s for s in self._alive if self._role(driven, s) == role), key=lambda seen: seen.name)
+            if not candidates:
+                continue
+            seen = candidates[int(strike.pick * len(candidates))]
+            before = state_of(seen)
+            if not before or not send(seen, signal.Signals[strike.signal]):
+                continue
+            now = self._moved_s = self._now()
+            done = Done(at_s=now, kind=strike.kind, role=role, pid=seen.pid, name=seen.name, state=before)
+            self.record.done.append(done)
+            if strike.continue_s is not None:
+                self._to_continue.append((now + strike.continue_s, seen, done))
+            return True
+        return False
+
+    def _role(self, driven: Driven, seen: Running) -> Role:
+        if seen.name == "coordinator":
+            return "coordinator"
+        if seen.name.startswith("nursery"):
+            return "nursery"
+        if not seen.is_rank:
+            return "agent"
+        members = driven.members
+        inside = seen.name in members if members else int(seen.name[1:].split(".")[0]) < self.fleet.replicas
+        return "replica" if inside else "spare"
+
+    def _continue(self) -> None:
+        for entry in [entry for entry in self._to_continue if entry[0] <= self._now()]:
+            self._to_continue.remove(entry)
+            send(entry[1], signal.SIGCONT)
+            entry[2].continued_s = self._moved_s = self._now()
+
+    # --- the end -------------------------------------------------------------------------------------------------
+    def _close(self) -> None:
+        record, run_dir = self.record, self.folder / "run"
+        if self._asking is not None:
+            self._asking[1].kill()
+            self._asking[1].communicate()
+        self.log.read()
+        record.lives = sorted(self._lives.values(), key=lambda life: life.first_s)
+        run_id = next((e.run_id for e in self.events if isinstance(e, ev.RunStarted)), "")
+        end_s = self._now() + _LEFT_S
+        while (left := left_behind(run_dir, run_id)) and self._now() < end_s:
+            os.sched_yield()
+        temporary = [f"{path} in its TMPDIR" for path in (self.folder / "tmp").iterdir()]
+        pids = {str(life.pid) for life in record.lives}
+        shared = [f"/dev/shm/{p.name}" for p in Path("/dev/shm").iterdir() if pids & set(p.name.split("_"))]
+        record.left = [*left, *temporary, *shared]
+        record.why = _printed(["why", str(run_dir)])
+        record.status = record.status or _printed(["status", str(run_dir)])
+
+
+def _printed(command: list[str]) -> dict[str, Any]:
+    """What one of our commands prints with `--json`; with the key `error` where it fails."""
+    try:
+        process = subprocess.run(
+            [sys.executable, "-m", "outlast", *command, "--json"], stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, timeout=_ANSWER_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return {"error": f"no answer in {_ANSWER_S:g} s"}
+    return _decoded(process.stdout) if process.returncode == 0 else {"error": process.stdout + process.stderr[-1000:]}
+
+
+def _decoded(text: str) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(text)
+    except ValueError:
+        return {"error": f"not JSON: {text[:200]}"}
+    return found

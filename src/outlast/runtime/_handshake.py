@@ -1,0 +1,119 @@
+"""Proves that both ends of a new connection know the run's secret, before either believes or decodes anything.
+
+Role: the one handshake of all sockets of a run, as two machines that take and give bytes and touch no socket. Three
+messages, of bounded size: the caller knocks (a random number, its claim, a proof that it knows the secret), the
+listener replies (a random number of its own, a proof over both), the caller proves itself over both. A recorded
+handshake is worthless, since the listener's number is fresh; a reflected one too, since each message is signed under
+its own word and the listener's name. A knock alone can be replayed and is therefore only worth a place in the queue.
+
+The claim (role, name, what the connection is for) is decoded after the last proof only. Refusals have fixed texts:
+they are counted by them, and strangers must not choose what is stored.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from typing import Literal
+
+import msgspec
+
+from outlast.errors import WireRefusal
+
+__all__ = ["Caller", "Claim", "Doorkeeper", "Role"]
+
+_MAGIC = b"outlast2"
+_NONCE, _MAC = 16, 32
+_CLAIM = 256  # bytes of an encoded claim, at most
+_HEAD = len(_MAGIC) + _NONCE + 2  # of a knock: the claim's length is its end
+_REPLY = len(_MAGIC) + _NONCE + _MAC
+
+Role = Literal["member", "agent", "launcher", "mesh", "feed"]
+
+
+class Claim(msgspec.Struct, frozen=True, array_like=True):
+    """Who calls and why. `role`: to the coordinator "member", "agent" or "launcher"; to a member "mesh", for the view
+    `number`, or "feed", for the attempt to serve `number`."""
+
+    role: Role
+    name: str
+    number: tuple[int, int] = (0, 0)
+
+
+def _sign(secret: bytes, word: bytes, listener: str, *parts: bytes) -> bytes:
+    """An HMAC over the parts, each with its length, so that no two lists of parts give the same bytes."""
+    named = (_MAGIC, word, listener.encode(), *parts)
+    return hmac.digest(secret, b"".join(len(part).to_bytes(4, "big") + part for part in named), "sha256")
+
+
+class Caller:
+    """The end that connects. Send `knock`, read `wanted` bytes, send what `prove` makes of them."""
+
+    wanted = _REPLY
+
+    def __init__(self, secret: bytes, listener: str, claim: Claim) -> None:
+        self._secret, self._listener = secret, listener
+        self._claim, self._nonce = msgspec.msgpack.encode(claim), secrets.token_bytes(_NONCE)
+        if len(self._claim) > _CLAIM:
+            raise ValueError(f"the name {claim.name!r} is too long")
+        said = _MAGIC + self._nonce + len(self._claim).to_bytes(2, "big") + self._claim
+        self.knock = said + _sign(secret, b"knock", listener, self._nonce, self._claim)
+
+    def prove(self, reply: bytes) -> bytes:
+        """Check the listener's proof and make mine. WireRefusal if it does not know the secret."""
+        nonce, proof = reply[len(_MAGIC) : -_MAC], reply[-_MAC:]
+        if not reply.startswith(_MAGIC):
+            raise WireRefusal(f"the other end is not {self._listener} of an outlast run of this version")
+        both = self._nonce, nonce, self._claim
+        if not hmac.compare_digest(proof, _sign(self._secret, b"listener", self._listener, *both)):
+            raise WireRefusal(f"{self._listener} does not know this run's secret")
+        return _sign(self._secret, b"caller", self._listener, *both)
+
+
+class Doorkeeper:
+    """The end that listens. Read at most `most` bytes (what follows the proof is not ours), let it `hear` them and send
+    what it returns, until `claim` is there. `knocked`: whoever made the knock knew the secret."""
+
+    def __init__(self, secret: bytes, listener: str) -> None:
+        self._secret, self._listener = secret, listener
+        self._nonce = secrets.token_bytes(_NONCE)
+        self._data = self._theirs = self._claim = b""
+        self.most = _HEAD + _CLAIM + _MAC
+        self.knocked = False
+        self.claim: Claim | None = None
+
+    def hear(self, data: bytes) -> bytes:
+        """What came next; returns what to send. WireRefusal if it proves nothing."""
+        self._data += data
+        self.most -= len(data)
+        if not self.knocked:
+            return self._knock()
+        if not self.most:
+            self._prove()
+        return b""
+
+    def _knock(self) -> bytes:
+        data = self._data
+        length = int.from_bytes(data[_HEAD - 2 : _HEAD], "big") if len(data) >= _HEAD else 0
+        size = _HEAD + length + _MAC
+        if data[: len(_MAGIC)] != _MAGIC[: len(data)] or length > _CLAIM or len(data) > size:
+            raise WireRefusal("bytes that are no greeting of an outlast run of this version")
+        if len(data) < size:
+            return b""
+        self._theirs, self._claim = data[len(_MAGIC) : _HEAD - 2], data[_HEAD:-_MAC]
+        if not self._signed(b"knock", data[-_MAC:], self._theirs, self._claim):
+            raise WireRefusal("a wrongly signed greeting: another run's secret, or another listener's")
+        self.knocked, self.most, self._data = True, _MAC, b""
+        both = self._theirs, self._nonce, self._claim
+        return _MAGIC + self._nonce + _sign(self._secret, b"listener", self._listener, *both)
+
+    def _prove(self) -> None:
+        if not self._signed(b"caller", self._data, self._theirs, self._nonce, self._claim):
+            raise WireRefusal("a wrongly signed proof: another run's secret, or a replay")
+        try:
+            self.claim = msgspec.msgpack.decode(self._claim, type=Claim)
+        except msgspec.DecodeError as error:
+            raise WireRefusal("a role that does not exist") from error
+
+    def _signed(self, word: bytes, proof: bytes, *parts: bytes) -> bool:
+        return hmac.compare_digest(proof, _sign(self._secret, word, self._listener, *parts))

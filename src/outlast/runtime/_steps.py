@@ -1,0 +1,70 @@
+"""Iterators for the loop, and how a loop over one was left.
+
+`break` and an exception on its way out both merely drop an iterator: at once if nobody else holds it, or when the
+script is over (`for step in kept:`, a progress bar). What dropped it at once is read from the instruction; of anything
+else the process's end tells what it was. Does not know what a step is.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
+from typing import Generic, Literal, TypeVar
+
+from torch import Tensor
+
+__all__ = ["Left", "Watched", "at_the_script_s_end", "how_left", "values_of"]
+
+Left = Literal["break", "error", "unknown"]
+T = TypeVar("T")
+
+
+class Watched(Iterator[T], Generic[T]):
+    """What `inner` yields. `given` is called before the loop's body has it, `returned` when the body is through;
+    `dropped` when the loop is left from inside its body."""
+
+    def __init__(
+        self, inner: Iterator[T], given: Callable[[], None], returned: Callable[[], None],
+        dropped: Callable[[Left], None],
+    ) -> None:  # fmt: skip
+        self._inner, self._given, self._returned, self._dropped = inner, given, returned, dropped
+        self._inside = False
+
+    def __next__(self) -> T:
+        if self._inside:
+            self._inside = False  # until there is another one: an end or an error in here is not the loop's
+            self._returned()
+        item = next(self._inner)
+        self._given()
+        self._inside = True
+        return item
+
+    def __del__(self, _is_over: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self._inside and not _is_over():  # when the interpreter clears up, nobody is left who could have dropped it
+            self._dropped(how_left(sys._getframe(1)))
+
+
+def how_left(frame: FrameType) -> Left:
+    """Why `frame` dropped the iterator that it was looping over: `break` or `return`, or an exception on its way.
+
+    The exception is not visible to the iterator; the instruction is: leaving a loop on purpose pops the iterator. Where
+    another iterator or a variable held it, the instruction is of something else.
+    """
+    name = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+    if name in ("POP_TOP", "POP_ITER"):
+        return "break"
+    return "unknown" if name in ("YIELD_VALUE", "RESUME") else "error"
+
+
+def at_the_script_s_end(function: Callable[[], None]) -> None:
+    """Call it when the script is over and threads can still be started, which `atexit` is too late for."""
+    # What `concurrent.futures` ends its own threads with; it was imported before, so this comes first.
+    threading._register_atexit(function)  # type: ignore[attr-defined]
+
+
+def values_of(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
+    """Something that is another one if a tensor was written to, or had its memory exchanged, since."""
+    return [(tensor.data_ptr(), tensor._version) for tensor in tensors]

@@ -1,0 +1,64 @@
+"""When a fault is told, and with what downtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from outlast.core.protocol import ViewId
+from outlast.core.protocol import messages as m
+from outlast.core.protocol._reports import Reports
+
+VIEW = ViewId(1, 2)
+
+
+def mended(told: list[dict[str, Any]], *, of_view: bool = True) -> Reports:
+    """r1.1 was alive at 10.0 and noticed at 10.5; r0.1 left its view then, and computes again at 10.7."""
+    reports = Reports(lambda kind, **fields: told.append({"kind": kind, **fields}))
+    reports.committed(9.9, 10.0)
+    gone = m.Exited(member="r1.1", cause="signal", last_alive_s=10.0, noticed_at_s=10.5)
+    reports.exited(gone, 40, True, of_view)
+    reports.formed["r0.1"] = m.Formed(member="r0.1", view=VIEW, step=40, left_at_s=10.5, formed_at_s=10.7)
+    told.clear()
+    reports.recoveries(VIEW)
+    return reports
+
+
+def test_a_recovery_is_told_at_the_first_commit_with_the_time_since_the_last_one() -> None:
+    told: list[dict[str, Any]] = []
+    reports = mended(told)
+    assert told == []
+    assert reports.committed(10.0, 10.8)
+    reports.resumed()
+    (recovery,) = told
+    assert recovery["downtime_s"] == pytest.approx(0.8)
+    assert recovery["detect_s"] == pytest.approx(0.5)
+    assert not reports.committed(10.8, 10.9)
+
+
+def test_the_commit_may_be_known_before_the_last_member_said_that_it_had_formed() -> None:
+    told: list[dict[str, Any]] = []
+    reports = Reports(lambda kind, **fields: told.append({"kind": kind, **fields}))
+    gone = m.Exited(member="r1.1", cause="signal", last_alive_s=10.0, noticed_at_s=10.5)
+    reports.exited(gone, 40, True, True)
+    assert not reports.committed(10.0, 10.8)
+    assert not reports.committed(10.8, 10.9)
+    reports.formed["r0.1"] = m.Formed(member="r0.1", view=VIEW, step=40, left_at_s=10.5, formed_at_s=10.7)
+    reports.recoveries(VIEW)
+    assert told[-1]["kind"] == "recovery"
+    assert told[-1]["downtime_s"] == pytest.approx(0.8)
+
+
+def test_a_fault_that_interrupted_nobody_is_told_at_once_without_downtime() -> None:
+    told: list[dict[str, Any]] = []
+    mended(told, of_view=False)
+    assert [(event["kind"], event["downtime_s"]) for event in told] == [("recovery", 0.0)]
+
+
+def test_a_run_that_ends_before_the_next_commit_tells_what_it_knows() -> None:
+    told: list[dict[str, Any]] = []
+    reports = mended(told)
+    reports.end()
+    reports.end()
+    assert [event["downtime_s"] for event in told] == [pytest.approx(0.2)]

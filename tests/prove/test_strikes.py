@@ -1,0 +1,262 @@
+"""Strikes from outside: what is drawn, what is seen of processes, what is judged wrong, and two fleets for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from outlast.cli import main
+from outlast.core import events as ev
+from outlast.prove._commit_log import Commit, CommitLog, StepWriter
+from outlast.prove._process_tree import left_behind, processes, send, state_of
+from outlast.prove._strike_findings import Undisturbed, Watched, judge
+from outlast.prove._strike_numbers import number_findings
+from outlast.prove._strike_plan import ROLES, STEPS, StruckFleet, fleet_of
+from outlast.prove._striker import Done, Life, StatusSample, StrikeRecord
+
+RIGHT = Undisturbed(fingerprint="f", losses=dict.fromkeys(range(STEPS), "0x1p0"), folder="")
+
+
+# --- what is drawn ---------------------------------------------------------------------------------------------------
+def test_fleets_are_drawn_by_their_numbers_alone_and_spread() -> None:
+    fleets = [fleet_of(number, 3) for number in range(200)]
+    assert fleets == [fleet_of(number, 3) for number in range(200)]
+    assert fleets[:20] != [fleet_of(number, 4) for number in range(20)]
+    assert {fleet.replicas for fleet in fleets} == {1, 2, 3, 4}
+    for field, values in (
+        ("spares", {0, 1}),
+        ("agents", {1, 2}),
+        ("exchange", {"shm", "c10d"}),
+        ("keeps", {True, False}),
+        ("stranger", {True, False}),
+    ):
+        assert {getattr(fleet, field) for fleet in fleets} == values
+    assert {fleet.setting.dtype for fleet in fleets} == {"float32", "bfloat16"}
+    assert len({fleet.setting.aggregation for fleet in fleets}) == 5
+    assert {bool(fleet.setting.audit) for fleet in fleets} == {True, False}
+    assert all(5 <= len(fleet.strikes) <= 17 for fleet in fleets)
+    struck = {(strike.kind, strike.roles[0]) for fleet in fleets for strike in fleet.strikes}
+    kinds = {"SIGKILL", "SIGSEGV", "SIGTERM", "SIGSTOP", "SIGSTOP, SIGCONT"}
+    assert struck == {(kind, role) for kind in kinds for role in ROLES}
+    assert all(set(strike.roles) == set(ROLES) for fleet in fleets for strike in fleet.strikes)
+
+
+# --- what is seen of processes ---------------------------------------------------------------------------------------
+def test_processes_are_known_by_their_logs_and_struck_one_by_one(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    environ = os.environ | {"OUTLAST_RUN_DIR": str(tmp_path.resolve())}
+    started = {}
+    for name in ("coordinator", "agent-a0.2"):
+        with (tmp_path / "logs" / f"{name}.log").open("w") as log:
+            started[name] = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=log, env=environ)
+    try:
+        found = {seen.name: seen for seen in processes(os.getpid())}
+        assert found["coordinator"].pid == started["coordinator"].pid
+        assert found["a0.2"].pid == started["agent-a0.2"].pid
+        assert len(left_behind(tmp_path, "")) == 2
+        assert send(found["coordinator"], signal.SIGKILL)
+        started["coordinator"].wait()
+        assert not state_of(found["coordinator"])
+        assert not send(found["coordinator"], signal.SIGKILL)
+        assert not send(msgspec.structs.replace(found["a0.2"], born="0"), signal.SIGKILL), "another with its number"
+        assert state_of(found["a0.2"])
+    finally:
+        for process in started.values():
+            process.kill()
+            process.communicate()
+    assert left_behind(tmp_path, "") == []
+
+
+def test_a_line_of_the_commit_log_is_read_once_and_whole(tmp_path: Path) -> None:
+    writer, log = StepWriter(tmp_path, "r0.1"), CommitLog(tmp_path)
+    writer.committed(0, 1.5)
+    log.read()
+    writer.committed(1, 0.1)
+    (half,) = tmp_path.iterdir()
+    with half.open("a") as file:
+        file.write("2 17.")
+    log.read()
+    assert [(c.step, c.loss, c.who) for c in log.commits] == [(0, (1.5).hex(), "r0.1"), (1, (0.1).hex(), "r0.1")]
+    assert log.newest_step() == 1
+    assert log.newest_step(before_s=log.commits[0].at_s) == 0
+
+
+# --- what is judged --------------------------------------------------------------------------------------------------
+def finished(**changes: Any) -> ev.RunFinished:
+    fields = {"at_s": 130.0, "outcome": "finished", "steps": STEPS, "detail": "", "exit_code": 0, "seconds": {}}
+    return msgspec.convert(fields | changes, ev.RunFinished)
+
+
+def hit(name: str = "r0.1", kind: str = "SIGKILL", role: Any = "replica") -> Done:
+    return Done(at_s=5.0, kind=kind, role=role, pid=7, name=name, state="R")
+
+
+def story(
+    state: str = "finished", lost: int = 0, gone: int = 0, wall_s: float = 30.1, unexplained_s: float = 0.0
+) -> Any:
+    cost = {"wall_s": wall_s, "unexplained_s": unexplained_s}
+    return {"state": state, "lost_steps": lost + gone, "gone_steps": gone, "cost": cost}
+
+
+def watched(*, fleet: StruckFleet | None = None, steps: int = STEPS, **changes: Any) -> Watched:
+    """A fleet of which r0.1 was killed at 5 s, which was told, and r1.1 reached the end."""
+    record = StrikeRecord(
+        started_s=1000.0, unix_s=100.0, ended_s=30.0, exit_code=0, done=[hit()],
+        lives=[
+            Life(name="r0.1", pid=7, first_s=1.0, last_s=5.0), Life(name="r1.1", pid=8, first_s=1.0, last_s=29.9)
+        ],
+        why=story(), status={"step": steps},
+    )  # fmt: skip
+    exited = ev.ReplicaExited(at_s=105.1, replica="r0.1", cause="signal", detail="SIGKILL", noticed_by="agent")
+    fields: dict[str, Any] = {
+        "fleet": fleet or msgspec.structs.replace(fleet_of(0, 1), keeps=False, stranger=False), "record": record,
+        "commits": [Commit(1006.0 + 0.05 * step, step, "0x1p0", "r1.1") for step in range(steps)],
+        "events": [exited, finished()], "ends": [("r1.1.8", {"fingerprint": "f"})], "folder": Path(),
+    }  # fmt: skip
+    for key, value in changes.items():
+        if key in fields:
+            fields[key] = value
+        else:
+            setattr(record, key, value)
+    return Watched(**fields)
+
+
+def checks(seen: Watched) -> set[str]:
+    return {finding.check for finding in judge(seen, RIGHT)[1]}
+
+
+def test_a_fleet_with_the_bits_and_the_numbers_has_no_findings() -> None:
+    assert judge(watched(), RIGHT) == ("same bits", [])
+
+
+def recovered(downtime_s: float) -> ev.Recovery:
+    return ev.Recovery(
+        at_s=116.0, cause="signal", replica="r0.1", noticed_by="agent", detect_s=0.1, downtime_s=downtime_s,
+        microbatches_recomputed=4, lost_steps=0, step=200, view=[1, 2],
+    )  # fmt: skip
+
+
+def test_a_downtime_is_a_pause_of_the_stopwatch() -> None:
+    late = [commit._replace(at_s=commit.at_s + 0.6 * (commit.step >= 200)) for commit in watched().commits]
+    assert judge(watched(commits=late, events=[*watched().events, recovered(0.65)]), RIGHT) == ("same bits", [])
+
+
+ODD = [*watched().commits[:-1], Commit(1026.0, STEPS - 1, "0x1p1", "r1.1")]
+LOST = finished(outcome="failed", exit_code=6, detail="all replicas failed")
+FAILED = finished(outcome="failed", exit_code=5, detail="two replicas failed in step 3")
+GONE = ev.ReplicaExited(at_s=105.1, replica="r1.1", cause="evicted", detail="silent", noticed_by="peers")
+
+SPOKEN = ev.Refused(at_s=110.0, reason="no answer", peer="?", count=1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "check"),
+    [
+        ({"commits": ODD}, "bits"),
+        ({"ends": [("r1.1.8", {"fingerprint": "g"})]}, "bits"),
+        ({"ends": []}, "end"),
+        ({"steps": 17}, "end"),
+        ({"hung": "no step and no end"}, "hang"),
+        ({"exit_code": None}, "end"),
+        ({"exit_code": -9}, "end"),
+        ({"exit_code": 5, "events": [FAILED]}, "end"),
+        ({"exit_code": 6, "events": [finished()]}, "end"),
+        ({"exit_code": 6, "events": [LOST], "steps": 17}, "end"),  # r1.1 held the state and was not struck
+        ({"left": ["process 8"]}, "left behind"),
+        ({"why": {"error": "Traceback"}}, "why"),
+        ({"why": story(state="failed")}, "why: state"),
+        ({"why": story(wall_s=28.0)}, "why: wall"),
+        (
+            {"why": story(lost=2)},
+            "why: lost steps",
+        ),
+        (
+            {"why": story(unexplained_s=0.5)},
+            "why: unexplained",
+        ),
+        ({"status": {"step": 0}}, "status: step"),
+        ({"events": [*watched().events, recovered(0.6)]}, "why: downtime"),
+        ({"events": [finished()]}, "journal: deaths"),
+        ({"events": [*watched().events, GONE]}, "journal: blame"),
+        ({"events": [*watched().events, SPOKEN]}, "journal: strangers"),
+    ],
+)
+def test_what_is_wrong_is_found(changes: dict[str, Any], check: str) -> None:
+    assert check in checks(watched(**changes))
+
+
+def test_a_stranger_is_told_of_where_there_was_one() -> None:
+    fleet = msgspec.structs.replace(fleet_of(0, 1), keeps=False, stranger=True)
+    assert checks(watched(fleet=fleet, reached={"r0.1": 400})) == {"journal: strangers"}
+    assert checks(watched(fleet=fleet, reached={"r0.1": 400}, events=[*watched().events, SPOKEN])) == set()
+
+
+def test_a_loss_is_true_when_all_who_held_the_state_were_struck_and_nothing_was_kept() -> None:
+    lost: dict[str, Any] = {
+        "exit_code": 6, "steps": 17, "why": story(state="failed", gone=17),
+    }  # fmt: skip
+    told = watched().events[0]
+    struck = [hit(), hit("r1.1")]
+    assert judge(watched(**lost, events=[told, LOST], done=struck), RIGHT) == ("fleet lost", [])
+    under = ev.ReplicaStarted(at_s=101.0, replica="r1.1", agent="a0", pid=8)
+    ended = ev.AgentLost(at_s=105.0, agent="a0", cause="SIGKILL", replicas=["r1.1"])
+    by_agent = [hit(), hit("a0", role="agent")]
+    assert judge(watched(**lost, events=[under, told, ended, LOST], done=by_agent), RIGHT)[0] == "fleet lost"
+    saved = msgspec.convert(
+        {"at_s": 1.0, "step": 9, "generation": 0, "view": [1, 1], "num_writers": 1, "state_bytes": 1, "url": "",
+         "written_bytes": 1, "blocked_s": 0.0, "copied_s": 0.0, "durable_s": 0.0, "reason": ""}, ev.CheckpointSaved,
+    )  # fmt: skip
+    assert judge(watched(**lost, events=[saved, told, LOST], done=struck), RIGHT)[0] == "wrong"
+
+
+@pytest.mark.parametrize(
+    ("asked_s", "said", "check"),
+    [
+        (12.0, {"step": 119, "step_at_s": 111.9}, None),
+        (12.0, {"step": 119, "step_at_s": 112.1}, "status: age"),
+        (12.0, {"step": 300, "step_at_s": 121.0}, "status: step"),
+        (12.0, {"step": 20, "step_at_s": 107.0}, None),  # old, as it says
+        (33.0, {"step": STEPS, "step_at_s": 125.95}, "status: state"),
+        (33.0, {"step": STEPS, "step_at_s": 125.95, "detail": "the end of the script is awaited"}, None),
+        (33.0, {"step": STEPS, "step_at_s": 125.95, "state": "stalled"}, None),
+        (12.0, {"error": "Traceback"}, "status"),
+    ],
+)
+def test_what_status_prints_meanwhile_is_held_against_the_stopwatch(
+    asked_s: float, said: dict[str, Any], check: str | None
+) -> None:
+    said = {"state": "training", "detail": "", **said}
+    seen = watched(samples=[StatusSample(asked_s=asked_s, answered_s=asked_s + 0.2, said=said)])
+    found = number_findings(seen.fleet, seen.record, seen.commits, seen.events)
+    assert {name for name, _ in found} == ({check} if check else set())
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+def test_the_command_refuses_what_cannot_be(tmp_path: Path) -> None:
+    assert main(["prove", "strikes", "--fleets", "0"]) == 2
+    (tmp_path / "results").write_text("no result\n")
+    assert main(["prove", "strikes", "--resume", str(tmp_path / "results")]) == 2
+
+
+@pytest.mark.campaign
+@pytest.mark.soak
+@pytest.mark.process
+@pytest.mark.timeout(300)
+def test_fleets_that_are_struck_from_outside_end_with_the_same_bits_or_truly_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a fresh seed each time, which the report names."""
+    args = ["prove", "strikes", "--fleets", "2", "--minutes", "1", "--json"]
+    main([*args, "--resume", str(tmp_path / "results"), "--keep", str(tmp_path / "runs")])
+    report = json.loads(capsys.readouterr().out)
+    assert report["outcomes"]["wrong"] == 0, json.dumps(report, indent=1)
+    assert sum(row["same bits"] + row["fleet lost"] for row in report["table"]) == report["strikes"] > 0
+    again = main([*args, "--resume", str(tmp_path / "results"), "--fleets", str(report["fleets"])])
+    assert json.loads(capsys.readouterr().out)["results"] == report["results"], again

@@ -1,0 +1,317 @@
+"""Small trainings, each with one habit that a loop may have: `python loop.py NAME --out DIR`.
+
+A habit is a function in `HABITS`: it gets a `Bench` (model, optimizer, and what it adds), and says what is done before
+the inner loop, after it, and what is compared at the end. Each replica that reaches the end writes its fingerprint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import outlast
+
+
+class Bench:
+    """What a habit may use and change. `before`, `inside`, `after`: of each step, called with the step."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model: nn.Module = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4))
+        self.optimizer: Any = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.dataset: Any = [(x, y) for x, y in zip(torch.randn(256, 8), torch.randint(0, 4, (256,)), strict=True)]
+        self.options: dict[str, Any] = {}
+        self.compared: dict[str, Callable[[], Any]] = {}
+        self.loss: Callable[[Any], Tensor] = lambda batch: nn.functional.cross_entropy(self.model(batch[0]), batch[1])
+        self.before: Callable[[Any], None] = lambda step: None
+        self.inside: Callable[[Any], None] = lambda step: None
+        self.after: Callable[[Any], None] = lambda step: None
+
+    def rate(self, value: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = value
+
+
+class Counter:
+    """Registered state: a number that the loop counts up."""
+
+    def __init__(self) -> None:
+        self.n, self.best = 0, float("inf")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"n": self.n, "best": self.best}
+
+    def load_state_dict(self, values: dict[str, Any]) -> None:
+        self.n, self.best = values["n"], values["best"]
+
+
+def plain(bench: Bench) -> None:
+    """Nothing of its own."""
+
+
+def rate_before(bench: Bench) -> None:
+    """The learning rate is set by hand before the inner loop."""
+    bench.before = lambda step: bench.rate(0.01 / (1 + step.number))
+
+
+def rate_after(bench: Bench) -> None:
+    """The learning rate for the next step is set by hand after the inner loop."""
+    bench.after = lambda step: bench.rate(0.01 / (2 + step.number))
+
+
+def rate_follows(bench: Bench) -> None:
+    """The learning rate is multiplied in each step."""
+    bench.after = lambda step: bench.rate(bench.optimizer.param_groups[0]["lr"] * 0.97)
+
+
+def rate_inside(bench: Bench) -> None:
+    """The learning rate is changed with every microbatch."""
+    bench.inside = lambda step: bench.rate(bench.optimizer.param_groups[0]["lr"] * 0.99)
+
+
+def scheduler_by_hand(bench: Bench) -> None:
+    """A scheduler that `protect` is not given, stepped by the loop."""
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(bench.optimizer, 0.05, total_steps=100)
+    bench.after = lambda step: scheduler.step()
+    bench.compared["rates"] = scheduler.get_last_lr
+
+
+def plateau_by_hand(bench: Bench) -> None:
+    """A scheduler that reads the loss, stepped by the loop."""
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(bench.optimizer, patience=1, factor=0.9, threshold=0.3)
+    bench.after = lambda step: scheduler.step(step.loss)
+    bench.compared["best"] = lambda: scheduler.best
+
+
+def plateau_of_ones_own(bench: Bench) -> None:
+    """The same, written by hand, with what it remembers registered."""
+    counter = Counter()
+
+    def after(step: Any) -> None:
+        counter.best, better = min(counter.best, step.loss), step.loss < counter.best
+        bench.rate(bench.optimizer.param_groups[0]["lr"] * (1.0 if better else 0.9))
+
+    bench.after, bench.options["state"] = after, {"plateau": counter}
+
+
+def average(bench: Bench) -> None:
+    """An average of the weights, registered and updated in the loop."""
+    average = AveragedModel(bench.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    bench.after, bench.options["state"] = lambda step: average.update_parameters(bench.model), {"ema": average}
+    bench.compared["average"] = lambda: digest(average.state_dict())
+
+
+def teacher(bench: Bench) -> None:
+    """An average that is updated before the inner loop, and used in it."""
+    average = AveragedModel(bench.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    bench.before, bench.options["state"] = lambda step: average.update_parameters(bench.model), {"ema": average}
+    loss = bench.loss
+    bench.loss = lambda batch: loss(batch) + (average(batch[0]).detach() - bench.model(batch[0])).square().mean()
+    bench.compared["average"] = lambda: digest(average.state_dict())
+
+
+def counter(bench: Bench) -> None:
+    """Something counted before and after the inner loop."""
+    counter = Counter()
+
+    def count(step: Any) -> None:
+        counter.n += 1
+
+    bench.before, bench.after, bench.options["state"] = count, count, {"counter": counter}
+    bench.compared["n"] = lambda: counter.n
+
+
+def clamped(bench: Bench) -> None:
+    """Weights that the loop clamps between steps."""
+
+    @torch.no_grad()
+    def clamp(step: Any) -> None:
+        for param in bench.model.parameters():
+            param.clamp_(-0.2, 0.2)
+
+    bench.after = clamp
+
+
+def frozen_then_thawed(bench: Bench) -> None:
+    """Frozen after protect(), thawed in the loop once and for all."""
+    bench.compared["frozen"] = lambda: [p.requires_grad for p in bench.model.parameters()]
+
+    def before(step: Any) -> None:
+        if step.number in (0, 4):
+            bench.model[0].requires_grad_(step.number > 0)
+
+    bench.before = before
+
+
+def eval_mode(bench: Bench) -> None:
+    """A part of the model is put into eval mode in the middle of the run."""
+    bench.model = nn.Sequential(nn.Linear(8, 32), nn.Dropout(0.5), nn.Linear(32, 4))
+    bench.optimizer = torch.optim.AdamW(bench.model.parameters(), lr=0.01)
+
+    def after(step: Any) -> None:
+        if step.number == 4:
+            bench.model[1].eval()
+
+    bench.after = after
+
+
+def thawed(bench: Bench) -> None:
+    """A parameter that did not train when protect() was called begins to."""
+    bench.model[0].requires_grad_(False)
+    bench.before = lambda step: bench.model[0].requires_grad_(step.number >= 2)
+
+
+def group_added(bench: Bench) -> None:
+    """A group is added to the optimizer in the loop."""
+    head = bench.model[2]
+    bench.optimizer = torch.optim.AdamW(bench.model[0].parameters(), lr=0.01)
+
+    def before(step: Any) -> None:
+        if step.number == 2:
+            bench.optimizer.add_param_group({"params": list(head.parameters())})
+
+    bench.before = before
+
+
+def average_by_hook(bench: Bench) -> None:
+    """An average of the weights, registered and updated by a hook of the optimizer."""
+    average = AveragedModel(bench.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    bench.optimizer.register_step_post_hook(lambda *_: average.update_parameters(bench.model))
+    bench.options["state"] = {"ema": average}
+    bench.compared["average"] = lambda: digest(average.state_dict())
+
+
+def data_written(bench: Bench) -> None:
+    """Weights that the loop clamps between steps, unseen."""
+
+    def clamp(step: Any) -> None:
+        for param in bench.model.parameters():
+            param.data.clamp_(-0.2, 0.2)
+
+    bench.after = clamp
+
+
+class Counting(torch.optim.SGD):
+    """Counts its steps where nobody sees it."""
+
+    count = 0
+
+    def step(self, closure: Any = None) -> None:
+        self.count += 1
+        for group in self.param_groups:
+            for param in group["params"]:
+                param.data.add_(param.grad, alpha=-group["lr"] / self.count)
+
+
+def counting_optimizer(bench: Bench) -> None:
+    """The optimizer keeps what it needs in an attribute."""
+    bench.optimizer = Counting(bench.model.parameters(), lr=0.1)
+
+
+class Drawing:
+    """A dataset that adds noise from a generator of its own; `keep`: from torch's, but only when a sample is new."""
+
+    def __init__(self, rows: Any, keep: bool) -> None:
+        self.rows, self.keep, self.own = rows, keep, torch.Generator().manual_seed(0)
+        self.kept: dict[int, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        x, y = self.rows[index]
+        if not self.keep:
+            return x + torch.randn(8, generator=self.own), y
+        if index not in self.kept:
+            self.kept[index] = x + torch.randn(8), y
+        return self.kept[index]
+
+
+def drawing_dataset(bench: Bench) -> None:
+    """Augmentation from a generator of the dataset's own."""
+    bench.dataset = Drawing(bench.dataset, keep=False)
+
+
+def drawing_workers(bench: Bench) -> None:
+    """The same, with workers."""
+    bench.dataset, bench.options["num_workers"] = Drawing(bench.dataset, keep=False), 1
+
+
+def caching_dataset(bench: Bench) -> None:
+    """Augmentation that is drawn once and kept."""
+    bench.dataset = Drawing(bench.dataset, keep=True)
+
+
+def unregistered(bench: Bench) -> None:
+    """A rate that follows from what the loop remembers, and nobody was told of."""
+    seen: list[float] = []
+
+    def after(step: Any) -> None:
+        seen.append(step.loss)
+        bench.rate(0.01 / len(seen))
+
+    bench.after = after
+
+
+HABITS = {
+    f.__name__: f
+    for f in (
+        plain, rate_before, rate_after, rate_follows, rate_inside, scheduler_by_hand, plateau_by_hand,
+        plateau_of_ones_own, average, average_by_hook, teacher, counter, clamped, frozen_then_thawed, eval_mode,
+        unregistered, thawed, group_added, data_written, counting_optimizer, drawing_dataset, drawing_workers,
+        caching_dataset,
+    )
+}  # fmt: skip
+
+
+def digest(tensors: dict[str, Tensor]) -> str:
+    sha = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        sha.update(name.encode() + tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()
+
+
+def pass_gate(gates: Path | None, step: int) -> None:
+    """Wait while the test holds the gate before this step."""
+    if gates is not None and (gates / str(step)).exists():
+        with (gates / str(step)).open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("habit", choices=HABITS)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--gates", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    run, bench = outlast.join(), Bench()
+    HABITS[args.habit](bench)
+    training = run.protect(
+        bench.model, bench.optimizer, bench.dataset, global_batch_size=16, microbatches=8, seed=1, **bench.options
+    )
+    for step in training.steps(until=args.steps):
+        pass_gate(args.gates, step.number)
+        bench.before(step)
+        for batch in step:
+            step.backward(bench.loss(batch))
+            bench.inside(step)
+        bench.after(step)
+    found = {"fingerprint": training.fingerprint()} | {name: found() for name, found in bench.compared.items()}
+    part = args.out / f"{run.name}.{os.getpid()}.part"
+    part.write_text(json.dumps(found))
+    part.rename(args.out / f"{run.name}.json")
+
+
+if __name__ == "__main__":
+    main()

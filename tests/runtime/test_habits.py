@@ -1,0 +1,101 @@
+"""What loops do between steps works with joiners and spares, or is named in the first steps, alone as in a fleet."""
+
+from __future__ import annotations
+
+import functools
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).parent / "habits" / "loop.py"
+STEPS = 14
+
+HELD = (
+    "plain", "rate_before", "rate_after", "rate_follows", "scheduler_by_hand", "plateau_by_hand", "plateau_of_ones_own",
+    "average", "average_by_hook", "teacher", "counter", "clamped", "frozen_then_thawed", "eval_mode",
+)  # fmt: skip
+NAMED = {
+    "rate_inside": "the loop changed lr from 0.01 to 0.0",
+    "data_written": "the loop changed 0.weight and ",
+    "counting_optimizer": "0.weight after step 1 is another one where the optimizer begins with",
+    "drawing_dataset": "the samples of microbatch 0 of step 0 (indices ",
+    "drawing_workers": "the samples of microbatch 0 of step 0 (indices ",
+    "thawed": "0.weight began to train in step 2",
+    "group_added": "2.weight began to train in step 2",
+}
+
+
+@functools.cache
+def alone(habit: str, steps: int = STEPS) -> tuple[int, dict[str, Any], str]:
+    """Exit code, what was found, and what was said by a fleet of one."""
+    with tempfile.TemporaryDirectory() as out:
+        command = [sys.executable, str(SCRIPT), habit, "--steps", str(steps), "--out", out]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+        found = [json.loads(path.read_text()) for path in Path(out).glob("*.json")]
+    return done.returncode, found[0] if found else {}, done.stderr
+
+
+def assert_as_alone(run: Any, habit: str, steps: int) -> None:
+    assert run.finish() == 0, run.logs()
+    code, want, said = alone(habit, steps)
+    assert code == 0, said
+    results = run.results()
+    assert results, run.logs()
+    for name, found in results.items():
+        assert found == want, f"{name}\n{run.logs()}"
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("habit", HELD)
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_a_joiner_goes_on_as_the_loop_does(fleet: Callable[..., Any], habit: str, replicas: int) -> None:
+    """One is killed from outside, its successor joins, and then all that had been there from the start are killed."""
+    gates = (4, 6, 7, 20)
+    run = fleet(script=(SCRIPT, habit), replicas=replicas, steps=24, gates=gates, max_restarts=1)
+    run.gate(4, "training", lambda: run.driven.members != [])
+    run.strike(run.pid("r1.1"))
+    run.gate(6, "its successor was served", lambda: run.served("r1.2"))
+    run.gate(7, "it had caught up", lambda: run.caught_up("r1.2"))
+    run.until("it was a member", lambda: "r1.2" in run.driven.members)
+    for slot in range(replicas):
+        if slot != 1:
+            run.strike(run.pid(f"r{slot}.1"))
+    run.gate(20, "they were gone", lambda: all(run.exited(f"r{slot}.1") for slot in range(replicas)))
+    assert_as_alone(run, habit, 24)
+    assert set(run.results()) == {"r1.2"}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("habit", ["scheduler_by_hand", "teacher"])
+def test_a_spare_takes_over_with_all_that_the_loop_made(fleet: Callable[..., Any], habit: str) -> None:
+    run = fleet(script=(SCRIPT, habit), replicas=1, spares=1, steps=STEPS, gates=(1, 4, 9), max_restarts=0)
+    run.gate(1, "the spare was served", lambda: run.served("r1.1"))
+    run.gate(4, "it had caught up", lambda: run.caught_up("r1.1"))
+    run.until("step 8 was committed", lambda: run.driven.step >= 7)
+    run.strike(run.pid("r0.1"), signal.SIGKILL)
+    run.gate(9, "it was gone", lambda: run.exited("r0.1"))
+    assert_as_alone(run, habit, STEPS)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("habit", NAMED)
+def test_what_no_joiner_could_repeat_is_named_alone(habit: str) -> None:
+    code, found, said = alone(habit)
+    assert (code, found) == (5, {})
+    assert f"[LOOP] {NAMED[habit]}" in said
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("habit", NAMED)
+def test_what_no_joiner_could_repeat_is_named_in_a_fleet(fleet: Callable[..., Any], habit: str) -> None:
+    run = fleet(script=(SCRIPT, habit), replicas=2, steps=STEPS)
+    assert run.finish() == 5, run.logs()
+    assert f"[LOOP] {NAMED[habit]}" in run.logs()
+    assert run.results() == {}

@@ -1,0 +1,88 @@
+"""Strangers at every socket of a fleet that lives, forms views and loses members: they are counted, and that is all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outlast.core import events as ev
+from outlast.observe import timeline
+from outlast.prove._strangers import Stranger
+from outlast.runtime._probe import Fault
+
+from .conftest import processes
+
+pytestmark = pytest.mark.process
+
+PEAK_KIB = {"coordinator": 96 << 10, "agent": 64 << 10, "replica": 640 << 10}
+"""Resident memory that no process of these small fleets comes near, though strangers offer much more."""
+
+
+def peaks(run_dir: Path) -> dict[str, int]:
+    """The most that each kind of process has held until now, in KiB."""
+    found = dict.fromkeys(PEAK_KIB, 0)
+    for pid in processes(run_dir):
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_text()
+            status = Path(f"/proc/{pid}/status").read_text()
+        except OSError:
+            continue
+        kind = "coordinator" if "runtime._server" in command else "agent" if "runtime._agent" in command else "replica"
+        peak = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")]
+        found[kind] = max(found[kind], *map(int, peak)) if peak else found[kind]
+    return found
+
+
+def told(run: Any) -> list[str]:
+    return [row.what for row in timeline(run.driven.events) if "stranger" in row.what]
+
+
+def assert_only_counted(run: Any, stranger: Stranger, seen: dict[str, int]) -> None:
+    assert {kind: kib for kind, kib in seen.items() if kib > PEAK_KIB[kind]} == {}
+    assert stranger.sent_bytes > 20 << 20
+    assert len(told(run)) == 1, told(run)
+    refused = [e for e in run.driven.events if isinstance(e, ev.Refused)]
+    assert {e.place for e in refused} >= {"the coordinator's port", "r0.1's socket", "r1.1's socket"}
+    assert len(refused) < 200, "a flood of strangers became a flood of events"
+
+
+def test_strangers_before_during_and_after_views_form(fleet: Callable[..., Any]) -> None:
+    """One replica dies and comes back while everything that listens is spoken to without an end."""
+    run = fleet(
+        Fault(replica="r1.1", phase="scatter", action="SIGKILL", step=3), replicas=3, steps=60, gates=(6, 9, 50)
+    )  # fmt: skip
+    with Stranger(run.driven.run_dir, 7, pause_s=0.02) as stranger:
+        run.until("strangers had been at all of them", lambda: len(stranger.reached) >= 4)
+        run.gate(6, "it was served", lambda: run.served("r1.2"))
+        run.gate(9, "it had caught up", lambda: run.caught_up("r1.2"))
+        run.gate(50, "it was a member, and strangers had spoken to it", lambda: "r1.2" in run.driven.members
+                 and stranger.reached["r1.2"] > 20 and len(stranger.counts) == 10)  # fmt: skip
+        seen = peaks(run.driven.run_dir)
+        run.assert_unchanged(survivors={"r0.1", "r1.2", "r2.1"}, recoveries=1)
+    assert_only_counted(run, stranger, seen)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("seed", range(4))
+def test_strangers_beside_many_deaths(fleet: Callable[..., Any], seed: int) -> None:
+    run = fleet(
+        Fault(replica="r1.1", phase="connect", action="SIGKILL", count=2),
+        Fault(replica="r2.1", phase="roll_call", action="SIGKILL", count=2),
+        Fault(replica="r3.1", phase="body", action="SIGKILL", step=9),
+        Fault(replica="coordinator.1", phase="tell", action="SIGKILL", count=3),
+        replicas=4, spares=1, steps=300,
+    )  # fmt: skip
+    with Stranger(run.driven.run_dir, seed, pause_s=0.01) as stranger:
+        seen: dict[str, int] = {}
+
+        def look() -> bool:
+            for kind, kib in peaks(run.driven.run_dir).items():
+                seen[kind] = max(kib, seen.get(kind, 0))
+            return run.driven.step >= 250
+
+        run.until("most was done", look)
+        run.assert_unchanged()
+    assert_only_counted(run, stranger, seen)

@@ -1,0 +1,254 @@
+"""What a listening socket gives to whom: nothing to strangers, whatever they send, and not much of its own memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import struct
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from outlast.errors import WireRefusal
+from outlast.runtime import _door
+from outlast.runtime._connections import MAX_PEER_FRAME, Call, Connection, PeersLost, decoded, reach
+from outlast.runtime._door import ROOM, Door
+from outlast.runtime._handshake import Caller, Claim, Doorkeeper
+from outlast.runtime._mesh import Final, _decoder
+
+SECRET, OTHER = b"s" * 32, b"o" * 32
+CLAIM = Claim("mesh", "r1.1", (1, 2))
+
+
+class Entry:
+    """A door in this process."""
+
+    def __init__(self) -> None:
+        self.address = f"outlast/doors/{os.getpid()}/{os.urandom(4).hex()}"
+        sock = socket.socket(socket.AF_UNIX)
+        sock.bind("\0" + self.address)
+        sock.listen(1024)
+        self.let_in: list[tuple[socket.socket, Claim]] = []
+        self.refused: Counter[str] = Counter()
+        self.door = Door(sock, SECRET, "r0.1", lambda *row: self.let_in.append(row), self._refuse)
+
+    def _refuse(self, reason: str, who: str) -> None:
+        assert who == f"uid {os.getuid()}, pid {os.getpid()}" or reason == "another user's process"
+        self.refused[reason] += 1
+
+    def until(self, test: Callable[[], object]) -> None:
+        while not test():
+            assert select.select([self.door.fileno()], [], [], 20)[0], "nothing happens any more"
+            self.door.turn()
+
+    def connect(self, data: bytes = b"") -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect("\0" + self.address)
+        sock.sendall(data)
+        return sock
+
+
+@pytest.fixture
+def entry() -> Iterator[Entry]:
+    made = Entry()
+    yield made
+    made.door.close()
+    for sock, _ in made.let_in:
+        sock.close()
+
+
+def knocked(keeper: Doorkeeper, caller: Caller) -> bytes:
+    """The caller's proof."""
+    return caller.prove(keeper.hear(caller.knock))
+
+
+def test_who_knows_the_secret_is_believed_and_learns_that_the_other_does() -> None:
+    caller, keeper = Caller(SECRET, "r0.1", CLAIM), Doorkeeper(SECRET, "r0.1")
+    proof = knocked(keeper, caller)
+    assert keeper.claim is None
+    assert keeper.hear(proof[:5]) == keeper.hear(proof[5:]) == b""
+    assert keeper.claim == CLAIM
+    assert keeper.most == 0
+
+
+def test_another_secret_another_listener_and_a_changed_claim_prove_nothing() -> None:
+    knock = Caller(SECRET, "r0.1", CLAIM).knock
+    for bad in (
+        Caller(OTHER, "r0.1", CLAIM).knock, Caller(SECRET, "r2.1", CLAIM).knock, knock.replace(b"r1.1", b"r1.2"),
+    ):  # fmt: skip
+        with pytest.raises(WireRefusal, match="wrongly signed greeting"):
+            Doorkeeper(SECRET, "r0.1").hear(bad)
+    impostor = Doorkeeper(OTHER, "r0.1")
+    impostor._signed = lambda *_: True  # type: ignore[method-assign]
+    with pytest.raises(WireRefusal, match="does not know this run's secret"):
+        knocked(impostor, Caller(SECRET, "r0.1", CLAIM))
+
+
+def test_a_recording_is_worthless_and_so_is_what_was_said_to_somebody_else() -> None:
+    caller, first = Caller(SECRET, "r0.1", CLAIM), Doorkeeper(SECRET, "r0.1")
+    proof = knocked(first, caller)
+    for said in (proof, first.hear(b"")[-32:] + bytes(32), caller.knock[-32:]):
+        again = Doorkeeper(SECRET, "r0.1")
+        reply = again.hear(caller.knock)
+        with pytest.raises(WireRefusal, match="a replay"):
+            again.hear(said[:32])
+        reflected = Doorkeeper(SECRET, "r0.1")
+        reflected.hear(caller.knock)
+        with pytest.raises(WireRefusal, match="a replay"):  # nor are its own words a proof to it
+            reflected.hear(reply[-32:])
+
+
+@pytest.mark.parametrize("cut", [1, 7, 8, 25, 26, 27, 60])
+def test_a_greeting_in_pieces_is_heard_and_one_that_is_none_is_refused_at_its_first_byte(cut: int) -> None:
+    keeper, caller = Doorkeeper(SECRET, "r0.1"), Caller(SECRET, "r0.1", CLAIM)
+    assert keeper.hear(caller.knock[:cut]) == b""
+    assert keeper.hear(caller.knock[cut:])
+    with pytest.raises(WireRefusal, match="no greeting"):
+        Doorkeeper(SECRET, "r0.1").hear(b"\xc1")
+    with pytest.raises(WireRefusal, match="no greeting"):
+        Doorkeeper(SECRET, "r0.1").hear(b"outlast2" + bytes(16) + b"\xff\xff")
+
+
+def test_a_door_reads_no_byte_and_keeps_no_descriptor_of_a_stranger(entry: Entry) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    knock = Caller(SECRET, "r0.1", CLAIM).knock
+    socks = [socket.socket(socket.AF_UNIX) for _ in range(20)]
+    devnull = os.open(os.devnull, os.O_RDONLY)
+    for index, sock in enumerate(socks):
+        sock.connect("\0" + entry.address)
+        socket.send_fds(sock, [[b"\0\0\0\1\xc1", knock, knock[:30]][index % 3]], [devnull] * 50)
+    os.close(devnull)
+    entry.until(lambda: entry.refused.total() == 7 and len(entry.door._knocked) == 7)
+    assert len(os.listdir("/proc/self/fd")) == before + 20 + 13
+    for sock in socks:
+        sock.close()
+    entry.until(lambda: entry.refused.total() == 20)
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert not entry.let_in
+
+
+def test_crowds_push_out_each_other_and_never_who_has_knocked(entry: Entry) -> None:
+    idle = [entry.connect() for _ in range(ROOM)]
+    call = Call(entry.address, SECRET, "r0.1", CLAIM)
+    entry.until(lambda: entry.door._knocked)
+    idle += [entry.connect() for _ in range(5 * ROOM)]
+    entry.until(lambda: entry.refused["too many connections that prove nothing"] >= 5 * ROOM)
+    assert len(entry.door._silent) <= ROOM
+    assert call.proved()
+    entry.until(lambda: entry.let_in)
+    assert entry.let_in[0][1] == CLAIM
+    call.sock.close()
+    for sock in idle:
+        sock.close()
+
+
+def test_who_proves_nothing_in_time_is_sent_away(entry: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_door, "PROVE_S", 0.0)
+    half = entry.connect(Caller(SECRET, "r0.1", CLAIM).knock[:-1])
+    entry.until(lambda: entry.refused["a connection that proved nothing in time"])
+    assert half.recv(1) == b""
+    assert entry.door.patience_s == 3600.0
+    half.close()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+def test_another_users_process_is_not_listened_to(entry: Entry) -> None:
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(BaseException):
+            os.setuid(65534)
+            entry.connect(Caller(SECRET, "r0.1", CLAIM).knock)
+        os._exit(0)
+    entry.until(lambda: entry.refused["another user's process"])
+    os.waitpid(pid, 0)
+    assert not entry.let_in
+
+
+def test_no_descriptor_is_left_and_then_there_is_one(entry: Entry) -> None:
+    import resource
+
+    idle = entry.connect()
+    entry.until(lambda: entry.door._silent)
+    call = Call(entry.address, SECRET, "r0.1", CLAIM)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        entry.door.turn()
+        assert entry.door._full
+        assert entry.door.patience_s < 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    entry.door.turn()
+    entry.until(lambda: call.proved())
+    idle.close()
+    call.sock.close()
+
+
+def test_a_donor_that_a_crowd_pushed_out_tries_again() -> None:
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(f"\0outlast/crowded/{os.getpid()}")
+        listening.listen(8)
+        address = str(listening.getsockname()[1:].decode())
+
+        def answer() -> None:
+            listening.accept()[0].close()
+            sock, _ = listening.accept()
+            keeper = Doorkeeper(SECRET, "r0.1")
+            while keeper.claim is None:
+                if answer := keeper.hear(sock.recv(keeper.most)):
+                    sock.sendall(answer)
+            sock.close()
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        reach(address, SECRET, "r0.1", CLAIM, 20).close()
+        thread.join(20)
+        assert not thread.is_alive()
+    with pytest.raises(ConnectionRefusedError):
+        reach(address, SECRET, "r0.1", CLAIM, 20)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\0\0\0\1\xc1", struct.pack(">I", MAX_PEER_FRAME + 1), b"\0\0\0\2\x81\xa1"],
+    ids=["no message", "too long", "half a message"],
+)
+def test_a_proved_peer_that_cannot_be_understood_is_a_lost_peer(data: bytes) -> None:
+    here, there = socket.socketpair()
+    conn, peer = Connection(there, "r1.1", _decoder), Connection(here, "r0.1", _decoder)
+    peer.send(Final(3))
+    here.sendall(data + b"more")
+    assert list(conn.read()) == [Final(3)]
+    assert conn.ended
+    conn.close()
+    peer.close()
+
+
+def test_what_a_frame_holds_inside_is_checked_too() -> None:
+    assert decoded("r1.1", msgspec.msgpack.encode([1]), list[int]) == [1]
+    with pytest.raises(PeersLost) as lost:
+        decoded("r1.1", b"\xc1", list[int])
+    assert lost.value.suspects == ("r1.1",)
+
+
+def test_a_peer_has_one_region_and_other_descriptors_are_closed() -> None:
+    here, there = socket.socketpair()
+    conn: Any = Connection(there, "r1.1", _decoder)
+    fds = [os.open(os.devnull, os.O_RDONLY) for _ in range(3)]
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(4):
+        socket.send_fds(here, [b"\0"], fds)
+        list(conn.read())
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    conn.close()
+    here.close()
+    for fd in fds:
+        os.close(fd)

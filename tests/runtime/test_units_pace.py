@@ -1,0 +1,140 @@
+"""What a member says that the time of a step was used for, on a clock that is set by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from outlast.core.phases import Phase
+from outlast.core.protocol import StepTime
+from outlast.runtime._shared import Progress, Region
+from outlast.runtime._words import Pace
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def pace(clock: Clock) -> Pace:
+    """Of a member of three that has made five steps of 0.1 s."""
+    made = Pace(Progress(Region(Progress.SIZE)), 3, clock)
+    made.formed(0.0, 0.0)
+    for step in range(5):
+        clock.now_s += 0.1
+        made.committed(step, 3)
+    assert [time.step for time in made.steps()] == list(range(5))
+    return made
+
+
+def next_step(pace: Pace, clock: Clock, took_s: float, members: int = 3, held_s: float = 0.0) -> StepTime:
+    clock.now_s += took_s
+    pace.committed(5, members, held_s)
+    (told,) = pace.steps()
+    assert told.took_s == pytest.approx(took_s)
+    assert sum(told.seconds().values()) == pytest.approx(took_s)
+    return told
+
+
+def test_a_usual_step_is_work(pace: Pace, clock: Clock) -> None:
+    assert next_step(pace, clock, 0.15).seconds()["productive"] == pytest.approx(0.15)
+    assert not pace.resumed
+
+
+def test_the_share_of_who_is_missing(pace: Pace, clock: Clock) -> None:
+    told = next_step(pace, clock, 0.15, members=2)
+    assert told.missing_s == pytest.approx(0.05)
+    assert told.seconds()["productive"] == pytest.approx(0.10)
+
+
+def test_what_a_save_held_up_is_no_work_and_no_stall(pace: Pace, clock: Clock) -> None:
+    told = next_step(pace, clock, 1.1, held_s=1.0)
+    assert (told.held_s, told.stalled_s) == (pytest.approx(1.0), 0.0)
+    assert told.seconds()["productive"] == pytest.approx(0.1)
+
+
+def test_a_step_far_beyond_the_usual_stood_still_where_it_was_longest(pace: Pace, clock: Clock) -> None:
+    pace.passed(Phase.BACKWARD, 0.05)
+    pace.passed(Phase.BODY, 9.0)
+    pace.passed(Phase.HEADER, 0.05)
+    told = next_step(pace, clock, 9.1)
+    assert told.stalled_s == pytest.approx(9.0)
+    assert told.phase == Phase.BODY
+    clock.now_s += 0.1
+    pace.committed(6, 3)
+    assert pace.steps()[0].stalled_s == 0.0
+    assert pace.step_s < 0.3  # it teaches little
+
+
+def test_steps_that_stay_slow_become_the_usual(pace: Pace, clock: Clock) -> None:
+    told = [next_step_of(pace, clock, step, 2.0) for step in range(5, 25)]
+    assert told[0].stalled_s > 1.5
+    assert told[-1].stalled_s == 0.0
+
+
+def next_step_of(pace: Pace, clock: Clock, step: int, took_s: float) -> StepTime:
+    clock.now_s += took_s
+    pace.committed(step, 3)
+    return pace.steps()[0]
+
+
+def test_a_change_of_the_view_is_an_outage_and_the_step_s_own_time_is_not(pace: Pace, clock: Clock) -> None:
+    clock.now_s += 0.6
+    pace.formed(clock.now_s - 0.2, 1 / 3)
+    clock.now_s += 0.15
+    pace.committed(5, 2)
+    (told,) = pace.steps()
+    assert pace.resumed
+    assert told.first
+    assert told.took_s == pytest.approx(0.75)
+    assert told.seconds() == {
+        "productive": pytest.approx(0.1 * 2 / 3), "degraded": pytest.approx(0.1 / 3), "checkpoint": 0.0,
+        "stalled": pytest.approx(0.0), "recovery": pytest.approx(0.75 - 0.1 - 0.1 / 3),
+        "lost": pytest.approx(0.1 / 3),
+    }  # fmt: skip
+
+
+def test_a_joiner_leaves_its_first_step_to_those_who_made_the_one_before(clock: Clock) -> None:
+    pace = Pace(Progress(Region(Progress.SIZE)), 2, clock)
+    pace.replayed()
+    clock.now_s += 0.3
+    pace.formed(clock.now_s - 0.1, 0.0)
+    for step in (40, 41):
+        clock.now_s += 0.1
+        pace.committed(step, 2)
+    (told,) = pace.steps()
+    assert (told.step, told.first) == (41, True)  # if nobody else is left, what lies before it is the change
+    assert told.seconds()["productive"] == pytest.approx(0.1)
+
+
+def test_who_is_left_does_the_work_of_who_has_gone_as_planned(pace: Pace, clock: Clock) -> None:
+    clock.now_s += 0.1
+    pace.formed(clock.now_s - 0.02, 0.0)
+    clock.now_s += 0.1
+    pace.committed(5, 2)
+    (told,) = pace.steps()
+    assert told.outage_s == pytest.approx(0.05)
+    assert told.took_s - told.outage_s == pytest.approx(0.15)
+
+
+def test_another_process_reads_the_newest_steps_of_one_that_is_dead(clock: Clock) -> None:
+    region = Region(Progress.SIZE)
+    pace = Pace(Progress(region), 1, clock)
+    pace.formed(0.0, 0.0)
+    for step in range(3000):
+        clock.now_s += 0.01
+        pace.committed(step, 1)
+    seen = Progress(Region(Progress.SIZE, fd=region.fd))
+    assert seen.num_commits == 3000
+    assert [time.step for time in seen.commits()] == list(range(3000 - 1024, 3000))
+    assert seen.commits()[-1].end_s == pytest.approx(clock.now_s)
+    assert pace.steps(again=True) == seen.commits()
+    assert pace.steps() == ()
