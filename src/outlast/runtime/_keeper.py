@@ -280,6 +280,10 @@ class Keeper:
             self._pacer.failed()
             self._arm()
 
+    def saved_in(self, view: ViewId) -> int:
+        """Return the newest step that was published in this view: so many are committed, whoever has said so."""
+        return max((step for said, step in self._told if said == (view.epoch, view.n)), default=0)
+
     def unsaved(self, steps: int) -> str:
         """For the end of a run that did all its steps: why the last of them are in no checkpoint; "" if they are."""
         newest = max((step for _, step in self._told), default=-1)

@@ -339,9 +339,11 @@ class Server:
 
     def _write_end(self, finish: m.Finish) -> None:
         self._write_progress(last=True)
-        committed = max((peer.committed for peer in self.coordinator.roster.peers.values()), default=0)
+        view = self.coordinator.view
+        committed = [peer.committed for peer in self.coordinator.roster.peers.values()]
+        committed.append(self.keeper.saved_in(view.id) if view is not None else 0)  # heartbeats come later than saves
         end = events.RunFinished(
-            at_s=time.time(), outcome=finish.outcome, steps=max(finish.steps, committed), detail=finish.detail,
+            at_s=time.time(), outcome=finish.outcome, steps=max(finish.steps, *committed), detail=finish.detail,
             exit_code=finish.exit_code, seconds={},
         )  # fmt: skip
         if self.journal.flush(_FLUSH_S):
