@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from outlast.core.policy import Guards
+    from outlast.health import ProductChecks
     from outlast.runtime import Checkpoint, Run, Step, Training, join, pause
 
 __version__ = "0.1.0"
-__all__ = ["Checkpoint", "Guards", "Run", "Step", "Training", "__version__", "join", "pause"]
+__all__ = ["Checkpoint", "Guards", "ProductChecks", "Run", "Step", "Training", "__version__", "join", "pause"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "Guards":
         return importlib.import_module("outlast.core.policy").Guards
+    if name == "ProductChecks":
+        return importlib.import_module("outlast.health").ProductChecks
     if name in {"join", "pause", "Checkpoint", "Run", "Training", "Step"}:
         return getattr(importlib.import_module("outlast.runtime"), name)
     raise AttributeError(f"module 'outlast' has no attribute {name!r}")

@@ -5,7 +5,8 @@
     ├── EnvironmentFault       this machine cannot do it: disk, port, file system      exit 3
     ├── MembershipError        refused or removed from a run                           exit 4
     │   ├── SignatureMismatch    numerics differ from the run's                        exit 4
-    │   └── Evicted              the run went on without this replica                  exit 4
+    │   ├── Evicted              the run went on without this replica                  exit 4
+    │   └── DeviceFault          this device computes wrongly, each time               exit 4
     ├── TrainingError          the user's loop, model or data                          exit 5
     │   ├── PoisonMicrobatch     two replicas failed on the same microbatch            exit 5
     │   ├── StateDiverged        replicas that must be equal are not                   exit 5
@@ -30,7 +31,7 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 __all__ = [
-    "CheckpointError", "ConfigError", "Damage", "EnvironmentFault", "Evicted", "FleetLost", "GuardStop",
+    "CheckpointError", "ConfigError", "Damage", "DeviceFault", "EnvironmentFault", "Evicted", "FleetLost", "GuardStop",
     "LoopUnrepeatable", "MembershipError",
     "OutlastError", "PoisonMicrobatch", "ProtocolViolation", "ProveError", "SignatureMismatch", "StateDiverged",
     "StepMisuse", "TrainingError", "Unsaved", "ViewAbandoned", "WireRefusal", "nearest",
@@ -72,6 +73,12 @@ class SignatureMismatch(MembershipError):
 
 class Evicted(MembershipError):
     code = "EVICTED"
+
+
+class DeviceFault(MembershipError):
+    """A device gives wrong results for the same inputs, or its memory changes: nothing more is computed on it."""
+
+    code = "DEVICE"
 
 
 class TrainingError(OutlastError):

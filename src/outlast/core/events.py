@@ -14,9 +14,10 @@ __all__ = [
     "AgentLost", "AgentStarted", "AnyEvent", "AuditMismatch", "Certified", "CheckpointBegan", "CheckpointDelayed",
     "CheckpointDiffers", "CheckpointDrained", "CheckpointFailed", "CheckpointInterval", "CheckpointLoaded",
     "CheckpointPruned", "CheckpointRetried", "CheckpointSaved", "CheckpointSkipped", "CoordinatorLost",
-    "CoordinatorStarted", "Event", "FleetLost", "JoinerCaughtUp", "JoinerServed", "Notice", "Progress", "Recovery",
-    "ReducerAccused", "Refused", "ReplicaExited", "ReplicaStarted", "RowsAdmitted", "RunEnded", "RunFinished",
-    "RunStarted", "Stall", "Suspected", "TrainingEnded", "Verdict", "ViewFormed", "ViewInstalled", "decode", "encode",
+    "CoordinatorStarted", "DeviceFinding", "Event", "FleetLost", "JoinerCaughtUp", "JoinerServed", "Notice",
+    "Progress", "Recovery", "ReducerAccused", "Refused", "ReplicaExited", "ReplicaStarted", "RowsAdmitted", "RunEnded",
+    "RunFinished", "RunStarted", "Stall", "Suspected", "TrainingEnded", "Verdict", "ViewFormed", "ViewInstalled",
+    "decode", "encode",
 ]  # fmt: skip
 
 
@@ -240,6 +241,23 @@ class AuditMismatch(Event, frozen=True, kw_only=True, tag="audit_mismatch"):
     bucket: int = -1
 
 
+class DeviceFinding(Event, frozen=True, kw_only=True, tag="device_finding"):
+    """Something was found out about a device: by checked sums, a test, its readings, or what its links lose.
+
+    `replica` computed on `device` of `host` then; `step`, `microbatch`: -1 where it belongs to none. `action`: what was
+    done about it (`recomputed`, `repaired`, `passed`, `failed`, `suspected` ...); `remedy`: what helps."""
+
+    replica: str
+    host: str
+    device: str
+    source: Literal["checks", "test", "readings", "links"]
+    step: int
+    microbatch: int
+    evidence: str
+    action: str
+    remedy: str
+
+
 class Certified(Event, frozen=True, kw_only=True, tag="certified"):
     """The state after `step` steps is finite, agreed by fingerprint, and passed its audits. `share`: probability that
     a single wrong gradient since the last certified state was seen; `audited`: microbatches computed twice so far."""
@@ -415,7 +433,7 @@ AnyEvent = (
     | FleetLost | CheckpointBegan | CheckpointSaved | CheckpointFailed | CheckpointDelayed | CheckpointRetried
     | CheckpointLoaded | CheckpointSkipped | CheckpointDiffers | CheckpointPruned | CheckpointDrained
     | CheckpointInterval | RunFinished | RunEnded | Stall | RowsAdmitted | ReducerAccused | Verdict | AuditMismatch
-    | Certified | TrainingEnded
+    | Certified | TrainingEnded | DeviceFinding
 )  # fmt: skip
 
 _encoder = msgspec.json.Encoder()

@@ -18,7 +18,7 @@ __all__ = ["Row", "format_s", "row_of", "timeline"]
 
 _ALWAYS = (
     ev.RunStarted, ev.Recovery, ev.CoordinatorLost, ev.AgentLost, ev.Refused, ev.Verdict, ev.AuditMismatch,
-    ev.Stall, ev.RunFinished,
+    ev.DeviceFinding, ev.Stall, ev.RunFinished,
 )  # fmt: skip
 
 
@@ -166,6 +166,8 @@ def _describe(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning", "erro
             where = f" ({event.host}, {event.device})" if event.host else ""
             level = "error" if event.verdict == "undecided" else "warning"
             return f"audit: {event.evidence}: {event.verdict}{where}; held until settled", level
+        case ev.DeviceFinding():
+            return f"{event.replica} ({event.device}): {event.evidence}", "warning"
         case ev.Certified():
             return f"the state after step {event.step - 1} is certified at {event.share:g}", "info"
         case ev.Verdict():

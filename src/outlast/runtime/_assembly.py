@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from outlast.core.policy import Guards
+from outlast.runtime._checking import checked_sums
 from outlast.runtime._corruption import ordered
 from outlast.runtime._data import Samples
 from outlast.runtime._engine import Engine
@@ -33,8 +34,10 @@ def assemble(
     guards: Guards | str,
     keep: SaveSettings | None,
     robust: dict[str, Any],
+    checks: Any,
 ) -> Replica:
-    """`facts`: what all members must share, so far; `keep`: how to save, if at all; `robust`: `row_settings`' own."""
+    """`facts`: what all members must share, so far; `keep`: how to save, if at all; `robust`: `row_settings`' own;
+    `checks`: as `protect` has it."""
     microbatches, samples.doubted = samples.num_leaves, env.config.bitwise
     layout, rows = arrange(env.config, parts, samples, int(bucket_mb * (1 << 20)), **robust)
     shared = env.exchange == "shm" and layout.device.type == "cpu"
@@ -43,6 +46,7 @@ def assemble(
         parts, samples, layout, Memory(layout, microbatches + 2, shared=shared), clip_norm, seed, rows,
         policy,
     )  # fmt: skip
+    engine.checked = checked_sums(parts.model, checks)
     ordered(env.me, engine)
     facts = facts | {"aggregation": rows.settings.describe() if rows is not None else "mean", "guards": str(policy)}
     facts |= {"loop": "protected", "bucket_mb": f"{bucket_mb:g}"}  # norms are summed bucket by bucket

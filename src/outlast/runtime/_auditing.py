@@ -19,6 +19,7 @@ from outlast.core.phases import Phase
 from outlast.core.policy import audit_share
 from outlast.core.protocol import Evidence, Exchange, Header, Said, View
 from outlast.errors import ConfigError, ViewAbandoned
+from outlast.runtime._checking import watched
 from outlast.runtime._critical import watch
 from outlast.runtime._losses import missing_backward
 from outlast.runtime._mesh import Prints
@@ -118,7 +119,8 @@ class Auditing:
             return
         batch = prepare(replica, step, leaf, Phase.LOAD)
         self.active = True
-        yield batch
+        with watched(replica, step, leaf):
+            yield batch
         if self.active:
             raise missing_backward(step, leaf)
 

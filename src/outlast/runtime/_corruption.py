@@ -1,7 +1,8 @@
 """Silent corruption on order: single flipped bits, by which guards and audits are put to the test on real processes.
 
 Orders come as JSON in OUTLAST_CORRUPTION (a list): which replica, what (a gradient, a parameter, an optimizer moment, a
-partial sum after it was fingerprinted, or what this replica reduces), at which step, which bit of which element.
+partial sum after it was fingerprinted, what this replica reduces, or a checked product), at which step, which bit of
+which element.
 `prove` and tests supply them; a normal run has none, and then nothing here is ever called. Nobody is told of a flip.
 """
 
@@ -31,14 +32,15 @@ class Flip(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """One ordered flip. `replica`: a slot (r1) or one incarnation (r1.2). `bit`: 0 is the least of the mantissa.
 
     `parameter`: its name or number; of a sum or of what is reduced: the bucket's number, -1 for whichever comes first.
-    `element` counts from the front and wraps around. `moment`: the key in the optimizer's state. `microbatch`: None is
+    Of a checked product: its number in the microbatch's computation. `element` counts from the front and wraps around.
+    `moment`: the key in the optimizer's state. `microbatch`: None is
     whichever comes first. `times`: how many computations of a step are spoilt; 0: every one. `persistent`: again in
     every later step (a parameter or moment: the bit is stuck). So a broken device is `times=0, persistent=True`.
     `drift`: another bit each time, as a device does that is wrong at random.
     """
 
     replica: str
-    target: Literal["gradient", "parameter", "moment", "sum", "reducer"] = "gradient"
+    target: Literal["gradient", "parameter", "moment", "sum", "reducer", "product"] = "gradient"
     step: int
     bit: int = 0
     parameter: str | int = 0
@@ -55,6 +57,8 @@ def ordered(me: str, engine: Engine) -> Engine:
     text, state = os.environ.get("OUTLAST_CORRUPTION"), engine.state
     engine.corruption = Corruption.read(me, text, state.names, state.params, state.optimizers)
     engine.sums.corruption = engine.corruption
+    if engine.corruption is not None and engine.checked is not None:
+        engine.checked.strike = engine.corruption.after_product
     return engine
 
 
@@ -68,7 +72,7 @@ class Corruption:
         self._params: dict[str | int, Tensor] = dict(enumerate(params))
         self._params.update(zip(names, params, strict=True))
         self.num_struck = 0
-        self._at = (-1, -1)
+        self._at, self._product = (-1, -1), -1
         self._armed: list[int] = []
         self._in_step = [0] * len(self.flips)  # computations that a flip has spoilt in this step
         self._in_all = [0] * len(self.flips)
@@ -93,7 +97,7 @@ class Corruption:
         """A microbatch is about to be computed, whatever for: strike the state now, arm what strikes in its course."""
         if step != self._at[0]:
             self._in_step = [0] * len(self.flips)
-        self._at, self._armed = (step, leaf), []
+        self._at, self._armed, self._product = (step, leaf), [], -1
         for number, flip in enumerate(self.flips):
             if flip.target == "gradient" and flip.microbatch in (None, leaf) and self._due(number):
                 self._in_step[number] += 1
@@ -107,6 +111,13 @@ class Corruption:
         for number, flip in enumerate(self.flips):
             if flip.target == "sum" and flip.microbatch in (None, self._at[1]):
                 self._strike_flat(number, flip, bucket, flat)
+
+    def after_product(self, name: str, out: Tensor) -> None:
+        """A product was computed, for the first time or again."""
+        self._product += 1
+        for number, flip in enumerate(self.flips):
+            if flip.target == "product" and flip.microbatch in (None, self._at[1]):
+                self._strike_flat(number, flip, self._product, out)
 
     def after_reduction(self, bucket: int, flat: Tensor) -> None:
         """This replica has reduced a slice of a bucket, its own or to check another's."""

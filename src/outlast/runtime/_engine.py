@@ -19,6 +19,7 @@ from torch import Tensor
 from outlast.core.phases import Phase
 from outlast.core.policy import Guards, Ruling
 from outlast.core.protocol import Header, RollEntry, View, combine, partials
+from outlast.health import CheckedSums
 from outlast.runtime._corruption import Corruption
 from outlast.runtime._data import Samples, position_seed, seed_everything
 from outlast.runtime._divergence import Comparison
@@ -81,6 +82,7 @@ class Engine:
         self.guards = Guarding(self, policy)
         self.corruption: Corruption | None = None  # ordered by tests
         self.checks: Checks | None = None  # of what other members reduce
+        self.checked: CheckedSums | None = None  # of the products of a microbatch
         self.vigilance: Vigilance | None = None  # where the share of audits follows from what they find
         if layout.device.type == "cpu":
             prepare_fold(wait=False)

@@ -32,6 +32,7 @@ from outlast.runtime._allocator import keep_freed_memory
 from outlast.runtime._arguments import check_arguments, check_once, check_shares, listed, positive
 from outlast.runtime._assembly import assemble
 from outlast.runtime._auditing import Auditing, chosen_audit
+from outlast.runtime._checking import watched
 from outlast.runtime._critical import critical_of
 from outlast.runtime._data import Samples
 from outlast.runtime._environment import Environment
@@ -121,7 +122,7 @@ class Run:
         pre: str | Sequence[str] | None = None, rows: int | None = None, row_momentum: float | None = None,
         check_reducers: float | None = None, guards: Guards | str = "default",
         checkpoint: Checkpoint | Literal["auto", "off"] = "auto", audit: float | str = 0.0,
-        audit_params: Sequence[str] | str = (),
+        audit_params: Sequence[str] | str = (), checks: Any = None,
     ) -> Training | PlainTraining:  # fmt: skip
         """Put the model's training under protection.
 
@@ -134,7 +135,8 @@ class Run:
         at intervals that outlast chooses. `audit`: share of microbatches that a second replica computes too, so that a
         wrong gradient is found before it is applied; "auto" lets the policy choose (what the run is told outranks it).
         `audit_params`: patterns of names of critical parameters, or "auto": a second replica reduces their gradients
-        and all compare them and their moments, in every step (how-to/audits).
+        and all compare them and their moments, in every step (how-to/audits). `checks`: "abft", patterns of module
+        names, or `outlast.ProductChecks(...)`: matrix products are held against their sums (how-to/health).
 
         `aggregation`: a robust rule in place of the mean, or rules by pattern of parameter names (how-to/rules); of
         `rows` groups of microbatches `f` may lie. What `outlast run` is told outranks these.
@@ -166,7 +168,7 @@ class Run:
         }  # fmt: skip
         replica = assemble(
             self._env, parts, samples, facts, seed=seed, clip_norm=clip_norm, bucket_mb=bucket_mb, guards=guards,
-            keep=keep, robust=robust,
+            keep=keep, robust=robust, checks=checks,
         )  # fmt: skip
         self._training = Training(replica, chosen, critical)
         return self._training
@@ -414,7 +416,8 @@ class Training:
         batch = self.engine.prepare(todo.step, todo.microbatch)
         self._current, self._loss = todo, None
         replica.enter(Phase.BODY, todo.microbatch)
-        yield batch
+        with watched(replica, todo.step, todo.microbatch):
+            yield batch
         if self._loss is None:
             raise missing_backward(todo.step, todo.microbatch)
         self._computed(todo)

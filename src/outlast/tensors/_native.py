@@ -66,6 +66,8 @@ _FUNCTIONS: dict[str, list[Any]] = {  # the result's type, then the arguments'
     "add_all": [ctypes.c_uint64, *[ctypes.c_void_p] * 4, ctypes.c_long, ctypes.c_int],
     "reduce": [ctypes.c_uint64, ctypes.c_void_p],
     "add_blocks": [None, *[ctypes.c_void_p] * 2, *[ctypes.c_long] * 2, ctypes.c_uint64, ctypes.c_void_p],
+    "weigh": [None, *[ctypes.c_void_p] * 3, ctypes.c_long, *[ctypes.c_void_p] * 2],
+    "check_product": [ctypes.c_long, *[ctypes.c_void_p] * 8, ctypes.c_long, *[ctypes.c_void_p] * 2],
 }
 
 

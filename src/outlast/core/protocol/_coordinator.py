@@ -298,7 +298,7 @@ class Coordinator:
     _on_stalled, _on_examined, _on_rows = _silence.stalled, _silence.examined, _silence.rows
     _on_continued = _silence.continued
     _on_admitted, _on_accused = _robustness.admitted, _robustness.accused
-    _on_resumed = _reports.resumed
+    _on_resumed, _on_devicenoted = _reports.resumed, _reports.noted
     _on_whole, _on_judged, _on_audited = _telling.tell_whole, _judging.judged, _accused.audited
 
     # --- what agents and the launcher say ------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from outlast.core.protocol._types import Order, ServeId, View, ViewId
 
 __all__ = [
     "Accused", "Action", "Admitted", "AgentGone", "AgentHello", "Amend", "Audited", "BeginServe", "Close",
-    "Continue", "Continued", "Done",
+    "Continue", "Continued", "DeviceNoted", "Done",
     "Ended", "Ending", "Event", "Evict", "Examine", "Examined", "Exited", "Failed", "Finish", "Formed",
     "FromCoordinator", "Hello",
     "Install", "Journal", "Judged", "Kill", "Leaving", "Left", "Notify", "Persist", "Probe", "Ready", "Record",
@@ -183,6 +183,19 @@ class Audited(Wire, frozen=True, kw_only=True, tag=True):
     member: str
     view: ViewId
     findings: tuple[Finding, ...]
+
+
+class DeviceNoted(Wire, frozen=True, kw_only=True, tag=True):
+    """Something was found out about a member's device; for the record (`outlast.core.events.DeviceFinding`)."""
+
+    member: str
+    device: str
+    source: Literal["checks", "test", "readings", "links"]
+    evidence: str
+    action: str
+    remedy: str
+    step: int = -1
+    microbatch: int = -1
 
 
 class Whole(Wire, frozen=True, kw_only=True, tag=True):
@@ -474,7 +487,7 @@ class Finish(Wire, frozen=True, kw_only=True, tag=True):
 ToCoordinator = (
     Hello | Left | Formed | Ready | Rejoin | Leaving | Done | Failed | Stalled | AgentHello | AgentGone | Spawned
     | SpawnFailed | Unjoined | Exited | Examined | Continued | Rows | Audited | Whole | Stop | Admitted | Accused
-    | Judged
+    | Judged | DeviceNoted
 )  # fmt: skip
 Event = ToCoordinator | Timer | Resumed | Superseded
 Action = Persist | Tell | SetTimer | Journal | Finish

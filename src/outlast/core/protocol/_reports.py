@@ -17,7 +17,7 @@ from outlast.core.protocol._types import ViewId
 if TYPE_CHECKING:
     from outlast.core.protocol._coordinator import Coordinator
 
-__all__ = ["AuditKey", "Fault", "Reports", "resumed"]
+__all__ = ["AuditKey", "Fault", "Reports", "noted", "resumed"]
 
 _KEPT = 64  # commits: their news may come before the last word of the view's forming
 
@@ -131,3 +131,13 @@ class Reports:
 def resumed(c: Coordinator, now_s: float, _: m.Resumed) -> None:
     """A step was committed in a view whose faults are not reported yet."""
     c.reports.resumed()
+
+
+def noted(c: Coordinator, now_s: float, note: m.DeviceNoted) -> None:
+    """What was found out about a member's device is written down; nothing follows from it here."""
+    peer = c.roster.peers.get(note.member)
+    c.journal(
+        "device_finding", replica=note.member, host=peer.agent if peer is not None else "", device=note.device,
+        source=note.source, step=note.step, microbatch=note.microbatch, evidence=note.evidence, action=note.action,
+        remedy=note.remedy,
+    )  # fmt: skip

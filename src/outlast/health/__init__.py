@@ -1,0 +1,26 @@
+"""Know before it breaks: sums that check themselves, tests that find bad hardware, diaries of devices, their readings.
+
+For: everything that says how well a device is, and what it has done wrong. It must never change a result (what is
+checked has the bits of what is not), hold up a step for a sensor, or end a run because something could not be read.
+Only `CheckedSums` and the known-answer tests need torch; the rest never reaches it, so the facade is lazy.
+Read first: `_checks.py` (what may be asked for), then `_checked.py`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from outlast.health._checked import CheckedSums
+    from outlast.health._checks import ProductChecks, SumFinding
+
+__all__ = ["CheckedSums", "ProductChecks", "SumFinding"]
+
+_HOMES = {"CheckedSums": "_checked", "ProductChecks": "_checks", "SumFinding": "_checks"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"outlast.health.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'outlast.health' has no attribute {name!r}")

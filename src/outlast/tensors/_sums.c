@@ -1,0 +1,178 @@
+/* Checksums of matrix products: what a product's rows add up to beside what its factors say that they must.
+ *
+ * A row of C = A B adds up to A's row times the sums of B's rows. Sums are taken in double precision, so that what is
+ * left over is the product's own rounding, whose spread is returned to scale by. Matrices are given by their strides;
+ * one of the two must be 1. Types: 0 is float, 1 is bfloat16, 2 is double.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef double wide __attribute__((vector_size(64), aligned(8), may_alias));
+typedef float narrow __attribute__((vector_size(32), aligned(4), may_alias));
+typedef unsigned words __attribute__((vector_size(32), aligned(4), may_alias));
+typedef unsigned short halves __attribute__((vector_size(16), aligned(2), may_alias));
+enum { LANES = 8, CHUNK = 256 };
+
+struct matrix {
+    const void *at;
+    long type, rows, cols, row_stride, col_stride;
+};
+
+static inline wide load(const void *at, long type, long i)
+{
+    if (type == 0)
+        return __builtin_convertvector(*(const narrow *)((const float *)at + i), wide);
+    if (type == 1) {
+        const words w = __builtin_convertvector(*(const halves *)((const unsigned short *)at + i), words) << 16;
+        narrow x;
+        memcpy(&x, &w, sizeof x);
+        return __builtin_convertvector(x, wide);
+    }
+    return *(const wide *)((const double *)at + i);
+}
+
+static inline double one(const void *at, long type, long i)
+{
+    if (type == 0)
+        return ((const float *)at)[i];
+    if (type == 1) {
+        const unsigned w = (unsigned)((const unsigned short *)at)[i] << 16;
+        float x;
+        memcpy(&x, &w, sizeof x);
+        return x;
+    }
+    return ((const double *)at)[i];
+}
+
+static inline double total(wide x)
+{
+    return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
+}
+
+/* One row, columns lo to hi: sum of x w and of x x v; w and v are 1 where they are NULL. */
+static inline __attribute__((always_inline)) void along(
+    const void *at, const long type, long first, long lo, long hi, const double *w, const double *v, double *sum,
+    double *squares)
+{
+    wide a0 = {0}, a1 = {0}, b0 = {0}, b1 = {0};
+    long j = lo;
+    for (; j + 2 * LANES <= hi; j += 2 * LANES) {
+        const wide x0 = load(at, type, first + j), x1 = load(at, type, first + j + LANES);
+        if (w) {
+            a0 += x0 * *(const wide *)(w + j);
+            a1 += x1 * *(const wide *)(w + j + LANES);
+            b0 += x0 * x0 * *(const wide *)(v + j);
+            b1 += x1 * x1 * *(const wide *)(v + j + LANES);
+        } else {
+            a0 += x0;
+            a1 += x1;
+            b0 += x0 * x0;
+            b1 += x1 * x1;
+        }
+    }
+    double a = total(a0 + a1), b = total(b0 + b1);
+    for (; j < hi; j++) {
+        const double x = one(at, type, first + j);
+        a += w ? x * w[j] : x;
+        b += w ? x * x * v[j] : x * x;
+    }
+    *sum = a;
+    *squares = b;
+}
+
+/* Rows of a matrix whose columns lie together: a column at a time, for CHUNK rows that stay in cache. */
+static inline __attribute__((always_inline)) void across(
+    const struct matrix *x, const long type, long lo, long hi, const double *w, const double *v, long stride,
+    double *sums, double *squares)
+{
+    for (long start = 0; start < x->rows; start += CHUNK) {
+        const long size = x->rows - start < CHUNK ? x->rows - start : CHUNK;
+        double a[CHUNK] = {0}, b[CHUNK] = {0};
+        for (long j = lo; j < hi; j++) {
+            const long first = start + j * x->col_stride;
+            const double f = w ? w[j] : 1.0, g = w ? v[j] : 1.0;
+            long i = 0;
+            for (; i + LANES <= size; i += LANES) {
+                const wide value = load(x->at, type, first + i);
+                *(wide *)(a + i) += value * f;
+                *(wide *)(b + i) += value * value * g;
+            }
+            for (; i < size; i++) {
+                const double value = one(x->at, type, first + i);
+                a[i] += value * f;
+                b[i] += value * value * g;
+            }
+        }
+        for (long i = 0; i < size; i++) {
+            sums[(start + i) * stride] = a[i];
+            squares[(start + i) * stride] = b[i];
+        }
+    }
+}
+
+static inline __attribute__((always_inline)) void weigh_typed(
+    const struct matrix *x, const long type, const double *w, const double *v, long width, double *sums,
+    double *squares)
+{
+    const long blocks = (x->cols + width - 1) / width;
+    for (long n = 0; n < blocks; n++) {
+        const long lo = n * width, hi = lo + width < x->cols ? lo + width : x->cols;
+        if (x->col_stride != 1) {
+            across(x, type, lo, hi, w, v, blocks, sums + n, squares + n);
+            continue;
+        }
+        for (long i = 0; i < x->rows; i++)
+            along(x->at, type, i * x->row_stride, lo, hi, w, v, sums + i * blocks + n, squares + i * blocks + n);
+    }
+}
+
+/* Sums over blocks of `width` columns of each row, (rows, blocks) in order: of x w, and of x x v. */
+void weigh(const struct matrix *x, const double *w, const double *v, long width, double *sums, double *squares)
+{
+    if (x->type == 0)
+        weigh_typed(x, 0, w, v, width, sums, squares);
+    else if (x->type == 1)
+        weigh_typed(x, 1, w, v, width, sums, squares);
+    else
+        weigh_typed(x, 2, w, v, width, sums, squares);
+}
+
+struct limits {
+    double alpha, beta, products, values, least; /* variance = products * q + values * sum of c c + least */
+};
+
+/* Check C against A and the sums of B's rows: `sums`, `squares` of (k) or, where `told` is given, `told` (rows,
+ * blocks) in place of A's row times the sums. `bias_sums`, `bias_squares`: of each block, or NULL. `work`: room for
+ * 2 * rows + 2 * rows * blocks. Returns the worst place's number (row * blocks + block), and in `worst` how many times
+ * its variance the square of what is left over there is. Infinite where anything is not finite. */
+long check_product(
+    const struct matrix *c, const struct matrix *a, const double *sums, const double *squares, const float *told,
+    const double *bias_sums, const double *bias_squares, const struct limits *limits, long width, double *work,
+    double *worst)
+{
+    const long blocks = (c->cols + width - 1) / width;
+    double *predicted = work, *spread = work + c->rows, *found = spread + c->rows;
+    double *found_squares = found + c->rows * blocks;
+    long place = 0;
+    weigh(a, sums, squares, a->cols, predicted, spread);
+    weigh(c, NULL, NULL, width, found, found_squares);
+    *worst = 0.0;
+    for (long i = 0; i < c->rows; i++)
+        for (long n = 0; n < blocks; n++) {
+            const long at = i * blocks + n;
+            const double bias = bias_sums ? bias_sums[n] : 0.0, more = bias_squares ? bias_squares[n] : 0.0;
+            const double expected = limits->alpha * (told ? told[at] : predicted[i]) + limits->beta * bias;
+            const double q = limits->alpha * limits->alpha * spread[i] + limits->beta * limits->beta * more;
+            const double left = found[at] - expected;
+            const double variance = limits->products * q + limits->values * found_squares[at] + limits->least;
+            const double ratio = left * left / variance;
+            if (!(ratio <= *worst)) {
+                place = at;
+                *worst = isfinite(ratio) ? ratio : INFINITY;
+                if (!isfinite(ratio))
+                    return place;
+            }
+        }
+    return place;
+}

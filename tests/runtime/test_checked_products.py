@@ -1,0 +1,66 @@
+"""Checked sums in training: the bits of a run without them, whatever was flipped, and who cannot be trusted goes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import outlast
+from outlast.errors import ConfigError, DeviceFault
+
+pytestmark = pytest.mark.usefixtures("training_here")
+
+
+def train(flips: list[dict[str, Any]] | None = None, monkeypatch: Any = None, **more: Any) -> tuple[str, list[Any]]:
+    """(fingerprint after three steps, what was told to the coordinator) of a fleet of one."""
+    if flips is not None:
+        monkeypatch.setenv(
+            "OUTLAST_CORRUPTION", json.dumps([{"replica": "r0", "target": "product", **f} for f in flips])
+        )
+    torch.manual_seed(4)
+    model = nn.Sequential(nn.Linear(24, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 16))
+    rows = list(torch.randn(32, 24, generator=torch.Generator().manual_seed(1)))
+    training = outlast.join().protect(
+        model,
+        torch.optim.AdamW(model.parameters(), lr=1e-2),
+        rows,
+        global_batch_size=32,
+        microbatches=4,
+        seed=2,
+        **more,
+    )
+    said: list[Any] = []
+    send = training.replica.link.send
+    training.replica.link.send = lambda messages: (said.extend(kept := list(messages)), send(kept))
+    for step in training.steps(until=3):
+        for batch in step:
+            step.backward(model(batch).square().mean())
+    return training.fingerprint(), [m for m in said if type(m).__name__ == "DeviceNoted"]
+
+
+def test_checked_training_has_the_bits_of_unchecked_training() -> None:
+    assert train(checks="abft") == train() == (train()[0], [])
+
+
+def test_flips_in_products_leave_no_trace_but_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    calm, _ = train()
+    flips = [{"step": 1, "bit": 29, "parameter": product, "microbatch": product % 4} for product in range(5)]
+    after, notes = train(flips, monkeypatch, checks="abft")
+    assert after == calm
+    assert [(n.step, n.microbatch, n.action) for n in notes] == [
+        (1, microbatch, "recomputed") for microbatch in (0, 0, 1, 2, 3)
+    ]
+
+
+def test_a_broken_device_ends_this_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DeviceFault, match="wrong each time"):
+        train([{"step": 1, "bit": 29, "parameter": -1, "times": 0, "persistent": True}], monkeypatch, checks="abft")
+
+
+def test_what_cannot_be_checked_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no kind of check"):
+        train(checks="abtf")
