@@ -24,13 +24,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from outlast.errors import ConfigError, DeviceFault
 from outlast.health._checks import ProductChecks, SumFinding
-from outlast.health._memory import repair, wrong_bits
+from outlast.health._convolutions import CONVOLUTIONS, Convolution
+from outlast.health._memory import WrongBits, repair, wrong_bits
 from outlast.health._products import ATTENTION, PRODUCTS, Product
 from outlast.tensors import Misfit, Sums, prepare_sums, product_misfit, sums_of, within_bound
 
 __all__ = ["CheckedSums"]
 
 _LOOSER = 2.0
+_MAKERS: dict[Any, Any] = {**PRODUCTS, **CONVOLUTIONS}
 _SpoilT = Callable[[str, Any], None]
 
 
@@ -109,18 +111,16 @@ class CheckedSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # --- an operation --------------------------------------------------------------------------------------------
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        make = PRODUCTS.get(func)
+        make = _MAKERS.get(func)
         if make is None:
             if func in ATTENTION and self.checks.attention == "twice":
                 return self._kernel(func, args, kwargs or {})
             return func(*args, **(kwargs or {}))
-        out = func(*args, **(kwargs or {}))
-        if self.strike is not None:
-            self.strike(_name(func), out)
+        out = self._compute(func, args, kwargs or {})
         if not self._all and not self._covered.get(self._owner()[0] or self._model, False):
             return out
-        product = make(out, *args, **(kwargs or {})) if out.is_floating_point() else None
-        if product is None or not out.numel():
+        product = make(out, *args, **(kwargs or {})) if _all_real(out) else None
+        if product is None:
             self.num_unchecked += 1
             return out
         self.num_checked += 1
@@ -130,7 +130,17 @@ class CheckedSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.num_doubted += 1
         return self._doubted(func, args, kwargs or {}, out, misfit)
 
-    def _misfit(self, product: Product, fresh: bool = False) -> Misfit:
+    def _compute(self, func: Any, args: Any, kwargs: Any) -> Any:
+        out = func(*args, **kwargs)
+        if self.strike is not None:
+            for tensor in _tensors(out):
+                self.strike(_name(func), tensor)
+        return out
+
+    def _misfit(self, product: Product | Convolution, fresh: bool = False) -> Misfit:
+        if isinstance(product, Convolution):
+            ignored = self.checks.threshold / self.checks.deviations
+            return product.misfit(cut=_cut(product.parts[0].c), ignored=ignored) if product.parts else Misfit(0, 0, 0.0)
         if product.c.dim() == 3:
             return _worst(
                 self._one(Product(product.a[i], product.b[i], product.c[i], None, product.alpha), fresh)
@@ -156,15 +166,10 @@ class CheckedSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._sums[key]
 
     # --- a product that does not add up --------------------------------------------------------------------------
-    def _doubted(self, func: Any, args: Any, kwargs: Any, out: Tensor, misfit: Misfit) -> Tensor:
-        first, repaired = out.clone(), self._repair(PRODUCTS[func](out, *args, **kwargs))
-        second: Tensor = func(*args, **kwargs)
-        if self.strike is not None:
-            self.strike(_name(func), second)
-        product = PRODUCTS[func](second, *args, **kwargs)
-        assert product is not None
-        again = self._misfit(product, fresh=True)
-        wrong = wrong_bits(first, second)
+    def _doubted(self, func: Any, args: Any, kwargs: Any, first: Any, misfit: Misfit) -> Any:
+        repaired = self._repair(_MAKERS[func](first, *args, **kwargs))
+        second, product, again = self._again(func, args, kwargs)
+        wrong = _differ(first, second)
         limit = self.checks.deviations * self._slack.get(_kind(func, product), 1.0)
         if wrong.count and again.deviations <= limit:
             self._tell(func, repaired, wrong, misfit)
@@ -175,21 +180,24 @@ class CheckedSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
             elif repaired is not None:  # its changed bits had no effect on this product
                 self._tell(func, repaired, wrong, misfit)
             return second
-        third: Tensor = func(*args, **kwargs)
-        if self.strike is not None:
-            self.strike(_name(func), third)
-        settled = PRODUCTS[func](third, *args, **kwargs)
-        assert settled is not None
-        fits = self._misfit(settled, fresh=True)
-        agreed = not wrong_bits(second, third).count and self._is_possible(settled, fits)
+        third, product, fits = self._again(func, args, kwargs)
+        agreed = not _differ(second, third).count and self._is_possible(product, fits)
         if not (fits.deviations <= limit or agreed):
             raise self._fault(func, misfit)
-        self._tell(func, repaired, wrong_bits(first, third), misfit)
+        self._tell(func, repaired, _differ(first, third), misfit)
         return third
 
-    def _is_possible(self, product: Product, misfit: Misfit) -> bool:
+    def _again(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Misfit]:
+        """(the output of the same operation, its product, how it fits sums that are taken anew)."""
+        out = self._compute(func, args, kwargs)
+        product = _MAKERS[func](out, *args, **kwargs)
+        return out, product, self._misfit(product, fresh=True)
+
+    def _is_possible(self, product: Product | Convolution, misfit: Misfit) -> bool:
+        if isinstance(product, Convolution):
+            return product.is_possible(cut=_cut(product.parts[0].c))
         pieces = range(len(product.c)) if product.c.dim() == 3 else [slice(None)]
-        return all(self._piece_is_possible(product, piece) for piece in pieces) or math.isinf(misfit.deviations)
+        return all(self._piece_is_possible(product, piece) for piece in pieces)
 
     def _piece_is_possible(self, product: Product, piece: Any) -> bool:
         a, b, c = product.a[piece], product.b[piece], product.c[piece]
@@ -198,10 +206,14 @@ class CheckedSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
             cut=_cut(c),
         )  # fmt: skip
 
-    def _repair(self, product: Product | None) -> str | None:
+    def _repair(self, product: Product | Convolution | None) -> str | None:
         """Put a parameter's bits back that changed since its sums were taken; its name, None where none did.
         DeviceFault where it did and the bits cannot be told."""
-        if product is None or product.b.dim() != 2 or product.b.untyped_storage().data_ptr() not in self._storages:
+        if (
+            not isinstance(product, Product)
+            or product.b.dim() != 2
+            or product.b.untyped_storage().data_ptr() not in self._storages
+        ):
             return None
         name, key = self._storages[product.b.untyped_storage().data_ptr()], _key(product.b, product.c.dtype)
         if key not in self._sums:
@@ -225,19 +237,17 @@ class CheckedSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return out
         self.num_checked += 1
         second = func(*args, **kwargs)
-        wrong = [wrong_bits(x, y) for x, y in zip(out, second, strict=True) if _is_real(x) and _is_real(y)]
-        if not any(w.count for w in wrong):
+        wrong = _differ(out, second)
+        if not wrong.count:
             return out
         self.num_doubted += 1
         third = func(*args, **kwargs)
-        for good in (second, out):
-            if all(not wrong_bits(x, y).count for x, y in zip(good, third, strict=True) if _is_real(x)):
-                worst = max(wrong, key=lambda w: w.count)
-                self._tell(func, None, worst, Misfit(0, 0, math.inf))
-                return third
+        if not _differ(second, third).count or not _differ(out, third).count:
+            self._tell(func, None, wrong, Misfit(0, 0, math.inf))
+            return third
         raise self._fault(func, Misfit(0, 0, math.inf))
 
-    def _tell(self, func: Any, repaired: str | None, wrong: Any, misfit: Misfit) -> None:
+    def _tell(self, func: Any, repaired: str | None, wrong: WrongBits, misfit: Misfit) -> None:
         module, backward = self._owner()
         self.found.append(SumFinding(
             step=self.step, microbatch=self.microbatch, operation=_name(func), backward=backward,
@@ -276,8 +286,27 @@ def _key(matrix: Tensor, dtype: torch.dtype) -> Any:
     return matrix.data_ptr(), matrix._version, tuple(matrix.shape), matrix.stride(), dtype
 
 
-def _kind(func: Any, product: Product) -> Any:
+def _kind(func: Any, product: Product | Convolution) -> Any:
+    if isinstance(product, Convolution):
+        return func, product.kind()
     return func, tuple(product.a.shape), tuple(product.b.shape), product.c.dtype
+
+
+def _tensors(out: Any) -> list[Tensor]:
+    """The tensors of an operation's output that can be wrong."""
+    found = out if isinstance(out, tuple | list) else [out]
+    return [x for x in found if isinstance(x, Tensor) and x.numel()]
+
+
+def _all_real(out: Any) -> bool:
+    found = _tensors(out)
+    return bool(found) and all(x.is_floating_point() for x in found)
+
+
+def _differ(first: Any, second: Any) -> WrongBits:
+    """Where two outputs differ; of several tensors, the one with the most."""
+    pairs = zip(_tensors(first), _tensors(second), strict=True)
+    return max((wrong_bits(x, y) for x, y in pairs), key=lambda w: w.count)
 
 
 def _name(func: Any) -> str:
@@ -286,10 +315,6 @@ def _name(func: Any) -> str:
 
 def _sequence() -> int:
     return int(torch._C._autograd._get_sequence_nr())
-
-
-def _is_real(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def _draws(func: Any, args: Any, kwargs: Any) -> bool:

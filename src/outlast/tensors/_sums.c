@@ -12,7 +12,10 @@ typedef double wide __attribute__((vector_size(64), aligned(8), may_alias));
 typedef float narrow __attribute__((vector_size(32), aligned(4), may_alias));
 typedef unsigned words __attribute__((vector_size(32), aligned(4), may_alias));
 typedef unsigned short halves __attribute__((vector_size(16), aligned(2), may_alias));
-enum { LANES = 8, CHUNK = 256 };
+typedef float many __attribute__((vector_size(64), aligned(4), may_alias));
+typedef unsigned manywords __attribute__((vector_size(64), aligned(4), may_alias));
+typedef unsigned short manyhalves __attribute__((vector_size(32), aligned(2), may_alias));
+enum { LANES = 8, CHUNK = 256, BLOCKS = 16, SPAN = 512 };
 
 struct matrix {
     const void *at;
@@ -112,30 +115,85 @@ static inline __attribute__((always_inline)) void across(
 }
 
 static inline __attribute__((always_inline)) void weigh_typed(
-    const struct matrix *x, const long type, const double *w, const double *v, long width, double *sums,
-    double *squares)
+    const struct matrix *x, const long type, const double *w, const double *v, double *sums, double *squares)
 {
-    const long blocks = (x->cols + width - 1) / width;
-    for (long n = 0; n < blocks; n++) {
-        const long lo = n * width, hi = lo + width < x->cols ? lo + width : x->cols;
-        if (x->col_stride != 1) {
-            across(x, type, lo, hi, w, v, blocks, sums + n, squares + n);
-            continue;
-        }
-        for (long i = 0; i < x->rows; i++)
-            along(x->at, type, i * x->row_stride, lo, hi, w, v, sums + i * blocks + n, squares + i * blocks + n);
+    if (x->col_stride != 1) {
+        across(x, type, 0, x->cols, w, v, 1, sums, squares);
+        return;
     }
+    for (long i = 0; i < x->rows; i++)
+        along(x->at, type, i * x->row_stride, 0, x->cols, w, v, sums + i, squares + i);
 }
 
-/* Sums over blocks of `width` columns of each row, (rows, blocks) in order: of x w, and of x x v. */
-void weigh(const struct matrix *x, const double *w, const double *v, long width, double *sums, double *squares)
+static inline many load_many(const void *at, long type, long i, long count)
 {
-    if (x->type == 0)
-        weigh_typed(x, 0, w, v, width, sums, squares);
+    many x = {0};
+    if (count >= BLOCKS && type == 0)
+        return *(const many *)((const float *)at + i);
+    if (count >= BLOCKS && type == 1) {
+        const manywords bits =
+            __builtin_convertvector(*(const manyhalves *)((const unsigned short *)at + i), manywords) << 16;
+        memcpy(&x, &bits, sizeof x);
+        return x;
+    }
+    for (long l = 0; l < count && l < BLOCKS; l++)
+        x[l] = (float)one(at, type, i + l);
+    return x;
+}
+
+/* Sums over blocks of columns. Column j is in block j / SPAN * BLOCKS + j % BLOCKS, so that a row's blocks are the lanes
+ * of a register. In single precision: for outputs of few bits. */
+static inline __attribute__((always_inline)) void blocks_typed(
+    const struct matrix *x, const long type, long blocks, double *sums, double *squares)
+{
+    const long spans = (x->cols + SPAN - 1) / SPAN;
+    if (x->col_stride == 1) {
+        for (long i = 0; i < x->rows; i++)
+            for (long s = 0; s < spans; s++) {
+                const long hi = (s + 1) * SPAN < x->cols ? (s + 1) * SPAN : x->cols;
+                many a = {0}, b = {0};
+                for (long j = s * SPAN; j < hi; j += BLOCKS) {
+                    const many value = load_many(x->at, type, i * x->row_stride + j, hi - j);
+                    a += value;
+                    b += value * value;
+                }
+                for (long l = 0; l < BLOCKS; l++) {
+                    sums[i * blocks + s * BLOCKS + l] = a[l];
+                    squares[i * blocks + s * BLOCKS + l] = b[l];
+                }
+            }
+        return;
+    }
+    for (long i = 0; i < x->rows; i += BLOCKS)
+        for (long n = 0; n < blocks; n++) {
+            const long lo = n / BLOCKS * SPAN + n % BLOCKS;
+            const long end = (n / BLOCKS + 1) * SPAN < x->cols ? (n / BLOCKS + 1) * SPAN : x->cols;
+            many a = {0}, b = {0};
+            for (long j = lo; j < end; j += BLOCKS) {
+                const many value = load_many(x->at, type, i + j * x->col_stride, x->rows - i);
+                a += value;
+                b += value * value;
+            }
+            for (long l = 0; l < BLOCKS && i + l < x->rows; l++) {
+                sums[(i + l) * blocks + n] = a[l];
+                squares[(i + l) * blocks + n] = b[l];
+            }
+        }
+}
+
+/* With `blocks` 1: sums of each row, of x w and of x x v. With more: of x and of x x, over the row's blocks. */
+void weigh(const struct matrix *x, const double *w, const double *v, long blocks, double *sums, double *squares)
+{
+    if (blocks > 1 && x->type == 0)
+        blocks_typed(x, 0, blocks, sums, squares);
+    else if (blocks > 1)
+        blocks_typed(x, 1, blocks, sums, squares);
+    else if (x->type == 0)
+        weigh_typed(x, 0, w, v, sums, squares);
     else if (x->type == 1)
-        weigh_typed(x, 1, w, v, width, sums, squares);
+        weigh_typed(x, 1, w, v, sums, squares);
     else
-        weigh_typed(x, 2, w, v, width, sums, squares);
+        weigh_typed(x, 2, w, v, sums, squares);
 }
 
 struct limits {
@@ -148,15 +206,14 @@ struct limits {
  * its variance the square of what is left over there is. Infinite where anything is not finite. */
 long check_product(
     const struct matrix *c, const struct matrix *a, const double *sums, const double *squares, const float *told,
-    const double *bias_sums, const double *bias_squares, const struct limits *limits, long width, double *work,
+    const double *bias_sums, const double *bias_squares, const struct limits *limits, long blocks, double *work,
     double *worst)
 {
-    const long blocks = (c->cols + width - 1) / width;
     double *predicted = work, *spread = work + c->rows, *found = spread + c->rows;
     double *found_squares = found + c->rows * blocks;
     long place = 0;
-    weigh(a, sums, squares, a->cols, predicted, spread);
-    weigh(c, NULL, NULL, width, found, found_squares);
+    weigh(a, sums, squares, 1, predicted, spread);
+    weigh(c, NULL, NULL, blocks, found, found_squares);
     *worst = 0.0;
     for (long i = 0; i < c->rows; i++)
         for (long n = 0; n < blocks; n++) {
@@ -166,7 +223,7 @@ long check_product(
             const double q = limits->alpha * limits->alpha * spread[i] + limits->beta * limits->beta * more;
             const double left = found[at] - expected;
             const double variance = limits->products * q + limits->values * found_squares[at] + limits->least;
-            const double ratio = left * left / variance;
+            const double ratio = isfinite(variance) ? left * left / variance : INFINITY;
             if (!(ratio <= *worst)) {
                 place = at;
                 *worst = isfinite(ratio) ? ratio : INFINITY;

@@ -26,11 +26,12 @@ from torch import Tensor
 
 from outlast.tensors import _native
 
-__all__ = ["Misfit", "Rounding", "Sums", "prepare_sums", "product_misfit", "sums_of", "within_bound"]
+__all__ = ["Misfit", "Rounding", "Sums", "prepare_sums", "product_misfit", "spread_of", "sums_of", "within_bound"]
 
 SOURCE = "_sums.c"
-NARROW_BLOCK = 32
-"""Columns that are added up at a time where the output has few bits: its rounding hides what is smaller."""
+LANES, SPAN = 16, 512
+"""Where the output has few bits its rounding hides much of a whole row's sum, and columns are added up in blocks of at
+most 32: column j belongs to block j // SPAN * LANES + j % LANES."""
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float64: 2}
 _UNIT = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 _TINY = {torch.float64: 5e-324, torch.float32: 2.0**-149, torch.bfloat16: 2.0**-133, torch.float16: 2.0**-24}
@@ -84,12 +85,12 @@ class Rounding:
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Sums of a matrix's rows: `sums`, `squares` (rows), in double; `blocks` (rows, number of blocks) in float32 where
-    rows are added up `width` columns at a time."""
+    """Sums of a matrix's rows: `sums`, `squares` (rows), in double; `blocks` (rows, `num_blocks`) in float32 where rows
+    are added up in blocks."""
 
     sums: Tensor
     squares: Tensor
-    width: int
+    num_blocks: int
     blocks: Tensor | None = None
 
 
@@ -102,23 +103,28 @@ class Misfit:
     deviations: float
 
 
-def block_width(dtype: torch.dtype, columns: int) -> int:
-    """Columns that are added up at a time in an output of this type."""
-    return max(columns, 1) if dtype in (torch.float32, torch.float64) else NARROW_BLOCK
+def spread_of(
+    dtype: torch.dtype, length: int, width: int, cut: float = 0.0, ignored: float = 0.0
+) -> tuple[float, float, float]:
+    """Variance of a sum's rounding: for each unit of squared products, of squared outputs, and at least."""
+    rounding = Rounding.of(dtype, length, width, cut, ignored)
+    return rounding.products, rounding.values, rounding.least
+
+
+def _count_blocks(dtype: torch.dtype, columns: int) -> int:
+    """Into how many blocks the columns of an output of this type are added up."""
+    return 1 if dtype in (torch.float32, torch.float64) else LANES * max(1, -(-columns // SPAN))
 
 
 def sums_of(matrix: Tensor, out_dtype: torch.dtype) -> Sums:
     """Sums of the rows of B (K, N), for checking outputs of `out_dtype`."""
-    width = block_width(out_dtype, matrix.shape[1])
-    sums, squares = _weigh(matrix, matrix.shape[1])
-    blocks = None
-    if width < matrix.shape[1]:
-        blocks = _weigh(matrix, width)[0].to(torch.float32)
-    elif out_dtype not in (torch.float32, torch.float64):
-        blocks = sums.to(torch.float32)
+    num_blocks = _count_blocks(out_dtype, matrix.shape[1])
+    sums, squares = _weigh(matrix, num_blocks)
+    if num_blocks > 1:
+        return Sums(sums.sum(1), squares.sum(1), num_blocks, sums.to(torch.float32))
     if out_dtype == torch.float64:  # these sums are no more exact than the product is
         squares = squares + sums * sums
-    return Sums(sums.reshape(-1), squares.reshape(-1), width, blocks)
+    return Sums(sums.reshape(-1), squares.reshape(-1), 1)
 
 
 def _native_for(*matrices: Tensor) -> Any:
@@ -129,18 +135,21 @@ def _native_for(*matrices: Tensor) -> Any:
     return _native.library(SOURCE)
 
 
-def _weigh(matrix: Tensor, width: int) -> tuple[Tensor, Tensor]:
+def _weigh(matrix: Tensor, num_blocks: int) -> tuple[Tensor, Tensor]:
     """(sums, sums of squares), (rows, blocks), in double."""
-    num_blocks = max(1, -(-matrix.shape[1] // max(width, 1)))
-    native = _native_for(matrix)
+    rows, columns = matrix.shape
+    native = _native_for(matrix) if num_blocks == 1 or matrix.dtype != torch.float64 else None
     if native is None:
-        wide = torch.nn.functional.pad(matrix.double(), (0, num_blocks * width - matrix.shape[1]))
-        wide = wide.reshape(matrix.shape[0], num_blocks, -1)
-        return wide.sum(-1), (wide * wide).sum(-1)
-    sums = torch.empty((matrix.shape[0], num_blocks), dtype=torch.float64)
+        wide = matrix.double()
+        if num_blocks > 1:
+            wide = torch.nn.functional.pad(wide, (0, num_blocks // LANES * SPAN - columns))
+            wide = wide.reshape(rows, num_blocks // LANES, SPAN // LANES, LANES)
+            return wide.sum(2).reshape(rows, -1), (wide * wide).sum(2).reshape(rows, -1)
+        return wide.sum(1, keepdim=True), (wide * wide).sum(1, keepdim=True)
+    sums = torch.empty((rows, num_blocks), dtype=torch.float64)
     squares = torch.empty_like(sums)
     seen = _Matrix.of(matrix)
-    native.weigh(ctypes.byref(seen), None, None, width, sums.data_ptr(), squares.data_ptr())
+    native.weigh(ctypes.byref(seen), None, None, num_blocks, sums.data_ptr(), squares.data_ptr())
     return sums, squares
 
 
@@ -152,19 +161,18 @@ def product_misfit(
 
     `ignored`: standard deviation that is of no interest, as a share of the root of a block's squared outputs."""
     told = torch.mm(a.to(torch.float32), sums.blocks) if sums.blocks is not None else None
-    width = sums.width
-    biases = _weigh(bias.reshape(1, -1), width) if bias is not None else (None, None)
-    rounding = Rounding.of(c.dtype, a.shape[1], width, cut, ignored)
+    blocks = sums.num_blocks
+    biases = _weigh(bias.reshape(1, -1), blocks) if bias is not None else (None, None)
+    rounding = Rounding.of(c.dtype, a.shape[1], c.shape[1], cut, ignored)
     native = _native_for(c, a)
     if native is None or sums.sums.device.type != "cpu":
         return _eager_misfit(c, a, sums, told, biases, rounding, alpha, beta)
-    blocks = max(1, -(-c.shape[1] // width))
     work, worst = torch.empty(2 * c.shape[0] * (1 + blocks), dtype=torch.float64), ctypes.c_double()
     limits = _Limits(alpha, beta, rounding.products, rounding.values, rounding.least)
     mine, theirs = _Matrix.of(c), _Matrix.of(a)
     place = native.check_product(
         ctypes.byref(mine), ctypes.byref(theirs), sums.sums.data_ptr(), sums.squares.data_ptr(), _address(told),
-        _address(biases[0]), _address(biases[1]), ctypes.byref(limits), width, work.data_ptr(), ctypes.byref(worst),
+        _address(biases[0]), _address(biases[1]), ctypes.byref(limits), blocks, work.data_ptr(), ctypes.byref(worst),
     )  # fmt: skip
     return Misfit(place // blocks, place % blocks, math.sqrt(worst.value))
 
@@ -177,7 +185,7 @@ def _eager_misfit(
     c: Tensor, a: Tensor, sums: Sums, told: Tensor | None, biases: Any, rounding: Rounding, alpha: float, beta: float
 ) -> Misfit:
     """The same by torch's operations, on any device; one wait for it."""
-    found, found_squares = _weigh(c, sums.width)
+    found, found_squares = _weigh(c, sums.num_blocks)
     wide = a.double()
     expected = (wide @ sums.sums)[:, None] if told is None else told.double()
     spread = ((wide * wide) @ sums.squares)[:, None]
