@@ -208,17 +208,23 @@ def test_a_drifting_device_is_not_used() -> None:
         gradients(model, mlp_loss, checked)
 
 
-@pytest.mark.parametrize("bit", [30, 26, 22, 14, 3])
-def test_a_parameter_that_changes_in_memory_gets_its_bits_back(bit: int) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "bit"), [*((torch.float32, bit) for bit in (31, 30, 26, 22, 14, 3)), (torch.bfloat16, 15),
+                       (torch.bfloat16, 14), (torch.bfloat16, 12), (torch.bfloat16, 8)]
+)  # fmt: skip
+def test_a_parameter_that_changes_in_memory_gets_its_bits_back(dtype: torch.dtype, bit: int) -> None:
+    def loss(model: nn.Module) -> Tensor:
+        return other_loss(model, dtype)
+
     torch.manual_seed(0)
-    model = MLP()
-    plain = gradients(model, mlp_loss, None)
+    model = MLP().to(dtype)
+    plain = gradients(model, loss, None)
     checked = CheckedSums(model, ProductChecks())
-    gradients(model, mlp_loss, checked)
+    gradients(model, loss, checked)
     weight = model.second.weight.detach()
     before = weight.clone()
     flip_bit(weight.data, 1234, bit)
-    again = gradients(model, mlp_loss, checked)
+    again = gradients(model, loss, checked)
     if not checked.found:  # too small to show in any sum
         assert bit < 10
         return

@@ -161,8 +161,8 @@ class CheckedSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return sums_of(matrix, dtype)
         key = _key(matrix, dtype)
         if key not in self._sums:
-            self._sums[key] = sums_of(matrix, dtype)
-            self._sums[_key(matrix.t(), dtype)] = sums_of(matrix.t(), dtype)
+            self._sums[key] = sums_of(matrix, dtype, exact=True)
+            self._sums[_key(matrix.t(), dtype)] = sums_of(matrix.t(), dtype, exact=True)
         return self._sums[key]
 
     # --- a product that does not add up --------------------------------------------------------------------------
@@ -218,10 +218,10 @@ class CheckedSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name, key = self._storages[product.b.untyped_storage().data_ptr()], _key(product.b, product.c.dtype)
         if key not in self._sums:
             return None
-        done = repair(product.b, self._sums[key], sums_of(product.b, product.c.dtype))
+        done = repair(product.b, self._sums[key], sums_of(product.b, product.c.dtype, exact=True))
         if done is None:
             raise DeviceFault(
-                f"parameter {name} changed in memory between two uses of it, in more than one element of a row",
+                f"parameter {name} changed in memory between two uses of it, and no single bit of a row explains how",
                 where=f"step {self.step}, microbatch {self.microbatch}", did="nothing was computed with it",
                 remedy="test the memory: outlast health test; retire the device if it happens again",
             )  # fmt: skip

@@ -116,11 +116,15 @@ def _count_blocks(dtype: torch.dtype, columns: int) -> int:
     return 1 if dtype in (torch.float32, torch.float64) else LANES * max(1, -(-columns // SPAN))
 
 
-def sums_of(matrix: Tensor, out_dtype: torch.dtype) -> Sums:
-    """Sums of the rows of B (K, N), for checking outputs of `out_dtype`."""
+def sums_of(matrix: Tensor, out_dtype: torch.dtype, *, exact: bool = False) -> Sums:
+    """Sums of the rows of B (K, N), for checking outputs of `out_dtype`. `exact`: `sums` and `squares` are so exact that
+    the change of one bit can be told from them, whatever the type."""
     num_blocks = _count_blocks(out_dtype, matrix.shape[1])
     sums, squares = _weigh(matrix, num_blocks)
     if num_blocks > 1:
+        if exact:
+            whole, whole_squares = _weigh(matrix, 1)
+            return Sums(whole.reshape(-1), whole_squares.reshape(-1), num_blocks, sums.to(torch.float32))
         return Sums(sums.sum(1), squares.sum(1), num_blocks, sums.to(torch.float32))
     if out_dtype == torch.float64:  # these sums are no more exact than the product is
         squares = squares + sums * sums
