@@ -12,12 +12,26 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from outlast.health._answers import Answers
     from outlast.health._checked import CheckedSums
     from outlast.health._checks import ProductChecks, SumFinding
+    from outlast.health._device_test import DeviceTest, WrongAnswer, ask_device, device_identity, device_of
 
-__all__ = ["CheckedSums", "ProductChecks", "SumFinding"]
-
-_HOMES = {"CheckedSums": "_checked", "ProductChecks": "_checks", "SumFinding": "_checks"}
+_HOMES = {
+    "Answers": "_answers",
+    "CheckedSums": "_checked",
+    "DeviceTest": "_device_test",
+    "ProductChecks": "_checks",
+    "SumFinding": "_checks",
+    "WrongAnswer": "_device_test",
+    "device_identity": "_device_test",
+    "device_of": "_device_test",
+    "ask_device": "_device_test",
+}
+__all__ = [
+    "Answers", "CheckedSums", "DeviceTest", "ProductChecks", "SumFinding", "WrongAnswer", "device_identity",
+    "device_of", "ask_device",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

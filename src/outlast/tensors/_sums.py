@@ -117,7 +117,7 @@ def _count_blocks(dtype: torch.dtype, columns: int) -> int:
 
 
 def sums_of(matrix: Tensor, out_dtype: torch.dtype, *, exact: bool = False) -> Sums:
-    """Sums of the rows of B (K, N), for checking outputs of `out_dtype`. `exact`: `sums` and `squares` are so exact that
+    """Sums of the rows of B (K, N), for checking outputs of `out_dtype`. `exact`: `sums`, `squares` are so exact that
     the change of one bit can be told from them, whatever the type."""
     num_blocks = _count_blocks(out_dtype, matrix.shape[1])
     sums, squares = _weigh(matrix, num_blocks)

@@ -1,0 +1,176 @@
+"""Does a device still give the answers that it must? Asked for a time, in rounds, with what it said wrong.
+
+Role: `outlast health test`, an admission test before a replica joins, the test of a device that something named. It
+needs no run. A wrong answer is asked for twice more: a device that is right then was wrong by chance (`transient`), one
+that is not is broken (`persistent`). A device that is right gives the same bits every time, so nothing that is right is
+ever reported on a device whose kernels are deterministic.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+import torch
+from torch import Tensor
+
+from outlast.errors import ConfigError
+from outlast.health._answers import Answers
+from outlast.health._kernels import Case, cases
+from outlast.tensors import fingerprint
+
+__all__ = ["DeviceTest", "WrongAnswer", "device_identity", "device_of", "ask_device"]
+
+_ASKED_AGAIN = 2
+
+
+class WrongAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """`case` was answered wrongly in `round`; `num_wrong` elements differed from what is known, -1 where only
+    fingerprints are. `kind`: "transient" if it was right when asked again, "persistent" if not; "unlike" if it agrees
+    with itself and not with others of its kind."""
+
+    case: str
+    round: int
+    kind: Literal["transient", "persistent", "unlike"]
+    num_wrong: int
+    evidence: str
+
+
+class DeviceTest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a test found. `wrong`: the first hundred; `num_wrong`: all. `learned`: cases whose answers were not known
+    for this kind of device, and are now."""
+
+    device: str
+    device_kind: str
+    seconds: float
+    rounds: int
+    num_asked: int
+    operations: float
+    num_wrong: int
+    wrong: list[WrongAnswer]
+    learned: int
+
+    @property
+    def passed(self) -> bool:
+        """Whether every answer was right."""
+        return self.num_wrong == 0
+
+
+def device_of(name: str) -> torch.device:
+    """From what was typed: "auto" is the first accelerator, else the processor. ConfigError for what is not there."""
+    if name == "auto":
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"device {name!r} cannot be used: {reason}", remedy="cpu, cuda:0, or auto") from error
+    return device
+
+
+def device_identity(device: torch.device) -> tuple[str, str]:
+    """(which one it is, its kind with everything that may change the bits of its answers)."""
+    if device.type == "cuda":
+        facts = torch.cuda.get_device_properties(device)
+        return f"{facts.name} {getattr(facts, 'uuid', device)}", f"{facts.name}, torch {torch.__version__}"
+    capability = torch.backends.cpu.get_cpu_capability()
+    return str(device), f"cpu {capability}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+
+
+def ask_device(
+    device: torch.device, *, seconds: float = 0.0, size: int = 256, answers: Answers | None = None,
+    strike: Callable[[str, Tensor], None] | None = None, clock: Callable[[], float] = time.monotonic,
+    told: Callable[[int, float], None] | None = None,
+) -> DeviceTest:  # fmt: skip
+    """Ask every question, at least once and until `seconds` have passed.
+
+    `answers`: those of this kind of device, read and added to; without any a device is held to itself alone. `strike`:
+    called with each case's name and answer, to put faults in. `told(round, seconds)`: after each round.
+    """
+    name, kind = device_identity(device)
+    asked = list(cases(device, size))
+    known = answers.of(kind, size) if answers is not None else {}
+    wrong: list[WrongAnswer] = []
+    learned = rounds = num_wrong = num_asked = 0
+    start = clock()
+    while rounds == 0 or clock() - start < seconds:
+        for case in asked:
+            num_asked += 1
+            found, new = _ask(case, known, rounds, strike)
+            learned += new
+            if found is not None:
+                num_wrong += 1
+                wrong += [found] if len(wrong) < 100 else []
+        rounds += 1
+        if told is not None:
+            told(rounds, clock() - start)
+    if answers is not None and learned and not num_wrong:
+        answers.keep(kind, size, known)
+    return DeviceTest(
+        device=name, device_kind=kind, seconds=clock() - start, rounds=rounds, num_asked=num_asked,
+        operations=rounds * sum(case.operations for case in asked), num_wrong=num_wrong, wrong=wrong,
+        learned=learned if not num_wrong else 0,
+    )  # fmt: skip
+
+
+def _ask(
+    case: Case, known: dict[str, int], number: int, strike: Callable[[str, Tensor], None] | None
+) -> tuple[WrongAnswer | None, int]:
+    """(what was wrong, whether the answer is new)."""
+
+    def answer() -> Tensor:
+        out = case.compute()
+        if strike is not None:
+            strike(case.name, out)
+        return out.cpu()
+
+    first = answer()
+    said, new = fingerprint(first), 0
+    if case.name not in known:
+        if case.expected is not None:
+            known[case.name] = fingerprint(case.expected)
+        else:  # nobody has answered it before: twice alike, and near the truth
+            again = fingerprint(answer())
+            if again != said:
+                return _undecided(case, number, [said, again, fingerprint(answer())]), 0
+            if not _near(case, first):
+                return WrongAnswer(case=case.name, round=number, kind="persistent", num_wrong=-1,
+                                   evidence="the same bits twice, and far from the true values"), 0  # fmt: skip
+            known[case.name] = said
+        new = 1
+    if said == known[case.name]:
+        return None, new
+    later = [fingerprint(answer()) for _ in range(_ASKED_AGAIN)]
+    return _settle(case, number, known[case.name], later, first), new
+
+
+def _undecided(case: Case, number: int, prints: list[int]) -> WrongAnswer:
+    """An answer that nobody knows came out otherwise the second time."""
+    once = len(set(prints)) == 2
+    return WrongAnswer(
+        case=case.name, round=number, kind="transient" if once else "persistent", num_wrong=-1,
+        evidence="one of three answers was another" if once else "three answers, all different",
+    )  # fmt: skip
+
+
+def _settle(case: Case, number: int, right: int, later: list[int], first: Tensor) -> WrongAnswer:
+    """What kind of wrong it is, from the answers that followed."""
+    count = int((first != case.expected).sum()) if case.expected is not None else -1
+    if all(print_ == right for print_ in later):
+        kind: Literal["transient", "persistent", "unlike"] = "transient"
+        evidence = f"wrong once, then right {len(later)} times"
+    elif case.expected is None and len({fingerprint(first), *later}) == 1 and _near(case, first):
+        kind, evidence = "unlike", "other bits than devices of its kind gave, each time"
+    else:
+        kind, evidence = "persistent", f"wrong again in {sum(p != right for p in later)} of {len(later)} further times"
+    return WrongAnswer(case=case.name, round=number, kind=kind, num_wrong=count, evidence=evidence)
+
+
+def _near(case: Case, answer: Tensor) -> bool:
+    if case.near is None:
+        return True
+    true, limit = case.near
+    return bool(((answer.double() - true).abs() <= limit * (1 + true.abs())).all())
