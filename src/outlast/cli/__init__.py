@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "prove": ("outlast.cli._prove", "Search for a schedule of faults that breaks the protocol."),
     "rules": ("outlast.cli._rules", "List the robust aggregation rules with their conditions."),
     "config": ("outlast.cli._config", "Show every setting of a run and where its value came from."),
+    "health": ("outlast.cli._health", "Test a device, and keep a diary of what devices did wrong."),
     "ckpt": ("outlast.cli._ckpt", "List, show, verify, compare, convert and prune checkpoints."),
 }
 

@@ -16,11 +16,21 @@ if TYPE_CHECKING:
     from outlast.health._checked import CheckedSums
     from outlast.health._checks import ProductChecks, SumFinding
     from outlast.health._device_test import DeviceTest, WrongAnswer, ask_device, device_identity, device_of
+    from outlast.health._diary import Diary, DiaryEntry, default_diary
+    from outlast.health._learn import learn_run
+    from outlast.health._ranking import DeviceRecord, rank_devices, records_of
 
 _HOMES = {
     "Answers": "_answers",
     "CheckedSums": "_checked",
+    "DeviceRecord": "_ranking",
     "DeviceTest": "_device_test",
+    "Diary": "_diary",
+    "DiaryEntry": "_diary",
+    "default_diary": "_diary",
+    "learn_run": "_learn",
+    "rank_devices": "_ranking",
+    "records_of": "_ranking",
     "ProductChecks": "_checks",
     "SumFinding": "_checks",
     "WrongAnswer": "_device_test",
@@ -29,6 +39,7 @@ _HOMES = {
     "ask_device": "_device_test",
 }
 __all__ = [
+    "DeviceRecord", "Diary", "DiaryEntry", "default_diary", "learn_run", "rank_devices", "records_of",
     "Answers", "CheckedSums", "DeviceTest", "ProductChecks", "SumFinding", "WrongAnswer", "device_identity",
     "device_of", "ask_device",
 ]  # fmt: skip

@@ -1,0 +1,95 @@
+"""From a run's journal to the diary: hours that devices worked, how replicas on them ended, what was found. No torch.
+
+A journal is learned once: the diary notes up to which event, and a run that went on since adds what is new. An end that
+the script or a person brought about is no failure of a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from outlast.core import events as ev
+from outlast.health._diary import DiaryEntry
+
+__all__ = ["learn_run"]
+
+_FAILED = {"signal", "evicted", "agent_lost"}
+
+
+def learn_run(events: Iterable[tuple[int, ev.AnyEvent]], host: str, before: Sequence[DiaryEntry]) -> list[DiaryEntry]:
+    """The entries that a run adds. `events`: (number, event) in order; `host`: which machine's; `before`: the diary."""
+    rows = list(events)
+    run = next((e.run_id for _, e in rows if isinstance(e, ev.RunStarted)), "")
+    if not run:
+        return []
+    done = max((int(e.text) for e in before if e.kind == "learned" and e.run == run and e.text.isdigit()), default=-1)
+    reader = _Reader(run, host, done)
+    for number, event in rows:
+        reader.take(number, event)
+    return reader.entries(rows)
+
+
+class _Reader:
+    """Goes through one run's events."""
+
+    def __init__(self, run: str, host: str, done: int) -> None:
+        self.run, self.host, self.done = run, host, done
+        self._places: dict[str, str] = {}  # replica -> device
+        self._alive: dict[str, float] = {}  # replica -> since when
+        self._hours: dict[str, float] = {}
+        self._found: list[DiaryEntry] = []
+        self._new = False
+
+    def take(self, number: int, event: ev.AnyEvent) -> None:
+        self._new = number > self.done
+        match event:
+            case ev.ReplicaStarted():
+                self._places[event.replica] = self._place(event.agent, event.replica)
+                self._alive[event.replica] = event.at_s
+            case ev.ReplicaExited():
+                self._ended(event.replica, event.at_s)
+                if event.cause in _FAILED:
+                    self._add("failure", event.at_s, event.replica, f"{event.cause}: {_line(event.detail)}")
+            case ev.DeviceFinding():
+                self._add("finding", event.at_s, event.replica, event.evidence)
+            case ev.AuditMismatch() if event.culprit:
+                self._add("finding", event.at_s, event.culprit, f"audit: {event.evidence} ({event.verdict})")
+            case ev.ReducerAccused() if event.replica:
+                self._add("finding", event.at_s, event.replica, f"reduced a slice wrongly in step {event.step}")
+            case ev.RunFinished() | ev.RunEnded():
+                for replica in list(self._alive):
+                    self._ended(replica, event.at_s)
+
+    def _place(self, agent: str, replica: str) -> str:
+        """Host, agent and slot: what a processor's part in a run is known by."""
+        return f"{self.host}/{agent}/{replica.partition('.')[0]}"
+
+    def _ended(self, replica: str, at_s: float) -> None:
+        since = self._alive.pop(replica, None)
+        if since is not None and self._new:
+            device = self._places[replica]
+            self._hours[device] = self._hours.get(device, 0.0) + max(0.0, at_s - since) / 3600
+
+    def _add(self, kind: str, at_s: float, replica: str, text: str) -> None:
+        if self._new:
+            device = self._places.get(replica) or self._place("", replica)
+            self._found.append(DiaryEntry(
+                at_s=at_s, device=device, kind=kind, text=text[:500], host=self.host, run=self.run,  # type: ignore[arg-type]
+            ))  # fmt: skip
+
+    def entries(self, rows: Sequence[tuple[int, ev.AnyEvent]]) -> list[DiaryEntry]:
+        """What was found, hours by device, and how far the journal was read; nothing if nothing is new."""
+        last, at_s = rows[-1][0], rows[-1][1].at_s
+        if last <= self.done:
+            return []
+        hours = [
+            DiaryEntry(at_s=at_s, device=device, kind="hours", hours=value, host=self.host, run=self.run)
+            for device, value in self._hours.items()
+            if value > 0
+        ]
+        mark = DiaryEntry(at_s=at_s, device="", kind="learned", text=str(last), host=self.host, run=self.run)
+        return [*self._found, *hours, mark]
+
+
+def _line(text: str) -> str:
+    return text.partition("\n")[0]

@@ -1,0 +1,93 @@
+"""Which devices are lemons, and how sure that is: each device's record, and a frailty model over all of them. No torch.
+
+Few devices make most failures. Each device's rate is a draw from a Gamma distribution whose mean and spread are
+unknown too; the posterior mixes over them (`outlast.core.reliability.hierarchical_rates`), so that one failure of a
+device that is new does not make it a lemon, and three of one that others outlive without do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from outlast.health._diary import DiaryEntry
+
+__all__ = ["DeviceRecord", "rank_devices", "records_of"]
+
+FAILING = frozenset({"failure", "finding"})
+
+
+class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A device in the diary. `state`: "retired" is not to be used, "probation" came back from repair or retirement and
+    has not worked a hundred hours since. Rates per 1,000 hours are the posterior mean and its 95 % interval. `lemon`:
+    the probability that its rate is more than three times the fleet's. None where no hours are known.
+    """
+
+    device: str
+    host: str
+    state: str
+    hours: float
+    failures: int
+    findings: int
+    tests: int
+    tests_failed: int
+    last_at_s: float
+    last: str
+    rate: float | None = None
+    rate_low: float | None = None
+    rate_high: float | None = None
+    lemon: float | None = None
+
+
+_PROBATION_H = 100.0
+
+
+def records_of(entries: Sequence[DiaryEntry]) -> list[DeviceRecord]:
+    """One record a device, in order of first appearance."""
+    devices: dict[str, list[DiaryEntry]] = {}
+    for entry in entries:
+        if entry.kind != "learned":
+            devices.setdefault(entry.device, []).append(entry)
+    return [_record(device, rows) for device, rows in devices.items()]
+
+
+def _record(device: str, rows: Sequence[DiaryEntry]) -> DeviceRecord:
+    state, since = "in service", 0.0
+    for entry in rows:
+        if entry.kind == "retired":
+            state = "retired"
+        elif entry.kind in ("returned", "repair") and state != "probation":
+            state, since = "probation", 0.0
+        elif entry.kind == "hours":
+            since += max(entry.hours, 0.0)
+            if state == "probation" and since >= _PROBATION_H:
+                state = "in service"
+    count = {kind: sum(entry.kind == kind for entry in rows) for kind in ("failure", "finding", "test")}
+    last = next((entry for entry in reversed(rows) if entry.kind != "hours"), rows[-1])
+    return DeviceRecord(
+        device=device, host=next((entry.host for entry in reversed(rows) if entry.host), ""), state=state,
+        hours=sum(max(entry.hours, 0.0) for entry in rows if entry.kind == "hours"), failures=count["failure"],
+        findings=count["finding"], tests=count["test"],
+        tests_failed=sum(entry.kind == "test" and entry.passed is False for entry in rows),
+        last_at_s=max(entry.at_s for entry in rows), last=f"{last.kind}: {last.text}" if last.text else last.kind,
+    )  # fmt: skip
+
+
+def rank_devices(records: Sequence[DeviceRecord]) -> list[DeviceRecord]:
+    """Worst first: by the probability of being a lemon, then by rate. Devices of unknown hours come last."""
+    known = [record for record in records if record.hours > 0]
+    if known:
+        from outlast.core.reliability import hierarchical_rates
+
+        found = hierarchical_rates([r.failures + r.findings for r in known], [r.hours for r in known])
+        known = [
+            msgspec.structs.replace(
+                record, rate=float(found.unit_mean[i]) * 1e3, rate_low=float(found.unit_low[i]) * 1e3,
+                rate_high=float(found.unit_high[i]) * 1e3, lemon=float(found.lemons[i]),
+            )
+            for i, record in enumerate(known)
+        ]  # fmt: skip
+        known.sort(key=lambda r: (-(r.lemon or 0.0), -(r.rate or 0.0), r.device))
+    rest = [record for record in records if record.hours <= 0]
+    return known + sorted(rest, key=lambda r: (-(r.failures + r.findings), r.device))
