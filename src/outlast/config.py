@@ -103,11 +103,14 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     generation N), or a safetensors file or directory. Optimizers and schedules begin anew."""
     init_strict: bool = True
     """Every name of the model must be there, and no other. `false` takes those that fit, and says which do not."""
+    readings_s: float = 30.0
+    """How often each agent reads its host's sensors, the kernel's log and the cloud's notices; 0 never does."""
     stop_save_s: float = 20.0
     """How long a run that is asked to stop may take to save first; 0 stops at once."""
 
 
 _CHECKS: dict[str, tuple[float, float]] = {
+    "readings_s": (0, 86400),
     "replicas": (1, 100_000), "spares": (0, 100_000), "agents": (1, 1024), "lease_s": (1, float("inf")),
     "heartbeat_s": (0.05, 60), "ack_s": (0.05, 600), "outside_s": (0.1, float("inf")), "stall_floor_s": (0.05, 3600),
     "formation_s": (0.5, 3600), "group_timeout_s": (1, 86400), "max_restarts": (0, 1_000_000),

@@ -50,8 +50,13 @@ class _Reader:
                 self._ended(event.replica, event.at_s)
                 if event.cause in _FAILED:
                     self._add("failure", event.at_s, event.replica, f"{event.cause}: {_line(event.detail)}")
-            case ev.DeviceFinding():
+            case ev.DeviceFinding() if event.replica:
                 self._add("finding", event.at_s, event.replica, event.evidence)
+            case ev.DeviceFinding() if event.action in ("fatal", "warning") and self._new:
+                self._found.append(DiaryEntry(
+                    at_s=event.at_s, device=f"{self.host}/{event.device or event.host}", kind="finding",
+                    text=event.evidence[:500], host=self.host, run=self.run,
+                ))  # fmt: skip
             case ev.AuditMismatch() if event.culprit:
                 self._add("finding", event.at_s, event.culprit, f"audit: {event.evidence} ({event.verdict})")
             case ev.ReducerAccused() if event.replica:

@@ -167,7 +167,11 @@ def _describe(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning", "erro
             level = "error" if event.verdict == "undecided" else "warning"
             return f"audit: {event.evidence}: {event.verdict}{where}; held until settled", level
         case ev.DeviceFinding():
-            return f"{event.replica} ({event.device}): {event.evidence}", "warning"
+            who = event.replica or event.host
+            return (
+                f"{who} ({event.device}): {event.evidence}" if event.device else f"{who}: {event.evidence}",
+                "warning",
+            )
         case ev.Certified():
             return f"the state after step {event.step - 1} is certified at {event.share:g}", "info"
         case ev.Verdict():

@@ -266,7 +266,9 @@ def _advice(events: Sequence[ev.AnyEvent], state: Status) -> list[Advice]:
             found.setdefault(f"a wrong gradient ({event.verdict})", (event.remedy, []))[1].append(event.culprit)
         if isinstance(event, ev.DeviceFinding) and event.remedy:
             name = f"a device ({event.source}: {event.action})"
-            found.setdefault(name, (event.remedy, []))[1].append(f"{event.replica} on {event.device}")
+            found.setdefault(name, (event.remedy, []))[1].append(
+                " ".join((event.replica or event.host, event.device)).strip()
+            )
         if isinstance(event, ev.Verdict) and event.remedy:
             who = event.replica or event.module or f"step {event.step}"
             found.setdefault(f"a guard: {event.action.replace('_', ' ')}", (event.remedy, []))[1].append(who)

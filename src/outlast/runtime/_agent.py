@@ -24,6 +24,7 @@ from outlast.core.phases import OWNED, Phase
 from outlast.core.protocol import messages as m
 from outlast.errors import WireRefusal
 from outlast.runtime._holding import slots_of
+from outlast.runtime._host_readings import HostReadings
 from outlast.runtime._nursery import Preloading
 from outlast.runtime._probe import Probe
 from outlast.runtime._shared import Progress, Region
@@ -70,6 +71,7 @@ class Agent:
         self.exits: dict[str, m.Exited] = {}
         self.pending: set[str] = set()
         self.nursery = Preloading(command, environ, self.hold_fds, config.preload, self.formation_s)
+        self.readings = HostReadings(name, self.run_dir, config.readings_s)
         self._unborn: list[str] = []  # due, and waiting until the nursery is ready
         self.epoch = self.greetings = 0
         self.link: Link | None = None
@@ -95,11 +97,14 @@ class Agent:
         self._at(self.heartbeat_s, self._beat)
         self._at(BEAT_S, self._give_sign)
         self._at(LOOK_S, self._look_for_the_stopped)
+        if self.readings.wanted:
+            self._at(self.readings.interval_s, self._read_host)
         while not (self.stopping and not self.ranks):
             self._turn()
         if self.link is not None:
             self.link.close()
         self.nursery.close()
+        self.readings.close()
         return 0
 
     def _at(self, delay_s: float, action: Any) -> None:
@@ -132,6 +137,11 @@ class Agent:
                 self._receive()
         while self._agenda and self._agenda[0][0] <= time.monotonic():
             heapq.heappop(self._agenda)[2]()
+
+    def _read_host(self) -> None:
+        for alarm in self.readings.turn():
+            self._send(alarm)
+        self._at(self.readings.interval_s, self._read_host)
 
     def _give_sign(self) -> None:
         """For the launcher, which continues an agent that was stopped."""

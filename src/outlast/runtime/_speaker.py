@@ -18,7 +18,7 @@ __all__ = ["check_speaker"]
 
 _MEMBER = (
     m.Hello, m.Left, m.Formed, m.Ready, m.Rejoin, m.Leaving, m.Done, m.Failed, m.Stalled, m.Rows, m.Whole, m.Admitted,
-    m.Accused, m.Audited, m.Judged, m.DeviceNoted, *FROM_MEMBER,
+    m.Accused, m.Audited, m.Judged, *FROM_MEMBER,
 )  # fmt: skip
 _AGENT = (m.AgentHello, m.Spawned)
 _OF_ITS_RANKS = (m.SpawnFailed, m.Unjoined, m.Exited, m.Examined, m.Continued)
@@ -29,6 +29,8 @@ def check_speaker(role: str, name: str, message: Any, agent_of: Callable[[str], 
     """WireRefusal unless `name` in this `role` may say this. `agent_of`: a member's agent, "" while unknown."""
     if isinstance(message, Heartbeat):
         allowed, about = role in ("member", "agent"), message.sender
+    elif isinstance(message, m.DeviceNoted):
+        allowed, about = role in ("member", "agent"), message.member
     elif isinstance(message, _MEMBER):
         allowed, about = role == "member", message.member
     elif isinstance(message, _AGENT):

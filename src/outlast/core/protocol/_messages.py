@@ -186,7 +186,8 @@ class Audited(Wire, frozen=True, kw_only=True, tag=True):
 
 
 class DeviceNoted(Wire, frozen=True, kw_only=True, tag=True):
-    """Something was found out about a member's device; for the record (`outlast.core.events.DeviceFinding`)."""
+    """Something was found out about a device, by a member or (`member` is its name then) by an agent; for the record
+    (`outlast.core.events.DeviceFinding`)."""
 
     member: str
     device: str

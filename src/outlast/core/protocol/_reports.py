@@ -134,10 +134,11 @@ def resumed(c: Coordinator, now_s: float, _: m.Resumed) -> None:
 
 
 def noted(c: Coordinator, now_s: float, note: m.DeviceNoted) -> None:
-    """What was found out about a member's device is written down; nothing follows from it here."""
+    """What was found out about a device, by a member or an agent, is written down; nothing follows from it here."""
     peer = c.roster.peers.get(note.member)
+    replica, host = (note.member, peer.agent) if peer is not None else ("", note.member)
     c.journal(
-        "device_finding", replica=note.member, host=peer.agent if peer is not None else "", device=note.device,
+        "device_finding", replica=replica, host=host, device=note.device,
         source=note.source, step=note.step, microbatch=note.microbatch, evidence=note.evidence, action=note.action,
         remedy=note.remedy,
     )  # fmt: skip

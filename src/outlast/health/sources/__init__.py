@@ -1,0 +1,21 @@
+"""Where readings of a host's devices come from: kernel log, sysfs, NVML, network cards, the cloud's notices. No torch.
+
+Each source reads what is there, says once what is not, and never waits: whoever samples does that in a thread of the
+source's own. A value that cannot be is no value. Read first: `_readings.py`.
+"""
+
+from outlast.health.sources._cloud import CLOUDS, CloudNotices
+from outlast.health.sources._kernel import KernelLog, read_kernel_lines
+from outlast.health.sources._nvml import Nvml
+from outlast.health.sources._readings import Alarm, Reading, Recorded, Sampler, Source, alarms_of
+from outlast.health.sources._sysfs import Counters, default_counters
+
+__all__ = [
+    "CLOUDS", "Alarm", "CloudNotices", "Counters", "KernelLog", "Nvml", "Reading", "Recorded", "Sampler", "Source",
+    "alarms_of", "default_counters", "default_sources", "read_kernel_lines",
+]  # fmt: skip
+
+
+def default_sources() -> list[Source]:
+    """What may be found on this host; what is not there says so itself."""
+    return [KernelLog(), *default_counters(), Nvml(), CloudNotices()]

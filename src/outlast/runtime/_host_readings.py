@@ -1,0 +1,91 @@
+"""An agent's readings of its host: taken beside the run, kept in a file, alarms told to the coordinator. No torch.
+
+Invariant: no call here waits for a sensor or for the disk's room; what cannot be read or kept is said once. Begun after
+the first interval, so a short run never pays for it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from outlast.core.protocol import messages as m
+from outlast.health.sources import Reading, Sampler, Source, alarms_of, default_sources
+
+__all__ = ["HostReadings"]
+
+_MOST_BYTES = 16 << 20
+_REMEDIES = {
+    "fatal": "take the device out of service and test it: outlast health test",
+    "warning": "watch it; test it when the run is over: outlast health test",
+    "notice": "the host will go: have another one join, or let the run shrink",
+}
+
+
+class HostReadings:
+    """See the module. `turn()` is called every `interval_s`; 0 reads nothing, ever."""
+
+    def __init__(
+        self, agent: str, folder: Path, interval_s: float,
+        sources: Callable[[], Sequence[Source]] = default_sources,
+    ) -> None:  # fmt: skip
+        self.agent, self.interval_s, self._sources = agent, interval_s, sources
+        self._file = folder / "readings" / f"{agent}.jsonl"
+        self._sampler: Sampler | None = None
+        self._before: dict[tuple[str, str, str], float] = {}
+        self._last: dict[tuple[str, str, str], float | None] = {}
+        self._room = _MOST_BYTES
+
+    @property
+    def wanted(self) -> bool:
+        return self.interval_s > 0
+
+    def turn(self) -> list[m.DeviceNoted]:
+        """Alarms since the last turn; asks for the next readings."""
+        if self._sampler is None:
+            self._sampler = Sampler(self._sources(), interval_s=self.interval_s)
+            self._sampler.start()
+        readings = self._sampler.collect()
+        self._sampler.ask()
+        self._keep(readings)
+        return [
+            m.DeviceNoted(
+                member=self.agent, device=alarm.device, source="readings", evidence=alarm.evidence,
+                action=alarm.severity, remedy=_REMEDIES[alarm.severity],
+            )
+            for alarm in alarms_of(readings, self._before)
+        ]  # fmt: skip
+
+    def _keep(self, readings: Sequence[Reading]) -> None:
+        """Only what changed, until the file is full."""
+        changed = []
+        for reading in readings:
+            key = (reading.source, reading.device, reading.name)
+            if reading.value is None or self._last.get(key, -1.0) != reading.value:
+                changed.append(msgspec.json.encode(reading) + b"\n")
+            self._last[key] = reading.value
+        data = b"".join(changed)
+        if not data or self._room <= 0:
+            return
+        if len(data) > self._room:
+            self._give_up(f"{_MOST_BYTES >> 20} MiB are enough")
+            return
+        try:
+            self._file.parent.mkdir(exist_ok=True)
+            with self._file.open("ab") as file:
+                file.write(data)
+        except OSError as error:
+            self._give_up(str(error))
+            return
+        self._room -= len(data)
+
+    def _give_up(self, reason: str) -> None:
+        self._room = 0
+        print(f"outlast: readings are no longer kept: {reason}; alarms are still told", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        if self._sampler is not None:
+            self._sampler.close()
