@@ -17,6 +17,7 @@ import pytest
 
 from outlast.core import events as ev
 from outlast.prove._drive import Driven
+from outlast.runtime._corruption import Flip
 from outlast.runtime._lies import Lie
 from outlast.runtime._probe import Fault
 
@@ -82,7 +83,8 @@ class Fleet:
         self, base: Path, faults: Sequence[Fault] = (), *, replicas: int, steps: int, spares: int = 0,
         microbatches: int = 8, dtype: str = "float32", workers: int = 0,
         gates: Sequence[int] = (), program: Sequence[str] = ("-m", "outlast"), rule: dict[str, Any] | None = None,
-        lies: Sequence[Lie] = (), checkpoint: dict[str, Any] | None = None, script: Sequence[Any] = (),
+        lies: Sequence[Lie] = (), flips: Sequence[Flip] = (), checkpoint: dict[str, Any] | None = None,
+        script: Sequence[Any] = (),
         **settings: Any,
     ) -> None:  # fmt: skip
         self.base, self.faults = base, list(faults)
@@ -105,7 +107,7 @@ class Fleet:
             self._gates[step] = path.open("w")
             fcntl.flock(self._gates[step], fcntl.LOCK_EX)
         script += ["--gates", str(base / "gates")] if gates else []
-        self.driven = Driven(base / "run", options, script, self.faults, program, lies=lies)
+        self.driven = Driven(base / "run", options, script, self.faults, program, lies=lies, flips=flips)
 
     def gate(self, step: int, what: str, test: Callable[[], bool]) -> None:
         """Training waits before this step until `test()` holds."""

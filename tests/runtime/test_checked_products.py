@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ import torch
 from torch import nn
 
 import outlast
+from outlast.core import events as ev
 from outlast.errors import ConfigError, DeviceFault
+from outlast.runtime._corruption import Flip
 
 pytestmark = pytest.mark.usefixtures("training_here")
 
@@ -64,3 +67,20 @@ def test_a_broken_device_ends_this_replica(monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_cannot_be_checked_is_refused() -> None:
     with pytest.raises(ConfigError, match="no kind of check"):
         train(checks="abtf")
+
+
+@pytest.mark.process
+def test_a_broken_device_goes_and_the_fleet_has_the_bits_of_a_calm_run(fleet: Callable[..., Any]) -> None:
+    """One flip that is put right in r0, and a device that is wrong each time under r1; audits beside it."""
+    flips = [
+        Flip(replica="r0", target="product", step=3, bit=28, parameter=1),
+        Flip(replica="r1", target="product", step=4, bit=29, parameter=-1, times=0, persistent=True),
+    ]
+    rule = {"checks": "abft", "audit": 0.3}
+    run = fleet(replicas=3, steps=8, rule=rule, flips=flips, max_restarts=0, readings_s=0.2)
+    run.shape = (*run.shape[:3], "{}")
+    run.assert_unchanged(survivors={"r0.1", "r2.1"}, recoveries=1)
+    found = [e for e in run.driven.events if isinstance(e, ev.DeviceFinding) and e.source == "checks"]
+    assert [(e.replica, e.step, e.action) for e in found] == [("r0.1", 3, "recomputed")]
+    assert any("is wrong each time" in e.detail for e in run.exits()), run.logs()
+    assert not any(isinstance(e, ev.AuditMismatch) for e in run.driven.events)
