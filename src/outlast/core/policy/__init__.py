@@ -21,6 +21,7 @@ from outlast.core.policy._guards import (
 )  # fmt: skip
 from outlast.core.policy._hazard import Losses, next_save_s
 from outlast.core.policy._interval import IntervalDecision, IntervalPolicy, IntervalState
+from outlast.core.policy._prognosis import ActionCosts, AlarmKind, Outlook, Prognosis, choose_action
 from outlast.core.policy._rules_catalogue import (
     PRE_STEPS,
     RULES,
@@ -45,6 +46,7 @@ from outlast.core.policy._verdicts import (
 )
 
 __all__ = [
+    "ActionCosts", "AlarmKind", "Outlook", "Prognosis", "choose_action",
     "PRESETS", "PRE_STEPS", "RULES", "Admission", "AuditDecision", "AuditPolicy", "AuditState", "Band", "Belief",
     "ClassPrior", "Culprit", "GuardEvidence", "GuardNote", "GuardState", "Guards", "IntervalDecision",
     "IntervalPolicy", "IntervalState", "Losses", "PreFact", "Reading", "RuleFact", "Ruling", "SparesDecision",
