@@ -41,6 +41,7 @@ from ._intervals import (
 )  # fmt: skip
 from ._levels import Ladder, first_order_ladder, ladder_ettr, optimal_ladder
 from ._lifetimes import Exponential, Gamma, Lifetime, LogNormal, Weibull
+from ._links import LinkSuspect, LinkVerdict, localise_links
 from ._makespan import Makespan, makespan, segment_variance
 from ._placement import (
     Placement,
@@ -104,6 +105,7 @@ from ._topology import (
 __all__ = [
     "FAMILIES", "HOURS_A_MONTH", "HOURS_A_YEAR", "BurnAlert", "CompetingRisks", "Connectivity", "Constants",
     "Exponential", "FirstOf", "Fit", "Frailty", "Gamma", "HierarchicalRates", "Ladder", "Lever", "Lifetime",
+    "LinkSuspect", "LinkVerdict", "localise_links",
     "LogNormal", "Makespan", "Objective", "Placement", "RateInterval", "Standby", "Steps", "SystemReliability",
     "Topology", "Weibull", "any_of", "async_interval", "availability", "bathtub", "best_fit", "beta_factor",
     "binomial_pmf", "birth_death_stationary", "budget_left_min", "bundle_met", "burn_alerts", "burn_rate",
