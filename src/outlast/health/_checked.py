@@ -66,6 +66,11 @@ class CheckedSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
             module.register_forward_pre_hook(self._begin)
             module.register_forward_hook(self._end, always_call=True)
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Compiled models are refused, so torch need not guard each call against compilation (2 us an operation)."""
+        return False
+
     # --- around a microbatch -------------------------------------------------------------------------------------
     def at(self, step: int, microbatch: int) -> CheckedSums:
         """The microbatch that is computed next; parameters are those of a new step where `step` is."""

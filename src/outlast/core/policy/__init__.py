@@ -8,6 +8,7 @@ from outlast.core.policy._admission import Admission, admit_view, most_rows_per_
 from outlast.core.policy._audit import AuditDecision, AuditPolicy, AuditState, audit_share
 from outlast.core.policy._bands import Band, Reading
 from outlast.core.policy._belief import Belief, ClassPrior
+from outlast.core.policy._device_hazard import DeviceHazard
 from outlast.core.policy._guards import (
     PRESETS,
     Culprit,
@@ -46,7 +47,7 @@ from outlast.core.policy._verdicts import (
 )
 
 __all__ = [
-    "ActionCosts", "AlarmKind", "Outlook", "Prognosis", "choose_action",
+    "ActionCosts", "AlarmKind", "DeviceHazard", "Outlook", "Prognosis", "choose_action",
     "PRESETS", "PRE_STEPS", "RULES", "Admission", "AuditDecision", "AuditPolicy", "AuditState", "Band", "Belief",
     "ClassPrior", "Culprit", "GuardEvidence", "GuardNote", "GuardState", "Guards", "IntervalDecision",
     "IntervalPolicy", "IntervalState", "Losses", "PreFact", "Reading", "RuleFact", "Ruling", "SparesDecision",

@@ -1,0 +1,267 @@
+"""Readings' cost, known answers against faults of known rate, links of simulated fabrics, prediction on records."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+import random
+import time
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from benchmarks._common import Bounds, Table
+from outlast.core.policy import DeviceHazard
+from outlast.core.reliability import hierarchical_rates, localise_links
+from outlast.health import ask_device
+from outlast.health.sources import Sampler, default_sources
+from outlast.runtime._corruption import flip_bit
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["links", "prediction", "readings", "tests"]
+
+READINGS_LIMIT = 0.002  # of a core
+INTERVAL_S = 30.0
+
+
+def readings(bounds: Bounds, data: list[Any]) -> Table:
+    """Processor time of a look at all sources, beside the time between two looks."""
+    sampler = Sampler(default_sources(), say=lambda text: None)
+    sampler.start()
+    looks = 0
+    deadline = time.monotonic() + 4
+    while time.monotonic() < deadline and looks < 50:
+        sampler.ask()
+        looks += 1
+        rest = time.monotonic() + 0.05
+        while time.monotonic() < rest:
+            sampler.collect()
+            time.sleep(0.01)
+    cost = sampler.cpu_s / looks / INTERVAL_S
+    sampler.close()
+    bounds.check("readings: share of a core", cost, READINGS_LIMIT, "of a core")
+    data.append({"looks": looks, "cpu_s": sampler.cpu_s})
+    return Table(
+        title=f"Readings every {INTERVAL_S:g} s", columns=["looks", "processor ms a look", "share of a core"],
+        rows=[[str(looks), f"{sampler.cpu_s / looks * 1e3:.2f}", f"{cost:.2e}"]],
+    )  # fmt: skip
+
+
+def tests(minutes: float, seed: int, bounds: Bounds, data: list[Any]) -> list[Table]:
+    """Known answers: none is wrong where nothing is; faults of a rate an answer are found after so many minutes."""
+    torch.set_num_threads(1)
+    device = torch.device("cpu")
+    calm = ask_device(device, seconds=60 * minutes, size=64)
+    bounds.check(f"known answers: wrong in {calm.num_asked} clean ones", calm.num_wrong, 0, "answers")
+    a_minute = calm.num_asked / calm.seconds * 60
+    rows = []
+    for rate in (1e-3, 1e-4, 1e-5, 1e-6, 1e-7):
+        expected = 1 / rate / a_minute
+        cells = [f"{-math.expm1(a_minute * m * math.log1p(-rate)):.1%}" for m in (1, 10, 60, 600)]
+        rows.append([f"{rate:g}", f"{expected:.3g}", *cells])
+    predicted = Table(
+        title="Known answers: chance of finding a device that is wrong at this rate, an answer", rows=rows,
+        columns=["rate", "minutes to the first, mean", "1 min", "10 min", "1 h", "10 h"],
+        notes=[f"{a_minute:.0f} answers a minute on this processor, of side 64; rates below 1e-4 by that arithmetic."],
+    )  # fmt: skip
+    found = [_until_found(device, rate, seed + i) for rate in (1e-2, 1e-3) for i in range(20)]
+    data.append({"answers_a_minute": a_minute, "asked": calm.num_asked, "found": found})
+    table = Table(
+        title="Known answers: answers until a seeded fault was found", columns=["rate", "mean", "1 / rate", "missed"],
+        rows=[[f"{rate:g}", f"{np.mean([a for r, a, _ in found if r == rate]):.0f}", f"{1 / rate:.0f}",
+               f"{sum(m for r, _, m in found if r == rate)} of {sum(1 for r, *_ in found if r == rate)}"]
+              for rate in (1e-2, 1e-3)],
+        notes=[f"Clean: {calm.num_wrong} wrong of {calm.num_asked}; 95 % bound {3 / calm.num_asked:.1e} an answer."],
+    )  # fmt: skip
+    return [table, predicted]
+
+
+def _until_found(device: torch.device, rate: float, seed: int) -> tuple[float, int, int]:
+    """(rate, answers until the first was found wrong, faults that were not seen before it)."""
+    draw, asked, struck = random.Random(seed), [0], [0]
+
+    def strike(name: str, out: torch.Tensor) -> None:
+        asked[0] += 1
+        if draw.random() < rate:
+            struck[0] += 1
+            flip_bit(out, draw.randrange(out.numel()), draw.randrange(8 * out.element_size()))
+
+    while True:
+        found = ask_device(device, size=32, strike=strike)
+        if found.num_wrong:
+            return rate, asked[0], max(0, struck[0] - found.num_wrong)
+
+
+def _fat_tree(hosts: int, under: int, spines: int) -> tuple[list[list[int]], int]:
+    leaves = hosts // under
+    paths = []
+    for host in range(hosts):
+        for spine, step in itertools.product(range(spines), (1, max(2, leaves // 2))):
+            other = (host // under + step) % leaves
+            mine, theirs = host // under * spines + spine, other * spines + spine
+            paths.append([host, hosts + mine, hosts + theirs, other * under + host % under])
+    return paths, hosts + leaves * spines
+
+
+def _rail(hosts: int, rails: int) -> tuple[list[list[int]], int]:
+    steps = (1, 3, 7)
+    return [
+        [a * rails + r, (a + d) % hosts * rails + r] for a in range(hosts) for r in range(rails) for d in steps
+    ], hosts * rails
+
+
+def _ring(hosts: int) -> tuple[list[list[int]], int]:
+    return [[(i + j) % hosts for j in range(step)] for i in range(hosts) for step in (1, 2, 3)], hosts
+
+
+def links(seed: int, rounds: int, bounds: Bounds, data: list[Any]) -> Table:
+    """Precision and recall on simulated fabrics."""
+    rows = []
+    worst = {"precision": 1.0, "recall": 1.0}
+    for hosts in (64, 512, 4096):
+        fabrics = {"fat tree": _fat_tree(hosts, 16, 8), "rail": _rail(hosts, 4), "ring": _ring(hosts)}
+        for name, (paths, num) in fabrics.items():
+            for rate, sent in ((0.001, 10_000), (0.001, 2_000), (0.01, 200), (0.1, 20)):
+                right = named = there = 0
+                start = time.perf_counter()
+                for number in range(rounds):
+                    draw = np.random.default_rng((seed, hosts, number))
+                    count = (1, 3, 10)[number % 3]
+                    bad = {int(link) for link in draw.choice(num, count, replace=False)}
+                    good = np.full(num, 1 - 1e-5)
+                    good[list(bad)] = 1 - rate
+                    lost = [int(draw.binomial(sent, 1 - good[path].prod())) for path in paths]
+                    found = {s.link for s in localise_links(paths, [sent] * len(paths), lost, num_links=num).suspects}
+                    right, named, there = right + len(found & bad), named + len(found), there + count
+                precision, recall = right / max(named, 1), right / there
+                worst["precision"] = min(worst["precision"], precision)
+                if rate * sent >= 10:
+                    worst["recall"] = min(worst["recall"], recall)
+                seconds = (time.perf_counter() - start) / rounds
+                rows.append([name, str(hosts), f"{rate:.1%}", str(sent), f"{precision:.3f}", f"{recall:.3f}",
+                             f"{seconds:.2f}"])  # fmt: skip
+                data.append({"fabric": name, "hosts": hosts, "rate": rate, "precision": precision, "recall": recall})
+    bounds.check("links: worst share of named links that are good", 1 - worst["precision"], 0.05, "of links")
+    bounds.check("links: worst share of bad links not named, ten losses a path", 1 - worst["recall"], 0.05, "of links")
+    return Table(
+        title=f"Links: 1, 3 and 10 bad ones, {rounds} draws a row", rows=rows,
+        columns=["fabric", "hosts", "loss", "probes a path", "precision", "recall", "s"],
+        notes=["Paths are known; healthy links lose 1e-5. Seconds are of one localisation with its simulation."],
+    )  # fmt: skip
+
+
+def prediction(path: Path, units: int, seed: int, data: list[Any]) -> list[Table]:
+    """Which node fails within a week, from its past alone: learned on the first 60 % of the time and one half of the
+    nodes, judged on the rest of the time and the other half."""
+    tables = []
+    for name, (events, nodes, span_h) in _records(path).items():
+        nodes += [f"never failed {i}" for i in range(len(nodes), units)]
+        rows, base, calibration = _judged(events, nodes, span_h, seed)
+        tables.append(Table(
+            title=f"Prediction: {name}, {len(nodes)} units, {span_h / 24:.0f} days, failures within a week",
+            columns=["score", "precision at 5 % alerts", "95 %", "recall", "lift over base rate"], rows=rows,
+            notes=[f"Base rate {base:.3f}. {calibration}"],
+        ))  # fmt: skip
+        data.append({"trace": name, "rows": rows, "base": base})
+    return tables
+
+
+def _records(path: Path) -> dict[str, tuple[list[tuple[float, str]], list[str], float]]:
+    """Trace -> (failures by hour and unit, all units, its length)."""
+    found: dict[str, tuple[list[tuple[float, str]], list[str], float]] = {}
+    for file in sorted(path.glob("*.csv")):
+        with file.open() as lines:
+            rows = list(csv.DictReader(lines))
+        if not rows or "node" not in rows[0]:
+            continue
+        groups: dict[str, list[dict[str, str]]] = defaultdict(list)
+        for row in rows:
+            groups[row.get("trace", "")].append(row)
+        for trace, mine in groups.items():
+            hours = [float(r["time_h"]) if "time_h" in r else float(r["time_ms"]) / 3.6e6 for r in mine]
+            fails = [(h, r["node"]) for h, r in zip(hours, mine, strict=True) if r["event"] in ("down", "remove")]
+            nodes = sorted({r["node"] for r in mine})
+            if len(fails) >= 100:
+                found[f"{file.stem} {trace}".strip()] = (sorted(fails), nodes, max(hours))
+    return found
+
+
+def _judged(
+    events: list[tuple[float, str]], nodes: list[str], span_h: float, seed: int
+) -> tuple[list[list[str]], float, str]:
+    week, cut = min(168.0, span_h / 20), 0.6 * span_h
+    draw = random.Random(seed)
+    half = set(draw.sample(nodes, len(nodes) // 2))
+    times: dict[str, list[float]] = defaultdict(list)
+    for hour, node in events:
+        times[node].append(hour)
+    past = [sum(t < cut for t in times[node]) for node in sorted(half)]
+    learned = hierarchical_rates(past, [cut] * len(past))
+    mean, shape = learned.mean, learned.shape
+    whole = _learned([times[node] for node in sorted(half)], mean, shape, cut, week)
+    samples: list[tuple[float, float, float, float, bool]] = []
+    moments = np.arange(cut, span_h - week, week)
+    for now in moments:
+        for node in nodes:
+            if node in half:
+                continue
+            before = [t for t in times[node] if t < now]
+            rate = (shape + len(before)) / (shape / mean + now)
+            since = now - before[-1] if before else math.inf
+            chance = whole.chance([3600 * t for t in before], 3600 * now, 3600 * now, 3600 * week)
+            hit = any(now <= t < now + week for t in times[node])
+            samples.append((rate, since, draw.random(), chance, hit))
+    base = float(np.mean([hit for *_, hit in samples]))
+    scores = {
+        "frailty posterior": [rate for rate, *_ in samples],
+        "frailty and recency (DeviceHazard)": [chance for *_, chance, _ in samples],
+        "time since the last failure": [-since for _, since, *_ in samples],
+        "chance (alarm at random)": [luck for _, _, luck, *_ in samples],
+    }
+    rows = []
+    for name, score in scores.items():
+        order = np.argsort(-np.array(score), kind="stable")[: max(1, len(samples) // 20)]
+        hits = sum(samples[i][-1] for i in order)
+        low, high = _wilson(hits, len(order))
+        precision = hits / len(order)
+        total = sum(hit for *_, hit in samples)
+        rows.append([name, f"{precision:.3f}", f"{low:.3f} to {high:.3f}", f"{hits / max(total, 1):.3f}",
+                     f"{precision / max(base, 1e-9):.2f}"])  # fmt: skip
+    chance = np.array([c for *_, c, _ in samples])
+    truth = np.array([hit for *_, hit in samples], dtype=float)
+    parts = np.array_split(np.argsort(chance), 4)
+    told = ", ".join(f"{chance[p].mean():.3f} said, {truth[p].mean():.3f} seen" for p in parts)
+    return (
+        rows,
+        base,
+        f"Calibration of DeviceHazard (excite {whole.excite:g}, {whole.decay_s / 86400:g} days) by quarters: {told}.",
+    )
+
+
+def _learned(histories: list[list[float]], mean: float, shape: float, cut: float, week: float) -> DeviceHazard:
+    """The excitation under which the past of half of the nodes was likeliest, week by week."""
+    best: tuple[float, DeviceHazard] | None = None
+    for excite, days in itertools.product((0.0, 0.1, 0.2, 0.35, 0.5), (1.0, 3.0, 10.0, 30.0)):
+        model = DeviceHazard(mean_rate=mean / 3600, shape=shape, excite=excite, decay_s=86400 * days)
+        total = 0.0
+        for history in histories:
+            for now in np.arange(week, cut - week, week):
+                before = [3600 * t for t in history if t < now]
+                chance = model.chance(before, 3600 * now, 3600 * now, 3600 * week)
+                hit = any(now <= t < now + week for t in history)
+                total += math.log(max(chance if hit else 1 - chance, 1e-12))
+        if best is None or total > best[0]:
+            best = total, model
+    assert best is not None
+    return best[1]
+
+
+def _wilson(hits: int, n: int, z: float = 1.96) -> tuple[float, float]:
+    middle = (hits + z * z / 2) / (n + z * z)
+    half = z / (n + z * z) * math.sqrt(hits * (n - hits) / n + z * z / 4)
+    return max(0.0, middle - half), min(1.0, middle + half)
