@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     made.add_argument("--minutes", type=float, default=1.0, help="of known answers without a fault")
     made.add_argument("--draws", type=int, default=6, help="of bad links in each fabric")
     made.add_argument("--data", type=Path, help="a folder of failure records, CSV: node, event, time_h or time_ms")
-    made.add_argument("--units", type=int, default=0, help="that were observed, with those that never failed")
+    made.add_argument("--units", nargs="+", default=[], help="RECORD=NUMBER of units observed, if some never failed")
     args = made.parse_args(argv)
     torch.set_num_threads(1)
     machine, bounds, tables = environment(args), Bounds(), []
@@ -46,8 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         tables.append(_health_fleet.readings(bounds, data))
     if "links" in args.parts:
         tables.append(_health_fleet.links(args.seed, args.draws, bounds, data))
+    units = {name: int(number) for name, _, number in (each.rpartition("=") for each in args.units)}
     if "prediction" in args.parts and args.data is not None:
-        tables += _health_fleet.prediction(args.data, args.units, args.seed, data)
+        tables += _health_fleet.prediction(args.data, units, args.seed, data)
     machine["options"].pop("data", None)
     return publish("health", args, machine, tables, bounds, data)
 

@@ -103,6 +103,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     generation N), or a safetensors file or directory. Optimizers and schedules begin anew."""
     init_strict: bool = True
     """Every name of the model must be there, and no other. `false` takes those that fit, and says which do not."""
+    device_test: bool = False
+    """Each replica asks its device what the answers are known to before it joins, for about a second; one that is wrong
+    does not join."""
     readings_s: float = 30.0
     """How often each agent reads its host's sensors, the kernel's log and the cloud's notices; 0 never does."""
     stop_save_s: float = 20.0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -325,6 +327,32 @@ def test_the_tolerance_follows_from_type_and_length(dtype: torch.dtype) -> None:
             assert product_misfit(c, a, sums_of(b, dtype)).deviations < 4.0, (length, shift)
             flip_bit(c, 100, 22 if dtype == torch.float32 else 14)
             assert product_misfit(c, a, sums_of(b, dtype)).deviations > 6.0, (length, shift)
+
+
+def test_a_model_can_be_copied_and_saved_as_before(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = MLP()
+    plain = gradients(model, mlp_loss, None)
+    checked = CheckedSums(model, ProductChecks())
+    gradients(model, mlp_loss, checked)
+    torch.save(model, tmp_path / "model.pt")
+    for other in (copy.deepcopy(model), torch.load(tmp_path / "model.pt", weights_only=False)):
+        assert same(gradients(other, mlp_loss, None), plain)
+        assert not other._forward_hooks
+
+
+def test_products_of_tensors_without_plain_numbers_are_left_alone() -> None:
+    checked = CheckedSums(MLP(), ProductChecks())
+    dense = torch.randn(6, 6)
+    with checked.at(0, 0):
+        assert torch.equal(torch.sparse.mm(dense.to_sparse(), dense), torch.sparse.mm(dense.to_sparse(), dense))
+        assert (torch.ones(3, 0) @ torch.ones(0, 4)).sum() == 0
+        assert (torch.ones(3, 4, device="meta") @ torch.ones(4, 2, device="meta")).shape == (3, 2)
+        assert (torch.ones(3, 4).int() @ torch.ones(4, 2).int()).sum() == 24
+        assert (torch.ones(3, 4).cfloat() @ torch.ones(4, 2).cfloat()).shape == (3, 2)
+        assert torch.addmm(torch.randn(6, 6), dense, dense).shape == (6, 6)
+    assert checked.num_checked == 0
+    assert checked.num_unchecked >= 4
 
 
 def test_numbers_that_are_not_finite_are_not_a_fault() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from outlast.cli import main
+from outlast.cli._run import _remember
 from outlast.core import events as ev
 from outlast.errors import ConfigError, EnvironmentFault
 from outlast.health import Diary, DiaryEntry, default_diary, learn_run, rank_devices, records_of
@@ -241,6 +242,20 @@ def test_a_test_is_written_down(
     assert main(["health", "test", "--device", "cpu", "--size", "32", "--no-record"]) == 0
     assert "all" in capsys.readouterr().out
     assert len(Diary(tmp_path / "diary.jsonl").entries()) == 1
+
+
+def test_a_run_is_remembered_where_a_diary_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Journal.create(tmp_path / "run") as journal:
+        for _, event in run_events():
+            journal.append(event)
+    monkeypatch.setenv("OUTLAST_DIARY", str(tmp_path / "diary.jsonl"))
+    _remember(tmp_path / "run")
+    assert sum(e.kind == "failure" for e in Diary(tmp_path / "diary.jsonl").entries()) == 1
+    monkeypatch.setenv("OUTLAST_DIARY", str(tmp_path))
+    _remember(tmp_path / "run")
+    assert "not in the diary" in capsys.readouterr().err
 
 
 def test_reading_the_diary_needs_no_torch() -> None:

@@ -13,7 +13,9 @@ from torch import nn
 import outlast
 from outlast.core import events as ev
 from outlast.errors import ConfigError, DeviceFault
-from outlast.runtime._corruption import Flip
+from outlast.health import ask_device
+from outlast.runtime._checking import admit_device
+from outlast.runtime._corruption import Flip, flip_bit
 
 pytestmark = pytest.mark.usefixtures("training_here")
 
@@ -67,6 +69,21 @@ def test_a_broken_device_ends_this_replica(monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_cannot_be_checked_is_refused() -> None:
     with pytest.raises(ConfigError, match="no kind of check"):
         train(checks="abtf")
+
+
+def test_a_device_that_answers_wrongly_does_not_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    before = torch.random.get_rng_state()
+    admit_device(True, cpu, "r0.1")
+    assert torch.equal(torch.random.get_rng_state(), before), "the script's random numbers are untouched"
+
+    def broken(device: torch.device, **more: Any) -> Any:
+        return ask_device(device, strike=lambda name, out: flip_bit(out, 3, 5) if name == "sort" else None, **more)
+
+    monkeypatch.setattr("outlast.health._device_test.ask_device", broken)
+    admit_device(False, cpu, "r0.1")
+    with pytest.raises(DeviceFault, match=r"wrong answers of .*sort"):
+        admit_device(True, cpu, "r0.1")
 
 
 @pytest.mark.process

@@ -96,13 +96,11 @@ def learn(
     """Add what a run's journal tells about its devices to the diary. What was learned before is not added again."""
     import socket
 
-    from outlast import health, journal, observe
+    from outlast import health, observe
 
     book, found = _open(diary), observe.find_run(run)
-    with journal.Journal.open_reader(found.run_dir) as reader:
-        events = [(entry.seq, entry.event) for entry in reader.events()]
-    entries = health.learn_run(events, socket.gethostname(), _entries(book))
-    book.add(*entries)
+    _entries(book)
+    entries = health.remember_run(book, found.run_dir, socket.gethostname())
     counts = {kind: sum(e.kind == kind for e in entries) for kind in ("failure", "finding", "hours")}
     if as_json:
         _print({"run_dir": str(found.run_dir), "diary": str(book.path), "added": counts})

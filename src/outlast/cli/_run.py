@@ -79,7 +79,24 @@ def run(
     _check_audit(resolved.config)
     _check_places(resolved.config)
     command = _command(script, module, args or [])
-    return launch(resolved, command, run_dir or _new_directory(), as_json=as_json)
+    folder = run_dir or _new_directory()
+    code = launch(resolved, command, folder, as_json=as_json)
+    if os.environ.get("OUTLAST_DIARY"):
+        _remember(folder)
+    return code
+
+
+def _remember(folder: Path) -> None:
+    """What the run tells about its devices, into the diary that was named; no run ends otherwise for it."""
+    import socket
+
+    from outlast import health
+    from outlast.errors import OutlastError
+
+    try:
+        health.remember_run(health.Diary(health.default_diary()), folder, socket.gethostname())
+    except (OutlastError, OSError) as error:
+        print(f"outlast: the run is not in the diary: {error}", file=sys.stderr)
 
 
 def _check_rule(config: Any) -> None:

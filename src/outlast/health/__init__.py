@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from outlast.health._checks import ProductChecks, SumFinding
     from outlast.health._device_test import DeviceTest, WrongAnswer, ask_device, device_identity, device_of
     from outlast.health._diary import Diary, DiaryEntry, default_diary
-    from outlast.health._learn import learn_run
+    from outlast.health._learn import learn_run, remember_run
     from outlast.health._ranking import DeviceRecord, rank_devices, records_of
 
 _HOMES = {
@@ -29,6 +29,7 @@ _HOMES = {
     "DiaryEntry": "_diary",
     "default_diary": "_diary",
     "learn_run": "_learn",
+    "remember_run": "_learn",
     "rank_devices": "_ranking",
     "records_of": "_ranking",
     "ProductChecks": "_checks",
@@ -39,7 +40,7 @@ _HOMES = {
     "ask_device": "_device_test",
 }
 __all__ = [
-    "DeviceRecord", "Diary", "DiaryEntry", "default_diary", "learn_run", "rank_devices", "records_of",
+    "DeviceRecord", "Diary", "DiaryEntry", "default_diary", "learn_run", "remember_run", "rank_devices", "records_of",
     "Answers", "CheckedSums", "DeviceTest", "ProductChecks", "SumFinding", "WrongAnswer", "device_identity",
     "device_of", "ask_device",
 ]  # fmt: skip

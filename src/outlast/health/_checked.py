@@ -20,7 +20,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.hooks import RemovableHandle
 
 from outlast.errors import ConfigError, DeviceFault
 from outlast.health._checks import ProductChecks, SumFinding
@@ -61,10 +63,8 @@ class CheckedSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._sums: dict[Any, Sums] = {}
         self._slack: dict[Any, float] = {}
         self._active = False
+        self._hooks: list[RemovableHandle] = []
         prepare_sums()
-        for module in self._names:
-            module.register_forward_pre_hook(self._begin)
-            module.register_forward_hook(self._end, always_call=True)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -81,12 +81,19 @@ class CheckedSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self
 
     def __enter__(self) -> Any:
+        """Begin; modules are hooked only for as long as this lasts, so that a copied or saved model has no hooks."""
         self._active = True
+        self._hooks = [
+            register_module_forward_pre_hook(self._begin),
+            register_module_forward_hook(self._end, always_call=True),
+        ]
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._active = False
+        for hook in self._hooks:
+            hook.remove()
         self._stack.clear()
         self._starts.clear()
         self._spans.clear()
@@ -125,7 +132,7 @@ class CheckedSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not self._all and not self._covered.get(self._owner()[0] or self._model, False):
             return out
         product = make(out, *args, **(kwargs or {})) if _all_real(out) else None
-        if product is None:
+        if product is None or not _can_be_read(product):
             self.num_unchecked += 1
             return out
         self.num_checked += 1
@@ -301,6 +308,18 @@ def _tensors(out: Any) -> list[Tensor]:
     """The tensors of an operation's output that can be wrong."""
     found = out if isinstance(out, tuple | list) else [out]
     return [x for x in found if isinstance(x, Tensor) and x.numel()]
+
+
+def _can_be_read(product: Product | Convolution) -> bool:
+    """Whether these are plain numbers in memory: no sparse or sharded tensors, nothing that only has a shape."""
+    if isinstance(product, Convolution):
+        tensors = [x for part in product.parts for x in (part.a, part.b, part.c)]
+    else:
+        tensors = [product.a, product.b, product.c, *([] if product.bias is None else [product.bias])]
+    return all(
+        type(x) in (Tensor, nn.Parameter) and x.layout is torch.strided and x.device.type in ("cpu", "cuda")
+        and x.is_floating_point() and x.numel() for x in tensors
+    )  # fmt: skip
 
 
 def _all_real(out: Any) -> bool:

@@ -7,11 +7,13 @@ the script or a person brought about is no failure of a device.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from outlast.core import events as ev
-from outlast.health._diary import DiaryEntry
+from outlast.health._diary import Diary, DiaryEntry
+from outlast.journal import Journal
 
-__all__ = ["learn_run"]
+__all__ = ["learn_run", "remember_run"]
 
 _FAILED = {"signal", "evicted", "agent_lost"}
 
@@ -27,6 +29,15 @@ def learn_run(events: Iterable[tuple[int, ev.AnyEvent]], host: str, before: Sequ
     for number, event in rows:
         reader.take(number, event)
     return reader.entries(rows)
+
+
+def remember_run(diary: Diary, run_dir: Path, host: str) -> list[DiaryEntry]:
+    """Add what a run's journal tells to a diary; returns what was new. Raises what reading and writing raise."""
+    with Journal.open_reader(run_dir) as reader:
+        events = [(entry.seq, entry.event) for entry in reader.events()]
+    found = learn_run(events, host, diary.entries())
+    diary.add(*found)
+    return found
 
 
 class _Reader:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from outlast.core.policy import Guards
-from outlast.runtime._checking import checked_sums
+from outlast.runtime._checking import admit_device, checked_sums
 from outlast.runtime._corruption import ordered
 from outlast.runtime._data import Samples
 from outlast.runtime._engine import Engine
@@ -40,6 +40,7 @@ def assemble(
     `checks`: as `protect` has it."""
     microbatches, samples.doubted = samples.num_leaves, env.config.bitwise
     layout, rows = arrange(env.config, parts, samples, int(bucket_mb * (1 << 20)), **robust)
+    admit_device(env.config.device_test, layout.device, env.me)
     shared = env.exchange == "shm" and layout.device.type == "cpu"
     policy = Guards.of(guards if env.config.guards == "script" else env.config.guards)
     engine = Engine(

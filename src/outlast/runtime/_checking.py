@@ -10,14 +10,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from outlast.core.protocol import messages as m
+from outlast.errors import DeviceFault
 from outlast.health import CheckedSums, ProductChecks
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from outlast.runtime._replica import Replica
 
-__all__ = ["checked_sums", "watched"]
+__all__ = ["admit_device", "checked_sums", "watched"]
 
 
 def checked_sums(model: nn.Module, given: Any) -> CheckedSums | None:
@@ -25,6 +27,22 @@ def checked_sums(model: nn.Module, given: Any) -> CheckedSums | None:
     ConfigError for what cannot be checked."""
     checks = ProductChecks.of(given)
     return CheckedSums(model, checks) if checks is not None else None
+
+
+def admit_device(wanted: bool, device: torch.device, me: str) -> None:
+    """One round of known answers before this replica joins. DeviceFault if any is wrong."""
+    if not wanted:
+        return
+    from outlast.health import ask_device
+
+    found = ask_device(device, size=64)
+    if not found.passed:
+        first = found.wrong[0]
+        raise DeviceFault(
+            f"{found.device} gave {found.num_wrong} wrong answers of {found.num_asked}: {first.case} ({first.kind})",
+            where=f"replica {me}", did="it does not join the run",
+            remedy="take the device out of service; outlast health test asks it for longer",
+        )  # fmt: skip
 
 
 @contextmanager
