@@ -4,6 +4,7 @@
  * left over is the product's own rounding, whose spread is returned to scale by. Matrices are given by their strides;
  * one of the two must be 1. Types: 0 is float, 1 is bfloat16, 2 is double.
  */
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -223,6 +224,8 @@ long check_product(
             const double q = limits->alpha * limits->alpha * spread[i] + limits->beta * limits->beta * more;
             const double left = found[at] - expected;
             const double variance = limits->products * q + limits->values * found_squares[at] + limits->least;
+            if (left * left <= *worst * variance && variance <= DBL_MAX)
+                continue; /* nearly all, without a division */
             const double ratio = isfinite(variance) ? left * left / variance : INFINITY;
             if (!(ratio <= *worst)) {
                 place = at;
