@@ -262,6 +262,12 @@ def test_only_the_modules_that_were_named_are_checked() -> None:
     assert checked.found == []
 
 
+def test_patterns_that_match_nothing_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"matches 'secnd'") as refused:
+        CheckedSums(MLP(), ProductChecks(modules=("first", "secnd")))
+    assert "second" in refused.value.remedy
+
+
 def test_a_threshold_leaves_what_is_smaller() -> None:
     torch.manual_seed(0)
     model = MLP()
@@ -281,6 +287,16 @@ def test_compiled_models_are_refused_by_name() -> None:
     model.second.compile()
     with pytest.raises(ConfigError, match="second is compiled"):
         CheckedSums(model, ProductChecks())
+
+
+def test_compiled_functions_in_the_loop_are_warned_of_once(capsys: pytest.CaptureFixture[str]) -> None:
+    compiled = torch.compile(lambda x: (x @ x).sum(), backend="eager")
+    compiled(torch.ones(2, 2))
+    checked = CheckedSums(MLP(), ProductChecks())
+    for step in range(3):
+        with checked.at(step, 0):
+            assert compiled(torch.ones(2, 2)) == 8
+    assert capsys.readouterr().err.count("run uncompiled") == 1
 
 
 @pytest.mark.parametrize("given", ["abtf", 3, [], [1], {"modules": "x"}])

@@ -15,7 +15,9 @@ flipped bits follow from the sums.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -24,7 +26,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
-from outlast.errors import ConfigError, DeviceFault
+from outlast.errors import ConfigError, DeviceFault, nearest
 from outlast.health._checks import ProductChecks, SumFinding
 from outlast.health._convolutions import CONVOLUTIONS, Convolution
 from outlast.health._memory import WrongBits, repair, wrong_bits
@@ -47,6 +49,7 @@ class CheckedSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, model: nn.Module, checks: ProductChecks) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         refuse_compiled(model)
+        refuse_unmatched(model, checks)
         self.checks = checks
         self.found: list[SumFinding] = []
         self.num_checked = self.num_doubted = self.num_unchecked = 0
@@ -63,18 +66,26 @@ class CheckedSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._sums: dict[Any, Sums] = {}
         self._slack: dict[Any, float] = {}
         self._active = False
+        self._warned = False
         self._hooks: list[RemovableHandle] = []
         prepare_sums()
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Compiled models are refused, so torch need not guard each call against compilation (2 us an operation)."""
-        return False
+    def _warn_of_compiled_functions(self) -> None:
+        """Functions that the loop compiled run uncompiled under any dispatch mode: right, but perhaps in other bits."""
+        dynamo = sys.modules.get("torch._dynamo.eval_frame")
+        if not self._warned and getattr(dynamo, "cached_backends", None):
+            self._warned = True
+            print(
+                "outlast: checks: this process has used torch.compile; compiled functions run uncompiled in checked "
+                "microbatches, so that bits may differ from an unchecked run",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
 
     # --- around a microbatch -------------------------------------------------------------------------------------
     def at(self, step: int, microbatch: int) -> CheckedSums:
         """The microbatch that is computed next; parameters are those of a new step where `step` is."""
         if step != self.step:
+            self._warn_of_compiled_functions()
             self._sums.clear()
             self._storages = {p.untyped_storage().data_ptr(): name for name, p in self._model.named_parameters()}
         self.step, self.microbatch = step, microbatch
@@ -278,6 +289,17 @@ class CheckedSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
             did="nothing was committed with it; this replica stops, and its work is done by others",
             remedy="test the device: outlast health test; and take it out of service if it fails",
         )
+
+
+def refuse_unmatched(model: nn.Module, checks: ProductChecks) -> None:
+    """ConfigError for a pattern that no module's name matches: what nobody checks would look like what is right."""
+    names = [name for name, _ in model.named_modules()]
+    for pattern in checks.modules:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ConfigError(
+                f"checks: no module's name matches {pattern!r}",
+                remedy=nearest(pattern, names, f"names such as {', '.join(names[1:6])}, with * for parts of them"),
+            )
 
 
 def refuse_compiled(model: nn.Module) -> None:
