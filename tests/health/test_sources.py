@@ -146,7 +146,7 @@ def endpoint() -> Iterator[Callable[[dict[tuple[str, str], Any]], str]]:
         server.daemon_threads = True
         server.handle_error = lambda *_: None  # type: ignore[method-assign]  # who asked has given up
         servers.append(server)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         return f"http://127.0.0.1:{server.server_address[1]}"
 
     yield start

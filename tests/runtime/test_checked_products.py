@@ -57,8 +57,20 @@ def test_flips_in_products_leave_no_trace_but_a_note(monkeypatch: pytest.MonkeyP
     after, notes = train(flips, monkeypatch, checks="abft")
     assert after == calm
     assert [(n.step, n.microbatch, n.action) for n in notes] == [
-        (1, microbatch, "recomputed") for microbatch in (0, 0, 1, 2, 3)
-    ]
+        (1, 0, "recomputed"), (1, 0, "recomputed"), (1, 0, "passed"), (1, 1, "recomputed"), (1, 2, "recomputed"),
+        (1, 2, "passed"), (1, 3, "recomputed"),
+    ]  # fmt: skip
+
+
+def test_a_device_that_is_wrong_again_is_asked_and_goes_if_it_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(device: torch.device, **more: Any) -> Any:
+        return ask_device(device, strike=lambda name, out: flip_bit(out, 3, 5) if name == "sort" else None, **more)
+
+    monkeypatch.setattr("outlast.health._device_test.ask_device", broken)
+    flips = [{"step": 1, "bit": 29, "parameter": 0, "microbatch": microbatch} for microbatch in range(2)]
+    train(flips[:1], monkeypatch, checks="abft")
+    with pytest.raises(DeviceFault, match="sort"):
+        train(flips, monkeypatch, checks="abft")
 
 
 def test_a_broken_device_ends_this_replica(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,8 @@ _SpoilT = Callable[[str, Any], None]
 class CheckedSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """See the module. `strike`: called with each operation's name and output; tests put wrong bits in.
 
-    `num_checked`, `num_doubted`, `num_unchecked`: products so far; `found`: what the owner has yet to report.
+    `num_checked`, `num_doubted`, `num_unchecked`: products so far; `found`: what the owner has yet to report,
+    `num_found`: how many it has.
     """
 
     def __init__(self, model: nn.Module, checks: ProductChecks) -> None:
@@ -52,7 +53,7 @@ class CheckedSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
         refuse_unmatched(model, checks)
         self.checks = checks
         self.found: list[SumFinding] = []
-        self.num_checked = self.num_doubted = self.num_unchecked = 0
+        self.num_checked = self.num_doubted = self.num_unchecked = self.num_found = 0
         self.strike: _SpoilT | None = None
         self.step = self.microbatch = -1
         self._names = {module: name for name, module in model.named_modules()}

@@ -1,7 +1,8 @@
 """The agent: starts, watches and kills the ranks of one host, and tells the coordinator what it sees for certain.
 
-One thread, one poll loop over pidfds, the coordinator's socket and delayed starts; no torch. Ranks die with it. It
-decides nothing: what a suspect's evidence means is `core/policy`'s matter.
+One thread, one poll loop over pidfds, the coordinator's socket and delayed starts; no torch. Sensors are read in
+threads of their own, which touch nothing of this (`_host_readings.py`). Ranks die with it. It decides nothing: what a
+suspect's evidence means is `core/policy`'s matter.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from outlast.core.protocol import messages as m
 from outlast.errors import DeviceFault
-from outlast.health import CheckedSums, ProductChecks
+from outlast.health import CheckedSums, ProductChecks, SumFinding
 
 if TYPE_CHECKING:
     import torch
@@ -29,8 +29,22 @@ def checked_sums(model: nn.Module, given: Any) -> CheckedSums | None:
     return CheckedSums(model, checks) if checks is not None else None
 
 
+def _tested_if_again(replica: Replica, checked: CheckedSums, new: int) -> None:
+    """The second finding, the fourth, the eighth …: is the device broken, or unlucky? DeviceFault if it is broken."""
+    before, checked.num_found = checked.num_found, checked.num_found + new
+    if checked.num_found < 2 or before.bit_length() == checked.num_found.bit_length():
+        return
+    admit_device(True, replica.engine.layout.device, replica.env.me)
+    note = m.DeviceNoted(
+        member=replica.env.me, device=replica.device, source="test", step=checked.step, microbatch=checked.microbatch,
+        evidence=f"the device was tested after {checked.num_found} products that did not add up: all answers right",
+        action="passed", remedy="watch it; outlast health test asks it for longer",
+    )  # fmt: skip
+    replica.link.send([note])
+
+
 def admit_device(wanted: bool, device: torch.device, me: str) -> None:
-    """One round of known answers before this replica joins. DeviceFault if any is wrong."""
+    """One round of known answers, before this replica joins or when it is doubted. DeviceFault if any is wrong."""
     if not wanted:
         return
     from outlast.health import ask_device
@@ -40,7 +54,7 @@ def admit_device(wanted: bool, device: torch.device, me: str) -> None:
         first = found.wrong[0]
         raise DeviceFault(
             f"{found.device} gave {found.num_wrong} wrong answers of {found.num_asked}: {first.case} ({first.kind})",
-            where=f"replica {me}", did="it does not join the run",
+            where=f"replica {me}", did="it does not train in the run",
             remedy="take the device out of service; outlast health test asks it for longer",
         )  # fmt: skip
 
@@ -52,6 +66,7 @@ def watched(replica: Replica, step: int, microbatch: int) -> Iterator[None]:
     if checked is None:
         yield
         return
+    found: list[SumFinding] = []
     try:
         with checked.at(step, microbatch):
             yield
@@ -65,3 +80,5 @@ def watched(replica: Replica, step: int, microbatch: int) -> Iterator[None]:
             )
             for finding in found
         ])  # fmt: skip
+    if found:
+        _tested_if_again(replica, checked, len(found))
