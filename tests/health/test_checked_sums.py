@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -287,6 +289,23 @@ def test_compiled_models_are_refused_by_name() -> None:
     model.second.compile()
     with pytest.raises(ConfigError, match="second is compiled"):
         CheckedSums(model, ProductChecks())
+
+
+@pytest.mark.process
+def test_where_nothing_is_compiled_nothing_is_warned_of() -> None:
+    code = """
+import torch
+from torch import nn
+from outlast.health import CheckedSums, ProductChecks
+model = nn.Linear(4, 4)
+optimizer, checked = torch.optim.AdamW(model.parameters()), CheckedSums(model, ProductChecks())
+for step in range(2):
+    with checked.at(step, 0):
+        model(torch.ones(4, 4)).sum().backward()
+    optimizer.step()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert "outlast:" not in done.stderr
 
 
 def test_compiled_functions_in_the_loop_are_warned_of_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,7 +74,8 @@ class CheckedSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _warn_of_compiled_functions(self) -> None:
         """Functions that the loop compiled run uncompiled under any dispatch mode: right, but perhaps in other bits."""
         dynamo = sys.modules.get("torch._dynamo.eval_frame")
-        if not self._warned and getattr(dynamo, "cached_backends", None):
+        backends = getattr(dynamo, "cached_backends", {}).values()
+        if not self._warned and any(backend is not None for backend in backends):  # None: torch's own `disable`
             self._warned = True
             print(
                 "outlast: checks: this process has used torch.compile; compiled functions run uncompiled in checked "
