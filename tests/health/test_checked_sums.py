@@ -237,6 +237,46 @@ def test_a_parameter_that_changes_in_memory_gets_its_bits_back(dtype: torch.dtyp
     assert [(f.action, f.module) for f in checked.found] == [("repaired", "second.weight")]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_equal_neighbour_is_not_taken_for_the_one_that_changed(dtype: torch.dtype) -> None:
+    """1.0 becomes 1.5 where other elements of its row and its column are 1.5 already."""
+
+    def loss(model: nn.Module) -> Tensor:
+        return other_loss(model, dtype)
+
+    torch.manual_seed(0)
+    model = MLP().to(dtype)
+    weight = model.second.weight.data
+    weight[5, 3], weight[9, 3], weight[20, 3], weight[9, 7] = 1.5, 1.0, 1.5, 1.5
+    before, plain = weight.clone(), gradients(model, loss, None)
+    checked = CheckedSums(model, ProductChecks())
+    gradients(model, loss, checked)
+    flip_bit(weight, 9 * 96 + 3, 22 if dtype == torch.float32 else 6)
+    assert weight[9, 3] == 1.5
+    assert same(gradients(model, loss, checked), plain)
+    assert torch.equal(weight, before)
+    assert [f.action for f in checked.found] == ["repaired"]
+
+
+def test_several_changes_in_memory_are_told_or_end_it() -> None:
+    """Two of different inputs of a layer are put back; two of one input end the replica: never a wrong repair."""
+    for places, repaired in (((100, 1234), True), ((96, 97), True), ((96 * 3 + 5, 96 * 7 + 5), False)):
+        torch.manual_seed(0)
+        model = MLP()
+        plain = gradients(model, mlp_loss, None)
+        checked = CheckedSums(model, ProductChecks())
+        gradients(model, mlp_loss, checked)
+        before = model.second.weight.detach().clone()
+        for place in places:
+            flip_bit(model.second.weight.data, place, 28)
+        if repaired:
+            assert same(gradients(model, mlp_loss, checked), plain)
+            assert torch.equal(model.second.weight, before)
+        else:
+            with pytest.raises(DeviceFault, match="changed in memory"):
+                gradients(model, mlp_loss, checked)
+
+
 def test_a_step_of_the_optimizer_is_no_change_in_memory() -> None:
     torch.manual_seed(0)
     model = MLP()

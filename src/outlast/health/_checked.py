@@ -29,7 +29,7 @@ from torch.utils.hooks import RemovableHandle
 from outlast.errors import ConfigError, DeviceFault, nearest
 from outlast.health._checks import ProductChecks, SumFinding
 from outlast.health._convolutions import CONVOLUTIONS, Convolution
-from outlast.health._memory import WrongBits, repair, wrong_bits
+from outlast.health._memory import WrongBits, repair, same_sums, wrong_bits
 from outlast.health._products import ATTENTION, PRODUCTS, Product
 from outlast.tensors import Misfit, Sums, prepare_sums, product_misfit, sums_of, within_bound
 
@@ -243,7 +243,14 @@ class CheckedSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name, key = self._storages[product.b.untyped_storage().data_ptr()], _key(product.b, product.c.dtype)
         if key not in self._sums:
             return None
-        done = repair(product.b, self._sums[key], sums_of(product.b, product.c.dtype, exact=True))
+        sides = (product.b, product.b.t())
+        before = self._sums[key], self._sums[_key(sides[1], product.c.dtype)]
+        now = tuple(sums_of(side, product.c.dtype, exact=True) for side in sides)
+        done = repair(product.b, before, (now[0], now[1]))
+        if done and not all(
+            same_sums(sums_of(side, product.c.dtype, exact=True), was) for side, was in zip(sides, before, strict=True)
+        ):
+            done = None  # what explained each row did not explain all of them
         if done is None:
             raise DeviceFault(
                 f"parameter {name} changed in memory between two uses of it, and no single bit of a row explains how",

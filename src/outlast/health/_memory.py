@@ -1,8 +1,9 @@
 """Bits that changed where they lay: what they were follows from a row's sum and its sum of squares.
 
 If one element of a row went from x to y, the sum changed by y - x and the sum of squares by y^2 - x^2, both known in
-double precision; only an element that is y now and a bit pattern that was x explain both. Nothing is guessed: where
-several elements of a row changed, or no single one explains the sums, there is no answer.
+double precision; only an element that is y now and a bit pattern that was x explain both. Another element may be y too,
+so the sums of the columns say which of them it was. Nothing is guessed: where several elements of a row changed, or no
+single one explains the sums, there is no answer.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from outlast.tensors import Sums
 
-__all__ = ["WrongBits", "repair", "wrong_bits"]
+__all__ = ["WrongBits", "repair", "same_sums", "wrong_bits"]
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -43,20 +44,32 @@ def wrong_bits(wrong: Tensor, right: Tensor) -> WrongBits:
     )
 
 
-def repair(matrix: Tensor, before: Sums, now: Sums) -> bool | None:
-    """Put a matrix's changed bits back, in place. False: nothing had changed. None: it had, and what cannot be told."""
-    changed = _bits(before.sums) != _bits(now.sums)
-    rows = (changed | (_bits(before.squares) != _bits(now.squares))).nonzero().reshape(-1).tolist()
-    if not rows:
+def repair(matrix: Tensor, before: tuple[Sums, Sums], now: tuple[Sums, Sums]) -> bool | None:
+    """Put a matrix's changed bits back, in place. `before`, `now`: sums of its rows and of its columns.
+
+    False: nothing had changed. None: it had, and what cannot be told."""
+    rows, columns = (_changed(was, becomes) for was, becomes in zip(before, now, strict=True))
+    if not len(rows):
         return False
-    found = [_element(matrix[row], before, now, row) for row in rows]
+    found = [_element(matrix[row], before[0], row, columns) for row in rows.tolist()]
     if any(each is None for each in found):
         return None
     with torch.no_grad():
-        for row, each in zip(rows, found, strict=True):
+        for row, each in zip(rows.tolist(), found, strict=True):
             assert each is not None
             _set(matrix, row, *each)
     return True
+
+
+def same_sums(left: Sums, right: Sums) -> bool:
+    """Whether two matrices have the same sums, to the bit."""
+    return not len(_changed(left, right))
+
+
+def _changed(before: Sums, now: Sums) -> Tensor:
+    """Rows whose sums are others."""
+    differs = (_bits(before.sums) != _bits(now.sums)) | (_bits(before.squares) != _bits(now.squares))
+    return differs.nonzero().reshape(-1)
 
 
 def _bits(sums: Tensor) -> Tensor:
@@ -68,8 +81,10 @@ def _set(matrix: Tensor, row: int, column: int, word: int) -> None:
     matrix.detach().data.view(_WORDS[matrix.element_size()])[row, column] = word
 
 
-def _element(values: Tensor, before: Sums, now: Sums, row: int) -> tuple[int, int] | None:
-    """(column, the bits that it had) of the one element of this row that changed by one bit."""
+def _element(values: Tensor, before: Sums, row: int, columns: Tensor) -> tuple[int, int] | None:
+    """(column, the bits that it had) of the one element of this row, in these columns, that changed by one bit."""
+    if not len(columns):
+        return None
     words = values.detach().contiguous().view(_WORDS[values.element_size()])
     width = 8 * values.element_size()
     total, squares = float(before.sums[row]), float(before.squares[row])
@@ -80,9 +95,10 @@ def _element(values: Tensor, before: Sums, now: Sums, row: int) -> tuple[int, in
         mask = (1 << bit) - (1 << width if bit == width - 1 else 0)
         flipped = (words ^ mask).view(values.dtype).double()
         off = (rest + flipped - total).abs() + (rest_squares + flipped * flipped - squares).abs()
-        off = torch.where(torch.isfinite(off), off, torch.inf)
-        place = int(off.argmin())
-        best.append((float(off[place]), place, int(words[place]) ^ mask))
+        off = torch.where(torch.isfinite(off), off, torch.inf)[columns]
+        for place in off.argsort()[:2].tolist():  # two of one bit: the second must be far worse as well
+            column = int(columns[place])
+            best.append((float(off[place]), column, int(words[column]) ^ mask))
     best.sort()
     size = abs(squares) + abs(total) + float(values.numel()) * 1e-300
     if best[0][0] <= 1e-11 * size and (len(best) < 2 or best[1][0] > 4 * best[0][0] or best[1][0] > 1e-11 * size):
