@@ -293,6 +293,20 @@ def test_a_step_of_the_optimizer_is_no_change_in_memory() -> None:
     assert (checked.num_doubted, checked.found) == (0, [])
 
 
+def test_a_parameter_that_the_loop_writes_unseen_by_torch_is_no_fault() -> None:
+    torch.manual_seed(0)
+    model = MLP()
+    checked = CheckedSums(model, ProductChecks())
+    gradients(model, mlp_loss, checked)
+    model.second.weight.data.mul_(1.01)
+    model.first.weight.data.clamp_(-0.05, 0.05)
+    plain = gradients(model, mlp_loss, None)
+    assert same(gradients(model, mlp_loss, checked), plain)
+    doubted = checked.num_doubted
+    assert same(gradients(model, mlp_loss, checked), plain)
+    assert (checked.num_doubted, checked.found) == (doubted, [])
+
+
 def test_only_the_modules_that_were_named_are_checked() -> None:
     torch.manual_seed(0)
     model = MLP()

@@ -200,7 +200,7 @@ class CheckedSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._tell(func, repaired, wrong, misfit)
             return second
         if not wrong.count and self._is_possible(product, again):
-            if repaired is None and math.isfinite(again.deviations):
+            if repaired is None and limit < again.deviations < math.inf:
                 self._slack[_kind(func, product)] = _LOOSER * max(1.0, again.deviations / self.checks.deviations)
             elif repaired is not None:  # its changed bits had no effect on this product
                 self._tell(func, repaired, wrong, misfit)
@@ -257,6 +257,9 @@ class CheckedSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 where=f"step {self.step}, microbatch {self.microbatch}", did="nothing was computed with it",
                 remedy="test the memory: outlast health test; retire the device if it happens again",
             )  # fmt: skip
+        if not done:  # written through `.data`: these sums are of what was there before
+            for side in sides:
+                self._sums.pop(_key(side, product.c.dtype), None)
         return name if done else None
 
     def _kernel(self, func: Any, args: Any, kwargs: Any) -> Any:

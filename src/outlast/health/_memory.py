@@ -17,6 +17,8 @@ from outlast.tensors import Sums
 
 __all__ = ["WrongBits", "repair", "same_sums", "wrong_bits"]
 
+MOST_ROWS = 16
+"""More rows than that were written by a program (through `.data`, which torch does not count), not by failing memory."""
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -47,9 +49,9 @@ def wrong_bits(wrong: Tensor, right: Tensor) -> WrongBits:
 def repair(matrix: Tensor, before: tuple[Sums, Sums], now: tuple[Sums, Sums]) -> bool | None:
     """Put a matrix's changed bits back, in place. `before`, `now`: sums of its rows and of its columns.
 
-    False: nothing had changed. None: it had, and what cannot be told."""
+    False: nothing had changed, or so much that somebody wrote it. None: it had changed, and how cannot be told."""
     rows, columns = (_changed(was, becomes) for was, becomes in zip(before, now, strict=True))
-    if not len(rows):
+    if not 0 < len(rows) <= MOST_ROWS:
         return False
     found = [_element(matrix[row], before[0], row, columns) for row in rows.tolist()]
     if any(each is None for each in found):
