@@ -18,7 +18,7 @@ from outlast.tensors import Sums
 __all__ = ["WrongBits", "repair", "same_sums", "wrong_bits"]
 
 MOST_ROWS = 16
-"""More rows than that were written by a program (through `.data`, which torch does not count), not by failing memory."""
+"""More rows than that were written by a program (through `.data`, which torch does not count), not by bad memory."""
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
