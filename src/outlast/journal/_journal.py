@@ -134,6 +134,11 @@ class Journal:
         rows = self._query(f"{query} ORDER BY seq LIMIT ?", [*values, -1 if limit is None else limit])
         return [self._entry(*row) for row in rows]
 
+    def newest(self, kind: type[AnyEvent], count: int = 1) -> list[Entry]:
+        """The last `count` entries of a kind, oldest first, however long the journal is. Raises EnvironmentFault."""
+        query = "SELECT seq, body FROM events WHERE kind = ? ORDER BY seq DESC LIMIT ?"
+        return [self._entry(*row) for row in reversed(self._query(query, [tag_of(kind), count]))]
+
     @property
     def last_seq(self) -> int:
         """The newest entry's number; 0 for none. Whoever follows asks for `events(since_seq=…)`."""

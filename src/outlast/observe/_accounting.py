@@ -19,16 +19,20 @@ and say what the time was used for (`outlast.core.protocol.StepTime`); here it i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 
 from outlast.core import events as ev
 
-__all__ = ["Accounting", "accounting", "steps_gone", "usual_silence_s"]
+__all__ = ["Accounting", "AccountingFold", "accounting", "usual_silence_s"]
 
 _ORDER = ("recovery", "stalled", "lost", "checkpoint", "degraded", "productive")
 """Where clocks disagree and the parts are more than the whole, the last one is told less of."""
+
+
+_NUM_STEPS = 1 << 15
+"""How many stretches of steps are remembered apart; a run of a million steps has no more."""
 
 
 class Accounting(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,28 +85,80 @@ class _Facts(msgspec.Struct):
     gone: int = 0
 
 
+class AccountingFold:
+    """Takes events one by one, in the journal's order; `accounting()` may be asked at any time."""
+
+    def __init__(self) -> None:
+        self._facts, self._guess = _Facts(), _Facts()
+        self._begun = self._counted = False
+
+    def take(self, event: ev.AnyEvent) -> None:
+        """Fold one event in."""
+        if not self._begun:
+            self._begun = True
+            for facts in (self._facts, self._guess):
+                facts.start_s = facts.latest_s = event.at_s
+        progress = isinstance(event, ev.Progress)
+        self._counted = self._counted or (isinstance(event, ev.Progress) and event.committed >= 0)
+        self._facts.latest_s = max(self._facts.latest_s, event.at_s)  # the wall's clock may be set back; time is not
+        _note(event, self._facts)
+        if not self._counted:  # perhaps the journal of a version that did not count: both are kept until one is right
+            self._guess.latest_s = self._facts.latest_s
+            _note(_estimated(event, self._guess) if progress else event, self._guess)  # type: ignore[arg-type]
+
+    @property
+    def gone(self) -> int:
+        """Return how many steps of a run that failed no checkpoint holds."""
+        return self._now.gone
+
+    @property
+    def start_s(self) -> float:
+        """Return when the first event was, in Unix seconds."""
+        return self._now.start_s
+
+    @property
+    def _now(self) -> _Facts:
+        return self._facts if self._counted else self._guess
+
+    def tell_latest(self, at_s: float) -> None:
+        """Hear of an event at `at_s` that was not taken as it says nothing of time but when it was."""
+        self._facts.latest_s = max(self._facts.latest_s, at_s)
+        self._guess.latest_s = self._facts.latest_s
+
+    def accounting(self, *, now_s: float | None = None) -> Accounting:
+        """The account so far; of a run that goes on, up to `now_s` (Unix seconds) or else to its last event."""
+        facts = self._now
+        running = now_s is not None and not facts.over and facts.latest_s > 0
+        wall_s = max(facts.latest_s, now_s if running and now_s is not None else 0.0) - facts.start_s
+        sums, idle_s = dict(facts.sums), wall_s
+        if facts.commit_s is not None:
+            tail_s = max(0.0, facts.start_s + wall_s - facts.commit_s)
+            tail = _name_of_tail(facts, tail_s, running)
+            sums[tail] = sums.get(tail, 0.0) + tail_s
+            idle_s = min(wall_s, max(0.0, facts.begin_s - facts.start_s) + sums.get("idle", 0.0))
+        left_s, parts = wall_s - idle_s, {}
+        for name in _ORDER:
+            parts[name] = min(max(0.0, sums.get(name, 0.0)), left_s)
+            left_s -= parts[name]
+        account = Accounting(
+            wall_s=wall_s, productive_s=parts["productive"], checkpoint_s=parts["checkpoint"], lost_s=parts["lost"],
+            recovery_s=parts["recovery"], degraded_s=parts["degraded"], stalled_s=parts["stalled"], idle_s=idle_s,
+            unexplained_s=left_s,
+        )  # fmt: skip
+        assert_identity(account)
+        return account
+
+
 def accounting(events: Iterable[ev.AnyEvent], *, now_s: float | None = None) -> Accounting:
     """The account of a run; of one that goes on, up to `now_s` (Unix seconds) or else to its last event."""
-    facts = _gather(list(events))
-    running = now_s is not None and not facts.over and facts.latest_s > 0
-    wall_s = max(facts.latest_s, now_s if running and now_s is not None else 0.0) - facts.start_s
-    sums, idle_s = dict(facts.sums), wall_s
-    if facts.commit_s is not None:
-        tail_s = max(0.0, facts.start_s + wall_s - facts.commit_s)
-        tail = _name_of_tail(facts, tail_s, running)
-        sums[tail] = sums.get(tail, 0.0) + tail_s
-        idle_s = min(wall_s, max(0.0, facts.begin_s - facts.start_s) + sums.get("idle", 0.0))
-    left_s, parts = wall_s - idle_s, {}
-    for name in _ORDER:
-        parts[name] = min(max(0.0, sums.get(name, 0.0)), left_s)
-        left_s -= parts[name]
-    account = Accounting(
-        wall_s=wall_s, productive_s=parts["productive"], checkpoint_s=parts["checkpoint"], lost_s=parts["lost"],
-        recovery_s=parts["recovery"], degraded_s=parts["degraded"], stalled_s=parts["stalled"], idle_s=idle_s,
-        unexplained_s=left_s,
-    )  # fmt: skip
-    assert_identity(account)
-    return account
+    return _folded(events).accounting(now_s=now_s)
+
+
+def _folded(events: Iterable[ev.AnyEvent]) -> AccountingFold:
+    fold = AccountingFold()
+    for event in events:
+        fold.take(event)
+    return fold
 
 
 def assert_identity(account: Accounting) -> None:
@@ -110,11 +166,6 @@ def assert_identity(account: Accounting) -> None:
     parts = [value for name, value in msgspec.structs.asdict(account).items() if name != "wall_s"]
     assert min(parts) >= 0, account
     assert math.isclose(math.fsum(parts), account.wall_s, rel_tol=1e-9, abs_tol=1e-6), account
-
-
-def steps_gone(events: Iterable[ev.AnyEvent]) -> int:
-    """Steps of a run that failed which no checkpoint holds."""
-    return _gather(list(events)).gone
 
 
 def usual_silence_s(heartbeat_s: float, step_s: float) -> float:
@@ -130,17 +181,6 @@ def _name_of_tail(facts: _Facts, tail_s: float, running: bool) -> str:
     if not running:
         return "idle"
     return "stalled" if tail_s > usual_silence_s(facts.heartbeat_s, facts.step_s) else "productive"
-
-
-def _gather(events: Sequence[ev.AnyEvent]) -> _Facts:
-    facts = _Facts()
-    if events:
-        facts.start_s = facts.latest_s = events[0].at_s
-    counted = any(isinstance(event, ev.Progress) and event.committed >= 0 for event in events)
-    for event in events:
-        facts.latest_s = max(facts.latest_s, event.at_s)  # the wall's clock may be set back; time does not run back
-        _note(event if counted or not isinstance(event, ev.Progress) else _estimated(event, facts), facts)
-    return facts
 
 
 def _estimated(event: ev.Progress, facts: _Facts) -> ev.Progress:
@@ -186,6 +226,16 @@ def _count(event: ev.Progress, facts: _Facts) -> None:
     if event.committed > event.first:
         used = event.seconds.get("productive", 0.0), event.seconds.get("degraded", 0.0)
         facts.steps.append(_Steps(event.first, event.committed, *used))
+        if len(facts.steps) > _NUM_STEPS:
+            facts.steps[: _NUM_STEPS // 2] = _merged(facts.steps[: _NUM_STEPS // 2])
+
+
+def _merged(steps: list[_Steps]) -> list[_Steps]:
+    """Neighbours in pairs: the older steps are, the less is asked which of them took what."""
+    return [
+        _Steps(a.first, b.end, a.productive_s + b.productive_s, a.degraded_s + b.degraded_s)
+        for a, b in zip(steps[::2], steps[1::2], strict=True)
+    ]
 
 
 def _lose(first: int, facts: _Facts) -> None:

@@ -8,6 +8,7 @@ minute ago is never shown as if it were true now.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable
 from typing import Literal
@@ -93,7 +94,10 @@ class StatusFold:
         self._finished: ev.RunFinished | None = None
         self._coordinator: Process | None = None
         self._agents: dict[str, Process] = {}
-        self._replicas: dict[str, Replica] = {}
+        self._replicas: dict[str, Replica] = {}  # `view` and the states of a view's members are in what follows
+        self._inside: frozenset[str] = frozenset()
+        self._suspected: set[str] = set()
+        self._people = 0  # rises with every change of who is there and how they are
         self._view: tuple[int, int] | None = None
         self._formed = False
         self._planned: ev.ViewInstalled | None = None
@@ -144,9 +148,15 @@ class StatusFold:
             case _:
                 self._take_replica(event)
 
-    def status(self, *, held: bool | None = None, now_s: float | None = None) -> Status:
+    @property
+    def people_version(self) -> int:
+        """Return a number that rises whenever a replica's state may have changed; its step is no part of that."""
+        return self._people
+
+    def status(self, *, held: bool | None = None, now_s: float | None = None, people: bool = True) -> Status:
         """The state now. `held`: whether a process holds the run's lock; None if that is not known. `now_s`: Unix time;
-        without it nothing is known of how old anything is."""
+        without it nothing is known of how old anything is. `people`: whether `replicas` is wanted, which takes time in
+        a fleet of thousands."""
         over = self._finished is not None or held is False
         agents = [self._placed(agent, over) for agent in self._agents.values()]
         age_s = max(0.0, now_s - self._step_at_s) if now_s is not None and self._step_at_s is not None else None
@@ -170,7 +180,7 @@ class StatusFold:
             coordinator=self._placed(self._coordinator, over) if self._coordinator else None,
             agent=agents[0] if agents else None,
             agents=agents,
-            replicas=[self._replica(name, over) for name in self._shown()],
+            replicas=[self._replica(name, over) for name in self._shown()] if people else [],
             last_save=self._saved,
             failed_save=self._failed_save,
             num_audit_mismatches=self._mismatches,
@@ -215,8 +225,13 @@ class StatusFold:
 
     def _replica(self, name: str, over: bool) -> Replica:
         replica = self._replicas[name]
-        if replica.state in {"training", "suspected"} and replica.view is not None:
-            replica = msgspec.structs.replace(replica, step=self._step)
+        if name in self._inside:
+            state, step = replica.state, replica.step
+            if state not in {"exited", "suspected"}:
+                state = "training" if self._formed else "forming"
+            if state in {"training", "suspected"}:
+                step = self._step
+            replica = msgspec.structs.replace(replica, state=state, step=step, view=self._view)
         if over and replica.state != "exited":
             replica = msgspec.structs.replace(replica, state="exited", detail="the run is over")
         return replica
@@ -229,8 +244,8 @@ class StatusFold:
             self._step_at_s = event.committed_at_s
         if event.losses:
             self._loss = event.losses[-1][1]
-        for replica in [r for r in self._replicas.values() if r.state == "suspected" and r.view is not None]:
-            self._change(replica.replica, state="training", detail="")  # steps go on, so it does too
+        for name in [name for name in self._suspected if name in self._inside]:
+            self._change(name, state="training", detail="")  # steps go on, so it does too
 
     def _take_process(self, event: ev.CoordinatorStarted | ev.CoordinatorLost | ev.AgentStarted | ev.AgentLost) -> None:
         match event:
@@ -257,20 +272,26 @@ class StatusFold:
             self._enter(self._planned)
             self._planned = None
         self._view, self._formed = (event.epoch, event.n), True
+        self._people += 1
         self._step = max(event.step, self._step or 0)  # its members all committed that many
-        for replica in [r for r in self._replicas.values() if r.view == self._view and r.state == "forming"]:
-            self._change(replica.replica, state="training")
 
     def _enter(self, event: ev.ViewInstalled) -> None:
+        """Only who comes and who goes is touched: a view of thousands changes by one of them."""
         self._view, self._formed = (event.epoch, event.n), False
-        for replica in [r for r in self._replicas.values() if r.view is not None]:
-            self._change(replica.replica, state="leaving" if replica.state != "exited" else "exited", view=None)
-        for name in event.members:
-            self._change(name, state="forming", view=self._view)
+        members, self._inside = self._inside, frozenset(event.members)
+        self._people += 1
+        new = self._inside - members
+        self._inside -= {name for name in new if name not in self._replicas}
+        for name in members - self._inside:
+            if self._replicas[name].state != "exited":
+                self._change(name, state="leaving")
+        for name in new | (self._inside & self._suspected):
+            self._change(name, state="forming")
 
     def _take_replica(self, event: ev.AnyEvent) -> None:
         match event:
             case ev.ReplicaStarted():
+                self._people += 1
                 self._replicas[event.replica] = Replica(
                     replica=event.replica, agent=event.agent, pid=event.pid, state="starting", view=None, step=None
                 )
@@ -287,6 +308,8 @@ class StatusFold:
     def _change(self, name: str, **changes: object) -> None:
         if name in self._replicas:
             self._replicas[name] = msgspec.structs.replace(self._replicas[name], **changes)
+            (self._suspected.add if changes.get("state") == "suspected" else self._suspected.discard)(name)
+            self._people += 1
 
 
 def status(events: Iterable[ev.AnyEvent], *, held: bool | None = None, now_s: float | None = None) -> Status:
@@ -305,6 +328,7 @@ def _lost(process: Process, cause: str) -> Process:
     return msgspec.structs.replace(process, state="lost", detail=cause)
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def _natural(name: str) -> list[tuple[int, str]]:
     """`r10.1` after `r9.2`: digits compare as numbers."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

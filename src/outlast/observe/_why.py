@@ -13,12 +13,15 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from outlast.core import events as ev
-from outlast.observe._accounting import Accounting, accounting, steps_gone
+from outlast.observe._accounting import Accounting, AccountingFold
 from outlast.observe._checkpoints import PLAIN_FAILURES, remedy_of
 from outlast.observe._status import Status, status
 from outlast.observe._timeline import Row, format_s, timeline
 
-__all__ = ["Advice", "Why", "remedy", "why"]
+__all__ = ["RUNNING", "Advice", "Why", "remedy", "story_of", "why"]
+
+RUNNING = frozenset({"starting", "forming", "training", "stalled"})
+"""States of a run that goes on: its time is told up to now."""
 
 
 _WORTH_TELLING_S, _WORTH_TELLING = 1.0, 0.01  # of the wall: less of a standstill is no headline
@@ -162,10 +165,17 @@ def why(
     `held` as in `status`, `now_s` as in `accounting`, `everything` as in `timeline`.
     """
     state = status(events, held=held, now_s=now_s)
-    running = state.state in {"starting", "forming", "training", "stalled"}
-    cost = accounting(events, now_s=now_s if running else None)
+    fold = AccountingFold()
+    for event in events:
+        fold.take(event)
+    cost = fold.accounting(now_s=now_s if state.state in RUNNING else None)
+    return story_of(state, cost, fold.gone, events, timeline(events, everything=everything))
+
+
+def story_of(state: Status, cost: Accounting, gone: int, events: Sequence[ev.AnyEvent], rows: Sequence[Row]) -> Why:
+    """The same from what is known already. `gone`: steps that no checkpoint holds; `events`: of all kinds but progress
+    and views that were installed, of which nothing is told here."""
     recoveries = [event for event in events if isinstance(event, ev.Recovery)]
-    gone = steps_gone(events)
     return Why(
         run_id=state.run_id,
         state=state.state,
@@ -177,7 +187,7 @@ def why(
         cost=cost,
         ettr=cost.ettr,
         advice=_advice(events, state),
-        timeline=timeline(events, everything=everything),
+        timeline=list(rows),
         gone_steps=gone,
     )
 

@@ -1,0 +1,195 @@
+"""The Starlette application: page, parts, rows, stream, metrics, probes.
+
+Role: requests in, published parts out; it decides nothing and reads no journal itself. Invariants: no route changes
+anything; nothing is fetched from another host; a stream holds at most one message for its reader, and is ended when
+the reader does not take it in time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from importlib import resources
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from outlast.observe.web._board import Board, Shown
+from outlast.observe.web._guard import Guard
+from outlast.observe.web._metrics import CONTENT_TYPE, metrics_text
+
+__all__ = ["build_app"]
+
+_TYPES = {
+    ".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+}  # fmt: skip
+_MAX_ROWS = 500
+_MAX_STREAMS = 512
+_TAKE_S = 30.0
+_IDLE_S = 15.0
+
+
+class _Ears:
+    """The streams that wait for something new."""
+
+    def __init__(self) -> None:
+        self.waiting: set[asyncio.Event] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def attach(self) -> None:
+        self._loop = asyncio.get_running_loop()
+
+    def wake(self) -> None:
+        """Called from the board's thread."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._wake_all)
+
+    def _wake_all(self) -> None:
+        for event in self.waiting:
+            event.set()
+
+
+def build_app(board: Board, *, allowed_hosts: Collection[str] = (), follow: bool = True) -> ASGIApp:
+    """The application on a board. `follow`: whether it starts the board's thread; a test turns it by hand."""
+    ears = _Ears()
+    board.on_change = ears.wake
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        ears.attach()
+        if follow:
+            board.start()
+        yield
+        if follow:
+            board.stop()
+
+    app = Starlette(routes=_routes(board, ears), lifespan=lifespan)
+    return Guard(app, allowed_hosts)
+
+
+def _routes(board: Board, ears: _Ears) -> list[Route]:
+    async def page(_: Request) -> Response:
+        return _asset("index.html")
+
+    async def asset(request: Request) -> Response:
+        return _asset(request.path_params["name"])
+
+    async def runs(_: Request) -> Response:
+        return _json([{"name": name, "dir": str(s.reading.run_dir.resolve())} for name, s in board.runs.items()])
+
+    async def picture(request: Request) -> Response:
+        parts = _shown(board, request).parts
+        body = b",".join(msgspec.json.encode(name) + b":" + data for name, (_, data) in parts.items())
+        return Response(b"{" + body + b"}", media_type="application/json")
+
+    async def rows(request: Request) -> Response:
+        shown, asked = _shown(board, request), request.query_params
+        try:
+            first = int(asked["first"]) if "first" in asked else None
+            near_s = float(asked["near"]) if "near" in asked else None
+            limit = min(_MAX_ROWS, max(1, int(asked.get("limit", "100"))))
+        except ValueError as error:
+            raise HTTPException(400, f"first and limit are whole numbers, near is in seconds: {error}") from error
+        return _json(await run_in_threadpool(shown.rows, asked.get("show", "story"), first, limit, near_s))
+
+    async def metrics(_: Request) -> Response:
+        from outlast import __version__
+
+        text = await run_in_threadpool(lambda: metrics_text(board.scraped(), __version__))
+        return Response(text, media_type=CONTENT_TYPE)
+
+    async def healthz(_: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def ready(_: Request) -> Response:
+        if board.ready:
+            return PlainTextResponse("ready\n")
+        return PlainTextResponse("reading the journals; not all is known yet\n", 503)
+
+    return [
+        Route("/", page),
+        Route("/page/{name}", asset),
+        Route("/api/runs", runs),
+        Route("/api/runs/{run}/picture", picture),
+        Route("/api/runs/{run}/rows", rows),
+        Route("/api/runs/{run}/stream", _Stream(board, ears)),
+        Route("/metrics", metrics),
+        Route("/healthz", healthz),
+        Route("/ready", ready),
+    ]
+
+
+class _Stream:
+    """Server-sent events: each message is the parts that changed since the one before, newest only."""
+
+    def __init__(self, board: Board, ears: _Ears) -> None:
+        self._board, self._ears = board, ears
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        shown = self._board.runs.get(scope["path_params"]["run"])
+        if shown is None or len(self._ears.waiting) >= _MAX_STREAMS:
+            status, text = (404, "no such run\n") if shown is None else (503, "too many readers\n")
+            await PlainTextResponse(text, status)(scope, receive, send)
+            return
+        event = asyncio.Event()
+        self._ears.waiting.add(event)
+        talk = asyncio.create_task(self._talk(shown, event, send))
+        gone = asyncio.create_task(_until_gone(receive))
+        try:
+            await asyncio.wait({talk, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._ears.waiting.discard(event)
+            for task in (talk, gone):
+                task.cancel()
+            await asyncio.gather(talk, gone, return_exceptions=True)
+
+    async def _talk(self, shown: Shown, event: asyncio.Event, send: Send) -> None:
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        told: dict[str, int] = {}
+        while True:
+            event.clear()
+            parts = shown.parts
+            new = {name: part for name, part in parts.items() if told.get(name) != part[0]}
+            told = {name: part[0] for name, part in parts.items()}
+            body = b"".join(b"event: %s\ndata: %s\n\n" % (name.encode(), data) for name, (_, data) in new.items())
+            async with asyncio.timeout(_TAKE_S):
+                await send({"type": "http.response.body", "body": body or b": still here\n\n", "more_body": True})
+            try:
+                async with asyncio.timeout(_IDLE_S):
+                    await event.wait()
+            except TimeoutError:
+                continue  # a word now and then, so that proxies and readers know that both sides live
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _asset(name: str) -> Response:
+    place = resources.files("outlast.observe.web") / "page" / name
+    ending = "." + name.rpartition(".")[2]
+    if ending not in _TYPES or "/" in name or not place.is_file():
+        raise HTTPException(404, "no such file")
+    return Response(place.read_bytes(), media_type=_TYPES[ending])
+
+
+def _shown(board: Board, request: Request) -> Shown:
+    shown = board.runs.get(request.path_params["run"])
+    if shown is None:
+        raise HTTPException(404, "no such run; /api/runs lists them")
+    return shown
+
+
+def _json(content: Any) -> Response:
+    return Response(msgspec.json.encode(content), media_type="application/json")

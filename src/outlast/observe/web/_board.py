@@ -1,0 +1,184 @@
+"""The runs that are served, read on one thread, published as parts that never change.
+
+Role: who reads journals and when. One thread follows all runs; a request reads only what was published last, so no
+reader waits for a disk, holds a lock, or costs the run anything. Invariants: parts are numbered by `version`, and only
+rise; a listener that is slow finds the newest parts when it comes back, and nothing was queued for it meanwhile.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from outlast.observe._reading import RunReading
+from outlast.observe._status import Status
+from outlast.observe.web._metrics import Scraped
+from outlast.observe.web._parts import chosen, curves_part, head_part, marks_part, members_part, row_data, story_part
+
+__all__ = ["Board", "Shown"]
+
+_POLL_S = 0.5
+_HEAD_EVERY_S = 1.0
+_HISTORY_TURN_S = 0.1
+_CURVES_EVERY_S = 1.0
+
+
+class Shown:
+    """One run as it is shown: its reading, and the parts that were published."""
+
+    def __init__(self, name: str, run_dir: Path) -> None:
+        self.name, self.reading = name, RunReading(run_dir)
+        self.parts: dict[str, tuple[int, bytes]] = {}
+        """By name: a number that rises with each change, and the JSON."""
+        self.lock = threading.RLock()  # the folds are one thread's at a time: the board's, or a request's for rows
+        self._seen: dict[str, Any] = {}
+        self._next_head_s = self._next_curves_s = 0.0
+
+    def turn(self, now_s: float) -> bool:
+        """Read what is new and publish what it changes; whether anything was published."""
+        with self.lock:
+            fresh = self.reading.poll()
+            reading_on = self._read_history()
+            if not self.reading.opened:
+                said = {"waiting": str(self.reading.run_dir), "trouble": self.reading.trouble}
+                return self._publish("absent", said, said)
+            if not (fresh or reading_on or now_s >= self._next_head_s):
+                return False
+            self._next_head_s = now_s + _HEAD_EVERY_S
+            return self._publish_all(now_s)
+
+    def scraped(self, now_s: float) -> Scraped | None:
+        """The run for the metrics; None while there is no journal."""
+        with self.lock:
+            if not self.reading.opened:
+                return None
+            return Scraped(
+                name=self.name, fold=self.reading.fold, status=self._status(now_s, people=True), now_s=now_s,
+                share_read=self.reading.share_read,
+            )  # fmt: skip
+
+    def rows(self, wanted: str, first: int | None, limit: int, near_s: float | None) -> dict[str, object]:
+        """`limit` rows of a choice from `first` on, by default the last ones; with `near_s` those around a moment."""
+        with self.lock:
+            found = self._chosen(wanted)
+        at = max(0, len(found) - limit) if first is None else first
+        if near_s is not None:
+            before = sum(page.row.since_s < near_s for page in found)
+            at = max(0, before - limit // 2)
+        at = min(max(0, at), len(found))
+        return {"total": len(found), "first": at, "rows": [row_data(page) for page in found[at : at + limit]]}
+
+    def _chosen(self, wanted: str) -> list[Any]:
+        count = len(self.reading.fold.rows)
+        kept = self._seen.get(f"rows {wanted}")
+        if kept is None or kept[0] != count:
+            kept = (count, list(chosen(self.reading.fold, wanted)))
+            self._seen[f"rows {wanted}"] = kept
+        return kept[1]
+
+    def _read_history(self) -> bool:
+        end_s, any_read = time.monotonic() + _HISTORY_TURN_S, False
+        while time.monotonic() < end_s and self.reading.advance(500):
+            any_read = True
+        return any_read
+
+    def _status(self, now_s: float, people: bool) -> Status:
+        held = self.reading.held()
+        return self.reading.fold.status(held=held, now_s=now_s if held else None, people=people)
+
+    def _publish_all(self, now_s: float) -> bool:
+        fold = self.reading.fold
+        state = self._status(now_s, people=False)
+        now_or_none = now_s if self.reading.held() else None
+        rows = len(fold.rows)
+        published = self._publish("head", None, head_part(fold, state, now_s, self.reading.share_read))
+        over = state.state in {"finished", "failed", "stopped", "lost"}
+        people = (fold.people_version, over)
+        if self._changed("members", people):
+            published |= self._publish("members", people, members_part(self._status(now_s, people=True)))
+        if self._changed("marks", rows):
+            published |= self._publish("marks", rows, marks_part(fold))
+        story = (rows, state.state, self.reading.whole)
+        if self._changed("story", story):
+            published |= self._publish("story", story, story_part(fold, state, now_or_none or fold.latest_s))
+        now = time.monotonic()
+        if now >= self._next_curves_s or self.reading.whole != self._seen.get("whole"):
+            self._next_curves_s, self._seen["whole"] = now + _CURVES_EVERY_S, self.reading.whole
+            published |= self._publish("curves", None, curves_part(fold))
+        return published
+
+    def _changed(self, part: str, key: object) -> bool:
+        return self._seen.get(part) != key
+
+    def _publish(self, part: str, key: object, content: object) -> bool:
+        self._seen[part] = key
+        data = msgspec.json.encode(content)
+        old = self.parts.get(part, (0, b""))
+        if old[1] == data:
+            return False
+        self.parts = {**self.parts, part: (old[0] + 1, data)}
+        if part != "absent":
+            self.parts.pop("absent", None)
+        return True
+
+
+class Board:
+    """All runs of a server. `on_change` is called from the board's thread after anything was published."""
+
+    def __init__(self, run_dirs: Sequence[Path], *, clock: Callable[[], float] = time.time) -> None:
+        self.runs: dict[str, Shown] = {}
+        for run_dir in run_dirs:
+            name, number = run_dir.resolve().name or "run", 1
+            while name in self.runs:
+                number += 1
+                name = f"{run_dir.resolve().name}-{number}"
+            self.runs[name] = Shown(name, run_dir)
+        self.on_change: Callable[[], None] = _nothing
+        self.clock = clock
+        self._wake, self._done = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Follow the journals until `stop`."""
+        self._thread = threading.Thread(target=self._follow, name="outlast-board", daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """End the thread, and let go of the journals."""
+        self._done.set()
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        for shown in self.runs.values():
+            shown.reading.close()
+
+    def turn(self) -> bool:
+        """One round over all runs; whether anything was published."""
+        published = [shown.turn(self.clock()) for shown in self.runs.values()]
+        return any(published)
+
+    @property
+    def ready(self) -> bool:
+        """Return whether every run is there and was read to the end."""
+        return all(shown.reading.whole for shown in self.runs.values())
+
+    def scraped(self) -> list[Scraped]:
+        """All runs that are there, for the metrics."""
+        found = [shown.scraped(self.clock()) for shown in self.runs.values()]
+        return [run for run in found if run is not None]
+
+    def _follow(self) -> None:
+        while not self._done.is_set():
+            if self.turn():
+                self.on_change()
+            busy = any(shown.reading.opened and not shown.reading.whole for shown in self.runs.values())
+            self._wake.wait(0.005 if busy else _POLL_S)
+
+
+def _nothing() -> None:
+    return None

@@ -1,0 +1,130 @@
+"""A run in the parts that the page is made of, each as JSON of its own.
+
+Role: the shape of what goes over the wire, from the records of `outlast.observe`. Pure. A part is sent again only when
+it has changed, so what changes often (`head`) is small, and what is large (`members`, `marks`) changes seldom.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+
+from outlast.observe._checkpoints import describe
+from outlast.observe._picture import PageRow, RunFold
+from outlast.observe._status import Status
+from outlast.observe._timeline import row_of
+
+__all__ = ["chosen", "curves_part", "head_part", "marks_part", "members_part", "row_data", "story_part"]
+
+_BINS = 400
+_LEVELS = {"info": 0, "warning": 1, "error": 2}
+_CODES = {
+    "training": "t", "forming": "f", "starting": "s", "joining": "j", "spare": "p", "suspected": "u", "leaving": "l",
+    "exited": "x",
+}  # fmt: skip
+_NUM_SUSPECTS = 50
+
+
+def head_part(fold: RunFold, state: Status, now_s: float, share_read: float) -> dict[str, object]:
+    """What changes all the time: the state in figures, the accounts and the clocks."""
+    cost = fold.accounting(state, now_s)
+    recovery = state.last_recovery
+    return {
+        "status": {
+            name: getattr(state, name)
+            for name in Status.__struct_fields__
+            if name not in {"replicas", "agents", "agent", "coordinator", "last_recovery", "last_verdict", "last_save"}
+        },
+        "command": fold.started.command if fold.started else [],
+        "coordinator": state.coordinator,
+        "last_recovery": row_of(recovery, state.started_at_s or 0.0) if recovery else None,
+        "last_save": state.last_save,
+        "accounts": cost.seconds(),
+        "ettr": cost.ettr,
+        "clocks": fold.clocks(state, now_s),
+        "num_saves": fold.num_saves,
+        "num_rows": len(fold.rows),
+        "now_s": now_s,
+        "share_read": share_read,
+    }
+
+
+def members_part(state: Status) -> dict[str, object]:
+    """Everybody, under the agent that supervises them: name, state, process, detail. What a member's step is follows
+    from its state: in the view, the run's."""
+    hosts: dict[str, list[list[object]]] = {agent.name: [] for agent in state.agents}
+    for r in state.replicas:
+        step = None if r.state in {"training", "suspected"} else r.step
+        hosts.setdefault(r.agent, []).append([r.replica, _CODES[r.state], r.pid, step, r.detail])
+    lost = {agent.name: agent.detail for agent in state.agents if agent.state == "lost"}
+    return {
+        "codes": {code: name for name, code in _CODES.items()},
+        "counts": Counter(r.state for r in state.replicas),
+        "hosts": [{"agent": name, "lost": lost.get(name), "members": them} for name, them in hosts.items()],
+    }
+
+
+def curves_part(fold: RunFold) -> dict[str, object]:
+    """Loss over steps, steps and uses over time."""
+    return {"losses": fold.losses.data(), "times": fold.times.data()}
+
+
+def marks_part(fold: RunFold) -> dict[str, object]:
+    """All rows as marks in at most a few hundred columns: [column, category, count, worst level]."""
+    end_s = max((page.row.since_s for page in fold.rows), default=0.0)
+    width_s = max(end_s, 1e-9) / _BINS
+    cells: dict[tuple[int, str], list[int]] = {}
+    for page in fold.rows:
+        column = min(_BINS - 1, int(max(0.0, page.row.since_s) / width_s))
+        cell = cells.setdefault((column, page.category), [0, 0])
+        cell[0] += 1
+        cell[1] = max(cell[1], _LEVELS[page.row.level])
+    marks = [[column, category, *cell] for (column, category), cell in sorted(cells.items())]
+    return {"end_s": end_s, "bins": _BINS, "marks": marks, "rows": len(fold.rows)}
+
+
+def story_part(fold: RunFold, state: Status, now_s: float) -> dict[str, object]:
+    """The headline, what helps, the ladder of checkpoints, audits and suspects."""
+    story = fold.why(state, now_s)
+    return {
+        "headline": story.headline,
+        "survived": story.survived,
+        "lost_steps": story.lost_steps,
+        "downtime_s": story.downtime_s,
+        "microbatches_recomputed": story.microbatches_recomputed,
+        "advice": story.advice,
+        "generations": list(fold.generations.values())[::-1],
+        "failed_save": describe(state.failed_save) if state.failed_save else None,
+        "num_failed_saves": state.num_failed_saves,
+        "certified": state.certified,
+        "num_audit_mismatches": state.num_audit_mismatches,
+        "suspects": [row_data(page) for page in fold.suspects[-_NUM_SUSPECTS:][::-1]],
+    }
+
+
+def row_data(page: PageRow) -> dict[str, object]:
+    """One row as the page has it."""
+    return {**msgspec.structs.asdict(page.row), "category": page.category, "step": page.step}
+
+
+def chosen(fold: RunFold, wanted: str) -> list[PageRow]:
+    """The rows of a choice: `story` (what `outlast why` tells, and the checkpoints), `all`, or one category."""
+    if wanted == "all":
+        return fold.rows
+    if wanted != "story":
+        return [page for page in fold.rows if page.category == wanted]
+    told = {(row.at_s, row.kind, row.what) for row in fold.story_rows()}
+    rows = {
+        (page.row.at_s, page.row.kind, page.row.what): page for page in fold.rows if page.story or _told(page, told)
+    }
+    extra = [
+        PageRow(row=row, category="run", step=None, story=True)
+        for row in fold.story_rows()
+        if (row.at_s, row.kind, row.what) not in rows
+    ]
+    return sorted([*rows.values(), *extra], key=lambda page: page.row.at_s)
+
+
+def _told(page: PageRow, told: set[tuple[float, str, str]]) -> bool:
+    return page.row.kind == "checkpoint_saved" or (page.row.at_s, page.row.kind, page.row.what) in told
