@@ -18,6 +18,7 @@ def demo(
     steps: Annotated[int, typer.Option(min=24, help="training steps of each of the two runs")] = 160,
     seed: Annotated[int, typer.Option(help="seed of model and data")] = 0,
     keep: Annotated[Path | None, typer.Option(help="where both runs are kept; a temporary directory otherwise")] = None,
+    serve: Annotated[bool, typer.Option("--serve", help="show the disturbed run in a browser while it lasts")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object, nothing else")] = False,
 ) -> int:
     """Train a small GPT on four replicas and a spare while killing a replica inside an exchange, stopping one inside a
@@ -27,6 +28,10 @@ def demo(
 
     base = keep or Path(tempfile.mkdtemp(prefix="outlast-demo-"))
     base.mkdir(parents=True, exist_ok=True)
+    if serve:
+        from outlast.cli._serve import serve_beside
+
+        serve_beside(base / "disturbed")
     watch = _Progress(steps, quiet=as_json)
     verdict = Demo(base, steps, seed, watch).run()
     watch.close()

@@ -16,7 +16,7 @@ from typer.core import TyperCommand
 from outlast.errors import ConfigError
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-_FLAGS = frozenset({"--json", "--help", "--init-strict", "--no-init-strict"})
+_FLAGS = frozenset({"--json", "--help", "--serve", "--init-strict", "--no-init-strict"})
 _TRY_S = 10.0  # for a disk that answers
 _LOG_TAIL_BYTES = 2000
 
@@ -58,6 +58,7 @@ def run(
     init_strict: Annotated[bool | None, typer.Option(help="whether all their names must fit")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML with a table [run]; see outlast config show")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="a new directory for journal and logs")] = None,
+    serve: Annotated[bool, typer.Option("--serve", help="show the run in a browser while it lasts")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object at the end, nothing else")] = False,
 ) -> int:
     """Train SCRIPT on replicas that may fail; give it ARGS. Exit code: the run's (reference/errors)."""
@@ -80,6 +81,10 @@ def run(
     _check_places(resolved.config)
     command = _command(script, module, args or [])
     folder = run_dir or _new_directory()
+    if serve:
+        from outlast.cli._serve import serve_beside
+
+        serve_beside(folder)
     code = launch(resolved, command, folder, as_json=as_json)
     if os.environ.get("OUTLAST_DIARY"):
         _remember(folder)

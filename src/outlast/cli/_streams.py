@@ -18,7 +18,7 @@ from outlast.errors import OutlastError
 __all__ = ["is_gone", "let_go_of_the_broken", "print_error", "unheard", "wants_json"]
 
 _GONE = (errno.EPIPE, errno.EIO)  # the pipe's other end, the terminal
-_FLAGS = frozenset({"--json", "--help"})
+_FLAGS = frozenset({"--json", "--help", "--serve"})
 
 
 def let_go_of_the_broken() -> OSError | None:

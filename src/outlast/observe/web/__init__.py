@@ -8,6 +8,6 @@ and when), then `_app.py` (who answers).
 from outlast.observe.web._app import build_app
 from outlast.observe.web._board import Board
 from outlast.observe.web._metrics import metrics_text
-from outlast.observe.web._server import PORT, Serving, serve
+from outlast.observe.web._server import PORT, Serving, listen
 
-__all__ = ["PORT", "Board", "Serving", "build_app", "metrics_text", "serve"]
+__all__ = ["PORT", "Board", "Serving", "build_app", "listen", "metrics_text"]

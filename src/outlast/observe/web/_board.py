@@ -37,7 +37,7 @@ class Shown:
         """By name: a number that rises with each change, and the JSON."""
         self.lock = threading.RLock()  # the folds are one thread's at a time: the board's, or a request's for rows
         self._seen: dict[str, Any] = {}
-        self._next_head_s = self._next_curves_s = 0.0
+        self._next_head_s = 0.0
 
     def turn(self, now_s: float) -> bool:
         """Read what is new and publish what it changes; whether anything was published."""
@@ -106,10 +106,9 @@ class Shown:
         story = (rows, state.state, self.reading.whole)
         if self._changed("story", story):
             published |= self._publish("story", story, story_part(fold, state, now_or_none or fold.latest_s))
-        now = time.monotonic()
-        if now >= self._next_curves_s or self.reading.whole != self._seen.get("whole"):
-            self._next_curves_s, self._seen["whole"] = now + _CURVES_EVERY_S, self.reading.whole
-            published |= self._publish("curves", None, curves_part(fold))
+        told = fold.version if self.reading.whole else -1 - int(time.monotonic() / _CURVES_EVERY_S)
+        if self._changed("curves", told):
+            published |= self._publish("curves", told, curves_part(fold))
         return published
 
     def _changed(self, part: str, key: object) -> bool:

@@ -91,7 +91,7 @@ def _of_state(run: Scraped) -> Iterator[_Family]:
     yield _gauge(run, "outlast_loss", "Loss of the newest step.", state.loss)
     yield _gauge(run, "outlast_replicas_wanted", "Replicas the run was started with.", state.num_replicas)
     members = _Family("outlast_replicas", "gauge", "Replicas by state.")
-    counts = Counter(replica.state for replica in state.replicas)
+    counts: Counter[str] = Counter(replica.state for replica in state.replicas)
     for name in _MEMBER_STATES:
         members.add(counts.get(name, 0), run=run.name, state=name)
     yield members

@@ -19,7 +19,7 @@ from outlast.observe.web._board import Board
 if TYPE_CHECKING:
     import uvicorn
 
-__all__ = ["PORT", "Serving", "listen", "serve"]
+__all__ = ["PORT", "Serving", "listen"]
 
 PORT = 8642
 _GRACE_S = 2
@@ -95,10 +95,3 @@ def _server(board: Board, allowed_hosts: Collection[str]) -> uvicorn.Server:
         lifespan="on",
     )  # fmt: skip
     return uvicorn.Server(config)
-
-
-def serve(
-    board: Board, *, port: int | None = None, allowed_hosts: Collection[str] = (), with_pid: int | None = None
-) -> None:
-    """Listen and serve until a signal, or the end of process `with_pid`."""
-    Serving(board, listen(port), allowed_hosts=allowed_hosts, with_pid=with_pid).run()

@@ -1,0 +1,64 @@
+"""`outlast serve`: the page, the metrics and the probes of runs, on loopback."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from outlast.cli._runs import DEFAULT_RUNS
+from outlast.errors import EnvironmentFault
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def serve(
+    runs: Annotated[
+        list[Path] | None, typer.Argument(help="Run directories, or ones that hold runs (the newest of each is taken).")
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="0 is any free port; by default 8642, or a free one.")] = None,
+    allowed_host: Annotated[
+        list[str] | None, typer.Option(help="A name that requests may also be made to: that of a proxy in front.")
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Take a directory that is not there yet, and wait.")] = False,
+    until_pid: Annotated[int | None, typer.Option(help="End when this process ends.")] = None,
+) -> int:
+    """Show runs in a browser, live or long over, and to Prometheus at /metrics. Listens on 127.0.0.1 only, and changes
+    nothing."""
+    from outlast.observe import find_run
+
+    _need_extra()
+    from outlast.observe.web import Board, Serving, listen
+
+    places = [place if wait else find_run(place).run_dir for place in runs or [Path(DEFAULT_RUNS)]]
+    serving = Serving(Board(places), listen(port), allowed_hosts=allowed_host or (), with_pid=until_pid)
+    print(
+        f"outlast: {serving.url} shows {', '.join(map(str, places))}; {serving.url}/metrics for Prometheus", flush=True
+    )
+    serving.run()
+    return 0
+
+
+def serve_beside(run_dir: Path) -> None:
+    """Serve a run from a process of its own, at the lowest priority, until this process ends."""
+    _need_extra()
+    command = [sys.executable, "-m", "outlast", "serve", str(run_dir), "--wait", "--until-pid", str(os.getpid())]
+    subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True, preexec_fn=lambda: os.nice(19)
+    )
+
+
+def _need_extra() -> None:
+    import importlib.util
+
+    missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise EnvironmentFault(
+            f"{' and '.join(missing)} cannot be imported",
+            remedy="pip install 'outlast[serve]' brings what serving needs",
+        )

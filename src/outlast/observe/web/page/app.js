@@ -1,0 +1,270 @@
+// The page: follows each run by server-sent events, and draws its parts. Text goes in as text, never as HTML, since
+// details and commands come from whoever started the run. Figures are formatted as outlast's terminal does.
+import { seconds, bytes, count, percent, clock } from "./format.js";
+import { curve, stack, marks, grid } from "./draw.js";
+
+const main = document.querySelector("#runs");
+const SHOWS = ["story", "all", "failure", "view", "member", "checkpoint", "verdict"];
+const USES = ["productive", "degraded", "checkpoint", "recovery", "lost", "stalled", "idle", "unexplained"];
+
+function el(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
+    else if (value !== null && value !== undefined) node.setAttribute(key, value);
+  }
+  node.append(...children.filter((child) => child !== null && child !== undefined));
+  return node;
+}
+
+function place() {
+  const asked = new URLSearchParams(location.hash.slice(1));
+  return { runs: (asked.get("runs") || "").split(",").filter(Boolean), t: asked.get("t"), show: asked.get("show") };
+}
+
+function go(changes) {
+  const now = place();
+  const asked = new URLSearchParams();
+  const next = { runs: now.runs.join(","), t: now.t, show: now.show, ...changes };
+  for (const [key, value] of Object.entries(next)) if (value) asked.set(key, value);
+  location.hash = asked.toString();
+}
+
+class Run {
+  constructor(name) {
+    this.name = name;
+    this.parts = {};
+    this.total = 0;
+    this.first = 0;
+    this.root = el("section", { class: "run", "aria-label": `run ${name}` });
+    this.build();
+    this.follow();
+  }
+
+  card(title, wide, ...content) {
+    const card = el("section", { class: wide ? "card wide" : "card", "aria-label": title }, el("h2", {}, title), ...content);
+    this.root.append(card);
+    return card;
+  }
+
+  canvas(label, height) {
+    const node = el("canvas", { role: "img", "aria-label": label, tabindex: 0 });
+    node.style.height = `${height}px`;
+    return node;
+  }
+
+  build() {
+    this.top = el("section", { class: "card wide", "aria-label": "state" });
+    this.root.append(this.top);
+    this.strip = this.canvas("When things happened, by kind", 96);
+    this.strip.addEventListener("click", (event) => {
+      const box = this.strip.getBoundingClientRect();
+      go({ t: (((event.clientX - box.left) / box.width) * this.parts.marks.end_s).toFixed(1) });
+    });
+    this.chips = el("div", { class: "chips", role: "group", "aria-label": "What is listed" });
+    for (const show of SHOWS) {
+      this.chips.append(el("button", { type: "button", "data-show": show, onclick: () => go({ show, t: null }) }, show));
+    }
+    this.body = el("tbody");
+    const head = el("thead", {}, el("tr", {}, ...["when", "noticed by", "after", "recomputed", "downtime", "what"].map((name) => el("th", { scope: "col" }, name))));
+    this.older = el("button", { type: "button", onclick: () => this.page(-100) }, "older");
+    this.newer = el("button", { type: "button", onclick: () => this.page(100) }, "newer");
+    this.shown = el("span", { class: "soft" });
+    this.card("What happened", true, this.strip, this.chips,
+      el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "timeline" }, el("table", { class: "rows" }, head, this.body)),
+      el("div", { class: "chips" }, this.older, this.newer, this.shown));
+    this.people = this.canvas("Members by agent and state", 60);
+    this.legend = el("p", { class: "soft" });
+    this.pointed = el("p", { class: "soft", role: "status" }, "Point at a member, or use the arrow keys, to see who it is.");
+    this.card("Members", false, el("div", { class: "scroll" }, this.people), this.legend, this.pointed);
+    this.bar = el("div", { class: "bar", role: "img" });
+    this.uses = el("tbody");
+    this.card("Where the time went", false, this.bar, el("table", {}, this.uses));
+    this.loss = this.canvas("Loss over steps", 180);
+    this.lossNote = el("p", { class: "soft" });
+    this.card("Loss", false, this.loss, this.lossNote);
+    this.rate = this.canvas("Steps a second over time, and what the time was used for", 180);
+    this.rateNote = el("p", { class: "soft" });
+    this.card("Steps a second, and use of time", false, this.rate, this.rateNote);
+    this.clocks = el("tbody");
+    this.card("Clocks", false, el("table", {}, el("thead", {}, el("tr", {}, ...["clock", "seen", "mean time between", "95 % interval"].map((n) => el("th", { scope: "col" }, n)))), this.clocks));
+    this.ladder = el("tbody");
+    this.ladderNote = el("p", { class: "soft" });
+    this.card("Checkpoints", false, this.ladderNote, el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "checkpoints" }, el("table", {}, el("thead", {}, el("tr", {}, ...["step", "age", "durable after", "held up", "size", ""].map((n) => el("th", { scope: "col" }, n)))), this.ladder)));
+    this.suspects = el("ul");
+    this.card("Audits and suspects", false, this.suspects);
+    this.advice = el("ul");
+    this.card("What to do next", false, this.advice);
+    this.observer = new ResizeObserver(() => this.draw());
+    this.observer.observe(this.root);
+    this.people.addEventListener("pointermove", (event) => this.point(event.offsetX, event.offsetY));
+    this.people.addEventListener("keydown", (event) => this.move(event));
+  }
+
+  follow() {
+    this.stream = new EventSource(`api/runs/${encodeURIComponent(this.name)}/stream`);
+    for (const part of ["absent", "head", "members", "curves", "marks", "story"]) {
+      this.stream.addEventListener(part, (event) => {
+        if (part === "head") delete this.parts.absent;
+        this.parts[part] = JSON.parse(event.data);
+        this.pending ||= requestAnimationFrame(() => { this.pending = 0; this.draw(); });
+        if (part === "marks") this.list();
+      });
+    }
+    this.stream.onopen = () => link("live");
+    this.stream.onerror = () => link("no answer; the last picture is shown. outlast serve shows it again");
+  }
+
+  close() { this.stream.close(); this.observer.disconnect(); this.root.remove(); }
+
+  page(by) { this.first = Math.max(0, this.first + by); this.list(this.first); }
+
+  async list(first) {
+    const { t, show } = place();
+    const asked = new URLSearchParams({ show: show || "story", limit: "100" });
+    if (first !== undefined) asked.set("first", first);
+    else if (t) asked.set("near", t);
+    const answer = await fetch(`api/runs/${encodeURIComponent(this.name)}/rows?${asked}`).catch(() => null);
+    if (!answer || !answer.ok) return;
+    const { total, first: from, rows } = await answer.json();
+    this.first = from;
+    for (const chip of this.chips.children) chip.setAttribute("aria-pressed", String(chip.dataset.show === (show || "story")));
+    const nearest = t ? rows.reduce((best, row) => (Math.abs(row.since_s - t) < Math.abs((best?.since_s ?? 1e18) - t) ? row : best), null) : null;
+    this.body.replaceChildren(...rows.map((row) => el("tr", { class: `${row.level}${row === nearest ? " here" : ""}` },
+      el("td", { class: "n" }, el("a", { href: `#${new URLSearchParams({ runs: place().runs.join(","), show: show || "story", t: row.since_s.toFixed(3) })}` }, `+${clock(row.since_s)}`)),
+      el("td", { class: "n", "data-name": "by" }, row.noticed_by || ""),
+      el("td", { class: "n", "data-name": "after" }, row.detect_s === null ? "" : seconds(row.detect_s)),
+      el("td", { class: "n", "data-name": "recomputed" }, row.microbatches_recomputed === null ? "" : String(row.microbatches_recomputed)),
+      el("td", { class: "n", "data-name": "downtime" }, row.downtime_s === null ? "" : seconds(row.downtime_s)),
+      el("td", { class: "what" }, row.what))));
+    this.shown.textContent = total ? `${count(from + 1)} to ${count(from + rows.length)} of ${count(total)}` : "nothing of this kind";
+    this.older.disabled = from === 0;
+    this.newer.disabled = from + rows.length >= total;
+    const scroll = this.body.closest(".scroll");
+    const here = this.body.querySelector(".here");
+    scroll.scrollTop = here ? here.offsetTop - 60 : first === undefined ? scroll.scrollHeight : 0;
+  }
+
+  draw() {
+    const { head, members, curves, marks: marked, story, absent } = this.parts;
+    if (absent) {
+      this.top.replaceChildren(el("h1", {}, this.name), el("p", {}, absent.trouble || `No journal in ${absent.waiting} yet; this page shows it as soon as there is one.`));
+      return;
+    }
+    if (head) this.drawHead(head, story);
+    if (marked) marks(this.strip, marked, Number(place().t));
+    if (members) this.drawMembers(members);
+    if (curves) {
+      this.lossNote.textContent = curve(this.loss, curves.losses);
+      this.rateNote.textContent = stack(this.rate, curves.times);
+    }
+    if (head) this.drawTime(head);
+    if (story) this.drawStory(story, head);
+  }
+
+  drawHead(head, story) {
+    const s = head.status;
+    const figures = [
+      ["step", s.step === null ? "–" : count(s.step) + (s.until ? ` of ${count(s.until)}` : "")],
+      ["newest commit", s.step_age_s === null ? "–" : `${seconds(s.step_age_s)} ago`],
+      ["a step", s.step_s ? seconds(s.step_s) : "–"],
+      ["loss", s.loss === null ? "–" : Number(s.loss.toPrecision(4)).toString()],
+      ["useful time", percent(head.ettr)],
+      ["faults outlasted", count(s.num_recoveries)],
+      ["downtime", story ? seconds(story.downtime_s) : "–"],
+      ["saves", count(head.num_saves) + (s.num_failed_saves ? `, ${count(s.num_failed_saves)} failed` : "")],
+      ["wall time", seconds(head.accounts.wall)],
+    ];
+    this.top.replaceChildren(
+      el("h1", {}, `${s.run_id || this.name} `, el("span", { class: `state ${s.state}` }, s.state)),
+      el("p", {}, story ? story.headline : s.detail),
+      head.share_read < 1 ? el("p", { class: "banner", role: "status" }, `Reading the journal, ${percent(head.share_read)}: curves and accounts are not whole yet.`) : null,
+      el("dl", { class: "figures" }, ...figures.map(([name, value]) => el("div", { "data-figure": name }, el("dt", {}, name), el("dd", {}, value)))),
+      el("p", { class: "soft" }, head.command.join(" ")));
+    document.title = `${s.state} · ${s.step ?? "–"} · outlast`;
+  }
+
+  drawMembers(members) {
+    this.cells = grid(this.people, members.hosts);
+    this.legend.replaceChildren(...Object.entries(members.codes).filter(([, name]) => members.counts[name]).flatMap(([code, name]) =>
+      [key(`--${code}`), `${name} ${count(members.counts[name])}   `]));
+  }
+
+  point(x, y) {
+    const found = this.cells?.find((cell) => x >= cell.x && x < cell.x + cell.size && y >= cell.y && y < cell.y + cell.size);
+    if (found) this.say(found);
+  }
+
+  move(event) {
+    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (!step || !this.cells?.length) return;
+    event.preventDefault();
+    this.at = ((this.at ?? -1) + step + this.cells.length) % this.cells.length;
+    this.say(this.cells[this.at]);
+  }
+
+  say(cell) {
+    const [name, code, pid, step, detail] = cell.member;
+    const at = step ?? this.parts.head?.status.step;
+    this.pointed.textContent = `${name} under ${cell.agent}: ${this.parts.members.codes[code]}, process ${pid}, step ${at ?? "–"}${detail ? `, ${detail}` : ""}`;
+  }
+
+  drawTime(head) {
+    const wall = head.accounts.wall || 1;
+    this.bar.setAttribute("aria-label", USES.map((use) => `${use} ${percent(head.accounts[use] / wall)}`).join(", "));
+    this.bar.replaceChildren(...USES.map((use) => {
+      const part = el("span");
+      part.style.flexGrow = head.accounts[use] / wall;
+      part.style.background = `var(--${use})`;
+      return part;
+    }));
+    this.uses.replaceChildren(...USES.map((use) => el("tr", {}, el("td", {}, key(`--${use}`), use), el("td", { class: "n" }, seconds(head.accounts[use])), el("td", { class: "n" }, percent(head.accounts[use] / wall)))));
+    this.clocks.replaceChildren(...head.clocks.map((c) => el("tr", {},
+      el("td", {}, el("span", { title: c.meaning }, c.name), el("span", { class: "soft" }, ` ${c.meaning}`)), el("td", { class: "n" }, count(c.count)),
+      el("td", { class: "n" }, c.mean_s === null ? "–" : seconds(c.mean_s)),
+      el("td", { class: "n" }, `${seconds(c.low_s)} to ${c.high_s === null ? "no bound" : seconds(c.high_s)}`))));
+  }
+
+  drawStory(story, head) {
+    const now = head?.now_s ?? 0;
+    this.ladderNote.textContent = story.generations.length ? (story.certified === null ? "No audits: nothing is certified." : `Newest certified state: step ${count(story.certified)}.`) : "No checkpoint was published.";
+    this.ladder.replaceChildren(...story.generations.map((g) => el("tr", {},
+      el("td", { class: "n" }, count(g.step)), el("td", { class: "n" }, seconds(Math.max(0, now - g.at_s))), el("td", { class: "n" }, seconds(g.durable_s)),
+      el("td", { class: "n" }, seconds(g.blocked_s)), el("td", { class: "n" }, bytes(g.written_bytes)),
+      el("td", {}, [g.certified ? "certified" : "", g.drained_to ? `copied to ${g.drained_to}` : "", g.pruned ? "removed" : "", g.reason].filter(Boolean).join(", ")))));
+    this.suspects.replaceChildren(...(story.suspects.length ? story.suspects.map((row) => el("li", {}, `+${clock(row.since_s)} ${row.what}`)) : [el("li", { class: "soft" }, "Nobody is suspected.")]));
+    this.advice.replaceChildren(...(story.advice.length ? story.advice.map((a) => el("li", {}, `${a.cause} (${a.count}x: ${a.who.slice(0, 8).join(", ")}${a.who.length > 8 ? " …" : ""}): ${a.remedy}`)) : [el("li", { class: "soft" }, "Nothing: no fault is on record.")]));
+  }
+}
+
+function key(name) {
+  const node = el("span", { class: "key" });
+  node.style.background = `var(${name})`;
+  return node;
+}
+
+function link(text) { document.querySelector("#link").textContent = text; }
+
+let names = [];
+let open = [];
+
+function show() {
+  const asked = place().runs.filter((name) => names.includes(name)).slice(0, 2);
+  const wanted = asked.length ? asked : names.slice(0, 1);
+  if (wanted.join() !== open.map((run) => run.name).join()) {
+    for (const run of open) run.close();
+    main.replaceChildren();
+    open = wanted.map((name) => new Run(name));
+    main.append(...open.map((run) => run.root));
+    main.classList.toggle("two", open.length > 1);
+  } else for (const run of open) { run.list(); run.draw(); }
+  const nav = document.querySelector("#which");
+  const links = names.map((name) => el("a", { href: `#${new URLSearchParams({ runs: name })}`, "aria-current": wanted.length === 1 && wanted[0] === name ? "page" : null }, name));
+  if (names.length > 1) links.push(el("a", { href: `#${new URLSearchParams({ runs: names.slice(0, 2).join(",") })}` }, "side by side"));
+  nav.replaceChildren(...links);
+}
+
+names = (await (await fetch("api/runs")).json()).map((run) => run.name);
+addEventListener("hashchange", show);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => open.forEach((run) => run.draw()));
+show();
