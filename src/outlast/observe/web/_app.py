@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from importlib import resources
+from importlib.metadata import version
 from typing import Any
 
 import msgspec
@@ -102,9 +103,7 @@ def _routes(board: Board, ears: _Ears) -> list[Route]:
         return _json(await run_in_threadpool(shown.rows, asked.get("show", "story"), first, limit, near_s))
 
     async def metrics(_: Request) -> Response:
-        from outlast import __version__
-
-        text = await run_in_threadpool(lambda: metrics_text(board.scraped(), __version__))
+        text = await run_in_threadpool(lambda: metrics_text(board.scraped(), version("outlast")))
         return Response(text, media_type=CONTENT_TYPE)
 
     async def healthz(_: Request) -> Response:
