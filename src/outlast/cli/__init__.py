@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("outlast.cli._run", "Train a script on replicas that may fail."),
     "status": ("outlast.cli._status", "Show who is alive in a run, in which view, at which step."),
     "why": ("outlast.cli._why", "Tell what happened in a run, what it cost, what to do next."),
+    "watch": ("outlast.cli._watch", "Follow a run in the terminal until it ends."),
     "serve": ("outlast.cli._serve", "Show runs in a browser, and to Prometheus."),
     "prove": ("outlast.cli._prove", "Search for a schedule of faults that breaks the protocol."),
     "rules": ("outlast.cli._rules", "List the robust aggregation rules with their conditions."),

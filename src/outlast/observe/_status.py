@@ -20,7 +20,10 @@ from outlast.observe._accounting import usual_silence_s
 from outlast.observe._checkpoints import PLAIN_FAILURES
 from outlast.observe._timeline import format_s
 
-__all__ = ["Process", "Replica", "RunState", "Status", "StatusFold", "status"]
+__all__ = ["OVER_DETAIL", "Process", "Replica", "RunState", "Status", "StatusFold", "status"]
+
+OVER_DETAIL = "the run is over"
+"""What is told of a replica that nothing else ended."""
 
 RunState = Literal["starting", "forming", "training", "stalled", "finished", "failed", "stopped", "lost"]
 
@@ -233,7 +236,7 @@ class StatusFold:
                 step = self._step
             replica = msgspec.structs.replace(replica, state=state, step=step, view=self._view)
         if over and replica.state != "exited":
-            replica = msgspec.structs.replace(replica, state="exited", detail="the run is over")
+            replica = msgspec.structs.replace(replica, state="exited", detail=OVER_DETAIL)
         return replica
 
     def _take_progress(self, event: ev.Progress) -> None:

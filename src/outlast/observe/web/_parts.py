@@ -12,7 +12,7 @@ import msgspec
 
 from outlast.observe._checkpoints import describe
 from outlast.observe._picture import PageRow, RunFold
-from outlast.observe._status import Status
+from outlast.observe._status import OVER_DETAIL, Replica, Status
 from outlast.observe._timeline import row_of
 
 __all__ = ["chosen", "curves_part", "head_part", "marks_part", "members_part", "row_data", "story_part"]
@@ -21,7 +21,7 @@ _BINS = 400
 _LEVELS = {"info": 0, "warning": 1, "error": 2}
 _CODES = {
     "training": "t", "forming": "f", "starting": "s", "joining": "j", "spare": "p", "suspected": "u", "leaving": "l",
-    "exited": "x",
+    "exited": "x", "over": "o",
 }  # fmt: skip
 _NUM_SUSPECTS = 50
 
@@ -56,13 +56,18 @@ def members_part(state: Status) -> dict[str, object]:
     hosts: dict[str, list[list[object]]] = {agent.name: [] for agent in state.agents}
     for r in state.replicas:
         step = None if r.state in {"training", "suspected"} else r.step
-        hosts.setdefault(r.agent, []).append([r.replica, _CODES[r.state], r.pid, step, r.detail])
+        hosts.setdefault(r.agent, []).append([r.replica, _CODES[_shown_state(r)], r.pid, step, r.detail])
     lost = {agent.name: agent.detail for agent in state.agents if agent.state == "lost"}
     return {
         "codes": {code: name for name, code in _CODES.items()},
-        "counts": Counter(r.state for r in state.replicas),
+        "counts": Counter(map(_shown_state, state.replicas)),
         "hosts": [{"agent": name, "lost": lost.get(name), "members": them} for name, them in hosts.items()],
     }
+
+
+def _shown_state(replica: Replica) -> str:
+    """A replica that ended with the run did not fail, and is not shown as if it had."""
+    return "over" if replica.state == "exited" and replica.detail in {OVER_DETAIL, "finished"} else replica.state
 
 
 def curves_part(fold: RunFold) -> dict[str, object]:

@@ -87,7 +87,7 @@ class Run {
     this.rateNote = el("p", { class: "soft" });
     this.card("Steps a second, and use of time", false, this.rate, this.rateNote);
     this.clocks = el("tbody");
-    this.card("Clocks", false, el("table", {}, el("thead", {}, el("tr", {}, ...["clock", "seen", "mean time between", "95 % interval"].map((n) => el("th", { scope: "col" }, n)))), this.clocks));
+    this.card("Clocks", false, el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "clocks" }, el("table", {}, el("thead", {}, el("tr", {}, ...["clock", "seen", "mean time between", "95 % interval"].map((n) => el("th", { scope: "col" }, n)))), this.clocks)));
     this.ladder = el("tbody");
     this.ladderNote = el("p", { class: "soft" });
     this.card("Checkpoints", false, this.ladderNote, el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "checkpoints" }, el("table", {}, el("thead", {}, el("tr", {}, ...["step", "age", "durable after", "held up", "size", ""].map((n) => el("th", { scope: "col" }, n)))), this.ladder)));
@@ -175,12 +175,13 @@ class Run {
       ["saves", count(head.num_saves) + (s.num_failed_saves ? `, ${count(s.num_failed_saves)} failed` : "")],
       ["wall time", seconds(head.accounts.wall)],
     ];
-    this.top.replaceChildren(
+    this.top.replaceChildren(...[
       el("h1", {}, `${s.run_id || this.name} `, el("span", { class: `state ${s.state}` }, s.state)),
       el("p", {}, story ? story.headline : s.detail),
       head.share_read < 1 ? el("p", { class: "banner", role: "status" }, `Reading the journal, ${percent(head.share_read)}: curves and accounts are not whole yet.`) : null,
       el("dl", { class: "figures" }, ...figures.map(([name, value]) => el("div", { "data-figure": name }, el("dt", {}, name), el("dd", {}, value)))),
-      el("p", { class: "soft" }, head.command.join(" ")));
+      el("p", { class: "soft" }, head.command.join(" ")),
+    ].filter(Boolean));
     document.title = `${s.state} · ${s.step ?? "–"} · outlast`;
   }
 
@@ -226,7 +227,8 @@ class Run {
   }
 
   drawStory(story, head) {
-    const now = head?.now_s ?? 0;
+    const over = ["finished", "failed", "stopped", "lost"].includes(head?.status.state);
+    const now = (over ? head?.status.updated_at_s : head?.now_s) ?? 0;
     this.ladderNote.textContent = story.generations.length ? (story.certified === null ? "No audits: nothing is certified." : `Newest certified state: step ${count(story.certified)}.`) : "No checkpoint was published.";
     this.ladder.replaceChildren(...story.generations.map((g) => el("tr", {},
       el("td", { class: "n" }, count(g.step)), el("td", { class: "n" }, seconds(Math.max(0, now - g.at_s))), el("td", { class: "n" }, seconds(g.durable_s)),
