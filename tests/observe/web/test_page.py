@@ -1,0 +1,149 @@
+"""The page in a real browser: no error, no other host, nothing wider than a phone, the terminal's own figures."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="the extra serve is not installed")
+
+from outlast.journal import Journal
+from outlast.observe import format_s, why
+from outlast.observe.web import Board, Serving, listen
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(
+        not (CHROMIUM and DRIVER), reason="no browser: Debian's chromium and chromium-driver are not installed"
+    ),
+]
+FLAGS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-component-update",
+    "--disable-background-networking", "--disable-sync", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+]  # fmt: skip
+
+
+class Browser:
+    """A session with ChromeDriver, in its own plain protocol."""
+
+    def __init__(self, port: int, profile: Path) -> None:
+        self._base = f"http://127.0.0.1:{port}"
+        options = {"binary": CHROMIUM, "args": [*FLAGS, f"--user-data-dir={profile}"]}
+        logs = {"browser": "ALL", "performance": "ALL"}
+        wanted = {"alwaysMatch": {"goog:loggingPrefs": logs, "goog:chromeOptions": options}}
+        self._until(lambda: bool(self._call("GET", "/status")["ready"]))
+        self._session = "/session/" + self._call("POST", "/session", {"capabilities": wanted})["sessionId"]
+
+    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        data = json.dumps(body or {}).encode() if method == "POST" else None
+        request = urllib.request.Request(self._base + path, data, {"content-type": "application/json"}, method=method)
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)["value"]
+
+    def _until(self, test: Callable[[], bool], timeout_s: float = 30.0) -> None:
+        end_s, turn = time.monotonic() + timeout_s, threading.Event()
+        while True:
+            try:
+                if test():
+                    return
+            except urllib.error.URLError:
+                pass  # the driver is starting
+            assert time.monotonic() < end_s, "the browser did not come so far in time"
+            turn.wait(0.05)
+
+    def open(self, url: str, width: int, theme: str) -> None:
+        scheme = [{"name": "prefers-color-scheme", "value": theme}]
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.command("Emulation.setEmulatedMedia", {"features": scheme})
+        self.command("Emulation.setDeviceMetricsOverride", size)
+        self._call("POST", f"{self._session}/url", {"url": url})
+        self._until(lambda: bool(self.script("return document.querySelectorAll('table.rows tbody tr').length")))
+        self._until(lambda: bool(self.script("return document.querySelectorAll('[data-figure]').length")))
+
+    def command(self, name: str, params: dict[str, Any]) -> None:
+        self._call("POST", f"{self._session}/goog/cdp/execute", {"cmd": name, "params": params})
+
+    def script(self, text: str) -> Any:
+        return self._call("POST", f"{self._session}/execute/sync", {"script": text, "args": []})
+
+    def log(self, kind: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._call("POST", f"{self._session}/se/log", {"type": kind})
+        return found
+
+    def close(self) -> None:
+        self._call("DELETE", self._session)
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory, story: Any) -> Iterator[str]:
+    run_dir = tmp_path_factory.mktemp("runs") / "brave"
+    with Journal.create(run_dir) as journal:
+        journal.append_many(story.whole)
+    serving = Serving(Board([run_dir]), listen(0))
+    thread = threading.Thread(target=serving.run, daemon=True)
+    thread.start()
+    yield serving.url
+    serving.stop()
+    thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    listening = listen(0)
+    port = listening.getsockname()[1]
+    listening.close()
+    driver = subprocess.Popen([str(DRIVER), f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        browser = Browser(port, tmp_path_factory.mktemp("profile"))
+        yield browser
+        browser.close()
+    finally:
+        driver.terminate()
+        driver.wait(20)
+
+
+@pytest.mark.parametrize(("width", "theme"), [(390, "dark"), (820, "light"), (1400, "dark")])
+def test_it_fits_and_complains_of_nothing_and_asks_no_other_host(
+    browser: Browser, url: str, width: int, theme: str
+) -> None:
+    browser.open(url, width, theme)
+    assert browser.script("return document.documentElement.scrollWidth") <= width
+    assert "null" not in browser.script("return document.body.innerText")
+    assert [entry["message"] for entry in browser.log("browser")] == []
+    messages = [json.loads(entry["message"])["message"] for entry in browser.log("performance")]
+    asked = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+    assert asked
+    own = ("chrome://", "data:", "about:", "blob:")  # the browser's start page, from itself
+    assert [address for address in asked if not address.startswith((f"{url}/", *own))] == []
+
+
+def test_its_figures_are_the_terminal_s(browser: Browser, url: str, story: Any) -> None:
+    browser.open(url, 1400, "light")
+    told = why(story.whole)
+    figures = browser.script(
+        "return Object.fromEntries([...document.querySelectorAll('[data-figure]')]"
+        ".map((node) => [node.dataset.figure, node.querySelector('dd').textContent]))"
+    )
+    assert figures["useful time"] == f"{told.ettr:.1%}"
+    assert figures["wall time"] == format_s(told.cost.wall_s)
+    assert figures["downtime"] == format_s(told.downtime_s)
+    assert figures["faults outlasted"] == str(told.survived)
+    rows = browser.script("return [...document.querySelectorAll('td.what')].map((node) => node.textContent)")
+    assert rows == [row.what for row in told.timeline]
+
+
+def test_a_link_to_a_moment_marks_its_row(browser: Browser, url: str) -> None:
+    browser.open(url, 1400, "light")
+    browser.open(f"{url}/?again#t=5.05", 1400, "light")
+    assert "r2.0: signal" in browser.script("return document.querySelector('tr.here').textContent")
