@@ -109,3 +109,25 @@ def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "html" / "reference" / "config.html").is_file()
+
+
+def test_the_page_about_the_loop_names_every_argument_and_method() -> None:
+    page = (TOP / "docs" / "reference" / "loop.md").read_text(encoding="utf-8")
+    told = set(re.findall(r"[`.](\w+)", page)) | set(re.findall(r"(\w+)=", page))
+    wanted: set[str] = set()
+    for path in (TOP / "src" / "outlast" / "runtime").rglob("*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and node.name in {"Run", "Training", "Step", "Checkpoint"}:
+                wanted |= _named_by(node)
+    assert {"global_batch_size", "clip_norm", "backward", "keep_last", "is_writer"} <= wanted
+    assert wanted <= told, sorted(wanted - told)
+
+
+def _named_by(node: ast.ClassDef) -> set[str]:
+    """Public methods and fields of a class, and the arguments of `protect`."""
+    methods = [item for item in node.body if isinstance(item, ast.FunctionDef) and not item.name.startswith("_")]
+    fields = [
+        item.target.id for item in node.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+    ]
+    arguments = [arg.arg for item in methods if item.name == "protect" for arg in item.args.kwonlyargs]
+    return {item.name for item in methods} | {name for name in fields if not name.startswith("_")} | set(arguments)
