@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["PORT", "Serving", "listen"]
 
 PORT = 8642
-_GRACE_S = 2
+_GRACE_S = 1
 
 
 def listen(port: int | None) -> socket.socket:
@@ -90,7 +90,7 @@ def _server(board: Board, allowed_hosts: Collection[str]) -> uvicorn.Server:
     import uvicorn
 
     config = uvicorn.Config(
-        build_app(board, allowed_hosts=allowed_hosts), log_level="error", access_log=False, server_header=False,
+        build_app(board, allowed_hosts=allowed_hosts), log_level="critical", access_log=False, server_header=False,
         timeout_graceful_shutdown=_GRACE_S, timeout_keep_alive=15, h11_max_incomplete_event_size=16384, ws="none",
         lifespan="on",
     )  # fmt: skip
