@@ -11,11 +11,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gamma
-from typing import Any
+from typing import Any, Protocol
 
 from outlast.errors import ConfigError, nearest
 
-__all__ = ["Belief", "ClassPrior"]
+__all__ = ["Belief", "ClassPrior", "LossRecord"]
+
+
+class LossRecord(Protocol):
+    """What a run lost work to, and when: `Losses` of one run, or `LossArrays` of many."""
+
+    def hazard_at(self, age_s: Any) -> Any:
+        """Losses per second as believed now, `age_s` > 0 after the last one."""
+
+    def next_save_s(self, **state: Any) -> Any:
+        """Seconds of training until the next save pays; see `outlast.core.policy.next_save_s`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +51,8 @@ class Belief:
     """Posterior Gamma(alpha[k], beta_s[k] + exposure_s) of class k's rate per machine-second.
 
     alpha: one entry per class, each a float or an array of shape (replications,); beta_s: prior exposure in
-    machine-seconds; exposure_s: observed since, a float or an array.
+    machine-seconds; exposure_s: observed since, a float or an array. losses: the record of lost work, of which only
+    the adaptive interval asks.
     """
 
     classes: tuple[str, ...]
@@ -49,6 +60,7 @@ class Belief:
     beta_s: tuple[float, ...]
     shape: tuple[float, ...]
     exposure_s: Any = 0.0
+    losses: LossRecord | None = None
 
     @classmethod
     def from_priors(cls, priors: Mapping[str, ClassPrior]) -> Belief:

@@ -114,6 +114,19 @@ class Losses:
             for band in range(_band(after_s) + 1):
                 spent[band] += min(after_s, _EDGES[band + 1]) ** k - _EDGES[band] ** k
 
+    @property
+    def num(self) -> int:
+        """Losses so far."""
+        return self._num
+
+    def hazard_at(self, age_s: float) -> float:
+        """Losses per second as believed now, `age_s` > 0 after the last one."""
+        return self.course(age_s).at(age_s)
+
+    def next_save_s(self, **state: float) -> float:
+        """`next_save_s` of this record: the form that a policy calls on records of one run or of many."""
+        return next_save_s(self, **state)
+
     def course(self, age_s: float, floor: float = 0.0) -> Course:
         """The hazard to plan for, as believed `age_s` after the last loss; the open interval counts.
 

@@ -1,0 +1,215 @@
+"""What a run believes, from its journal: one record, folded from events, that everybody asks.
+
+Role: the coordinator feeds it each event as it writes it, `outlast why` and `outlast plan --from-run` feed it the
+journal; so all three believe the same, to the last digit, and a coordinator that takes over believes what the one
+before it did. A fleet of one keeps no journal and tells it the same facts by name.
+What loses work is the loss of a whole fleet; deaths of replicas that others outlast count by the small share that
+redundancy does not mask. While the loss is out of its band, going back is likelier. Before anything was measured a save
+is due at once: it measures what one costs. Pure: times are those of the events (seconds, one clock that never goes
+back); it decides nothing itself (`_interval.py`, `_spares.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, replace
+
+from outlast.core import events as ev
+
+from ._bands import Band
+from ._belief import Belief, ClassPrior
+from ._hazard import Losses
+from ._interval import IntervalPolicy, IntervalState
+from ._spares import SparesDecision, SparesPolicy, SparesState
+
+__all__ = ["RunRecord", "SaveDecision"]
+
+_DAY_S = 86_400.0
+_REPLICA_PRIOR = ClassPrior(rate=6.5 / 1000 / _DAY_S)  # 6.5 failures per 1,000 node-days (arXiv 2410.21680)
+_FLEET_PRIOR_S = 7 * _DAY_S  # mean time between losses of the whole fleet, before any was seen
+_UNMASKED = 0.05  # share of replica deaths that survivors do not outlast
+_REWIND_S = 900.0  # mean time to a rewind while the loss is out of its band
+_CALM = 16  # so many losses inside the band in a row end that
+_REPLACED_S = 30.0  # from a replica's death until its place is filled, before any was seen
+_NO_DEATH = frozenset({"finished", "left"})
+_NO_FAILURE = frozenset({"superseded", "view_changed"})  # a save that another one takes the place of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SaveDecision:
+    """`interval_s` from one save's begin to the next (inf: none before the end), `mtbr_s` the mean time between losses
+    that the hazard of now stands for, and why."""
+
+    interval_s: float
+    mtbr_s: float
+    reason: str
+
+
+class RunRecord:
+    """See the module. `min_s`: never save more often; `prior_s`: mean time between losses of the whole fleet before any
+    was seen."""
+
+    def __init__(self, *, min_s: float = 10.0, num_replicas: int = 1, prior_s: float = _FLEET_PRIOR_S) -> None:
+        self.num_replicas, self.num_deaths, self.num_losses = num_replicas, 0, 0
+        self.blocked_s = self.durable_s = self.step_s = 0.0
+        self.begun = False
+        self._min_s, self._machines, self._losses = min_s, num_replicas, Losses(prior_s=prior_s)
+        self._replicas = Belief.from_priors({"replica": _REPLICA_PRIOR})
+        self._exposed_s = self._last_s = self._loss_s = 0.0
+        self._failed_s: float | None = None
+        self._measured, self._num_failed, self._ends_s = False, 0, math.inf
+        self._band, self._outside = Band(), deque[bool](maxlen=_CALM)
+        self._gone: dict[str, float] = {}
+        self._replaced_s: list[float] = []
+
+    # --- what is learnt ------------------------------------------------------------------------------------------
+    def take(self, event: ev.AnyEvent) -> None:
+        """The next event of the journal. Nothing counts before the first view has formed: there is nothing to lose."""
+        at_s = event.at_s
+        match event:
+            case ev.RunStarted():
+                self.num_replicas = event.num_replicas
+                self._min_s = float(event.config.get("checkpoint_min_s") or self._min_s)
+            case ev.ViewFormed() if not self.begun:
+                self.begin(at_s)
+            case ev.ViewInstalled():
+                self.running(at_s, len(event.members))
+            case ev.FleetLost() if self.begun:
+                self.died(at_s, fleet=True)
+            case ev.ReplicaExited() if event.cause not in _NO_DEATH and self.begun:
+                self._gone[event.replica.partition(".")[0]] = at_s
+                self.died(at_s, fleet=False)
+            case ev.JoinerCaughtUp():
+                self._filled(event.replica, at_s)
+            case ev.Progress():
+                self._progress(event)
+            case _:
+                self._saving(event)
+
+    def _saving(self, event: ev.AnyEvent) -> None:
+        match event:
+            case ev.CheckpointBegan():
+                self.began(event.at_s)
+            case ev.CheckpointSaved():
+                self.saved(event.blocked_s, event.durable_s)
+            case ev.CheckpointFailed() if event.step >= 0 and event.cause not in _NO_FAILURE:
+                self.failed()
+            case _:
+                pass
+
+    def _filled(self, replica: str, at_s: float) -> None:
+        gone_s = self._gone.pop(replica.partition(".")[0], None)
+        if gone_s is not None:
+            self._replaced_s.append(max(0.0, at_s - gone_s))
+
+    def _progress(self, event: ev.Progress) -> None:
+        for _, value in event.losses:
+            self.loss(value)
+        self.step_s = event.step_s or self.step_s
+        if event.until and event.committed >= 0 and self.step_s:
+            self.ends(event.at_s + max(0, event.until - event.committed) * self.step_s)
+
+    def begin(self, now_s: float) -> None:
+        """Training begins."""
+        self._exposed_s = self._last_s = self._loss_s = now_s
+        self.begun = True
+
+    def running(self, now_s: float, machines: int) -> None:
+        """So many replicas train from now on."""
+        if self.begun:
+            self._replicas = self._replicas.expose(max(0.0, now_s - self._exposed_s) * self._machines)
+        self._exposed_s, self._machines = now_s, max(1, machines)
+
+    def died(self, now_s: float, *, fleet: bool) -> None:
+        """A replica died, or (`fleet`) the last one that held the state."""
+        if fleet:
+            self._losses.observe(now_s - self._loss_s)
+            self._loss_s = now_s
+            self.num_losses += 1
+        else:
+            self._replicas = self._replicas.observe("replica")
+            self.num_deaths += 1
+        self._failed_s = now_s
+
+    def loss(self, value: float) -> None:
+        """A step's loss."""
+        reading, self._band = self._band.read(value)
+        self._outside.append(reading.finding in ("spike", "nonfinite"))
+
+    def began(self, now_s: float) -> None:
+        """A save was taken now."""
+        self._last_s = now_s
+
+    def saved(self, blocked_s: float, durable_s: float) -> None:
+        """A save was published, and what it cost."""
+        self.blocked_s, self.durable_s, self._measured, self._num_failed = blocked_s, durable_s, True, 0
+
+    def ends(self, at_s: float) -> None:
+        """When the loop will have done all its steps."""
+        self._ends_s = at_s
+
+    def failed(self) -> None:
+        """A save came to nothing: the next one is tried later and later, but not later than it would be due."""
+        self._num_failed += 1
+
+    @property
+    def since_s(self) -> float:
+        """From when on work would be lost: the last save, or the loss after it, which took that work already."""
+        return max(self._last_s, self._loss_s)
+
+    # --- what is believed ----------------------------------------------------------------------------------------
+    def belief(self, now_s: float) -> Belief:
+        """As of now: the rate of deaths a replica, and the record of lost work."""
+        running_s = max(0.0, now_s - self._exposed_s) * self._machines if self.begun else 0.0
+        return replace(self._replicas.expose(running_s), losses=self._losses)
+
+    def state(self, now_s: float) -> IntervalState:
+        """What the interval is decided in."""
+        since_s = self.since_s
+        return IntervalState(
+            machines=self._machines if self._machines > 1 else 0, write_s=self.blocked_s, durable_s=self.durable_s,
+            age_s=max(1.0, since_s - self._loss_s), now_age_s=max(1.0, now_s - self._loss_s),
+            extra=1.0 / _REWIND_S if any(self._outside) else 0.0, left_s=max(1.0, self._ends_s - since_s),
+            measured=self._measured, num_failed=self._num_failed,
+        )  # fmt: skip
+
+    def policy(self) -> IntervalPolicy:
+        """The one that decides when a run saves."""
+        return IntervalPolicy(kind="adaptive", min_s=self._min_s, max_s=max(_DAY_S, self._min_s), weights=(_UNMASKED,))
+
+    def saving(self, now_s: float, policy: IntervalPolicy | None = None) -> SaveDecision:
+        """The interval as of now, and why."""
+        found = (policy or self.policy()).decide(self.belief(now_s), self.state(now_s))
+        reasons = [
+            f"a loss is expected every {found.mtbr_s:.3g} s",
+            f"a save holds training up for {self.blocked_s:.3g} s",
+        ]
+        if self._failed_s is not None:
+            reasons.append(f"the last failure was {now_s - self._failed_s:.3g} s ago")
+        if any(self._outside):
+            reasons.append("the loss is out of its band")
+        if self._num_failed:
+            reasons.append(f"the last {self._num_failed} came to nothing")
+        elif not self._measured:
+            reasons.append("the first save measures what one costs")
+        if found.interval_s == math.inf:
+            reasons.append(f"the loop ends in {self._ends_s - now_s:.3g} s, and saves then")
+        return SaveDecision(interval_s=found.interval_s, mtbr_s=found.mtbr_s, reason="; ".join(reasons))
+
+    def due_s(self, now_s: float) -> float:
+        """Seconds from now to the next save; 0 or less: now. inf where the end of the loop comes first."""
+        return self.since_s + self.saving(now_s).interval_s - now_s
+
+    @property
+    def replaced_s(self) -> float:
+        """From a replica's death until its place is filled again: the mean of those seen, and one prior."""
+        return (_REPLACED_S + sum(self._replaced_s)) / (1 + len(self._replaced_s))
+
+    def spares(self, now_s: float, policy: SparesPolicy | None = None) -> SparesDecision:
+        """How many spares are worth holding as of now."""
+        state = SparesState(
+            running=float(self._machines), wanted=float(self.num_replicas), expected_wait_s=self.replaced_s,
+            reshape_s=self.step_s, repair_s=self.replaced_s,
+        )  # fmt: skip
+        return (policy or SparesPolicy()).decide(self.belief(now_s), state)
