@@ -127,7 +127,9 @@ def job_command(
     accelerators: Annotated[int | None, typer.Option(help="Accelerators of the job.")] = None,
     days: Annotated[float | None, typer.Option(help="Length of the run, days.")] = None,
     from_run: Annotated[str, typer.Option(help="Re-plan from the journal of this run.")] = "",
-    write_seconds: Annotated[float, typer.Option(help="With --from-run: seconds a checkpoint blocks.")] = 1.0,
+    write_seconds: Annotated[
+        float | None, typer.Option(help="With --from-run: seconds a checkpoint blocks; default: as measured.")
+    ] = None,
     report: Annotated[str, typer.Option(help="Also write a self-contained HTML page here.")] = "",
     replications: Annotated[int, typer.Option(help="Simulated runs.")] = 256,
     seed: Annotated[int, typer.Option(help="Seed of the simulation.")] = 0,

@@ -21,6 +21,7 @@ class RunJournal:
     def __init__(self, entries: list[ev.AnyEvent]) -> None:
         if not entries:
             raise ConfigError("the run's journal holds no event yet", remedy="let the run start, or name another")
+        self.events = entries
         self._start = entries[0].at_s
         self._end = max(event.at_s for event in entries)
         self._agents: dict[str, str] = {}

@@ -1,26 +1,33 @@
 """Re-plan from a run's journal: what was believed beside what was seen, and the plan that follows.
 
-Invariant: the belief is the policies' own `Belief`, updated by the run's failures (`_beside.py`).
+Invariant: rate and interval come from the record that the coordinator decides with, folded from the same events.
 """
 
 from __future__ import annotations
 
-from outlast.core.policy import IntervalPolicy, IntervalState
+from outlast.core.policy import RunRecord
 from outlast.core.reliability._check import positive
 
 from ._answer import Answer, Table, duration
-from ._beside import belief_from_run, beside_data, beside_note, beside_table, observe_run, predicted_beside_observed
+from ._beside import beside_data, beside_note, beside_table, observe_run, predicted_beside_observed
 from ._journal import open_journal
 
 __all__ = ["rerun_answer"]
 
 
-def rerun_answer(path: str, write_s: float) -> Answer:
-    """What a run's journal says, and the interval that its own policy would choose now for a write of `write_s`."""
-    positive("--write-seconds", write_s)
-    seen = observe_run(open_journal(path))
-    belief = belief_from_run(seen)
-    decision = IntervalPolicy().decide(belief, IntervalState(machines=float(seen.num_replicas), write_s=write_s))
+def rerun_answer(path: str, write_s: float | None = None) -> Answer:
+    """What a run's journal says, and the interval that the run itself chooses at its last event; with `write_s`, the
+    one that it would choose if a save held training up for so long."""
+    if write_s is not None:
+        positive("--write-seconds", write_s)
+    journal = open_journal(path)
+    seen = observe_run(journal)
+    record = RunRecord()
+    for event in journal.events:
+        record.take(event)
+    if write_s is not None:
+        record.saved(write_s, record.durable_s)
+    decision = record.saving(journal.events[-1].at_s)
     rows = predicted_beside_observed(seen)
     tables = (
         beside_table(rows),
@@ -28,7 +35,7 @@ def rerun_answer(path: str, write_s: float) -> Answer:
             title="The plan from here",
             columns=("quantity", "value"),
             rows=(
-                ("believed MTBF of the whole run", duration(decision.mtbr_s)),
+                ("believed mean time between losses of work", duration(decision.mtbr_s)),
                 ("checkpoint interval", duration(decision.interval_s)),
                 ("mean recovery so far", duration(seen.recovery_s)),
                 ("mean time to notice", duration(seen.detect_s)),
@@ -42,9 +49,10 @@ def rerun_answer(path: str, write_s: float) -> Answer:
         "failures": seen.failures,
         "recovery_s": seen.recovery_s,
         "detect_s": seen.detect_s,
-        "mtbf_s": decision.mtbr_s,
+        "mtbr_s": decision.mtbr_s,
         "interval_s": decision.interval_s,
-        "write_s": write_s,
+        "write_s": record.blocked_s,
+        "reason": decision.reason,
         "predicted": beside_data(rows),
         "accounts_s": seen.accounts_s,
     }

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import math
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -22,7 +21,7 @@ from outlast.checkpoint._threads import Threads
 from outlast.config import RunConfig
 from outlast.core import events as ev
 from outlast.core.phases import Phase
-from outlast.core.policy._saving import Pacer
+from outlast.core.policy import RunRecord
 from outlast.core.protocol import Coordinator, ViewId
 from outlast.core.protocol import _commit as cm
 from outlast.core.protocol import messages as m
@@ -39,10 +38,13 @@ _AGAIN_S = 30.0  # between two tries to open a store that refuses
 _OVERDUE_S, _OVERDUE = 900.0, 1.5  # or times what a writer may be silent: who is there says sooner that it failed
 _CHANGED = 0.2  # an interval that differs by less is no news
 _REMEMBERED = 32
+_DEATHS = (ev.FleetLost, ev.ReplicaExited)
+_TELLING = (*_DEATHS, ev.Progress, ev.CheckpointSaved, ev.CheckpointFailed, ev.ViewFormed)  # of when to save next
 
 
 class Keeper:
-    """See the module. `write` appends to the journal, `tell` sends to members by name; both on the loop."""
+    """See the module. `write` appends to the journal, `tell` sends to members by name; both on the loop. `now`: the
+    clock of the journal's events."""
 
     def __init__(
         self,
@@ -54,7 +56,9 @@ class Keeper:
         write: Callable[..., None],
         tell: Callable[[Iterable[str], Any], None],
         probe: Callable[[Phase, int], None],
+        now: Callable[[], float],
     ) -> None:
+        self._now = now
         self._journal, self._coordinator, self._run = journal, coordinator, run
         self._epoch, self._config, self._stop_save_s = coordinator.epoch, config, config.stop_save_s
         self._write, self._tell, self._probe = write, tell, probe
@@ -70,12 +74,15 @@ class Keeper:
         self._dead: dict[cm.SaveId, str] = {}
         self._asked = self._epoch << 20
         self._reason = self._why = ""  # of a wish to save; of the newest save that failed
-        self._pacer: Pacer | None = None
+        self._record = RunRecord(min_s=config.checkpoint_min_s, num_replicas=config.replicas)
+        for entry in journal.events():  # an earlier coordinator's
+            self._record.take(entry.event)
+        self._chooses = False  # when to save is left to outlast
+        self._asked_s = -math.inf
         self._shown_s = math.nan
         self._timer: asyncio.TimerHandle | None = None
         self._stops = False  # the run was asked to stop: its last save is asked for
         self._after: list[Callable[[], None]] = []
-        self._step_s = 0.0
         self._differing: list[Any] = []
         self._loop = asyncio.get_running_loop()
         self._opening = Threads(1, "outlast-open")
@@ -91,8 +98,7 @@ class Keeper:
         if self._base is None or view is None or view.id == self._view:
             return
         self._view = view.id
-        if self._pacer is not None:
-            self._arm()
+        self._arm()
         number = (self._base + view.id.epoch, view.id.n)
         self._feed(cm.ViewChanged(view=number, writers=tuple(range(len(view.members))), begins=view.start))
         early, self._early = self._early, []
@@ -123,8 +129,7 @@ class Keeper:
             return  # a newer coordinator is there
         self.archive, self._base = archive, base
         assert self.settings is not None
-        if not self.settings.every:
-            self._pacer = Pacer(time.monotonic(), min_s=self.settings.min_s, num_replicas=self._config.replicas)
+        self._chooses = not self.settings.every
         self._tell(self._everyone(), wire.SaveBase(epoch=self._epoch, base=base))
         self.look()
 
@@ -256,11 +261,6 @@ class Keeper:
             copied_s=max((c.copied_s for c in costs), default=0.0), durable_s=durable_s,
             reason=next((c.reason for c in costs if c.reason), self._reason), url=archive.url,
         )  # fmt: skip
-        if self._pacer is not None:
-            left = min((c.steps_left for c in costs), default=0)
-            ends_s = time.monotonic() + left * self._step_s if left and self._step_s else math.inf
-            self._pacer.saved(blocked_s, durable_s, ends_s=ends_s)
-            self._arm()
         self._reason = ""
         archive.tidy(action.generation, self._commit.protected)
         self._release()
@@ -276,9 +276,6 @@ class Keeper:
         self._write("checkpoint_failed", step=action.save.step, cause=action.cause, reason=action.reason, url=url)
         if action.cause == "view_changed":
             self.ask(f"the save of step {action.save.step} was lost with its view")
-        elif action.cause != "superseded" and self._pacer is not None:
-            self._pacer.failed()
-            self._arm()
 
     def saved_in(self, view: ViewId) -> int:
         """Return the newest step that was published in this view: so many are committed, whoever has said so."""
@@ -324,53 +321,43 @@ class Keeper:
         for then in after:
             then()
 
-    def heard(self, kind: str, fields: dict[str, Any]) -> None:
-        """What was just written into the journal: the same facts teach the interval."""
-        if kind == "progress":
-            self._step_s = fields["step_s"] or self._step_s
-        elif kind == "certified":
-            self._feed(cm.Certified(step=fields["step"]))
-        pacer = self._pacer
-        if pacer is None:
-            return
-        if kind == "progress":
-            for _, loss in fields["losses"]:
-                pacer.loss(loss)
-        elif kind == "fleet_lost" or (kind == "replica_exited" and fields["cause"] not in ("finished", "left")):
-            pacer.died(time.monotonic(), fleet=kind == "fleet_lost")
+    def heard(self, event: ev.AnyEvent) -> None:
+        """What was just written into the journal: the record that decides when to save is made of nothing else."""
+        self._record.take(event)
+        if isinstance(event, ev.Certified):
+            self._feed(cm.Certified(step=event.step))
+        if isinstance(event, _DEATHS):
             self._shown_s = math.nan
-        else:
-            return
-        self._arm()
+        if isinstance(event, _TELLING):
+            self._arm()
 
     def _arm(self) -> None:
         """Decide again when the next save is due."""
-        assert self._pacer is not None
-        now = time.monotonic()
-        view = self._coordinator.view
-        self._pacer.running(now, len(view.members) if view is not None else 1)
-        decision, due_s = self._pacer.decide(now), self._pacer.due_s(now)
+        if not self._chooses or not self._record.begun:
+            return
+        now_s = self._now()
+        decision = self._record.saving(now_s)
+        due_s = max(self._record.since_s, self._asked_s) + decision.interval_s - now_s
         same = decision.interval_s == self._shown_s
         if not (same or abs(decision.interval_s - self._shown_s) <= _CHANGED * min(decision.interval_s, self._shown_s)):
             self._shown_s = decision.interval_s
             interval_s = None if decision.interval_s == math.inf else decision.interval_s
-            self._write("checkpoint_interval", interval_s=interval_s, mtbr_s=decision.mtbr_s, reason=decision.reason)
+            self._write(
+                "checkpoint_interval", at_s=now_s, interval_s=interval_s, mtbr_s=decision.mtbr_s, reason=decision.reason
+            )
         if self._timer is not None:
             self._timer.cancel()
         if due_s < math.inf:
             self._timer = self._loop.call_later(max(0.0, due_s), self._due)
 
     def _due(self) -> None:
-        assert self._pacer is not None
+        self._asked_s = self._now()
         if (
             self._view is not None
             and self._commit.pending == ()
             and not (self._coordinator.over or self._coordinator.ending is not None)
         ):
-            self._pacer.began(time.monotonic())
-            self.ask(f"due: {self._pacer.decide(time.monotonic()).reason}")
-        else:
-            self._pacer.began(time.monotonic())
+            self.ask(f"due: {self._record.saving(self._asked_s).reason}")
         self._arm()
 
     # --- the journal, the threads, the end -----------------------------------------------------------------------

@@ -18,7 +18,7 @@ from outlast.checkpoint import Handle, heads
 from outlast.checkpoint import _events as ce
 from outlast.checkpoint._patience import Patient
 from outlast.checkpoint._room import make_room, tried
-from outlast.core.policy._saving import Pacer
+from outlast.core.policy import RunRecord
 from outlast.errors import CheckpointError, ConfigError, Unsaved
 from outlast.runtime._contents import place_and_number
 from outlast.runtime._data import Samples
@@ -47,7 +47,8 @@ class PlainSaves:
         self._archive = archive_of(env, settings, facts, on_event=self._on_event)
         store = Patient(self._archive.store, settings.timeout_s)
         self._epoch = 1 + max((h.view[0] for h in heads(store, newest=16)[0]), default=0)
-        self._pacer = Pacer(time.monotonic(), min_s=settings.min_s, num_replicas=1)
+        self._record = RunRecord(min_s=settings.min_s)
+        self._record.begin(time.monotonic())
         self._handle: Handle | None = None
         self._last: concurrent.futures.Future[int] | None = None
 
@@ -76,7 +77,7 @@ class PlainSaves:
         """The step is done, and the loop's code that follows it."""
         now = time.monotonic()
         every = self._settings.every
-        due = step % every == 0 if every else self._pacer.due_s(now) <= 0
+        due = step % every == 0 if every else self._record.due_s(now) <= 0
         if not (due or last):
             return
         changing = [*(f"model.{name}" for name in self._state.buffers), "extra.*"]
@@ -84,7 +85,7 @@ class PlainSaves:
         with torch.no_grad():
             self._handle = self._archive.save(step, tree, view=(self._epoch, 1), changing=changing, wait=last)
         if self._handle is not None:
-            self._pacer.began(now)
+            self._record.began(now)
             handle = self._handle
             self._last = self._archive.commit_later(handle)
             self._last.add_done_callback(lambda done: self._committed(handle, done))
@@ -110,10 +111,10 @@ class PlainSaves:
         error = done.exception()
         if error is None:
             self._newest = max(self._newest, handle.save.step)
-            self._pacer.saved(0.0, handle.durable_s)
+            self._record.saved(0.0, handle.durable_s)
         else:
             self._archive.settle(handle.save, None)  # if only its publication failed, the engine still counts on it
-            self._pacer.failed()
+            self._record.failed()
             self._why_lost = str(error)
             print(f"outlast: the save of step {handle.save.step} failed, training goes on: {error}", file=sys.stderr)
 

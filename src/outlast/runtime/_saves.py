@@ -26,7 +26,7 @@ from outlast.checkpoint import Handle, Hold, Retention
 from outlast.checkpoint import _events as ce
 from outlast.checkpoint._occupancy import Occupancy, occupy
 from outlast.checkpoint._room import make_room
-from outlast.core.policy._saving import Pacer
+from outlast.core.policy import RunRecord
 from outlast.core.protocol import Member, View, ViewId
 from outlast.core.protocol._commit import PartReport, SaveId
 from outlast.errors import ConfigError, OutlastError, Unsaved, ViewAbandoned
@@ -106,9 +106,10 @@ class Saves:
         self._saved = self._certified = -1  # the newest step published, and the newest one certified since
         self.held_s = 0.0  # by saves, all of this process together
         self._newest = (-1, -1)  # alone: (epoch, step) of the newest generation of ours
-        self._pacer: Pacer | None = None
+        self._record: RunRecord | None = None
         if send is None and not settings.every:
-            self._pacer = Pacer(time.monotonic(), min_s=settings.min_s, num_replicas=1)
+            self._record = RunRecord(min_s=settings.min_s)
+            self._record.begin(time.monotonic())
 
     @property
     def alone(self) -> bool:
@@ -122,8 +123,8 @@ class Saves:
             every = self.settings.every
             if every and (step + 1) % every == 0:
                 self._wanted = f"every {every} steps"
-            elif self._pacer is not None and self._pacer.due_s(time.monotonic()) <= 0:
-                self._wanted = self._pacer.decide(time.monotonic()).reason
+            elif self._record is not None and self._record.due_s(time.monotonic()) <= 0:
+                self._wanted = self._record.saving(time.monotonic()).reason
             if not self._ready():
                 if self._wanted or self._asked > self._acted:
                     self._tell_held_up(step)
@@ -232,8 +233,8 @@ class Saves:
         self._held(flight.blocked_s)
         with self._lock:
             self._flights[save] = flight
-            if self._pacer is not None:
-                self._pacer.began(began_s)
+            if self._record is not None:
+                self._record.began(began_s)
         self.engine.frozen.append(flight)
         if self._send is not None:
             self._send([self._began_message(flight)])
@@ -304,8 +305,8 @@ class Saves:
 
     def _lost(self, save: SaveId, reason: str) -> None:
         self._why_lost = reason
-        if self._pacer is not None:
-            self._pacer.failed()
+        if self._record is not None:
+            self._record.failed()
         if self._send is None:
             print(f"outlast: the save of step {save.step} failed, training goes on: {reason}", file=sys.stderr)
         else:
@@ -324,8 +325,8 @@ class Saves:
                 self._lost(save, str(error))
         else:
             self._newest = max(self._newest, (save.epoch, save.step))
-            if self._pacer is not None:
-                self._pacer.saved(flight.blocked_s, flight.handle.durable_s)
+            if self._record is not None:
+                self._record.saved(flight.blocked_s, flight.handle.durable_s)
         os.eventfd_write(self._wake_fd, 1)
 
     def _let_go(self, flight: _Flight, generation: int | None) -> None:

@@ -98,9 +98,10 @@ class Server:
         )  # fmt: skip
         self.coordinator = Coordinator(settings, self.epoch, record)
         self.coordinator.reports.faults = _unreported(journal)
+        self._began_s = time.time() - time.monotonic()
         self.keeper = Keeper(
             journal, self.coordinator, run=os.environ.get("OUTLAST_RUN", ""), config=config, write=self.write,
-            tell=self.send, probe=self.probe,
+            tell=self.send, probe=self.probe, now=self.now_s,
         )  # fmt: skip
         self.finished: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.writers: dict[str, asyncio.StreamWriter] = {}
@@ -322,8 +323,13 @@ class Server:
 
     def write(self, kind: str, **fields: Any) -> None:
         """Append an event to the journal, with the time."""
-        self.journal.append(msgspec.convert({"kind": kind, "at_s": time.time(), **fields}, events.AnyEvent))
-        self.keeper.heard(kind, fields)
+        event = msgspec.convert({"kind": kind, "at_s": self.now_s(), **fields}, events.AnyEvent)
+        self.journal.append(event)
+        self.keeper.heard(event)
+
+    def now_s(self) -> float:
+        """Seconds since 1970 by a clock that never jumps: the machine's as of this coordinator's start, and since."""
+        return self._began_s + time.monotonic()
 
     def _finish(self, finish: m.Finish) -> None:
         if self.finished.done():

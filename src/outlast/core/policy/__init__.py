@@ -1,13 +1,14 @@
 """decide(belief, state) -> Decision. The same objects decide at plan time and at run time; scalars or arrays.
 
 For: every choice that failures force. It must never read a clock, draw a number or import torch; with floats it does
-not import numpy either. Read first: `_belief.py`, then `_interval.py`; at run time also `_deadline.py`, `_eviction.py`.
+not import numpy either. Read first: `_belief.py`, then `_interval.py`; at run time also `_record.py`,
+`_deadline.py`, `_eviction.py`.
 """
 
 from outlast.core.policy._admission import Admission, admit_view, most_rows_per_host
 from outlast.core.policy._audit import AuditDecision, AuditPolicy, AuditState, audit_share
 from outlast.core.policy._bands import Band, Reading
-from outlast.core.policy._belief import Belief, ClassPrior
+from outlast.core.policy._belief import Belief, ClassPrior, LossRecord
 from outlast.core.policy._device_hazard import DeviceHazard
 from outlast.core.policy._guards import (
     PRESETS,
@@ -23,6 +24,7 @@ from outlast.core.policy._guards import (
 from outlast.core.policy._hazard import Losses, next_save_s
 from outlast.core.policy._interval import IntervalDecision, IntervalPolicy, IntervalState
 from outlast.core.policy._prognosis import ActionCosts, AlarmKind, Outlook, Prognosis, choose_action
+from outlast.core.policy._record import RunRecord, SaveDecision
 from outlast.core.policy._rules_catalogue import (
     PRE_STEPS,
     RULES,
@@ -50,7 +52,8 @@ __all__ = [
     "ActionCosts", "AlarmKind", "DeviceHazard", "Outlook", "Prognosis", "choose_action",
     "PRESETS", "PRE_STEPS", "RULES", "Admission", "AuditDecision", "AuditPolicy", "AuditState", "Band", "Belief",
     "ClassPrior", "Culprit", "GuardEvidence", "GuardNote", "GuardState", "Guards", "IntervalDecision",
-    "IntervalPolicy", "IntervalState", "Losses", "PreFact", "Reading", "RuleFact", "Ruling", "SparesDecision",
+    "IntervalPolicy", "IntervalState", "LossRecord", "Losses", "PreFact", "Reading", "RuleFact", "Ruling",
+    "RunRecord", "SaveDecision", "SparesDecision",
     "SparesPolicy", "SparesState", "Verdict", "VerdictAction", "admit_view", "agree", "audit_share", "check_choice",
     "check_rule", "decide", "escalate", "escalate_fleeting", "fresh_state", "is_nonfinite", "is_spike", "kappa",
     "largest_f", "most_rows_per_host", "next_save_s", "remember", "unreproduced",

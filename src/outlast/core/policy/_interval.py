@@ -2,7 +2,7 @@
 
 One object decides in the run, in the simulator and in `plan --from-run`. `adaptive` is what a run does: saves as dense
 as the hazard believed now asks (`_hazard.py`), at once while none was measured, later and later while they fail. The
-others are formulas for a rate without memory: `core.reliability` has Young, Daly and exact, and a test holds them equal.
+others are formulas for a rate without memory: `core.reliability` has Young, Daly and exact; a test holds them equal.
 Invariant: the interval depends on the belief and the state only, and is never shorter than the time that a write takes
 to become durable.
 """
@@ -57,9 +57,9 @@ class IntervalDecision:
 class IntervalPolicy:
     """`kind`: adaptive, fixed, young, daly or exact. weights[k]: share of class k's failures that lose work.
 
-    A failure that redundancy masks or that was predicted in time loses nothing: its weight is that much below 1. Without
-    weights a formula takes 1 each; the adaptive interval none, since its record of losses has them already. max_s holds
-    for the formulas.
+    A failure that redundancy masks or that was predicted in time loses nothing: its weight is that much below 1.
+    Without weights a formula takes 1 each; the adaptive interval none, since its record of losses has them already.
+    max_s holds for the formulas.
     """
 
     kind: Literal["adaptive", "fixed", "young", "daly", "exact"] = "exact"
