@@ -177,3 +177,12 @@ def test_a_script_that_goes_on_after_its_loop_is_not_stalled(story: Any) -> None
     done = msgspec.structs.replace(story.training[-1], until=20)
     state = status([*story.started, *story.training[:-1], done], held=True, now_s=story.start_s + 99.0)
     assert (state.state, state.detail) == ("training", "all steps are done; the end of the script is awaited")
+
+
+def test_a_run_whose_replicas_are_all_gone_is_starting_not_training(story: Any) -> None:
+    """Found from outside: for 16 s it was said to train."""
+    events = [*story.started, *story.training]
+    lost = ev.FleetLost(at_s=events[-1].at_s + 1.0, step=7, detail="r0.1: signal")
+    said = status([*events, lost], held=True, now_s=lost.at_s + 9.0)
+    assert (said.state, said.detail) == ("starting", "every replica was gone, and the run begins again")
+    assert said.step is None

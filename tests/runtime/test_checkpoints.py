@@ -164,7 +164,7 @@ def test_asked_to_stop_it_saves_first(fleet: Callable[..., Any], tmp_path: Path)
     """SIGTERM to the launcher, as a scheduler gives notice; the next run goes on from there."""
     place = tmp_path / "c"
     beat_s = 20.0  # what is saved is counted, though no heartbeat tells of it any more
-    run = fleet(replicas=2, steps=10, gates=(4,), checkpoint_dir=str(place), heartbeat_s=beat_s)
+    run = fleet(replicas=2, steps=10, gates=(4,), checkpoint_dir=str(place), checkpoint_min_s=600.0, heartbeat_s=beat_s)
     run.until("steps were made", lambda: run.driven.step == 3)
     run.strike(run.driven.process.pid, signal.SIGTERM)
     told = lambda: any(isinstance(e, ev.CheckpointInterval) and "stop" in e.reason for e in run.driven.events)  # noqa: E731

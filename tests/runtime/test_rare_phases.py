@@ -53,6 +53,30 @@ def test_joiners_that_fail_at_every_door(fleet: Callable[..., Any], action: Acti
 
 
 @pytest.mark.campaign
+def test_joiners_that_are_stopped_at_every_door(fleet: Callable[..., Any]) -> None:
+    """Nobody waits for a joiner: who is stopped is continued once, and replaced when it is stopped again."""
+    run = fleet(
+        fault("r2.1", "join_hello", "SIGSTOP"), fault("r2.1", "join_schema", "SIGSTOP"),
+        fault("r2.2", "join_ready", "SIGSTOP"), fault("r1.1", "reduce", step=48),
+        replicas=2, spares=1, steps=52, gates=(1, 2, 40, 41, 42, 48),
+    )  # fmt: skip
+
+    def told() -> list[str]:
+        notices = [e.text for e in run.driven.events if isinstance(e, ev.Notice)]
+        return [text.split(" for ")[0] for text in notices if "nobody waited for it" in text]
+
+    run.gate(1, "the first was served", lambda: run.served("r2.1"))
+    run.gate(2, "it was continued", lambda: len(told()) == 1)
+    run.gate(40, "it was stopped again", lambda: run.exited("r2.1"))
+    run.gate(41, "the second was served", lambda: run.served("r2.2"))
+    run.gate(42, "it was continued too", lambda: len(told()) == 2)
+    run.gate(48, "it had caught up", lambda: run.caught_up("r2.2"))
+    run.assert_unchanged(recoveries=2)
+    assert {"r0.1", "r2.2"} <= set(run.results())
+    assert told() == ["r2.1 was stopped", "r2.2 was stopped"]
+
+
+@pytest.mark.campaign
 @pytest.mark.parametrize("action", ["SIGKILL", "SIGSTOP", RAISES])
 def test_an_agent_fails_as_it_starts_a_rank(fleet: Callable[..., Any], action: Action) -> None:
     """r1 and r3 are the second agent's, which fails as it starts a successor of r1. Stopped, it is continued."""

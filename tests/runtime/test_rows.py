@@ -47,6 +47,19 @@ def test_a_view_that_is_not_good_enough_waits_for_a_replacement(fleet: Callable[
 
 
 @pytest.mark.campaign
+@pytest.mark.parametrize("exchange", ["shm", "c10d"])
+def test_a_joiner_comes_while_the_others_go_on(fleet: Callable[..., Any], exchange: str) -> None:
+    """It is fed the outcome of the very step after which it is a member: with rows that is after the commit."""
+    run = fleet(
+        kill("r1.1", Phase.GATHER, 3, bucket=0),
+        replicas=4, steps=14, gates=(5, 8), rule=TRIMMED, on_shortfall="lower", exchange=exchange,
+    )  # fmt: skip
+    run.gate(5, "the successor was served", lambda: run.served("r1.2"))
+    run.gate(8, "it had caught up", lambda: run.caught_up("r1.2"))
+    run.assert_unchanged(survivors={"r0.1", "r1.2", "r2.1", "r3.1"}, recoveries=1)
+
+
+@pytest.mark.campaign
 def test_a_view_is_lowered_to_nobody_where_that_was_asked_for(fleet: Callable[..., Any]) -> None:
     """Nobody comes back, one replica owns two rows for good: the run goes on with its bits and says what it lost."""
     run = fleet(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import queue
 import socket
@@ -180,6 +181,13 @@ def test_who_was_killed_is_not_signalled_again(tmp_path: Path) -> None:
     launcher._kill_everything()
     launcher._kill_everything()
     assert len(signals) == 2
+
+
+def test_what_a_child_that_was_struck_at_its_birth_wrote_stops_no_run(tmp_path: Path) -> None:
+    """Between fork and exec it has the launcher's handlers, and the pipe that they write to."""
+    launcher = Launcher(resolved=None, command=[], run_dir=tmp_path)  # type: ignore[arg-type]
+    launcher._on_signals()
+    assert (launcher._exit_code, launcher._stop_by_s) == (None, math.inf)
 
 
 # --- a joiner ---------------------------------------------------------------------------------------------------------

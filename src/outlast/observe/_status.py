@@ -102,7 +102,7 @@ class StatusFold:
         self._suspected: set[str] = set()
         self._people = 0  # rises with every change of who is there and how they are
         self._view: tuple[int, int] | None = None
-        self._formed = False
+        self._formed = self._begins_again = False
         self._planned: ev.ViewInstalled | None = None
         self._progress: ev.Progress | None = None
         self._step: int | None = None
@@ -140,6 +140,7 @@ class StatusFold:
                 self._failed_save, self._failed_saves = event, self._failed_saves + 1
             case ev.FleetLost():
                 self._step = self._step_at_s = None  # what follows begins at an earlier one
+                self._formed, self._begins_again = False, True
             case ev.AuditMismatch():
                 self._mismatches += 1
             case ev.Certified():
@@ -199,7 +200,7 @@ class StatusFold:
         if held is False:
             return "lost", "no process holds the run, and it did not finish: its launcher was killed"
         if self._view is None or (not self._formed and self._step is None):
-            return "starting", ""
+            return "starting", "every replica was gone, and the run begins again" if self._begins_again else ""
         if not self._formed:
             return "forming", "a view is being formed"
         until = self._progress.until if self._progress else 0

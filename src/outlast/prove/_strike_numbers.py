@@ -120,6 +120,9 @@ def _deaths(record: StrikeRecord, events: Sequence[ev.AnyEvent]) -> Iterator[tup
         yield "journal: deaths", f"{replaced} coordinators were replaced, where {len(struck)} were struck"
 
 
+_ORDERED = ("the run was", "when the run finished", "when training ended")  # ends that are nobody's fault
+
+
 def _blame(record: StrikeRecord, events: Sequence[ev.AnyEvent]) -> Iterator[tuple[str, str]]:
     """Nobody else is said to have failed."""
     hit = {done.name for done in record.done}
@@ -127,7 +130,7 @@ def _blame(record: StrikeRecord, events: Sequence[ev.AnyEvent]) -> Iterator[tupl
     for event in events:
         if not isinstance(event, ev.ReplicaExited) or event.cause in ("finished", "left", "agent_lost"):
             continue
-        ordered = "the run was" in event.detail or "when the run finished" in event.detail
+        ordered = any(words in event.detail for words in _ORDERED)
         if not ordered and event.replica not in hit and agents.get(event.replica) not in hit:
             yield "journal: blame", f"{event.replica} was not struck: {event.cause}, {event.detail[:300]}"
 

@@ -355,7 +355,10 @@ class Launcher:
         self._stop_code = 128 + number  # not 0: whoever waits for the work must not take it for done
 
     def _on_signals(self) -> None:
-        """Once: stop in order. Twice: kill."""
+        """Once: stop in order. Twice: kill. A child that is struck between fork and exec has these handlers and this
+        pipe: what it writes there is not meant for this process."""
+        if not self._stopping:
+            return
         if self._interrupts >= 2:
             self._exit_code = self._stop_code
             self._kill_everything()

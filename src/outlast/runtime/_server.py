@@ -120,6 +120,8 @@ class Server:
             if isinstance(entry.event, events.AgentStarted):
                 self._agent_pids[entry.event.agent] = entry.event.pid
         started = journal.events(kinds=[events.ReplicaStarted]) if record is not None else ()
+        lost = journal.events(kinds=[events.AgentLost]) if record is not None else ()
+        self._lost_agents = {entry.event.agent for entry in lost if isinstance(entry.event, events.AgentLost)}
         self._replicas = {entry.event.replica for entry in started if isinstance(entry.event, events.ReplicaStarted)}
         self.write("coordinator_started", epoch=self.epoch, pid=os.getpid(), takeover=record is not None)
         if record is None or record.view is None:
@@ -213,6 +215,8 @@ class Server:
         self.handle(message)
         if isinstance(message, m.Hello):
             self.keeper.greet(name)
+        elif isinstance(message, m.AgentGone) and message.agent not in self._lost_agents:
+            self.write("agent_lost", agent=message.agent, cause=message.cause, replicas=[])  # before it had said a word
 
     def _agent_of(self, member: str) -> str:
         peer = self.coordinator.roster.peers.get(member)
@@ -323,6 +327,8 @@ class Server:
 
     def write(self, kind: str, **fields: Any) -> None:
         """Append an event to the journal, with the time."""
+        if kind == "agent_lost":
+            self._lost_agents.add(fields["agent"])
         event = msgspec.convert({"kind": kind, "at_s": self.now_s(), **fields}, events.AnyEvent)
         self.journal.append(event)
         self.keeper.heard(event)

@@ -111,6 +111,7 @@ class Member:
         self._orders: dict[int, Order] = {}
         self._carried_out = 0
         self._agreed = 0
+        self.switching = False  # whether the step that was decided last is its view's last
         self._decided_in: ViewId | None = None
         self._at: ViewId | None = None  # the view that the training thread was last told to act in
         self._handing: HandOver | None = None
@@ -378,6 +379,8 @@ class Member:
         if any((h.step, h.view) != (self.committed, view.id) for h in headers):
             raise ProtocolViolation(f"headers of different steps or views: {[(h.step, str(h.view)) for h in headers]}")
         self._agreed = min(h.heard for h in headers)
+        # Kept here: the commit carries the orders out, and another view may be told before the step is handed on.
+        self.switching = any(self._orders[n].next is not None for n in range(self._carried_out + 1, self._agreed + 1))
         self.decided, self._decided_in = True, view.id
 
     def commit(self) -> list[Order]:
@@ -404,11 +407,6 @@ class Member:
                 self._enter(order.next, switched=True)
                 break
         return due
-
-    @property
-    def switching(self) -> bool:
-        """Whether the step that is decided here is this view's last."""
-        return any(self._orders[n].next is not None for n in range(self._carried_out + 1, self._agreed + 1))
 
     @property
     def carried_out(self) -> int:
