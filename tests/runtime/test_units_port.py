@@ -288,7 +288,7 @@ def test_every_message_to_the_coordinator_has_a_speaker() -> None:
     known = {type(message) for _, _, message in (*ALLOWED, *REFUSED)}
     from outlast.runtime import _speaker
 
-    named = {*_speaker._MEMBER, *_speaker._AGENT, *_speaker._OF_ITS_RANKS, *_speaker._LAUNCHER}
+    named = {*_speaker._MEMBER, *_speaker._AGENT, *_speaker._OF_ITS_RANKS, *_speaker._EITHER, *_speaker._LAUNCHER}
     assert {*typing.get_args(m.ToCoordinator), *FROM_MEMBER} == named
     assert known - {Heartbeat} <= named
 

@@ -22,6 +22,7 @@ _MEMBER = (
 )  # fmt: skip
 _AGENT = (m.AgentHello, m.Spawned)
 _OF_ITS_RANKS = (m.SpawnFailed, m.Unjoined, m.Exited, m.Examined, m.Continued)
+_EITHER = (m.DeviceNoted,)
 _LAUNCHER = (m.AgentGone, m.Stop)
 
 
@@ -29,7 +30,7 @@ def check_speaker(role: str, name: str, message: Any, agent_of: Callable[[str], 
     """WireRefusal unless `name` in this `role` may say this. `agent_of`: a member's agent, "" while unknown."""
     if isinstance(message, Heartbeat):
         allowed, about = role in ("member", "agent"), message.sender
-    elif isinstance(message, m.DeviceNoted):
+    elif isinstance(message, _EITHER):
         allowed, about = role in ("member", "agent"), message.member
     elif isinstance(message, _MEMBER):
         allowed, about = role == "member", message.member
