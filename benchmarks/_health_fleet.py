@@ -18,7 +18,7 @@ from outlast.core.policy import DeviceHazard
 from outlast.core.reliability import hierarchical_rates, localise_links
 from outlast.health import ask_device
 from outlast.health.sources import Sampler, default_sources
-from outlast.runtime._corruption import flip_bit
+from outlast.runtime.faults.flips import flip_bit
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks._common import Bounds, Table, spread
 from benchmarks._workload import MODELS, build, loss_of, microbatch, samples
 from outlast.health import CheckedSums, ProductChecks
-from outlast.runtime._corruption import flip_bit
+from outlast.runtime.faults.flips import flip_bit
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ from benchmarks._probe import FINGERPRINTS_S, Probe, in_turn
 from benchmarks._workload import MODELS, build, loss_of, samples
 from benchmarks.peers.ddp import parser
 from outlast.core.policy import Guards
-from outlast.runtime._guarding import Guarding
+from outlast.runtime.checks.guards import Guarding
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +52,8 @@ def main() -> None:
 def watch_fingerprints() -> list[float]:
     """Count the processor time of a step's fingerprints: of the reduced gradient, and of a part of the state. The first
     come of the pass that reduces: what is counted is a look of its own, which takes more."""
-    from outlast.runtime import _agreement, _plane
+    from outlast.runtime.checks import _state_rotation as _agreement
+    from outlast.runtime.exchange import plane as _plane
 
     spent = [0.0]
 

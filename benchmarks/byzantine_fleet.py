@@ -12,11 +12,11 @@ Every case (a rule, an attack, a seed) is a network under a rule of its own, and
 (`--per-run`); each line of `--out` is one case, so that a command that was ended goes on where it was. The choice is
 NNM + trimmed mean with each row's gradient clipped and momentum for each row (how it was chosen:
 `byzantine_digits.py`); beside it Bulyan at f = 3, its limit at 15 rows, and the mean. A liar reads the honest rows
-before it offers its own (`outlast.runtime._lies`). `none` is the same rule when nobody lies: what an attack costs is
-counted from there. ALIE and IPM take the factor of each step that carries the rule furthest from the honest mean;
-`ipm@0.5` keeps to one. Exit code 1 if the choice loses more than 4 points to any attack on iid data or with alpha >= 1
-(mean of the seeds; the worst seed is printed beside it), or if the mean survives IPM or NaN. Deadlines are long enough
-for a campaign whose processes are all stopped for a while and go on.
+before it offers its own (`outlast.runtime.faults.liars`). `none` is the same rule when nobody lies: what an attack
+costs is counted from there. ALIE and IPM take the factor of each step that carries the rule furthest from the honest
+mean; `ipm@0.5` keeps to one. Exit code 1 if the choice loses more than 4 points to any attack on iid data or with alpha
+>= 1 (mean of the seeds; the worst seed is printed beside it), or if the mean survives IPM or NaN. Deadlines are long
+enough for a campaign whose processes are all stopped for a while and go on.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from sklearn.datasets import load_digits
 
 from outlast.core.protocol import plan_of
 from outlast.prove import Driven
-from outlast.runtime._lies import Lie
+from outlast.runtime.faults.liars import Lie
 
 WORKER = str(Path(__file__).with_name("_byzantine_worker.py"))
 NUM_ROWS = 15

@@ -32,7 +32,7 @@ from benchmarks._analysis import Outcome, measure_survivors
 from benchmarks._common import ROOT, Bounds, Table, alone, environment, options, publish, spread
 from benchmarks._systems import SYSTEMS, Launch
 from outlast.core.protocol import Coordinator, RollEntry, Settings, View, ViewId, messages, resolve
-from outlast.core.protocol._delta import apply
+from outlast.core.protocol.delta import apply
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

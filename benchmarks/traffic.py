@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from benchmarks._common import Bounds, Table, environment, options, publish
 from benchmarks._workload import MODELS, build
 from outlast.prove import Driven
-from outlast.runtime._probe import Fault
+from outlast.runtime.settings.fault_points import Fault
 
 if TYPE_CHECKING:
     import argparse

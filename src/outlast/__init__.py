@@ -1,6 +1,6 @@
 """outlast: PyTorch training that outlasts the machines it runs on.
 
-Read first: `runtime/_session.py` (the user's loop), `core/protocol/` (every decision), `runtime/_exchange.py`.
+Read first: `runtime/loop/session.py` (the user's loop), `core/protocol/` (every decision), `runtime/exchange/plane.py`.
 The facade imports nothing heavy: `outlast.join` loads torch when it is first used.
 """
 

@@ -19,7 +19,7 @@ from outlast.checkpoint import Engine, Hold, LocalStore, MemoryStore, Retention,
 from outlast.checkpoint import _events as events
 from outlast.checkpoint._retention import choose
 from outlast.checkpoint._snapshot import Copy, Snapshot
-from outlast.core.protocol._commit import SaveId
+from outlast.core.protocol.saves.commit import SaveId
 from outlast.errors import CheckpointError, ConfigError, Damage
 
 from .crashes import CrashFs

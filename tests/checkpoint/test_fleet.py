@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from outlast.checkpoint import Engine, Hold, LocalStore, MemoryStore, Retention, certify, verify
-from outlast.core.protocol._commit import (
+from outlast.core.protocol.saves.commit import (
     Abandon,
     Announce,
     Certified,

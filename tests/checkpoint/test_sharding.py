@@ -18,7 +18,7 @@ from outlast.checkpoint import Engine, LocalStore, Reader
 from outlast.checkpoint._boxes import Box, check_cover, contiguous_span, intersect, rows
 from outlast.checkpoint._manifest import TensorSpec, parse_head
 from outlast.checkpoint._plan import piece_bytes, plan, replicated
-from outlast.core.protocol._commit import SaveId
+from outlast.core.protocol.saves.commit import SaveId
 from outlast.errors import CheckpointError
 
 shapes = st.lists(st.integers(0, 6), max_size=4).map(tuple)

@@ -14,7 +14,7 @@ from outlast.cli import _run, main
 from outlast.cli._streams import let_go_of_the_broken, unheard, wants_json
 from outlast.core import events as ev
 from outlast.journal import Journal
-from outlast.runtime import _launcher
+from outlast.runtime.host import launcher as _launcher
 
 
 @pytest.mark.parametrize(

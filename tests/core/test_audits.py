@@ -29,7 +29,7 @@ from outlast.core.protocol import (
     truth_of,
 )
 from outlast.core.protocol import messages as m
-from outlast.core.protocol._claims import claims_in, committed, disputed, findings_of, place, void
+from outlast.core.protocol.disputes import claims_in, committed, disputed, findings_of, place, void
 from outlast.errors import ConfigError, ViewAbandoned
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outlast.core.protocol._commit import (
+from outlast.core.protocol.saves.commit import (
     Abandon,
     Announce,
     Certified,

@@ -7,7 +7,7 @@ import pytest
 from outlast.core.policy import Culprit, Verdict
 from outlast.core.protocol import FILE, Coordinator, Settings
 from outlast.core.protocol import messages as m
-from outlast.core.protocol._types import differences
+from outlast.core.protocol.types import differences
 
 
 def _fleet() -> Coordinator:

@@ -4,8 +4,8 @@ import pytest
 
 from outlast.core.protocol import Coordinator, Member, Settings, View, ViewId
 from outlast.core.protocol import messages as m
-from outlast.core.protocol._claims import Finding
-from outlast.core.protocol._roster import slot_of
+from outlast.core.protocol.disputes import Finding
+from outlast.core.protocol.fleet.roster import slot_of
 from outlast.errors import ProtocolViolation
 
 

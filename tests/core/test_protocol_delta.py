@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from outlast.core.protocol import Coordinator, Member, Order, Settings, View, ViewId
 from outlast.core.protocol import messages as m
-from outlast.core.protocol._delta import apply, diff
+from outlast.core.protocol.delta import apply, diff
 from outlast.errors import ProtocolViolation
 
 names = st.lists(st.sampled_from([f"r{i}.{k}" for i in range(8) for k in (1, 2)]), unique=True)

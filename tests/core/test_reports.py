@@ -8,7 +8,7 @@ import pytest
 
 from outlast.core.protocol import ViewId
 from outlast.core.protocol import messages as m
-from outlast.core.protocol._reports import Reports
+from outlast.core.protocol.fleet.reports import Reports
 
 VIEW = ViewId(1, 2)
 

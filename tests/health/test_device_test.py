@@ -14,7 +14,7 @@ from torch import Tensor
 from outlast.errors import ConfigError
 from outlast.health import Answers, ask_device, device_of
 from outlast.health._kernels import cases
-from outlast.runtime._corruption import flip_bit
+from outlast.runtime.faults.flips import flip_bit
 
 CPU, SIZE = torch.device("cpu"), 32
 

@@ -17,7 +17,10 @@ def public_modules() -> dict[str, Path]:
     modules: dict[str, Path] = {}
     for path in sorted(SOURCE.rglob("*.py")):
         parts = [part for part in path.relative_to(SOURCE).with_suffix("").parts if part != "__init__"]
-        if not any(part.startswith("_") for part in parts) and "examples" not in parts:
+        room = parts[:2] in (["outlast", "runtime"], ["outlast", "core"]) and len(parts) > 3
+        if parts[:2] == ["outlast", "runtime"]:
+            room = len(parts) > 2
+        if not any(part.startswith("_") for part in parts) and "examples" not in parts and not room:
             modules[".".join(parts)] = path
     return modules
 

@@ -14,7 +14,7 @@ from outlast.examples import digits, digits_plain, gpt, gpt_plain
 from outlast.examples._data import CONTEXT, HelpText
 from outlast.examples._fingerprint import state_fingerprint
 from outlast.examples._script import parse, write_result
-from outlast.runtime._state import State, digest_of
+from outlast.runtime.training.state import State, digest_of
 
 TWINS = {"gpt": (gpt_plain, gpt), "digits": (digits_plain, digits)}
 

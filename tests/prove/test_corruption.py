@@ -13,7 +13,7 @@ import torch
 from outlast.cli import main
 from outlast.core import events as ev
 from outlast.prove._corruption import _AUDITED, Seen, match, planned, tally
-from outlast.runtime._corruption import Flip, flip_bit, read_bit
+from outlast.runtime.faults.flips import Flip, flip_bit, read_bit
 
 
 def verdict(step: int, replica: str = "", action: str = "replace") -> Seen:

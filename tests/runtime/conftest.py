@@ -17,9 +17,9 @@ import pytest
 
 from outlast.core import events as ev
 from outlast.prove._drive import Driven
-from outlast.runtime._corruption import Flip
-from outlast.runtime._lies import Lie
-from outlast.runtime._probe import Fault
+from outlast.runtime.faults.flips import Flip
+from outlast.runtime.faults.liars import Lie
+from outlast.runtime.settings.fault_points import Fault
 
 SCRIPT = Path(__file__).with_name("scenario.py")
 PATIENCE_S = 85.0

@@ -12,7 +12,7 @@ from tests.runtime.conftest import undisturbed
 from outlast.checkpoint import Engine, open_store, verify
 from outlast.core import events as ev
 from outlast.core.phases import Phase
-from outlast.runtime._probe import Fault
+from outlast.runtime.settings.fault_points import Fault
 
 
 def strike(replica: str, phase: Phase, count: int = 1, action: Any = "SIGKILL") -> Fault:

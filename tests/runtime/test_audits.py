@@ -16,9 +16,9 @@ from outlast.core.phases import Phase
 from outlast.errors import ConfigError
 from outlast.observe import status, why
 from outlast.prove._drive import Driven
-from outlast.runtime._auditing import chosen_audit
-from outlast.runtime._corruption import Flip
-from outlast.runtime._probe import Fault
+from outlast.runtime.checks.audits import chosen_audit
+from outlast.runtime.faults.flips import Flip
+from outlast.runtime.settings.fault_points import Fault
 
 from .conftest import PATIENCE_S, processes, undisturbed
 

@@ -14,8 +14,8 @@ import outlast
 from outlast.core import events as ev
 from outlast.errors import ConfigError, DeviceFault
 from outlast.health import ask_device
-from outlast.runtime._checking import admit_device
-from outlast.runtime._corruption import Flip, flip_bit
+from outlast.runtime.checks.checked_sums import admit_device
+from outlast.runtime.faults.flips import Flip, flip_bit
 
 pytestmark = pytest.mark.usefixtures("training_here")
 

@@ -15,7 +15,7 @@ from outlast.checkpoint import LocalStore, heads, verify
 from outlast.checkpoint._occupancy import occupy
 from outlast.checkpoint._recorded import sections
 from outlast.core import events as ev
-from outlast.runtime._probe import Fault
+from outlast.runtime.settings.fault_points import Fault
 
 pytestmark = pytest.mark.process
 

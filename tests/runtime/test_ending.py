@@ -16,9 +16,10 @@ import pytest
 from outlast.config import RunConfig, encoded
 from outlast.core.protocol import messages as m
 from outlast.journal import Journal, RunLock
-from outlast.runtime._shared import Progress, Region
-from outlast.runtime._supervise import start
-from outlast.runtime._wire import Link
+from outlast.runtime.host._children import start
+from outlast.runtime.transport.frames import Link
+from outlast.runtime.transport.progress_block import Progress
+from outlast.runtime.transport.regions import Region
 
 pytestmark = pytest.mark.process
 
@@ -56,7 +57,7 @@ def test_a_coordinator_that_finds_its_run_ended_says_so_to_all_who_come_back(tmp
             "OUTLAST_CONFIG": encoded(RunConfig(replicas=2)),
         }  # fmt: skip
         child = start(
-            [sys.executable, "-m", "outlast.runtime._server"], environ=dict(os.environ) | environ,
+            [sys.executable, "-m", "outlast.runtime.coordinator.server"], environ=dict(os.environ) | environ,
             log=tmp_path / "log", pass_fds=list(fds.values()),
         )  # fmt: skip
         told = [_comes_back(name, listening.getsockname()) for name in ("r0.1", "r1.1")]

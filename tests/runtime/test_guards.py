@@ -13,8 +13,8 @@ import pytest
 
 from outlast.core import events as ev
 from outlast.prove._drive import Driven
-from outlast.runtime._corruption import Flip
-from outlast.runtime._probe import Fault
+from outlast.runtime.faults.flips import Flip
+from outlast.runtime.settings.fault_points import Fault
 
 pytestmark = pytest.mark.process
 SCRIPT = Path(__file__).with_name("guarded.py")

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from outlast.health.sources import Reading
-from outlast.runtime._host_readings import HostReadings
+from outlast.runtime.host._host_readings import HostReadings
 
 
 class Twin:

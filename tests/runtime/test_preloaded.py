@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from outlast.runtime import _nursery
-from outlast.runtime._nursery import Nursery, Preloading
-from outlast.runtime._supervise import Child, Exit
+from outlast.runtime.host import _nursery
+from outlast.runtime.host._children import Child, Exit
+from outlast.runtime.host._nursery import Nursery, Preloading
 
 pytestmark = pytest.mark.process
 
@@ -237,7 +237,7 @@ def test_it_adopts_nobody_but_ranks_and_they_die_with_the_agent(place: Path, tmp
     agent = """
 import os, select, signal, sys
 from pathlib import Path
-from outlast.runtime._nursery import Nursery
+from outlast.runtime.host._nursery import Nursery
 import ctypes
 nursery = Nursery([sys.executable, sys.argv[1]], os.environ, ())
 select.select([nursery.fd], [], [])

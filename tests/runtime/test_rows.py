@@ -9,8 +9,8 @@ import pytest
 
 from outlast.core import events as ev
 from outlast.core.phases import Phase
-from outlast.runtime._lies import Lie
-from outlast.runtime._probe import Fault
+from outlast.runtime.faults.liars import Lie
+from outlast.runtime.settings.fault_points import Fault
 
 pytestmark = pytest.mark.process
 

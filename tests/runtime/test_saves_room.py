@@ -16,7 +16,7 @@ from outlast.checkpoint import LocalStore, heads, verify
 from outlast.core import events as ev
 from outlast.errors import EnvironmentFault
 from outlast.journal import Journal
-from outlast.runtime import _unsaved
+from outlast.runtime.saving import unsaved as _unsaved
 
 here = pytest.mark.usefixtures("training_here")
 

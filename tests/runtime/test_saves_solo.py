@@ -15,7 +15,7 @@ import outlast
 from outlast.checkpoint import LocalStore, heads, verify
 from outlast.checkpoint._fs import Disk
 from outlast.errors import CheckpointError, ConfigError, EnvironmentFault
-from outlast.runtime import _unsaved
+from outlast.runtime.saving import unsaved as _unsaved
 
 pytestmark = pytest.mark.usefixtures("training_here")
 

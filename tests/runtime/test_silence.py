@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from outlast.core import events as ev
-from outlast.runtime._probe import Fault
+from outlast.runtime.settings.fault_points import Fault
 
 pytestmark = pytest.mark.process
 

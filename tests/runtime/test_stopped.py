@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from outlast.core import events as ev
-from outlast.runtime._probe import Fault
-from outlast.runtime._shared import Progress, Region
-from outlast.runtime._watch import Watch, kernel_state
+from outlast.runtime.host.silence import Watch, kernel_state
+from outlast.runtime.settings.fault_points import Fault
+from outlast.runtime.transport.progress_block import Progress
+from outlast.runtime.transport.regions import Region
 
 pytestmark = pytest.mark.process
 UNKILLABLE = str(Path(__file__).with_name("unkillable.py"))

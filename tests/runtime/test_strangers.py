@@ -11,7 +11,7 @@ import pytest
 from outlast.core import events as ev
 from outlast.observe import timeline
 from outlast.prove._strangers import Stranger
-from outlast.runtime._probe import Fault
+from outlast.runtime.settings.fault_points import Fault
 
 from .conftest import processes
 
@@ -30,7 +30,13 @@ def peaks(run_dir: Path) -> dict[str, int]:
             status = Path(f"/proc/{pid}/status").read_text()
         except OSError:
             continue
-        kind = "coordinator" if "runtime._server" in command else "agent" if "runtime._agent" in command else "replica"
+        kind = (
+            "coordinator"
+            if "runtime.coordinator.server" in command
+            else "agent"
+            if "runtime.host.agent" in command
+            else "replica"
+        )
         peak = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")]
         found[kind] = max(found[kind], *map(int, peak)) if peak else found[kind]
     return found

@@ -10,7 +10,7 @@ import pytest
 
 _CHILD = """
 import resource, sys, torch
-from outlast.runtime._allocator import keep_freed_memory
+from outlast.runtime.loop._allocator import keep_freed_memory
 print(keep_freed_memory() if sys.argv[1] == "keep" else False)
 faults = []
 for _ in range(12):

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from outlast.checkpoint import Engine, heads
-from outlast.runtime._archive import Archive
-from outlast.runtime._settings import SaveSettings
+from outlast.runtime.coordinator._publisher import Archive
+from outlast.runtime.settings.save_settings import SaveSettings
 
 
 def test_the_coordinator_tells_of_another_run_and_its_heads_say_the_settings(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from outlast.errors import ConfigError
-from outlast.runtime._corruption import Corruption
-from outlast.runtime._gradients import Accumulator, Memory
+from outlast.runtime.exchange.slots import Memory
+from outlast.runtime.faults.flips import Corruption
+from outlast.runtime.training._partial_sums import Accumulator
 from outlast.tensors import Layout
 
 SHAPES = [(5,), (40, 7), (3,), (), (64, 2)]

@@ -8,10 +8,10 @@ from torch import nn
 
 from outlast.core.policy._critical import Candidate, choose_critical
 from outlast.errors import ConfigError
-from outlast.runtime._agreement import Agreement
-from outlast.runtime._critical import critical_of
-from outlast.runtime._second_reduction import Checks, checker_of
-from outlast.runtime._state import State
+from outlast.runtime.checks._state_rotation import Agreement
+from outlast.runtime.checks.critical_parameters import critical_of
+from outlast.runtime.exchange.second_reduction import Checks, checker_of
+from outlast.runtime.training.state import State
 from outlast.tensors import BLOCK
 
 

@@ -12,11 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outlast.core.position import position_seed
 from outlast.core.protocol import plan_of
 from outlast.errors import ConfigError
-from outlast.runtime._data import Samples, position_seed, seed_everything
-from outlast.runtime._order import permuted
-from outlast.runtime._restore import check_facts
+from outlast.runtime.saving.restore import check_facts
+from outlast.runtime.training._sample_order import permuted
+from outlast.runtime.training.samples import Samples, seed_everything
 
 
 class Noisy:

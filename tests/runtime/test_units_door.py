@@ -16,11 +16,11 @@ import msgspec
 import pytest
 
 from outlast.errors import WireRefusal
-from outlast.runtime import _door
-from outlast.runtime._connections import MAX_PEER_FRAME, Call, Connection, PeersLost, decoded, reach
-from outlast.runtime._door import ROOM, Door
-from outlast.runtime._handshake import Caller, Claim, Doorkeeper
-from outlast.runtime._mesh import Final, _decoder
+from outlast.runtime.transport import door as _door
+from outlast.runtime.transport.connections import MAX_PEER_FRAME, Call, Connection, PeersLost, decoded, reach
+from outlast.runtime.transport.door import ROOM, Door
+from outlast.runtime.transport.handshake import Caller, Claim, Doorkeeper
+from outlast.runtime.transport.mesh import Final, _decoder
 
 SECRET, OTHER = b"s" * 32, b"o" * 32
 CLAIM = Claim("mesh", "r1.1", (1, 2))

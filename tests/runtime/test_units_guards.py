@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from outlast.core.policy import Guards
-from outlast.runtime._activations import Activations
-from outlast.runtime._agreement import Agreement
-from outlast.runtime._data import Samples
-from outlast.runtime._inspection import bad_samples
-from outlast.runtime._operations import Watch
-from outlast.runtime._state import State
+from outlast.runtime.checks._activations import Activations
+from outlast.runtime.checks._nonfinite_operation import Watch
+from outlast.runtime.checks._state_rotation import Agreement
+from outlast.runtime.checks.inspection import bad_samples
+from outlast.runtime.training.samples import Samples
+from outlast.runtime.training.state import State
 
 
 class Net(nn.Module):

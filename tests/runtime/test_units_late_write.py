@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from outlast.config import RunConfig
 from outlast.core.protocol import View, ViewId
 from outlast.errors import ViewAbandoned
-from outlast.runtime._c10d import NetworkPlane
-from outlast.runtime._connections import Listener
-from outlast.runtime._gradients import Memory
-from outlast.runtime._mesh import Mesh
-from outlast.runtime._plane import Task
-from outlast.runtime._probe import Probe
-from outlast.runtime._wires import Pending, Points
+from outlast.runtime.exchange._c10d_transfers import Pending, Points
+from outlast.runtime.exchange.c10d_plane import NetworkPlane
+from outlast.runtime.exchange.plane import Task
+from outlast.runtime.exchange.slots import Memory
+from outlast.runtime.settings.fault_points import Probe
+from outlast.runtime.transport.connections import Listener
+from outlast.runtime.transport.mesh import Mesh
 from outlast.tensors import BLOCK, Layout
 
 NUM, SLOT = 300_000, 2

@@ -14,10 +14,10 @@ import pytest
 from outlast.core.phases import Phase
 from outlast.core.protocol import View, ViewId
 from outlast.errors import ViewAbandoned
-from outlast.runtime._connections import Call, Connection, Listener, PeersLost
-from outlast.runtime._handshake import Claim
-from outlast.runtime._mesh import Mesh, Roll, _decoder, _Hi
-from outlast.runtime._probe import Probe
+from outlast.runtime.settings.fault_points import Probe
+from outlast.runtime.transport.connections import Call, Connection, Listener, PeersLost
+from outlast.runtime.transport.handshake import Claim
+from outlast.runtime.transport.mesh import Mesh, Roll, _decoder, _Hi
 
 MEMBERS = ("r0.1", "r1.1")
 

@@ -6,8 +6,9 @@ import pytest
 
 from outlast.core.phases import Phase
 from outlast.core.protocol import StepTime
-from outlast.runtime._shared import Progress, Region
-from outlast.runtime._words import Pace
+from outlast.runtime.member._heartbeat import Pace
+from outlast.runtime.transport.progress_block import Progress
+from outlast.runtime.transport.regions import Region
 
 
 class Clock:

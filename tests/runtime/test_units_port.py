@@ -18,13 +18,14 @@ from outlast.core.protocol import View, ViewId
 from outlast.core.protocol import messages as m
 from outlast.errors import WireRefusal
 from outlast.journal import Journal
-from outlast.runtime._door import ROOM, Door
-from outlast.runtime._handshake import Role
-from outlast.runtime._saving import FROM_MEMBER, SaveCertified
-from outlast.runtime._server import Server
-from outlast.runtime._shared import Progress, Region
-from outlast.runtime._speaker import check_speaker
-from outlast.runtime._wire import MAX_FRAME, Heartbeat, Link, frame, frame_length
+from outlast.runtime.coordinator._authority import check_speaker
+from outlast.runtime.coordinator.server import Server
+from outlast.runtime.transport.door import ROOM, Door
+from outlast.runtime.transport.frames import MAX_FRAME, Heartbeat, Link, frame, frame_length
+from outlast.runtime.transport.handshake import Role
+from outlast.runtime.transport.progress_block import Progress
+from outlast.runtime.transport.regions import Region
+from outlast.runtime.transport.save_messages import FROM_MEMBER, SaveCertified
 
 SECRET = b"s" * 32
 Address = tuple[str, int]
@@ -286,7 +287,7 @@ def test_every_message_to_the_coordinator_has_a_speaker() -> None:
     import typing
 
     known = {type(message) for _, _, message in (*ALLOWED, *REFUSED)}
-    from outlast.runtime import _speaker
+    from outlast.runtime.coordinator import _authority as _speaker
 
     named = {*_speaker._MEMBER, *_speaker._AGENT, *_speaker._OF_ITS_RANKS, *_speaker._EITHER, *_speaker._LAUNCHER}
     assert {*typing.get_args(m.ToCoordinator), *FROM_MEMBER} == named

@@ -15,8 +15,8 @@ from outlast.checkpoint import Head, LocalStore, heads
 from outlast.checkpoint._recorded import MAX_EXTRA, SECTIONS, checked, sections
 from outlast.cli import main
 from outlast.config import RunConfig
-from outlast.runtime._recorded import recorded, without_secrets
-from outlast.runtime._settings import SaveSettings
+from outlast.runtime.settings.head_settings import recorded, without_secrets
+from outlast.runtime.settings.save_settings import SaveSettings
 
 SETTINGS = SaveSettings(
     target="s3://key:secret@bucket/a?X-Amz-Signature=abc", every=3, keep_last=2, keep_every=0, drain_to="",

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo
 
-from outlast.runtime import _rendezvous
-from outlast.runtime._mesh import Key
-from outlast.runtime._rendezvous import LOOPBACK, ViewStore
+from outlast.runtime.exchange import _rendezvous
+from outlast.runtime.exchange._rendezvous import LOOPBACK, ViewStore
+from outlast.runtime.transport.mesh import Key
 
 
 class Line:

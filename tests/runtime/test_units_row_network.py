@@ -15,13 +15,13 @@ import torch
 from outlast.config import RunConfig
 from outlast.core.phases import Phase
 from outlast.core.protocol import View, ViewId, cover, plan_of
-from outlast.runtime._c10d import open_store
-from outlast.runtime._data import Samples
-from outlast.runtime._gradients import Memory
-from outlast.runtime._plane import Task
-from outlast.runtime._robust import Robust
-from outlast.runtime._row_network import NetworkRowPlane
-from outlast.runtime._row_settings import row_settings
+from outlast.runtime.exchange.c10d_plane import open_store
+from outlast.runtime.exchange.c10d_row_plane import NetworkRowPlane
+from outlast.runtime.exchange.plane import Task
+from outlast.runtime.exchange.robust_rows import Robust
+from outlast.runtime.exchange.rule_settings import row_settings
+from outlast.runtime.exchange.slots import Memory
+from outlast.runtime.training.samples import Samples
 from outlast.tensors import BLOCK, Layout
 
 ROWS, NUMEL, PATIENCE_S = 4, 32 * BLOCK, 60.0

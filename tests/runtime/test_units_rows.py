@@ -14,12 +14,12 @@ from torch import Tensor
 from outlast.config import RunConfig
 from outlast.core.protocol import Node, RollEntry, ViewId, cover, leaves_of, plan_of, resolve, roots, schedule, split
 from outlast.errors import ConfigError, TrainingError
-from outlast.runtime._data import Samples
-from outlast.runtime._gradients import Memory
-from outlast.runtime._lies import Liar, Lie
-from outlast.runtime._plane import Task
-from outlast.runtime._robust import Robust, layout_for
-from outlast.runtime._row_settings import row_settings
+from outlast.runtime.exchange.plane import Task
+from outlast.runtime.exchange.robust_rows import Robust, layout_for
+from outlast.runtime.exchange.rule_settings import row_settings
+from outlast.runtime.exchange.slots import Memory
+from outlast.runtime.faults.liars import Liar, Lie
+from outlast.runtime.training.samples import Samples
 from outlast.tensors import BLOCK, make_rule
 
 SHAPES = {"table": (300, 500), "up.weight": (90, 1000), "up.bias": (90,), "down": (64, 3)}

@@ -11,11 +11,11 @@ import torch
 
 from outlast.config import RunConfig
 from outlast.core.protocol import Evidence, cover, plan_of
-from outlast.runtime._c10d import NetworkPlane, open_store
-from outlast.runtime._gradients import Memory
-from outlast.runtime._mesh import Extra
-from outlast.runtime._plane import Reduction, Task
-from outlast.runtime._second_reduction import Checks, settled
+from outlast.runtime.exchange.c10d_plane import NetworkPlane, open_store
+from outlast.runtime.exchange.plane import Reduction, Task
+from outlast.runtime.exchange.second_reduction import Checks, settled
+from outlast.runtime.exchange.slots import Memory
+from outlast.runtime.transport.mesh import Extra
 from outlast.tensors import BLOCK, Layout, prepare_fold
 
 from .test_units_row_network import PATIENCE_S, Room

@@ -12,8 +12,8 @@ from torch import nn
 
 import outlast
 from outlast.errors import ConfigError, StepMisuse
-from outlast.runtime._failing import exit_by_code
-from outlast.runtime._steps import how_left
+from outlast.runtime.loop._ending import exit_by_code
+from outlast.runtime.loop._iterators import how_left
 
 pytestmark = pytest.mark.usefixtures("training_here")
 

@@ -11,10 +11,10 @@ from torch import nn
 
 from outlast.core.protocol import RollEntry, View, ViewId
 from outlast.errors import ConfigError
-from outlast.runtime._divergence import Comparison, compare, first_difference
-from outlast.runtime._state import State, digest_of, empty_like_encoded
-from outlast.runtime._streams import Frozen, raw
-from outlast.runtime._warm import Warm
+from outlast.runtime.checks.state_comparison import Comparison, compare, first_difference
+from outlast.runtime.training.frozen import Frozen, raw
+from outlast.runtime.training.state import State, digest_of, empty_like_encoded
+from outlast.runtime.training.warm_memory import Warm
 
 
 class Extra:

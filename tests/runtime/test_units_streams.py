@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from outlast.core.protocol import ViewId
-from outlast.runtime._connections import Listener, reach
-from outlast.runtime._handshake import Claim
-from outlast.runtime._streams import Flushed, Outcome, Rest, Share, Stream, Streams, _Incoming, _send
+from outlast.runtime.joining._feeds import Flushed, Rest, Share, Stream, Streams, _Incoming, _send
+from outlast.runtime.training.frozen import Outcome
+from outlast.runtime.transport.connections import Listener, reach
+from outlast.runtime.transport.handshake import Claim
 
 SECRET = b"of this run"
 PAYLOAD = torch.arange(1 << 20, dtype=torch.int32).view(torch.uint8)

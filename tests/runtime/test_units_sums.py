@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from outlast.core.protocol import Node, cover, plan_of, schedule, split
-from outlast.runtime._gradients import Accumulator, Memory
+from outlast.runtime.exchange.slots import Memory
+from outlast.runtime.training._partial_sums import Accumulator
 from outlast.tensors import BLOCK, Layout, packed_prints, reduce_slice
 
 SHAPES = [(5,), (40, 7), (3,), (1,), (64, 2)]

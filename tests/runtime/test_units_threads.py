@@ -20,17 +20,21 @@ from outlast.config import RunConfig
 from outlast.core.phases import Phase
 from outlast.core.protocol import Compute, Member, View, ViewId
 from outlast.core.protocol import messages as m
-from outlast.runtime import _agent, _link, _spare
-from outlast.runtime._agent import Agent
-from outlast.runtime._connections import Arrivals
-from outlast.runtime._engine import Meta
-from outlast.runtime._launcher import Launcher
-from outlast.runtime._link import MemberLink
-from outlast.runtime._session import Training
-from outlast.runtime._shared import Progress, Region
-from outlast.runtime._spare import Spare
-from outlast.runtime._streams import Outcome, Share
-from outlast.runtime._words import stalled
+from outlast.runtime.host import agent as _agent
+from outlast.runtime.host.agent import Agent
+from outlast.runtime.host.launcher import Launcher
+from outlast.runtime.joining import joiner as _spare
+from outlast.runtime.joining._feeds import Share
+from outlast.runtime.joining.joiner import Spare
+from outlast.runtime.loop.session import Training
+from outlast.runtime.member import link as _link
+from outlast.runtime.member._heartbeat import stalled
+from outlast.runtime.member.link import MemberLink
+from outlast.runtime.training.engine import Meta
+from outlast.runtime.training.frozen import Outcome
+from outlast.runtime.transport.connections import Arrivals
+from outlast.runtime.transport.progress_block import Progress
+from outlast.runtime.transport.regions import Region
 
 PATIENCE_S = 20.0
 

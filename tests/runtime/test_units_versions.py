@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outlast.errors import EnvironmentFault
-from outlast.runtime._versions import check_versions, installed
+from outlast.runtime.settings.versions import check_versions, installed
 
 GOOD: dict[str, str | None] = {"torch": "2.13.0+cpu", "numpy": "2.0", "xxhash": "3.4"}
 

@@ -9,10 +9,10 @@ import pytest
 from outlast.core.policy import audit_share
 from outlast.core.policy._audit import silent_belief
 from outlast.core.protocol import Evidence, Header, ViewId
-from outlast.core.protocol._audits import Audits
-from outlast.core.protocol._claims import Finding
+from outlast.core.protocol.disputes import Finding
+from outlast.core.protocol.step.audits import Audits
 from outlast.errors import ConfigError
-from outlast.runtime._vigilance import Observed, Vigilance
+from outlast.runtime.checks.audit_share import Observed, Vigilance
 
 
 def heads(step: int, *rows: tuple[float, tuple[tuple[int, str], ...]]) -> list[Header]:

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from outlast.runtime._engine import Engine
-from outlast.runtime._gradients import OUTCOME, Memory
-from outlast.runtime._shared import Region
-from outlast.runtime._streams import Frozen, raw
-from outlast.runtime._warm import Warm, at_low_priority, populate, touch
+from outlast.runtime.exchange.slots import OUTCOME, Memory
+from outlast.runtime.training.engine import Engine
+from outlast.runtime.training.frozen import Frozen, raw
+from outlast.runtime.training.warm_memory import Warm, at_low_priority, populate, touch
+from outlast.runtime.transport.regions import Region
 from outlast.tensors import BLOCK, Layout
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
 from outlast.errors import ViewAbandoned
-from outlast.runtime._c10d import open_store
-from outlast.runtime._wires import Collectives, Pending, Points
+from outlast.runtime.exchange._c10d_transfers import Collectives, Pending, Points
+from outlast.runtime.exchange.c10d_plane import open_store
 
 MEMBERS, TAGS, PATIENCE_S = 3, 4, 30.0
 LENGTHS = [0, 5, 3]  # of the members' slices: one has none

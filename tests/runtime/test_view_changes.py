@@ -13,7 +13,7 @@ import pytest
 
 from outlast.core.phases import Phase
 from outlast.prove import Driven
-from outlast.runtime._probe import Fault
+from outlast.runtime.settings.fault_points import Fault
 
 pytestmark = pytest.mark.process
 

@@ -6,8 +6,8 @@ import signal
 import sys
 
 from outlast.cli import main
-from outlast.runtime._supervise import Child
-from outlast.runtime._watch import kernel_state
+from outlast.runtime.host._children import Child
+from outlast.runtime.host.silence import kernel_state
 
 _send = Child.send
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outlast.runtime._plane import Reduction
+from outlast.runtime.exchange.plane import Reduction
 from outlast.tensors import BLOCK, Layout, look
 
 shapes = st.lists(st.lists(st.integers(1, 9), min_size=0, max_size=3), min_size=1, max_size=8)

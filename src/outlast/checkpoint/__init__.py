@@ -2,7 +2,7 @@
 
 The room writes a training state so that a torn one is never seen, reads it back verified into any number of replicas,
 and keeps what the retention policy says. It must never decide *when* to save (`core.policy`), never publish what the
-commit rules (`core.protocol._commit`) have not released, never use pickle, and never raise into a training step
+commit rules (`core.protocol.saves.commit`) have not released, never use pickle, and never raise into a training step
 because a disk failed. Read `_engine.py` first, then `_manifest.py` (the format) and `_local.py` (the order of fsyncs).
 
 How a runtime drives it. Each replica has an `Engine`; whoever coordinates has a `CommitState`:

@@ -17,7 +17,7 @@ from outlast.checkpoint._manifest import DTYPE_BYTES, FORMAT, Part, Piece, Tenso
 from outlast.checkpoint._publish import publish, report_of
 from outlast.checkpoint._store import Store
 from outlast.checkpoint._writer import write_part
-from outlast.core.protocol._commit import SaveId
+from outlast.core.protocol.saves.commit import SaveId
 
 __all__ = ["Item", "build"]
 

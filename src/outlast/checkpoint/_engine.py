@@ -3,7 +3,7 @@
 Role: ties plan, arena, snapshot, writer, tiers and retention together for one process; see the package's docstring
 for how a runtime drives it. Invariants: `save` and `wait_copied` never raise because a disk or a network failed; what
 a replica will not write it does not stage; host memory is `num_slots` streams and no more. Decides nothing about
-when to save or whether a save may be published: that is `core.policy` and `core.protocol._commit`.
+when to save or whether a save may be published: that is `core.policy` and `core.protocol.saves.commit`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from outlast.checkpoint._store import Store, open_store
 from outlast.checkpoint._tensors import Schema, State, flatten
 from outlast.checkpoint._threads import Threads, be_nice, within
 from outlast.checkpoint._writer import CHUNK_BYTES, Base, Written, base_of, write_part
-from outlast.core.protocol._commit import PartReport, SaveId
+from outlast.core.protocol.saves.commit import PartReport, SaveId
 from outlast.errors import CheckpointError
 
 __all__ = ["Engine", "Handle", "LoadedState"]

@@ -16,7 +16,7 @@ from outlast.checkpoint._arena import Slot
 from outlast.checkpoint._manifest import Part
 from outlast.checkpoint._snapshot import Snapshot
 from outlast.checkpoint._writer import Base
-from outlast.core.protocol._commit import PartReport, SaveId
+from outlast.core.protocol.saves.commit import PartReport, SaveId
 from outlast.errors import CheckpointError
 
 __all__ = ["Handle"]

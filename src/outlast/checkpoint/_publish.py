@@ -1,9 +1,9 @@
 """The one act that makes a generation: checking every promise, then writing the head. No torch.
 
-Role: what the coordinator (or whoever it names) does with a `Publish` action of `core.protocol._commit`. Invariants:
-a head is written only after every part was read back and every data file seen with its size; numbers grow by one and
-are taken exclusively, so two publishers cannot both have one; what is older than the newest generation of the same
-run, by view and step, is refused.
+Role: what the coordinator (or whoever it names) does with a `Publish` action of `core.protocol.saves.commit`.
+Invariants: a head is written only after every part was read back and every data file seen with its size; numbers grow
+by one and are taken exclusively, so two publishers cannot both have one; what is older than the newest generation of
+the same run, by view and step, is refused.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from outlast.checkpoint._manifest import MAX_PART_BYTES, Damage, Head, PartRef, parse_head, parse_part, seal
 from outlast.checkpoint._reader import Reader
 from outlast.checkpoint._store import Source, Store, generation_name, generation_number
-from outlast.core.protocol._commit import PartReport, SaveId
+from outlast.core.protocol.saves.commit import PartReport, SaveId
 from outlast.errors import CheckpointError
 
 __all__ = ["certify", "heads", "publish", "read_head", "report_of"]

@@ -137,7 +137,7 @@ def _check_places(config: Any) -> None:
 
 
 def _check_beginning(config: Any) -> None:
-    from outlast.runtime._contents import check_holds_state, place_and_number
+    from outlast.runtime.saving.contents import check_holds_state, place_and_number
 
     keep, begin, weights = config.checkpoint_dir, config.resume, config.init_from
     if weights and begin not in ("auto", "never"):
@@ -166,7 +166,7 @@ def launch(resolved: Any, command: list[str], run_dir: Path, *, as_json: bool) -
     from outlast.cli._follow import Follower
     from outlast.cli._streams import unheard
     from outlast.observe import Live
-    from outlast.runtime._launcher import Launcher
+    from outlast.runtime.host.launcher import Launcher
 
     launcher = Launcher(resolved=resolved, command=command, run_dir=run_dir, began_at_s=_began_at_s())
     live = Live(run_dir)

@@ -1,7 +1,7 @@
 """Every event the system can report: frozen records, the one vocabulary of journal, terminal, metrics and page.
 
 Role: one record per fact, written once by the coordinator, shown the same everywhere. Times are Unix seconds
-(`at_s`), durations are seconds. Not the wire protocol between members: that is `core/protocol/_messages.py`.
+(`at_s`), durations are seconds. Not the wire protocol between members: that is `core/protocol/messages.py`.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from outlast.core.policy import check_choice
 from outlast.core.protocol import plan_of
 from outlast.errors import ProveError
 from outlast.prove._drive import Driven
-from outlast.runtime._lies import Lie
+from outlast.runtime.faults.liars import Lie
 
 __all__ = ["ATTACKS", "Attacked", "Attacks", "Report", "Unmasked"]
 

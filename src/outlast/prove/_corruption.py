@@ -21,7 +21,7 @@ import msgspec
 from outlast.core import events as ev
 from outlast.errors import ProveError
 from outlast.prove._drive import Driven
-from outlast.runtime._corruption import Flip
+from outlast.runtime.faults.flips import Flip
 
 __all__ = ["Corruptions", "Injection", "Tally"]
 

@@ -18,7 +18,7 @@ import msgspec
 from outlast.core import events as ev
 from outlast.errors import ProveError
 from outlast.prove._drive import Driven
-from outlast.runtime._probe import Fault
+from outlast.runtime.settings.fault_points import Fault
 
 __all__ = ["Demo", "Verdict"]
 

@@ -19,11 +19,11 @@ import msgspec
 from outlast.core import events as ev
 from outlast.errors import EnvironmentFault, ProveError
 from outlast.journal import Journal, holds_run
-from outlast.runtime._probe import Fault
+from outlast.runtime.settings.fault_points import Fault
 
 if TYPE_CHECKING:
-    from outlast.runtime._corruption import Flip
-    from outlast.runtime._lies import Lie
+    from outlast.runtime.faults.flips import Flip
+    from outlast.runtime.faults.liars import Lie
 
 __all__ = ["Driven"]
 

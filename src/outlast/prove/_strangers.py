@@ -19,8 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from outlast.runtime._handshake import Caller, Claim
-from outlast.runtime._wire import COORDINATOR
+from outlast.runtime.transport.frames import COORDINATOR
+from outlast.runtime.transport.handshake import Caller, Claim
 
 __all__ = ["Door", "Stranger", "doors"]
 

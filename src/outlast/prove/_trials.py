@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from outlast.core.phases import Phase
-from outlast.runtime._probe import Fault
+from outlast.runtime.settings.fault_points import Fault
 
 __all__ = ["MICROBATCHES", "SCENES", "STEPS", "Gate", "Trial", "trial_of"]
 

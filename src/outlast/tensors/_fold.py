@@ -2,8 +2,8 @@
 
 Role: what audits and guards cost where nothing is wrong. Both ways give the same bits and the same fingerprints, so a
 caller may meet either at any time. But for one thing: which of two NaNs the sum of gradients keeps; of what is reduced
-every member has the same one, for they compare it. Not here: what is added to what (`runtime/_gradients.py`), nor what
-a norm is for.
+every member has the same one, for they compare it. Not here: what is added to what
+(`runtime/training/_partial_sums.py`), nor what a norm is for.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """Membership, steps and recovery as (state, event) -> (state, actions): no clock, no sockets, no tensors.
 
-Must never do I/O or look at a clock. Read `_types.py`, `_coordinator.py`, `_member.py`, in this order; `_tree.py` and
-`_roll.py` are the arithmetic under them.
+Must never do I/O or look at a clock. Read `types.py`, then `fleet/` (the coordinator), `step/` (a member) and `saves/`;
+`tree.py` and `step/roll.py` are the arithmetic under them.
 """
 
-from outlast.core.protocol import _messages as messages
-from outlast.core.protocol._audits import Audits
-from outlast.core.protocol._claims import (
+from outlast.core.protocol import messages
+from outlast.core.protocol.disputes import (
     Certificate,
     Claim,
     Commitment,
@@ -19,9 +18,12 @@ from outlast.core.protocol._claims import (
     to_ask,
     truth_of,
 )
-from outlast.core.protocol._coordinator import Coordinator
-from outlast.core.protocol._ledger import Ledger, Span, StepTime
-from outlast.core.protocol._member import (
+from outlast.core.protocol.fleet.coordinator import Coordinator
+from outlast.core.protocol.fleet.roster import Settings
+from outlast.core.protocol.ledger import Ledger, Span, StepTime
+from outlast.core.protocol.row_plans import RowsNote, owners_of, rows_touched
+from outlast.core.protocol.step.audits import Audits
+from outlast.core.protocol.step.member import (
     Compute,
     Exchange,
     Follow,
@@ -33,10 +35,8 @@ from outlast.core.protocol._member import (
     Todo,
     Wait,
 )
-from outlast.core.protocol._roll import plan_of, resolve
-from outlast.core.protocol._roster import Settings
-from outlast.core.protocol._row_plans import RowsNote, owners_of, rows_touched
-from outlast.core.protocol._tree import (
+from outlast.core.protocol.step.roll import plan_of, resolve
+from outlast.core.protocol.tree import (
     Node,
     combine,
     cover,
@@ -49,7 +49,7 @@ from outlast.core.protocol._tree import (
     shares,
     split,
 )
-from outlast.core.protocol._types import FILE, Header, Order, Plan, RollEntry, ServeId, View, ViewId
+from outlast.core.protocol.types import FILE, Header, Order, Plan, RollEntry, ServeId, View, ViewId
 
 __all__ = [
     "Audits", "Certificate", "Claim", "Commitment", "Compute", "Coordinator", "Evidence", "Exchange", "FILE", "Finding",

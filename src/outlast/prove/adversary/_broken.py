@@ -14,7 +14,7 @@ import msgspec
 
 from outlast.core.protocol import Coordinator, Header, Member, RollEntry, Settings, Stand, View, plan_of
 from outlast.core.protocol import messages as m
-from outlast.core.protocol._change import successor
+from outlast.core.protocol.fleet.change import successor
 from outlast.prove.adversary import _algebra as algebra
 from outlast.prove.adversary._variants import Variant
 

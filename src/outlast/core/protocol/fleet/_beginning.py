@@ -1,0 +1,116 @@
+"""How a run begins: with whoever is ready, a little after the first is (protocol, 28); and again from a checkpoint.
+
+Bits do not depend on who is there, so a replica that is late joins like any other. When nobody lives and nobody will
+be started any more, the run ends at once, with what the replicas said.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from outlast.core.protocol.fleet.roster import slot_of
+from outlast.core.protocol.types import View
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from outlast.core.protocol.fleet.coordinator import Coordinator
+
+__all__ = ["Start", "begin_again", "forget_view", "formation_s", "gathered", "overdue", "try_start"]
+
+_MOST = 6  # times `gather_s`
+
+
+@dataclass(slots=True)
+class Start:
+    """The wait for a first view. `since_s`: its beginning; `late`: who is not ready now has to join."""
+
+    since_s: float = math.nan
+    first_s: float = math.nan
+    late: bool = False
+
+
+def try_start(c: Coordinator, now_s: float) -> None:
+    """The first view: of all replicas, or of those that are ready when the patience for the others is over. That is as
+    long as the first needed, within bounds: all of them have the same to load."""
+    start, roster = c.start, c.roster
+    if math.isnan(start.since_s):
+        start.since_s = now_s
+    if not roster.count("fresh"):
+        start.first_s, start.late = math.nan, False
+        _end_without_anybody(c)
+    elif roster.enough_to_start or start.late:
+        _begin(c, now_s)
+    elif math.isnan(start.first_s):
+        start.first_s = now_s
+        if c.facts.get("aggregation", "mean") != "mean":
+            return  # what a robust rule withstands depends on how many there are: wait for all, up to `start_s`
+        gather_s = c.settings.gather_s
+        c.timer("gather", min(max(gather_s, now_s - start.since_s), _MOST * gather_s))
+
+
+def gathered(c: Coordinator) -> None:
+    """The patience for whoever is late is over."""
+    c.start.late = c.view is None and not math.isnan(c.start.first_s)
+
+
+def _begin(c: Coordinator, now_s: float) -> None:
+    wanted = c.settings.num_replicas
+    members = tuple(c.roster.having("fresh")[:wanted])
+    here = {slot_of(name) for name in members}
+    missing = [f"r{index}" for index in range(wanted) if f"r{index}" not in here]
+    if missing:
+        waited = f"{now_s - c.start.first_s:.1f} s after {members[0]} was"
+        who = ", ".join(missing[:8]) + (" …" if len(missing) > 8 else "")
+        text = f"the run begins with {len(members)} of {wanted} replicas: {who} not ready {waited}, and will join"
+        c.journal("notice", level="warning", text=text)
+    c.start = Start()
+    c.install(View(id=c.next_id(), members=members, start=True), "start")
+
+
+def overdue(c: Coordinator) -> None:
+    """The time is up that the first may take, or all where their number matters."""
+    if c.view is None and c.roster.count("fresh"):
+        c.start.late = True
+    elif c.view is None:
+        c.finish("failed", 3, 0, f"no replica was ready after {c.settings.start_s:g} s" + c.failures.said())
+
+
+def _end_without_anybody(c: Coordinator) -> None:
+    """Restarts are used up, or no slot may be used any more: there is nothing to wait for."""
+    roster = c.roster
+    if roster.deserted and not c.awaiting and not c.unheard:
+        code = c.failures.newest_code or (6 if c.ever_formed else 3)
+        told = "no replica is left, and none may be started any more"
+        c.finish("failed", code, 0, f"{told} ({roster.restarts} restarts)" + c.failures.said())
+
+
+def begin_again(c: Coordinator, members: Iterable[str], cause: str) -> bool:
+    """Whether it does, from the newest checkpoint; `members` held the state, and are gone. Every replica of the next
+    first view reads the newest generation before it forms the view; should there be none yet, the run begins at step 0
+    once more: the same bits again, only later."""
+    manned = {slot_of(name) for name in c.roster.having("spawning", "fresh", "joining", "ready")}
+    missing = sum(f"r{index}" not in manned for index in range(c.settings.num_replicas))
+    within = c.settings.respawn and c.roster.restarts + missing <= c.settings.max_restarts
+    if not (c.facts.get("checkpoints") and within):
+        return False
+    step = max((c.roster.peers[name].committed for name in members if name in c.roster.peers), default=0)
+    c.journal("fleet_lost", step=step, detail=cause)
+    c.reports.fleet_lost(step)
+    forget_view(c)
+    c.timer("start", c.settings.start_s)
+    return True
+
+
+def forget_view(c: Coordinator) -> None:
+    """All of the view are gone, and with them what it held: as if there had been none."""
+    c.change = None
+    c.start = Start()
+    c.set_views(None, None)
+
+
+def formation_s(c: Coordinator, view: View) -> float:
+    """How long a view may take to form: a first one loads what a checkpoint holds."""
+    return c.settings.start_s if view.start and c.facts.get("checkpoints") else c.settings.formation_s

@@ -1,0 +1,100 @@
+"""Planned changes: orders that members carry out between two steps, once all have heard them (protocol, 6 and 18)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from outlast.core.protocol import messages as m
+from outlast.core.protocol.fleet._telling import tell_order
+from outlast.core.protocol.fleet.change import begin
+from outlast.core.protocol.types import Order, ServeId, View
+
+if TYPE_CHECKING:
+    from outlast.core.protocol.fleet.coordinator import Coordinator
+
+__all__ = ["plan_next", "switched"]
+
+
+def plan_next(c: Coordinator) -> None:
+    """The view is formed and nothing is under way: let somebody in or out, or have a joiner served."""
+    view = c.view
+    assert view is not None
+    leaving = [name for name in view.members if c.roster.peers[name].leaving] if c.leaving else []
+    vacant = c.settings.num_replicas - len(view.members) + len(leaving)
+    switch = bool(leaving) or (vacant > 0 and c.roster.count("ready") > 0)
+    if not switch and not c.roster.count("fresh"):
+        return
+    if view.id.epoch != c.epoch:
+        # An earlier coordinator may have given orders in this view that nobody can number any more.
+        begin(c, "a planned change under a new coordinator")
+    elif not (switch and _switch(c, view, vacant)):
+        _serve_all(c, view)
+
+
+def _switch(c: Coordinator, view: View, vacant: int) -> bool:
+    peers = c.roster.peers
+    staying = [name for name in view.members if not peers[name].leaving]
+    ready = [name for name in c.roster.having("ready") if not peers[name].leaving]
+    if not staying and not ready:
+        if _somebody_comes(c):  # and takes the state over
+            return False
+        c.finish("stopped", 143, 0, "every replica was asked to leave before the last step")
+        return True
+    if not staying:  # somebody has to hand the state on: the last one goes with the next change
+        staying = [view.members[0]]
+    members = (*staying, *ready[: max(0, vacant)])
+    if members == view.members:
+        return False
+    attached = tuple(name for name in ready if name not in members)
+    planned = View(id=c.next_id(), members=members, attached=attached)
+    c.set_views(view, planned)
+    c.persist()
+    c.journal(
+        "view_installed", epoch=c.epoch, n=planned.id.n, members=list(members), cause="planned", planned=True,
+        num_microbatches=c.num_microbatches,
+    )  # fmt: skip
+    order = _order(c, "switch", next_view=planned)
+    tell_order(c, view, order)
+    c.timer(f"form:{planned.id}", c.settings.formation_s)
+    return True
+
+
+def _somebody_comes(c: Coordinator) -> bool:
+    coming = c.roster.having("spawning", "fresh", "joining")
+    return any(not c.roster.peers[name].leaving for name in coming)
+
+
+def _serve_all(c: Coordinator, view: View) -> None:
+    for name in c.roster.having("fresh"):
+        peer = c.roster.peers[name]
+        c.num_serves += 1
+        c.roster.mark(name, "joining")
+        peer.serve = (c.epoch, c.num_serves)
+        order = _order(c, "serve", joiner=name, serve=peer.serve)
+        step = max(c.roster.peers[member].committed for member in view.members)
+        c.journal("joiner_served", replica=name, step=step, donors=list(view.members))
+        c.tell([name], m.BeginServe(epoch=c.epoch, donors=view.members, serve=peer.serve))
+        c.tell(view.members, m.Take(epoch=c.epoch, order=order, addresses={name: peer.address}))
+
+
+def _order(
+    c: Coordinator, kind: Literal["switch", "serve"], *, next_view: View | None = None, joiner: str = "",
+    serve: ServeId = (0, 0),
+) -> Order:  # fmt: skip
+    assert c.view is not None
+    c.orders += 1
+    return Order(view=c.view.id, number=c.orders, kind=kind, next=next_view, joiner=joiner, serve=serve)
+
+
+def switched(c: Coordinator) -> None:
+    """Everyone is in the planned view: it is the view now, and who left may go."""
+    assert c.view is not None
+    assert c.planned is not None
+    staying = set(c.planned.members)
+    departed = [name for name in c.view.members if name not in staying]
+    c.set_views(c.planned, None)
+    c.orders = 0
+    for name in c.view.members:
+        c.roster.mark(name, "member")
+    c.persist()
+    c.tell(c.roster.alive(departed), m.Close(epoch=c.epoch, reason="left as planned"))

@@ -1,0 +1,151 @@
+"""A view is over: everybody is told to leave, and a successor is chosen among those who did (protocol, 2).
+
+Safety rests on `Change.dead`: a view is dead once one of its members is known to have left it or to be gone, because
+every exchange needs all members. Nothing is installed before every view that may be acted in is dead and somebody who
+acted in it carries its state over, or nobody of it can act any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from outlast.core.protocol import messages as m
+from outlast.core.protocol.fleet._beginning import begin_again, forget_view
+from outlast.core.protocol.types import View, ViewId
+
+if TYPE_CHECKING:
+    from outlast.core.protocol.fleet.coordinator import Coordinator
+
+__all__ = ["Change", "acknowledge", "begin", "demote", "successor", "try_install"]
+
+
+@dataclass(slots=True)
+class Change:
+    """Views up to `upto` are over and their successor is not yet installed."""
+
+    upto: ViewId
+    view: tuple[str, ...]  # members of the view that holds the state
+    old: dict[str, None]  # these, and those of a planned successor that may have taken effect
+    cause: str
+    waiting: set[str]  # alive and not yet heard to have left
+    acked: set[str] = field(default_factory=set)
+    stale: set[str] = field(default_factory=set)  # too far behind those who are alive
+    doubts: set[tuple[str, str]] = field(default_factory=set)  # (who says so, whose connection ended)
+    doubtful: bool = True  # doubts still wait for certainty
+    expired: bool = False
+    lease_out: bool = False
+
+
+def begin(c: Coordinator, cause: str) -> None:
+    """Everyone leaves together. Idempotent; while reports are awaited it is only noted (rule 3)."""
+    if c.view is None or c.change is not None or c.ending is not None:
+        return
+    if c.awaiting:
+        c.disturbed = cause
+        return
+    old = dict.fromkeys(c.view.members + (c.planned.members if c.planned else ()))
+    alive = c.roster.alive(old)
+    c.change = Change(upto=c.latest(), view=c.view.members, old=old, cause=cause, waiting=set(alive))
+    for name in c.roster.having("joining"):
+        c.start_again(name)
+    c.timer(f"ack:{c.change.upto}", c.settings.ack_s)
+    c.tell(alive, m.Notify(epoch=c.epoch, view=c.change.upto, cause=cause))
+
+
+def acknowledge(c: Coordinator, name: str) -> None:
+    """`name` has left every view up to `upto`."""
+    change = c.change
+    if change is not None and name in change.waiting:
+        change.waiting.discard(name)
+        change.acked.add(name)
+
+
+def demote(c: Coordinator, name: str) -> None:
+    """It cannot be a member: too far behind, or without state. It starts again as a joiner."""
+    if c.change is not None and c.roster.is_alive(name):
+        c.change.old.pop(name, None)
+        c.change.waiting.discard(name)
+        c.change.acked.discard(name)
+        c.start_again(name)
+
+
+def try_install(c: Coordinator, now_s: float) -> None:
+    change = c.change
+    assert change is not None
+    if change.waiting and not change.expired:
+        return
+    if change.doubts and _open_doubts(c, change):
+        return
+    alive = c.roster.alive(change.old)
+    carriers = [name for name in alive if name in change.acked]
+    fit = [name for name in carriers if name not in change.stale]
+    of_view = {name for name in c.roster.alive(change.view) if name not in change.stale}
+    if not alive:
+        _without_survivors(c, change)
+    elif any(name in of_view for name in fit) or (fit and not of_view):
+        _carry_on(c, change, fit)
+    elif carriers and change.stale.issuperset(alive):  # whoever was ahead of them is gone: their own step is the newest
+        _carry_on(c, change, carriers)
+    elif change.lease_out and (carriers or c.roster.count("ready")):
+        for name in sorted(change.waiting):
+            c.condemn(name, "silent for longer than the lease")
+        try_install(c, now_s)
+
+
+def _carry_on(c: Coordinator, change: Change, carriers: Sequence[str]) -> None:
+    for name in sorted(change.waiting):
+        c.condemn(name, f"did not acknowledge leaving view {change.upto}")
+    for name in sorted(change.stale.difference(carriers)):
+        demote(c, name)
+    c.install(successor(c, change, carriers), change.cause)
+
+
+def _open_doubts(c: Coordinator, change: Change) -> bool:
+    """Whether a broken connection still waits to be explained by an exit."""
+    change.doubts = {pair for pair in change.doubts if all(map(c.roster.is_alive, pair))}
+    return bool(change.doubts) and change.doubtful
+
+
+def _without_survivors(c: Coordinator, change: Change) -> None:
+    ready = [name for name in c.roster.having("ready") if not c.roster.peers[name].leaving]
+    if ready:  # a spare is a replica that owned nothing; it goes on from its own last step, to the same bits
+        c.install(successor(c, change, ready[: c.settings.num_replicas]), change.cause)
+    elif c.unheard:
+        return  # after a restart: a spare may still say that it is ready
+    elif not c.ever_formed:
+        forget_view(c)
+    elif words := c.failures.of_all(change.view):
+        c.finish(
+            "failed", c.failures.codes.get(change.view[-1], 5), 0, f"all replicas failed, the last one so:\n{words}"
+        )
+    elif c.failures.calm.issuperset(change.view):
+        c.finish("stopped", 5, 0, "the script ended by itself before all steps were done; `break` ends a loop early")
+    elif not begin_again(c, change.old, change.cause):
+        c.finish("failed", 6, 0, "every replica that held the training state is gone")
+
+
+def successor(c: Coordinator, change: Change, carriers: Sequence[str]) -> View:
+    """Survivors in their order, ready spares in the places of the dead, the other spares attached.
+
+    Who was asked to leave is left out, unless nobody else of the old view carries the state.
+    """
+    peers, wanted = c.roster.peers, c.settings.num_replicas
+    of_view = set(change.view)
+    staying = [name for name in carriers if not peers[name].leaving]
+    if not any(name in of_view for name in staying):
+        staying = list(carriers)
+    stays = set(staying)
+    spares = [name for name in c.roster.having("ready") if name not in change.old and name not in stays]
+    spares = [name for name in spares if not peers[name].leaving]
+    vacant = max(0, wanted - len(staying))
+    incoming, attached = spares[:vacant], tuple(spares[vacant:])
+    members: list[str] = []
+    for name in change.old:
+        if name in stays:
+            members.append(name)
+        elif incoming:
+            members.append(incoming.pop(0))
+    members += [name for name in staying if name not in change.old] + incoming
+    return View(id=c.next_id(), members=tuple(members), attached=attached)

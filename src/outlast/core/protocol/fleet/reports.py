@@ -1,0 +1,144 @@
+"""Faults until they can be reported whole: one record a fault, once a step is committed in the view after it.
+
+Decides nothing. Training stands still from the last commit before a fault to the first one after it, so that is the
+downtime that is told; when somebody noticed, and how long it took to form the view, are parts of it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from outlast.core.protocol import messages as m
+from outlast.core.protocol.types import ViewId
+
+if TYPE_CHECKING:
+    from outlast.core.protocol.fleet.coordinator import Coordinator
+
+__all__ = ["AuditKey", "Fault", "Reports", "noted", "resumed"]
+
+_KEPT = 64  # commits: their news may come before the last word of the view's forming
+
+AuditKey = tuple[int, int, int, str, str]
+"""(step, microbatch or -1, bucket or -1, culprit, kind) of an audit's finding."""
+
+
+@dataclass(slots=True)
+class Fault:
+    """One thing that went wrong. Times are the host's monotonic clock."""
+
+    cause: str
+    member: str
+    noticed_by: str
+    noticed_at_s: float
+    last_alive_s: float
+    detail: str = ""
+    of_view: bool = True  # it interrupted a view; a joiner's death does not
+
+
+@dataclass(slots=True)
+class Reports:
+    """What the journal will be told; `journal(kind, **fields)` writes it."""
+
+    journal: Callable[..., None]
+    faults: list[Fault] = field(default_factory=list)
+    formed: dict[str, m.Formed] = field(default_factory=dict)
+    audits: dict[AuditKey, ViewId] = field(default_factory=dict)  # findings that are written down, and who saw them
+    _noticed: dict[str, tuple[str, float]] = field(default_factory=dict)
+    mended: list[tuple[float, dict[str, object]]] = field(default_factory=list)  # (when the view had formed, record)
+    _gone: tuple[int, float] | None = None  # the fleet was lost: its last known step, and when that was noticed
+    _commits: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_KEPT))
+
+    def noticed(self, victim: str, by: str, at_s: float) -> bool:
+        """The first to notice is who counts: whether this is the first."""
+        return self._noticed.setdefault(victim, (by, at_s)) == (by, at_s)
+
+    def exited(self, exited: m.Exited, step: int | None, fault: bool, of_view: bool) -> None:
+        if any(known.member == exited.member for known in self.faults):
+            return  # an earlier coordinator wrote it down
+        by, at_s = self._noticed.pop(exited.member, ("agent", exited.noticed_at_s))
+        self.journal(
+            "replica_exited", replica=exited.member, cause=exited.cause, detail=exited.detail, noticed_by=by, step=step
+        )
+        if fault:
+            self.faults.append(
+                Fault(exited.cause, exited.member, by, at_s, exited.last_alive_s, exited.detail, of_view)
+            )
+
+    def fleet_lost(self, step: int) -> None:
+        """Nobody holds the state any more: steps beyond the checkpoint that is loaded are lost."""
+        times = [fault.noticed_at_s for fault in self.faults if fault.of_view and fault.noticed_at_s]
+        self._gone = (step, min(times, default=0.0))
+
+    def view_formed(self, formed: m.Formed) -> None:
+        spans = [f.formed_at_s - f.left_at_s for f in self.formed.values() if f.left_at_s]
+        self.journal(
+            "view_formed", epoch=formed.view.epoch, n=formed.view.n, step=formed.step,
+            roll_call_s=max(spans, default=0.0),
+        )  # fmt: skip
+
+    def recoveries(self, latest: ViewId) -> None:
+        """The view after the faults works; what interrupted training is told at its first commit (`resumed`)."""
+        if not self.faults:
+            return
+        formed = list(self.formed.values())
+        left = min((f.left_at_s for f in formed if f.left_at_s), default=0.0)
+        back = max((f.formed_at_s for f in formed), default=0.0)
+        lost_steps = 0
+        if self._gone is not None and formed:
+            lost_steps, left = max(0, self._gone[0] - max(f.step for f in formed)), left or self._gone[1]
+            self._gone = None
+        for fault in self.faults:
+            interrupted = bool(left) and bool(formed) and fault.of_view
+            noticed = min((t for t in (left if interrupted else 0.0, fault.noticed_at_s) if t), default=0.0)
+            record: dict[str, object] = {
+                "cause": fault.cause, "replica": fault.member, "noticed_by": fault.noticed_by,
+                "detect_s": max(0.0, noticed - fault.last_alive_s) if fault.last_alive_s else 0.0,
+                "downtime_s": max(0.0, back - noticed) if interrupted else 0.0,
+                "microbatches_recomputed": max((f.recomputed for f in formed), default=0) if interrupted else 0,
+                "lost_steps": lost_steps, "step": max((f.step for f in formed), default=0),
+                "view": [latest.epoch, latest.n], "detail": fault.detail,
+            }  # fmt: skip
+            if interrupted:
+                self.mended.append((back, record))
+            else:
+                self.journal("recovery", **record)
+        self.faults.clear()
+        self.resumed()
+
+    def committed(self, before_s: float, at_s: float) -> bool:
+        """A step was committed, and the one before it was `before_s`. Whether that is what a record waits for."""
+        self._commits.append((before_s, at_s))
+        return bool(self.mended)
+
+    def resumed(self) -> None:
+        """Tell what was mended before a commit that is known."""
+        for back_s, record in list(self.mended):
+            gap_s = next((at_s - before_s for before_s, at_s in self._commits if at_s >= back_s), None)
+            if gap_s is not None:
+                self.mended.remove((back_s, record))
+                self.journal("recovery", **record | {"downtime_s": gap_s})
+
+    def end(self) -> None:
+        """The run is over, also for what no commit followed."""
+        for _, record in self.mended:
+            self.journal("recovery", **record)
+        self.mended.clear()
+
+
+def resumed(c: Coordinator, now_s: float, _: m.Resumed) -> None:
+    """A step was committed in a view whose faults are not reported yet."""
+    c.reports.resumed()
+
+
+def noted(c: Coordinator, now_s: float, note: m.DeviceNoted) -> None:
+    """What was found out about a device, by a member or an agent, is written down; nothing follows from it here."""
+    peer = c.roster.peers.get(note.member)
+    replica, host = (note.member, peer.agent) if peer is not None else ("", note.member)
+    c.journal(
+        "device_finding", replica=replica, host=host, device=note.device,
+        source=note.source, step=note.step, microbatch=note.microbatch, evidence=note.evidence, action=note.action,
+        remedy=note.remedy,
+    )  # fmt: skip

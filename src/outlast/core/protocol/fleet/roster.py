@@ -1,0 +1,224 @@
+"""Who there is: every member and agent that the coordinator knows, and which slots want a process.
+
+Pure bookkeeping under the coordinator; it decides restarts and their budget, never membership of a view. Every question
+that is asked at each event is answered from a counter, so that a fleet of N costs O(N) to form, not O(N²).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from outlast.core.protocol.types import ServeId, ViewId
+
+__all__ = ["QUARANTINED_AT", "Peer", "Roster", "Settings", "Status", "incarnation_of", "slot_of"]
+
+QUARANTINED_AT = 2  # offences
+Status = Literal["spawning", "fresh", "joining", "ready", "member", "condemned", "gone"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """What the run was started with; seconds are floats."""
+
+    num_replicas: int
+    num_spares: int = 0
+    num_agents: int = 1  # the first replicas are started when so many agents have said hello
+    ack_s: float = 5.0
+    doubt_s: float = 0.5  # how long "its connection ended" waits for the agent's certainty
+    lease_s: float = 600.0
+    clock_margin: float = 0.1  # how much longer than the lease the coordinator waits, as a share
+    start_s: float = 600.0
+    gather_s: float = 5.0  # the least patience for the other replicas once the first is ready
+    formation_s: float = 30.0
+    outside_s: float = 1800.0
+    max_restarts: int = 16
+    backoff_s: float = 1.0
+    respawn: bool = True
+
+
+@dataclass(slots=True, kw_only=True)
+class Peer:
+    """One incarnation of a slot, e.g. r2.1. `status` is changed by `Roster.mark` alone."""
+
+    name: str
+    agent: str
+    status: Status
+    view: ViewId | None = None  # the newest view it has formed
+    left: ViewId | None = None  # the newest view it is known to have left
+    committed: int = 0
+    serve: ServeId = (0, 0)
+    leaving: bool = False
+    joined: bool = False
+    since_s: float = 0.0  # when it said Hello
+    address: str = ""
+    store: str = ""
+    device: str = ""
+    pid: int = 0
+
+    @property
+    def alive(self) -> bool:
+        return self.status not in ("gone", "condemned")
+
+
+def slot_of(member: str) -> str:
+    """The slot of a member: r2.1 -> r2."""
+    return member.partition(".")[0]
+
+
+def incarnation_of(member: str) -> int:
+    """The incarnation of a member: r2.1 -> 1; 1 where none is named."""
+    number = member.partition(".")[2]
+    return int(number) if number.isdigit() else 1
+
+
+def _index(name: str) -> int:
+    digits = slot_of(name)[1:]
+    return int(digits) if digits.isdigit() else 0
+
+
+@dataclass(slots=True)
+class Roster:
+    """Members by name, agents by name, incarnation numbers by slot."""
+
+    settings: Settings
+    peers: dict[str, Peer] = field(default_factory=dict)
+    agents: set[str] = field(default_factory=set)
+    lost_agents: set[str] = field(default_factory=set)
+    incarnations: dict[str, int] = field(default_factory=dict)
+    restarts: int = 0
+    recent: dict[str, list[float]] = field(default_factory=dict)  # slot -> times of death
+    accusations: dict[tuple[ViewId, int], dict[str, str]] = field(default_factory=dict)  # (view, step): who says whom
+    offences: dict[str, int] = field(default_factory=dict)  # slot -> how often its state or numbers were wrong
+    fleeting: dict[str, int] = field(default_factory=dict)  # slot -> how often its numbers were wrong once only
+    judged: set[tuple[int, str, str]] = field(default_factory=set)  # (step, action, member) that was written down
+    barred: set[str] = field(default_factory=set)  # agents that get no replica any more
+    _live: dict[str, str] = field(default_factory=dict)  # slot -> live member
+    _greetings: dict[tuple[str, int], int] = field(default_factory=dict)  # (agent, process) -> number of the newest
+    _by_status: dict[Status, set[str]] = field(default_factory=dict)
+    _num_wanted_fresh: int = 0
+    _look: bool = True  # whether a slot may be without a process
+
+    def alive(self, members: Iterable[str]) -> list[str]:
+        return [m for m in members if m in self.peers and self.peers[m].alive]
+
+    def learn(self, name: str, committed: int) -> None:
+        """So many steps the member is known to have committed, dead or alive."""
+        if name in self.peers:
+            self.peers[name].committed = max(self.peers[name].committed, committed)
+
+    def is_alive(self, name: str) -> bool:
+        return name in self.peers and self.peers[name].alive
+
+    def having(self, *statuses: Status) -> list[str]:
+        """Members with one of the statuses, by slot number."""
+        names = [name for status in statuses for name in self._by_status.get(status, ())]
+        return sorted(names, key=lambda name: (_index(name), name))
+
+    def count(self, status: Status) -> int:
+        return len(self._by_status.get(status, ()))
+
+    @property
+    def enough_to_start(self) -> bool:
+        """Whether as many fresh members as replicas wait in the slots r0 ... of the replicas."""
+        return self._num_wanted_fresh >= self.settings.num_replicas
+
+    @property
+    def deserted(self) -> bool:
+        """Whether no process lives and none is to be started any more, though there were some."""
+        known = len(self.agents) + len(self.lost_agents)
+        looked = not self._look or not self.settings.respawn
+        return (
+            looked and bool(self.agents and self.incarnations) and known >= self.settings.num_agents and not self._live
+        )
+
+    def add(self, name: str, agent: str, status: Status) -> Peer:
+        slot = slot_of(name)
+        self.incarnations[slot] = max(self.incarnations.get(slot, 0), incarnation_of(name))
+        peer = self.peers.get(name)
+        if peer is None:
+            peer = self.peers[name] = Peer(name=name, agent=agent, status=status)
+            self._count(name, status, True)
+        if peer.alive:
+            self._live[slot] = name
+        return peer
+
+    def mark(self, name: str, status: Status) -> None:
+        peer = self.peers[name]
+        if peer.status != status:
+            self._count(name, peer.status, False)
+            peer.status = status
+            self._count(name, status, True)
+
+    def _count(self, name: str, status: Status, more: bool) -> None:
+        names = self._by_status.setdefault(status, set())
+        (names.add if more else names.discard)(name)
+        if status == "fresh" and _index(name) < self.settings.num_replicas:
+            self._num_wanted_fresh += 1 if more else -1
+
+    def drop(self, name: str, now_s: float) -> None:
+        """The member is gone for certain. Its record stays, so that it is refused should it come back."""
+        if name not in self.peers:
+            self.add(name, "", "gone")
+        self.mark(name, "gone")
+        slot = slot_of(name)
+        if self._live.get(slot) == name:
+            del self._live[slot]
+        self._look = True
+        self.recent[slot] = [t for t in self.recent.get(slot, []) if now_s - t < 60.0] + [now_s]
+
+    def agent_here(self, agent: str, pid: int, number: int) -> bool:
+        """Whether this greeting is news, not a late copy."""
+        if 0 < number <= self._greetings.get((agent, pid), 0):
+            return False
+        self._greetings[agent, pid] = number
+        self.agents.add(agent)
+        self.lost_agents.discard(agent)
+        self._look = True
+        return True
+
+    def agent_lost(self, agent: str) -> None:
+        self.agents.discard(agent)
+        self.lost_agents.add(agent)
+        self._look = True
+
+    def superseded(self, name: str) -> bool:
+        """Whether nothing is known of this member but that its slot has had it, or a later one, already."""
+        return name not in self.peers and incarnation_of(name) <= self.incarnations.get(slot_of(name), 0)
+
+    def vacancies(self) -> Iterator[tuple[str, str, float]]:
+        """(member to start, agent, delay) for each slot without a live process, within the budget of restarts."""
+        known = len(self.agents) + len(self.lost_agents)
+        if not self._look or not self.settings.respawn or not self.agents or known < self.settings.num_agents:
+            return
+        self._look = False
+        load = dict.fromkeys(sorted(self.agents - self.barred or self.agents), 0)
+        for name in self._live.values():
+            agent = self.peers[name].agent
+            if agent in load:
+                load[agent] += 1
+        for index in range(self.settings.num_replicas + self.settings.num_spares):
+            slot = f"r{index}"
+            if slot in self._live or self.offences.get(slot, 0) >= QUARANTINED_AT:
+                continue
+            again = self.incarnations.get(slot, 0) > 0
+            if again and self.restarts >= self.settings.max_restarts:
+                continue
+            self.restarts += again
+            yield self._start(slot, load)
+
+    def _start(self, slot: str, load: dict[str, int]) -> tuple[str, str, float]:
+        deaths = len(self.recent.get(slot, []))
+        delay = min(60.0, self.settings.backoff_s * 2.0 ** (deaths - 1)) if deaths else 0.0
+        agent = min(load, key=lambda a: (load[a], a)) if len(load) > 1 else next(iter(load))
+        load[agent] += 1
+        name = f"{slot}.{self.incarnations.get(slot, 0) + 1}"
+        self.add(name, agent, "spawning")
+        return name, agent, delay
+
+    def unlisted(self, agent: str, listed: Collection[str]) -> tuple[list[str], list[str]]:
+        """Live members placed on the agent that it does not list: (those that had started, those that had not)."""
+        missing = [p for p in self.peers.values() if p.agent == agent and p.status != "gone" and p.name not in listed]
+        started = [p.name for p in missing if p.status != "spawning" or p.joined or p.pid]
+        return started, [p.name for p in missing if p.name not in started]

@@ -1,0 +1,500 @@
+"""What members, agents and the coordinator tell each other, and what the coordinator asks its driver to do.
+
+Frozen tagged records; the wire is msgpack of `ToCoordinator` and `FromCoordinator`. Gradients never pass here.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from outlast.core.policy._guards import Verdict
+from outlast.core.protocol.delta import ViewDelta
+from outlast.core.protocol.disputes import Finding
+from outlast.core.protocol.ledger import StepTime
+from outlast.core.protocol.types import Order, ServeId, View, ViewId
+
+__all__ = [
+    "Accused", "Action", "Admitted", "AgentGone", "AgentHello", "Amend", "Audited", "BeginServe", "Close",
+    "Continue", "Continued", "DeviceNoted", "Done",
+    "Ended", "Ending", "Event", "Evict", "Examine", "Examined", "Exited", "Failed", "Finish", "Formed",
+    "FromCoordinator", "Hello",
+    "Install", "Journal", "Judged", "Kill", "Leaving", "Left", "Notify", "Persist", "Probe", "Ready", "Record",
+    "Rejoin", "Resumed", "Rows", "SetTimer", "Spawn", "SpawnFailed", "Spawned", "Stalled", "Stop", "Superseded", "Take",
+    "Tell", "Timer", "ToCoordinator", "Unjoined", "Welcome", "Whole", "describe",
+]  # fmt: skip
+
+Cause = Literal["signal", "exit", "exception", "evicted", "left", "finished", "agent_lost"]
+
+
+class Wire(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Base: a tagged frozen record."""
+
+
+# --- to the coordinator: from members -------------------------------------------------------------------------------
+class Hello(Wire, frozen=True, kw_only=True, tag=True):
+    """A member (re)connects. Also says what it is in the middle of, so that a restarted coordinator knows."""
+
+    member: str
+    agent: str
+    epoch: int  # highest epoch seen
+    view: View | None = None  # the view I act in
+    left: bool = False  # ... and have left
+    formed: bool = False
+    heard: int = 0
+    committed: int = 0
+    state: Literal["fresh", "joining", "ready", "member"] = "fresh"
+    done: bool = False
+    leaving: bool = False  # I was asked to go
+    serve: ServeId = (0, 0)  # the attempt to serve me that I follow
+    facts: dict[str, str] = {}  # numerics and run facts; equal on all members or refused
+    address: str = ""  # where donors reach me
+    store: str = ""  # my c10d store
+    device: str = ""  # what I train on, for people
+
+
+class Left(Wire, frozen=True, kw_only=True, tag=True):
+    """I take no further part in any view up to `view`. Asked for by Notify, or my own finding."""
+
+    member: str
+    view: ViewId
+    cause: str = ""
+    suspects: tuple[str, ...] = ()  # peers whose connection to me ended without a goodbye
+    stale: tuple[str, ...] = ()  # members that the roll call showed more than one step behind
+    at_s: float = 0.0  # when I noticed (the host's monotonic clock)
+
+
+class Formed(Wire, frozen=True, kw_only=True, tag=True):
+    """The roll call and any hand-over are complete here; I compute again."""
+
+    member: str
+    view: ViewId
+    step: int
+    recomputed: int = 0  # microbatches of the dead that the plan computes again, over all members
+    left_at_s: float = 0.0
+    formed_at_s: float = 0.0
+
+
+class Ready(Wire, frozen=True, kw_only=True, tag=True):
+    """A joiner is at most one step behind and has run one optimizer step on a clone."""
+
+    member: str
+    step: int
+    serve: ServeId = (0, 0)
+
+
+class Rejoin(Wire, frozen=True, kw_only=True, tag=True):
+    """Both ways. Joiner: my stream broke, serve me again; or I have no state to act in `view` with. Coordinator: drop
+    what you have and wait to be served."""
+
+    member: str
+    epoch: int = 0
+    view: ViewId = ViewId(epoch=0, n=0)
+
+
+class Leaving(Wire, frozen=True, kw_only=True, tag=True):
+    """I was asked to go (SIGTERM): plan a view without me."""
+
+    member: str
+
+
+class Done(Wire, frozen=True, kw_only=True, tag=True):
+    """I passed the closing barrier of the last step."""
+
+    member: str
+    view: ViewId
+    steps: int
+    fingerprint: str = ""
+
+
+class Failed(Wire, frozen=True, kw_only=True, tag=True):
+    """User code raised; I exit after this. `alike`: what, and at which line; two replicas that say the same in one
+    step met one bug, whichever microbatch each was at. `final`: found once, it is so on every replica."""
+
+    member: str
+    step: int
+    microbatch: int
+    error: str
+    alike: str = ""
+    code: int = 5  # the exit code that it stands for (reference/errors)
+    final: bool = False
+
+
+class Admitted(Wire, frozen=True, kw_only=True, tag=True):
+    """What a robust rule makes of a view that has formed (`outlast.core.policy.admit_view`)."""
+
+    member: str
+    view: ViewId
+    step: int
+    action: Literal["go", "wait", "stop"]
+    tolerated: int
+    most_rows: int
+    trim_count: int
+    lowered: bool
+    reason: str
+
+
+class Accused(Wire, frozen=True, kw_only=True, tag=True):
+    """`accuser` found a slice that `reducer` reduced to be false. I looked for myself: `culprit` is who is wrong."""
+
+    member: str
+    view: ViewId
+    step: int
+    bucket: int
+    reducer: str
+    accuser: str
+    culprit: str
+    members: tuple[str, ...]
+    at_s: float = 0.0
+
+
+class Judged(Wire, frozen=True, kw_only=True, tag=True):
+    """What the guards decided about a step, other than to apply it: every member says so, and one of them is heard."""
+
+    member: str
+    step: int
+    verdict: Verdict
+    against: tuple[str, ...] = ()  # members whose state or numbers were wrong
+
+
+class Stalled(Wire, frozen=True, kw_only=True, tag=True):
+    """I am inside the exchange and wait for `missing` longer than the learned deadline."""
+
+    member: str
+    view: ViewId
+    phase: int
+    missing: tuple[str, ...]
+    waited_s: float
+    deadline_s: float
+
+
+class Rows(Wire, frozen=True, kw_only=True, tag=True):
+    """Answer to Probe: the peers of the view whose connection to me answers."""
+
+    member: str
+    view: ViewId
+    reached: tuple[str, ...]
+
+
+class Audited(Wire, frozen=True, kw_only=True, tag=True):
+    """Audits found something; every member of the view says the same."""
+
+    member: str
+    view: ViewId
+    findings: tuple[Finding, ...]
+
+
+class DeviceNoted(Wire, frozen=True, kw_only=True, tag=True):
+    """Something was found out about a device, by a member or (`member` is its name then) by an agent; for the record
+    (`outlast.core.events.DeviceFinding`)."""
+
+    member: str
+    device: str
+    source: Literal["checks", "test", "readings", "links"]
+    evidence: str
+    action: str
+    remedy: str
+    step: int = -1
+    microbatch: int = -1
+
+
+class Whole(Wire, frozen=True, kw_only=True, tag=True):
+    """I cannot apply the difference that leads to this view: tell it whole."""
+
+    member: str
+    view: ViewId
+
+
+# --- to the coordinator: from agents and the launcher ----------------------------------------------------------------
+class AgentHello(Wire, frozen=True, kw_only=True, tag=True):
+    """An agent (re)connects. `members`: alive under it, or about to be started. `number`: of this greeting among those
+    of its process; a late copy of an earlier one would call members dead that started since."""
+
+    agent: str
+    pid: int
+    members: tuple[str, ...] = ()
+    epoch: int = 0  # highest epoch seen
+    number: int = 0
+
+
+class AgentGone(Wire, frozen=True, kw_only=True, tag=True):
+    """The launcher saw the agent's exit; its ranks died with it."""
+
+    agent: str
+    cause: str = ""
+
+
+class Spawned(Wire, frozen=True, kw_only=True, tag=True):
+    member: str
+    agent: str
+    pid: int
+
+
+class SpawnFailed(Wire, frozen=True, kw_only=True, tag=True):
+    member: str
+    error: str
+
+
+class Unjoined(Wire, frozen=True, kw_only=True, tag=True):
+    """The replica's process has run for so long without `outlast.join()`."""
+
+    member: str
+    for_s: float
+
+
+class Exited(Wire, frozen=True, kw_only=True, tag=True):
+    """The agent saw the member's exit (pidfd). Certain."""
+
+    member: str
+    cause: Cause
+    detail: str = ""
+    last_alive_s: float = 0.0  # its last sign of life, host's monotonic clock
+    noticed_at_s: float = 0.0
+    joined: bool = True  # it had reached protect()
+    code: int | None = None  # exit code; None for a signal
+    committed: int = 0  # steps, as its progress block has it: newer than its last heartbeat
+    steps: tuple[StepTime, ...] = ()  # its newest, likewise
+
+
+class Continued(Wire, frozen=True, kw_only=True, tag=True):
+    """The agent found a member stopped for so long that somebody would have missed it, and has continued it, once."""
+
+    member: str
+    for_s: float
+
+
+class Examined(Wire, frozen=True, kw_only=True, tag=True):
+    """What an agent finds when it looks at a suspect: evidence for `core/policy`. Sent when asked (Examine), and
+    unasked when a member is silent for longer than it may be: in a view of one nobody else would notice."""
+
+    member: str
+    state: str  # the kernel's letter: R S D T t Z, or X for gone
+    traced: bool
+    phase: int
+    silent_s: float  # since its progress block changed
+    cpu_advanced: bool  # since the previous look, or since the silence began
+    allowed_s: float  # its own deadline for the phase; inf if none was learned
+
+
+# --- to the coordinator: from its driver -----------------------------------------------------------------------------
+class Timer(Wire, frozen=True, kw_only=True, tag=True):
+    name: str
+
+
+class Resumed(Wire, frozen=True, kw_only=True, tag=True):
+    """A step was committed in a view whose faults are not reported yet."""
+
+
+class Superseded(Wire, frozen=True, kw_only=True, tag=True):
+    """A durable write was refused: a newer coordinator holds the epoch."""
+
+
+class Stop(Wire, frozen=True, kw_only=True, tag=True):
+    """Both ways. Launcher: the user wants the run to end, with this code. Coordinator to agents: kill everything."""
+
+    reason: str = ""
+    exit_code: int = 0
+    epoch: int = 0
+
+
+# --- from the coordinator --------------------------------------------------------------------------------------------
+# Each carries the epoch of the coordinator that sent it; members and agents drop what is older than the newest epoch
+# they have seen (rule 1).
+class Welcome(Wire, frozen=True, kw_only=True, tag=True):
+    """The first answer to every Hello: from here on, older coordinators are ignored by who reads it."""
+
+    epoch: int
+
+
+class Install(Wire, frozen=True, kw_only=True, tag=True):
+    """Act in this view. Told only after it is durable."""
+
+    view: View
+    addresses: dict[str, str] = {}
+    hosts: dict[str, str] = {}
+    store: str = ""
+    cause: str = ""
+    epoch: int = 0  # of the coordinator that says so: a later one may repeat an earlier one's view
+
+
+class Amend(Wire, frozen=True, kw_only=True, tag=True):
+    """As Install, to members of the view before it: how the next one differs from that."""
+
+    delta: ViewDelta
+    addresses: dict[str, str] = {}  # of who was not in the view before
+    hosts: dict[str, str] = {}  # likewise
+    store: str = ""
+    cause: str = ""
+    epoch: int = 0
+
+
+class Notify(Wire, frozen=True, kw_only=True, tag=True):
+    """Every view up to `view` is over: leave and acknowledge."""
+
+    epoch: int
+    view: ViewId
+    cause: str
+
+
+class Take(Wire, frozen=True, kw_only=True, tag=True):
+    """A planned change for the view's members (rule 6). `delta`: what makes the order's next view out of this one."""
+
+    order: Order
+    delta: ViewDelta | None = None
+    addresses: dict[str, str] = {}
+    hosts: dict[str, str] = {}
+    store: str = ""
+    epoch: int = 0
+
+
+class BeginServe(Wire, frozen=True, kw_only=True, tag=True):
+    """To a joiner: `donors` will come to you; expect all of them."""
+
+    epoch: int
+    donors: tuple[str, ...]
+    serve: ServeId = (0, 0)
+
+
+class Evict(Wire, frozen=True, kw_only=True, tag=True):
+    """You are not part of this run (any more)."""
+
+    epoch: int
+    reason: str
+    remedy: str = ""
+
+
+class Close(Wire, frozen=True, kw_only=True, tag=True):
+    """The run is over, or your planned departure is complete: exit."""
+
+    epoch: int
+    reason: str = ""
+
+
+class Ended(Wire, frozen=True, kw_only=True, tag=True):
+    """Training has ended: all members of the last view passed its closing barrier, and their scripts go on. `writer`
+    writes what only one should. `settled`: a writer's script has ended, so nobody has to take its place any more."""
+
+    epoch: int
+    writer: str
+    settled: bool = False
+
+
+class Spawn(Wire, frozen=True, kw_only=True, tag=True):
+    """To an agent: start this member after a delay."""
+
+    member: str
+    after_s: float
+    epoch: int = 0
+
+
+class Kill(Wire, frozen=True, kw_only=True, tag=True):
+    member: str
+    reason: str
+    epoch: int = 0
+
+
+class Examine(Wire, frozen=True, kw_only=True, tag=True):
+    """To an agent: look at this member and say what you find."""
+
+    member: str
+    epoch: int = 0
+
+
+class Continue(Wire, frozen=True, kw_only=True, tag=True):
+    """To an agent: continue this member, which is stopped."""
+
+    member: str
+    epoch: int = 0
+
+
+class Probe(Wire, frozen=True, kw_only=True, tag=True):
+    """To the members of a view in which all wait: ping each other and report who answers."""
+
+    view: ViewId
+    epoch: int = 0
+
+
+FromCoordinator = (
+    Welcome | Install | Amend | Notify | Take | BeginServe | Evict | Close | Ended | Spawn | Kill | Continue | Examine
+    | Probe | Stop | Rejoin
+)  # fmt: skip
+
+
+# --- to the driver ---------------------------------------------------------------------------------------------------
+class Ending(Wire, frozen=True, kw_only=True, tag=True):
+    """Training is over after `steps`, and the scripts of the last view's members go on. `ends`: how processes of them
+    have ended since: well (exit code 0), badly (another one), or by death (a signal, or with their host)."""
+
+    steps: int
+    writer: str
+    ends: dict[str, Literal["well", "badly", "death"]] = {}
+
+
+class Record(Wire, frozen=True, kw_only=True, tag=True):
+    """The coordinator's durable state: the newest view, and a planned successor that may have taken effect."""
+
+    view: View | None = None
+    planned: View | None = None
+    incarnations: dict[str, int] = {}  # slot -> the newest
+    placement: dict[str, str] = {}  # member -> its agent
+    facts: dict[str, str] = {}
+    formed: bool = False  # whether any view ever formed
+    outcome: str = ""  # the run is over: how, and the fields of Finish
+    exit_code: int = 0
+    steps: int = 0
+    detail: str = ""
+    offences: dict[str, int] = {}  # slot -> how often its state or numbers were wrong
+    fleeting: dict[str, int] = {}  # slot -> how often its numbers were wrong, and right when computed again
+    ending: Ending | None = None
+
+
+class Persist(Wire, frozen=True, kw_only=True, tag=True):
+    """Write durably, conditional on the epoch, before any later action of the list."""
+
+    record: Record
+
+
+class Tell(Wire, frozen=True, kw_only=True, tag=True):
+    """Send to members or agents by name; who is not connected misses it and is told when it says Hello."""
+
+    to: tuple[str, ...]
+    message: FromCoordinator
+
+
+class SetTimer(Wire, frozen=True, kw_only=True, tag=True):
+    """Deliver Timer(name) after `after_s`; setting it again moves it."""
+
+    name: str
+    after_s: float
+
+
+class Journal(Wire, frozen=True, kw_only=True, tag=True):
+    """A fact for the record, as the name and fields of an event in `core/events` (the driver adds the time)."""
+
+    kind: str
+    fields: dict[str, object]
+
+
+class Finish(Wire, frozen=True, kw_only=True, tag=True):
+    """The run is over."""
+
+    outcome: Literal["finished", "failed", "stopped"]
+    exit_code: int
+    steps: int
+    detail: str
+
+
+ToCoordinator = (
+    Hello | Left | Formed | Ready | Rejoin | Leaving | Done | Failed | Stalled | AgentHello | AgentGone | Spawned
+    | SpawnFailed | Unjoined | Exited | Examined | Continued | Rows | Audited | Whole | Stop | Admitted | Accused
+    | Judged | DeviceNoted
+)  # fmt: skip
+Event = ToCoordinator | Timer | Resumed | Superseded
+Action = Persist | Tell | SetTimer | Journal | Finish
+
+
+def describe(message: Wire) -> str:
+    """One line for logs and replays."""
+    shown = {f: getattr(message, f) for f in message.__struct_fields__}
+    return f"{type(message).__name__}({', '.join(f'{k}={v!r}' for k, v in shown.items() if v not in ((), {}, '', 0))})"

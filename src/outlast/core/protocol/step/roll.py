@@ -1,0 +1,80 @@
+"""From a roll call to a plan: who is ahead, who hands over, which microbatches are orphans and who computes them.
+
+Pure: every member computes the same plan from the same roll (rule 5), so nobody is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from outlast.core.protocol.disputes import Claim, disputed, place, void
+from outlast.core.protocol.row_plans import deal_orphans, row_shares
+from outlast.core.protocol.tree import Node, leaves_of, shares
+from outlast.core.protocol.types import Plan, RollEntry
+
+__all__ = ["plan_of", "resolve"]
+
+
+def plan_of(members: Sequence[str], step: int, num_microbatches: int, num_rows: int = 1) -> Plan:
+    """The plan of an undisturbed step: everybody computes its own range; of a robust rule's rows (> 1), whole ones."""
+    ranges = row_shares(len(members), num_microbatches, num_rows)
+    leaves = {m: tuple(range(lo, hi)) for m, (lo, hi) in zip(members, ranges, strict=True)}
+    return Plan(step=step, donor=None, behind=(), stale=(), leaves=leaves, orphans=leaves)
+
+
+def resolve(entries: Sequence[RollEntry], num_microbatches: int, num_rows: int = 1) -> Plan:
+    """The plan for the view whose members said `entries`, in view order.
+
+    The newest committed step is where the view goes on. Whoever is one behind takes the outcome from the first that
+    keeps it; whoever is further behind is stale. Of the partial sums held at that step the largest count, each
+    microbatch once (invariant: exactly once); what nobody holds is spread evenly over all members, or by whole rows;
+    but who is late gets nothing to compute in this step, where others are not.
+    """
+    top = max(entry.committed for entry in entries)
+    behind = tuple(e.member for e in entries if e.committed == top - 1)
+    stale = tuple(e.member for e in entries if e.committed < top - 1)
+    keepers = [e.member for e in entries if e.committed == top and e.keeps_output]
+    if behind and not keepers:
+        stale, behind = (*stale, *behind), ()
+    donor = keepers[0] if behind else None
+    members = [entry.member for entry in entries]
+    claims = tuple(sorted({claim for entry in entries if entry.committed == top for claim in entry.audit.claims}))
+    cases = disputed(claims)
+    held = _hold_once([e for e in entries if e.committed == top], cases)
+    kept = {member: leaves_of(nodes) for member, nodes in held.items()}
+    able = [entry.member for entry in entries if not entry.late] or members
+    none: dict[str, tuple[int, ...]] = dict.fromkeys(members, ())
+    if not kept and not cases:
+        leaves = none | plan_of(able, top, num_microbatches, num_rows).leaves
+        return Plan(step=top, donor=donor, behind=behind, stale=stale, leaves=leaves, orphans=leaves)
+    have = {leaf for leaves in kept.values() for leaf in leaves}
+    lost = [leaf for leaf in range(num_microbatches) if leaf not in have]
+    dealt = zip(able, shares(len(able), len(lost)), strict=True)
+    orphans = none | {name: tuple(lost[lo:hi]) for name, (lo, hi) in dealt}
+    if num_rows > 1:
+        orphans = none | deal_orphans(kept, able, lost, num_microbatches, num_rows)
+    elif cases:
+        orphans = place(orphans, cases)
+    leaves = {m: tuple(sorted((*kept.get(m, ()), *orphans[m]))) for m in members}
+    return Plan(
+        step=top, donor=donor, behind=behind, stale=stale, leaves=leaves, orphans=orphans, claims=claims
+    )  # fmt: skip
+
+
+def _hold_once(entries: Sequence[RollEntry], cases: Mapping[int, Sequence[Claim]]) -> dict[str, list[Node]]:
+    """Partial sums that count: the largest first, ties to the earlier member; a sum inside a chosen one is dropped, and
+    so is one with a disputed microbatch in it (25)."""
+    offers = [
+        (-(node[1] - node[0]), index, node)
+        for index, entry in enumerate(entries)
+        for node in entry.held
+        if not void(node, entry.member, cases)
+    ]
+    chosen: dict[str, list[Node]] = {}
+    taken: set[int] = set()
+    for _, index, node in sorted(offers):
+        span = range(*node)
+        if taken.isdisjoint(span):  # nodes nest or are disjoint, so one shared leaf means the whole is inside
+            taken.update(span)
+            chosen.setdefault(entries[index].member, []).append(node)
+    return chosen

@@ -1,0 +1,56 @@
+"""Computing a microbatch beside the step: the loop sees one batch more, and nothing that it registered shows it.
+
+Three callers, each with its own use for the gradient: the check before the first step (`reproducibility.py`), audits
+(`audits.py`) and the closer look after a hit (`inspection.py`). The random state is the microbatch's own.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from outlast.core.phases import Phase
+
+if TYPE_CHECKING:
+    from outlast.runtime.member.driver import Replica
+    from outlast.runtime.training.engine import Engine
+
+__all__ = ["apart", "gradients", "prepare"]
+
+
+@contextmanager
+def apart(engine: Engine, *, paused: bool) -> Iterator[None]:
+    """What the loop registered is afterwards as before. `paused`: gradients go nowhere. Outlast's own parts of the
+    state know of no microbatch, and are left alone."""
+    extra = engine.loop.registered()
+    saved, settings = {key: copy.deepcopy(part.state_dict()) for key, part in extra.items()}, engine.loop.read()
+    engine.sums.paused = paused
+    yield
+    engine.sums.paused = False
+    for key, values in saved.items():
+        extra[key].load_state_dict(values)
+    engine.loop.write(settings)
+
+
+def prepare(replica: Replica, step: int, leaf: int, phase: Phase) -> Any:
+    """The microbatch's batch, with everything that its computation starts from; the loop's body is next."""
+    replica.enter(phase, leaf)
+    batch = replica.engine.prepare(step, leaf)
+    replica.enter(Phase.BODY, leaf)
+    return batch
+
+
+def gradients(engine: Engine, loss: Tensor) -> list[Tensor | None]:
+    """Of all parameters, dense; they have none afterwards."""
+    params = engine.state.params
+    for param in params:
+        param.grad = None
+    loss.backward()  # type: ignore[no-untyped-call]
+    grads = [None if param.grad is None else param.grad.to_dense() for param in params]
+    for param in params:
+        param.grad = None
+    return grads

@@ -1,0 +1,153 @@
+"""Look closer at a step that cannot be right: was it the data and the model, or the device? Which sample, which line?
+
+Only after a hit. Whose sums are not finite computes their microbatches once more, watched, until one fails again: that
+names sample, module and operation. After a spike everybody computes its own share once more: sums that come out with
+other bits were corrupted. The loop sees these as extra batches of the same step; losses, sums, buffers and registered
+state are as if they had not been. What is found is told to all (`verdict_round.py`), which decides nothing either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outlast.core.phases import Phase
+from outlast.core.policy import Culprit
+from outlast.core.protocol import Header
+from outlast.core.protocol.tree import Node, leaves_of, merges
+from outlast.runtime.checks._extra_batches import apart, gradients, prepare
+from outlast.runtime.checks._nonfinite_operation import Watch, bad_rows, float_tensors
+from outlast.runtime.member.driver import Replica
+from outlast.runtime.training.losses import missing_backward
+from outlast.tensors import fingerprint
+
+__all__ = ["Inspection", "bad_samples"]
+
+
+class Inspection:
+    """One replica's part. `active`: a backward now belongs to it."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica, self._engine = replica, replica.engine
+        self._at: tuple[int, int, Any] = (0, 0, None)
+        self._watch: Watch | None = None
+        self._seen = False
+        self._again: dict[Node, list[Tensor]] = {}
+        self.active = False
+
+    def batches(self, headers: Sequence[Header]) -> Iterator[Any]:
+        """Microbatches of mine, each to see one backward. `replica.findings` holds what came of it."""
+        replica, engine = self._replica, self._engine
+        policy, step = engine.guards.policy, headers[0].step
+        replica.findings = []
+        if policy is None or not policy.inspect:
+            return
+        watched = engine.guards.is_nonfinite(headers)
+        if not watched and not engine.guards.is_spike(headers):
+            return
+        leaves = self._suspected(headers) if watched else leaves_of(engine.sums.slots)
+        sizes = engine.samples.sizes(step)
+        self._again.clear()
+        self.active = True
+        with apart(engine, paused=True):
+            for leaf in (leaf for leaf in leaves if sizes[leaf]):
+                yield from self._one(step, leaf, Watch.over(engine.state.model) if watched else None)
+                if replica.findings and replica.findings[-1].reproduced:
+                    break
+        self.active = False
+        if not watched:
+            self._compare(leaves)
+        replica.findings = [seen for seen in replica.findings if seen.reproduced] or replica.findings[:1]
+
+    def _one(self, step: int, leaf: int, watch: Watch | None) -> Iterator[Any]:
+        batch = prepare(self._replica, step, leaf, Phase.RECOMPUTE)
+        self._at, self._watch, self._seen = (step, leaf, batch), watch, False
+        with watch or contextlib.nullcontext():
+            yield batch
+        if not self._seen:
+            raise missing_backward(step, leaf)
+
+    def _suspected(self, headers: Sequence[Header]) -> list[int]:
+        """My microbatches whose loss is not finite; if all losses are, those under my sums that are not, or whose norm
+        is too large to be."""
+        sums, memory = self._engine.sums, self._engine.memory
+        bad = {leaf for header in headers for leaf, loss, _ in header.losses if not math.isfinite(loss)}
+        if bad:
+            return sorted(bad.intersection(leaves_of(sums.slots)))
+        return leaves_of(node for node, slot in sums.slots.items() if any(map(_overflows, memory.flats(slot))))
+
+    def backward(self, loss: Tensor) -> None:
+        """The backward of such a microbatch: look at the gradients, and forget them."""
+        self._seen = True
+        grads = gradients(self._engine, loss)
+        if self._watch is None:
+            self._add(grads)
+        else:
+            self._tell(grads, float(loss.detach()), self._watch)
+
+    def _tell(self, grads: Sequence[Tensor | None], loss: float, watch: Watch) -> None:
+        step, leaf, batch = self._at
+        names = self._engine.state.names
+        bad = [name for name, grad in zip(names, grads, strict=True) if grad is not None and _overflows(grad)]
+        samples, sure = bad_samples(batch, watch.rows, self._engine.samples.indices(step, leaf))
+        self._found(
+            microbatch=leaf, samples=tuple(samples), sure=sure, reproduced=bool(bad) or not math.isfinite(loss),
+            parameter=bad[-1] if bad else "", module=watch.module, operation=watch.operation, where=watch.where,
+        )  # fmt: skip
+
+    def _found(self, **what: Any) -> None:
+        env = self._replica.env
+        self._replica.findings.append(Culprit(replica=env.me, host=env.agent, device=self._replica.device, **what))
+
+    # --- the same share once more --------------------------------------------------------------------------------
+    def _add(self, grads: Sequence[Tensor | None]) -> None:
+        """Into a tree of its own: the same additions as the accumulator's, hence the same bits."""
+        step, leaf, _ = self._at
+        weight = self._engine.weight(step, leaf)
+        views = self._engine.memory.views(0)
+        mine = []
+        for grad, view in zip(grads, views, strict=True):
+            part = torch.zeros_like(view) if grad is None else grad.to_dense().to(view.dtype)
+            mine.append(part * weight if weight != 1.0 and grad is not None else part)
+        steps = merges(self._again.keys(), leaf, self._engine.num_leaves, self._engine.num_rows)
+        self._again[leaf, leaf + 1] = mine
+        for left, right, parent in steps:
+            pairs = zip(self._again.pop(left), self._again.pop(right), strict=True)
+            self._again[parent] = [a + b for a, b in pairs]
+
+    def _compare(self, leaves: Sequence[int]) -> None:
+        """Sums that came out otherwise, by the first parameter that differs."""
+        names, memory = self._engine.state.names, self._engine.memory
+        for node, slot in self._engine.sums.slots.items():
+            if node not in self._again:
+                continue  # it holds a microbatch without samples
+            rows = zip(names, memory.views(slot), self._again[node], strict=True)
+            differ = [name for name, old, new in rows if fingerprint(old) != fingerprint(new)]
+            if differ:
+                self._found(microbatch=node[0] if node[1] - node[0] == 1 else -1, parameter=differ[0])
+        self._again.clear()
+
+
+def bad_samples(batch: Any, rows: Sequence[tuple[int, int]], indices: Sequence[int]) -> tuple[list[int], bool]:
+    """(sample indices, whether their own values are not finite). `rows`: (row, of how many) of an activation.
+
+    Where neither the data nor the activation's first dimension tells samples apart, all of the microbatch.
+    """
+    count = len(indices)
+    own = {row for tensor in float_tensors(batch) if tensor.dim() and len(tensor) == count for row in bad_rows(tensor)}
+    if own:
+        return [indices[row] for row in sorted(own)], True
+    if rows and count and rows[0][1] % count == 0 and rows[0][1]:
+        each = rows[0][1] // count
+        return [indices[at] for at in sorted({row // each for row, _ in rows})], False
+    return list(indices), False
+
+
+def _overflows(tensor: Tensor) -> bool:
+    """Whether its norm, in its own precision, is no number."""
+    return not math.isfinite(float(torch.linalg.vector_norm(tensor.detach())))

@@ -1,0 +1,35 @@
+"""What a loop does that a replica which joins could not repeat: found from what members say, and named.
+
+Role: the words for it. The same end on every member, and nobody's device is blamed. What is found by one replica alone
+is in `training/loop_state.py` and `rehearsal.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outlast.core.phases import Phase
+from outlast.core.protocol import Header
+from outlast.errors import LoopUnrepeatable
+from outlast.runtime.training.loop_state import LoopState
+from outlast.runtime.transport.mesh import Mesh, Settings
+
+__all__ = ["compare_settings"]
+
+
+def compare_settings(mesh: Mesh, headers: Sequence[Header], loop: LoopState) -> None:
+    """Raises LoopUnrepeatable on every member if they are to step with different settings, naming the first."""
+    if len({header.settings for header in headers}) == 1:
+        return
+    step = headers[0].step
+    mesh.broadcast(Settings(step, loop.settings))
+    found = mesh.collect(Settings, step, 0, Phase.HEADER)
+    rows = {h.member: loop.named(loop.settings if h.member == mesh.me else found[h.member].told) for h in headers}
+    names = list(dict.fromkeys(name for table in rows.values() for name in table))
+    name = next(name for name in names if len({table.get(name) for table in rows.values()}) > 1)
+    values = ", ".join(f"{member} {table.get(name, 'none')}" for member, table in rows.items())
+    raise LoopUnrepeatable(
+        f"replicas have set {name} differently in step {step}: {values}", did="the step was not committed",
+        remedy="let it follow from the step's number or loss alone, or register what it follows from: "
+        "protect(..., state={...}); a replica that joins knows nothing else",
+    )  # fmt: skip

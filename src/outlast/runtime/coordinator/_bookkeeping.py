@@ -1,0 +1,106 @@
+"""What the coordinator's process makes of heartbeats: losses, the times of steps, and which step took far too long.
+
+Every member tells the same steps; each is written down once. An earlier coordinator's journal says how far it had come.
+Decides nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from outlast.core import events
+from outlast.core.phases import WAITS, Phase
+from outlast.core.protocol import Ledger, Span, StepTime
+from outlast.journal import Journal
+from outlast.runtime.transport.frames import Heartbeat
+
+__all__ = ["Bookkeeping"]
+
+_WORTH_TELLING_S = 0.5  # of a step that took too long; shorter ones stand in the account alone
+_SETTLED_S = 3.0  # after a step's end everybody has told it: then it is known who did not wait for others
+
+
+class Bookkeeping:
+    """See the module. `write(kind, **fields)` appends to the journal; within `patience_s` all have told a step."""
+
+    def __init__(self, journal: Journal, write: Callable[..., None], patience_s: float) -> None:
+        self._write = write
+        self._ledger = Ledger(patience_s=patience_s)
+        self._losses: dict[int, float] = {}
+        self._next_loss = self._told_stable = 0
+        self._beat = Heartbeat(sender="", sent_s=0.0)  # the newest
+        self._stalls: dict[int, tuple[str, StepTime]] = {}
+        for entry in journal.events(kinds=[events.Progress]):
+            if isinstance(entry.event, events.Progress):
+                self._recall(entry.event)
+
+    def _recall(self, told: events.Progress) -> None:
+        self._next_loss = max([self._next_loss, *(step + 1 for step, _ in told.losses[-1:])])
+        if told.committed >= 0:
+            patience_s = self._ledger.patience_s
+            self._ledger = Ledger(told.committed, told.committed_at_s - _clocks_apart_s(), patience_s=patience_s)
+        epoch, n = told.view
+        self._beat = Heartbeat(
+            sender="", sent_s=0.0, view=(epoch, n), stable=told.stable, step_s=told.step_s, until=told.until
+        )
+
+    def steps(self, member: str, times: Iterable[StepTime]) -> list[tuple[float, float]]:
+        """Take the times of steps; (the commit before it, its commit) of each that is news."""
+        news, now_s = [], time.monotonic()
+        for step in times:
+            pairs = self._ledger.take(step, now_s)
+            news += pairs
+            if step.stalled_s >= _WORTH_TELLING_S:
+                self._stalled(member, step, any(at_s == step.end_s for _, at_s in pairs))
+        return news
+
+    def _stalled(self, member: str, step: StepTime, news: bool) -> None:
+        known = self._stalls.get(step.step)
+        if news or (known is not None and known[1].phase in WAITS and step.phase not in WAITS):
+            self._stalls[step.step] = (member, step)
+
+    def heard(self, beat: Heartbeat) -> None:
+        """What one heartbeat says besides."""
+        self._beat = beat
+        self._losses.update((step, loss) for step, loss in beat.losses if step >= self._next_loss)
+
+    def tell(self, messages: int, *, last: bool = False) -> None:
+        """Write down what is news; at the end also that steps told before have become stable since."""
+        self._ledger.settle(time.monotonic(), last=last)
+        spans, beat = self._ledger.drain(), self._beat
+        if spans or self._losses or (last and beat.stable > self._told_stable):
+            losses, self._losses = sorted(self._losses.items()), {}
+            self._next_loss, self._told_stable = (losses[-1][0] + 1 if losses else self._next_loss), beat.stable
+            for span in spans[:-1]:
+                self._progress(messages, [], span)
+            self._progress(messages, losses, spans[-1] if spans else None)
+        now_s = time.monotonic()
+        for step in [s for s, (_, found) in self._stalls.items() if last or now_s - found.end_s > _SETTLED_S]:
+            self._tell_stall(*self._stalls.pop(step))
+
+    def _progress(self, messages: int, losses: list[Any], span: Span | None) -> None:
+        beat = self._beat
+        counted: dict[str, Any] = {}
+        if span is not None:
+            counted = {
+                "first": span.first, "committed": span.committed, "seconds": span.seconds,
+                "committed_at_s": span.until_s + _clocks_apart_s(),
+            }  # fmt: skip
+        self._write(
+            "progress", view=list(beat.view), stable=beat.stable, losses=losses, step_s=beat.step_s,
+            messages=messages, until=beat.until, **counted,
+        )  # fmt: skip
+
+    def _tell_stall(self, member: str, step: StepTime) -> None:
+        self._write(
+            "stall", at_s=step.end_s + _clocks_apart_s(), step=step.step, seconds=step.stalled_s,
+            usual_s=step.took_s - step.stalled_s, replica="" if step.phase in WAITS else member,
+            phase=Phase(step.phase).name.lower(),
+        )  # fmt: skip
+
+
+def _clocks_apart_s() -> float:
+    """Unix time less monotonic time."""
+    return time.time() - time.monotonic()

@@ -1,0 +1,428 @@
+"""The coordinator's process: sockets, timers and the durable record around `core/protocol.Coordinator`.
+
+One asyncio loop. A view is told only after its record is on the disk; a refused write means that a newer coordinator
+exists, and this one stops. Strangers, at the port and at the members' sockets, are counted and told of now and then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from outlast.config import RunConfig, decoded
+from outlast.core import events
+from outlast.core.phases import Phase
+from outlast.core.protocol import Coordinator, Settings, StepTime
+from outlast.core.protocol import messages as m
+from outlast.core.protocol.fleet.reports import Fault
+from outlast.errors import Unsaved, WireRefusal
+from outlast.journal import Journal
+from outlast.runtime.coordinator._authority import check_speaker
+from outlast.runtime.coordinator._bookkeeping import Bookkeeping
+from outlast.runtime.coordinator._saves import Keeper
+from outlast.runtime.host.silence import BEAT_S
+from outlast.runtime.settings.fault_points import Probe
+from outlast.runtime.transport import save_messages as saving
+from outlast.runtime.transport.door import Door
+from outlast.runtime.transport.frames import COORDINATOR, Heartbeat, HeartbeatReply, frame, frame_length
+from outlast.runtime.transport.handshake import Claim
+from outlast.runtime.transport.progress_block import Progress
+from outlast.runtime.transport.regions import Region
+
+__all__ = ["Server", "main"]
+
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(m.ToCoordinator | Heartbeat | saving.FromMember)
+_FLUSH_S = 2.0
+_FIRST_S = 0.05  # a view is not held up for longer by a disk that is slow to take events
+_ASLEEP_S = 0.5
+_RECORD = "protocol"
+_FAREWELL_S = 1.5  # members come back within a second
+_LENGTH = struct.Struct(">I")
+
+
+class Refusals:
+    """Counts of who was refused, by place ("": a proved connection) and reason (there are few). An event at the first,
+    the tenth, the hundredth, and at the end: a flood of strangers does not become a flood of events."""
+
+    def __init__(self, write: Callable[..., None]) -> None:
+        self._write = write
+        self._counts: dict[tuple[str, str], int] = {}
+        self._told: dict[tuple[str, str], int] = {}
+        self._first: dict[tuple[str, str], str] = {}
+
+    def add(self, place: str, reason: str, who: str) -> None:
+        self.note(place, reason, who, self._counts.get((place, reason), 0) + 1)
+
+    def note(self, place: str, reason: str, who: str, count: int) -> None:
+        """So many by now. `who`: the first."""
+        key = place, reason
+        self._first.setdefault(key, who)
+        self._counts[key] = max(count, self._counts.get(key, 0))
+        if self._counts[key] >= 10 * self._told.get(key, 0.1):
+            self._tell(key)
+
+    def close(self) -> None:
+        for key, count in self._counts.items():
+            if count > self._told[key]:
+                self._tell(key)
+
+    def _tell(self, key: tuple[str, str]) -> None:
+        count = self._told[key] = self._counts[key]
+        self._write(
+            "refused", place=key[0], reason=key[1], peer=self._first[key], count=count, stranger=bool(key[0])
+        )  # fmt: skip
+
+
+class Server:
+    """See the module. `finished` resolves to the exit code."""
+
+    def __init__(self, journal: Journal, config: RunConfig, secret: bytes, progress: Progress) -> None:
+        self.journal, self.secret, self.progress = journal, secret, progress
+        self.epoch = journal.claim("coordinator")
+        self.probe = Probe(f"coordinator.{self.epoch}", os.environ.get("OUTLAST_FAULTS"))
+        stored = journal.get(_RECORD)
+        record = msgspec.msgpack.decode(stored, type=m.Record) if stored else None
+        settings = Settings(
+            num_replicas=config.replicas, num_spares=config.spares, num_agents=config.agents, ack_s=config.ack_s,
+            lease_s=config.lease_s, start_s=config.start_s, formation_s=config.formation_s,
+            outside_s=config.outside_s, max_restarts=config.max_restarts, backoff_s=config.restart_backoff_s,
+        )  # fmt: skip
+        self.coordinator = Coordinator(settings, self.epoch, record)
+        self.coordinator.reports.faults = _unreported(journal)
+        self._began_s = time.time() - time.monotonic()
+        self.keeper = Keeper(
+            journal, self.coordinator, run=os.environ.get("OUTLAST_RUN", ""), config=config, write=self.write,
+            tell=self.send, probe=self.probe, now=self.now_s,
+        )  # fmt: skip
+        self.finished: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.writers: dict[str, asyncio.StreamWriter] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._stored = stored
+        self._agent_pids: dict[str, int] = {}
+        self.refusals = Refusals(self.write)
+        self._door: Door | None = None
+        self._conversations: set[asyncio.Task[None]] = set()
+        self._beats: dict[str, Heartbeat] = {}
+        self.books = Bookkeeping(journal, self.write, 3 * config.heartbeat_s)
+        self._certified = 0  # the newest state that was written down as certified
+        self._started_s = self._sign_s = time.monotonic()
+        self._give_sign()
+        for entry in journal.events(kinds=[events.AgentStarted]) if record is not None else ():
+            if isinstance(entry.event, events.AgentStarted):
+                self._agent_pids[entry.event.agent] = entry.event.pid
+        started = journal.events(kinds=[events.ReplicaStarted]) if record is not None else ()
+        lost = journal.events(kinds=[events.AgentLost]) if record is not None else ()
+        self._lost_agents = {entry.event.agent for entry in lost if isinstance(entry.event, events.AgentLost)}
+        self._replicas = {entry.event.replica for entry in started if isinstance(entry.event, events.ReplicaStarted)}
+        self.write("coordinator_started", epoch=self.epoch, pid=os.getpid(), takeover=record is not None)
+        if record is None or record.view is None:
+            self._set_timer(m.SetTimer(name="start", after_s=config.start_s))
+
+    def _give_sign(self) -> None:
+        """For the launcher, which replaces a coordinator that was stopped."""
+        now, before_s = time.monotonic(), self._sign_s
+        self._sign_s = now
+        if now - before_s > _ASLEEP_S and self._superseded():
+            return  # it was stopped, and another has taken its place
+        self.progress.alive()
+        if self._door is not None:
+            self._door.turn()  # strangers who say nothing are sent away
+        asyncio.get_running_loop().call_later(BEAT_S, self._give_sign)
+
+    # --- one connection ------------------------------------------------------------------------------------------
+    def open(self, sock: socket.socket) -> None:
+        """Let callers in at this listening socket."""
+        loop, self._door = asyncio.get_running_loop(), Door(sock, self.secret, COORDINATOR, self._admit, self._refuse)
+        loop.add_reader(self._door.fileno(), self._door.turn)
+
+    def _admit(self, sock: socket.socket, claim: Claim) -> None:
+        if claim.role not in ("member", "agent", "launcher"):
+            sock.close()
+            return
+        task = asyncio.ensure_future(self._serve(sock, claim))
+        self._conversations.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._conversations.discard(task)
+        self.unsound(None if task.cancelled() else task.exception())
+
+    def unsound(self, error: BaseException | None) -> None:
+        """A machine that raised decides nothing more: the launcher starts another from the record."""
+        if error is not None and not self.finished.done():
+            self.finished.set_exception(error)
+
+    async def _serve(self, sock: socket.socket, claim: Claim) -> None:
+        """A proved connection, to its end."""
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        reader, writer = await asyncio.open_connection(sock=sock)
+        self.writers[claim.name] = writer
+        try:
+            while True:
+                self._receive(claim.role, claim.name, await _read_frame(reader))
+        except WireRefusal as error:
+            self.refusals.add("", error.message, claim.name)
+        except msgspec.DecodeError:
+            self.refusals.add("", "a message that is not of this protocol", claim.name)
+        except (OSError, asyncio.IncompleteReadError):
+            pass  # it ended: its agent, or its own return, says why
+        finally:
+            if self.writers.get(claim.name) is writer:
+                del self.writers[claim.name]
+            writer.close()
+
+    async def close(self) -> None:
+        """Let nobody in any more, and hang up."""
+        if self._door is not None:
+            asyncio.get_running_loop().remove_reader(self._door.fileno())
+            self._door.close()
+        tasks = list(self._conversations)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _receive(self, role: str, name: str, body: bytes) -> None:
+        message = _decoder.decode(body)
+        check_speaker(role, name, message, self._agent_of)
+        self.progress.alive()
+        if isinstance(message, Heartbeat):
+            self._beat(name, message)
+            return
+        if isinstance(message, saving.FROM_MEMBER):
+            self.keeper.received(name, message)
+            return
+        if self.keeper.before(message, lambda: self.handle(message)):
+            return
+        if isinstance(message, m.AgentHello) and self._agent_pids.get(name) != message.pid:
+            self._agent_pids[name] = message.pid
+            self.write("agent_started", agent=name, pid=message.pid)
+        if isinstance(message, m.Spawned):
+            if message.member in self._replicas:
+                return  # an agent says it again: an earlier coordinator may have died with it
+            self._replicas.add(message.member)
+        if isinstance(message, m.Exited):
+            self._count(message.member, message.steps)
+            self._write_progress()
+        self.handle(message)
+        if isinstance(message, m.Hello):
+            self.keeper.greet(name)
+        elif isinstance(message, m.AgentGone) and message.agent not in self._lost_agents:
+            self.write("agent_lost", agent=message.agent, cause=message.cause, replicas=[])  # before it had said a word
+
+    def _agent_of(self, member: str) -> str:
+        peer = self.coordinator.roster.peers.get(member)
+        return peer.agent if peer is not None else ""
+
+    def _refuse(self, reason: str, who: str) -> None:
+        self.refusals.add("the coordinator's port", reason, who)
+
+    def _beat(self, name: str, beat: Heartbeat) -> None:
+        if self._superseded():  # a stale coordinator must prolong nobody's lease
+            return
+        self._beats[name] = beat
+        for reason, (count, who) in beat.refused.items():
+            self.refusals.note(f"{name}'s socket", reason, who, count)
+        writer = self.writers.get(name)
+        if writer is not None:
+            writer.write(frame(HeartbeatReply(epoch=self.epoch, sent_s=beat.sent_s)))
+        peer = self.coordinator.roster.peers.get(name)
+        if peer is not None and beat.committed > peer.committed:
+            peer.committed = beat.committed
+        self.books.heard(beat)
+        self._count(name, beat.steps)
+        view = self.coordinator.view
+        if view is not None and name == view.members[0]:
+            self._write_progress()
+            self._write_certified(beat)
+
+    def _count(self, member: str, steps: Iterable[StepTime]) -> None:
+        awaited = False
+        for before_s, at_s in self.books.steps(member, steps):
+            awaited |= self.coordinator.reports.committed(before_s, at_s)
+        if awaited:
+            self.handle(m.Resumed())
+
+    def _write_progress(self, *, last: bool = False) -> None:
+        members = self.coordinator.view.members if self.coordinator.view is not None else ()
+        messages = sum(self._beats[member].sent_messages for member in members if member in self._beats)
+        self.books.tell(messages, last=last)
+
+    def _write_certified(self, beat: Heartbeat) -> None:
+        new = beat.certified
+        if new is not None and new.step > self._certified:
+            self._certified = new.step
+            self.write("certified", step=new.step, share=new.share, audited=new.audited)
+
+    # --- the machine ---------------------------------------------------------------------------------------------
+    def handle(self, event: Any) -> None:
+        """One event through the machine, and its actions carried out in order."""
+        for action in self.coordinator.handle(time.monotonic(), event):
+            if isinstance(action, m.Persist):
+                self._persist(action.record)
+            elif isinstance(action, m.Tell):
+                self._tell(action)
+            elif isinstance(action, m.SetTimer):
+                self._set_timer(action)
+            elif isinstance(action, m.Journal):
+                if action.kind == "recovery" and not self.coordinator.ever_formed:
+                    continue  # who ended before anything was trained was not outlasted; its exit is on record
+                self.write(action.kind, **action.fields)
+            elif isinstance(action, m.Finish):
+                self._finish(action)
+            if self.finished.done() and not isinstance(action, m.Tell | m.Finish | m.Journal):
+                return
+        self.keeper.look()
+
+    def _persist(self, record: m.Record) -> None:
+        data = msgspec.msgpack.encode(record)
+        if data == self._stored:
+            return
+        newest = record.planned or record.view
+        self.probe(Phase.PERSIST, newest.id.n if newest else 0)
+        # What led to this record comes first: a successor that reads it takes what it says for told.
+        self.journal.flush(_FIRST_S)
+        if not self.journal.put(self.epoch, _RECORD, data):
+            self.handle(m.Superseded())
+            return
+        self._stored = data
+
+    def _superseded(self) -> bool:
+        """Whether a newer coordinator holds the epoch; then this one stops."""
+        if self.journal.epoch > self.epoch and not self.finished.done():
+            self.handle(m.Superseded())
+        return self.finished.done()
+
+    def _tell(self, tell: m.Tell) -> None:
+        data = frame(tell.message)
+        if isinstance(tell.message, m.Install | m.Amend | m.Notify | m.Take):
+            self.probe(Phase.TELL, _number(tell.message))
+        for name in tell.to:
+            writer = self.writers.get(name)
+            if writer is not None:
+                writer.write(data)
+
+    def send(self, names: Iterable[str], message: Any) -> None:
+        """To members by name; who is not connected misses it."""
+        data = frame(message)
+        for name in names:
+            if (writer := self.writers.get(name)) is not None:
+                writer.write(data)
+
+    def _set_timer(self, timer: m.SetTimer) -> None:
+        old = self._timers.pop(timer.name, None)
+        if old is not None:
+            old.cancel()
+        if timer.after_s != float("inf"):
+            loop = asyncio.get_running_loop()
+            self._timers[timer.name] = loop.call_later(timer.after_s, self.handle, m.Timer(name=timer.name))
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """Append an event to the journal, with the time."""
+        if kind == "agent_lost":
+            self._lost_agents.add(fields["agent"])
+        event = msgspec.convert({"kind": kind, "at_s": self.now_s(), **fields}, events.AnyEvent)
+        self.journal.append(event)
+        self.keeper.heard(event)
+
+    def now_s(self) -> float:
+        """Seconds since 1970 by a clock that never jumps: the machine's as of this coordinator's start, and since."""
+        return self._began_s + time.monotonic()
+
+    def _finish(self, finish: m.Finish) -> None:
+        if self.finished.done():
+            return
+        self.refusals.close()
+        superseded = finish.detail.startswith("superseded")
+        if not superseded:
+            unsaved = self.keeper.unsaved(finish.steps) if finish.outcome == "finished" else ""
+            if unsaved and not finish.exit_code:
+                finish = msgspec.structs.replace(finish, exit_code=Unsaved.exit_code, detail=unsaved)
+            self._write_end(finish)
+        self.finished.set_result(finish.exit_code)
+
+    def _write_end(self, finish: m.Finish) -> None:
+        self._write_progress(last=True)
+        view = self.coordinator.view
+        committed = [peer.committed for peer in self.coordinator.roster.peers.values()]
+        committed.append(self.keeper.saved_in(view.id) if view is not None else 0)  # heartbeats come later than saves
+        end = events.RunFinished(
+            at_s=time.time(), outcome=finish.outcome, steps=max(finish.steps, *committed), detail=finish.detail,
+            exit_code=finish.exit_code, seconds={},
+        )  # fmt: skip
+        if self.journal.flush(_FLUSH_S):
+            from outlast.observe import accounting
+
+            story = [entry.event for entry in self.journal.events()]
+            end = msgspec.structs.replace(end, seconds=accounting([*story, end]).seconds())
+        self.journal.append(end)
+
+
+def _unreported(journal: Journal) -> list[Fault]:
+    """Deaths that an earlier coordinator wrote down and did not live to report as recovered from."""
+    events_ = [entry.event for entry in journal.events(kinds=[events.ReplicaExited, events.Recovery])]
+    told = {e.replica for e in events_ if isinstance(e, events.Recovery)}
+    return [
+        Fault(e.cause, e.replica, e.noticed_by, 0.0, 0.0, e.detail)
+        for e in events_
+        if isinstance(e, events.ReplicaExited) and e.replica not in told and e.cause not in ("left", "finished")
+    ]
+
+
+def _number(message: m.Install | m.Amend | m.Notify | m.Take) -> int:
+    """The view that a message is about."""
+    if isinstance(message, m.Amend):
+        return message.delta.id.n
+    if isinstance(message, m.Take):
+        return message.order.next.id.n if message.order.next is not None else message.order.view.n
+    return message.view.n if isinstance(message, m.Notify) else message.view.id.n
+
+
+async def _read_frame(reader: asyncio.StreamReader) -> bytes:
+    return await reader.readexactly(frame_length(await reader.readexactly(_LENGTH.size)))
+
+
+async def _run(environ: dict[str, str]) -> int:
+    run_dir = Path(environ["OUTLAST_RUN_DIR"])
+    config = decoded(environ["OUTLAST_CONFIG"])
+    progress = Progress(Region(Progress.SIZE, fd=int(environ["OUTLAST_PROGRESS_FD"])))
+    journal = Journal.open_writer(run_dir, lock_fd=int(environ["OUTLAST_LOCK_FD"]))
+    server = Server(journal, config, bytes.fromhex(environ["OUTLAST_SECRET"]), progress)
+    if "OUTLAST_TAKEOVER" in environ:
+        server.write("recovery", **json.loads(environ["OUTLAST_TAKEOVER"]), view=[server.epoch, 0])
+        journal.flush(0.5)  # if this one is lost soon as well, what it took over from is told all the same
+    sock = socket.socket(fileno=int(environ["OUTLAST_LISTEN_FD"]))
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: server.unsound(context.get("exception")))
+    inherited = server.coordinator.ended is not None
+    server.open(sock)
+    code = await server.finished
+    if inherited:  # members that still come back would else never hear that it was a good end
+        await asyncio.sleep(_FAREWELL_S)
+    for writer in list(server.writers.values()):
+        try:
+            async with asyncio.timeout(2.0):
+                await writer.drain()
+        except (TimeoutError, ConnectionError):
+            continue
+    await server.keeper.close()
+    await server.close()
+    journal.close()
+    return code
+
+
+def main() -> int:
+    """Entry of the coordinator's process; its exit code is the run's."""
+    return asyncio.run(_run(dict(os.environ)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

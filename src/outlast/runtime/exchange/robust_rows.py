@@ -1,0 +1,251 @@
+"""Robust rules in the exchange: rows from partial sums, a rule for each group of parameters, and what rules remember.
+
+One object a replica. A plane (`row_plane.py`) hands it the partial sums of one slice at a time:
+
+    coordinate rules   reduce(bucket, parts, lo, hi, target)                       the slice's result, at once
+    distance rules     keep(bucket, …); grams(group) -> to all; select(group, …); combine(bucket, target)
+
+A row's value is the mean of its microbatches (sums in the row's own tree, then one multiplication), so no bit depends
+on who computed what, on who reduces which slice, or on the number of members: Gram matrices are summed in a fixed tree
+over 32 Ki-element blocks. Not here: transport, and who may lie (`rule_settings.py`, `checks/row_admission.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from outlast.config import RunConfig
+from outlast.core.position import position_seed
+from outlast.core.protocol import Node, RowsNote, owners_of, roots, schedule
+from outlast.errors import TrainingError
+from outlast.runtime.exchange._rule_memory import RowMemory
+from outlast.runtime.exchange.rule_settings import RowSettings, check_short_batch, row_settings
+from outlast.runtime.training.samples import Samples
+from outlast.runtime.training.state import State
+from outlast.tensors import BLOCK, Layout, Mixture, Rule, make_rule, partial_grams, reduce_slice, total_gram
+
+__all__ = ["Robust", "arrange", "layout_for"]
+
+MEMORY = "outlast.rows"  # what rules remember, among the registered state
+Parts = Mapping[Node, Tensor]
+
+
+@dataclass(slots=True)
+class _Group:
+    """Parameters under one rule: whole buckets, and their blocks numbered from 0."""
+
+    rule: Rule
+    buckets: list[int]
+    first_block: dict[int, int]
+    num_blocks: int
+    grams: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    mixture: Mixture | None = None
+
+
+class Robust:
+    """See the module. `layout`: made with a group for each parameter, so that a bucket has one rule."""
+
+    def __init__(self, settings: RowSettings, layout: Layout, samples: Samples, seed: int) -> None:
+        self.settings, self.layout, self.samples, self.seed = settings, layout, samples, seed
+        self.num_rows, self.num_leaves = settings.num_rows, samples.num_leaves
+        self.roots = roots(self.num_leaves, self.num_rows)
+        check_short_batch(samples.sizes(samples.steps_per_epoch - 1), self.num_rows)
+        owner = {param: g for g, group in enumerate(settings.groups) for param in group.params}
+        self.group_of = [owner[bucket.params[0][0]] for bucket in layout.buckets]
+        self.groups = [self._group(g) for g in range(len(settings.groups))]
+        for group in self.groups:
+            group.rule.prepare()
+        remembers = [self.groups[g].rule.stateful for g in self.group_of]
+        self.memory = RowMemory(layout, self.num_rows, settings.momentum, remembers)
+        self._step = -1
+        self._bad: set[tuple[int, int]] = set()
+        self.accused: set[tuple[int, str]] = set()
+        self._kept: dict[int, list[Tensor]] = {}
+
+    def _group(self, index: int) -> _Group:
+        buckets = [b for b, g in enumerate(self.group_of) if g == index]
+        first, at = {}, 0
+        for b in buckets:
+            first[b] = at
+            at += self.layout.buckets[b].num_blocks
+        return _Group(rule=self._rule(index, 0), buckets=buckets, first_block=first, num_blocks=at)
+
+    def _rule(self, index: int, step: int) -> Rule:
+        g = self.settings.groups[index]
+        draw = position_seed(self.seed, step, index, 0xB0C) % (1 << 31)  # of bucketing's groups
+        return make_rule(g.rule, num_rows=self.num_rows, f=g.f, pre=g.pre, seed=draw, **g.options)
+
+    # --- a step --------------------------------------------------------------------------------------------------
+    def weight(self, step: int, leaf: int) -> float:
+        """What a microbatch's gradient is multiplied with: 1, or in a short batch its share of its row."""
+        sizes = self.samples.sizes(step)
+        if len(set(sizes)) == 1:
+            return 1.0
+        lo, hi = next(root for root in self.roots if root[0] <= leaf < root[1])
+        return sizes[leaf] / sum(sizes[lo:hi])
+
+    def begin(self, step: int, nodes: Iterable[Node]) -> None:
+        """A new exchange. `nodes`: everybody's partial sums."""
+        self._step, self._bad, self.accused, self._kept = step, set(), set(), {}
+        todo = schedule(tuple(nodes), self.num_leaves, self.num_rows)
+        self._adds = [[a for a in todo if lo <= a[2][0] < hi] for lo, hi in self.roots]
+        equal = len(set(self.samples.sizes(step))) == 1
+        self._scales = [1.0 / (hi - lo) if equal else 1.0 for lo, hi in self.roots]
+        for index, group in enumerate(self.groups):
+            group.grams, group.mixture = {}, None
+            if "bucketing" in group.rule.pre:
+                group.rule = self._rule(index, step)
+
+    def rule_of(self, bucket: int) -> Rule:
+        return self.groups[self.group_of[bucket]].rule
+
+    def _sums(self, parts: Parts) -> list[Tensor]:
+        """The rows' sums, in the rows' own trees; a view where one member has the whole row."""
+        out = []
+        for (lo, hi), adds in zip(self.roots, self._adds, strict=True):
+            if not adds:
+                out.append(parts[lo, hi])
+                continue
+            mine = {node: part for node, part in parts.items() if lo <= node[0] < hi}
+            total = torch.empty_like(next(iter(mine.values())))
+            reduce_slice(mine, adds, (lo, hi), 1.0, total)
+            out.append(total)
+        return out
+
+    def _means(self, parts: Parts) -> list[Tensor]:
+        return [torch.mul(total, scale) for total, scale in zip(self._sums(parts), self._scales, strict=True)]
+
+    def move(self, bucket: int, parts: Parts) -> None:
+        """With momentum, before anything else: `parts` of the whole bucket."""
+        self.memory.move(bucket, self._means(parts))
+
+    def _values(self, bucket: int, parts: Parts, lo: int, hi: int) -> list[Tensor]:
+        """The rows' means in tensors of their own, or their momentum."""
+        return self.memory.rows(bucket, lo, hi) if self.settings.momentum else self._means(parts)
+
+    # --- coordinate rules ----------------------------------------------------------------------------------------
+    def reduce(self, bucket: int, parts: Parts, lo: int, hi: int, target: Tensor) -> None:
+        """target = the rule's result for elements lo to hi of the bucket. Notes rows that are not finite."""
+        self._note(bucket, self._reduce(bucket, parts, lo, hi, target))
+
+    def _reduce(self, bucket: int, parts: Parts, lo: int, hi: int, target: Tensor) -> list[int]:
+        rule, scale = self.rule_of(bucket), self._scales[0]
+        if self.settings.momentum or len(set(self._scales)) > 1:
+            result, bad = rule.reduce_and_count(self._values(bucket, parts, lo, hi))
+            target.copy_(result)
+        else:  # coordinate rules commute with one factor: the rows are read where they lie
+            result, bad = rule.reduce_and_count(self._sums(parts))
+            torch.mul(result, scale, out=target)
+        return bad
+
+    def _note(self, bucket: int, bad: Iterable[int]) -> None:
+        self._bad.update((self.group_of[bucket], row) for row in bad)
+
+    # --- distance rules ------------------------------------------------------------------------------------------
+    def keep(self, bucket: int, parts: Parts, lo: int, hi: int) -> None:
+        """Copy the rows of my slice, and take its part of the Gram matrix. Memory: rows/members of a gradient."""
+        group = self.groups[self.group_of[bucket]]
+        rows = self._kept[bucket] = self._values(bucket, parts, lo, hi)
+        if hi > lo:
+            blocks = group.rule.gram(rows, self.memory.last(bucket, lo, hi))
+            first = group.first_block[bucket] + lo // BLOCK
+            group.grams |= partial_grams(blocks.cpu(), first, group.num_blocks)
+
+    def grams(self, group: int) -> bytes:
+        """My part of the group's Gram matrix: at most two matrices a level of the tree for each run of blocks."""
+        return msgspec.msgpack.encode(
+            [(*node, matrix.numpy().tobytes()) for node, matrix in self.groups[group].grams.items()]
+        )
+
+    def select(self, group: int, bodies: Iterable[bytes], leaves: Mapping[str, Sequence[int]]) -> None:
+        """Which rows count, from everybody's parts: the same decision on all. TrainingError names the liars' owners."""
+        mine = self.groups[group]
+        parts = [{(lv, i): _matrix(raw) for lv, i, raw in msgspec.msgpack.decode(body)} for body in bodies]
+        total = total_gram(parts, mine.num_blocks)
+        try:
+            mine.mixture = mine.rule.select(total)
+        except TrainingError as error:
+            diagonal = total.diagonal()[: self.num_rows]
+            bad = [row for row in range(self.num_rows) if not bool(torch.isfinite(diagonal[row]))]
+            raise self._too_many(group, bad, leaves) from error
+
+    def combine(self, bucket: int, lo: int, hi: int, target: Tensor) -> None:
+        """target = the result for the slice that was kept; its rows are let go."""
+        self._combine(bucket, self._kept.pop(bucket), lo, hi, target)
+
+    def _combine(self, bucket: int, rows: list[Tensor], lo: int, hi: int, target: Tensor) -> None:
+        group = self.groups[self.group_of[bucket]]
+        assert group.mixture is not None
+        target.copy_(group.rule.combine(rows, group.mixture, self.memory.last(bucket, lo, hi)))
+
+    def again(self, bucket: int, parts: Parts, lo: int, hi: int) -> Tensor:
+        """The result for somebody else's slice, after all rules have decided: what it must be equal to."""
+        target = torch.empty(hi - lo, dtype=self.layout.buckets[bucket].dtype, device=self.layout.device)
+        if self.rule_of(bucket).needs_gram:
+            self._combine(bucket, self._values(bucket, parts, lo, hi), lo, hi, target)
+        else:
+            self._reduce(bucket, parts, lo, hi, target)
+        return target
+
+    # --- the verdict's evidence ----------------------------------------------------------------------------------
+    @property
+    def note(self) -> RowsNote:
+        """My part of the header."""
+        return RowsNote(bad=tuple(sorted(self._bad)), accused=tuple(sorted(self.accused)))
+
+    def refuse_bad_rows(self, notes: Iterable[RowsNote], leaves: Mapping[str, Sequence[int]]) -> None:
+        """TrainingError if more than f rows of some group are not finite, over all slices; names who computed them."""
+        bad = {pair for note in notes for pair in note.bad}
+        for index, group in enumerate(self.groups):
+            rows = sorted(row for g, row in bad if g == index)
+            if len(rows) > group.rule.f and group.rule.name != "mean":
+                raise self._too_many(index, rows, leaves)
+
+    def _too_many(self, group: int, rows: Sequence[int], leaves: Mapping[str, Sequence[int]]) -> TrainingError:
+        spec = self.settings.groups[group]
+        who = owners_of(rows, leaves, self.num_leaves, self.num_rows)
+        return TrainingError(
+            f"{len(rows)} of {self.num_rows} rows are not finite (rows {', '.join(map(str, rows))}, computed by "
+            f"{', '.join(who)}), more than the f = {spec.f} that {spec.rule} tolerates",
+            where=f"step {self._step}, parameters {spec.pattern}", did="the step was refused on all replicas",
+            remedy="find out why these replicas compute NaN or infinity, or skip what they were given",
+        )  # fmt: skip
+
+    def applied(self, out: Sequence[Tensor]) -> None:
+        """The step's outcome is committed here: what rules remember moves on."""
+        self.memory.applied(out)
+
+
+def layout_for(settings: RowSettings | None, params: Sequence[Tensor], bucket_bytes: int) -> Layout:
+    """Buckets of one rule each; for a mean, buckets as ever."""
+    if settings is None or len(settings.groups) == 1:
+        return Layout(params, bucket_bytes)
+    owner = {param: g for g, group in enumerate(settings.groups) for param in group.params}
+    return Layout(params, bucket_bytes, [owner[index] for index in range(len(params))])
+
+
+def arrange(
+    config: RunConfig, parts: State, samples: Samples, bucket_bytes: int, **given: Any
+) -> tuple[Layout, Robust | None]:
+    """Buckets, and the rules if it is no mean; `given`: as of `row_settings`. What rules remember joins the state."""
+    settings = row_settings(config, parts.names, samples.num_leaves, **given)
+    layout = layout_for(settings, parts.params, bucket_bytes)
+    if settings is None:
+        return layout, None
+    robust = Robust(settings, layout, samples, samples.seed)
+    if robust.memory:
+        parts.extra[MEMORY] = robust.memory
+    return layout, robust
+
+
+def _matrix(raw: bytes) -> Tensor:
+    flat = np.frombuffer(raw, dtype=np.float64)
+    side = round(len(flat) ** 0.5)
+    return torch.from_numpy(flat.reshape(side, side).copy())

@@ -1,0 +1,230 @@
+"""The exchange with a robust rule in place of the mean, through shared memory (`c10d_row_plane.py`: over a network).
+
+The same steps and bytes as the mean's: all-to-all of slices, reduce, all-gather. Coordinate rules reduce bucket by
+bucket under the backward. Distance rules keep their slices of the rows until everybody's part of the Gram matrix of
+all buckets is there (n² floats for each node of the tree over blocks that a member covers), then weight and gather.
+After the gather a drawn share of other members' slices is computed again from the same rows: `Robust.accused`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import msgspec
+import torch
+from torch import Tensor
+
+from outlast.core.phases import Phase
+from outlast.core.protocol import Node, leaves_of
+from outlast.runtime.exchange.plane import Enter, Reduction, SharedPlane, Task
+from outlast.runtime.exchange.robust_rows import Robust
+from outlast.runtime.exchange.second_reduction import checker_of
+from outlast.runtime.exchange.slots import OUTCOME, Memory
+from outlast.runtime.transport.connections import decoded
+from outlast.runtime.transport.mesh import Extra, Mesh, Ready, Reduced
+from outlast.tensors import BLOCK, Layout, look
+
+__all__ = ["HOLD", "VOTE", "RowSteps", "SharedRowPlane", "same_bits", "with_momentum", "without_momentum"]
+
+GRAMS, VOTE, HOLD = 0, 1 << 20, 1 << 21  # channels of `Extra`
+
+Tamper = Callable[[int, Tensor], None]
+
+
+class RowSteps:
+    """What both planes share. A plane has reduced bucket b once its slice is written and noted."""
+
+    mesh: Mesh
+    layout: Layout
+    robust: Robust
+    out: list[Tensor]
+    enter: Enter
+    members: tuple[str, ...]
+    index: int
+    ranges: list[tuple[tuple[int, int], ...]]
+    tamper: Tamper | None = None  # a lying reducer, in tests
+    sent_bytes: int = 0  # handed over for other members, in all steps of the view; through shared memory Grams alone
+
+    def start(self, task: Task) -> Reduction:
+        """A new step's rules; returns its empty findings."""
+        self.mesh.forget(task.step)
+        self.robust.begin(task.step, (node for nodes in task.nodes for node in nodes))
+        self._leaves = {name: leaves_of(nodes) for name, nodes in zip(self.members, task.nodes, strict=True)}
+        return Reduction(norms={})
+
+    def note(self, task: Task, found: Reduction, bucket: int, target: Tensor) -> None:
+        """My slice of the bucket is final: fingerprint and norms, as of the mean's."""
+        lo, hi = self.ranges[bucket][self.index]
+        if hi == lo:
+            return
+        if self.tamper is not None:
+            self.tamper(bucket, target)
+        if task.on_reduced is not None:
+            task.on_reduced(bucket, target)
+        first = self.layout.buckets[bucket].first_block + lo // BLOCK
+        found.note(first, look(target, first, squares=task.with_norms))
+
+    def decide(self, task: Task) -> list[int]:
+        """The distance rules' choices, once all their buckets are kept; returns these. One message for all groups."""
+        asked = [index for index, group in enumerate(self.robust.groups) if group.rule.needs_gram]
+        if not asked:
+            return []
+        body = msgspec.msgpack.encode([self.robust.grams(group) for group in asked])
+        self.mesh.broadcast(Extra(task.step, GRAMS, body))
+        self.sent_bytes += len(body) * len(self.mesh.peers)
+        box = self.mesh.collect(Extra, task.step, GRAMS, Phase.SCATTERED)
+        said = [body if name == self.mesh.me else box[name].body for name in self.members]
+        told = [decoded(name, each, list[bytes]) for name, each in zip(self.members, said, strict=True)]
+        for place, group in enumerate(asked):
+            self.robust.select(group, [each[place] for each in told], self._leaves)
+        return [bucket for group in asked for bucket in self.robust.groups[group].buckets]
+
+    def checker(self, step: int, bucket: int, reducer: int) -> int:
+        """The member that would check this slice: anyone but who reduced it."""
+        return checker_of(self.robust.seed, step, bucket, reducer, len(self.members))
+
+
+class SharedRowPlane(RowSteps, SharedPlane):
+    """Members of one host. `draw`: which slices I check is known to me alone."""
+
+    def __init__(
+        self, mesh: Mesh, layout: Layout, mine: Memory, peers: dict[str, Memory], out: list[Tensor], enter: Enter,
+        robust: Robust, draw: random.Random,
+    ) -> None:  # fmt: skip
+        SharedPlane.__init__(self, mesh, layout, mine, peers, out, enter)
+        self.robust, self._draw = robust, draw
+
+    def begin(self, task: Task) -> None:
+        """A new step; sums may still be under way."""
+        self._found = self.start(task)
+        self._task, self._reduced = task, 0
+
+    def offer(self, bucket: int) -> None:
+        """My sums of this bucket are final. Never waits; reduces earlier buckets whose sums have all arrived."""
+        task = self._now()
+        self.enter(Phase.SCATTER, bucket)
+        self.mesh.broadcast(Ready(task.step, bucket, task.slots))
+        while self._reduced < bucket and self.mesh.has_all(Ready, task.step, self._reduced):
+            self._reduce(self._reduced)
+
+    def finish(self) -> Reduction:
+        """Wait for the others, reduce, gather, check. Raises ViewAbandoned when the view ends first."""
+        task = self._now()
+        while self._reduced < len(self.layout.buckets):
+            self.enter(Phase.SCATTERED, self._reduced)
+            self.mesh.collect(Ready, task.step, self._reduced, Phase.SCATTERED)
+            self._reduce(self._reduced)
+        for bucket in self.decide(task):
+            self._combine(bucket)
+        for bucket in range(len(self.layout.buckets)):
+            self.enter(Phase.GATHERED, bucket)
+            self.mesh.collect(Reduced, task.step, bucket, Phase.GATHERED)
+            self._gather(bucket)
+        self._check(task)
+        return self._found
+
+    def _target(self, bucket: int) -> Tensor:
+        lo, hi = self.ranges[bucket][self.index]
+        return (self.out if len(self.members) == 1 else self.mine.flats(OUTCOME))[bucket][lo:hi]
+
+    def _reduce(self, bucket: int) -> None:
+        task = self._now()
+        if bucket == 0:
+            task.on_scattered()
+        self.enter(Phase.REDUCE, bucket)
+        lo, hi = self.ranges[bucket][self.index]
+        if self.robust.settings.momentum:
+            self.robust.move(bucket, self._rows_from(bucket, 0, self.layout.buckets[bucket].numel))
+        self._reduced = bucket + 1
+        if self.robust.rule_of(bucket).needs_gram:
+            if hi > lo:
+                self.robust.keep(bucket, self._rows_from(bucket, lo, hi), lo, hi)
+            return
+        if hi > lo:
+            self.robust.reduce(bucket, self._rows_from(bucket, lo, hi), lo, hi, self._target(bucket))
+        self._offer_slice(bucket)
+
+    def _combine(self, bucket: int) -> None:
+        lo, hi = self.ranges[bucket][self.index]
+        if hi > lo:
+            self.robust.combine(bucket, lo, hi, self._target(bucket))
+        self._offer_slice(bucket)
+
+    def _offer_slice(self, bucket: int) -> None:
+        self.note(self._now(), self._found, bucket, self._target(bucket))
+        self.enter(Phase.GATHER, bucket)
+        self.mesh.broadcast(Reduced(self._now().step, bucket))
+
+    def _rows_from(self, bucket: int, lo: int, hi: int) -> dict[Node, Tensor]:
+        task = self._now()
+        offers = self.mesh.boxes[Ready, task.step, bucket]
+        parts: dict[Node, Tensor] = {}
+        for name, nodes in zip(self.members, task.nodes, strict=True):
+            mine = name == self.mesh.me
+            memory, slots = (self.mine, task.slots) if mine else (self.peers[name], offers[name].slots)
+            for node, slot in zip(nodes, slots, strict=True):
+                parts[node] = memory.flats(slot)[bucket][lo:hi]
+        return parts
+
+    def _gather(self, bucket: int) -> None:
+        if len(self.members) == 1:
+            return
+        for name, (lo, hi) in zip(self.members, self.ranges[bucket], strict=True):
+            memory = self.mine if name == self.mesh.me else self.peers[name]
+            if hi > lo:
+                self.out[bucket][lo:hi].copy_(memory.flats(OUTCOME)[bucket][lo:hi])
+
+    # --- checks ----------------------------------------------------------------------------------------------------
+    def _check(self, task: Task) -> None:
+        share = self.robust.settings.check_share
+        if not share or len(self.members) == 1:
+            return
+        for bucket, ranges in enumerate(self.ranges):
+            for reducer, (lo, hi) in enumerate(ranges):
+                mine = reducer != self.index and self.checker(task.step, bucket, reducer) == self.index
+                if mine and hi > lo and self._draw.random() < share and self.false(bucket, reducer):
+                    self.robust.accused.add((bucket, self.members[reducer]))
+
+    def false(self, bucket: int, reducer: int) -> bool | None:
+        """Whether the slice that I gathered from this member is not what the rows give; None: I cannot tell."""
+        lo, hi = self.ranges[bucket][reducer]
+        if hi == lo:
+            return False
+        again = self.robust.again(bucket, self._rows_from(bucket, lo, hi), lo, hi)
+        return not same_bits(again, self.out[bucket][lo:hi])
+
+    # --- hand-over: the rows' momentum is part of the outcome ---------------------------------------------------------
+    def give(self, step: int, meta: bytes, to: Sequence[str]) -> None:
+        """As of the mean's."""
+        super().give(step, with_momentum(self.robust, meta), to)
+
+    def take(self, step: int, donor: str) -> bytes:
+        """As of the mean's."""
+        return without_momentum(self.robust, donor, super().take(step, donor))
+
+
+def with_momentum(robust: Robust, meta: bytes) -> bytes:
+    """An outcome's meta, with the rows' momentum after it behind it."""
+    flats = robust.memory.committed()
+    return msgspec.msgpack.encode((meta, [_bytes(flat) for flat in flats])) if flats else meta
+
+
+def without_momentum(robust: Robust, donor: str, body: bytes) -> bytes:
+    """Inverse: the momentum goes to where that of the step in progress lies, until `applied`."""
+    flats = robust.memory.incoming()
+    if not flats:
+        return body
+    meta, raw = decoded(donor, body, tuple[bytes, list[bytes]])
+    for flat, data in zip(flats, raw, strict=True):
+        flat.copy_(torch.frombuffer(bytearray(data), dtype=flat.dtype))
+    return meta
+
+
+def _bytes(flat: Tensor) -> bytes:
+    return flat.cpu().view(torch.uint8).numpy().tobytes()
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Also tells 0.0 from -0.0, and a NaN equals itself."""
+    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))

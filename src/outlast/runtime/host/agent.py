@@ -1,0 +1,431 @@
+"""The agent: starts, watches and kills the ranks of one host, and tells the coordinator what it sees for certain.
+
+One thread, one poll loop over pidfds, the coordinator's socket and delayed starts; no torch. Sensors are read in
+threads of their own, which touch nothing of this (`_host_readings.py`). Ranks die with it. It decides nothing: what a
+suspect's evidence means is `core/policy`'s matter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import os
+import select
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from outlast.config import decoded
+from outlast.core.phases import OWNED, Phase
+from outlast.core.protocol import messages as m
+from outlast.errors import WireRefusal
+from outlast.runtime.host._children import Child, Exit, start
+from outlast.runtime.host._host_readings import HostReadings
+from outlast.runtime.host._nursery import Preloading
+from outlast.runtime.host._snapshot_memory import slots_of
+from outlast.runtime.host._stopped_children import LOOK_S, Stopped
+from outlast.runtime.host.silence import BEAT_S, kernel_state
+from outlast.runtime.settings.fault_points import Probe
+from outlast.runtime.transport.frames import SILENT_BEATS, Heartbeat, HeartbeatReply, Link
+from outlast.runtime.transport.progress_block import Progress
+from outlast.runtime.transport.regions import Region
+
+__all__ = ["Agent", "main"]
+
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(m.FromCoordinator | HeartbeatReply)
+_LOOK_S = 0.15  # between two looks at a suspect's processor time
+_BUSY = 0.2  # share of that time that counts as working
+_GRACE_S = 3.0  # between asking a rank to stop and killing it
+_TAIL_BYTES = 3000
+
+
+@dataclass(slots=True)
+class Rank:
+    """A rank under this agent."""
+
+    name: str
+    child: Child
+    progress: Progress
+    log: Path
+    killed_for: str = ""
+
+
+class Agent:
+    """See the module. `environ`: what its ranks inherit, with the run's secrets; `command`: the user's script."""
+
+    def __init__(self, name: str, environ: dict[str, str], command: list[str]) -> None:
+        self.name, self.environ, self.command = name, environ, command
+        host, _, port = environ["OUTLAST_COORDINATOR"].rpartition(":")
+        self.address = (host, int(port))
+        self.secret = bytes.fromhex(environ["OUTLAST_SECRET"])
+        self.run_dir = Path(environ["OUTLAST_RUN_DIR"])
+        config = decoded(environ["OUTLAST_CONFIG"])
+        self.heartbeat_s, self.outside_s, self.formation_s = config.heartbeat_s, config.outside_s, config.formation_s
+        self.sign = Progress(Region(Progress.SIZE, fd=int(environ["OUTLAST_SIGN_FD"])))
+        self.probe = Probe(name if "." in name else f"{name}.1", environ.get("OUTLAST_FAULTS"))
+        self.hold_fds = slots_of(environ)
+        self.ranks: dict[str, Rank] = {}
+        self.exits: dict[str, m.Exited] = {}
+        self.pending: set[str] = set()
+        self.nursery = Preloading(command, environ, self.hold_fds, config.preload, self.formation_s)
+        self.readings = HostReadings(name, self.run_dir, config.readings_s)
+        self._unborn: list[str] = []  # due, and waiting until the nursery is ready
+        self.epoch = self.greetings = 0
+        self.link: Link | None = None
+        self.stopped = Stopped()
+        self.stopping = ""
+        self._agenda: list[tuple[float, int, Any]] = []
+        self._tie = 0
+        self._retry_s = 0.02
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._asked = ""
+        self._heard_s = 0.0
+
+    def ask(self, reason: str) -> None:
+        """From a signal's handler: the launcher says that the run is over."""
+        self._asked = reason
+        os.eventfd_write(self._wake_fd, 1)
+
+    # --- the loop ------------------------------------------------------------------------------------------------
+    def run(self) -> int:
+        """Until told to stop and all ranks are gone."""
+        self.nursery.begin()
+        self._at(0.0, self._connect)
+        self._at(self.heartbeat_s, self._beat)
+        self._at(BEAT_S, self._give_sign)
+        self._at(LOOK_S, self._look_for_the_stopped)
+        if self.readings.wanted:
+            self._at(self.readings.interval_s, self._read_host)
+        while not (self.stopping and not self.ranks):
+            self._turn()
+        if self.link is not None:
+            self.link.close()
+        self.nursery.close()
+        self.readings.close()
+        return 0
+
+    def _at(self, delay_s: float, action: Any) -> None:
+        self._tie += 1
+        heapq.heappush(self._agenda, (time.monotonic() + delay_s, self._tie, action))
+
+    def _turn(self) -> None:
+        if self._asked:
+            self._stop(self._asked)
+        poll = select.poll()
+        poll.register(self._wake_fd, select.POLLIN)
+        by_fd = {rank.child.fd: rank for rank in self.ranks.values()}
+        for fd in by_fd:
+            poll.register(fd, select.POLLIN)
+        if self.link is not None:
+            poll.register(self.link.sock.fileno(), select.POLLIN)
+        nursery_fd = self.nursery.fd
+        if nursery_fd >= 0:
+            poll.register(nursery_fd, select.POLLIN)
+        due = self._agenda[0][0] if self._agenda else time.monotonic() + 3600.0
+        for fd, _ in poll.poll(max(0.0, due - time.monotonic()) * 1000.0):
+            if fd == self._wake_fd:
+                os.eventfd_read(fd)
+            elif fd in by_fd:
+                self._ended(by_fd[fd])
+            elif fd == nursery_fd:
+                self.nursery.hear()
+                self._spawn_unborn()
+            else:
+                self._receive()
+        while self._agenda and self._agenda[0][0] <= time.monotonic():
+            heapq.heappop(self._agenda)[2]()
+
+    def _read_host(self) -> None:
+        for alarm in self.readings.turn():
+            self._send(alarm)
+        self._at(self.readings.interval_s, self._read_host)
+
+    def _give_sign(self) -> None:
+        """For the launcher, which continues an agent that was stopped."""
+        self.sign.alive()
+        self._at(BEAT_S, self._give_sign)
+
+    # --- the coordinator -----------------------------------------------------------------------------------------
+    def _connect(self) -> None:
+        if self.link is not None or self._asked:  # once the launcher has asked, the coordinator is gone for good
+            return
+        try:
+            self.link = Link(self.address, self.secret, "agent", self.name, timeout_s=2.0)
+        except (OSError, WireRefusal, msgspec.DecodeError):
+            self._retry_s = min(0.5, self._retry_s * 1.5)
+            self._at(self._retry_s, self._connect)
+            return
+        self._retry_s, self._heard_s = 0.02, time.monotonic()
+        for exited in self.exits.values():  # before the list, from which their absence would speak less clearly
+            self._send(exited)
+        members = (*self.ranks, *sorted(self.pending))
+        self.greetings += 1
+        self._send(
+            m.AgentHello(agent=self.name, pid=os.getpid(), members=members, epoch=self.epoch, number=self.greetings)
+        )
+        for rank in list(self.ranks.values()):
+            self._send(m.Spawned(member=rank.name, agent=self.name, pid=rank.child.pid))
+
+    def _send(self, message: Any) -> None:
+        if self.link is not None:
+            try:
+                self.link.send(message)
+            except OSError:
+                self._disconnected()
+
+    def _disconnected(self) -> None:
+        if self.link is not None:
+            self.link.close()
+        self.link = None
+        self._at(self._retry_s, self._connect)
+
+    def _beat(self) -> None:
+        """Now and then: a heartbeat, and a look at who is silent (in a view of one nobody else would notice)."""
+        now = time.monotonic()
+        if self.link is not None and now - self._heard_s > SILENT_BEATS * self.heartbeat_s:
+            self._disconnected()
+        self._send(Heartbeat(sender=self.name, sent_s=now))
+        for rank in self.ranks.values():
+            if rank.progress.changes and self._too_silent(rank, now):
+                self._examine(rank.name)
+        self._reap_strangers()
+        self._at(self.heartbeat_s, self._beat)
+
+    def _look_for_the_stopped(self) -> None:
+        """Continue each child once; of who is stopped again the coordinator hears."""
+        now = time.monotonic()
+        for rank in self.ranks.values():
+            found, for_s = self.stopped.look(rank.name, rank.child.pid, now)
+            if found == "once":
+                rank.child.send(signal.SIGCONT)
+                self._send(m.Continued(member=rank.name, for_s=for_s))
+            elif found == "again":
+                self._examine(rank.name)
+        if self.nursery.fd >= 0 and self.stopped.look("", self.nursery.pid, now)[0]:
+            self.nursery.wake()
+        self._at(LOOK_S, self._look_for_the_stopped)
+
+    def _reap_strangers(self) -> None:
+        """What was adopted beside a rank: a loader of one that died at that moment, a rank whose number came late."""
+        known = {self.nursery.pid, *(rank.child.pid for rank in self.ranks.values())}
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                if ended.si_pid in known:  # is dealt with where it is waited for; the others when it has been
+                    return
+                os.waitpid(ended.si_pid, 0)
+
+    def _too_silent(self, rank: Rank, now_s: float) -> bool:
+        """Beyond its deadline. Who is stopped is looked after beside this."""
+        phase, _, _, alive_s, allowed_s = rank.progress.read()
+        limit_s = min(allowed_s, self.outside_s) if phase in OWNED else self.outside_s
+        return phase is not Phase.IDLE and now_s - alive_s > limit_s and kernel_state(rank.child.pid)[0] != "T"
+
+    def _receive(self) -> None:
+        link = self.link
+        if link is None:
+            return
+        try:
+            message = link.receive(_decoder)
+        except (OSError, WireRefusal, msgspec.DecodeError):
+            self._disconnected()
+            return
+        self._heard_s = time.monotonic()
+        if isinstance(message, HeartbeatReply) or message.epoch < self.epoch:
+            return
+        self.epoch = message.epoch
+        if isinstance(message, m.Spawn):
+            self._order(message)
+        elif isinstance(message, m.Kill):
+            self._kill(message.member, message.reason)
+        elif isinstance(message, m.Examine):
+            self._examine(message.member)
+        elif isinstance(message, m.Continue) and message.member in self.ranks:
+            self.ranks[message.member].child.send(signal.SIGCONT)
+        elif isinstance(message, m.Stop):
+            self._stop(message.reason)
+
+    # --- ranks ---------------------------------------------------------------------------------------------------
+    def _order(self, spawn: m.Spawn) -> None:
+        """Start it after its delay; the same incarnation never twice."""
+        if spawn.member in self.exits:
+            self._send(self.exits[spawn.member])
+        elif spawn.member not in self.ranks and spawn.member not in self.pending:
+            self.pending.add(spawn.member)
+            self._at(spawn.after_s, lambda: self._spawn(spawn.member))
+
+    def _spawn_unborn(self) -> None:
+        unborn, self._unborn = self._unborn, []
+        for member in unborn:
+            self._spawn(member)
+
+    def _spawn(self, member: str) -> None:
+        if self.stopping or member not in self.pending:
+            return
+        if self.nursery.loading:
+            self._unborn.append(member)
+            self._at(self.formation_s, self._spawn_unborn)
+            return
+        self.pending.discard(member)
+        self.probe(Phase.SPAWN)
+        log = self.run_dir / "logs" / f"{member}.log"
+        region = Region(Progress.SIZE, name=f"outlast-{member}")
+        environ = {
+            "OUTLAST_MEMBER": member,
+            "OUTLAST_AGENT": self.name,
+            "OUTLAST_PARENT": str(os.getpid()),
+            "OUTLAST_PROGRESS_FD": str(region.fd),
+            "PYTHONUNBUFFERED": "1",
+        }
+        try:
+            child = self.nursery.start(environ, log, region.fd) or start(
+                self.command, environ=self.environ | environ, log=log, pass_fds=[region.fd, *self.hold_fds]
+            )
+        except OSError as error:
+            self._send(m.SpawnFailed(member=member, error=str(error)))
+            return
+        self.ranks[member] = Rank(member, child, Progress(region), log)
+        self._at(self.formation_s, lambda: self._look_whether_joined(member))
+        self._send(m.Spawned(member=member, agent=self.name, pid=child.pid))
+
+    def _look_whether_joined(self, member: str) -> None:
+        rank = self.ranks.get(member)
+        if rank is not None and not rank.progress.joined:
+            self._send(m.Unjoined(member=member, for_s=self.formation_s))
+
+    def _ended(self, rank: Rank) -> None:
+        noticed = time.monotonic()
+        how = rank.child.reap(sweep=self.stopping not in ("", "finished"))
+        if how is None:
+            return
+        del self.ranks[rank.name]
+        self.stopped.forget(rank.name)
+        joined, steps = rank.progress.changes > 0, rank.progress.commits()
+        exited = m.Exited(
+            member=rank.name, cause=self._cause(rank, how), detail=self._detail(rank, how),
+            last_alive_s=rank.progress.read()[3] if joined else 0.0, noticed_at_s=noticed, joined=joined,
+            code=how.code, steps=steps,
+            committed=max(rank.progress.read()[1], steps[-1].step + 1 if steps else 0),
+        )  # fmt: skip
+        rank.progress.region.close()
+        self._gone(exited)
+
+    def _gone(self, exited: m.Exited) -> None:
+        self.exits[exited.member] = exited
+        self._send(exited)
+
+    def _cause(self, rank: Rank, how: Exit) -> m.Cause:
+        if rank.killed_for:
+            return "evicted"
+        if how.signal is not None:
+            return "signal"
+        if how.code != 0:
+            return "exception"
+        if rank.progress.changes == 0:  # calm, but it has not trained: to start it again would help nobody
+            return "exit"
+        return "left" if rank.progress.read()[0] is Phase.DEPART else "finished"
+
+    def _detail(self, rank: Rank, how: Exit) -> str:
+        if rank.killed_for:
+            return rank.killed_for
+        trained = rank.progress.changes > 0
+        if how.signal is not None or (how.code == 0 and trained):
+            return str(how)
+        told = str(how) if how.code else f"{how}, and steps() of outlast.join().protect(...) was never begun"
+        try:
+            with rank.log.open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+                return f"{told}; the end of {rank.log.name}:\n" + file.read().decode("utf-8", "replace")
+        except OSError:
+            return told
+
+    def _kill(self, member: str, reason: str) -> None:
+        rank = self.ranks.get(member)
+        if member in self.pending:
+            self.pending.discard(member)
+            self._gone(m.Exited(member=member, cause="evicted", detail=reason, joined=False))
+        elif rank is not None:
+            rank.killed_for = rank.killed_for or reason
+            self.probe(Phase.KILL)
+            rank.child.send(signal.SIGKILL)
+
+    def _stop(self, reason: str) -> None:
+        """The run is over. A script that finished training may take its time; any other end is enforced."""
+        if self.stopping:
+            return
+        self.stopping = reason or "stopped"
+        for rank in self.ranks.values():
+            if reason != "finished":
+                rank.child.send(signal.SIGCONT)
+                rank.child.send(signal.SIGTERM)
+            elif rank.progress.changes == 0:
+                self._kill(rank.name, "it was still starting when the run finished")
+        self._at(_GRACE_S, self._enforce)
+
+    def _enforce(self, last: bool = False) -> None:
+        """After a good end a script that has left its training may take its time. Who only waits for somebody's word
+        is woken, in case it was stopped and cannot hear it, and killed if it has not heard of the end by then."""
+        for rank in list(self.ranks.values()):
+            phase, step = rank.progress.read()[:2]
+            if self.stopping != "finished" or phase is not Phase.IDLE or (last and step >= 0):
+                self._kill(rank.name, f"the run was {self.stopping}")
+            elif step >= 0:
+                rank.child.send(signal.SIGCONT)
+        if not last and self.ranks:
+            self._at(self.formation_s, lambda: self._enforce(last=True))
+
+    # --- evidence ------------------------------------------------------------------------------------------------
+    def _examine(self, member: str) -> None:
+        rank = self.ranks.get(member)
+        if rank is None:
+            gone = m.Examined(
+                member=member, state="X", traced=False, phase=0, silent_s=0.0, cpu_advanced=False, allowed_s=0.0
+            )
+            self._send(gone)
+            return
+        state, traced = kernel_state(rank.child.pid)
+        if state in "Tt":
+            self._say(rank, state, traced, False)
+            return
+        before = _cpu_s(rank.child.pid)
+        self._at(_LOOK_S, lambda: self._look_again(rank, before))
+
+    def _look_again(self, rank: Rank, before_s: float) -> None:
+        if rank.name in self.ranks:
+            state, traced = kernel_state(rank.child.pid)
+            self._say(rank, state, traced, _cpu_s(rank.child.pid) - before_s > _BUSY * _LOOK_S)
+
+    def _say(self, rank: Rank, state: str, traced: bool, advanced: bool) -> None:
+        phase, _, _, alive_s, allowed_s = rank.progress.read()
+        allowed_s = min(allowed_s, self.formation_s) if state == "T" else allowed_s
+        examined = m.Examined(
+            member=rank.name, state=state, traced=traced, phase=phase, silent_s=time.monotonic() - alive_s,
+            cpu_advanced=advanced, allowed_s=allowed_s,
+        )  # fmt: skip
+        self._send(examined)
+
+
+def _cpu_s(pid: int) -> float:
+    """Processor time of all the process's threads, in seconds."""
+    total = 0
+    with contextlib.suppress(OSError):  # threads come and go
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            total += int((task / "schedstat").read_text().split()[0])
+    return total / 1e9
+
+
+def main() -> int:
+    """Entry of the agent's process: its name, then the script's command."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    agent = Agent(sys.argv[1], dict(os.environ), sys.argv[2:])
+    signal.signal(signal.SIGTERM, lambda *_: agent.ask("stopped"))
+    signal.signal(signal.SIGUSR1, lambda *_: agent.ask("finished"))
+    return agent.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""What a replica is told by its agent through the environment; without any, it is a fleet of one.
+
+Names: OUTLAST_MEMBER, OUTLAST_AGENT, OUTLAST_RUN, OUTLAST_RUN_DIR, OUTLAST_COORDINATOR (host:port), OUTLAST_SECRET
+(hex), OUTLAST_CONFIG (JSON of RunConfig), OUTLAST_PROGRESS_FD, OUTLAST_PARENT, OUTLAST_FAULTS, OUTLAST_LIES,
+OUTLAST_HOLD (memory for snapshots), OUTLAST_UNTIL (of `outlast ckpt resume-check`). Read once, by `join`; a fleet of
+one reads the settings of checkpoints besides.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from outlast.config import RunConfig, decoded
+from outlast.errors import ConfigError, MembershipError
+from outlast.runtime.settings.fault_points import Probe
+from outlast.runtime.settings.save_settings import solo_config
+from outlast.runtime.transport.progress_block import Progress
+from outlast.runtime.transport.regions import Region
+
+__all__ = ["Environment"]
+
+
+@dataclass(slots=True)
+class Environment:
+    """See the module. `coordinator`: None for a fleet of one."""
+
+    me: str
+    agent: str
+    run_id: str
+    run_dir: Path | None
+    coordinator: tuple[str, int] | None
+    secret: bytes
+    config: RunConfig
+    probe: Probe
+    progress: Progress
+    exchange: str
+    store: str = ""
+    lies: str = ""
+    hold: str = ""  # the launcher's memory for snapshots
+    until: int = 0  # end every loop after so many steps, and the script with it; 0: do not
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str]) -> Environment:
+        """From the environment that the agent made. MembershipError if the agent is already gone, ConfigError where
+        something else than `outlast run` started several processes."""
+        me = environ.get("OUTLAST_MEMBER")
+        faults = environ.get("OUTLAST_FAULTS")
+        if me is None:
+            _refuse_other_launchers(environ)
+            config = solo_config(environ)
+            return cls(
+                me="r0.1", agent="", run_id=secrets.token_hex(4), run_dir=None, coordinator=None,
+                secret=secrets.token_bytes(16), config=config, probe=Probe("r0.1", faults),
+                progress=Progress(Region(Progress.SIZE)), exchange="shm", until=_until(environ),
+            )  # fmt: skip
+        if os.getppid() != int(environ["OUTLAST_PARENT"]):
+            raise MembershipError(f"the agent of {me} died before it started", did="it exits", remedy="none needed")
+        host, _, port = environ["OUTLAST_COORDINATOR"].rpartition(":")
+        try:
+            config = decoded(environ["OUTLAST_CONFIG"])
+        except (msgspec.DecodeError, KeyError) as error:
+            raise ConfigError("OUTLAST_CONFIG is not a configuration", remedy="start with outlast run") from error
+        return cls(
+            me=me, agent=environ["OUTLAST_AGENT"], run_id=environ["OUTLAST_RUN"],
+            run_dir=Path(environ["OUTLAST_RUN_DIR"]), coordinator=(host, int(port)),
+            secret=bytes.fromhex(environ["OUTLAST_SECRET"]), config=config, probe=Probe(me, faults),
+            progress=Progress(Region(Progress.SIZE, fd=int(environ["OUTLAST_PROGRESS_FD"]))),
+            exchange="shm" if config.exchange == "auto" else config.exchange, lies=environ.get("OUTLAST_LIES", ""),
+            hold=environ.get("OUTLAST_HOLD", ""), until=_until(environ),
+        )  # fmt: skip
+
+
+def _until(environ: Mapping[str, str]) -> int:
+    text = environ.get("OUTLAST_UNTIL", "0")
+    if not text.isdigit():
+        raise ConfigError(f"OUTLAST_UNTIL={text!r} is no number of steps", remedy="a whole number")
+    return int(text)
+
+
+_COUNTS = {"WORLD_SIZE": "RANK", "SLURM_STEP_NUM_TASKS": "SLURM_PROCID", "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK"}
+"""Variables in which torchrun, srun and mpirun say how many processes they started, and which of them this one is."""
+
+
+def _refuse_other_launchers(environ: Mapping[str, str]) -> None:
+    """Raise ConfigError where each of several processes would take itself for the whole run: all of them would train
+    the same and write the same files."""
+    for count, rank in _COUNTS.items():
+        number = environ.get(count, "")
+        if rank in environ and number.isdigit() and int(number) > 1:
+            raise ConfigError(
+                f"another launcher started {number} processes ({count}={number}, {rank}={environ[rank]}), and none of "
+                "them knows of the others: each would train the whole run",
+                did="nothing was trained", remedy=f"outlast run --replicas {number} train.py",
+            )  # fmt: skip

@@ -1,0 +1,403 @@
+"""`outlast run`: makes the run directory, starts the coordinator and the agents, and keeps them alive until the end.
+
+It holds what must outlive the coordinator: the listening socket, the run's lock and secret. It decides nothing about
+membership; it only says for certain that an agent has died. Ctrl-C stops the run, twice kills it; nothing is orphaned,
+because every process dies with the one that started it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import secrets
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from outlast.config import Resolved, anchored, encoded
+from outlast.core import events
+from outlast.core.protocol import messages as m
+from outlast.errors import EnvironmentFault, OutlastError, WireRefusal
+from outlast.journal import Journal, RunLock
+from outlast.runtime.host._children import Child, start
+from outlast.runtime.host._snapshot_memory import hold_memory, slots_of
+from outlast.runtime.host.silence import Watch
+from outlast.runtime.transport.frames import Link
+from outlast.runtime.transport.progress_block import Progress
+from outlast.runtime.transport.regions import Region
+from outlast.runtime.transport.save_messages import SAVE_EPOCHS
+
+__all__ = ["Launcher", "Outcome"]
+
+_COORDINATOR_TRIES = 8  # restarts in a row without a minute of life between them
+_STOP_S = 5.0  # how long the coordinator may take to end the run when asked
+_AGENT_STOP_S = 10.0  # an agent: a call to a coordinator that does not answer, and its ranks' grace, are 5
+_TURN_S = 0.25  # how often the watcher is called at least
+_TELL_S = 0.5  # what is told in each turn: a turn must be shorter than what `Watch` takes for the launcher's absence
+_KILLED_S = 2.0  # a coordinator that was killed and has not ended by then is left to wake or not
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How the run ended."""
+
+    exit_code: int
+    run_dir: Path
+
+
+@dataclass(slots=True)
+class _Agent:
+    name: str
+    child: Child
+    watch: Watch
+
+
+@dataclass(slots=True)
+class Launcher:
+    """See the module. `watch` is called now and then, at least four times a second, with nothing; `ready` once,
+    when all that can be refused beforehand was not. `began_at_s`: when this process began (Unix seconds), if it is
+    there for the run alone."""
+
+    resolved: Resolved
+    command: list[str]
+    run_dir: Path
+    watch: Callable[[], Any] | None = None
+    ready: Callable[[], Any] | None = None
+    began_at_s: float | None = None
+    run_id: str = field(default_factory=lambda: secrets.token_hex(4))
+    _secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
+    _agents: list[_Agent] = field(default_factory=list)
+    _coordinator: Child | None = None
+    _progress: Progress | None = None
+    _watch: Watch | None = None
+    _condemned: tuple[str, float, float] | None = None  # why the coordinator was killed, how silent it was, when
+    _retired: list[Child] = field(default_factory=list)
+    _lost_agents: list[m.AgentGone] = field(default_factory=list)
+    _link: Link | None = None
+    _restarts: list[float] = field(default_factory=list)
+    _interrupts: int = 0
+    _stopping: str = ""
+    _stop_code: int = 130
+    _stop_by_s: float = math.inf
+    _exit_code: int | None = None
+    _told: int = 0
+    _address: tuple[str, int] = ("127.0.0.1", 0)
+
+    def run(self) -> Outcome:
+        """From nothing to the end of the run. ConfigError, EnvironmentFault before anything was started."""
+        self.resolved = msgspec.structs.replace(self.resolved, config=anchored(self.resolved.config))
+        listening = self._listen()
+        try:
+            hold, found_by = hold_memory(self.resolved.config.replicas + self.resolved.config.spares)
+            lock = self._prepare()
+        except OutlastError:
+            listening.close()
+            raise
+        if self.ready is not None:
+            self.ready()
+        environ = self._environ(listening) | found_by
+        wake_r, wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        old_fd = signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
+        ends = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup ignores it, and then so do we
+            ends.append(signal.SIGHUP)
+        old = {s: signal.signal(s, self._signalled) for s in ends}
+        try:
+            self._start_coordinator(environ, listening, lock, None)
+            for index in range(self.resolved.config.agents):
+                self._start_agent(environ, f"a{index}")
+            while self._exit_code is None or self._agents:
+                self._turn(environ, listening, lock, wake_r)
+        finally:
+            self._kill_everything()
+            for number, handler in old.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(old_fd)
+            os.close(wake_r)
+            os.close(wake_w)
+            listening.close()
+            hold.close()
+            self._write_end(lock)
+            lock.release()
+        if self.watch is not None:
+            self.watch()
+        return Outcome(
+            exit_code=self._exit_code if self._exit_code is not None else self._stop_code, run_dir=self.run_dir
+        )
+
+    def _write_end(self, lock: RunLock) -> None:
+        """All others have ended: from here on nobody else writes to the journal."""
+        code = self._exit_code if self._exit_code is not None else self._stop_code
+        with contextlib.suppress(OutlastError), Journal.open_writer(self.run_dir, lock_fd=os.dup(lock.fileno())) as end:
+            end.append(events.RunEnded(at_s=time.time(), exit_code=code))
+
+    # --- preparing -----------------------------------------------------------------------------------------------
+    def _prepare(self) -> RunLock:
+        config = self.resolved.config
+        try:
+            self.run_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            reason = f"cannot make the run directory {self.run_dir}: {error.strerror}"
+            raise EnvironmentFault(reason, remedy="give --run-dir a directory that can be written") from error
+        lock = RunLock.take(self.run_dir)
+        journal = Journal.create(self.run_dir, lock_fd=os.dup(lock.fileno()))
+        shown = msgspec.structs.asdict(config)
+        journal.append(
+            events.RunStarted(
+                at_s=self.began_at_s or time.time(), run_id=self.run_id, command=self.command,
+                num_replicas=config.replicas, num_spares=config.spares, signature={}, config=shown,
+            )
+        )  # fmt: skip
+        journal.close()
+        written = {key: {"value": value, "origin": self.resolved.origins[key]} for key, value in shown.items()}
+        text = json.dumps(written, indent=1, default=str) + "\n"
+        try:
+            (self.run_dir / "logs").mkdir(exist_ok=True)
+            (self.run_dir / "config.json").write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise EnvironmentFault(
+                f"cannot write into the run directory {self.run_dir}: {error.strerror}",
+                did="nothing was started",
+                remedy="free some space on its disk, or give --run-dir another one",
+            ) from error
+        return lock
+
+    def _listen(self) -> socket.socket:
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        port = self.resolved.config.port
+        try:
+            if port:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise EnvironmentFault(
+                f"the coordinator's port {port} is busy: {error.strerror}",
+                remedy="give another --port, or 0 for any free one",
+            ) from error
+        sock.listen(1024)
+        return sock
+
+    def _environ(self, listening: socket.socket) -> dict[str, str]:
+        host, port = self._address = listening.getsockname()
+        return dict(os.environ) | {
+            "OUTLAST_RUN": self.run_id,
+            "OUTLAST_RUN_DIR": str(self.run_dir.resolve()),
+            "OUTLAST_COORDINATOR": f"{host}:{port}",
+            "OUTLAST_SECRET": self._secret.hex(),
+            "OUTLAST_CONFIG": encoded(self.resolved.config),
+            "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),  # sets have one order in all, whenever they start
+        }
+
+    # --- children ------------------------------------------------------------------------------------------------
+    def _start_coordinator(
+        self, environ: dict[str, str], listening: socket.socket, lock: RunLock, takeover: dict[str, Any] | None
+    ) -> None:
+        region = Region(Progress.SIZE, name="outlast-coordinator")
+        self._progress = Progress(region)
+        self._progress.alive()
+        mine = {
+            "OUTLAST_LISTEN_FD": str(listening.fileno()),
+            "OUTLAST_LOCK_FD": str(lock.fileno()),
+            "OUTLAST_PROGRESS_FD": str(region.fd),
+        }
+        if takeover is not None:
+            mine["OUTLAST_TAKEOVER"] = json.dumps(takeover)
+        self._coordinator = start(
+            [sys.executable, "-m", "outlast.runtime.coordinator.server"], environ=environ | mine,
+            log=self.run_dir / "logs" / "coordinator.log",
+            pass_fds=[listening.fileno(), lock.fileno(), region.fd],
+        )  # fmt: skip
+        config = self.resolved.config
+        self._watch = Watch(self._coordinator.pid, self._progress, config.stall_floor_s, config.formation_s)
+        self._condemned = None
+
+    def _start_agent(self, environ: dict[str, str], name: str) -> None:
+        command = [sys.executable, "-m", "outlast.runtime.host.agent", name, *self.command]
+        region = Region(Progress.SIZE, name=f"outlast-{name}")
+        sign, config = Progress(region), self.resolved.config
+        sign.alive()
+        child = start(
+            command, environ=environ | {"OUTLAST_SIGN_FD": str(region.fd)},
+            log=self.run_dir / "logs" / f"agent-{name}.log", pass_fds=[region.fd, *slots_of(environ)],
+        )  # fmt: skip
+        self._agents.append(_Agent(name, child, Watch(child.pid, sign, config.stall_floor_s, config.formation_s)))
+
+    # --- the loop ------------------------------------------------------------------------------------------------
+    def _turn(self, environ: dict[str, str], listening: socket.socket, lock: RunLock, wake_fd: int) -> None:
+        poll = select.poll()
+        poll.register(wake_fd, select.POLLIN)
+        if self._coordinator is not None:
+            poll.register(self._coordinator.fd, select.POLLIN)
+        for agent in self._agents:
+            poll.register(agent.child.fd, select.POLLIN)
+        ready = {fd for fd, _ in poll.poll(_TURN_S * 1000.0)}
+        if wake_fd in ready:
+            os.read(wake_fd, 64)
+            self._on_signals()
+        if self._coordinator is not None and self._coordinator.fd in ready:
+            self._coordinator_ended(environ, listening, lock)
+        for agent in [agent for agent in self._agents if agent.child.fd in ready]:
+            self._agent_ended(agent, environ)
+        self._look_for_the_silent(environ, listening, lock)
+        if self._exit_code is None and self._lost_agents:
+            self._tell_losses()
+        if time.monotonic() > self._stop_by_s:
+            self._insist()
+        if self.watch is not None:
+            self.watch()
+
+    def _look_for_the_silent(self, environ: dict[str, str], listening: socket.socket, lock: RunLock) -> None:
+        """A stopped agent is continued: its replicas are well. A stopped coordinator is replaced: that costs nobody
+        anything, and its successor is fenced from it by the epoch."""
+        now = time.monotonic()
+        for agent in self._agents:
+            if agent.watch.look(now)[0] == "stopped":
+                agent.child.send(signal.SIGCONT)
+        if self._coordinator is None or self._watch is None or self._exit_code is not None:
+            return
+        wrong, silent_s = self._watch.look(now)
+        if self._condemned is None:
+            if wrong:  # killed, it also lets go of its connections, and everybody turns to the successor at once
+                self._condemned = (f"it {'hung' if wrong == 'hung' else 'was stopped'}", silent_s, now)
+                self._coordinator.send(signal.SIGKILL)
+        elif now - self._condemned[2] > _KILLED_S:
+            self._retired.append(self._coordinator)
+            self._replace(environ, listening, lock, *self._condemned[:2])
+
+    def _coordinator_ended(self, environ: dict[str, str], listening: socket.socket, lock: RunLock) -> None:
+        noticed = time.monotonic()
+        assert self._coordinator is not None
+        assert self._progress is not None
+        how = self._coordinator.reap()
+        if how is None:
+            return
+        self._coordinator = None
+        self._drop_link()
+        ended = self._ended_code()
+        if ended is not None:
+            self._exit_code = ended
+            self._ask_agents_to_stop(finished=ended == 0 and not self._stopping)
+            return
+        silent_s = max(0.0, noticed - self._progress.read()[3])
+        why, silent_s = self._condemned[:2] if self._condemned is not None else (f"it ended by {how}", silent_s)
+        self._replace(environ, listening, lock, why, silent_s)
+
+    def _replace(
+        self, environ: dict[str, str], listening: socket.socket, lock: RunLock, why: str, silent_s: float
+    ) -> None:
+        """Another coordinator, from the record, on the socket that the members know."""
+        assert self._progress is not None
+        now = time.monotonic()
+        self._coordinator = None
+        self._drop_link()
+        self._restarts = [t for t in self._restarts if now - t < 60.0] + [now]
+        if len(self._restarts) > _COORDINATOR_TRIES or self._stopping:
+            self._exit_code = 3 if not self._stopping else self._stop_code
+            self._ask_agents_to_stop()
+            return
+        takeover = {
+            "cause": "coordinator", "replica": "coordinator", "noticed_by": "launcher", "lost_steps": 0, "step": 0,
+            "detect_s": silent_s, "downtime_s": 0.0, "microbatches_recomputed": 0,
+            "detail": f"{why}; training went on without it",
+        }  # fmt: skip
+        self._progress.region.close()
+        self._start_coordinator(environ, listening, lock, takeover)
+
+    def _ended_code(self) -> int | None:
+        """The run's exit code if the coordinator left because the run was over, None if it died."""
+        with Journal.open_reader(self.run_dir) as journal:
+            found = journal.events(kinds=[events.RunFinished])
+        return found[-1].event.exit_code if found and isinstance(found[-1].event, events.RunFinished) else None
+
+    def _agent_ended(self, agent: _Agent, environ: dict[str, str]) -> None:
+        how = agent.child.reap()
+        if how is None:
+            return
+        self._agents.remove(agent)
+        if self._exit_code is not None or self._stopping:
+            return
+        self._lost_agents.append(m.AgentGone(agent=agent.name, cause=str(how)))
+        base, _, number = agent.name.partition(".")
+        self._start_agent(environ, f"{base}.{int(number or 1) + 1}")
+
+    def _tell_losses(self) -> None:
+        """Agents that died, to the coordinator; all of them again after a reconnection (it is idempotent)."""
+        self._tell(self._lost_agents[self._told if self._link is not None else 0 :], _TELL_S)
+        self._told = len(self._lost_agents) if self._link is not None else 0
+
+    def _tell(self, messages: Sequence[Any], timeout_s: float = 2.0) -> None:
+        try:
+            if self._link is None:
+                self._link = Link(self._address, self._secret, "launcher", "launcher", timeout_s=timeout_s)
+            for message in messages:
+                self._link.send(message)
+        except (OSError, WireRefusal, msgspec.DecodeError):
+            self._drop_link()
+
+    def _drop_link(self) -> None:
+        if self._link is not None:
+            self._link.close()
+        self._link, self._told = None, 0
+
+    # --- stopping ------------------------------------------------------------------------------------------------
+    def _signalled(self, number: int, _: Any) -> None:
+        self._interrupts += 1
+        self._stopping = {signal.SIGINT: "interrupt", signal.SIGHUP: "hangup"}.get(number, "terminated")  # type: ignore[call-overload]
+        self._stop_code = 128 + number  # not 0: whoever waits for the work must not take it for done
+
+    def _on_signals(self) -> None:
+        """Once: stop in order. Twice: kill. A child that is struck between fork and exec has these handlers and this
+        pipe: what it writes there is not meant for this process."""
+        if not self._stopping:
+            return
+        if self._interrupts >= 2:
+            self._exit_code = self._stop_code
+            self._kill_everything()
+        elif self._exit_code is None:
+            save_s = self.resolved.config.stop_save_s if self._keeps_checkpoints() else 0.0
+            self._stop_by_s = time.monotonic() + _STOP_S + save_s
+            self._tell([m.Stop(reason=self._stopping, exit_code=self._stop_code)])
+        else:
+            self._ask_agents_to_stop()
+
+    def _keeps_checkpoints(self) -> bool:
+        """Whether the coordinator has a place to save to, wherever that was said."""
+        with Journal.open_reader(self.run_dir) as journal:
+            return journal.get(SAVE_EPOCHS) is not None
+
+    def _insist(self) -> None:
+        """Who was asked to stop and does not (it may be stopped itself) is killed: the coordinator, then the agents."""
+        if self._coordinator is not None:
+            self._coordinator.send(signal.SIGKILL)
+        elif self._exit_code is not None:
+            for agent in self._agents:
+                agent.child.send(signal.SIGKILL)
+
+    def _ask_agents_to_stop(self, finished: bool = False) -> None:
+        """The coordinator is gone, and perhaps could not tell them. After a good end scripts may take their time."""
+        if not finished:
+            self._stop_by_s = time.monotonic() + _AGENT_STOP_S
+        for agent in self._agents:
+            agent.child.send(signal.SIGUSR1 if finished else signal.SIGTERM)
+
+    def _kill_everything(self) -> None:
+        children = [*(agent.child for agent in self._agents), *self._retired]
+        if self._coordinator is not None:
+            children.append(self._coordinator)
+        for child in children:
+            child.send(signal.SIGKILL)
+        for child in children:
+            child.wait()
+        self._agents.clear()
+        self._retired.clear()  # at the end this is called again: their descriptors are closed, or somebody else's
+        self._coordinator = None

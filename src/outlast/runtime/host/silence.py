@@ -1,0 +1,65 @@
+"""The launcher's eye on what it started: who is stopped, or hangs, though it has not ended.
+
+A child publishes signs of life in shared memory; how long it may be silent is learned from how long it usually is. The
+launcher's own absence (a suspended machine, its own stop) counts for nothing. It looks and says; it kills nobody.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Literal
+
+from outlast.core.policy._deadline import Durations, deadline
+from outlast.runtime.transport.progress_block import Progress
+
+__all__ = ["BEAT_S", "Watch", "kernel_state"]
+
+BEAT_S = 0.1
+"""How often the coordinator and the agents give a sign of life."""
+_FLOOR_S = 5 * BEAT_S
+_ABSENT_S = 1.0
+"""A pause between two looks above this was the launcher's own."""
+
+
+def kernel_state(pid: int) -> tuple[str, bool]:
+    """(the kernel's state letter, X for gone; whether a debugger is attached)."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return "X", False
+    rows = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    return rows["State"].split()[0], rows.get("TracerPid", "0").strip() != "0"
+
+
+class Watch:
+    """On one child. `hung_s`: how long one that is not stopped, but sleeps, may be silent."""
+
+    def __init__(self, pid: int, progress: Progress, floor_s: float, hung_s: float) -> None:
+        self.pid, self.progress = pid, progress
+        self._floor_s, self._hung_s = max(floor_s, _FLOOR_S), hung_s
+        self._gaps = Durations()
+        self._alive_s = progress.read()[3]
+        self._looked_s = self._since_s = math.nan
+
+    def look(self, now_s: float) -> tuple[Literal["", "stopped", "hung"], float]:
+        """(what is wrong with it, seconds of silence). Call it several times a second."""
+        alive_s = self.progress.read()[3]
+        if not now_s - self._looked_s < _ABSENT_S:
+            self._since_s = now_s
+        elif alive_s > self._alive_s and self._since_s < self._alive_s:
+            self._gaps.observe(alive_s - self._alive_s)
+        self._looked_s, self._alive_s = now_s, alive_s
+        silent_s = now_s - max(alive_s, self._since_s)
+        allowed_s = deadline(self._gaps, self._floor_s)
+        young = math.isinf(allowed_s)  # it may load for long, but not while it is stopped
+        if silent_s <= (self._floor_s if young else allowed_s):
+            return "", silent_s
+        state, traced = kernel_state(self.pid)
+        if traced:
+            return "", silent_s
+        if state == "T":
+            return "stopped", silent_s
+        if state in "SD" and silent_s > self._hung_s and not young:
+            return "hung", silent_s
+        return "", silent_s

@@ -1,0 +1,58 @@
+"""From what a script gave `protect` and what the run was told to one replica, ready to train."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from outlast.core.policy import Guards
+from outlast.runtime.checks.checked_sums import admit_device, checked_sums
+from outlast.runtime.exchange.robust_rows import arrange
+from outlast.runtime.exchange.slots import Memory
+from outlast.runtime.faults.flips import ordered
+from outlast.runtime.host.environment import Environment
+from outlast.runtime.member.driver import Replica
+from outlast.runtime.saving.member_saves import attach
+from outlast.runtime.settings.save_settings import SaveSettings
+from outlast.runtime.training.engine import Engine
+from outlast.runtime.training.samples import Samples
+from outlast.runtime.training.state import State
+
+__all__ = ["assemble"]
+
+
+def assemble(
+    env: Environment,
+    parts: State,
+    samples: Samples,
+    facts: dict[str, str],
+    *,
+    seed: int,
+    clip_norm: float | None,
+    bucket_mb: float,
+    guards: Guards | str,
+    keep: SaveSettings | None,
+    robust: dict[str, Any],
+    checks: Any,
+) -> Replica:
+    """`facts`: what all members must share, so far; `keep`: how to save, if at all; `robust`: `row_settings`' own;
+    `checks`: as `protect` has it."""
+    microbatches, samples.doubted = samples.num_leaves, env.config.bitwise
+    layout, rows = arrange(env.config, parts, samples, int(bucket_mb * (1 << 20)), **robust)
+    admit_device(env.config.device_test, layout.device, env.me)
+    shared = env.exchange == "shm" and layout.device.type == "cpu"
+    policy = Guards.of(guards if env.config.guards == "script" else env.config.guards)
+    engine = Engine(
+        parts, samples, layout, Memory(layout, microbatches + 2, shared=shared), clip_norm, seed, rows,
+        policy,
+    )  # fmt: skip
+    engine.checked = checked_sums(parts.model, checks)
+    ordered(env.me, engine)
+    facts = facts | {"aggregation": rows.settings.describe() if rows is not None else "mean", "guards": str(policy)}
+    facts |= {"loop": "protected", "bucket_mb": f"{bucket_mb:g}"}  # norms are summed bucket by bucket
+    facts |= {"checkpoints": msgspec.json.encode(keep).decode()} if keep is not None else {}
+    replica = Replica(env, engine, facts)
+    if keep is not None:
+        attach(replica, keep)
+    return replica

@@ -1,0 +1,35 @@
+"""Between two steps: the save that is due, and the last one of a run that is asked to stop.
+
+Invariant: after the last save no step is begun, so what was committed is what was saved. All members conclude from the
+same headers that it is the last one.
+"""
+
+from __future__ import annotations
+
+from outlast.core.phases import Phase
+from outlast.errors import ViewAbandoned
+from outlast.runtime.member.driver import Replica
+from outlast.runtime.transport.mesh import Final
+
+__all__ = ["boundary"]
+
+
+def boundary(replica: Replica) -> None:
+    """Take the save that is due. If the run stops with it, wait for the stop; that all have committed the step is
+    settled as at the end of the loop, for no later step will show it."""
+    saves, view, mesh, step = replica.saves, replica.member.view, replica.mesh, replica.member.committed
+    if saves is None:
+        return
+    saves.boundary()
+    if mesh is None or view is None or not saves.stopping(view, step):
+        return
+    over = lambda: replica.member.over(view.id)  # noqa: E731
+    try:
+        replica.enter(Phase.FINAL)
+        mesh.broadcast(Final(step))
+        mesh.collect(Final, step, 0, Phase.FINAL)
+        replica.enter(Phase.IDLE)
+        saves.settle_last(view.id, over)
+        saves.await_stop(over)
+    except ViewAbandoned as reason:
+        replica.abandon(reason)

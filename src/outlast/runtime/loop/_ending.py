@@ -1,0 +1,90 @@
+"""How a training script ends when it does not end well: what to tell the coordinator, and which exit code to leave.
+
+Knows errors and frames; does not decide whose fault it was (that is `core/protocol`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import torch
+
+import outlast
+from outlast.core.protocol import messages as m
+from outlast.errors import FleetLost, LoopUnrepeatable, OutlastError, ProtocolViolation, StateDiverged, StepMisuse
+from outlast.runtime.member.driver import Replica
+
+__all__ = ["exit_by_code", "left_open", "report_failure", "told", "unwritten"]
+
+_NOT_THE_USER_S = tuple(os.path.dirname(str(package.__file__)) + os.sep for package in (outlast, torch))
+
+
+def told(error: BaseException) -> str:
+    """What a person is to read: an error of ours in its own words, with the line of the script that it is about; any
+    other, and a bug in outlast, with its traceback."""
+    if not isinstance(error, OutlastError) or isinstance(error, ProtocolViolation):
+        return "".join(traceback.format_exception(error)).rstrip()
+    frames = traceback.extract_tb(error.__traceback__)
+    line = next((f for f in reversed(frames) if not f.filename.startswith((*_NOT_THE_USER_S, "<"))), None)
+    return str(error) + (f"\n  at: {line.filename}, line {line.lineno}: {line.line}" if line is not None else "")
+
+
+def report_failure(replica: Replica, error: BaseException) -> m.Failed:
+    """What to tell the coordinator when user code raised."""
+    text = told(error)[-4000:]
+    microbatch = -1 if isinstance(error, OutlastError) else replica.progress.read()[2]  # ours are no microbatch's fault
+    return m.Failed(
+        member=replica.env.me, step=replica.member.committed, microbatch=microbatch, error=text, alike=_alike(error),
+        code=error.exit_code if isinstance(error, OutlastError) else 5, final=_final(error, replica),
+    )  # fmt: skip
+
+
+def _final(error: BaseException, replica: Replica) -> bool:
+    """Whether no replacement would fare better: the loop, the model or the data are to blame, and not one process."""
+    early = isinstance(error, StateDiverged) and not replica.member.committed
+    return early or isinstance(error, LoopUnrepeatable)
+
+
+def _alike(error: BaseException) -> str:
+    """The error's kind, words and line. Ours name their replica and microbatch, so their words do not count."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    words = error.code if isinstance(error, OutlastError) else str(error)[:500]
+    return f"{type(error).__name__} at {where}: {words}"
+
+
+def left_open(step: int, name: str) -> StepMisuse:
+    """The loop was left inside this step."""
+    return StepMisuse(
+        f"step {step} was left before its microbatches were done", where=f"replica {name}" if name else "",
+        did="nothing was committed", remedy="let the inner loop end; `break` belongs into the outer one",
+    )  # fmt: skip
+
+
+def unwritten(replica: Replica) -> FleetLost:
+    """The writer died after the last step, and this script, next in line, has left out what a writer does."""
+    return FleetLost(
+        "the writer died before its script had ended, and this one had asked run.is_writer before the last step only",
+        where=f"replica {replica.env.me}, after the last step", did="nothing was written in its place",
+        remedy="ask run.is_writer after the loop, where what only one replica does is done",
+    )  # fmt: skip
+
+
+def exit_by_code(previous: Callable[..., Any]) -> Callable[..., Any]:
+    """An excepthook that shows an error of ours without a traceback, and gives the process its exit code
+    (reference/errors)."""
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, OutlastError) and previous is sys.__excepthook__:
+            print(told(error), file=sys.stderr, flush=True)
+        else:
+            previous(kind, error, trace)
+        if isinstance(error, OutlastError):
+            raise SystemExit(error.exit_code)
+
+    return hook

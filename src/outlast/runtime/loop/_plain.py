@@ -1,0 +1,151 @@
+"""`OUTLAST=off`: the same loop as plain PyTorch. No protocol, no tree: leaving is as easy as coming."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from outlast.core.position import position_seed
+from outlast.errors import StepMisuse
+from outlast.runtime.loop._ending import left_open
+from outlast.runtime.loop._iterators import Left, Watched, at_the_script_s_end, values_of
+from outlast.runtime.loop._loop_watch import LoopWatch, steps_again
+from outlast.runtime.training.arguments import positive
+from outlast.runtime.training.losses import missing_backward, second_backward
+from outlast.runtime.training.samples import Samples, seed_everything
+from outlast.runtime.training.state import State, digest_of
+
+if TYPE_CHECKING:
+    from outlast.runtime.loop._plain_saves import PlainSaves
+
+__all__ = ["PlainStep", "PlainTraining"]
+
+
+class PlainTraining:
+    """Gradient accumulation over the microbatches, then one optimizer step."""
+
+    def __init__(
+        self, state: State, samples: Samples, clip_norm: float | None, seed: int, saves: PlainSaves | None = None,
+        begin: Callable[[], object] = lambda: None,
+    ) -> None:  # fmt: skip
+        self.state, self.samples, self.clip_norm, self.seed, self.saves = state, samples, clip_norm, seed, saves
+        self.begin = begin
+        self.watch = LoopWatch(state, samples.num_leaves)
+        self.grads: list[Tensor | None] = [None for _ in state.params]  # while the loop's body runs
+        self._started = False
+        self._open: PlainStep | None = None  # the step that the loop has been given and did not come back from
+        self._committed: list[tuple[int, int]] = []
+
+    def steps(self, until: int) -> Iterator[PlainStep]:
+        """Steps 0 … until-1, or from where the newest checkpoint was."""
+        return Watched(self._steps(until), self.watch.given, self.watch.returned, self._dropped)
+
+    def _steps(self, until: int) -> Iterator[PlainStep]:
+        if self._started:
+            raise steps_again(self.samples.steps_per_epoch)
+        self._started = True
+        at_the_script_s_end(self._save_what_is_left)
+        start = self.saves.resume() if self.saves is not None else None
+        if start is None:
+            start = 0
+            self.begin()
+        for number in range(start, positive("until", until)):
+            self._open = step = PlainStep(self, number)
+            yield step
+            self._open = None
+            if not step.done:
+                raise left_open(number, "")
+            if self.saves is not None:
+                self.saves.boundary(number + 1, last=number + 1 == until)
+        self.watch.over()
+
+    def committed(self) -> None:
+        """The step is applied; the loop's code that follows it is next."""
+        self.watch.committed()
+        if self.saves is not None:
+            self._committed = values_of(self.state.params)
+
+    def _dropped(self, left: Left) -> None:
+        self.watch.over()
+        if left == "break":
+            self._save_what_is_left()
+
+    def _save_what_is_left(self) -> None:
+        """The loop was left early, and what it leaves is as the last step left it."""
+        step, self._open = self._open, None
+        if (
+            self.saves is not None
+            and step is not None
+            and step.done
+            and self._committed == values_of(self.state.params)
+        ):
+            self.saves.boundary(step.number + 1, last=True)
+
+    def fingerprint(self) -> str:
+        """As of `Training.fingerprint`."""
+        return digest_of(self.state)
+
+
+class PlainStep:
+    """One step of the plain loop."""
+
+    def __init__(self, training: PlainTraining, number: int) -> None:
+        self._training, self.number = training, number
+        self._losses: list[tuple[float, float]] = []
+        self._weight = 1.0
+        self._backwards = 0
+        self.grad_norm: float | None = None
+        self.done = False
+
+    def __iter__(self) -> Iterator[Any]:
+        watch = self._training.watch
+        return Watched(self._batches(), watch.given, watch.returned, lambda left: None)
+
+    def _batches(self) -> Iterator[Any]:
+        t = self._training
+        sizes = t.samples.sizes(self.number)
+        t.grads = [None for _ in t.state.params]
+        for leaf, size in enumerate(sizes):
+            if size:
+                batch = t.samples.fetch(self.number, leaf)
+                seed_everything(position_seed(t.seed, self.number, leaf, 2))
+                self._weight, self._backwards = size / sum(sizes), 0
+                yield batch
+                if not self._backwards:
+                    raise missing_backward(self.number, leaf)
+        self._restore()
+        if t.clip_norm is not None:
+            self.grad_norm = float(torch.nn.utils.clip_grad_norm_(t.state.params, t.clip_norm))
+        if t.saves is not None:
+            t.saves.wait_copied()
+        for part in (*t.state.optimizers, *t.state.schedulers):
+            part.step()
+        self.done = True
+        t.committed()
+
+    def _restore(self) -> None:
+        for param, grad in zip(self._training.state.params, self._training.grads, strict=True):
+            param.grad = grad
+
+    def backward(self, loss: Tensor) -> None:
+        """Backward of this microbatch's mean loss, weighted by its share of the batch."""
+        t = self._training
+        t.watch.loss(loss)
+        if self._backwards:
+            raise second_backward()
+        self._backwards = 1
+        self._restore()
+        (loss * self._weight).backward()  # type: ignore[no-untyped-call]
+        t.grads = [p.grad if p.grad is None else p.grad.to_dense() for p in t.state.params]
+        t.watch.after_backward()
+        self._losses.append((float(loss.detach()), self._weight))
+
+    @property
+    def loss(self) -> float:
+        """Mean over the batch: microbatches of a short batch count by their samples."""
+        if not self.done:
+            raise StepMisuse(f"step {self.number} is not committed", remedy="read it after the inner loop")
+        return sum(value * weight for value, weight in self._losses) / sum(weight for _, weight in self._losses)

@@ -1,0 +1,146 @@
+"""Checkpoints of the plain loop (`OUTLAST=off`): the same engine and files, no protocol.
+
+What it saves, the protected loop can resume from, and the other way round: with the sums, and so the bits, of the loop
+that goes on, which is said (the fact `loop`).
+Never raises into a step because a disk failed; the last save is waited for.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import sys
+import time
+
+import torch
+
+from outlast.checkpoint import Handle, heads
+from outlast.checkpoint import _events as ce
+from outlast.checkpoint._patience import Patient
+from outlast.checkpoint._room import make_room, tried
+from outlast.core.policy import RunRecord
+from outlast.errors import CheckpointError, ConfigError, Unsaved
+from outlast.runtime.host.environment import Environment
+from outlast.runtime.loop._plain import PlainTraining
+from outlast.runtime.saving.contents import place_and_number
+from outlast.runtime.saving.member_saves import archive_of, occupied
+from outlast.runtime.saving.restore import DIFFERS, check_facts, restore, tree_of
+from outlast.runtime.saving.resume import begin_at_zero, usable
+from outlast.runtime.saving.unsaved import end_with
+from outlast.runtime.settings.save_settings import TIMEOUT_S, SaveSettings
+from outlast.runtime.training.samples import Samples
+from outlast.runtime.training.state import State
+
+__all__ = ["PlainSaves", "plain_training"]
+
+
+class PlainSaves:
+    """See the module. Raises ConfigError for a place of no known kind."""
+
+    def __init__(self, env: Environment, state: State, settings: SaveSettings, facts: dict[str, str]) -> None:
+        self._env, self._state, self._settings, self._facts = env, state, settings, facts
+        wrong = tried(settings.target, state.size_bytes(), settings.timeout_s)
+        if wrong:
+            print(f"outlast: checkpoints: {wrong}", file=sys.stderr)
+        self._newest, self._why_lost = -1, ""
+        self._places = occupied(env, settings)
+        self._archive = archive_of(env, settings, facts, on_event=self._on_event)
+        store = Patient(self._archive.store, settings.timeout_s)
+        self._epoch = 1 + max((h.view[0] for h in heads(store, newest=16)[0]), default=0)
+        self._record = RunRecord(min_s=settings.min_s)
+        self._record.begin(time.monotonic())
+        self._handle: Handle | None = None
+        self._last: concurrent.futures.Future[int] | None = None
+
+    def resume(self) -> int | None:
+        """The step to begin with, its state loaded; None to begin at step 0. Raises CheckpointError, ConfigError."""
+        wanted, config = self._env.config.resume, self._env.config
+        if wanted == "never":
+            return None
+        loaded = usable(self._archive.load(), self._archive.store.url, config) if wanted == "auto" else None
+        if wanted != "auto":
+            place, number = place_and_number(wanted)
+            source = archive_of(self._env, _at(self._settings, place), self._facts, on_event=self._on_event)
+            loaded = usable(source.load(generation=number), place, config)
+            source.close()
+            if loaded is None:
+                raise CheckpointError(f"there is no checkpoint at {wanted}", did="nothing was trained")
+        if loaded is None:
+            return None
+        warning = check_facts(loaded.tree["run"]["facts"], self._facts, bitwise=self._env.config.bitwise)
+        if warning:
+            print(f"outlast: {DIFFERS} {warning}", file=sys.stderr)
+        restore(self._state, loaded.tree)
+        return int(loaded.tree["run"]["step"])
+
+    def boundary(self, step: int, *, last: bool) -> None:
+        """The step is done, and the loop's code that follows it."""
+        now = time.monotonic()
+        every = self._settings.every
+        due = step % every == 0 if every else self._record.due_s(now) <= 0
+        if not (due or last):
+            return
+        changing = [*(f"model.{name}" for name in self._state.buffers), "extra.*"]
+        tree = tree_of(self._state, step, self._facts)
+        with torch.no_grad():
+            self._handle = self._archive.save(step, tree, view=(self._epoch, 1), changing=changing, wait=last)
+        if self._handle is not None:
+            self._record.began(now)
+            handle = self._handle
+            self._last = self._archive.commit_later(handle)
+            self._last.add_done_callback(lambda done: self._committed(handle, done))
+        if last:
+            self._end(step)
+
+    def _end(self, step: int) -> None:
+        if self._last is not None:
+            concurrent.futures.wait([self._last])
+        self._archive.close()
+        if self._newest < step:
+            end_with(Unsaved.of(step, self._newest, self._archive.store.url, self._why_lost))
+        for place in self._places:
+            place.leave()
+
+    def wait_copied(self) -> None:
+        """Before the optimizer writes."""
+        if self._handle is not None:
+            self._handle.wait_copied()
+            self._handle = None
+
+    def _committed(self, handle: Handle, done: concurrent.futures.Future[int]) -> None:
+        error = done.exception()
+        if error is None:
+            self._newest = max(self._newest, handle.save.step)
+            self._record.saved(0.0, handle.durable_s)
+        else:
+            self._archive.settle(handle.save, None)  # if only its publication failed, the engine still counts on it
+            self._record.failed()
+            self._why_lost = str(error)
+            print(f"outlast: the save of step {handle.save.step} failed, training goes on: {error}", file=sys.stderr)
+
+    def _on_event(self, event: ce.CheckpointEvent) -> None:
+        if isinstance(event, ce.SaveRetried) and event.full:
+            make_room(self._archive)
+        if isinstance(event, ce.Skipped | ce.SaveRetried | ce.SaveDelayed):
+            print(f"outlast: checkpoints: {event}", file=sys.stderr)
+        elif isinstance(event, ce.Neighbour):
+            print(f"outlast: checkpoints: {event.detail}", file=sys.stderr)
+
+
+def _at(settings: SaveSettings, place: str) -> SaveSettings:
+    if not place:
+        raise ConfigError("--resume names no place", remedy="auto, never, a directory or a URL")
+    return SaveSettings(
+        **{**{f: getattr(settings, f) for f in settings.__struct_fields__}, "target": place, "drain_to": ""}
+    )
+
+
+def plain_training(
+    env: Environment, parts: State, samples: Samples, clip_norm: float | None, seed: int, keep: SaveSettings | None,
+    facts: dict[str, str],
+) -> PlainTraining:  # fmt: skip
+    """The plain loop with its checkpoints, if it keeps any. Raises what `PlainSaves` does."""
+    facts = facts | {"loop": "plain: OUTLAST=off sums in another order"}
+    saves = PlainSaves(env, parts, keep, facts) if keep is not None else None
+    begin = functools.partial(begin_at_zero, env.config, parts.model, keep.timeout_s if keep else TIMEOUT_S)
+    return PlainTraining(parts, samples, clip_norm, seed, saves, begin)

@@ -1,0 +1,496 @@
+"""The user's loop: `join`, `protect`, `steps`. Everything under it is `member/driver.py`'s and `training/`'s.
+
+    run = outlast.join()
+    training = run.protect(model, optimizer, dataset, global_batch_size=64, microbatches=8, seed=0)
+    for step in training.steps(until=2000):
+        for batch in step:                              # this replica's microbatches
+            step.backward(loss_fn(model, batch))
+        log(step.number, step.loss)                     # committed
+
+Exhausting the inner loop commits the step; `break` or an exception never does.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from outlast.core.phases import Phase
+from outlast.core.policy import Guards
+from outlast.core.protocol import Certificate, Compute, Exchange, Leave, Wait
+from outlast.errors import ConfigError, Evicted, FleetLost, MembershipError, StepMisuse, ViewAbandoned
+from outlast.runtime.checks.audits import Auditing, chosen_audit
+from outlast.runtime.checks.checked_sums import watched
+from outlast.runtime.checks.critical_parameters import critical_of
+from outlast.runtime.checks.inspection import Inspection
+from outlast.runtime.checks.rehearsal import Rehearsal
+from outlast.runtime.checks.reproducibility import Repeat
+from outlast.runtime.exchange.plane import Plane
+from outlast.runtime.exchange.rule_settings import Given as Aggregation
+from outlast.runtime.host.environment import Environment
+from outlast.runtime.loop._allocator import keep_freed_memory
+from outlast.runtime.loop._assembly import assemble
+from outlast.runtime.loop._boundary import boundary
+from outlast.runtime.loop._ending import exit_by_code, left_open, report_failure, unwritten
+from outlast.runtime.loop._iterators import Left, Watched, at_the_script_s_end, values_of
+from outlast.runtime.loop._loop_watch import LoopWatch, steps_again
+from outlast.runtime.loop._plain import PlainTraining
+from outlast.runtime.loop._plain_saves import plain_training
+from outlast.runtime.loop._step import Step
+from outlast.runtime.loop._writer_turn import Turn
+from outlast.runtime.member.driver import Replica
+from outlast.runtime.saving.unsaved import watch
+from outlast.runtime.settings.save_settings import Checkpoint, beginning_of, settings_of
+from outlast.runtime.training.arguments import check_arguments, check_once, check_shares, listed, positive
+from outlast.runtime.training.losses import missing_backward, second_backward
+from outlast.runtime.training.run_facts import facts_of, prepare_process, warm_up
+from outlast.runtime.training.samples import Samples
+from outlast.runtime.training.state import State, digest_of
+from outlast.runtime.transport.progress_block import Progress
+
+__all__ = ["Run", "Step", "Training", "join", "pause"]
+
+
+def join() -> Run:
+    """Become part of the run that started this process, or a fleet of one. `OUTLAST=off` makes a plain loop of it."""
+    watch()
+    sys.excepthook = exit_by_code(sys.excepthook)
+    env = Environment.read(os.environ)
+    env.progress.alive()
+    prepare_process(env)
+    return Run(env, plain=os.environ.get("OUTLAST", "on").lower() == "off")
+
+
+def pause(seconds: float) -> None:
+    """The loop's own code is about to be silent for up to `seconds` (a long evaluation, an upload): not a hang.
+
+    Without it the limit is `outside_s`. Does nothing outside a run. Raises ConfigError for a negative number.
+    """
+    if not seconds >= 0:
+        raise ConfigError(f"pause({seconds!r}) is no duration", remedy="give seconds, 0 or more")
+    for progress in _active:
+        progress.alive(ahead_s=seconds)
+
+
+_active: list[Progress] = []  # the progress block of this process's run, once joined
+
+
+class Run:
+    """This process's part in a run."""
+
+    def __init__(self, env: Environment, plain: bool = False) -> None:
+        self._env, self._plain = env, plain
+        _active[:] = [env.progress]
+        self._training: Training | None = None
+
+    @property
+    def name(self) -> str:
+        """This replica's name, slot.incarnation, e.g. `r2.1`."""
+        return self._env.me
+
+    @property
+    def is_writer(self) -> bool:
+        """Whether this replica writes what only one should: the first member of the view.
+
+        After the loop it is certain, and may wait: should the writer die before its script has ended, the next replica
+        that asks is told True. So ask again there. Raises StepMisuse before a fleet's first step: there is no view yet.
+        """
+        training = self._training
+        alone = self._plain or self._env.coordinator is None or self._env.config.replicas + self._env.config.spares == 1
+        if not alone and (training is None or training.replica.member.view is None):
+            raise StepMisuse(
+                "run.is_writer is not known before the first step", where=f"replica {self._env.me}",
+                remedy="read it in the loop or after it: if run.is_writer and log is None: log = SummaryWriter(…)",
+            )  # fmt: skip
+        return training is None or training.writes()
+
+    def protect(
+        self,
+        model: torch.nn.Module, optimizer: Any, dataset: Any, *, global_batch_size: int, microbatches: int,
+        seed: int = 0, scheduler: Any = None, clip_norm: float | None = None, state: Mapping[str, Any] | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None, num_workers: int = 0, shuffle: bool = True,
+        drop_last: bool = False, bucket_mb: float = 4.0, aggregation: Aggregation = None, f: int | None = None,
+        pre: str | Sequence[str] | None = None, rows: int | None = None, row_momentum: float | None = None,
+        check_reducers: float | None = None, guards: Guards | str = "default",
+        checkpoint: Checkpoint | Literal["auto", "off"] = "auto", audit: float | str = 0.0,
+        audit_params: Sequence[str] | str = (), checks: Any = None,
+    ) -> Training | PlainTraining:  # fmt: skip
+        """Put the model's training under protection.
+
+        `optimizer`, `scheduler`: one, or a list. `microbatches`: units of work in a step, the same whoever computes
+        them. `state`: what else the loop changes, by name, each with `state_dict` and `load_state_dict`; what is not
+        given here cannot be joined or rewound. `clip_norm`: largest global gradient norm. Batches come from
+        `collate_fn` (torch's default) as in a `DataLoader`. `guards`: "default", "full", "off", or
+        `outlast.Guards(...)` to choose what is watched and what follows; the run's setting if not given.
+        `checkpoint`: where and how often to save; `auto` is where the run's configuration says (`--checkpoint-dir`),
+        at intervals that outlast chooses. `audit`: share of microbatches that a second replica computes too, so that a
+        wrong gradient is found before it is applied; "auto" lets the policy choose (what the run is told outranks it).
+        `audit_params`: patterns of names of critical parameters, or "auto": a second replica reduces their gradients
+        and all compare them and their moments, in every step (how-to/audits). `checks`: "abft", patterns of module
+        names, or `outlast.ProductChecks(...)`: matrix products are held against their sums (how-to/health).
+
+        `aggregation`: a robust rule in place of the mean, or rules by pattern of parameter names (how-to/rules); of
+        `rows` groups of microbatches `f` may lie. What `outlast run` is told outranks these.
+
+        Raises ConfigError for arguments that cannot work, each with what would.
+        """
+        check_once(self._training)
+        optimizers, schedulers = listed(optimizer), listed(scheduler)
+        check_arguments(
+            model, optimizers, schedulers, state or {}, seed=seed, clip_norm=clip_norm, num_workers=num_workers,
+            bucket_mb=bucket_mb, collate_fn=collate_fn,
+        )  # fmt: skip
+        samples = Samples(
+            dataset, global_batch_size=positive("global_batch_size", global_batch_size),
+            microbatches=positive("microbatches", microbatches), seed=seed, shuffle=shuffle, drop_last=drop_last,
+            collate_fn=collate_fn, num_workers=num_workers,
+        )  # fmt: skip
+        check_shares(self._env.config.replicas, microbatches)
+        parts = State(model, optimizers, schedulers, state or {})
+        self._env.config = beginning_of(checkpoint, self._env.config)
+        keep, facts = settings_of(checkpoint, self._env.config), facts_of(self._env.config, parts, samples, clip_norm)
+        chosen, critical = chosen_audit(audit, self._env.config), critical_of(parts, audit_params)
+        facts |= {"audit_params": ", ".join(critical), "audit": f"{chosen:g}" if isinstance(chosen, float) else chosen}
+        if self._plain:
+            return plain_training(self._env, parts, samples, clip_norm, seed, keep, facts)
+        robust = {
+            "aggregation": aggregation, "f": f, "pre": pre, "rows": rows, "row_momentum": row_momentum,
+            "check_reducers": check_reducers,
+        }  # fmt: skip
+        replica = assemble(
+            self._env, parts, samples, facts, seed=seed, clip_norm=clip_norm, bucket_mb=bucket_mb, guards=guards,
+            keep=keep, robust=robust, checks=checks,
+        )  # fmt: skip
+        self._training = Training(replica, chosen, critical)
+        return self._training
+
+
+class Training:
+    """What `protect` returns."""
+
+    def __init__(self, replica: Replica, audit: float | str = 0.0, critical: Sequence[str] = ()) -> None:
+        self.replica, self.engine = replica, replica.engine
+        self._repeat = Repeat(replica)
+        self._audit = Auditing(replica, audit, critical)
+        self._inspection = Inspection(replica)
+        self._started = False
+        self._step: Step | None = None
+        self._begun: Plane | None = None  # the view's plane in which the current step's exchange has begun
+        self._failed = False
+        self._home = os.getpid()  # what the script forks inherits hooks and handlers, and is not the replica
+        self._watch = LoopWatch(self.engine.state, self.engine.num_leaves)
+        self._open = False  # the loop has been given a step, and has not asked for the next
+        self._left: Left | None = None  # how the loop over a step's batches was
+        self._saved = False  # what a loop that was left early leaves
+        self._committed: list[tuple[int, int]] | None = None  # the parameters at the last commit, by `values_of`
+        self._broken, self._turn = False, Turn(self.replica)  # the loop over the steps was left, on purpose
+        self._previous: Any = None  # what SIGTERM did before the loop
+
+    def steps(self, until: int) -> Iterator[Step]:
+        """Steps 0 … until-1 that are still to be done, one object each. Returns when all replicas committed the last.
+
+        `break` out of this loop is allowed if every replica does it after the same step.
+        """
+        return Watched(self._steps(until), self._watch.given, self._watch.returned, self._dropped)
+
+    def _steps(self, until: int) -> Iterator[Step]:
+        limit = self.replica.env.until or until
+        self.replica.member.until = min(positive("until", until), limit)
+        self._start()
+        while (todo := self.replica.resume()) is not None:
+            if self.engine.late is not None:  # it came in by replaying: the newest step is its loop's, too
+                yield from self._lived(self.engine.late.step)
+                continue
+            if isinstance(todo, Leave):
+                self.replica.close_barrier(todo)
+                continue
+            boundary(self.replica)
+            assert not isinstance(todo, Wait)
+            self._step = Step(self, todo.step)
+            self._open = True
+            yield self._step
+            self._open = False
+            if self.replica.member.committed == todo.step:
+                raise left_open(todo.step, self.replica.env.me)
+        self._watch.over()
+        self._ended()
+        self._retire()
+        if limit < until:
+            raise SystemExit(0)
+
+    def _dropped(self, left: Left) -> None:
+        """The loop is over before its end, if `left` is "break" on purpose. In the middle of a step nothing is saved:
+        that is never a good end."""
+        self._watch.over()
+        if left == "break":
+            self._broken = True
+            self._save_what_is_left()
+
+    def _save_what_is_left(self) -> None:
+        """What the last step left, unless the loop's code has made something else of it since."""
+        step, saves = self._step, self.replica.saves
+        if saves is None or step is None or self._saved or self.replica.member.committed == step.number:
+            return
+        self._saved = True
+        if self._committed == values_of(self.engine.state.params):
+            with contextlib.suppress(ViewAbandoned):
+                saves.last(final=True)
+            return
+        saves.forgo()
+        print(
+            f"outlast: the parameters were changed after step {step.number}, the last one, which is not saved. Loop "
+            "over training.steps(…) itself and not over a variable or a progress bar that is kept: then a break is "
+            "noticed at once",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
+
+    def _lived(self, step: int) -> Iterator[Step]:
+        """The step whose outcome this process only has to apply: what the loop does around it is done here as well."""
+        self._step = Step(self, step)
+        self._open = True
+        yield self._step
+        self._open = False
+        if self.engine.late is not None and self.engine.late.step == step:
+            raise left_open(step, self.replica.env.me)
+
+    def _ended(self) -> None:
+        """The coordinator closed the run for this replica: finished is the only end after which the script goes on."""
+        member = self.replica.member
+        if member.leaving and not member.done:
+            raise SystemExit(0)
+        if member.closed == "finished" and not member.done:
+            print(f"outlast: the run is over: it finished without {member.me}", file=sys.stderr, flush=True)
+            raise SystemExit(0)
+        if not member.done:
+            raise MembershipError(
+                f"the run is over: {member.closed}", where=f"replica {member.me}, step {member.committed}",
+                did="this replica stops", remedy="outlast why tells what happened",
+            )  # fmt: skip
+
+    def _start(self) -> None:
+        if self._started:
+            raise steps_again(self.engine.samples.steps_per_epoch)
+        self._started = True
+        previous = sys.excepthook
+
+        def failed(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+            if os.getpid() == self._home:
+                self._failed = True
+                self.replica.link.beat()
+                if isinstance(error, Exception) and not isinstance(error, MembershipError):
+                    self.replica.link.send([report_failure(self.replica, error)])
+                self.replica.close()
+            previous(kind, error, trace)
+
+        sys.excepthook = failed
+        atexit.register(self._at_exit)
+        at_the_script_s_end(self._at_the_script_s_end)
+        keep_freed_memory()
+        warm_up()
+        self.engine.loop.find_schedulers()
+        if self.replica.env.config.bitwise:
+            self.engine.rehearsal = Rehearsal(self.engine.state, self.replica.member.is_last)
+        self.replica.link.start()
+        if threading.current_thread() is threading.main_thread() and self.replica.env.coordinator is not None:
+            self._previous = signal.signal(signal.SIGTERM, self._asked_to_leave)
+
+    def _at_the_script_s_end(self) -> None:
+        """Who left the loop early waits for the others to leave it too; who may have to write, for the writer's end."""
+        if os.getpid() != self._home or self._failed:
+            return
+        try:
+            self._leave_early()
+            if self._turn.skipped and self.replica.member.ended is not None and self._turn.mine():
+                raise unwritten(self.replica)
+        except (MembershipError, FleetLost, StepMisuse) as error:
+            if isinstance(error, StepMisuse):
+                self.replica.link.send([report_failure(self.replica, error)])
+            print(error, file=sys.stderr, flush=True)
+            self.replica.close()
+            os._exit(error.exit_code)
+
+    def _at_exit(self) -> None:
+        if os.getpid() == self._home:
+            self.replica.link.beat()
+            self.replica.close()
+
+    def _leave_early(self) -> None:
+        """The loop was left, after a step or in the middle of one."""
+        if not self._open or self._step is None:
+            return
+        self.replica.link.beat()  # the steps since the last one are known to nobody yet
+        if self.replica.member.committed != self._step.number:
+            self._save_what_is_left()
+            self.replica.leave_early()
+            self._open = False
+            self._retire()
+        elif self._left in ("break", "unknown"):
+            raise left_open(self._step.number, self.replica.env.me)
+
+    def _retire(self) -> None:
+        """Training is over; the rest of the script is its own. Only the coordinator's word is still listened to."""
+        self.replica.retire()
+        if self._previous is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._previous)
+            self._previous = None
+
+    def writes(self) -> bool:
+        """See `Run.is_writer`."""
+        if self._broken and os.getpid() == self._home:
+            self._leave_early()
+        return self._turn.mine()
+
+    def _asked_to_leave(self, *_: Any) -> None:
+        """SIGTERM: tell the coordinator; the view without this replica takes effect after a step."""
+        if os.getpid() != self._home:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        self.replica.link.leave()
+
+    def fingerprint(self) -> str:
+        """SHA-256 over parameters and optimizer state by name: name, dtype, shape, bytes."""
+        return digest_of(self.engine.state)
+
+    @property
+    def certified(self) -> Certificate | None:
+        """The newest state known to be finite, agreed and audited; None without audits."""
+        return self.replica.member.audits.certificate
+
+    # --- one step ------------------------------------------------------------------------------------------------
+    def _batches(self, step: int) -> Iterator[Any]:
+        def left(how: Left) -> None:
+            self._left = how
+
+        self._left = None
+        return Watched(self._microbatches(step), self._watch.given, self._watch.returned, left)
+
+    def _microbatches(self, step: int) -> Iterator[Any]:
+        """Batches until the step is committed: mine, and orphans of the dead."""
+        replica, engine = self.replica, self.engine
+        if step == 0:
+            yield from self._repeat.batches(self._repeat.rounds())
+        while True:
+            if engine.late is not None and engine.late.step == step:
+                replica.spare.live()
+            if replica.member.committed != step:
+                break
+            todo = replica.resume()
+            if todo is None:
+                self._ended()
+            if replica.member.committed != step:
+                continue
+            replica.begun(step)
+            if isinstance(todo, Compute):
+                if engine.samples.sizes(step)[todo.microbatch] == 0:
+                    engine.skip(step, todo.microbatch)
+                    self._computed(todo)
+                    continue
+                yield from self._one(todo)
+            elif isinstance(todo, Exchange):
+                yield from self._exchange(todo)
+        if engine.meta is None or engine.meta.step != step:  # it was given a newer state: the loop has missed steps
+            raise Evicted(
+                f"the run went on without this replica after step {step}", where=f"replica {replica.env.me}",
+                did="it is started again", remedy="outlast why says more",
+            )  # fmt: skip
+        self._watch.committed()
+        if replica.saves is not None:
+            self._committed = values_of(engine.state.params)
+        replica.enter(Phase.BODY)  # the loop's own time: an evaluation may take as long as it likes
+
+    def _one(self, todo: Compute) -> Iterator[Any]:
+        replica = self.replica
+        if todo.orphan:
+            replica.enter(Phase.RECOMPUTE, todo.microbatch)
+        replica.enter(Phase.LOAD, todo.microbatch)
+        batch = self.engine.prepare(todo.step, todo.microbatch)
+        self._current, self._loss = todo, None
+        replica.enter(Phase.BODY, todo.microbatch)
+        with watched(replica, todo.step, todo.microbatch):
+            yield batch
+        if self._loss is None:
+            raise missing_backward(todo.step, todo.microbatch)
+        self._computed(todo)
+
+    def _backward(self, loss: Tensor) -> None:
+        self._watch.loss(loss)
+        beside = (self._repeat, self._audit, self._inspection)
+        next((each.backward for each in beside if each.active), self._into_the_step)(loss)
+        self._watch.after_backward()
+
+    def _into_the_step(self, loss: Tensor) -> None:
+        todo, replica = self._current, self.replica
+        if todo is None or self._loss is not None:
+            raise second_backward()
+        replica.enter(Phase.BACKWARD, todo.microbatch)
+        self.engine.begin(todo.step, todo.microbatch, self._announcer(todo))
+        loss.backward()  # type: ignore[no-untyped-call]
+        replica.enter(Phase.MERGE, todo.microbatch)
+        self.engine.end(todo.step, todo.microbatch, float(loss.detach()))
+        self._loss = float(loss.detach())
+        replica.enter(Phase.BODY, todo.microbatch)
+
+    def _announcer(self, todo: Compute) -> Callable[[int], None] | None:
+        """For the last microbatch before an exchange: offer each bucket as soon as it is folded. Never raises."""
+        replica = self.replica
+        try:
+            with replica.lock:
+                _, plan = replica.member.standing()
+                missing = self._missing(plan.leaves)
+        except ViewAbandoned:
+            return None
+        last = plan.leaves[replica.env.me][-1:] == (todo.microbatch,)
+        if not last or replica.plane is None or missing > 1:
+            return None
+        plane = self._begun = replica.plane
+        trouble: list[ViewAbandoned] = []
+
+        def announce(bucket: int) -> None:
+            if not trouble:
+                try:
+                    if bucket == 0:
+                        plane.begin(replica.task())
+                    plane.offer(bucket)
+                except ViewAbandoned as reason:  # recorded: acted on after the backward (13)
+                    trouble.append(reason)
+
+        return announce
+
+    def _missing(self, leaves: Mapping[str, Sequence[int]]) -> int:
+        held = {leaf for lo, hi in self.replica.member.held for leaf in range(lo, hi)}
+        return len(set(leaves[self.replica.env.me]) - held)
+
+    def _computed(self, todo: Compute) -> None:
+        with self.replica.lock:
+            self.replica.member.computed(todo.microbatch)
+            self._audit.computed(todo.microbatch)
+        self._current = None
+
+    _current: Compute | None = None
+    _loss: float | None = None
+
+    def _exchange(self, todo: Exchange) -> Iterator[Any]:
+        begun, self._begun = self._begun, None
+        try:
+            self._repeat.conclude()
+            self.engine.loop.check()
+            self._audit.commit(todo)
+            found = self.replica.exchange(todo, begun is not None and begun is self.replica.plane)
+            yield from self._audit.batches(todo)
+            self.replica.collect_heads(todo, found, self._audit)
+            if self.replica.heads is not None and self.engine.guards.suspects(self.replica.heads[0]):
+                yield from self._inspection.batches(self.replica.heads[0])
+            self.replica.conclude(todo)
+            self._audit.report(todo.view)
+        except ViewAbandoned as reason:
+            self.replica.abandon(reason)

@@ -1,0 +1,148 @@
+"""What a member tells the coordinator of itself while it trains: heartbeats, who answers a ping, what it waits for."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from outlast.core.phases import Phase
+from outlast.core.protocol import StepTime
+from outlast.core.protocol import messages as m
+from outlast.runtime.transport.progress_block import Progress
+
+if TYPE_CHECKING:
+    from outlast.runtime.member.driver import Replica
+    from outlast.runtime.transport.mesh import Mesh
+
+__all__ = ["Pace", "ping", "stalled"]
+
+_ANSWERS_S = 0.25  # how long answers to a ping are collected before they are reported
+
+
+_FEW = 3  # steps after which it is known how long they usually take
+_USUAL = 3.0  # times the usual, and
+_SLACK_S = 0.1  # so much: what a step takes beyond both is no step's work
+
+
+class Pace:
+    """What heartbeats say of progress: losses, a running mean of the time of a step, and the times of the newest steps,
+    each divided by use. The training thread alone measures; `full`: replicas of a whole fleet."""
+
+    def __init__(self, progress: Progress, full: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.progress, self._full, self._clock = progress, full, clock
+        self.step_s = 0.0
+        self.resumed = False  # the newest commit was the first in its view
+        self._losses: list[tuple[int, float]] = []
+        self._count = self._members = 0
+        self._committed_at_s = self._held_s = 0.0
+        self._joining = False  # the newest step was made by others
+        self._change: tuple[float, float] | None = None  # seconds without a view, and microbatches of a step redone
+        self._longest = (0.0, Phase.IDLE)
+        self._lock = threading.Lock()
+        self._told = 0
+
+    def passed(self, phase: Phase, seconds: float) -> None:
+        """A phase is over; the longest since the last commit is where a step that takes too long was held up."""
+        if seconds > self._longest[0]:
+            self._longest = (seconds, phase)
+
+    def formed(self, left_at_s: float, redone: float) -> None:
+        """A view works. `left_at_s`: when the one before it was left, 0 if there was none; `redone`: the part of a
+        step that is computed again."""
+        now = self._clock()
+        self._committed_at_s = self._committed_at_s or now
+        self._change = (max(0.0, now - left_at_s) if left_at_s else 0.0, redone)
+
+    def committed(self, step: int, members: int, held_s: float = 0.0) -> None:
+        """The step was committed now, in a view of so many members; `held_s`: what saves have cost so far."""
+        now = self._clock()
+        if self._joining:  # its first step: the others know better how long that took
+            self._joining, self._change, self._committed_at_s = False, (0.0, 0.0), now
+            return
+        took_s, held_s, self._held_s = now - self._committed_at_s, held_s - self._held_s, held_s
+        held_s = min(held_s, took_s)
+        rest_s = took_s - held_s
+        own_s, outage_s, redone_s = rest_s, 0.0, 0.0
+        if self._change is not None:
+            own_s, outage_s, redone_s = self._around_change(rest_s, members, *self._change)
+        elif self._count >= _FEW:
+            own_s = rest_s if rest_s <= self._limit_s else self.step_s
+        missing = max(0, self._full - members) / self._full
+        time_ = StepTime(
+            step=step, end_s=now, took_s=took_s, missing_s=own_s * missing, held_s=held_s,
+            stalled_s=rest_s - own_s - outage_s - redone_s, outage_s=outage_s, redone_s=redone_s,
+            phase=self._longest[1], first=self._change is not None,
+        )  # fmt: skip
+        if self._change is None:
+            self._learn(rest_s)
+        self.resumed, self._change, self._members = self._change is not None, None, members
+        self._committed_at_s, self._longest = now, (0.0, Phase.IDLE)
+        self.progress.commit(time_)
+
+    @property
+    def _limit_s(self) -> float:
+        return _USUAL * self.step_s + _SLACK_S
+
+    def _learn(self, seconds: float) -> None:
+        """One that took far too long teaches little, many of them what is usual now."""
+        self._count += 1
+        seconds = min(seconds, self._limit_s) if self._count > _FEW else seconds
+        self.step_s = 0.8 * self.step_s + 0.2 * seconds if self.step_s else seconds
+
+    def _around_change(self, rest_s: float, members: int, without_s: float, redone: float) -> tuple[float, ...]:
+        """(the step's own time, of the outage, of what was computed again), of a step with a change of view in it."""
+        usual_s = self.step_s if self._count >= _FEW else max(0.0, rest_s - without_s)
+        if not redone:  # those who are left have done the work of all; a joiner's first step is computed by the others
+            usual_s *= max(1.0, self._members / members)
+        own_s = min(rest_s, usual_s) if without_s else rest_s
+        redone_s = min(rest_s - own_s, redone * usual_s)
+        return own_s, rest_s - own_s - redone_s, redone_s
+
+    def replayed(self) -> None:
+        """A step that others made was applied here now."""
+        self._joining = True
+
+    def steps(self, again: bool = False) -> tuple[StepTime, ...]:
+        """Times of the steps since the last call, or (`again`) of all that are still known."""
+        with self._lock:
+            told, self._told = 0 if again else self._told, self.progress.num_commits
+            return self.progress.commits(told)
+
+    def record(self, step: int, loss: float) -> None:
+        """JSON has no other numbers than finite ones; of these the verdict tells."""
+        if math.isfinite(loss):
+            with self._lock:
+                self._losses.append((step, loss))
+
+    def take(self) -> tuple[tuple[int, float], ...]:
+        """The losses since the last call."""
+        with self._lock:
+            losses, self._losses = self._losses, []
+            return tuple(losses)
+
+
+def ping(replica: Replica, mesh: Mesh) -> None:
+    """Ping all; a timer reports who answered. Counted from the pings: who was busy until now reaches everybody."""
+    mesh.ping()
+
+    def report() -> None:
+        me = replica.env.me
+        replica.link.send([m.Rows(member=me, view=mesh.view.id, reached=tuple(sorted(mesh.answered)))])
+
+    timer = threading.Timer(_ANSWERS_S, report)
+    timer.daemon = True
+    timer.start()
+
+
+def stalled(replica: Replica, phase: Phase, missing: tuple[str, ...], waited_s: float) -> None:
+    """A wait takes longer than its deadline."""
+    mesh = replica.mesh  # not the member's view: that may be the next one already, and nobody is missed in it
+    if mesh is not None:
+        message = m.Stalled(
+            member=replica.env.me, view=mesh.view.id, phase=phase, missing=missing, waited_s=waited_s,
+            deadline_s=replica.patience(phase),
+        )  # fmt: skip
+        replica.link.send([message])

@@ -1,0 +1,204 @@
+"""A member's connection to the coordinator: one thread that listens, answers, beats and reconnects.
+
+It runs while user code holds the training thread, so a notice is acknowledged at once; the shared `Member` is touched
+under one lock, and the training thread is woken through an eventfd. A healthy step sends nothing here but heartbeats.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import select
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from outlast.core.protocol import Member, View, ViewId
+from outlast.core.protocol import messages as m
+from outlast.errors import ProtocolViolation, WireRefusal
+from outlast.runtime.transport import save_messages as saving
+from outlast.runtime.transport.frames import SILENT_BEATS, Heartbeat, HeartbeatReply, Link
+
+__all__ = ["MemberLink", "SoloLink"]
+
+_decoder: msgspec.msgpack.Decoder[m.FromCoordinator | HeartbeatReply | saving.ToMember] = msgspec.msgpack.Decoder(
+    m.FromCoordinator | HeartbeatReply | saving.ToMember
+)
+
+
+class MemberLink:
+    """See the module. `hello()` and `beat(again)` make the messages; `asked(probe)` is called on a Probe."""
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        secret: bytes,
+        member: Member,
+        lock: threading.RLock,
+        *,
+        hello: Callable[[], m.Hello],
+        beat: Callable[[bool], Heartbeat],
+        asked: Callable[[m.Probe], None],
+        heartbeat_s: float,
+        lease_s: float,
+    ) -> None:
+        self.address, self._secret, self.member, self.lock = address, secret, member, lock
+        self._hello, self._beat, self._asked = hello, beat, asked
+        self._heartbeat_s, self._lease_s = heartbeat_s, lease_s
+        self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.sent = 0  # messages besides heartbeats
+        self.on_save: Callable[[saving.ToMember], None] = lambda message: None
+        self.repeat: Callable[[], Iterable[saving.FromMember]] = tuple  # said again after each reconnection
+        self._link: Link | None = None
+        self._leaving_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="outlast-link", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def send(self, messages: Iterable[m.ToCoordinator | saving.FromMember]) -> None:
+        """Best effort: what is lost with a connection is said again by Hello."""
+        for message in messages:
+            with contextlib.suppress(OSError), self.lock:  # before Hello is made, or after: never while it is said
+                self.sent += 1
+                if self._link is not None:
+                    self._link.send(message)
+
+    def beat(self) -> None:
+        """A heartbeat now: the last words before the end carry the last losses."""
+        link = self._link
+        if link is not None:
+            beat = self._beat(False)
+            with contextlib.suppress(OSError), self.lock:
+                link.send(beat)
+
+    def leave(self) -> None:
+        """I was asked to go. From a signal's handler: whatever it interrupts may hold any lock, also the one under
+        which threads are started."""
+        self.member.leave()
+        os.eventfd_write(self._leaving_fd, 1)
+
+    def wake(self) -> None:
+        os.eventfd_write(self.wake_fd, 1)
+
+    def forget_saves(self) -> None:
+        """Nobody is there any more to hear of checkpoints, or to speak of them."""
+        self.on_save, self.repeat = lambda message: None, tuple
+
+    def close(self) -> None:
+        self._over.set()
+        if self._link is not None:
+            self._link.close()
+
+    # --- the thread ----------------------------------------------------------------------------------------------
+    def _run(self) -> None:
+        try:
+            self._talk()
+        except Exception:  # noqa: BLE001 - the boundary: without this thread the replica would hang unseen
+            if self._over.is_set():  # `close` took the connection away under it
+                return
+            traceback.print_exc()
+            os._exit(ProtocolViolation.exit_code)
+
+    def _talk(self) -> None:
+        pause_s = 0.02
+        while not self._over.is_set():
+            try:
+                link = Link(self.address, self._secret, "member", self.member.me, timeout_s=5.0)
+                pause_s = 0.02
+                self._converse(link)
+            except (OSError, WireRefusal, msgspec.DecodeError):
+                self._link = None
+            self._over.wait(pause_s * (0.5 + random.random()))
+            pause_s = min(1.0, pause_s * 2)
+
+    def _converse(self, link: Link) -> None:
+        with self.lock:
+            link.send(self._hello())
+            for message in self.repeat():
+                link.send(message)
+            self._link = link
+        try:
+            poll = select.poll()
+            poll.register(link.sock.fileno(), select.POLLIN)
+            poll.register(self._leaving_fd, select.POLLIN)
+            next_beat, heard_s, first = 0.0, time.monotonic(), True
+            while not self._over.is_set():
+                now = time.monotonic()
+                if now >= next_beat:
+                    beat = self._beat(first)  # the first to a coordinator says again what it may never have heard
+                    first = False
+                    with self.lock:
+                        link.send(beat)
+                    next_beat = now + self._heartbeat_s
+                ready = {fd for fd, _ in poll.poll(max(0.0, next_beat - now) * 1000.0)}
+                if self._leaving_fd in ready:
+                    os.eventfd_read(self._leaving_fd)
+                    self.send(self.member.leave())
+                if ready - {self._leaving_fd}:
+                    self._receive(link)
+                    heard_s = time.monotonic()
+                elif now - heard_s > SILENT_BEATS * self._heartbeat_s:
+                    raise ConnectionError("no heartbeat was answered")
+        finally:
+            self._link = None
+            link.close()
+
+    def _receive(self, link: Link) -> None:
+        message = link.receive(_decoder)
+        if isinstance(message, HeartbeatReply):
+            if message.epoch >= self.member.epoch:
+                lapsed = time.monotonic() > self.member.lease_until_s
+                self.member.renewed(message.sent_s + self._lease_s)
+                if lapsed:
+                    self.wake()
+            return
+        if isinstance(message, m.Probe):
+            self._asked(message)
+        elif isinstance(message, saving.TO_MEMBER):
+            self.on_save(message)
+        else:
+            with self.lock:
+                for answer in self.member.told(message):
+                    self.sent += 1
+                    link.send(answer)
+        self.wake()
+
+
+class SoloLink:
+    """A fleet of one: the view that a coordinator would install, and nobody to talk to."""
+
+    def __init__(self, member: Member, lock: threading.RLock) -> None:
+        self.member, self.lock = member, lock
+        self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.sent = 0
+
+    def start(self) -> None:
+        with self.lock:
+            view = View(id=ViewId(1, 1), members=(self.member.me,), start=True)
+            self.member.told(m.Install(view=view))
+
+    def send(self, messages: Iterable[m.ToCoordinator]) -> None:
+        if any(isinstance(message, m.Done) for message in messages):
+            with self.lock:
+                self.member.told(m.Close(epoch=1, reason="finished"))
+
+    def beat(self) -> None:
+        """Nobody listens."""
+
+    def leave(self) -> None:
+        """Nobody to ask."""
+
+    def wake(self) -> None:
+        os.eventfd_write(self.wake_fd, 1)
+
+    def forget_saves(self) -> None:
+        """Nobody spoke of any."""
+
+    def close(self) -> None:
+        """Nothing to close."""

@@ -1,0 +1,478 @@
+"""One replica's part in the run's checkpoints: save when all can, promise what is durable, hear what became of it.
+
+All members save the same step because they read it from the same headers: each says there whether it wants a save and
+whether it could take one (`vote`), and the step after which nobody objects is saved at its boundary, just before the
+loop's next step begins: user code that follows a step is then done, and forward and backward hide the copying. A part
+is reported once it is durable *and* its step is stable; the coordinator publishes. Alone, this process publishes.
+Never raises into a step because a disk failed. What to load, and when, is `resume.py`.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import math
+import os
+import select
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from outlast.checkpoint import Engine as Archive
+from outlast.checkpoint import Handle, Hold, Retention
+from outlast.checkpoint import _events as ce
+from outlast.checkpoint._occupancy import Occupancy, occupy
+from outlast.checkpoint._room import make_room
+from outlast.core.policy import RunRecord
+from outlast.core.protocol import Member, View, ViewId
+from outlast.core.protocol.saves.commit import PartReport, SaveId
+from outlast.errors import ConfigError, OutlastError, Unsaved, ViewAbandoned
+from outlast.runtime.host.environment import Environment
+from outlast.runtime.member.link import SoloLink
+from outlast.runtime.saving.restore import tree_of
+from outlast.runtime.saving.unsaved import end_with
+from outlast.runtime.settings.fault_points import save_probe
+from outlast.runtime.settings.head_settings import recorded
+from outlast.runtime.settings.save_settings import SaveSettings
+from outlast.runtime.training.engine import Engine
+from outlast.runtime.transport import save_messages as wire
+
+if TYPE_CHECKING:
+    from outlast.runtime.member.driver import Replica
+
+__all__ = ["CANNOT", "Saves", "archive_of", "attach", "occupied"]
+
+CANNOT = -1  # a vote: no save after this step
+_BASE_S = 60.0  # how long the end of a loop waits for the coordinator to have looked into the store
+_LOCALLY = 1  # a vote: this member wants one by itself; the coordinator's requests have higher numbers
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A save that nobody has settled yet. `sent`: the promise was given."""
+
+    handle: Handle
+    view: ViewId
+    reason: str
+    blocked_s: float
+    held: Callable[[float], None]
+    stable: bool = False
+    sent: wire.SaveDone | None = None
+
+    def wait(self) -> None:
+        """Before the optimizer writes; as `Frozen.wait`."""
+        began_s = time.monotonic()
+        self.handle.wait_copied()
+        took_s = time.monotonic() - began_s
+        self.blocked_s += took_s
+        self.held(took_s)
+
+
+class Saves:
+    """See the module. `send`: to the coordinator, best effort; None in a fleet of one."""
+
+    def __init__(
+        self,
+        env: Environment,
+        engine: Engine,
+        member: Member,
+        settings: SaveSettings,
+        facts: dict[str, str],
+        *,
+        send: Callable[[Sequence[Any]], None] | None,
+        wake_fd: int,
+    ) -> None:
+        self.env, self.engine, self.member, self.settings, self.facts = env, engine, member, settings, facts
+        self._places = occupied(env, settings)
+        self.archive = archive_of(env, settings, facts, on_event=self._on_event)
+        self._send, self._wake_fd = send, wake_fd
+        self._lock = threading.RLock()
+        self._flights: dict[SaveId, _Flight] = {}
+        self._unsaid: list[wire.SaveSaid] = []  # until the coordinator is there to hear it
+        self._connected = False
+        self._base: int | None = None
+        self._view: ViewId | None = None
+        self._prepared: concurrent.futures.Future[None] | None = None
+        self._due: tuple[ViewId, int, int] | None = None
+        self._taken: tuple[ViewId, int] | None = None  # the newest (view, step) that a save was tried of
+        self._stop_at: tuple[ViewId, int] | None = None  # the save after which the run stops
+        self._wanted = self._held_up = self._why_lost = ""
+        self._asked = self._acted = 0
+        self._reasons: dict[int, str] = {}
+        self._ended = False
+        self._saved = self._certified = -1  # the newest step published, and the newest one certified since
+        self.held_s = 0.0  # by saves, all of this process together
+        self._newest = (-1, -1)  # alone: (epoch, step) of the newest generation of ours
+        self._record: RunRecord | None = None
+        if send is None and not settings.every:
+            self._record = RunRecord(min_s=settings.min_s)
+            self._record.begin(time.monotonic())
+
+    @property
+    def alone(self) -> bool:
+        """Whether this process publishes."""
+        return self._send is None
+
+    # --- which step ----------------------------------------------------------------------------------------------
+    def vote(self, step: int) -> int:
+        """For my header of `step`: CANNOT, 0 for no wish, or the number of the newest request that I know."""
+        with self._lock:
+            every = self.settings.every
+            if every and (step + 1) % every == 0:
+                self._wanted = f"every {every} steps"
+            elif self._record is not None and self._record.due_s(time.monotonic()) <= 0:
+                self._wanted = self._record.saving(time.monotonic()).reason
+            if not self._ready():
+                if self._wanted or self._asked > self._acted:
+                    self._tell_held_up(step)
+                return CANNOT
+            return self._asked if self._asked > self._acted else _LOCALLY if self._wanted else 0
+
+    def _tell_held_up(self, step: int) -> None:
+        """A save is wanted, and one that never came back from its disk has the memory for it: say so, once."""
+        reason = self.archive.held_up
+        if reason and reason != self._held_up:
+            self._on_event(ce.SaveDelayed(step=step, reason=reason))
+        self._held_up = reason
+
+    def _ready(self) -> bool:
+        """Whether this view's share is known here, with memory for it that is free."""
+        view = self.member.view
+        prepared = self._prepared is not None and self._prepared.done()
+        here = view is not None and view.id == self._view
+        return self._base is not None and here and prepared and self.archive.can_save
+
+    def decided(self, view: View, committed: int, votes: Sequence[int]) -> None:
+        """All headers of the step are in: the same conclusion on every member."""
+        self._certify_published(view)
+        if votes and min(votes) > CANNOT and max(votes) > 0:
+            self._due = (view.id, committed, max(votes))
+
+    def _certify_published(self, view: View) -> None:
+        """The guards verified a state at or after the newest generation's: it is certified. One member says so."""
+        verified = self.engine.guards.certified
+        if verified is not None and self._certified < self._saved <= verified.step:
+            self._certified = verified.step
+            if view.members[0] == self.env.me:
+                self.certify(verified.step)
+
+    def want(self, reason: str) -> None:
+        """Save after the next step in which all members can. Any thread, also a signal's handler."""
+        self._wanted = reason
+
+    # --- taking one ----------------------------------------------------------------------------------------------
+    def boundary(self) -> None:
+        """Between two steps of the loop, the next one not begun: take the save that the headers decided on."""
+        view, committed = self.member.view, self.member.committed
+        if view is None or not self.member.formed or self.member.over(view.id):
+            return
+        due, self._due = self._due, None
+        if due is not None and due[:2] == (view.id, committed):
+            with self._lock:
+                reason = self._reasons.get(due[2], "") if due[2] > _LOCALLY else self._wanted
+                if due[2] > _LOCALLY and due[2] % 2:
+                    self._stop_at = due[:2]
+                self._wanted, self._acted = "", max(self._acted, due[2])
+                self._reasons = {n: text for n, text in self._reasons.items() if n > self._acted}
+            self._take(view, committed, reason)
+        if committed:  # before the first step optimizers have no state: the slots would be too small
+            self._enter(view)
+        if self.env.until:
+            self._keep_up(view, committed)
+
+    def stopping(self, view: View, step: int) -> bool:
+        """Whether the save just taken is the last of a run that is asked to stop. The same on every member."""
+        return self._stop_at == (view.id, step) == self._taken and bool(self._flights)
+
+    def await_stop(self, over: Callable[[], bool]) -> None:
+        """The stop follows the save's publication, or the end of the time for it. Raises ViewAbandoned."""
+        self._await(lambda: False, over, self.env.config.stop_save_s)
+
+    def _keep_up(self, view: View, committed: int) -> None:
+        """For `resume-check`, which compares each step: the loop waits, so that no save is passed over."""
+        if self._prepared is not None:
+            self._prepared.result()
+        with contextlib.suppress(ViewAbandoned):
+            self._await(
+                lambda: all(save.step >= committed for save in list(self._flights)), lambda: self.member.over(view.id)
+            )
+
+    def _enter(self, view: View) -> None:
+        """A view: my share of the writing is another one, and memory for it is made beside training."""
+        if view.id != self._view:
+            self._view = view.id
+            self.archive.set_members(view.members.index(self.env.me), len(view.members))
+            self._prepared = self.archive.prepare_later(self._tree())
+
+    def _tree(self) -> dict[str, Any]:
+        self.engine.restore_buffers()
+        return tree_of(self.engine.state, self.member.committed, self.facts)
+
+    def _take(self, view: View, step: int, reason: str, *, attempt: int = 0, wait: bool = False) -> None:
+        assert self._base is not None
+        self._taken = (view.id, step)
+        save = SaveId(epoch=self._base + view.id.epoch, n=view.id.n, step=step, attempt=attempt)
+        began_s, tree = time.monotonic(), self._tree()
+        try:
+            handle = self.archive.save(
+                step, tree, view=save.view, attempt=attempt, changing=self._changing(), wait=wait
+            )
+            if handle is None:  # the state has grown: memory for it is made, and then it is tried again
+                self._prepared = self.archive.prepare_later(tree)
+        except (OutlastError, OSError, MemoryError) as error:  # it has grown something that cannot be kept
+            self._lost(save, f"{type(error).__name__}: {error}")
+            return
+        if handle is None:
+            self._lost(save, "no snapshot slot was free")
+            self.want(self._wanted or reason or "a save that was delayed")
+            return
+        flight = _Flight(handle, view.id, reason, time.monotonic() - began_s, self._held)
+        self._held(flight.blocked_s)
+        with self._lock:
+            self._flights[save] = flight
+            if self._record is not None:
+                self._record.began(began_s)
+        self.engine.frozen.append(flight)
+        if self._send is not None:
+            self._send([self._began_message(flight)])
+        handle.durable.add_done_callback(lambda done: self._durable(flight, done))
+
+    def _held(self, seconds: float) -> None:
+        self.held_s += seconds
+
+    def _changing(self) -> list[str]:
+        """What changes inside a step: buffers, and what the loop registered. outlast's own waits as parameters do."""
+        theirs = [key for key in self.engine.state.extra if not key.startswith("outlast.")]
+        return [*(f"model.{name}" for name in self.engine.state.buffers), *(f"extra.{key}*" for key in theirs)]
+
+    # --- what becomes of it --------------------------------------------------------------------------------------
+    def stable(self, view: ViewId, stable: int) -> None:
+        """Steps up to `stable` can be taken back by nothing; learnt in `view`. Promises of other views lapse."""
+        if not self._flights:
+            return
+        with self._lock:
+            lapsed = [f for f in self._flights.values() if f.view != view and f.sent is None]
+            for flight in lapsed:
+                del self._flights[flight.handle.save]
+            mine = [f for f in self._flights.values() if f.view == view and f.handle.save.step <= stable]
+        for flight in lapsed:
+            self._let_go(flight, None)
+        for flight in mine:
+            flight.stable = True
+            self._promise(flight)
+
+    def _durable(self, flight: _Flight, done: concurrent.futures.Future[PartReport]) -> None:
+        """In the writer's thread."""
+        error = done.exception()
+        if error is None:
+            self._promise(flight)
+            return
+        with self._lock:
+            known = self._flights.pop(flight.handle.save, None) is flight
+        if known:  # else it was given up before, by a view change or for a later one
+            self._lost(flight.handle.save, str(error))
+
+    def _promise(self, flight: _Flight) -> None:
+        """Durable and stable: say so, once."""
+        with self._lock:
+            handle = flight.handle
+            known = self._flights.get(handle.save) is flight
+            if not (known and flight.stable and handle.durable.done() and flight.sent is None):
+                return
+            flight.sent = self._done_message(flight, handle.durable.result())
+        if self._send is not None:
+            self._send([flight.sent])
+        else:
+            self.archive.commit_later(handle).add_done_callback(lambda done: self._committed(flight, done))
+
+    def _began_message(self, flight: _Flight) -> wire.SaveBegan:
+        handle = flight.handle
+        return wire.SaveBegan(
+            member=self.env.me, save=handle.save, writer=handle.part.writer, reason=flight.reason
+        )  # fmt: skip
+
+    def _done_message(self, flight: _Flight, report: PartReport) -> wire.SaveDone:
+        handle, until = flight.handle, self.member.until or 0
+        return wire.SaveDone(
+            member=self.env.me, save=handle.save, report=report, reason=flight.reason,
+            state_bytes=handle.state_bytes, staged_bytes=handle.staged_bytes, written_bytes=handle.written_bytes,
+            blocked_s=flight.blocked_s, copied_s=handle.copied_s, durable_s=handle.durable_s,
+            steps_left=max(0, until - self.member.committed),
+        )  # fmt: skip
+
+    def _lost(self, save: SaveId, reason: str) -> None:
+        self._why_lost = reason
+        if self._record is not None:
+            self._record.failed()
+        if self._send is None:
+            print(f"outlast: the save of step {save.step} failed, training goes on: {reason}", file=sys.stderr)
+        else:
+            self._send([wire.SaveLost(member=self.env.me, save=save, writer=self.archive.replica, reason=reason)])
+        os.eventfd_write(self._wake_fd, 1)
+
+    def _committed(self, flight: _Flight, done: concurrent.futures.Future[int]) -> None:
+        """In a fleet of one: published, pruned, and perhaps being drained."""
+        error = done.exception()
+        with self._lock:
+            self._flights.pop(flight.handle.save, None)
+        save = flight.handle.save
+        if error is not None:
+            self._let_go(flight, None)
+            if (save.epoch, save.step) > self._newest:  # else a later one was faster
+                self._lost(save, str(error))
+        else:
+            self._newest = max(self._newest, (save.epoch, save.step))
+            if self._record is not None:
+                self._record.saved(flight.blocked_s, flight.handle.durable_s)
+        os.eventfd_write(self._wake_fd, 1)
+
+    def _let_go(self, flight: _Flight, generation: int | None) -> None:
+        """Tell the engine, but never while the save's own threads still use its slot."""
+        save = flight.handle.save
+        flight.handle.durable.add_done_callback(lambda _: self._settled(save, generation))
+
+    def _settled(self, save: SaveId, generation: int | None) -> None:
+        self.archive.settle(save, generation)
+        os.eventfd_write(self._wake_fd, 1)
+
+    # --- the coordinator -----------------------------------------------------------------------------------------
+    def told(self, message: wire.ToMember) -> None:
+        """From the coordinator's link, on its thread."""
+        with self._lock:
+            if isinstance(message, wire.SaveBase):
+                self._base = message.base
+            elif isinstance(message, wire.SaveNow):
+                self._asked = max(self._asked, message.number)
+                self._reasons[message.number] = message.reason
+            else:
+                flight = self._flights.pop(message.save, None)
+                if message.generation is not None:
+                    self._saved = max(self._saved, message.save.step)
+                if flight is not None:
+                    self._let_go(flight, message.generation)
+
+    def repeat(self) -> list[wire.FromMember]:
+        """What a coordinator that was out of reach may have missed: what has begun, and promises not yet answered."""
+        with self._lock:
+            unsaid, self._unsaid, self._connected = self._unsaid, [], True
+            return [*unsaid, *(f.sent or self._began_message(f) for f in self._flights.values())]
+
+    def certify(self, step: int) -> None:
+        """The state after `step` was verified: the newest generation up to it is certified."""
+        if self._send is not None:
+            self._send([wire.SaveCertified(member=self.env.me, step=step)])
+
+    def _on_event(self, event: ce.CheckpointEvent) -> None:
+        """From the engine, on any of its threads."""
+        if isinstance(event, ce.Unwritable) and self.alone:
+            print(f"outlast: checkpoints: {event.reason}", file=sys.stderr)
+        if isinstance(event, ce.Neighbour):  # who publishes sees it: this process is alone
+            print(f"outlast: checkpoints: {event.detail}", file=sys.stderr)
+        if not isinstance(event, ce.SaveDelayed | ce.SaveRetried | ce.Skipped | ce.Loaded | ce.Differs | ce.Unwritable):
+            return
+        if self._send is None:
+            if isinstance(event, ce.SaveRetried) and event.full:
+                make_room(self.archive)
+            if not isinstance(event, ce.Loaded | ce.Differs | ce.Unwritable):
+                print(f"outlast: checkpoints: {event}", file=sys.stderr)
+            return
+        said = wire.SaveSaid(member=self.env.me, event=event)
+        with self._lock:
+            if not self._connected:
+                self._unsaid.append(said)
+                return
+        self._send([said])
+
+    # --- the end -------------------------------------------------------------------------------------------------
+    def last(self, *, final: bool = False) -> None:
+        """The loop is over: save what it leaves, unless this very step was tried in this view. `final`: user code may
+        change the state from here on, so it is copied before this returns, and not taken again."""
+        view, step = self.member.view, self.member.committed
+        if view is not None and not self._ended:  # a short run is over before it is known where epochs begin
+            self._await(lambda: self._base is not None, lambda: self.member.over(view.id), _BASE_S)
+        if self._base is None or self._ended or view is None or not self.member.formed or self.member.over(view.id):
+            return
+        self._ended = final
+        if self._taken == (view.id, step):
+            return
+        self._enter(view)
+        assert self._prepared is not None
+        concurrent.futures.wait([self._prepared], self.settings.timeout_s)
+        self._await(lambda: self.archive.can_save or bool(self.archive.held_up), lambda: self.member.over(view.id))
+        self._take(view, step, "the loop ended", attempt=1, wait=True)
+        if final:
+            for flight in list(self._flights.values()):
+                flight.wait()
+
+    def forgo(self) -> None:
+        """Save nothing more: what is there is no longer what the last step left."""
+        self._ended = True
+
+    def settle_last(self, view: ViewId, over: Callable[[], bool]) -> None:
+        """Every member has passed the last barrier: wait for the last save. Raises ViewAbandoned if the view ends."""
+        self.stable(view, self.member.committed)
+        self._await(lambda: not self._flights, over)
+
+    def _await(self, done: Callable[[], bool], over: Callable[[], bool], limit_s: float = math.inf) -> None:
+        """Until `done`, or the time for it is up. Raises ViewAbandoned if the view is over."""
+        poll, end_s = select.poll(), time.monotonic() + min(limit_s, self.settings.timeout_s)
+        poll.register(self._wake_fd, select.POLLIN)
+        while not done() and time.monotonic() < end_s:
+            if over():
+                raise ViewAbandoned("the view ended while its last save was written")
+            poll.poll(1000.0)
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._wake_fd)
+
+    def check_end(self) -> None:
+        """After `settle_last`, in a fleet of one: is the last step in a checkpoint? Else the process ends with a code
+        of its own (a coordinator sees to it in a fleet)."""
+        done = self.member.committed
+        if self.alone and self._newest[1] < done:
+            end_with(Unsaved.of(done, self._newest[1], self.archive.store.url, self._why_lost))
+
+    def close(self) -> None:
+        """Stop. Alone, what is under way is finished first: nobody else would."""
+        self.archive.close(wait=self.alone)
+        if self.alone:
+            for place in self._places:
+                place.leave()
+
+
+def attach(replica: Replica, settings: SaveSettings) -> None:
+    """Give a replica its part in the run's checkpoints. Raises ConfigError for a place of no known kind."""
+    link = replica.link
+    alone = isinstance(link, SoloLink)
+    facts = {key: value for key, value in replica.facts.items() if key != "checkpoints"}
+    replica.saves = Saves(
+        replica.env, replica.engine, replica.member, settings, facts, send=None if alone else link.send,
+        wake_fd=link.wake_fd,
+    )  # fmt: skip
+    if not isinstance(link, SoloLink):
+        link.on_save, link.repeat = replica.saves.told, replica.saves.repeat
+
+
+def occupied(env: Environment, settings: SaveSettings) -> list[Occupancy]:
+    """The places that this run saves at, held against other runs. Raises ConfigError if one of them is there."""
+    places = [place for place in (settings.target, settings.drain_to) if place]
+    return [occupy(place, env.run_id, limit_s=settings.timeout_s) for place in places]
+
+
+def archive_of(
+    env: Environment, settings: SaveSettings, facts: Mapping[str, str], *,
+    on_event: Callable[[ce.CheckpointEvent], None],
+) -> Archive:  # fmt: skip
+    """The checkpoint engine of this process, in the launcher's memory if it gave any. Raises ConfigError."""
+    hold = Hold.parse(env.hold) if env.hold else None
+    place = int(env.me.partition(".")[0].removeprefix("r"))
+    if hold is not None and place >= len(hold.fds):
+        raise ConfigError(f"the launcher holds no memory for {env.me}", remedy="start it with outlast run")
+    return Archive(
+        settings.target, run=env.run_id, drain_to=settings.drain_to or None, hold=hold, local_replica=place,
+        num_slots=settings.num_slots, retention=Retention(keep_last=settings.keep_last, keep_every=settings.keep_every),
+        timeout_s=settings.timeout_s, on_event=on_event, probe=save_probe(env.probe),
+        extra=recorded(env.config, settings, facts),
+    )  # fmt: skip

@@ -1,0 +1,125 @@
+"""A checkpoint's tree into a training state, and the newest generation into a replica.
+
+`tree_of` is what a save holds: parameters, buffers, optimizers, schedulers, registered state, the step, and the run's
+facts. There is no random state in it: samples and random numbers are functions of (seed, step, microbatch), so the
+step and the seed *are* it. Invariant: after `adopt` the replica is what it was when the save was taken, to the bit.
+Does not decide when to load, nor what membership makes of it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outlast.errors import CheckpointError, ConfigError
+from outlast.runtime.training.engine import Engine
+from outlast.runtime.training.state import State
+
+__all__ = ["DIFFERS", "RUN_FACTS", "adopt", "check_facts", "restore", "tree_of"]
+
+RUN_FACTS = (
+    "microbatches", "global_batch_size", "samples", "seed", "shuffle", "order", "clip_norm", "aggregation",
+    "optimizers",
+)  # fmt: skip
+"""What fixes data and arithmetic: with another value it would be another run."""
+
+DIFFERS = "bits may differ from the run that saved this:"
+
+
+def tree_of(state: State, step: int, facts: Mapping[str, str]) -> dict[str, Any]:
+    """The live state as a tree, with what is needed to go on from it."""
+    return state.tree() | {"run": {"step": step, "facts": dict(facts), **_names(state.model)}}
+
+
+def _names(model: torch.nn.Module) -> dict[str, Any]:
+    """What an export must know of the model's names besides those that its tensors are kept under."""
+    if model not in _known:
+        first: dict[int, str] = {}
+        named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+        tied = {name: first[id(t)] for name, t in named if first.setdefault(id(t), name) != name}
+        modules = model.named_modules()
+        absent = [f"{at}.{name}".lstrip(".") for at, m in modules for name in sorted(m._non_persistent_buffers_set)]
+        _known[model] = {"tied": tied, "transient": absent}
+    return _known[model]
+
+
+_known: weakref.WeakKeyDictionary[torch.nn.Module, dict[str, Any]] = weakref.WeakKeyDictionary()
+
+
+def check_facts(saved: Mapping[str, str], mine: Mapping[str, str], *, bitwise: bool) -> str:
+    """Raises ConfigError if going on would be another run. Returns a warning if the bits may differ, else ""."""
+    saved = {"order": "listed", **saved}  # what was saved before there was another
+    wrong = [key for key in RUN_FACTS if key in saved and key in mine and saved[key] != mine[key]]
+    if wrong and bitwise:
+        shown = "; ".join(f"{key}: {saved[key]} there, {mine[key]} here" for key in wrong)
+        raise ConfigError(
+            f"the checkpoint is of another run: {shown}", did="nothing was trained",
+            remedy="the settings that it was saved with; or --resume never; or bitwise = false to go on all the same",
+        )  # fmt: skip
+    other = sorted(k for k in saved.keys() & mine.keys() if saved[k] != mine[k] and k != "parameters")
+    return "; ".join(f"{key}: {saved[key]} when it was saved, {mine[key]} now" for key in other)
+
+
+def restore(state: State, tree: Mapping[str, Any]) -> None:
+    """Take over a tree of `tree_of`. Raises CheckpointError, naming all of it, if the two do not fit."""
+    mine = dict(state.model.named_parameters()) | dict(state.model.named_buffers())
+    mine |= dict(zip(state.names, state.params, strict=True))
+    _check(state, tree, mine)
+    with torch.no_grad():
+        for name, value in tree["model"].items():
+            mine[name].copy_(value)
+    for optimizer, saved in zip(state.optimizers, tree["optimizers"], strict=True):
+        optimizer.state.clear()
+        for group, values in zip(optimizer.param_groups, saved["groups"], strict=True):
+            group.update(values)
+        groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+        for name, values in saved["state"].items():
+            group = groups.get(id(mine[name]), {})
+            optimizer.state[mine[name]] = {k: _placed(k, v, mine[name], group) for k, v in values.items()}
+    for scheduler, values in zip(state.schedulers, tree["schedulers"], strict=True):
+        scheduler.load_state_dict(values)
+    for key, values in tree["extra"].items():
+        if key in state.extra:
+            state.extra[key].load_state_dict(values)
+
+
+def _placed(key: str, value: Any, param: Tensor, group: Mapping[str, Any]) -> Any:
+    """On the device where torch's optimizers keep it: with the parameter, but a step count on the host."""
+    if not isinstance(value, Tensor) or param.device.type == "cpu":
+        return value
+    if key == "step" and not (group.get("capturable") or group.get("fused")):
+        return value
+    return value.to(param.device)
+
+
+def _check(state: State, tree: Mapping[str, Any], mine: Mapping[str, Tensor]) -> None:
+    wrong = [f"missing in the checkpoint: {n}" for n in sorted(mine.keys() - tree["model"].keys())]
+    wrong += [f"not wanted by the model: {n}" for n in sorted(tree["model"].keys() - mine.keys())]
+    for name, value in tree["model"].items():
+        if name in mine and (mine[name].shape, mine[name].dtype) != (value.shape, value.dtype):
+            have, want = f"{value.dtype}{list(value.shape)}", f"{mine[name].dtype}{list(mine[name].shape)}"
+            wrong.append(f"{name}: the checkpoint has {have}, the model {want}")
+    counts = {"optimizers": len(state.optimizers), "schedulers": len(state.schedulers)}
+    for key, count in counts.items():
+        if len(tree[key]) != count:
+            wrong.append(f"{key}: the checkpoint has {len(tree[key])}, the script {count}")
+    theirs, ours = (sorted(k for k in keys if not k.startswith("outlast.")) for keys in (tree["extra"], state.extra))
+    if theirs != ours:  # outlast's own (guards) comes and goes with its settings
+        wrong.append(f"registered state: {theirs} in the checkpoint, {ours} here")
+    if wrong:
+        raise CheckpointError(
+            "the checkpoint does not fit the training state:\n" + "\n".join(wrong[:50]), did="nothing was loaded",
+            remedy="the model that it was saved from; or --resume never",
+        )  # fmt: skip
+
+
+def adopt(engine: Engine, tree: Mapping[str, Any]) -> int:
+    """Make a replica what the tree says, between two steps; returns the step that it is at."""
+    restore(engine.state, tree)
+    engine.took()
+    engine.meta = None
+    return int(tree["run"]["step"])

@@ -1,0 +1,141 @@
+"""What a replica begins with: the newest generation that is whole, read into the training state.
+
+Role: choose the place (this run's own generations, the one that was asked for, none) and load. Every member of a first
+view does it by itself before the view forms; should one find less than the others, the roll call shows it behind and
+it is served like any joiner. Does not decide that a fleet starts again (that is `core/protocol`), and never goes back
+in the middle of a run: what the guards go back to lies in memory (`checks/_certified_state.py`).
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import torch
+
+from outlast.checkpoint import Engine as Archive
+from outlast.checkpoint import Head, Hold, LoadedState, MemoryStore, heads
+from outlast.checkpoint._events import Differs, Unwritable
+from outlast.checkpoint._patience import Patient
+from outlast.checkpoint._room import tried
+from outlast.config import RunConfig
+from outlast.errors import CheckpointError, EnvironmentFault
+from outlast.runtime.saving._initial_weights import begin_with
+from outlast.runtime.saving.contents import PARTS, place_and_number, weights_only
+from outlast.runtime.saving.restore import DIFFERS, adopt, check_facts
+from outlast.runtime.settings.save_settings import TIMEOUT_S
+from outlast.runtime.transport.save_messages import SaveBase
+
+if TYPE_CHECKING:
+    from outlast.runtime.member.driver import Replica
+    from outlast.runtime.saving.member_saves import Saves
+
+__all__ = ["begin", "begin_at_zero", "resume", "usable"]
+
+_LOOK_BACK = 16
+
+
+def begin(replica: Replica) -> None:
+    """Make a member of a first view what it is to begin as: resumed, or at step 0, with `init_from`'s weights if any.
+
+    Raises what `resume` and `begin_with` do.
+    """
+    saves, view = replica.saves, replica.member.view
+    if saves is not None and resume(saves) is not None:
+        return
+    timeout_s = saves.settings.timeout_s if saves is not None else TIMEOUT_S
+    done = begin_at_zero(replica.env.config, replica.engine.state.model, timeout_s)
+    replica.engine.take_buffers()
+    if done and view is not None and view.members[0] == replica.env.me:
+        print(f"outlast: {done}", file=sys.stderr, flush=True)
+
+
+def usable(loaded: LoadedState | None, url: str, config: RunConfig) -> LoadedState | None:
+    """What was loaded, if a run can go on with it. Raises CheckpointError for weights alone, unless the run is told
+    what to begin with and they only lie where it will save: then None."""
+    if loaded is None or (isinstance(loaded.tree, dict) and loaded.tree.keys() >= PARTS):
+        return loaded
+    if config.init_from and config.resume == "auto":
+        return None
+    raise weights_only(loaded.generation, url)
+
+
+def begin_at_zero(config: RunConfig, model: torch.nn.Module, timeout_s: float) -> str:
+    """Take over the weights of `init_from`, if there is one; returns what was done. Raises CheckpointError."""
+    if not config.init_from:
+        return ""
+    return begin_with(config.init_from, model, strict=config.init_strict, timeout_s=timeout_s)
+
+
+def resume(saves: Saves) -> LoadedState | None:
+    """Begin where the run, or the one before it, was. None: begin at step 0.
+
+    Raises CheckpointError if there are generations and none can be read; ConfigError if they are of another run.
+    """
+    _check_place(saves)
+    saves.archive.prepare_later(saves._tree())  # what cannot be kept is refused before anything is trained
+    if saves.alone:
+        saves.told(SaveBase(epoch=0, base=_newest_epoch(saves)))
+    loaded, config = _load(saves), saves.env.config
+    if loaded is None:
+        return None
+    warning = check_facts(loaded.tree["run"]["facts"], saves.facts, bitwise=config.bitwise)
+    if warning:
+        print(f"outlast: {DIFFERS} {warning}", file=sys.stderr)
+        saves._on_event(Differs(step=loaded.step, detail=warning))
+    step = adopt(saves.engine, loaded.tree)
+    saves.member.committed = saves.member.stable = step
+    return loaded
+
+
+def _check_place(saves: Saves) -> None:
+    """Say now what would be found out at the first save. A fleet trains all the same: a replacement must not end
+    because a disk is full for a while. Raises EnvironmentFault in a fleet of one."""
+    target, view = saves.settings.target, saves.member.view
+    if view is not None and view.members[0] != saves.env.me:
+        return
+    try:
+        wrong = tried(target, saves.engine.state.size_bytes(), saves.settings.timeout_s)
+    except EnvironmentFault as error:
+        if saves.alone:
+            raise
+        wrong = error.message
+    if wrong:
+        saves._on_event(Unwritable(reason=wrong, url=target))
+
+
+def _load(saves: Saves) -> LoadedState | None:
+    wanted = saves.env.config.resume
+    if wanted == "auto" or _has_begun(saves):
+        return usable(saves.archive.load(), saves.archive.store.url, saves.env.config)
+    if wanted == "never":
+        return None
+    place, number = place_and_number(wanted)
+    source = Archive(place, on_event=saves._on_event)
+    try:
+        loaded = source.load(generation=number)
+    finally:
+        source.close()
+    if loaded is None:
+        raise CheckpointError(
+            f"there is no checkpoint at {wanted}", did="nothing was trained", remedy="outlast ckpt ls shows what is"
+        )
+    return usable(loaded, place, saves.env.config)
+
+
+def _has_begun(saves: Saves) -> bool:
+    """Whether this very run has saved something. What the host's memory holds tells it while the store is away."""
+    hold = Hold.parse(saves.env.hold) if saves.env.hold else None
+    if hold is not None and MemoryStore(hold).generations():
+        return True
+    return any(head.run == saves.env.run_id for head in _heads(saves))
+
+
+def _newest_epoch(saves: Saves) -> int:
+    """In a fleet of one: how much higher its views are to be numbered than a new run's, as the coordinator does it."""
+    return max((head.view[0] for head in _heads(saves)), default=0)
+
+
+def _heads(saves: Saves) -> list[Head]:
+    """The newest ones. Raises OSError, also for a place that does not answer in time."""
+    return heads(Patient(saves.archive.store, saves.settings.timeout_s), newest=_LOOK_BACK)[0]

@@ -1,0 +1,218 @@
+"""From a microbatch's backward to partial sums of the fixed tree, in memory that peers may read.
+
+A replica keeps a stack of partial sums: a new microbatch is added to its sibling straight from `.grad` (the same work
+as plain accumulation) and merged upwards. Sums are only ever inputs of the exchange: an abandoned exchange leaves them
+intact, so a recovery recomputes nothing that survives (protocol, 8 and 10). Slot 0 of the memory is the outcome slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from outlast.core.protocol import Node, merges
+from outlast.errors import StepMisuse
+from outlast.runtime.exchange.slots import Memory
+from outlast.runtime.faults.flips import Corruption
+from outlast.tensors import (
+    BLOCK,
+    Bucket,
+    Fold,
+    Layout,
+    add_and_print_blocks,
+    combine,
+    fingerprint_all,
+    packed_prints,
+)
+
+__all__ = ["Accumulator"]
+
+
+class Accumulator:
+    """Partial sums of one step. `num_leaves`: microbatches a step."""
+
+    def __init__(
+        self, params: Sequence[Tensor], layout: Layout, memory: Memory, num_leaves: int, num_rows: int = 1
+    ) -> None:
+        self.params, self.layout, self.memory, self.num_leaves = params, layout, memory, num_leaves
+        self.num_rows = num_rows
+        self.slots: dict[Node, int] = {}
+        self.used = bytearray(-(-len(params) // 8))
+        self._chain: list[tuple[int, int]] = []
+        self._first: tuple[int, bool] = (1, True)
+        self._folded = 0
+        self._late = False
+        self.paused = False  # a backward that is not of the step
+        self.printing = False  # fingerprint each microbatch's gradient as it is added, and sums that others read
+        self._compared = memory.region is not None and num_rows == 1  # others read sums where they lie
+        self.print = 0  # of the last microbatch
+        self.corruption: Corruption | None = None  # tests put wrong bits in
+        self._sent: dict[tuple[Node, int], bytes] = {}
+        self._folds: dict[tuple[int, int], Fold] = {}
+        self._beside = False
+        self._waiting: list[int] = []
+        self._on_bucket: Callable[[int], None] | None = None
+        self._weight = 1.0
+        for index, param in enumerate(params):
+            param.register_post_accumulate_grad_hook(self._hook(index))  # type: ignore[no-untyped-call]
+
+    # --- one microbatch ------------------------------------------------------------------------------------------
+    def begin(self, leaf: int, weight: float, on_bucket: Callable[[int], None] | None, beside: bool = False) -> None:
+        """Before a backward. Buckets are folded as soon as their gradients are there, in fixed order; with `on_bucket`
+        (the last microbatch before an exchange) each is announced then, under the backward. `beside`: the gradient is
+        fingerprinted as one that counts, and counts nowhere."""
+        for param in self.params:
+            param.grad = None
+        self._on_bucket, self._weight, self._folded, self._late = on_bucket, weight, 0, False
+        self._waiting = [len(bucket.params) for bucket in self.layout.buckets]
+        self.print, self._beside = 0, beside
+        if beside:
+            return
+        steps = merges(self.slots.keys(), leaf, self.num_leaves, self.num_rows)
+        self._plan((leaf, leaf + 1), steps)
+
+    def _plan(self, node: Node, steps: list[tuple[Node, Node, Node]]) -> None:
+        """Which slot takes the leaf, and which slots are then added to which; the bookkeeping is done in `end`."""
+        self._node, self._steps = node, steps
+        if not steps:
+            self._first = (self._free_slot(), True)
+            self._chain = []
+            return
+        left, right, _ = steps[0]
+        at = self.slots[left if right == node else right]
+        self._first = (at, False)
+        self._chain = []
+        up = steps[0][2]
+        for left, right, parent in steps[1:]:
+            other = self.slots[left if right == up else right]
+            self._chain.append((other, at))
+            at, up = other, parent
+
+    def _free_slot(self) -> int:
+        taken = set(self.slots.values())
+        return next(slot for slot in range(1, self.memory.num_slots) if slot not in taken)
+
+    def _hook(self, index: int) -> Callable[[Tensor], None]:
+        bucket = self.layout.bucket_of[index]
+
+        def ready(_: Tensor) -> None:
+            if self.paused or not self._waiting:  # nothing has begun: the loop's own backward, which `_one` will miss
+                return
+            self._late = self._late or bucket < self._folded  # hooks never raise (13): `end` does
+            self._waiting[bucket] -= 1
+            while self._folded < len(self._waiting) and self._waiting[self._folded] <= 0:
+                self._fold(self._folded)  # at once: the gradients are still in cache, and their memory is free again
+
+        return ready
+
+    def after(self) -> dict[Node, int]:
+        """Where the sums will lie once the microbatch that `begin` announced is in."""
+        slots = dict(self.slots)
+        for left, right, _ in self._steps:
+            slots.pop(left, None)
+            slots.pop(right, None)
+        slot = self._chain[-1][0] if self._chain else self._first[0]
+        slots[self._steps[-1][2] if self._steps else self._node] = slot
+        return slots
+
+    def end(self) -> None:
+        """After the backward: fold what the hooks did not, and record the new sums."""
+        if self._late:
+            raise StepMisuse(
+                "a parameter received its gradient in several parts in one backward",
+                did="the step was not committed", remedy="activation checkpointing: use_reentrant=False",
+            )  # fmt: skip
+        while self._folded < len(self.layout.buckets):
+            self._fold(self._folded)
+        if not self._beside:
+            self.slots = self.after()
+        self._on_bucket = None
+        self._beside = False
+
+    def _fold(self, number: int) -> None:
+        """One bucket: the leaf into its slot, then up the chain."""
+        if self._beside:
+            self._fold_beside(number)
+            return
+        bucket = self.layout.buckets[number]
+        slot, fresh = self._first
+        views = self.memory.views(slot)
+        into: list[Tensor] = []
+        indices, grads = self._addends(bucket)
+        for index, _, _ in bucket.params:
+            if self.params[index].grad is None:  # zero, not nothing: -0.0 + 0.0 has other bits than -0.0
+                views[index].zero_() if fresh else views[index].add_(0.0)
+                continue
+            self.used[index >> 3] |= 1 << (index & 7)
+            into.append(views[index])
+            self.params[index].grad = None
+        with torch.no_grad():
+            if into and self.printing:
+                self.print = combine((self.print, self._fold_into(slot, bucket, indices, into).add(grads, fresh=fresh)))
+            elif into:
+                torch._foreach_copy_(into, grads) if fresh else torch._foreach_add_(into, grads)
+            sends = self.printing and self._on_bucket is not None and self._compared
+            for place, (target, source) in enumerate(self._chain, 1):
+                to, flat = self.memory.flats(target)[number], self.memory.flats(source)[number]
+                if sends and place == len(self._chain):
+                    self._say(self._steps[-1][2], bucket, add_and_print_blocks(to, flat, BLOCK, bucket.first_block), to)
+                else:
+                    to.add_(flat)
+        self._folded += 1
+        if self._on_bucket is not None:
+            self._on_bucket(number)
+
+    def _fold_into(self, slot: int, bucket: Bucket, indices: list[int], into: list[Tensor]) -> Fold:
+        """Kept for a whole bucket; which parameters have no gradient may change from step to step."""
+        if len(indices) < len(bucket.params):
+            return Fold(into, indices)
+        if (slot, bucket.index) not in self._folds:
+            self._folds[slot, bucket.index] = Fold(into, indices)
+        return self._folds[slot, bucket.index]
+
+    def _addends(self, bucket: Bucket) -> tuple[list[int], list[Tensor]]:
+        """What is added for each parameter that has a gradient: in the dtype of the sums, weighted."""
+        indices = [index for index, _, _ in bucket.params if self.params[index].grad is not None]
+        grads: list[Tensor] = []
+        for index in indices:
+            grad = self.params[index].grad
+            assert grad is not None
+            grads.append((grad if grad.layout is torch.strided else grad.to_dense()).to(bucket.dtype))
+        if self._weight != 1.0 and grads:
+            with torch.no_grad():
+                grads = list(torch._foreach_mul(grads, self._weight))
+        return indices, grads
+
+    def _fold_beside(self, number: int) -> None:
+        """One bucket of a microbatch that another member owns: its fingerprint, and nothing else."""
+        indices, grads = self._addends(self.layout.buckets[number])
+        self.print = combine((self.print, fingerprint_all(grads, indices)))
+        for index in indices:
+            self.params[index].grad = None
+        self._folded += 1
+
+    def sent(self, node: Node, slot: int, bucket: int) -> bytes:
+        """Fingerprints of a sum's blocks, taken once, when it was made: what changes it afterwards shows."""
+        if (node, bucket) not in self._sent:
+            flat, layout = self.memory.flats(slot)[bucket], self.layout.buckets[bucket]
+            self._say(node, layout, packed_prints(flat, BLOCK, layout.first_block), flat)
+        return self._sent[node, bucket]
+
+    def _say(self, node: Node, bucket: Bucket, prints: bytes, flat: Tensor) -> None:
+        self._sent[node, bucket.index] = prints
+        if self.corruption is not None:
+            self.corruption.after_sum(bucket.index, flat)
+
+    # --- a step --------------------------------------------------------------------------------------------------
+    def keep(self, nodes: Sequence[Node]) -> None:
+        """Forget every sum that is not among `nodes`."""
+        self._sent = {key: prints for key, prints in self._sent.items() if key[0] in set(nodes)}
+        self.slots = {node: slot for node, slot in self.slots.items() if node in set(nodes)}
+
+    def clear(self) -> None:
+        """A new step."""
+        self._sent.clear()
+        self.slots.clear()
+        self.used = bytearray(len(self.used))

@@ -1,0 +1,400 @@
+"""The tensors of one replica: gradients in, one outcome a step out, applied to the state.
+
+An outcome (raw reduced gradient, scaled at most by the recorded clip factor, and `Meta`) fully determines what a step
+does to the state, whoever applies it: a member after its exchange, one who was behind, a joiner that replays. It does
+not know views; `member/driver.py` decides when.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import torch
+import xxhash
+from torch import Tensor
+
+from outlast.core.phases import Phase
+from outlast.core.policy import Guards, Ruling
+from outlast.core.position import position_seed
+from outlast.core.protocol import Header, RollEntry, View, combine, partials
+from outlast.health import CheckedSums
+from outlast.runtime.checks.audit_share import Observed, Vigilance
+from outlast.runtime.checks.guards import Guarding
+from outlast.runtime.checks.rehearsal import Rehearsal
+from outlast.runtime.checks.state_comparison import Comparison
+from outlast.runtime.exchange.robust_rows import Robust
+from outlast.runtime.exchange.second_reduction import Checks
+from outlast.runtime.exchange.slots import OUTCOME, Memory
+from outlast.runtime.faults.flips import Corruption
+from outlast.runtime.training._partial_sums import Accumulator
+from outlast.runtime.training.frozen import Frozen, Outcome, raw
+from outlast.runtime.training.loop_state import Lived, LoopState
+from outlast.runtime.training.samples import Samples, seed_everything
+from outlast.runtime.training.state import State
+from outlast.runtime.training.warm_memory import Warm
+from outlast.tensors import Layout, prepare_fold
+
+__all__ = ["Engine", "Meta"]
+
+_SLACK = 1 << 20  # slices are whole blocks: somebody's share is larger than the others'
+
+
+class Meta(msgspec.Struct, frozen=True, kw_only=True):
+    """A step's outcome beside the gradient. `used`: bitmap of parameters; `buffers`: after microbatch 0."""
+
+    step: int
+    loss: float
+    norm: float | None
+    used: bytes
+    buffers: tuple[bytes, ...]
+    output: int
+    ruling: Ruling | None = None
+    observed: Observed | None = None
+    settings: bytes = b""  # as the optimizers saw them (`loop_state.py`)
+
+
+class Engine:
+    """See the module. `clip_norm`: None, or the largest global gradient norm applied; `policy`: what is guarded."""
+
+    def __init__(
+        self, state: State, samples: Samples, layout: Layout, memory: Memory, clip_norm: float | None, seed: int,
+        robust: Robust | None = None, policy: Guards | None = None,
+    ) -> None:  # fmt: skip
+        self.state, self.samples, self.layout, self.memory = state, samples, layout, memory
+        self.clip_norm, self.seed, self.robust = clip_norm, seed, robust
+        self.num_leaves, self.num_rows = samples.num_leaves, robust.num_rows if robust is not None else 1
+        self.sums = Accumulator(state.params, layout, memory, self.num_leaves, self.num_rows)
+        self.out = Memory(layout, 1, shared=False).flats(0)
+        """The outcome, a flat tensor a bucket. A plane may put another in a tensor's place."""
+        self.losses: dict[int, tuple[float, float]] = {}
+        self.meta: Meta | None = None  # of the last step applied
+        self.late: Meta | None = None  # of one whose step this process's loop has yet to go through
+        self._lived: Lived | None = None
+        self._settled = b""  # the settings after it, where it is applied already
+        self.loop = LoopState(state)
+        self.rehearsal: Rehearsal | None = None  # in the first steps
+        self.frozen: list[Any] = []  # copies under way, each with `wait`: `Frozen`, or a save's
+        self.warm = Warm()  # what joiners are served from
+        self._buffers = list(state.buffers.values())
+        self._start_buffers = [b.clone() for b in self._buffers]
+        self._end_buffers: tuple[bytes, ...] = ()
+        self.guards = Guarding(self, policy)
+        self.corruption: Corruption | None = None  # ordered by tests
+        self.checks: Checks | None = None  # of what other members reduce
+        self.checked: CheckedSums | None = None  # of the products of a microbatch
+        self.vigilance: Vigilance | None = None  # where the share of audits follows from what they find
+        if layout.device.type == "cpu":
+            prepare_fold(wait=False)
+
+    # --- a microbatch --------------------------------------------------------------------------------------------
+    def prepare(self, step: int, leaf: int) -> Any:
+        """Everything a microbatch starts from: its samples, the step's first buffers, its random state (15, 16)."""
+        batch = self.samples.fetch(step, leaf)
+        self.restore_buffers()
+        seed_everything(self._seed_of(step, leaf))
+        if self.corruption is not None:
+            self.corruption.begin(step, leaf)
+        if self.guards.activations is not None:
+            self.guards.activations.begin()
+        return batch
+
+    def _seed_of(self, step: int, leaf: int) -> int:
+        return position_seed(self.seed, step, leaf, 2)
+
+    def restore_buffers(self) -> None:
+        """Module buffers as they are between two steps."""
+        for buffer, start in zip(self._buffers, self._start_buffers, strict=True):
+            buffer.copy_(start)
+
+    def weight(self, step: int, leaf: int) -> float:
+        """Share of the microbatch in the step's gradient if the batch is short, else 1 (then 1/G at the root)."""
+        if self.robust is not None:
+            return self.robust.weight(step, leaf)
+        sizes = self.samples.sizes(step)
+        return 1.0 if len(set(sizes)) == 1 else sizes[leaf] / sum(sizes)
+
+    def scale(self, step: int) -> float:
+        """Applied once at the root."""
+        return 1.0 / self.num_leaves if len(set(self.samples.sizes(step))) == 1 else 1.0
+
+    def begin(self, step: int, leaf: int, on_bucket: Callable[[int], None] | None, beside: bool = False) -> None:
+        self.sums.begin(leaf, self.weight(step, leaf), on_bucket, beside)
+
+    def end(self, step: int, leaf: int, loss: float) -> None:
+        """The backward is over: fold, and keep what microbatch 0 did to the buffers."""
+        self.sums.end()
+        if self.guards.activations is not None:
+            self.guards.activations.end()
+        self.losses[leaf] = (loss, float(self.samples.sizes(step)[leaf]))
+        if leaf == 0:
+            self._end_buffers = tuple(raw(b.cpu()).numpy().tobytes() for b in self._buffers)
+
+    def skip(self, step: int, leaf: int) -> None:
+        """A microbatch without samples (the short last batch): a gradient of zeros."""
+        for param in self.state.params:
+            param.grad = None
+        self.begin(step, leaf, None)
+        self.end(step, leaf, 0.0)
+
+    # --- a step --------------------------------------------------------------------------------------------------
+    def evidence(self, leaves: Sequence[int], norms: dict[int, float], output: int) -> dict[str, Any]:
+        """My part of the header."""
+        return {
+            "losses": tuple((leaf, *self.losses[leaf]) for leaf in leaves if leaf in self.losses),
+            "used": bytes(self.sums.used),
+            "norms": partials(norms, self.layout.num_blocks) if norms else (),
+            "output": output & ((1 << 64) - 1),
+            **({"rows": self.robust.note} if self.robust is not None else {}),
+        }
+
+    @property
+    def end_buffers(self) -> tuple[bytes, ...]:
+        """Buffers after microbatch 0, if it was computed here."""
+        return self._end_buffers if 0 in self.losses else ()
+
+    @property
+    def with_norms(self) -> bool:
+        """Whether reducers take the norms of their slices."""
+        return self.clip_norm is not None or self.guards.reads_norm
+
+    def conclude(self, headers: Sequence[Header], buffers: tuple[bytes, ...], ruling: Ruling | None) -> Meta:
+        """The outcome that follows from the headers, the same on every member; scales `out` if the norm is clipped."""
+        first = headers[0]
+        used = bytearray(len(first.used))
+        for header in headers:
+            for i, byte in enumerate(header.used):
+                used[i] |= byte
+        read = ruling.evidence if ruling is not None else None
+        norm = read.norm if read is not None else self.norm_of(headers)
+        # A rule's evidence has the loss of good rows only.
+        loss = read.loss if read is not None and self.robust is None else self.loss_of(headers)
+        applies = ruling is None or ruling.verdict.applies
+        if applies and norm is not None:
+            self._clip(norm)
+        return Meta(
+            step=first.step, loss=loss, norm=norm, used=bytes(used), buffers=buffers if applies else (),
+            output=sum(h.output for h in headers) & ((1 << 64) - 1), ruling=ruling,
+            observed=self.vigilance.observed(headers) if self.vigilance is not None else None,
+            settings=self.loop.settings,
+        )  # fmt: skip
+
+    def norm_of(self, headers: Sequence[Header]) -> float | None:
+        """Of the whole gradient, before it is clipped; None if nobody asked for it."""
+        parts = [part for header in headers for part in header.norms]
+        return math.sqrt(combine(parts, (0, self.layout.num_blocks))) if parts else None
+
+    def loss_of(self, headers: Sequence[Header]) -> float:
+        """The step's loss."""
+        rows = {leaf: (loss, weight) for header in headers for leaf, loss, weight in header.losses}
+        sums = [(i, i + 1, rows.get(i, (0.0, 0.0))[0] * rows.get(i, (0.0, 0.0))[1]) for i in range(self.num_leaves)]
+        weights = [(i, i + 1, rows.get(i, (0.0, 0.0))[1]) for i in range(self.num_leaves)]
+        root = (0, self.num_leaves)
+        total = combine(weights, root)
+        return combine(sums, root) / total if total else math.nan
+
+    def _clip(self, norm: float) -> None:
+        if self.clip_norm is None:
+            return
+        factor = self.clip_norm / (norm + 1e-6)
+        if factor < 1.0:
+            for flat in self.out:
+                flat.mul_(factor)
+
+    def apply(self, meta: Meta, enter: Callable[[Phase], None]) -> None:
+        """One optimizer step with the outcome in `out`. An exception in here must end the process (rule 12)."""
+        for frozen in self.frozen:
+            frozen.wait()
+        self.frozen.clear()
+        if self.guards.before(meta):
+            self._optimize(meta, enter)
+        else:
+            enter(Phase.OPTIMIZER)
+        for data, start, buffer in zip(meta.buffers, self._start_buffers, self._buffers, strict=bool(meta.buffers)):
+            raw(start).copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+            buffer.copy_(start)
+        self.guards.after(meta)
+        if self.vigilance is not None and meta.observed is not None:
+            self.vigilance.apply(meta.observed)
+        self.sums.clear()
+        self.losses.clear()
+        self.meta = meta
+        self.loop.committed()
+        if self.rehearsal is not None and not self.rehearsal.applied():
+            self.rehearsal = None
+
+    def begun(self, step: int) -> None:
+        """The inner loop of this step begins (or goes on): what the loop made of the state until here belongs to it."""
+        if self.rehearsal is not None:
+            self.rehearsal.begun(step, self.loop.written())
+        self.loop.begin(step)
+
+    # --- who came in by replaying ----------------------------------------------------------------------------------
+    def hold(self, meta: Meta, lived: Lived | None) -> None:
+        """The outcome that `out` now holds waits for this process's loop, or for the next outcome."""
+        self.late, self._lived, self._settled = meta, lived, b""
+
+    def live(self, enter: Callable[[Phase], None]) -> None:
+        """Apply what `hold` left, with the loop where all loops were when it was decided."""
+        self._replay(enter, whole=True)
+
+    def settle(self, enter: Callable[[Phase], None]) -> None:
+        """Apply what `hold` left, as the loop will not go through its step: a newer one follows."""
+        self._replay(enter, whole=False)
+
+    def _replay(self, enter: Callable[[Phase], None], *, whole: bool) -> None:
+        late, self.late = self.late, None
+        if late is None:
+            return
+        if not self._settled:
+            self.loop.load(self._lived, whole=whole)
+            self.loop.write(late.settings)
+            self.apply(late, enter)
+        elif whole:
+            self.loop.load(self._lived, whole=True)
+            self.loop.write(self._settled)
+        self._lived = None
+
+    def told(self, *, joined: bool) -> bytes:
+        """The newest outcome beside the gradient, for a member that is behind; `joined`: it came in by replaying."""
+        kept = self.loop.kept if joined else None
+        if kept is not None and (self.newest is None or kept.step != self.newest.step):
+            kept = None
+        lived = (kept.plain, kept.data.numpy().tobytes()) if kept is not None else (b"", b"")
+        return msgspec.msgpack.encode((msgspec.msgpack.encode(self.newest), *lived))
+
+    def heard(self, told: bytes) -> Meta:
+        """What `told` gave: held, until it is applied."""
+        text, plain, data = msgspec.msgpack.decode(told, type=tuple[bytes, bytes, bytes])
+        meta = msgspec.msgpack.decode(text, type=Meta)
+        flat = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else raw(torch.empty(0))
+        self.hold(meta, Lived(meta.step, plain, flat) if plain else None)
+        return meta
+
+    @property
+    def newest(self) -> Meta | None:
+        """Of the outcome that `out` holds."""
+        return self.late or self.meta
+
+    def _optimize(self, meta: Meta, enter: Callable[[Phase], None]) -> None:
+        grads = self.layout.views(self.out)
+        for index, param in enumerate(self.state.params):
+            if meta.used[index >> 3] >> (index & 7) & 1:
+                grad = grads[index]
+                param.grad = grad if grad.dtype == param.dtype else grad.to(param.dtype)
+            else:
+                param.grad = None
+        enter(Phase.OPTIMIZER)
+        with self.guards.rates(meta.step):
+            if self.rehearsal is not None:
+                self.rehearsal.replay()
+            for optimizer in self.state.optimizers:
+                optimizer.step()
+            if self.rehearsal is not None:
+                self.rehearsal.compare(meta.step)
+        for scheduler in self.state.schedulers:
+            scheduler.step()
+        for param in self.state.params:
+            param.grad = None
+        if self.robust is not None:
+            self.robust.applied(self.out)
+
+    def outcome(self) -> int:
+        """Digest of the newest outcome; 0 before the first."""
+        meta = self.newest
+        if meta is None:
+            return 0
+        action = meta.ruling.verdict.action if meta.ruling is not None else "apply"
+        text = msgspec.msgpack.encode((meta.step, meta.loss, meta.norm, meta.output, action))
+        return xxhash.xxh3_64_intdigest(text)
+
+    def fingerprint(self) -> int:
+        """Of the whole state as it is between two steps (buffers as the step starts)."""
+        self.restore_buffers()
+        return self.state.fingerprint()
+
+    def parts(self) -> list[tuple[str, int]]:
+        """As `fingerprint`, one for each tensor by its name."""
+        self.restore_buffers()
+        return self.state.parts()
+
+    def sample(self, step: int) -> tuple[int, int]:
+        """(part, fingerprint) of a part of the state, another one every step."""
+        return self.guards.agreement.fingerprint(step)
+
+    @property
+    def incoming(self) -> list[Tensor]:
+        """Where an outcome that is received is written, bucket by bucket, before it is applied."""
+        return self.out if self.robust is None else [*self.out, *self.robust.memory.incoming()]
+
+    # --- joining -------------------------------------------------------------------------------------------------
+    def freeze(self, index: int, count: int) -> tuple[Frozen, int, int, int, bytes]:
+        """My share of the state as it is now: (copy in progress, lo, hi, total, plain data)."""
+        self.restore_buffers()
+        plain, tensors = self.state.encoded()
+        values = list(tensors.values())
+        total = sum(t.numel() * t.element_size() for t in values)
+        lo, hi = total * index // count, total * (index + 1) // count
+        loose = {i for i, name in enumerate(tensors) if self.moving(name)}
+        frozen = Frozen(values, lo, hi, loose, self.warm)
+        self.frozen.append(frozen)
+        return frozen, lo, hi, total, plain
+
+    def moving(self, name: str) -> bool:
+        """Whether a step may write this tensor of the state before its optimizers do."""
+        return name.startswith("/extra") or name.removeprefix("/model/") in self.state.buffers
+
+    def compare(self, view: View, entries: Sequence[RollEntry]) -> Comparison:
+        """Begin to compare my state with those of the view's other members."""
+        self.restore_buffers()
+        comparison = Comparison(view, entries, self.state, self.moving)
+        self.frozen.append(comparison)
+        return comparison
+
+    def expect_joiners(self, index: int, num_donors: int) -> None:
+        """Have memory ready for my share of the state, and of two outcomes, when so many serve of whom I am number
+        `index`; and the slices that are mine when there is one more. 0: nobody may come."""
+        whole = (self.state.size_bytes(), self.layout.total_bytes, self.layout.total_bytes) if num_donors else ()
+        soon: list[Tensor] = []
+        if num_donors and self.memory.region is not None:
+            flats = zip(self.layout.buckets, self.memory.flats(OUTCOME), strict=True)
+            soon = [flat[slice(*bucket.slices(num_donors + 1)[index])] for bucket, flat in flats]
+        self.warm.prepare([-(-size // num_donors) + _SLACK for size in whole], soon)
+
+    def thaw(self, plain: bytes, tensors: dict[str, Tensor], meta: Meta | None) -> None:
+        """Become the state that a snapshot holds; `meta`: of the step after which it was taken, if the donors' loops
+        had not gone on."""
+        for frozen in self.frozen:
+            frozen.wait()
+        self.frozen.clear()
+        self.state.load(plain, tensors)
+        self.took()
+        if meta is not None:
+            self.meta = self.late = meta
+            self.loop.write(meta.settings, but_groups=True)
+            self._lived, self._settled = self.loop.copy(meta.step), self.loop.read()
+
+    def took(self) -> None:
+        """The state was loaded: nothing of before counts."""
+        self.take_buffers()
+        self.sums.clear()
+        self.losses.clear()
+        self.loop.committed()
+        self.late = None
+
+    def take_buffers(self) -> None:
+        """The next step starts from the module buffers as they are now."""
+        for buffer, start in zip(self._buffers, self._start_buffers, strict=True):
+            start.copy_(buffer)
+
+    def portion(self, meta: Meta, slices: Sequence[tuple[int, int, int]], whole: bool) -> tuple[Outcome, list[Tensor]]:
+        """Slices of the outcome in `out`, copied, for a joiner. With a robust rule the outcome must be applied."""
+        wanted = [(b, 0, flat.numel()) for b, flat in enumerate(self.out)] if whole else slices
+        flats = self.out
+        if self.robust is not None:  # the rows' momentum, as further buckets
+            flats, wanted = [*self.out, *self.robust.memory.committed()], self.robust.memory.beside(wanted)
+        payload = self.warm.copies([flats[b][lo:hi] for b, lo, hi in wanted if hi > lo])
+        kept = tuple(part for part in wanted if part[2] > part[1])
+        return Outcome(meta.step, msgspec.msgpack.encode(meta), kept, whole), payload

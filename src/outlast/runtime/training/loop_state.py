@@ -1,0 +1,246 @@
+"""What the user's loop changes between steps, as far as it can be carried to who replays outcomes (rules 41, 42).
+
+Three kinds, all as they are when a step's inner loop begins, which is when every member has run the same lines:
+*settings* (the numbers in `param_groups`, which parameters require a gradient, which modules are in training mode)
+belong to each step's outcome; *registered* state (`state=`, and schedulers found beside the optimizer) and parameters
+that the loop wrote in place are copied for joiners and spares with each outcome. Nothing else can be carried.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import torch
+import xxhash
+from torch import Tensor
+
+from outlast.errors import ConfigError, LoopUnrepeatable
+from outlast.runtime.training.state import State, decoded_tree, encoded_tree
+
+__all__ = ["FOUND", "Lived", "LoopState"]
+
+FOUND = "outlast.scheduler."
+"""Registered state under such a name is a scheduler that the script did not give to `protect`."""
+_SMALL = 64  # elements of a tensor that counts as a setting
+
+
+class Lived(msgspec.Struct, frozen=True):
+    """A copy: plain data, and its tensors' bytes end to end."""
+
+    step: int
+    plain: bytes
+    data: Tensor
+
+
+class LoopState:
+    """See the module."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.step, self.settings = -1, b""  # of the step whose inner loop has begun
+        self.kept: Lived | None = None  # the newest copy that was fed to anybody
+        self._modules = list(state.model.modules())
+        self._known = {id(param) for param in state.params}
+        self._versions: list[int] = []
+        self.committed()
+
+    # --- settings ------------------------------------------------------------------------------------------------
+    def begin(self, step: int) -> None:
+        """The inner loop of this step begins (or goes on)."""
+        if self.step != step:
+            self.step, self.settings = step, self.read()
+
+    def read(self) -> bytes:
+        """The settings as they are now."""
+        groups = [
+            [[[k, _plain(v)] for k, v in group.items() if k != "params" and _is_setting(v)] for group in o.param_groups]
+            for o in self.state.optimizers
+        ]
+        wanted = bytes([param.requires_grad for param in self.state.params])
+        return msgspec.msgpack.encode((groups, wanted, bytes([module.training for module in self._modules])))
+
+    def write(self, settings: bytes, *, but_groups: bool = False) -> None:
+        """Make the settings these. `but_groups`: those that are in no snapshot of the state."""
+        if not settings or settings == self.read():
+            return
+        optimizers, wanted, modes = msgspec.msgpack.decode(settings)
+        for optimizer, groups in zip(self.state.optimizers, [] if but_groups else optimizers, strict=not but_groups):
+            for group, values in zip(optimizer.param_groups, groups, strict=True):
+                for key, value in values:
+                    group[key] = _placed(value, group.get(key))
+        for param, wants in zip(self.state.params, wanted, strict=True):
+            param.requires_grad_(bool(wants))
+        for module, mode in zip(self._modules, modes, strict=True):
+            module.training = bool(mode)
+
+    @staticmethod
+    def digest(settings: bytes) -> int:
+        """For headers."""
+        return xxhash.xxh3_64_intdigest(settings)
+
+    def named(self, settings: bytes) -> dict[str, str]:
+        """Each setting by name, to say what differs."""
+        optimizers, wanted, modes = msgspec.msgpack.decode(settings)
+        rows: dict[str, str] = {}
+        for o, groups in enumerate(optimizers):
+            for g, values in enumerate(groups):
+                place = f" of group {g}" * (len(groups) > 1) + f" of optimizer {o}" * (len(optimizers) > 1)
+                rows |= {f"{key}{place}": _shown(value) for key, value in values}
+        for name, wants in zip(self.state.names, wanted, strict=True):
+            rows[f"requires_grad of {name}"] = str(bool(wants))
+        for (name, _), mode in zip(self.state.model.named_modules(), modes, strict=True):
+            rows[f"training mode of {name or 'the model'}"] = "train" if mode else "eval"
+        return rows
+
+    def check(self) -> None:
+        """Before a step's exchange: what no replay could repeat is refused by name (42)."""
+        now = self.read() if self.settings else b""
+        if now != self.settings and _groups(now) != _groups(self.settings):
+            old, new = self.named(self.settings), self.named(now)
+            key = next(key for key in [*new, *old] if old.get(key) != new.get(key))
+            raise LoopUnrepeatable(
+                f"the loop changed {key} from {old.get(key)} to {new.get(key)} while step {self.step} was computed",
+                did="the step was not committed",
+                remedy="change it between two steps: before or after `for batch in step`, never inside",
+            )
+        for optimizer in self.state.optimizers:
+            for g, group in enumerate(optimizer.param_groups):
+                for i, param in enumerate(group["params"]):
+                    if param.requires_grad and id(param) not in self._known:
+                        raise self._untrained(param, f"parameter {i} of group {g}")
+
+    def _untrained(self, param: Tensor, place: str) -> LoopUnrepeatable:
+        names = {id(p): name for name, p in self.state.model.named_parameters()}
+        return LoopUnrepeatable(
+            f"{names.get(id(param), place)} began to train in step {self.step}, and was not trained when protect() was "
+            "called: its gradients would be exchanged by nobody",
+            did="the step was not committed",
+            remedy="give the optimizer all that will ever train, requiring gradients, before protect() is called; then "
+            "freeze it with requires_grad_(False), and thaw it in the loop when its time comes",
+        )  # fmt: skip
+
+    # --- registered state, and parameters that the loop wrote ----------------------------------------------------
+    def registered(self) -> dict[str, Any]:
+        """The user's parts of the state, found schedulers among them."""
+        extra = self.state.extra.items()
+        return {key: part for key, part in extra if not key.startswith("outlast.") or key.startswith(FOUND)}
+
+    def committed(self) -> None:
+        """A step was applied: what is written to parameters from here on the loop wrote."""
+        self._versions = [param._version for param in self.state.params]
+
+    def written(self) -> dict[str, Tensor]:
+        """Parameters that were written in place since the last step was applied."""
+        now = zip(self.state.names, self.state.params, self._versions, strict=True)
+        return {name: param.detach() for name, param, version in now if param._version != version}
+
+    def copy(self, step: int) -> Lived:
+        """What the loop has made of its state by the inner loop of `step`."""
+        parts = {key: part.state_dict() for key, part in self.registered().items()}
+        plain, tensors = encoded_tree({"registered": parts, "written": self.written()})
+        flat = [_bytes_of(tensor) for tensor in tensors.values()]
+        self.kept = Lived(step, plain, torch.cat(flat) if flat else torch.empty(0, dtype=torch.uint8))
+        return self.kept
+
+    def load(self, lived: Lived | None, *, whole: bool) -> None:
+        """Take over a copy; not `whole`: only what the next outcome is applied to."""
+        if lived is None:
+            return
+        tree = decoded_tree(lived.plain, lived.data)
+        mine = dict(zip(self.state.names, self.state.params, strict=True))
+        with torch.no_grad():
+            for name, value in tree["written"].items():
+                mine[name].copy_(value)
+        if whole:
+            parts = self.registered()
+            for key, values in tree["registered"].items():
+                if key in parts:
+                    parts[key].load_state_dict(values)
+
+    def find_schedulers(self) -> None:
+        """Register the schedulers that hang on the optimizers and were not given to `protect`: the loop steps them."""
+        given = {id(part) for part in (*self.state.schedulers, *self.state.extra.values())}
+        number = 0
+        for optimizer in self.state.optimizers:
+            for found in _holders(optimizer):
+                if id(found) not in given and _is_scheduler(found):
+                    given.add(id(found))
+                    self.state.extra[f"{FOUND}{number}.{type(found).__name__}"] = found
+                    number += 1
+
+
+def _is_setting(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.numel() <= _SMALL
+    if isinstance(value, tuple | list):
+        return all(_is_setting(item) for item in value)
+    return value is None or isinstance(value, bool | int | float | str) or (hasattr(value, "item") and value.ndim == 0)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return {"T": [str(value.dtype).removeprefix("torch."), list(value.shape), _bytes_of(value).numpy().tobytes()]}
+    if isinstance(value, tuple):
+        return {"U": [_plain(item) for item in value]}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value.item() if hasattr(value, "item") else value
+
+
+def _placed(value: Any, present: Any) -> Any:
+    """What `_plain` made of a setting, in the place of the one that is there."""
+    if isinstance(value, list):
+        return [_placed(item, None) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "U" in value:
+        return tuple(_placed(item, None) for item in value["U"])
+    tensor = _tensor(value["T"])
+    if isinstance(present, Tensor) and (present.dtype, present.shape) == (tensor.dtype, tensor.shape):
+        with torch.no_grad():
+            return present.copy_(tensor)
+    return tensor
+
+
+def _tensor(row: list[Any]) -> Tensor:
+    dtype, shape, data = row
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(getattr(torch, dtype)).reshape(shape)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        value = tuple(value["U"]) if "U" in value else _tensor(value["T"]).tolist()
+    return repr(value)
+
+
+def _groups(settings: bytes) -> Any:
+    return msgspec.msgpack.decode(settings)[0]
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _holders(target: Any) -> Iterator[Any]:
+    """Objects with an attribute that is `target`, in the order in which the collector knows them."""
+    for holder in gc.get_referrers(target):
+        if isinstance(holder, dict):
+            yield from (owner for owner in gc.get_referrers(holder) if getattr(owner, "__dict__", None) is holder)
+        else:
+            yield holder
+
+
+def _is_scheduler(found: Any) -> bool:
+    kind = type(found)
+    if not (isinstance(found, torch.optim.lr_scheduler.LRScheduler) or kind.__name__.endswith(("Scheduler", "LR"))):
+        return False
+    if not all(callable(getattr(kind, name, None)) for name in ("step", "state_dict", "load_state_dict")):
+        return False
+    try:
+        encoded_tree(found.state_dict())
+    except ConfigError:  # it holds what cannot be stored: it stays the loop's own
+        return False
+    return True

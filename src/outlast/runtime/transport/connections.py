@@ -1,0 +1,297 @@
+"""A member's socket for its peers and donors, and the connections that its door has let in.
+
+Role: one abstract unix socket a member, watched by a thread of its own from its first moment to its last, so that
+strangers are dealt with before, between and during views and none of it waits for the training thread. Who has proved
+itself waits in `mesh` or `feeds` until that thread asks. Also frames, and descriptors of shared regions, between
+members that are proved: a peer that sends what cannot be read is a lost peer.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import secrets
+import select
+import socket
+import struct
+import threading
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import msgspec
+
+from outlast.errors import ViewAbandoned
+from outlast.runtime.transport.door import Door
+from outlast.runtime.transport.handshake import Caller, Claim
+from outlast.runtime.transport.regions import Region
+
+__all__ = ["MAX_PEER_FRAME", "Arrivals", "Call", "Connection", "Listener", "PeersLost", "decoded", "reach"]
+
+MAX_PEER_FRAME = 1 << 31
+"""Bytes of one frame between members: an outcome that is handed over may carry momentum and module buffers. Memory
+grows with what has arrived, not with what was announced."""
+_TRIES = 64  # to reach a peer whose door is crowded
+_MOST = 1024  # proved connections that may wait for the training thread
+_FDS = socket.CMSG_LEN(16)
+_encoder = msgspec.msgpack.Encoder()
+T = TypeVar("T")
+
+
+class PeersLost(ViewAbandoned):
+    """Connections ended without a goodbye: `suspects`."""
+
+    def __init__(self, suspects: tuple[str, ...]) -> None:
+        super().__init__(f"the connections to {', '.join(suspects)} ended")
+        self.suspects = suspects
+
+
+def decoded(member: str, body: bytes | memoryview, kind: type[T]) -> T:
+    """What `member` sent inside a frame. PeersLost if it cannot be read: whoever sends that is no peer any more."""
+    try:
+        return msgspec.msgpack.decode(body, type=kind)
+    except msgspec.DecodeError as error:
+        raise PeersLost((member,)) from error
+
+
+class Connection:
+    """One unix stream with a proved peer: frames in, frames out, descriptors in."""
+
+    def __init__(
+        self, sock: socket.socket, peer: str, decoder: msgspec.msgpack.Decoder[Any], *, called: bool = False
+    ) -> None:
+        self.sock, self.peer, self.called, self._decoder = sock, peer, called, decoder
+        self.buffer = bytearray()
+        self.pending = bytearray()
+        self.fds: list[int] = []
+        self.introduced = False  # the peer has said that it is in my view, and sent its region if it has one
+        self.ended = False
+        self.deaf = False  # the peer takes nothing more; what it said before may still have to be read
+        sock.setblocking(False)
+
+    def send(self, message: Any, fd: int | None = None) -> None:
+        """Queue a frame and send what fits. `fd` goes with it; nothing may be waiting then."""
+        if self.deaf:
+            return
+        body = _encoder.encode(message)
+        if len(body) > MAX_PEER_FRAME:
+            raise ValueError(f"a message of {len(body)} bytes to {self.peer} is over the limit of {MAX_PEER_FRAME}")
+        data = len(body).to_bytes(4, "big") + body
+        if fd is not None:
+            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))
+            with contextlib.suppress(OSError):
+                data = data[self.sock.sendmsg([data], [rights]) :]
+        self.pending += data
+        self.flush()
+
+    def flush(self) -> None:
+        try:
+            while self.pending:
+                del self.pending[: self.sock.send(self.pending)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.deaf = True
+            self.pending.clear()
+
+    def read(self) -> Iterator[Any]:
+        """Frames that have arrived. Sets `ended` at the end of the stream, or of what can be understood of it."""
+        while not self.ended:
+            try:
+                data, ancillary, _, _ = self.sock.recvmsg(65536, _FDS)
+            except BlockingIOError:
+                break
+            except OSError:
+                data, ancillary = b"", []
+            for level, kind, body in ancillary:
+                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                    fds = array.array("i")
+                    fds.frombytes(body[: len(body) - len(body) % fds.itemsize])
+                    self._take(fds)
+            self.ended = not data
+            self.buffer += data
+            if len(data) < 65536:
+                break
+        return self._frames()
+
+    def _take(self, fds: array.array[int]) -> None:
+        """A peer has one region; whatever else comes is closed."""
+        keep = list(fds) if not self.fds and not self.introduced else []
+        self.fds += keep[:1]
+        for fd in fds[len(keep[:1]) :]:
+            os.close(fd)
+
+    def _frames(self) -> Iterator[Any]:
+        while len(self.buffer) >= 4:
+            length = int.from_bytes(self.buffer[:4], "big")
+            if length > MAX_PEER_FRAME:
+                self.ended = True
+                return
+            if len(self.buffer) < 4 + length:
+                return
+            body = bytes(self.buffer[4 : 4 + length])
+            del self.buffer[: 4 + length]
+            try:
+                message = self._decoder.decode(body)
+            except msgspec.DecodeError:
+                self.ended = True
+                return
+            yield message
+
+    def close(self) -> None:
+        for fd in self.fds:
+            os.close(fd)
+        self.fds.clear()
+        self.sock.close()
+
+
+class Call:
+    """A connection to a peer's socket whose handshake is under way. Never waits."""
+
+    def __init__(self, address: str, secret: bytes, peer: str, claim: Claim) -> None:
+        """ConnectionRefusedError: nobody listens there. BlockingIOError: the queue before it is full just now."""
+        self.peer, self._caller, self._data = peer, Caller(secret, peer, claim), b""
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.setblocking(False)
+        try:
+            self.sock.connect("\0" + address)
+            self.sock.send(self._caller.knock)
+        except OSError:
+            self.sock.close()
+            raise
+
+    def proved(self) -> bool:
+        """Whether both ends are proved now. ConnectionError: it ended before; WireRefusal: it is somebody else."""
+        try:
+            data = self.sock.recv(self._caller.wanted - len(self._data))
+        except BlockingIOError:
+            return False
+        if not data:
+            raise ConnectionError("it ended before it had proved anything")
+        self._data += data
+        if len(self._data) < self._caller.wanted:
+            return False
+        self.sock.send(self._caller.prove(self._data))
+        return True
+
+
+def reach(address: str, secret: bytes, peer: str, claim: Claim, patience_s: int) -> socket.socket:
+    """A connection to a peer's socket, proved, for a thread that waits in its sends. OSError: the peer is gone, or took
+    longer than the kernel waits for one call of ours; WireRefusal: it is somebody else.
+
+    The limit is the kernel's: a send is then one call for all of a payload, without the interpreter's lock.
+    """
+    for tries_left in reversed(range(_TRIES)):
+        sock, caller = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), Caller(secret, peer, claim)
+        try:
+            for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+                sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", patience_s, 0))
+            sock.connect("\0" + address)
+            sock.sendall(caller.knock)
+            reply = sock.recv(caller.wanted, socket.MSG_WAITALL)
+            if len(reply) == caller.wanted:
+                sock.sendall(caller.prove(reply))
+                return sock
+        except ConnectionRefusedError:
+            sock.close()
+            raise
+        except ConnectionError:  # its door was too crowded
+            if not tries_left:
+                raise
+        except BaseException:
+            sock.close()
+            raise
+        sock.close()
+    raise ConnectionError(f"{peer} let go of every connection")
+
+
+class Arrivals:
+    """Proved connections that wait for the training thread. `fd` is readable while there are some."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._waiting: deque[tuple[socket.socket, Claim]] = deque()
+
+    def put(self, sock: socket.socket, claim: Claim) -> None:
+        """From the door's thread."""
+        if len(self._waiting) >= _MOST:
+            self._waiting.popleft()[0].close()
+        self._waiting.append((sock, claim))
+        os.eventfd_write(self.fd, 1)
+
+    def take(self) -> Iterator[tuple[socket.socket, Claim]]:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.fd)
+        while self._waiting:
+            yield self._waiting.popleft()
+
+    def close(self) -> None:
+        for sock, _ in self.take():
+            sock.close()
+        os.close(self.fd)
+
+
+class Listener:
+    """A member's address on this host, and what outlives a view: peers' mapped regions, callers of later views.
+
+    The address has a random part: nobody can take it beforehand. `refused`: how often strangers were sent away, and
+    who was the first, for each reason (of which there are few). `alone`: a fleet of one listens to nobody.
+    """
+
+    def __init__(self, run_id: str, me: str, secret: bytes, *, alone: bool = False) -> None:
+        self.me, self.secret = me, secret
+        self.address = f"outlast/{run_id}/{me}/{secrets.token_hex(8)}"
+        self.mesh, self.feeds = Arrivals(), Arrivals()
+        self.early: list[tuple[socket.socket, Claim]] = []  # for views that I have not heard of
+        self.regions: dict[str, Region] = {}
+        self.refused: dict[str, tuple[int, str]] = {}
+        self._closed = False
+        self._closing_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._thread = threading.Thread(target=self._watch, name="outlast-door", daemon=True)
+        if not alone:
+            self._door = self._open()
+            self._thread.start()
+
+    def _open(self) -> Door:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.bind("\0" + self.address)
+        sock.listen(1024)
+        return Door(sock, self.secret, self.me, self._admit, self._refuse)
+
+    def _watch(self) -> None:
+        poll = select.poll()
+        poll.register(self._door.fileno(), select.POLLIN)
+        poll.register(self._closing_fd, select.POLLIN)
+        while all(fd != self._closing_fd for fd, _ in poll.poll(self._door.patience_s * 1000.0)):
+            self._door.turn()
+        self._door.close()
+
+    def _admit(self, sock: socket.socket, claim: Claim) -> None:
+        if claim.role in ("mesh", "feed"):
+            (self.mesh if claim.role == "mesh" else self.feeds).put(sock, claim)
+        else:
+            sock.close()
+
+    def _refuse(self, reason: str, who: str) -> None:
+        count, first = self.refused.get(reason, (0, who))
+        self.refused = {**self.refused, reason: (count + 1, first)}  # another thread may be reading it
+
+    def keep_region(self, conn: Connection) -> None:
+        """Map a peer's region once; it is the same for all its views."""
+        if conn.fds and conn.peer not in self.regions:
+            self.regions[conn.peer] = Region(0, fd=conn.fds.pop(0))
+
+    def close(self) -> None:
+        """Once or more: the end of a loop and that of its process both close what is left."""
+        if self._closed:
+            return
+        self._closed = True
+        os.eventfd_write(self._closing_fd, 1)
+        if self._thread.ident is not None:
+            self._thread.join()
+        os.close(self._closing_fd)
+        for sock, _ in self.early:
+            sock.close()
+        self.mesh.close()
+        self.feeds.close()

@@ -1,0 +1,126 @@
+"""Frames between a process and the coordinator: four bytes of length, then msgpack; and a client's connection.
+
+Both ends are proved before the first frame (`handshake.py`). Sizes are limited before anything is allocated. Which
+messages exist is `core/protocol`'s matter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import time
+from typing import Any, TypeVar
+
+import msgspec
+
+from outlast.core.protocol import Certificate, StepTime
+from outlast.errors import WireRefusal
+from outlast.runtime.transport.handshake import Caller, Claim, Role
+
+__all__ = ["COORDINATOR", "MAX_FRAME", "SILENT_BEATS", "Decoder", "Heartbeat", "HeartbeatReply", "Link", "frame"]
+
+COORDINATOR = "the coordinator"
+"""Its name in handshakes."""
+MAX_FRAME = 16 << 20
+SILENT_BEATS = 10
+"""Heartbeats without an answer after which a connection is given up: its other end may have been replaced."""
+_LENGTH = struct.Struct(">I")
+_encoder = msgspec.msgpack.Encoder()
+T = TypeVar("T")
+
+
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="Heartbeat"):
+    """From every process to the coordinator. Progress rides on it, so a healthy step sends nothing else."""
+
+    sender: str
+    sent_s: float  # sender's monotonic clock; comes back in the reply
+    view: tuple[int, int] = (0, 0)
+    committed: int = 0
+    stable: int = 0
+    losses: tuple[tuple[int, float], ...] = ()
+    step_s: float = 0.0
+    until: int = 0  # steps in all, as the loop said
+    steps: tuple[StepTime, ...] = ()  # this member's newest, those not told on this connection
+    sent_messages: int = 0  # messages to the coordinator besides heartbeats so far
+    certified: Certificate | None = None
+    refused: dict[str, tuple[int, str]] = {}  # strangers at this member's socket so far: {reason: (count, the first)}
+
+
+class HeartbeatReply(msgspec.Struct, frozen=True, kw_only=True, tag="HeartbeatReply"):
+    epoch: int
+    sent_s: float
+
+
+Decoder = msgspec.msgpack.Decoder
+
+
+def frame(message: Any) -> bytes:
+    """Encode one message with its length. ValueError beyond MAX_FRAME."""
+    body = _encoder.encode(message)
+    if len(body) > MAX_FRAME:
+        raise ValueError(f"a message of {len(body)} bytes is over the limit of {MAX_FRAME}")
+    return _LENGTH.pack(len(body)) + body
+
+
+def frame_length(head: bytes) -> int:
+    """Length that a frame's head announces. WireRefusal beyond MAX_FRAME."""
+    (length,) = _LENGTH.unpack(head)
+    if length > MAX_FRAME:
+        raise WireRefusal(f"a frame announces more than the limit of {MAX_FRAME} bytes")
+    return int(length)
+
+
+def read_frame(sock: socket.socket) -> bytes:
+    """One frame's body from a blocking socket. ConnectionError at the end of the stream, WireRefusal if oversized."""
+    return _read(sock, frame_length(_read(sock, _LENGTH.size)))
+
+
+def _read(sock: socket.socket, size: int) -> bytes:
+    buffer = bytearray(size)
+    view = memoryview(buffer)
+    while view:
+        got = sock.recv_into(view)
+        if got == 0:
+            raise ConnectionError("the connection ended")
+        view = view[got:]
+    return bytes(buffer)
+
+
+def _prove(sock: socket.socket, secret: bytes, claim: Claim, timeout_s: float) -> None:
+    """The client's side of the handshake, all of it within `timeout_s`. WireRefusal, OSError."""
+    caller, end_s = Caller(secret, COORDINATOR, claim), time.monotonic() + timeout_s
+    sock.sendall(caller.knock)
+    reply = b""
+    while len(reply) < caller.wanted:
+        sock.settimeout(max(1e-3, end_s - time.monotonic()))
+        data = sock.recv(caller.wanted - len(reply))
+        if not data:
+            raise ConnectionError("the connection ended before it was proved")
+        reply += data
+    sock.settimeout(timeout_s)
+    sock.sendall(caller.prove(reply))
+
+
+class Link:
+    """A proven client connection to the coordinator: send from any thread, receive from one."""
+
+    def __init__(self, address: tuple[str, int], secret: bytes, role: Role, name: str, timeout_s: float) -> None:
+        self.sock = socket.create_connection(address, timeout=timeout_s)
+        try:
+            self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _prove(self.sock, secret, Claim(role, name), timeout_s)
+        except BaseException:
+            self.sock.close()
+            raise
+
+    def send(self, message: Any) -> None:
+        self.sock.sendall(frame(message))
+
+    def receive(self, decoder: msgspec.msgpack.Decoder[T]) -> T:
+        return decoder.decode(read_frame(self.sock))
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+        self.sock.close()

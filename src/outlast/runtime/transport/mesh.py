@@ -1,0 +1,403 @@
+"""The connections between a view's members on one host: made afresh for every view, closed with a goodbye.
+
+Role: small frames in order between every pair (roll call, bucket announcements, headers, hand-over), descriptors of
+shared regions, and the first evidence of a death: an end of stream without goodbye. All I/O is the training thread's;
+it waits on sockets and on a wake descriptor, never in a sleep. Frames of an older view cannot arrive: its sockets are
+closed. Who connects has been proved before it is heard of here (`connections.py`). Between hosts another mesh will
+stand in its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from outlast.core.phases import Phase
+from outlast.core.policy import Culprit
+from outlast.core.protocol import Commitment, Header, RollEntry, View, ViewId
+from outlast.errors import StepMisuse, ViewAbandoned, WireRefusal
+from outlast.runtime.settings.fault_points import Probe
+from outlast.runtime.transport.connections import Call, Connection, Listener, PeersLost
+from outlast.runtime.transport.handshake import Claim
+from outlast.runtime.transport.regions import Region
+
+__all__ = [
+    "Bye", "Extra", "Final", "Found", "Hand", "Head", "Key", "Mesh", "Parts", "Prints", "Ready", "Reduced", "Roll",
+    "Settings",
+]  # fmt: skip
+
+
+_RETRY_S = 0.02  # until a connection is tried again that ended before it was proved, or found a queue that was full
+
+
+class _Hi(msgspec.Struct, frozen=True, tag=True):
+    """I am in this view too. My region's descriptor comes with it, if I have one."""
+
+
+class Roll(msgspec.Struct, frozen=True, tag=True):
+    entry: RollEntry
+
+
+class Parts(msgspec.Struct, frozen=True, tag=True):
+    """After a roll in which states differ: one fingerprint for each part of mine, by name. `step`: -1."""
+
+    step: int
+    rows: tuple[tuple[str, int], ...]
+
+
+class Prints(msgspec.Struct, frozen=True, tag=True):
+    """Fingerprints of the microbatches that I contribute to a step, before audits are drawn."""
+
+    step: int
+    said: Commitment
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """My partial sums of a bucket lie in these slots of my region, in the order of my nodes. `prints`: of their blocks,
+    taken when the sums were made (with audits)."""
+
+    step: int
+    bucket: int
+    slots: tuple[int, ...]
+    prints: tuple[bytes, ...] = ()
+
+
+class Reduced(msgspec.Struct, frozen=True, tag=True):
+    """My slice of a bucket is reduced and lies in my region's outcome slot."""
+
+    step: int
+    bucket: int
+
+
+class Head(msgspec.Struct, frozen=True, tag=True):
+    """My header; and the module buffers after microbatch 0, from who computed it."""
+
+    header: Header
+    buffers: tuple[bytes, ...] = ()
+
+
+class Hand(msgspec.Struct, frozen=True, tag=True):
+    """The outcome of `step` lies in my outcome slot; `meta` is the rest of it."""
+
+    step: int
+    meta: bytes
+
+
+class Extra(msgspec.Struct, frozen=True, tag=True):
+    """What a robust rule needs told beside the gradients; `bucket`: the channel (`exchange/row_plane.py`)."""
+
+    step: int
+    bucket: int
+    body: bytes
+
+
+class Key(msgspec.Struct, frozen=True, tag=True):
+    """Of the view's store (`exchange/_rendezvous.py`)."""
+
+    name: str
+    value: bytes
+
+
+class Found(msgspec.Struct, frozen=True, tag=True):
+    """What I found when the guards had reason to look closer."""
+
+    step: int
+    culprits: tuple[Culprit, ...]
+
+
+class Settings(msgspec.Struct, frozen=True, tag=True):
+    """What my optimizers see beside gradients and state, where headers show that it is not the same on all."""
+
+    step: int
+    told: bytes
+
+
+class Final(msgspec.Struct, frozen=True, tag=True):
+    """I committed the last step."""
+
+    step: int
+
+
+class Bye(msgspec.Struct, frozen=True, tag=True):
+    """I leave this view."""
+
+
+class _Ping(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+class _Pong(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+_Frame = _Hi | Roll | Parts | Prints | Ready | Reduced | Head | Hand | Extra | Key | Found | Final | Bye | _Ping | _Pong
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Frame)
+
+
+class Mesh:
+    """All pairs of one view. `abandoned()` is asked whenever `wake_fd` is readable. `on_stall(phase, missing, s)`
+    is called when a wait exceeds `patience(phase)` seconds, and then each time that again has passed."""
+
+    def __init__(
+        self,
+        listener: Listener,
+        view: View,
+        addresses: dict[str, str],
+        region: Region | None,
+        *,
+        wake_fd: int,
+        abandoned: Callable[[], bool],
+        patience: Callable[[Phase], float],
+        on_stall: Callable[[Phase, tuple[str, ...], float], None],
+        probe: Probe,
+    ) -> None:
+        self.listener, self.view, self.addresses, self.region = listener, view, addresses, region
+        self.me = listener.me
+        self.peers = [name for name in view.members if name != self.me]
+        self.conns: dict[str, Connection] = {}
+        self.boxes: dict[tuple[type, int, int], dict[str, Any]] = defaultdict(dict)
+        self.keys: list[Key] = []  # from peers, until the view's store takes them
+        self.left: set[str] = set()
+        self.answered: set[str] = set()
+        self.ping_wanted = False
+        self.wake_fd = wake_fd
+        self._wake_fd, self._abandoned, self._patience, self._on_stall = wake_fd, abandoned, patience, on_stall
+        self._probe = probe
+        self._poll = select.poll()
+        self._by_fd: dict[int, Connection] = {}
+        self._calls: dict[int, Call] = {}  # connections that I make, until both ends are proved
+        self._to_call: list[str] = []
+        self._call_at_s = 0.0
+        self._poll.register(wake_fd, select.POLLIN)
+
+    # --- forming -------------------------------------------------------------------------------------------------
+    def form(self) -> None:
+        """Connect to every member. Raises ViewAbandoned or PeersLost."""
+        self._poll.register(self.listener.mesh.fd, select.POLLIN)
+        early, self.listener.early = self.listener.early, []
+        for sock, claim in early:
+            self._welcome(sock, claim)
+        self._to_call = list(self.view.members[: self.view.members.index(self.me)])
+        self._call()
+        self._wait(
+            lambda: [n for n in self.peers if n not in self.conns or not self.conns[n].introduced], Phase.CONNECT
+        )
+        self._poll.unregister(self.listener.mesh.fd)
+
+    def _not_here(self) -> list[str]:
+        return [name for name in self.peers if name not in self.conns or not self.conns[name].introduced]
+
+    def _call(self) -> None:
+        """Connect to whom I have to, as far as their queues let me in."""
+        names, self._to_call = self._to_call, []
+        self._call_at_s = time.monotonic() + _RETRY_S
+        claim = Claim("mesh", self.me, (self.view.id.epoch, self.view.id.n))
+        for name in names:
+            try:
+                call = Call(self.addresses[name], self.listener.secret, name, claim)
+            except BlockingIOError:
+                self._to_call.append(name)
+            except (OSError, KeyError) as error:
+                raise PeersLost((name,)) from error
+            else:
+                self._calls[call.sock.fileno()] = call
+                self._poll.register(call.sock.fileno(), select.POLLIN)
+
+    def _answered(self, fd: int) -> None:
+        """A listener that I called said something, or let go of me: its door was too crowded, or it has died."""
+        call = self._calls[fd]
+        try:
+            if not call.proved():
+                return
+        except WireRefusal as error:  # the peer is gone, and a stranger has taken its address
+            raise PeersLost((call.peer,)) from error
+        except OSError:
+            self._hung_up(call.sock, call.peer)
+            return
+        del self._calls[fd]
+        self._poll.unregister(fd)
+        self._meet(Connection(call.sock, call.peer, _decoder, called=True))
+
+    def _hung_up(self, sock: socket.socket, name: str) -> None:
+        """Try again: the peer's door lives or refuses, and that tells."""
+        self._poll.unregister(sock.fileno())
+        self._calls.pop(sock.fileno(), None)
+        sock.close()
+        self._to_call.append(name)
+
+    def _welcome(self, sock: socket.socket, claim: Claim) -> None:
+        """A proved peer has come: for this view, for a newer one (it is kept for that), or for one that I have left,
+        which it is told."""
+        view = ViewId(*claim.number)
+        conn = Connection(sock, claim.name, _decoder)
+        if view > self.view.id:
+            self.listener.early.append((sock, claim))
+        elif view == self.view.id and claim.name in self.peers:
+            self._meet(conn)
+        else:
+            conn.send(Bye())
+            conn.close()
+
+    def _meet(self, conn: Connection) -> None:
+        """Both ends are proved: say that I am in this view."""
+        self.conns[conn.peer] = conn
+        self._by_fd[conn.sock.fileno()] = conn
+        self._poll.register(conn.sock.fileno(), select.POLLIN)
+        conn.send(_Hi(), None if self.region is None else self.region.fd)
+
+    # --- sending -------------------------------------------------------------------------------------------------
+    def broadcast(self, message: Any) -> None:
+        for name in self.peers:
+            self.send(name, message)
+
+    def send(self, name: str, message: Any) -> None:
+        conn = self.conns.get(name)  # none while the mesh forms
+        if conn is not None and name not in self._probe.muted:
+            conn.send(message)
+
+    # --- waiting -------------------------------------------------------------------------------------------------
+    def collect(self, kind: type, step: int, bucket: int, phase: Phase, names: list[str] | None = None) -> Any:
+        """Wait for one message of this kind from each of `names` (all peers): {member: message}."""
+        box = self.boxes[kind, step, bucket]
+        wanted = self.peers if names is None else names
+
+        def missing() -> list[str]:
+            absent = [name for name in wanted if name not in box]
+            self._same_end(kind, step, absent)
+            return absent
+
+        self._wait(missing, phase)
+        return box
+
+    def _same_end(self, kind: type, step: int, absent: list[str]) -> None:
+        """Who waits for the end of the run while others train on would wait for ever, and so would they."""
+        if kind not in (Final, Ready):
+            return
+        other = Ready if kind is Final else Final
+        differ = [name for name in absent if name in self.boxes.get((other, step, 0), ())]
+        if differ:
+            what = "train on" if kind is Final else "ended their loop"
+            raise StepMisuse(
+                f"replicas end their loops at different steps: {', '.join(differ)} {what} at step {step}",
+                where=f"replica {self.me}", remedy="decide on `break` by what is equal everywhere, such as step.loss",
+            )  # fmt: skip
+
+    def until(self, done: Callable[[], bool], suspects: list[str], phase: Phase) -> None:
+        """Wait for something that wakes `wake_fd`; `suspects` are named if it takes too long."""
+        self._wait(lambda: [] if done() else suspects, phase)
+
+    def has_all(self, kind: type, step: int, bucket: int) -> bool:
+        """Whether `collect` would return at once. Reads what has arrived, never waits."""
+        box = self.boxes[kind, step, bucket]
+        if len(box) < len(self.peers):
+            self._pump(0.0)
+        return len(box) == len(self.peers)
+
+    def forget(self, step: int) -> None:
+        """Drop what was collected for steps before `step`."""
+        for key in [key for key in self.boxes if 0 <= key[1] < step]:
+            del self.boxes[key]
+
+    def _wait(self, missing: Callable[[], list[str]], phase: Phase) -> None:
+        start = time.monotonic()
+        patience = self._patience(phase)
+        told = start
+        while absent := missing():
+            self._check(absent)
+            now = time.monotonic()
+            if now - told >= patience:
+                self._on_stall(phase, tuple(absent), now - start)
+                told = now
+            self._pump(min(patience - (now - told), 3600.0))
+
+    def _check(self, absent: list[str]) -> None:
+        if self._abandoned():
+            raise ViewAbandoned("a newer view or a notice ended this one")
+        if self.left.intersection(absent):
+            raise ViewAbandoned(f"{', '.join(sorted(self.left))} left the view")
+        ended = tuple(n for n in absent if n in self.conns and self.conns[n].ended)
+        if ended:
+            raise PeersLost(ended)
+
+    def _pump(self, timeout_s: float) -> None:
+        """Read everything that has arrived, waiting for the first of it at most `timeout_s`."""
+        timeout_s = min(timeout_s, _RETRY_S) if self._to_call else timeout_s
+        for fd, events in self._poll.poll(timeout_s * 1000.0):
+            if fd == self._wake_fd:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(fd)
+            elif fd == self.listener.mesh.fd:
+                for sock, claim in self.listener.mesh.take():
+                    self._welcome(sock, claim)
+            elif fd in self._calls:
+                self._answered(fd)
+            else:
+                self._read(fd, events)
+        if self._to_call and time.monotonic() >= self._call_at_s:
+            self._call()
+
+    def _read(self, fd: int, events: int) -> None:
+        conn = self._by_fd[fd]
+        if events & select.POLLOUT:
+            conn.flush()
+        for message in conn.read():
+            self._dispatch(conn, message)
+        if conn.ended and not conn.introduced and conn.called and conn.peer not in self.left:
+            del self._by_fd[fd], self.conns[conn.peer]
+            self._hung_up(conn.sock, conn.peer)
+        elif conn.ended:
+            self._poll.unregister(fd)
+        else:
+            self._poll.modify(fd, select.POLLIN | (select.POLLOUT if conn.pending else 0))
+
+    def _dispatch(self, conn: Connection, message: Any) -> None:
+        name = conn.peer
+        if isinstance(message, _Hi):
+            conn.introduced = True
+            self.listener.keep_region(conn)
+        elif isinstance(message, Bye):
+            self.left.add(name)
+        elif isinstance(message, _Ping):
+            self.send(name, _Pong())
+        elif isinstance(message, _Pong):
+            self.answered.add(name)
+        elif isinstance(message, Key):
+            self.keys.append(message)
+        elif isinstance(message, Roll):
+            self.boxes[Roll, -1, 0][name] = message
+        elif isinstance(message, Head):
+            self.boxes[Head, message.header.step, 0][name] = message
+        else:
+            bucket = message.bucket if isinstance(message, Ready | Reduced | Extra) else 0
+            self.boxes[type(message), message.step, bucket][name] = message
+
+    def ping(self) -> None:
+        """Ask every peer for a sign of life on this mesh; answers gather in `answered`."""
+        self.answered.clear()
+        self.ping_wanted = False
+        self.broadcast(_Ping())
+
+    def rest(self, timeout_s: float) -> None:
+        """Nobody is waited for: read what arrives for at most `timeout_s`. Raises as a wait does."""
+        self._check(self.peers)
+        self._pump(timeout_s)
+
+    # --- leaving -------------------------------------------------------------------------------------------------
+    def close(self, goodbye: bool = True) -> None:
+        """Leave the view; peers learn at once that it was no death."""
+        for call in self._calls.values():
+            call.sock.close()
+        for conn in self.conns.values():
+            if goodbye and not conn.ended:
+                conn.send(Bye())
+            conn.close()
+        self._calls.clear()
+        self.conns.clear()
