@@ -131,3 +131,20 @@ def _named_by(node: ast.ClassDef) -> set[str]:
     ]
     arguments = [arg.arg for item in methods if item.name == "protect" for arg in item.args.kwonlyargs]
     return {item.name for item in methods} | {name for name in fields if not name.startswith("_")} | set(arguments)
+
+
+def test_every_rule_that_code_cites_is_written_down() -> None:
+    """As in "(protocol, 14)" and "rules 41, 42": numbers of headings in docs/explanation/rules.md."""
+    page = (TOP / "docs" / "explanation" / "rules.md").read_text(encoding="utf-8")
+    written = set(re.findall(r"^### (\d+)\. ", page, re.MULTILINE))
+    cited = re.compile(r"(?:\(protocol, (?:rules? )?|\brules? )(\d+(?:(?:, | and )\d+)*)")
+    found = {
+        f"{name(path)}: {number}"
+        for folder in ("src", "tests", "benchmarks")
+        for path in (TOP / folder).rglob("*.py")
+        for numbers in cited.findall(path.read_text(encoding="utf-8"))
+        for number in re.findall(r"\d+", numbers)
+        if number not in written
+    }
+    assert not found
+    assert len(written) == 32

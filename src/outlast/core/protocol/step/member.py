@@ -2,7 +2,7 @@
 
 Two callers share it (the driver holds a lock): the link to the coordinator calls `told`, `lost` and `renewed` at any
 moment; the training thread asks `next()` and reports what came of it. Nothing here computes, sends or waits, so the
-same object runs over sockets and under the adversary. Numbers in comments are rules of the protocol.
+same object runs over sockets and under the adversary. Numbers in comments are those of docs/explanation/rules.md.
 """
 
 from __future__ import annotations
