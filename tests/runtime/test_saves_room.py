@@ -51,8 +51,14 @@ for step in training.steps(until=12):
     for batch in step:
         step.backward(model(batch).pow(2).mean())
     if step.number == gone_at and run.is_writer:
-        os.rename(place, place + ".gone")
-        open(place, "w").close()
+        for turn in range(1000):  # a save that had begun may make the directory again
+            if os.path.isdir(place):
+                os.rename(place, f"{place}.gone{turn}")
+            try:
+                open(place, "w").close()
+                break
+            except IsADirectoryError:
+                pass
 print("the script's own end", flush=True)
 """
 
