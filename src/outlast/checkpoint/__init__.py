@@ -38,10 +38,11 @@ if TYPE_CHECKING:
     from outlast.checkpoint._manifest import Head
     from outlast.checkpoint._memory import Hold, MemoryStore
     from outlast.checkpoint._objects import ObjectStore
+    from outlast.checkpoint._open import open_store
     from outlast.checkpoint._publish import certify, heads, publish
     from outlast.checkpoint._reader import Reader, Skip
     from outlast.checkpoint._retention import Retention, prune
-    from outlast.checkpoint._store import Store, open_store
+    from outlast.checkpoint._store import Store
     from outlast.checkpoint._verify import Problem, Verified, verify
 
 _HOMES = {
@@ -49,7 +50,7 @@ _HOMES = {
     "Head": "_manifest", "Hold": "_memory", "LoadedState": "_engine", "LocalStore": "_local",
     "MemoryStore": "_memory", "ObjectStore": "_objects", "Problem": "_verify", "Reader": "_reader",
     "Retention": "_retention", "Skip": "_reader", "Store": "_store", "Verified": "_verify", "certify": "_publish",
-    "drain": "_drain", "heads": "_publish", "open_store": "_store", "prune": "_retention", "publish": "_publish",
+    "drain": "_drain", "heads": "_publish", "open_store": "_open", "prune": "_retention", "publish": "_publish",
     "verify": "_verify",
 }  # fmt: skip
 

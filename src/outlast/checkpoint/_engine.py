@@ -25,6 +25,7 @@ from outlast.checkpoint._load import LoadedState, fill_in_place, fresh, rebuild,
 from outlast.checkpoint._manifest import FORMAT, Part
 from outlast.checkpoint._memory import Hold, MemoryStore, in_memory
 from outlast.checkpoint._neighbours import Neighbours
+from outlast.checkpoint._open import open_store
 from outlast.checkpoint._patience import newest_of
 from outlast.checkpoint._plan import Layout, plan
 from outlast.checkpoint._publish import publish, report_of
@@ -33,7 +34,7 @@ from outlast.checkpoint._retention import Pruned, Retention, prune
 from outlast.checkpoint._room import is_full
 from outlast.checkpoint._snapshot import Snapshot
 from outlast.checkpoint._stage import copies_of
-from outlast.checkpoint._store import Store, open_store
+from outlast.checkpoint._store import Store
 from outlast.checkpoint._tensors import Schema, State, flatten
 from outlast.checkpoint._threads import Threads, be_nice, within
 from outlast.checkpoint._writer import CHUNK_BYTES, Base, Written, base_of, write_part
@@ -85,10 +86,9 @@ class Engine:
         self.retention = retention if retention is not None else Retention()
         self._hold, self._local = hold, replica if local_replica is None else local_replica
         self._incremental, self._num_retries, self._retry_s = incremental, num_retries, retry_s
-        self._timeout_s, self._writer_of = timeout_s, writer_of
+        self._timeout_s, self._writer_of, self._clock, self._wall = timeout_s, writer_of, clock, wall
         self._tell = on_event if on_event is not None else lambda event: None
         self._probe = probe if probe is not None else lambda phase: None
-        self._clock, self._wall = clock, wall
         self._nonce = nonce if nonce is not None else lambda: secrets.token_hex(4)
         self._arena = Arena(num_slots, None if hold is None else self._held_slot)
         self._keep: frozenset[int] = frozenset() if hold is None else self._newest_in_memory(hold)

@@ -16,9 +16,10 @@ from typing import Protocol
 from outlast.checkpoint._fs import Disk
 from outlast.checkpoint._local import make_directory
 from outlast.checkpoint._occupancy import local_path
+from outlast.checkpoint._open import open_store
 from outlast.checkpoint._publish import heads
 from outlast.checkpoint._retention import Pruned, Retention, fewer
-from outlast.checkpoint._store import Store, open_store
+from outlast.checkpoint._store import Store
 from outlast.checkpoint._threads import Threads
 from outlast.errors import CheckpointError, EnvironmentFault
 

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Protocol
 
-from outlast.errors import ConfigError
-
-__all__ = ["DataReader", "DataWriter", "Source", "Store", "generation_name", "generation_number", "open_store"]
+__all__ = ["DataReader", "DataWriter", "Source", "Store", "generation_name", "generation_number"]
 
 
 _MAX_DIGITS = 18  # of a generation's number: it must fit where integers have 64 bits
@@ -93,27 +91,3 @@ def generation_number(name: str) -> int | None:
         number = int(digits) if len(digits) <= _MAX_DIGITS else -1
         return number if generation_name(number) == name else None
     return None
-
-
-def open_store(target: str, **options: Any) -> Store:
-    """A directory, or a URL (`file://`, `s3://`, `gs://`, `az://`, `memory://`). `options` go to the object store.
-
-    Raises `ConfigError` for a scheme that is not known.
-    """
-    scheme, separator, rest = target.partition("://")
-    if not separator:
-        from outlast.checkpoint._local import LocalStore
-
-        return LocalStore(target)
-    if scheme == "file":
-        from outlast.checkpoint._local import LocalStore
-
-        return LocalStore(rest)
-    if scheme in {"s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "memory", "http", "https"}:
-        from outlast.checkpoint._objects import ObjectStore
-
-        return ObjectStore(target, **options)
-    raise ConfigError(
-        f"checkpoints cannot be kept at {target!r}: the scheme {scheme!r} is not known",
-        remedy="give a directory, or a URL that starts with file://, s3://, gs:// or az://",
-    )

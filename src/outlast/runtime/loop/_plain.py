@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from outlast.core.position import position_seed
 from outlast.errors import StepMisuse
+from outlast.runtime.host.environment import Environment
 from outlast.runtime.loop._ending import left_open
 from outlast.runtime.loop._iterators import Left, Watched, at_the_script_s_end, values_of
 from outlast.runtime.loop._loop_watch import LoopWatch, steps_again
+from outlast.runtime.loop._plain_saves import PlainSaves
+from outlast.runtime.saving.resume import begin_at_zero
+from outlast.runtime.settings.save_settings import TIMEOUT_S, SaveSettings
 from outlast.runtime.training.arguments import positive
 from outlast.runtime.training.losses import missing_backward, second_backward
 from outlast.runtime.training.samples import Samples, seed_everything
 from outlast.runtime.training.state import State, digest_of
 
-if TYPE_CHECKING:
-    from outlast.runtime.loop._plain_saves import PlainSaves
-
-__all__ = ["PlainStep", "PlainTraining"]
+__all__ = ["PlainStep", "PlainTraining", "plain_training"]
 
 
 class PlainTraining:
@@ -149,3 +151,14 @@ class PlainStep:
         if not self.done:
             raise StepMisuse(f"step {self.number} is not committed", remedy="read it after the inner loop")
         return sum(value * weight for value, weight in self._losses) / sum(weight for _, weight in self._losses)
+
+
+def plain_training(
+    env: Environment, parts: State, samples: Samples, clip_norm: float | None, seed: int, keep: SaveSettings | None,
+    facts: dict[str, str],
+) -> PlainTraining:  # fmt: skip
+    """The plain loop with its checkpoints, if it keeps any. Raises what `PlainSaves` does."""
+    facts = facts | {"loop": "plain: OUTLAST=off sums in another order"}
+    saves = PlainSaves(env, parts, keep, facts) if keep is not None else None
+    begin = functools.partial(begin_at_zero, env.config, parts.model, keep.timeout_s if keep else TIMEOUT_S)
+    return PlainTraining(parts, samples, clip_norm, seed, saves, begin)

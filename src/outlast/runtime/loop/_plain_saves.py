@@ -8,7 +8,6 @@ Never raises into a step because a disk failed; the last save is waited for.
 from __future__ import annotations
 
 import concurrent.futures
-import functools
 import sys
 import time
 
@@ -21,17 +20,15 @@ from outlast.checkpoint._room import make_room, tried
 from outlast.core.policy import RunRecord
 from outlast.errors import CheckpointError, ConfigError, Unsaved
 from outlast.runtime.host.environment import Environment
-from outlast.runtime.loop._plain import PlainTraining
 from outlast.runtime.saving.contents import place_and_number
 from outlast.runtime.saving.member_saves import archive_of, occupied
 from outlast.runtime.saving.restore import DIFFERS, check_facts, restore, tree_of
-from outlast.runtime.saving.resume import begin_at_zero, usable
+from outlast.runtime.saving.resume import usable
 from outlast.runtime.saving.unsaved import end_with
-from outlast.runtime.settings.save_settings import TIMEOUT_S, SaveSettings
-from outlast.runtime.training.samples import Samples
+from outlast.runtime.settings.save_settings import SaveSettings
 from outlast.runtime.training.state import State
 
-__all__ = ["PlainSaves", "plain_training"]
+__all__ = ["PlainSaves"]
 
 
 class PlainSaves:
@@ -133,14 +130,3 @@ def _at(settings: SaveSettings, place: str) -> SaveSettings:
     return SaveSettings(
         **{**{f: getattr(settings, f) for f in settings.__struct_fields__}, "target": place, "drain_to": ""}
     )
-
-
-def plain_training(
-    env: Environment, parts: State, samples: Samples, clip_norm: float | None, seed: int, keep: SaveSettings | None,
-    facts: dict[str, str],
-) -> PlainTraining:  # fmt: skip
-    """The plain loop with its checkpoints, if it keeps any. Raises what `PlainSaves` does."""
-    facts = facts | {"loop": "plain: OUTLAST=off sums in another order"}
-    saves = PlainSaves(env, parts, keep, facts) if keep is not None else None
-    begin = functools.partial(begin_at_zero, env.config, parts.model, keep.timeout_s if keep else TIMEOUT_S)
-    return PlainTraining(parts, samples, clip_norm, seed, saves, begin)

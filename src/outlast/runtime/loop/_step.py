@@ -1,17 +1,14 @@
-"""One step, as the loop sees it: an iterable of batches, then its loss. All it does is `Training`'s (`session.py`)."""
+"""One step, as the loop sees it: an iterable of batches, then its loss. What it does is handed in by `session.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from torch import Tensor
 
 from outlast.errors import StepMisuse
 from outlast.runtime.training.engine import Meta
-
-if TYPE_CHECKING:
-    from outlast.runtime.loop.session import Training
 
 __all__ = ["Step"]
 
@@ -19,15 +16,18 @@ __all__ = ["Step"]
 class Step:
     """One step. Iterate it for its batches; after that it is committed and `loss` is known."""
 
-    def __init__(self, training: Training, number: int) -> None:
-        self._training, self.number = training, number
+    def __init__(
+        self, number: int, *, batches: Callable[[int], Iterator[Any]], backward: Callable[[Tensor], None],
+        newest: Callable[[], Meta | None],
+    ) -> None:  # fmt: skip
+        self.number, self._batches, self._backward, self._newest = number, batches, backward, newest
 
     def __iter__(self) -> Iterator[Any]:
-        return self._training._batches(self.number)
+        return self._batches(self.number)
 
     def backward(self, loss: Tensor) -> None:
         """Backward of this microbatch's mean loss; its gradient goes into the step's tree."""
-        self._training._backward(loss)
+        self._backward(loss)
 
     @property
     def loss(self) -> float:
@@ -41,7 +41,7 @@ class Step:
 
     @property
     def _meta(self) -> Meta:
-        meta = self._training.engine.meta
+        meta = self._newest()
         if meta is None or meta.step != self.number:
             raise StepMisuse(f"step {self.number} is not committed", remedy="read it after the inner loop")
         return meta

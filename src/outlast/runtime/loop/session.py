@@ -43,8 +43,7 @@ from outlast.runtime.loop._boundary import boundary
 from outlast.runtime.loop._ending import exit_by_code, left_open, report_failure, unwritten
 from outlast.runtime.loop._iterators import Left, Watched, at_the_script_s_end, values_of
 from outlast.runtime.loop._loop_watch import LoopWatch, steps_again
-from outlast.runtime.loop._plain import PlainTraining
-from outlast.runtime.loop._plain_saves import plain_training
+from outlast.runtime.loop._plain import PlainTraining, plain_training
 from outlast.runtime.loop._step import Step
 from outlast.runtime.loop._writer_turn import Turn
 from outlast.runtime.member.driver import Replica
@@ -215,7 +214,7 @@ class Training:
                 continue
             boundary(self.replica)
             assert not isinstance(todo, Wait)
-            self._step = Step(self, todo.step)
+            self._step = self._as_seen(todo.step)
             self._open = True
             yield self._step
             self._open = False
@@ -255,12 +254,15 @@ class Training:
 
     def _lived(self, step: int) -> Iterator[Step]:
         """The step whose outcome this process only has to apply: what the loop does around it is done here as well."""
-        self._step = Step(self, step)
+        self._step = self._as_seen(step)
         self._open = True
         yield self._step
         self._open = False
         if self.engine.late is not None and self.engine.late.step == step:
             raise left_open(step, self.replica.env.me)
+
+    def _as_seen(self, step: int) -> Step:
+        return Step(step, batches=self._batches, backward=self._backward, newest=lambda: self.engine.meta)
 
     def _ended(self) -> None:
         """The coordinator closed the run for this replica: finished is the only end after which the script goes on."""
