@@ -1,5 +1,7 @@
 """The coordinator alone: one rule a test, and its cost in large fleets."""
 
+import typing
+
 import pytest
 
 from outlast.core.protocol import Coordinator, Member, Settings, View, ViewId
@@ -7,6 +9,10 @@ from outlast.core.protocol import messages as m
 from outlast.core.protocol.disputes import Finding
 from outlast.core.protocol.fleet.roster import slot_of
 from outlast.errors import ProtocolViolation
+
+
+def test_every_event_has_a_rule_and_no_rule_is_for_nothing() -> None:
+    assert set(Coordinator.rules) == set(typing.get_args(m.Event))
 
 
 def hello(name: str, **fields: object) -> m.Hello:

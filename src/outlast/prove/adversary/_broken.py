@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
 from outlast.core.protocol import Coordinator, Header, Member, RollEntry, Settings, Stand, View, plan_of
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet.change import successor
+from outlast.core.protocol.fleet.state import FleetState
+from outlast.core.protocol.fleet.views import install
 from outlast.prove.adversary import _algebra as algebra
 from outlast.prove.adversary._variants import Variant
 
@@ -71,7 +73,7 @@ class _Impatient(Coordinator):
         if change is not None and change.expired and not change.acked and ready and not self.awaiting:
             for name in sorted(change.waiting):
                 self.roster.mark(name, "condemned")
-            self.install(successor(self, change, ready), change.cause)
+            install(self, successor(self, change, ready), change.cause)
         super()._progress(now_s)
 
 
@@ -81,14 +83,17 @@ class StrangersSucceed(_WithCoordinator):
     wrong = _Impatient
 
 
+def _believed(c: FleetState, now_s: float, hello: m.Hello) -> None:
+    if c.awaiting and hello.view is not None and hello.formed:
+        c.awaiting.clear()
+        c.disturbed = ""
+        c.set_views(hello.view, None)
+        c.unformed.clear()
+    Coordinator.rules[m.Hello](c, now_s, hello)
+
+
 class _Gullible(Coordinator):
-    def _on_hello(self, now_s: float, hello: m.Hello) -> None:
-        if self.awaiting and hello.view is not None and hello.formed:
-            self.awaiting.clear()
-            self.disturbed = ""
-            self.set_views(hello.view, None)
-            self.unformed.clear()
-        super()._on_hello(now_s, hello)
+    rules: ClassVar = {**Coordinator.rules, m.Hello: _believed}
 
 
 class FirstReportDecides(_WithCoordinator):
@@ -97,11 +102,14 @@ class FirstReportDecides(_WithCoordinator):
     wrong = _Gullible
 
 
+def _welcomed(c: FleetState, now_s: float, hello: m.AgentHello) -> None:
+    if hello.epoch <= c.epoch:
+        c.tell([hello.agent], m.Welcome(epoch=c.epoch))
+        c.roster.agent_here(hello.agent, hello.pid, hello.number)
+
+
 class _Deaf(Coordinator):
-    def _on_agenthello(self, now_s: float, hello: m.AgentHello) -> None:
-        if hello.epoch <= self.epoch:
-            self.tell([hello.agent], m.Welcome(epoch=self.epoch))
-            self.roster.agent_here(hello.agent, hello.pid, hello.number)
+    rules: ClassVar = {**Coordinator.rules, m.AgentHello: _welcomed}
 
 
 class AgentsForgotten(_WithCoordinator):
@@ -270,10 +278,13 @@ class DisputeForgotten(_WithMember):
 
 
 # --- the end ---------------------------------------------------------------------------------------------------------
+def _ended_well(c: FleetState, now_s: float, exited: m.Exited) -> None:
+    well = msgspec.structs.replace(exited, cause="finished") if c.ending is not None else exited
+    Coordinator.rules[m.Exited](c, now_s, well)
+
+
 class _Content(Coordinator):
-    def _on_exited(self, now_s: float, exited: m.Exited) -> None:
-        well = msgspec.structs.replace(exited, cause="finished") if self.ending is not None else exited
-        super()._on_exited(now_s, well)
+    rules: ClassVar = {**Coordinator.rules, m.Exited: _ended_well}
 
 
 class WriterNotFollowed(_WithCoordinator):

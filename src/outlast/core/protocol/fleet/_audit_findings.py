@@ -6,18 +6,14 @@ because whatever it did next could be built on a wrong gradient (protocol, 25).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.disputes import Finding
 from outlast.core.protocol.fleet import change as _change
 from outlast.core.protocol.fleet.reports import AuditKey
+from outlast.core.protocol.fleet.state import FleetState
 from outlast.core.protocol.types import ViewId
-
-if TYPE_CHECKING:
-    from outlast.core.protocol.fleet.coordinator import Coordinator
 
 __all__ = ["audited"]
 
@@ -34,7 +30,7 @@ _REMEDIES = {
 }
 
 
-def audited(c: Coordinator, now_s: float, message: m.Audited) -> None:
+def audited(c: FleetState, now_s: float, message: m.Audited) -> None:
     """One member's findings; every member of its view sends the same."""
     peer = c.roster.peers.get(message.member)
     if peer is None or not peer.alive:
@@ -54,7 +50,7 @@ def _key(f: Finding) -> AuditKey:
     return f.step, f.leaf, f.bucket, f.culprit, f.kind
 
 
-def _repeated(c: Coordinator, f: Finding, view: ViewId) -> Finding:
+def _repeated(c: FleetState, f: Finding, view: ViewId) -> Finding:
     """Sums or reductions that are wrong again when the step is done again, in another view, or in several steps in a
     row, are no accident."""
     if f.leaf >= 0 or f.kind not in ("memory", "transient"):
@@ -65,14 +61,14 @@ def _repeated(c: Coordinator, f: Finding, view: ViewId) -> Finding:
     return msgspec.structs.replace(f, kind="persistent") if again or in_a_row else f
 
 
-def _evict(c: Coordinator, finding: Finding) -> None:
+def _evict(c: FleetState, finding: Finding) -> None:
     if c.awaiting or not c.roster.is_alive(finding.culprit):
         return  # after a restart: it is found again in the view that follows
     _change.begin(c, f"audit: {finding.culprit} is at fault")
     c.condemn(finding.culprit, _words(finding))
 
 
-def _write(c: Coordinator, finding: Finding) -> None:
+def _write(c: FleetState, finding: Finding) -> None:
     c.journal(
         "audit_mismatch", step=finding.step, microbatch=finding.leaf, culprit=finding.culprit, host=finding.host,
         device=finding.device, verdict=finding.kind, evidence=_words(finding),

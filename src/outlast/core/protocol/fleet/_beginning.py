@@ -7,32 +7,23 @@ be started any more, the run ends at once, with what the replicas said.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outlast.core.protocol.fleet.roster import slot_of
+from outlast.core.protocol.fleet.state import FleetState, Start
+from outlast.core.protocol.fleet.views import install
 from outlast.core.protocol.types import View
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from outlast.core.protocol.fleet.coordinator import Coordinator
 
-__all__ = ["Start", "begin_again", "forget_view", "formation_s", "gathered", "overdue", "try_start"]
+__all__ = ["begin_again", "forget_view", "gathered", "overdue", "try_start"]
 
 _MOST = 6  # times `gather_s`
 
 
-@dataclass(slots=True)
-class Start:
-    """The wait for a first view. `since_s`: its beginning; `late`: who is not ready now has to join."""
-
-    since_s: float = math.nan
-    first_s: float = math.nan
-    late: bool = False
-
-
-def try_start(c: Coordinator, now_s: float) -> None:
+def try_start(c: FleetState, now_s: float) -> None:
     """The first view: of all replicas, or of those that are ready when the patience for the others is over. That is as
     long as the first needed, within bounds: all of them have the same to load."""
     start, roster = c.start, c.roster
@@ -51,12 +42,12 @@ def try_start(c: Coordinator, now_s: float) -> None:
         c.timer("gather", min(max(gather_s, now_s - start.since_s), _MOST * gather_s))
 
 
-def gathered(c: Coordinator) -> None:
+def gathered(c: FleetState) -> None:
     """The patience for whoever is late is over."""
     c.start.late = c.view is None and not math.isnan(c.start.first_s)
 
 
-def _begin(c: Coordinator, now_s: float) -> None:
+def _begin(c: FleetState, now_s: float) -> None:
     wanted = c.settings.num_replicas
     members = tuple(c.roster.having("fresh")[:wanted])
     here = {slot_of(name) for name in members}
@@ -67,10 +58,10 @@ def _begin(c: Coordinator, now_s: float) -> None:
         text = f"the run begins with {len(members)} of {wanted} replicas: {who} not ready {waited}, and will join"
         c.journal("notice", level="warning", text=text)
     c.start = Start()
-    c.install(View(id=c.next_id(), members=members, start=True), "start")
+    install(c, View(id=c.next_id(), members=members, start=True), "start")
 
 
-def overdue(c: Coordinator) -> None:
+def overdue(c: FleetState) -> None:
     """The time is up that the first may take, or all where their number matters."""
     if c.view is None and c.roster.count("fresh"):
         c.start.late = True
@@ -78,7 +69,7 @@ def overdue(c: Coordinator) -> None:
         c.finish("failed", 3, 0, f"no replica was ready after {c.settings.start_s:g} s" + c.failures.said())
 
 
-def _end_without_anybody(c: Coordinator) -> None:
+def _end_without_anybody(c: FleetState) -> None:
     """Restarts are used up, or no slot may be used any more: there is nothing to wait for."""
     roster = c.roster
     if roster.deserted and not c.awaiting and not c.unheard:
@@ -87,7 +78,7 @@ def _end_without_anybody(c: Coordinator) -> None:
         c.finish("failed", code, 0, f"{told} ({roster.restarts} restarts)" + c.failures.said())
 
 
-def begin_again(c: Coordinator, members: Iterable[str], cause: str) -> bool:
+def begin_again(c: FleetState, members: Iterable[str], cause: str) -> bool:
     """Whether it does, from the newest checkpoint; `members` held the state, and are gone. Every replica of the next
     first view reads the newest generation before it forms the view; should there be none yet, the run begins at step 0
     once more: the same bits again, only later."""
@@ -104,13 +95,8 @@ def begin_again(c: Coordinator, members: Iterable[str], cause: str) -> bool:
     return True
 
 
-def forget_view(c: Coordinator) -> None:
+def forget_view(c: FleetState) -> None:
     """All of the view are gone, and with them what it held: as if there had been none."""
     c.change = None
     c.start = Start()
     c.set_views(None, None)
-
-
-def formation_s(c: Coordinator, view: View) -> float:
-    """How long a view may take to form: a first one loads what a checkpoint holds."""
-    return c.settings.start_s if view.start and c.facts.get("checkpoints") else c.settings.formation_s

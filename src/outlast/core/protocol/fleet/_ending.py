@@ -14,9 +14,9 @@ import msgspec
 
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet._beginning import begin_again
+from outlast.core.protocol.fleet.state import FleetState
 
 if TYPE_CHECKING:
-    from outlast.core.protocol.fleet.coordinator import Coordinator
     from outlast.core.protocol.fleet.roster import Peer
 
 __all__ = ["begin", "exited", "greet", "progress"]
@@ -25,7 +25,7 @@ _UNBORN = "it was still starting when training ended"  # no fault of anybody's
 UNWRITTEN = 6  # exit code of a replica that would have to write, and whose script had decided earlier that it need not
 
 
-def begin(c: Coordinator, steps: int) -> None:
+def begin(c: FleetState, steps: int) -> None:
     """All members of the view passed the closing barrier. Whoever is not of the view has nothing left to do."""
     assert c.view is not None
     c.set_views(c.view, None)
@@ -40,24 +40,24 @@ def begin(c: Coordinator, steps: int) -> None:
     progress(c)
 
 
-def _note(c: Coordinator, ending: m.Ending) -> None:
+def _note(c: FleetState, ending: m.Ending) -> None:
     if c.ending is None or c.ending.writer != ending.writer:
         c.journal("training_ended", steps=ending.steps, writer=ending.writer)
     c.ending = ending
     c.persist()
 
 
-def _tell(c: Coordinator, *names: str) -> None:
+def _tell(c: FleetState, *names: str) -> None:
     assert c.view is not None
     assert c.ending is not None
     c.tell(c.roster.alive(names or c.view.members), _message(c, c.ending))
 
 
-def _message(c: Coordinator, ending: m.Ending) -> m.Ended:
+def _message(c: FleetState, ending: m.Ending) -> m.Ended:
     return m.Ended(epoch=c.epoch, writer=ending.writer, settled=ending.ends.get(ending.writer) in ("well", "badly"))
 
 
-def greet(c: Coordinator, peer: Peer) -> None:
+def greet(c: FleetState, peer: Peer) -> None:
     """A member came back, or a replica that is none."""
     if peer.name in c.current:
         _tell(c, peer.name)
@@ -65,7 +65,7 @@ def greet(c: Coordinator, peer: Peer) -> None:
         c.tell([peer.name], m.Close(epoch=c.epoch, reason="finished"))
 
 
-def exited(c: Coordinator, exited: m.Exited) -> bool:
+def exited(c: FleetState, exited: m.Exited) -> bool:
     """A process has ended, as a member or not. Told again by its agent it is no news. Whether it died."""
     ending, name = c.ending, exited.member
     assert ending is not None
@@ -80,7 +80,7 @@ def _how(exited: m.Exited) -> Literal["well", "badly", "death"]:
     return "well" if exited.cause in ("finished", "left") else "death"
 
 
-def progress(c: Coordinator) -> None:
+def progress(c: FleetState) -> None:
     """Do what is next: another writer, its end told, the end of the run."""
     ending, view = c.ending, c.view
     assert ending is not None
@@ -107,7 +107,7 @@ def _successor(ending: m.Ending, members: tuple[str, ...]) -> str:
     return next((name for how in order for name in members if ending.ends.get(name) == how), "")
 
 
-def _lost(c: Coordinator, ending: m.Ending) -> None:
+def _lost(c: FleetState, ending: m.Ending) -> None:
     """Nobody is left who could write: from a checkpoint, if there are any, else what was trained is gone."""
     assert c.view is not None
     c.ending = c.told_ended = None
@@ -119,7 +119,7 @@ def _lost(c: Coordinator, ending: m.Ending) -> None:
     c.finish("failed", 6, ending.steps, detail)
 
 
-def _finish(c: Coordinator, ending: m.Ending) -> None:
+def _finish(c: FleetState, ending: m.Ending) -> None:
     if ending.ends[ending.writer] == "well":
         bad = [name for name, how in ending.ends.items() if how == "badly"]
         told = f"the script of {', '.join(bad)}, which did not write, ended with an error after it" if bad else ""

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet._telling import tell_order
 from outlast.core.protocol.fleet.change import begin
-from outlast.core.protocol.types import Order, ServeId, View
+from outlast.core.protocol.fleet.roster import Peer
+from outlast.core.protocol.fleet.state import FleetState
+from outlast.core.protocol.types import Order, ServeId, View, ViewId
 
-if TYPE_CHECKING:
-    from outlast.core.protocol.fleet.coordinator import Coordinator
-
-__all__ = ["plan_next", "switched"]
+__all__ = ["note_formed", "plan_next", "switched"]
 
 
-def plan_next(c: Coordinator) -> None:
+def plan_next(c: FleetState) -> None:
     """The view is formed and nothing is under way: let somebody in or out, or have a joiner served."""
     view = c.view
     assert view is not None
@@ -31,7 +30,7 @@ def plan_next(c: Coordinator) -> None:
         _serve_all(c, view)
 
 
-def _switch(c: Coordinator, view: View, vacant: int) -> bool:
+def _switch(c: FleetState, view: View, vacant: int) -> bool:
     peers = c.roster.peers
     staying = [name for name in view.members if not peers[name].leaving]
     ready = [name for name in c.roster.having("ready") if not peers[name].leaving]
@@ -59,12 +58,12 @@ def _switch(c: Coordinator, view: View, vacant: int) -> bool:
     return True
 
 
-def _somebody_comes(c: Coordinator) -> bool:
+def _somebody_comes(c: FleetState) -> bool:
     coming = c.roster.having("spawning", "fresh", "joining")
     return any(not c.roster.peers[name].leaving for name in coming)
 
 
-def _serve_all(c: Coordinator, view: View) -> None:
+def _serve_all(c: FleetState, view: View) -> None:
     for name in c.roster.having("fresh"):
         peer = c.roster.peers[name]
         c.num_serves += 1
@@ -78,7 +77,7 @@ def _serve_all(c: Coordinator, view: View) -> None:
 
 
 def _order(
-    c: Coordinator, kind: Literal["switch", "serve"], *, next_view: View | None = None, joiner: str = "",
+    c: FleetState, kind: Literal["switch", "serve"], *, next_view: View | None = None, joiner: str = "",
     serve: ServeId = (0, 0),
 ) -> Order:  # fmt: skip
     assert c.view is not None
@@ -86,7 +85,7 @@ def _order(
     return Order(view=c.view.id, number=c.orders, kind=kind, next=next_view, joiner=joiner, serve=serve)
 
 
-def switched(c: Coordinator) -> None:
+def switched(c: FleetState) -> None:
     """Everyone is in the planned view: it is the view now, and who left may go."""
     assert c.view is not None
     assert c.planned is not None
@@ -98,3 +97,21 @@ def switched(c: Coordinator) -> None:
         c.roster.mark(name, "member")
     c.persist()
     c.tell(c.roster.alive(departed), m.Close(epoch=c.epoch, reason="left as planned"))
+
+
+def note_formed(c: FleetState, peer: Peer, at: ViewId) -> bool:
+    """Returns whether this was the last member that its view waited for."""
+    peer.view = max(peer.view or at, at)
+    if c.planned is not None and at == c.planned.id:
+        c.planned_entered = True
+        c.planned_unformed.discard(peer.name)
+        if not c.planned_unformed and not c.awaiting and c.change is None:
+            switched(c)
+            return True
+    elif c.view is not None and at == c.view.id and peer.name in c.unformed:
+        c.unformed.discard(peer.name)
+        if not c.ever_formed:
+            c.ever_formed = True
+            c.persist()
+        return not c.unformed
+    return False

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet._planned import switched
 from outlast.core.protocol.fleet.change import begin
-
-if TYPE_CHECKING:
-    from outlast.core.protocol.fleet.coordinator import Coordinator
+from outlast.core.protocol.fleet.state import FleetState
 
 __all__ = ["end_again", "reconcile", "recover"]
 
 
-def recover(c: Coordinator, record: m.Record) -> None:
+def recover(c: FleetState, record: m.Record) -> None:
     """Take over the record. A member of the last view that has no placement was known to be gone, or condemned, when
     the record was written; everybody else has to be heard of before anything is decided."""
     if record.outcome:
@@ -44,7 +42,7 @@ def recover(c: Coordinator, record: m.Record) -> None:
     c.set_views(record.view, record.planned)
 
 
-def _end_on(c: Coordinator, record: m.Record, ending: m.Ending) -> None:
+def _end_on(c: FleetState, record: m.Record, ending: m.Ending) -> None:
     """Training is over. Agents say again who has ended, and members that come back are told what they wait for."""
     c.ending = ending
     for name in record.view.members if record.view is not None else ():
@@ -56,7 +54,7 @@ def _end_on(c: Coordinator, record: m.Record, ending: m.Ending) -> None:
     c.unformed.clear()
 
 
-def reconcile(c: Coordinator) -> None:
+def reconcile(c: FleetState) -> None:
     """Everybody has reported or is gone. If all are in one formed view it goes on, else everybody leaves.
 
     Only the newest durable view can be adopted: an order to enter the planned one may still be under way, and what it
@@ -76,7 +74,7 @@ def reconcile(c: Coordinator) -> None:
         switched(c)
 
 
-def end_again(c: Coordinator, record: m.Record) -> None:
+def end_again(c: FleetState, record: m.Record) -> None:
     """The predecessor had ended the run durably; its farewells may not have arrived."""
     well = record.outcome == "finished"
     c.ended, c.over, c.farewell = None, True, record.outcome if well else record.detail or record.outcome

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from outlast.core.protocol import messages as m
+from outlast.core.protocol.fleet._planned import note_formed
 from outlast.core.protocol.fleet._restart import reconcile
 from outlast.core.protocol.fleet.change import begin
 from outlast.core.protocol.fleet.roster import Peer
-
-if TYPE_CHECKING:
-    from outlast.core.protocol.fleet.coordinator import Coordinator
+from outlast.core.protocol.fleet.state import FleetState
 
 __all__ = ["member", "outsider"]
 
 
-def member(c: Coordinator, peer: Peer, hello: m.Hello) -> None:
+def member(c: FleetState, peer: Peer, hello: m.Hello) -> None:
     """A member of the view reconnected: learn what it missed saying, and tell it what it missed hearing."""
     at = hello.view.id if hello.view is not None else None
     if at is not None and hello.left:
         peer.left = max(peer.left or at, at)
     if at is not None and hello.formed:
-        c.note_formed(peer, at)
+        note_formed(c, peer, at)
         if hello.done:
             c.done.setdefault(at, set()).add(peer.name)
     if peer.name in c.awaiting:
@@ -38,7 +35,7 @@ def member(c: Coordinator, peer: Peer, hello: m.Hello) -> None:
         _remind(c, peer, hello)
 
 
-def _out_of_step(c: Coordinator, peer: Peer, hello: m.Hello) -> str:
+def _out_of_step(c: FleetState, peer: Peer, hello: m.Hello) -> str:
     target = c.planned or c.view
     inside = target is not None and peer.name in target.members
     if inside and (hello.view is None or hello.view != target or hello.left or not hello.formed):
@@ -46,7 +43,7 @@ def _out_of_step(c: Coordinator, peer: Peer, hello: m.Hello) -> str:
     return ""
 
 
-def _remind(c: Coordinator, peer: Peer, hello: m.Hello) -> None:
+def _remind(c: FleetState, peer: Peer, hello: m.Hello) -> None:
     view, planned = c.view, c.planned
     assert view is not None
     at = hello.view.id if hello.view is not None else None
@@ -62,7 +59,7 @@ def _remind(c: Coordinator, peer: Peer, hello: m.Hello) -> None:
         begin(c, f"{peer.name} missed an order")
 
 
-def outsider(c: Coordinator, peer: Peer, hello: m.Hello) -> None:
+def outsider(c: FleetState, peer: Peer, hello: m.Hello) -> None:
     """Somebody outside the view: new, joining, a spare, or still in a view that is over."""
     following = hello.state in ("joining", "ready") and (peer.serve == hello.serve or peer.status == "spawning")
     if following:

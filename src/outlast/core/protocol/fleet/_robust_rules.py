@@ -6,18 +6,14 @@ was right. Two members cannot tell who of them is wrong: the run ends, and says 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet import change as _change
-
-if TYPE_CHECKING:
-    from outlast.core.protocol.fleet.coordinator import Coordinator
+from outlast.core.protocol.fleet.state import FleetState
 
 __all__ = ["accused", "admitted"]
 
 
-def admitted(c: Coordinator, now_s: float, told: m.Admitted) -> None:
+def admitted(c: FleetState, now_s: float, told: m.Admitted) -> None:
     """For the record: whether the view's members compute, wait or stop, and how many liars it survives."""
     c.journal(
         "rows_admitted", view=[told.view.epoch, told.view.n], step=told.step, action=told.action,
@@ -26,7 +22,7 @@ def admitted(c: Coordinator, now_s: float, told: m.Admitted) -> None:
     )  # fmt: skip
 
 
-def accused(c: Coordinator, now_s: float, told: m.Accused) -> None:
+def accused(c: FleetState, now_s: float, told: m.Accused) -> None:
     """One member's finding. The step is held anyway: every member leaves the view."""
     if not c.roster.is_alive(told.member):
         return
@@ -54,7 +50,7 @@ _REMEDIES = {
 }
 
 
-def _write(c: Coordinator, told: m.Accused, said: list[str], decision: str) -> None:
+def _write(c: FleetState, told: m.Accused, said: list[str], decision: str) -> None:
     culprit = c.roster.peers.get(told.culprit)
     c.journal(
         "reducer_accused", replica=told.culprit, step=told.step, bucket=told.bucket, reducer=told.reducer,

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from outlast.core.phases import Phase
 from outlast.core.policy._eviction import Evidence, judge, vertex_cover
 from outlast.core.protocol import messages as m
-
-if TYPE_CHECKING:
-    from outlast.core.protocol.fleet.coordinator import Coordinator
+from outlast.core.protocol.fleet.state import FleetState
 
 __all__ = ["continued", "cut", "examined", "probed", "rows", "stalled"]
 
 
-def stalled(c: Coordinator, now_s: float, message: m.Stalled) -> None:
+def stalled(c: FleetState, now_s: float, message: m.Stalled) -> None:
     """Somebody waits too long: have the ones it waits for looked at."""
     if c.view is None or c.change is not None:
         return
@@ -28,7 +25,7 @@ def stalled(c: Coordinator, now_s: float, message: m.Stalled) -> None:
         c.tell([c.roster.peers[name].agent], m.Examine(epoch=c.epoch, member=name))
 
 
-def examined(c: Coordinator, now_s: float, seen: m.Examined) -> None:
+def examined(c: FleetState, now_s: float, seen: m.Examined) -> None:
     """An agent's evidence about a suspect: evict, wait, or probe the paths. Unasked, it stands for itself: in a view
     of one nobody waits for who hangs."""
     asked = c.stalls.pop(seen.member, None)
@@ -61,7 +58,7 @@ def examined(c: Coordinator, now_s: float, seen: m.Examined) -> None:
             c.timer(f"probe:{newest.id}", 2.0 * c.settings.doubt_s)
 
 
-def _stopped_again(c: Coordinator, seen: m.Examined, asked: bool) -> bool:
+def _stopped_again(c: FleetState, seen: m.Examined, asked: bool) -> bool:
     """Whether that is all about a member that is stopped. The only holder of the state is continued and waited for, as
     long as a script may be silent; whoever is in no view has been continued once, and is replaced (27)."""
     name, agent = seen.member, c.roster.peers[seen.member].agent
@@ -77,18 +74,18 @@ def _stopped_again(c: Coordinator, seen: m.Examined, asked: bool) -> bool:
     return True
 
 
-def continued(c: Coordinator, now_s: float, said: m.Continued) -> None:
+def continued(c: FleetState, now_s: float, said: m.Continued) -> None:
     """An agent continued a member for which nobody waited."""
     text = f"{said.member} was stopped for {said.for_s:.1f} s while nobody waited for it, and was continued"
     c.journal("notice", level="warning", text=text)
 
 
-def rows(c: Coordinator, now_s: float, message: m.Rows) -> None:
+def rows(c: FleetState, now_s: float, message: m.Rows) -> None:
     """Whom a member of the probed view reaches."""
     c.rows[message.member] = message
 
 
-def probed(c: Coordinator, name: str) -> None:
+def probed(c: FleetState, name: str) -> None:
     """The time for answers to the probe of view `name` is over: cut the broken paths."""
     idle, c.idle, c.probing = c.idle, set(), None
     view = next((v for v in (c.view, c.planned) if v is not None and f"probe:{v.id}" == name), None)
@@ -109,7 +106,7 @@ def probed(c: Coordinator, name: str) -> None:
         cut(c, pairs, "no path between two members")
 
 
-def cut(c: Coordinator, pairs: Iterable[tuple[str, str]], why: str) -> None:
+def cut(c: FleetState, pairs: Iterable[tuple[str, str]], why: str) -> None:
     """Evict a minimum vertex cover of the broken pairs; of two, who does not answer the coordinator either."""
     members = c.view.members if c.view else ()
     age = {name: index for index, name in enumerate(members)}

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 from outlast.core.policy._verdicts import escalate, escalate_fleeting
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet.roster import QUARANTINED_AT, slot_of
+from outlast.core.protocol.fleet.state import FleetState
 
 if TYPE_CHECKING:
     from outlast.core.policy import VerdictAction
-    from outlast.core.protocol.fleet.coordinator import Coordinator
 
 __all__ = ["judged"]
 
 
-def judged(c: Coordinator, now_s: float, told: m.Judged) -> None:
+def judged(c: FleetState, now_s: float, told: m.Judged) -> None:
     """Write the verdict down; count the offence of each member that it is against, and act on repetition."""
     verdict = told.verdict
     for name in told.against or ("",):
@@ -33,7 +33,7 @@ def judged(c: Coordinator, now_s: float, told: m.Judged) -> None:
             _against(c, name, told)
 
 
-def _against(c: Coordinator, name: str, told: m.Judged) -> None:
+def _against(c: FleetState, name: str, told: m.Judged) -> None:
     host = c.roster.peers[name].agent
     action: VerdictAction = "replace"
     if told.verdict.confidence != "possible":
@@ -47,14 +47,14 @@ def _against(c: Coordinator, name: str, told: m.Judged) -> None:
             c.condemn(peer.name, why)
 
 
-def _lasting(c: Coordinator, slot: str, host: str) -> VerdictAction:
+def _lasting(c: FleetState, slot: str, host: str) -> VerdictAction:
     c.roster.offences[slot] = c.roster.offences.get(slot, 0) + 1
     host_of = {slot_of(peer.name): peer.agent for peer in c.roster.peers.values() if peer.agent}
     others = [agent for agent in c.roster.agents if agent != host and agent not in c.roster.barred]
     return escalate(slot, host, c.roster.offences, host_of, others)
 
 
-def _fleeting(c: Coordinator, slot: str) -> VerdictAction:
+def _fleeting(c: FleetState, slot: str) -> VerdictAction:
     c.roster.fleeting[slot] = c.roster.fleeting.get(slot, 0) + 1
     action = escalate_fleeting(slot, c.roster.fleeting, c.settings.num_replicas)
     if action == "quarantine":
@@ -62,7 +62,7 @@ def _fleeting(c: Coordinator, slot: str) -> VerdictAction:
     return action
 
 
-def _write(c: Coordinator, told: m.Judged, action: str, replica: str) -> None:
+def _write(c: FleetState, told: m.Judged, action: str, replica: str) -> None:
     verdict, who = told.verdict, told.verdict.culprit
     known = c.roster.peers.get(replica)
     same = who.replica == replica

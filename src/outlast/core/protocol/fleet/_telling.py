@@ -6,21 +6,19 @@ a difference saves bytes, and nothing depends on it. The member's end is `core/p
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.delta import diff
+from outlast.core.protocol.fleet.state import FleetState
 from outlast.core.protocol.types import Order, View
-
-if TYPE_CHECKING:
-    from outlast.core.protocol.fleet.coordinator import Coordinator
 
 __all__ = ["tell_order", "tell_view", "tell_whole"]
 
 
-def tell_view(c: Coordinator, base: View | None, view: View, cause: str) -> None:
+def tell_view(c: FleetState, base: View | None, view: View, cause: str) -> None:
     """`base`: the view that most of its members acted in last."""
     whole = view.members
     if base is not None:
@@ -32,7 +30,7 @@ def tell_view(c: Coordinator, base: View | None, view: View, cause: str) -> None
         c.tell(whole, c.install_message(view, cause))
 
 
-def tell_order(c: Coordinator, view: View, order: Order) -> None:
+def tell_order(c: FleetState, view: View, order: Order) -> None:
     """The planned switch from `view`: everybody in it holds it, who comes in does not."""
     assert order.next is not None
     acted = frozenset(view.members)
@@ -44,7 +42,7 @@ def tell_order(c: Coordinator, view: View, order: Order) -> None:
         c.tell(incoming, m.Take(epoch=c.epoch, order=order, **c.contacts(order.next)))
 
 
-def _contacts(c: Coordinator, view: View, known: frozenset[str]) -> dict[str, Any]:
+def _contacts(c: FleetState, view: View, known: frozenset[str]) -> dict[str, Any]:
     """Addresses and hosts of who is not known, and whose store is used."""
     whole = c.contacts(view)
     for table in ("addresses", "hosts"):
@@ -52,7 +50,7 @@ def _contacts(c: Coordinator, view: View, known: frozenset[str]) -> dict[str, An
     return whole
 
 
-def tell_whole(c: Coordinator, now_s: float, asked: m.Whole) -> None:
+def tell_whole(c: FleetState, now_s: float, asked: m.Whole) -> None:
     """Somebody could not apply a difference. If the view was superseded meanwhile, it hears of that one anyway."""
     view, planned = c.view, c.planned
     if view is not None and asked.view == view.id and asked.member in view.members:

@@ -1,6 +1,6 @@
 """A view is over: everybody is told to leave, and a successor is chosen among those who did (protocol, 2).
 
-Safety rests on `Change.dead`: a view is dead once one of its members is known to have left it or to be gone, because
+A view is dead once one of its members is known to have left it or to be gone, because
 every exchange needs all members. Nothing is installed before every view that may be acted in is dead and somebody who
 acted in it carries its state over, or nobody of it can act any more.
 """
@@ -8,37 +8,17 @@ acted in it carries its state over, or nobody of it can act any more.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet._beginning import begin_again, forget_view
-from outlast.core.protocol.types import View, ViewId
+from outlast.core.protocol.fleet.state import Change, FleetState
+from outlast.core.protocol.fleet.views import install
+from outlast.core.protocol.types import View
 
-if TYPE_CHECKING:
-    from outlast.core.protocol.fleet.coordinator import Coordinator
-
-__all__ = ["Change", "acknowledge", "begin", "demote", "successor", "try_install"]
-
-
-@dataclass(slots=True)
-class Change:
-    """Views up to `upto` are over and their successor is not yet installed."""
-
-    upto: ViewId
-    view: tuple[str, ...]  # members of the view that holds the state
-    old: dict[str, None]  # these, and those of a planned successor that may have taken effect
-    cause: str
-    waiting: set[str]  # alive and not yet heard to have left
-    acked: set[str] = field(default_factory=set)
-    stale: set[str] = field(default_factory=set)  # too far behind those who are alive
-    doubts: set[tuple[str, str]] = field(default_factory=set)  # (who says so, whose connection ended)
-    doubtful: bool = True  # doubts still wait for certainty
-    expired: bool = False
-    lease_out: bool = False
+__all__ = ["acknowledge", "begin", "demote", "successor", "try_install"]
 
 
-def begin(c: Coordinator, cause: str) -> None:
+def begin(c: FleetState, cause: str) -> None:
     """Everyone leaves together. Idempotent; while reports are awaited it is only noted (rule 3)."""
     if c.view is None or c.change is not None or c.ending is not None:
         return
@@ -54,7 +34,7 @@ def begin(c: Coordinator, cause: str) -> None:
     c.tell(alive, m.Notify(epoch=c.epoch, view=c.change.upto, cause=cause))
 
 
-def acknowledge(c: Coordinator, name: str) -> None:
+def acknowledge(c: FleetState, name: str) -> None:
     """`name` has left every view up to `upto`."""
     change = c.change
     if change is not None and name in change.waiting:
@@ -62,7 +42,7 @@ def acknowledge(c: Coordinator, name: str) -> None:
         change.acked.add(name)
 
 
-def demote(c: Coordinator, name: str) -> None:
+def demote(c: FleetState, name: str) -> None:
     """It cannot be a member: too far behind, or without state. It starts again as a joiner."""
     if c.change is not None and c.roster.is_alive(name):
         c.change.old.pop(name, None)
@@ -71,7 +51,7 @@ def demote(c: Coordinator, name: str) -> None:
         c.start_again(name)
 
 
-def try_install(c: Coordinator, now_s: float) -> None:
+def try_install(c: FleetState, now_s: float) -> None:
     change = c.change
     assert change is not None
     if change.waiting and not change.expired:
@@ -94,24 +74,24 @@ def try_install(c: Coordinator, now_s: float) -> None:
         try_install(c, now_s)
 
 
-def _carry_on(c: Coordinator, change: Change, carriers: Sequence[str]) -> None:
+def _carry_on(c: FleetState, change: Change, carriers: Sequence[str]) -> None:
     for name in sorted(change.waiting):
         c.condemn(name, f"did not acknowledge leaving view {change.upto}")
     for name in sorted(change.stale.difference(carriers)):
         demote(c, name)
-    c.install(successor(c, change, carriers), change.cause)
+    install(c, successor(c, change, carriers), change.cause)
 
 
-def _open_doubts(c: Coordinator, change: Change) -> bool:
+def _open_doubts(c: FleetState, change: Change) -> bool:
     """Whether a broken connection still waits to be explained by an exit."""
     change.doubts = {pair for pair in change.doubts if all(map(c.roster.is_alive, pair))}
     return bool(change.doubts) and change.doubtful
 
 
-def _without_survivors(c: Coordinator, change: Change) -> None:
+def _without_survivors(c: FleetState, change: Change) -> None:
     ready = [name for name in c.roster.having("ready") if not c.roster.peers[name].leaving]
     if ready:  # a spare is a replica that owned nothing; it goes on from its own last step, to the same bits
-        c.install(successor(c, change, ready[: c.settings.num_replicas]), change.cause)
+        install(c, successor(c, change, ready[: c.settings.num_replicas]), change.cause)
     elif c.unheard:
         return  # after a restart: a spare may still say that it is ready
     elif not c.ever_formed:
@@ -126,7 +106,7 @@ def _without_survivors(c: Coordinator, change: Change) -> None:
         c.finish("failed", 6, 0, "every replica that held the training state is gone")
 
 
-def successor(c: Coordinator, change: Change, carriers: Sequence[str]) -> View:
+def successor(c: FleetState, change: Change, carriers: Sequence[str]) -> View:
     """Survivors in their order, ready spares in the places of the dead, the other spares attached.
 
     Who was asked to leave is left out, unless nobody else of the old view carries the state.

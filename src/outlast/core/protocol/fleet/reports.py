@@ -9,15 +9,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.types import ViewId
 
-if TYPE_CHECKING:
-    from outlast.core.protocol.fleet.coordinator import Coordinator
-
-__all__ = ["AuditKey", "Fault", "Reports", "noted", "resumed"]
+__all__ = ["AuditKey", "Fault", "Reports"]
 
 _KEPT = 64  # commits: their news may come before the last word of the view's forming
 
@@ -126,19 +122,3 @@ class Reports:
         for _, record in self.mended:
             self.journal("recovery", **record)
         self.mended.clear()
-
-
-def resumed(c: Coordinator, now_s: float, _: m.Resumed) -> None:
-    """A step was committed in a view whose faults are not reported yet."""
-    c.reports.resumed()
-
-
-def noted(c: Coordinator, now_s: float, note: m.DeviceNoted) -> None:
-    """What was found out about a device, by a member or an agent, is written down; nothing follows from it here."""
-    peer = c.roster.peers.get(note.member)
-    replica, host = (note.member, peer.agent) if peer is not None else ("", note.member)
-    c.journal(
-        "device_finding", replica=replica, host=host, device=note.device,
-        source=note.source, step=note.step, microbatch=note.microbatch, evidence=note.evidence, action=note.action,
-        remedy=note.remedy,
-    )  # fmt: skip

@@ -1,0 +1,94 @@
+"""What agents and the launcher say: which replicas have started, and which have ended."""
+
+from __future__ import annotations
+
+from outlast.core.protocol import messages as m
+from outlast.core.protocol.fleet import _blame, _ending
+from outlast.core.protocol.fleet import change as _change
+from outlast.core.protocol.fleet.roster import incarnation_of, slot_of
+from outlast.core.protocol.fleet.state import FleetState
+
+__all__ = ["agent_gone", "agent_hello", "exited", "spawn_failed", "spawned"]
+
+
+def agent_hello(c: FleetState, now_s: float, hello: m.AgentHello) -> None:
+    """An agent greets, and lists the replicas that it has."""
+    if hello.epoch > c.epoch:
+        c.superseded()
+        return
+    if not c.roster.agent_here(hello.agent, hello.pid, hello.number):
+        return
+    c.tell([hello.agent], m.Welcome(epoch=c.epoch))
+    listed = set(hello.members)
+    for name in hello.members:
+        if c.roster.superseded(name):
+            c.roster.add(name, hello.agent, "condemned")
+        peer = c.roster.peers.get(name) or c.roster.add(name, hello.agent, "spawning")
+        peer.agent = hello.agent
+        if not peer.alive:
+            c.kill(name, "the run went on without this replica")
+    started, unstarted = c.roster.unlisted(hello.agent, listed)
+    for name in started:
+        exited(c, now_s, m.Exited(member=name, cause="exit", detail="died while its agent was out of reach"))
+    for name in unstarted:
+        c.tell([hello.agent], m.Spawn(epoch=c.epoch, member=name, after_s=0.0))
+
+
+def agent_gone(c: FleetState, now_s: float, gone: m.AgentGone) -> None:
+    """The launcher saw an agent die, and with it its replicas."""
+    lost = [p.name for p in c.roster.peers.values() if p.agent == gone.agent and p.status != "gone"]
+    if gone.agent not in c.roster.agents and not lost:
+        return
+    c.roster.agent_lost(gone.agent)
+    c.journal("agent_lost", agent=gone.agent, cause=gone.cause, replicas=lost)
+    for name in lost:
+        detail = f"its agent {gone.agent} died: {gone.cause}"
+        exited(c, now_s, m.Exited(member=name, cause="agent_lost", detail=detail))
+
+
+def spawned(c: FleetState, now_s: float, spawned: m.Spawned) -> None:
+    """An agent has started a replica."""
+    peer = c.roster.peers.get(spawned.member)
+    if peer is not None:
+        peer.pid = spawned.pid
+    c.journal("replica_started", replica=spawned.member, agent=spawned.agent, pid=spawned.pid)
+
+
+def spawn_failed(c: FleetState, now_s: float, failed: m.SpawnFailed) -> None:
+    """An agent could not start a replica."""
+    c.roster.drop(failed.member, now_s)
+    c.journal("notice", level="error", text=f"{failed.member} could not be started: {failed.error}")
+
+
+def exited(c: FleetState, now_s: float, gone: m.Exited) -> None:
+    """A process has ended: news of a replica that an agent is certain of."""
+    name = gone.member
+    died = _ending.exited(c, gone) if c.ending is not None else None
+    known = c.roster.peers.get(name)
+    if known is not None and known.status == "gone":
+        return
+    if known is None and incarnation_of(name) <= c.roster.incarnations.get(slot_of(name), 0):
+        c.roster.drop(name, now_s)  # an agent repeats what an earlier coordinator has dealt with
+        return
+    c.roster.learn(name, gone.committed)
+    planned_departure = known is not None and known.leaving and gone.cause in ("left", "finished", "exit")
+    c.roster.drop(name, now_s)
+    c.unheard.discard(name)
+    fault = died if died is not None else not planned_departure or name in c.current
+    c.reports.exited(gone, known.committed if known else None, fault, name in c.current)
+    _blame.ended(c, gone, fault)
+    if c.change is not None:
+        c.change.waiting.discard(name)
+        c.change.acked.discard(name)
+    elif name in c.current and not c.over and c.ending is None:
+        _member_gone(c, name, gone)
+
+
+def _member_gone(c: FleetState, name: str, exited: m.Exited) -> None:
+    cause = f"{name}: {exited.cause}"
+    if not c.awaiting:
+        _change.begin(c, cause)
+        return
+    c.awaiting.discard(name)
+    c.disturbed = cause
+    # the rest follows in _progress, once nobody is awaited

@@ -1,0 +1,36 @@
+"""Events of which the coordinator only takes note: they are written down, and nothing else follows from them."""
+
+from __future__ import annotations
+
+from outlast.core.protocol import messages as m
+from outlast.core.protocol.fleet.state import FleetState
+
+__all__ = ["noted", "resumed", "unjoined"]
+
+
+def resumed(c: FleetState, now_s: float, _: m.Resumed) -> None:
+    """A step was committed in a view whose faults are not reported yet."""
+    c.reports.resumed()
+
+
+def noted(c: FleetState, now_s: float, note: m.DeviceNoted) -> None:
+    """What was found out about a device, by a member or an agent, is written down; nothing follows from it here."""
+    peer = c.roster.peers.get(note.member)
+    replica, host = (note.member, peer.agent) if peer is not None else ("", note.member)
+    c.journal(
+        "device_finding", replica=replica, host=host, device=note.device,
+        source=note.source, step=note.step, microbatch=note.microbatch, evidence=note.evidence, action=note.action,
+        remedy=note.remedy,
+    )  # fmt: skip
+
+
+def unjoined(c: FleetState, now_s: float, told: m.Unjoined) -> None:
+    if c.unjoined or any(peer.joined for peer in c.roster.peers.values()):
+        return  # told already, or the script does join, and this replica is slow
+    c.unjoined = True
+    text = (
+        f"{told.member} has run for {told.for_s:.0f} s without outlast.join(), which makes it part of this run. A "
+        "script that never calls it (a Trainer's, say) trains the whole job in every replica: stop it, and call "
+        "outlast.join() and protect() in a loop of its own"
+    )
+    c.journal("notice", level="warning", text=text)

@@ -1,0 +1,189 @@
+"""What the coordinator knows, and how it says what is to be done: the data that every rule of this room works on.
+
+Decides nothing. Rules are functions of this state, the time and an event; they change it, and append actions in the
+order in which these are to be carried out. Nothing here imports a rule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from outlast.core.protocol import messages as m
+from outlast.core.protocol.fleet._failures import Failures
+from outlast.core.protocol.fleet.reports import Reports
+from outlast.core.protocol.fleet.roster import Roster, Settings
+from outlast.core.protocol.types import View, ViewId
+
+__all__ = ["Change", "FleetState", "Start"]
+
+
+@dataclass(slots=True)
+class Start:
+    """The wait for a first view. `since_s`: its beginning; `late`: who is not ready now has to join."""
+
+    since_s: float = math.nan
+    first_s: float = math.nan
+    late: bool = False
+
+
+@dataclass(slots=True)
+class Change:
+    """Views up to `upto` are over and their successor is not yet installed."""
+
+    upto: ViewId
+    view: tuple[str, ...]  # members of the view that holds the state
+    old: dict[str, None]  # these, and those of a planned successor that may have taken effect
+    cause: str
+    waiting: set[str]  # alive and not yet heard to have left
+    acked: set[str] = field(default_factory=set)
+    stale: set[str] = field(default_factory=set)  # too far behind those who are alive
+    doubts: set[tuple[str, str]] = field(default_factory=set)  # (who says so, whose connection ended)
+    doubtful: bool = True  # doubts still wait for certainty
+    expired: bool = False
+    lease_out: bool = False
+
+
+class FleetState:
+    """See the module. `_out`: the actions that the event at hand has led to so far."""
+
+    def __init__(self, settings: Settings, epoch: int) -> None:
+        self.settings, self.epoch = settings, epoch
+        self.roster = Roster(settings)
+        self.view: View | None = None
+        self.planned: View | None = None  # told, and perhaps in effect already
+        self.planned_entered = False  # some member is known to be in it
+        self.change: Change | None = None
+        self.start = Start()
+        self.orders = 0  # given in this view
+        self._number = 0  # of the newest view that was ever made
+        self.num_serves = 0
+        self.facts: dict[str, str] = {}
+        self.over = False
+        self.farewell = ""  # what members are told of the end; who is superseded says nothing
+        self.ever_formed = False
+        self.unjoined = False  # it was told that the script seems not to join
+        self.leaving = False  # some member was asked to go
+        self.awaiting: set[str] = set()  # after a restart: members of the last view that have not reported
+        self.unheard: set[str] = set()  # after a restart: the others that were placed and have not reported
+        self.disturbed = ""  # after a restart: why the last view cannot simply go on
+        self.ended: m.Record | None = None  # the run was over before this coordinator began
+        self.ending: m.Ending | None = None  # training is over, the scripts are not
+        self.told_ended: m.Ended | None = None
+        self.current: frozenset[str] = frozenset()  # members of the view and of the planned one
+        self.unformed: set[str] = set()  # members of the view that have not formed it yet
+        self.planned_unformed: set[str] = set()
+        self.reports = Reports(self.journal)
+        self.stalls: dict[str, m.Stalled] = {}
+        self.rows: dict[str, m.Rows] = {}
+        self.idle: set[str] = set()  # members that only wait, as their agents say, while paths are probed
+        self.probing: ViewId | None = None
+        self.done: dict[ViewId, set[str]] = {}
+        self.failures = Failures()
+        self._out: list[m.Action] = []
+
+    def latest(self) -> ViewId:
+        """The newest view that anybody may act in."""
+        newest = self.planned or self.view
+        return newest.id if newest else ViewId(self.epoch, 0)
+
+    @property
+    def num_microbatches(self) -> int:
+        """Of every step; 0 while nobody has said."""
+        return int(self.facts.get("microbatches", "0"))
+
+    def next_id(self) -> ViewId:
+        """Never used before in this epoch, even if the view that had it is forgotten."""
+        self._number = max(self._number, self.latest().n) + 1
+        return ViewId(self.epoch, self._number)
+
+    def set_views(self, view: View | None, planned: View | None) -> None:
+        """The view that is and the one that may come; O(members)."""
+        self.view, self.planned, self.planned_entered = view, planned, False
+        self.current = frozenset((view.members if view else ()) + (planned.members if planned else ()))
+        self.unformed = self._yet_to_form(view)
+        self.planned_unformed = self._yet_to_form(planned)
+
+    def _yet_to_form(self, view: View | None) -> set[str]:
+        peers = self.roster.peers
+        return {name for name in view.members if peers[name].view != view.id} if view is not None else set()
+
+    def install_message(self, view: View, cause: str) -> m.Install:
+        return m.Install(epoch=self.epoch, view=view, cause=cause, **self.contacts(view))
+
+    def departure(self) -> m.Close:
+        return m.Close(epoch=self.epoch, reason="left as planned")
+
+    def contacts(self, view: View) -> dict[str, Any]:
+        peers = self.roster.peers
+        known = {name: peers[name] for name in view.members + view.attached if name in peers}
+        addresses, hosts = {n: p.address for n, p in known.items()}, {n: p.agent for n, p in known.items()}
+        return {"addresses": addresses, "hosts": hosts, "store": peers[view.members[0]].store}
+
+    def start_again(self, name: str) -> None:
+        """A joiner, or who cannot be a member: it drops what it has and waits to be served."""
+        self.roster.mark(name, "fresh")
+        self.roster.peers[name].serve = (0, 0)
+        self.tell([name], m.Rejoin(epoch=self.epoch, member=name))
+
+    def condemn(self, name: str, why: str) -> None:
+        """It counts for nothing from here on, whether or not it can be reached."""
+        self.roster.mark(name, "condemned")
+        if self.change is not None:
+            self.change.waiting.discard(name)
+            self.change.acked.discard(name)
+        self.journal("suspected", replica=name, evidence=why, decision="evict")
+        self.kill(name, why)
+        self.tell([name], m.Evict(epoch=self.epoch, reason=why))
+
+    def kill(self, name: str, why: str) -> None:
+        agent = self.roster.peers[name].agent
+        if agent:
+            self.persist()
+            self.tell([agent], m.Kill(epoch=self.epoch, member=name, reason=why))
+
+    def persist(self, **ended: Any) -> None:
+        """Also where nothing changed: the write is what proves that this coordinator still is the coordinator."""
+        placement = {p.name: p.agent for p in self.roster.peers.values() if p.alive}
+        record = m.Record(
+            view=self.view, planned=self.planned, incarnations=dict(self.roster.incarnations), placement=placement,
+            facts=self.facts, formed=self.ever_formed, offences=dict(self.roster.offences),
+            fleeting=dict(self.roster.fleeting), ending=self.ending, **ended,
+        )  # fmt: skip
+        if not any(isinstance(action, m.Persist) and action.record == record for action in self._out):
+            self._out.append(m.Persist(record=record))
+
+    def tell(self, to: Sequence[str], message: m.FromCoordinator) -> None:
+        if to:
+            self._out.append(m.Tell(to=tuple(to), message=message))
+
+    def timer(self, name: str, after_s: float) -> None:
+        self._out.append(m.SetTimer(name=name, after_s=after_s))
+
+    def journal(self, kind: str, **fields: object) -> None:
+        self._out.append(m.Journal(kind=kind, fields=fields))
+
+    def finish(
+        self, outcome: Literal["finished", "failed", "stopped"], exit_code: int, steps: int, detail: str
+    ) -> None:
+        if self.over:
+            return
+        self.over, self.farewell = True, outcome if outcome == "finished" else detail or outcome
+        if self.change is None:  # else the last faults were not recovered from
+            self.reports.recoveries(self.latest())
+        self.reports.end()
+        self.persist(outcome=outcome, exit_code=exit_code, steps=steps, detail=detail)
+        everyone = [p.name for p in self.roster.peers.values() if p.alive]
+        self.tell(everyone, m.Close(epoch=self.epoch, reason=self.farewell))
+        self.tell(sorted(self.roster.agents), m.Stop(epoch=self.epoch, reason=outcome))
+        self.end(m.Finish(outcome=outcome, exit_code=exit_code, steps=steps, detail=detail))
+
+    def end(self, finish: m.Finish) -> None:
+        self._out.append(finish)
+
+    def superseded(self) -> None:
+        """A newer coordinator has taken over: nothing of what was about to be said holds."""
+        self.over = True
+        self._out = [m.Finish(outcome="stopped", exit_code=0, steps=0, detail="superseded by a newer coordinator")]
