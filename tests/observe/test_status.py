@@ -176,7 +176,21 @@ def test_a_run_that_is_silent_for_too_long_is_stalled(story: Any) -> None:
 def test_a_script_that_goes_on_after_its_loop_is_not_stalled(story: Any) -> None:
     done = msgspec.structs.replace(story.training[-1], until=20)
     state = status([*story.started, *story.training[:-1], done], held=True, now_s=story.start_s + 99.0)
-    assert (state.state, state.detail) == ("training", "all steps are done; the end of the script is awaited")
+    assert (state.state, state.detail) == ("ending", "all steps are done; the end of the script is awaited")
+
+
+def test_training_that_has_ended_is_not_said_to_train_on(story: Any) -> None:
+    """Also where the loop was left early, at a step that nobody knew to be the last; until everything begins again."""
+    events = [*story.started, *story.training]
+    ended = ev.TrainingEnded(at_s=events[-1].at_s + 1.0, steps=21, writer="r1.0")
+    state = status([*events, ended], held=True, now_s=ended.at_s + 500.0)
+    assert (state.state, state.detail) == ("ending", "training is done; the script of r1.0, which writes, is not")
+    assert state.step == 21
+    assert states(state) == {**{f"r{slot}.0": "ending" for slot in range(4)}, "r4.0": "spare"}
+    assert "a step" not in render_status(state)
+    assert status([*events, ended, *story.finished]).state == "finished"
+    lost = ev.FleetLost(at_s=ended.at_s + 1.0, step=7, detail="r0.1: signal")
+    assert status([*events, ended, lost]).state == "starting"
 
 
 def test_a_run_whose_replicas_are_all_gone_is_starting_not_training(story: Any) -> None:

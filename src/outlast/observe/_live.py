@@ -164,10 +164,11 @@ def _summary(state: Status, total: int | None) -> str:
     steps = f"step {state.step}" + (f" of {total}" if total else "")
     training = sum(replica.state == "training" for replica in state.replicas)
     over = state.state in _OVER
-    parts = [steps] if over else [steps, f"{training} of {state.num_replicas} replicas training"]
+    busy = state.detail if state.state == "ending" else f"{training} of {state.num_replicas} replicas training"
+    parts = [steps] if over else [steps, busy]
     parts += [f"loss {state.loss:.4g}"] if state.loss is not None else []
     parts += [state.detail] if state.state == "stalled" else []
-    parts += [f"{format_s(state.step_s)} a step"] if state.step_s and state.state != "stalled" else []
+    parts += [f"{format_s(state.step_s)} a step"] if state.step_s and state.state not in {"stalled", "ending"} else []
     parts += [f"{state.num_recoveries} recoveries"] if state.num_recoveries else []
     parts += [f"step {state.last_save.step} saved"] if state.last_save else []
     parts += ["the newest save failed"] if state.failed_save else []
@@ -213,5 +214,5 @@ def _picture(state: Status, total: int | None, losses: list[float], console: Con
 
 _STYLES = {
     "starting": "dim", "joining": "cyan", "spare": "cyan", "forming": "yellow", "training": "green",
-    "suspected": "bold yellow", "leaving": "dim", "exited": "red",
+    "suspected": "bold yellow", "leaving": "dim", "ending": "green", "exited": "red",
 }  # fmt: skip

@@ -25,7 +25,7 @@ __all__ = ["OVER_DETAIL", "Process", "Replica", "RunState", "Status", "StatusFol
 OVER_DETAIL = "the run is over"
 """What is told of a replica that nothing else ended."""
 
-RunState = Literal["starting", "forming", "training", "stalled", "finished", "failed", "stopped", "lost"]
+RunState = Literal["starting", "forming", "training", "stalled", "ending", "finished", "failed", "stopped", "lost"]
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +45,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     replica: str
     agent: str
     pid: int
-    state: Literal["starting", "joining", "spare", "forming", "training", "suspected", "leaving", "exited"]
+    state: Literal["starting", "joining", "spare", "forming", "training", "suspected", "leaving", "ending", "exited"]
     view: tuple[int, int] | None
     step: int | None
     detail: str = ""
@@ -54,7 +54,8 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """A run at one moment. Times are Unix seconds; `step_s` is the mean of the last steps reported; `until`: steps in
     all, None before the loop has said it. `step`: how many were committed, the newest at `step_at_s`, `step_age_s` ago;
-    "stalled" is a run whose newest commit is much older than usual.
+    "stalled" is a run whose newest commit is much older than usual; "ending" one whose training is done, and whose
+    scripts are not.
 
     `agent` is the first of `agents`: the only one, unless the run was started with more. `replicas`: all that have not
     ended, and of a slot where all have, the newest.
@@ -103,6 +104,7 @@ class StatusFold:
         self._people = 0  # rises with every change of who is there and how they are
         self._view: tuple[int, int] | None = None
         self._formed = self._begins_again = False
+        self._ended: ev.TrainingEnded | None = None
         self._planned: ev.ViewInstalled | None = None
         self._progress: ev.Progress | None = None
         self._step: int | None = None
@@ -141,6 +143,10 @@ class StatusFold:
             case ev.FleetLost():
                 self._step = self._step_at_s = None  # what follows begins at an earlier one
                 self._formed, self._begins_again = False, True
+                self._ended = None
+            case ev.TrainingEnded():
+                self._ended, self._step = event, max(event.steps, self._step or 0)
+                self._people += 1
             case ev.AuditMismatch():
                 self._mismatches += 1
             case ev.Certified():
@@ -204,8 +210,10 @@ class StatusFold:
         if not self._formed:
             return "forming", "a view is being formed"
         until = self._progress.until if self._progress else 0
+        if self._ended is not None:
+            return "ending", f"training is done; the script of {self._ended.writer}, which writes, is not"
         if until and self._step is not None and self._step >= until:
-            return "training", "all steps are done; the end of the script is awaited"
+            return "ending", "all steps are done; the end of the script is awaited"
         step_s = self._progress.step_s if self._progress else 0.0
         if age_s is not None and age_s > usual_silence_s(self._heartbeat_s, step_s):
             usual = f", and steps take {format_s(step_s)}" if step_s else ""
@@ -232,8 +240,8 @@ class StatusFold:
         if name in self._inside:
             state, step = replica.state, replica.step
             if state not in {"exited", "suspected"}:
-                state = "training" if self._formed else "forming"
-            if state in {"training", "suspected"}:
+                state = "ending" if self._ended else "training" if self._formed else "forming"
+            if state in {"training", "suspected", "ending"}:
                 step = self._step
             replica = msgspec.structs.replace(replica, state=state, step=step, view=self._view)
         if over and replica.state != "exited":

@@ -29,7 +29,7 @@ def render_status(state: Status, *, curve: Sequence[float] = ()) -> str:
     lines = [f"run {state.run_id or '?'}: {state.state}" + (f" ({state.detail})" if state.detail else "")]
     age = f", {format_s(state.step_age_s)} ago" if state.step_age_s is not None else ""
     facts = [f"step {_or_dash(state.step)}{age}", f"view {_view(state.view)}"]
-    facts += [f"{format_s(state.step_s)} a step"] if state.step_s and state.state != "stalled" else []
+    facts += [f"{format_s(state.step_s)} a step"] if state.step_s and state.state not in {"stalled", "ending"} else []
     facts += [f"loss {state.loss:.4g}"] if state.loss is not None else []
     facts += [f"recoveries {state.num_recoveries}"]
     facts += [f"audit mismatches {state.num_audit_mismatches}"] if state.num_audit_mismatches else []

@@ -20,7 +20,7 @@ from outlast.observe._timeline import Row, format_s, timeline
 
 __all__ = ["RUNNING", "Advice", "Why", "remedy", "story_of", "why"]
 
-RUNNING = frozenset({"starting", "forming", "training", "stalled"})
+RUNNING = frozenset({"starting", "forming", "training", "stalled", "ending"})
 """States of a run that goes on: its time is told up to now."""
 
 

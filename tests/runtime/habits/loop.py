@@ -263,13 +263,194 @@ def unregistered(bench: Bench) -> None:
     bench.after = after
 
 
+def clipped_by_hand(bench: Bench) -> None:
+    """Gradients are clipped where a plain loop does it."""
+    bench.after = lambda step: nn.utils.clip_grad_norm_(bench.model.parameters(), 1.0)
+
+
+def scheduler_twice(bench: Bench) -> None:
+    """A scheduler that `protect` is given, and that the loop steps as well."""
+    scheduler = torch.optim.lr_scheduler.StepLR(bench.optimizer, 3)
+    bench.options["scheduler"], bench.after = scheduler, lambda step: scheduler.step()
+
+
+def scaled(bench: Bench) -> None:
+    """A loss that is multiplied for half precision, without the step that divides it again."""
+    scaler, loss = torch.amp.GradScaler("cpu"), bench.loss
+    bench.loss = lambda batch: scaler.scale(loss(batch))
+
+
+def adversaries(bench: Bench) -> None:
+    """Two models with an optimizer each, trained against each other as one sum; an average of one of them."""
+    maker, judge = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+    bench.model = nn.ModuleDict({"maker": maker, "judge": judge})
+    bench.optimizer = [torch.optim.Adam(maker.parameters(), 0.01), torch.optim.SGD(judge.parameters(), 0.05, 0.9)]
+    average = AveragedModel(maker, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    rates = [torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5) for optimizer in bench.optimizer]
+    bench.options |= {"state": {"average": average}, "scheduler": rates[0], "clip_norm": 1.0}
+
+    def loss(batch: Any) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            made = maker(torch.randn_like(batch[0]))
+            judged = judge(made.detach()).mean() - judge(batch[0]).mean()
+            judge.requires_grad_(False)
+            fooled = -judge(made).mean()
+            judge.requires_grad_(True)
+        return judged.float() + fooled.float()
+
+    def after(step: Any) -> None:
+        rates[1].step()
+        average.update_parameters(maker)
+
+    bench.loss, bench.after = loss, after
+    bench.compared["average"] = lambda: digest(average.state_dict())
+    bench.compared["rates"] = lambda: [rate.get_last_lr() for rate in rates]
+
+
+def in_turns(bench: Bench) -> None:
+    """Two models with an optimizer each, one of them trained in each step."""
+    maker, judge = nn.Linear(8, 8), nn.Linear(8, 1)
+    bench.model = nn.ModuleDict({"maker": maker, "judge": judge})
+    bench.optimizer = [torch.optim.Adam(maker.parameters(), 0.01), torch.optim.Adam(judge.parameters(), 0.01)]
+
+    def before(step: Any) -> None:
+        maker.requires_grad_(step.number % 2 == 0)
+        judge.requires_grad_(step.number % 2 == 1)
+
+    def loss(batch: Any) -> Tensor:
+        x = batch[0].requires_grad_()
+        (slope,) = torch.autograd.grad(judge(x).sum(), x, create_graph=True)
+        return judge(maker(batch[0])).mean() - judge(batch[0]).mean() + (slope.norm(dim=1) - 1).square().mean()
+
+    bench.before, bench.loss = before, loss
+
+
+class Free(torch.optim.Optimizer):
+    """Keeps two points a parameter, and shows one of them: as of schedule-free optimizers, which `eval` and `train`."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr, "k": 0, "training": True})
+
+    @torch.no_grad()
+    def _show(self, weight: float, training: bool) -> None:
+        for group in self.param_groups:
+            if group["training"] != training:
+                group["training"] = training
+                for param in group["params"]:
+                    if "z" in self.state[param]:
+                        param.lerp_(self.state[param]["z"], weight)
+
+    def eval(self) -> None:
+        self._show(1 - 1 / 0.9, False)
+
+    def train(self) -> None:
+        self._show(1 - 0.9, True)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            assert group["training"]
+            group["k"] += 1
+            for param in group["params"]:
+                z = self.state[param].setdefault("z", param.clone())
+                param.lerp_(z, 1 / group["k"])
+                param.sub_(param.grad, alpha=group["lr"] * (0.9 * (1 - 1 / group["k"]) - 1) * -1)
+                z.sub_(param.grad, alpha=group["lr"])
+
+
+def schedule_free(bench: Bench) -> None:
+    """An optimizer that is put into eval mode after each step and back before the next."""
+    bench.optimizer = Free(bench.model.parameters(), 0.05)
+    bench.before, bench.after = lambda step: bench.optimizer.train(), lambda step: bench.optimizer.eval()
+
+
+def plateau_in_state(bench: Bench) -> None:
+    """A scheduler that reads the loss, registered."""
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(bench.optimizer, patience=1, factor=0.9, threshold=0.3)
+    bench.after, bench.options["state"] = lambda step: scheduler.step(step.loss), {"plateau": scheduler}
+    bench.compared["best"] = lambda: scheduler.best
+
+
+def thawed_in_stages(bench: Bench) -> None:
+    """One layer after the other is thawed, from the head down, each with a group and a rate of its own."""
+    layers = [bench.model[2], bench.model[0]]
+    bench.optimizer = torch.optim.AdamW([{"params": list(layer.parameters()), "lr": 0.01} for layer in layers])
+
+    def before(step: Any) -> None:
+        for n, layer in enumerate(layers):
+            layer.requires_grad_(step.number >= 5 * n)
+            bench.optimizer.param_groups[n]["lr"] = 0.01 / (1 + max(0, step.number - 5 * n))
+
+    bench.before = before
+
+
+def hook_that_counts(bench: Bench) -> None:
+    """A hook of the optimizer that changes the rate by what it has counted."""
+    seen: list[int] = []
+
+    def hook(optimizer: Any, *_: Any) -> None:
+        seen.append(1)
+        with torch.no_grad():
+            bench.model[2].bias.mul_(1 - 0.1 / len(seen))
+
+    bench.optimizer.register_step_post_hook(hook)
+
+
+def hook_that_drifts(bench: Bench) -> None:
+    """A hook of the optimizer that needs nothing: it decays weights by what the groups say."""
+
+    @torch.no_grad()
+    def hook(optimizer: Any, *_: Any) -> None:
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                param.mul_(1 - 0.1 * group["lr"])
+
+    bench.optimizer.register_step_post_hook(hook)
+
+
+class Switching(torch.optim.Optimizer):
+    """Steps one group after the other, and remembers which is next, in a group if it is `told` to."""
+
+    def __init__(self, groups: Any, told: bool) -> None:
+        super().__init__(groups, {"lr": 0.05})
+        self.turns = self.param_groups[0] if told else {}
+        self.turns["turn"] = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        group = self.param_groups[self.turns["turn"] % len(self.param_groups)]
+        self.turns["turn"] += 1
+        for param in group["params"]:
+            param.sub_(param.grad, alpha=group["lr"])
+
+
+def group_at_a_time(bench: Bench) -> None:
+    """An optimizer that steps a group at a time."""
+    bench.optimizer = Switching([{"params": list(bench.model[i].parameters())} for i in (0, 2)], told=True)
+
+
+def group_at_a_time_unseen(bench: Bench) -> None:
+    """The same, where it counts in an attribute."""
+    bench.optimizer = Switching([{"params": list(bench.model[i].parameters())} for i in (0, 2)], told=False)
+
+
+def weighted_by_count(bench: Bench) -> None:
+    """A weight of the loss that follows from what the loop counts, and nobody was told of."""
+    seen: list[int] = []
+    bench.after = lambda step: seen.append(1)
+    loss = bench.loss
+    bench.loss = lambda batch: loss(batch) * (1 + 0.1 * len(seen))
+
+
 HABITS = {
     f.__name__: f
     for f in (
         plain, rate_before, rate_after, rate_follows, rate_inside, scheduler_by_hand, plateau_by_hand,
         plateau_of_ones_own, average, average_by_hook, teacher, counter, clamped, frozen_then_thawed, eval_mode,
         unregistered, thawed, group_added, data_written, counting_optimizer, drawing_dataset, drawing_workers,
-        caching_dataset,
+        caching_dataset, clipped_by_hand, scheduler_twice, scaled, adversaries, in_turns, schedule_free,
+        plateau_in_state, thawed_in_stages, hook_that_counts, hook_that_drifts, group_at_a_time, group_at_a_time_unseen,
+        weighted_by_count,
     )
 }  # fmt: skip
 

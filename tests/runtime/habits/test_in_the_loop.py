@@ -360,6 +360,28 @@ def test_what_cannot_be_protected_is_told_by_protect(
 
 
 @BOTH
+@pytest.mark.parametrize(
+    ("given", "said", "remedy"),
+    [
+        ({"checks": "abtf"}, "checks='abtf' is no kind of check", "'abft'"),
+        ({"checks": ["layers.*"]}, "no module's name matches 'layers.*'", "names such as 0, 1, 2"),
+        ({"guards": "ful"}, "guards='ful' is no preset", "'full'"),
+        ({"aggregation": "medain", "rows": 4}, "'medain'", "'median'"),
+        ({"aggregation": "trimmed_mean", "rows": 4, "f": 3}, "tolerates at most f = 1, not 3", "f"),
+    ],
+    ids=["checks", "patterns", "guards", "rule", "too many"],
+)  # fmt: skip
+def test_what_only_the_protected_loop_uses_is_judged_by_both(
+    given: dict[str, Any], said: str, remedy: str, plain: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a script that was tried with OUTLAST=off does not end in its first protected minute."""
+    with pytest.raises(ConfigError) as caught:
+        Case(monkeypatch, plain, **given)
+    assert said in caught.value.message
+    assert remedy in caught.value.remedy
+
+
+@BOTH
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, Lion, torch.optim.Adafactor, torch.optim.NAdam])
 def test_other_optimizers_are_as_welcome_as_before(
     optimizer: Any, plain: bool, monkeypatch: pytest.MonkeyPatch

@@ -20,8 +20,8 @@ __all__ = ["CONTENT_TYPE", "Scraped", "metrics_text"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
-_STATES = ("starting", "forming", "training", "stalled", "finished", "failed", "stopped", "lost")
-_MEMBER_STATES = ("starting", "joining", "spare", "forming", "training", "suspected", "leaving", "exited")
+_STATES = ("starting", "forming", "training", "stalled", "ending", "finished", "failed", "stopped", "lost")
+_MEMBER_STATES = ("starting", "joining", "spare", "forming", "training", "suspected", "leaving", "ending", "exited")
 
 
 class Scraped(msgspec.Struct, frozen=True, kw_only=True):

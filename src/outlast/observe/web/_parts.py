@@ -21,7 +21,7 @@ _BINS = 400
 _LEVELS = {"info": 0, "warning": 1, "error": 2}
 _CODES = {
     "training": "t", "forming": "f", "starting": "s", "joining": "j", "spare": "p", "suspected": "u", "leaving": "l",
-    "exited": "x", "over": "o",
+    "ending": "e", "exited": "x", "over": "o",
 }  # fmt: skip
 _NUM_SUSPECTS = 50
 
@@ -55,7 +55,7 @@ def members_part(state: Status) -> dict[str, object]:
     from its state: in the view, the run's."""
     hosts: dict[str, list[list[object]]] = {agent.name: [] for agent in state.agents}
     for r in state.replicas:
-        step = None if r.state in {"training", "suspected"} else r.step
+        step = None if r.state in {"training", "suspected", "ending"} else r.step
         hosts.setdefault(r.agent, []).append([r.replica, _CODES[_shown_state(r)], r.pid, step, r.detail])
     lost = {agent.name: agent.detail for agent in state.agents if agent.state == "lost"}
     return {

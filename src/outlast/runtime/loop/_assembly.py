@@ -9,6 +9,7 @@ import msgspec
 from outlast.core.policy import Guards
 from outlast.runtime.checks.checked_sums import admit_device, checked_sums
 from outlast.runtime.exchange.robust_rows import arrange
+from outlast.runtime.exchange.rule_settings import row_settings
 from outlast.runtime.exchange.slots import Memory
 from outlast.runtime.faults.flips import ordered
 from outlast.runtime.host.environment import Environment
@@ -19,7 +20,19 @@ from outlast.runtime.training.engine import Engine
 from outlast.runtime.training.samples import Samples
 from outlast.runtime.training.state import State
 
-__all__ = ["assemble"]
+__all__ = ["assemble", "judge"]
+
+
+def judge(
+    env: Environment, parts: State, samples: Samples, *, guards: Guards | str, robust: dict[str, Any], checks: Any
+) -> None:
+    """ConfigError for what `assemble` would refuse, where nothing is made of it: a plain loop does without all of this,
+    and a mistake in it is told all the same. There is no fleet to count rows by (one a replica is usual): it is taken
+    to be as large as it may be."""
+    Guards.of(guards if env.config.guards == "script" else env.config.guards)
+    largest = msgspec.structs.replace(env.config, replicas=max(2, samples.num_leaves))
+    row_settings(largest, parts.names, samples.num_leaves, **robust)
+    checked_sums(parts.model, checks)
 
 
 def assemble(

@@ -38,7 +38,7 @@ from outlast.runtime.exchange.plane import Plane
 from outlast.runtime.exchange.rule_settings import Given as Aggregation
 from outlast.runtime.host.environment import Environment
 from outlast.runtime.loop._allocator import keep_freed_memory
-from outlast.runtime.loop._assembly import assemble
+from outlast.runtime.loop._assembly import assemble, judge
 from outlast.runtime.loop._boundary import boundary
 from outlast.runtime.loop._ending import exit_by_code, left_open, report_failure, unwritten
 from outlast.runtime.loop._iterators import Left, Watched, at_the_script_s_end, values_of
@@ -159,12 +159,13 @@ class Run:
         keep, facts = settings_of(checkpoint, self._env.config), facts_of(self._env.config, parts, samples, clip_norm)
         chosen, critical = chosen_audit(audit, self._env.config), critical_of(parts, audit_params)
         facts |= {"audit_params": ", ".join(critical), "audit": f"{chosen:g}" if isinstance(chosen, float) else chosen}
-        if self._plain:
-            return plain_training(self._env, parts, samples, clip_norm, seed, keep, facts)
         robust = {
             "aggregation": aggregation, "f": f, "pre": pre, "rows": rows, "row_momentum": row_momentum,
             "check_reducers": check_reducers,
         }  # fmt: skip
+        if self._plain:
+            judge(self._env, parts, samples, guards=guards, robust=robust, checks=checks)
+            return plain_training(self._env, parts, samples, clip_norm, seed, keep, facts)
         replica = assemble(
             self._env, parts, samples, facts, seed=seed, clip_norm=clip_norm, bucket_mb=bucket_mb, guards=guards,
             keep=keep, robust=robust, checks=checks,
