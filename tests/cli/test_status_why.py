@@ -141,9 +141,8 @@ print(json.dumps([code, sorted({name.partition(".")[0] for name in sys.modules})
 
 def test_why_shows_predicted_beside_observed_and_plan_agrees(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = json.loads(outlast(capsys, "why", str(run_dir), "--json")[1])["predicted"]
-    hours = 2 * 3.0 / 3600
-    assert [(row["class"], row["seen"], row["surprise"]) for row in rows] == [("signal", 1, False)]
-    assert rows[0]["predicted"] == pytest.approx(hours / 1000)
+    assert [(row["seen"], row["surprise"]) for row in rows] == [(1, False), (0, False)]
+    assert 0 < rows[0]["predicted"] < 1e-5
     for where in (run_dir, run_dir.parent):
         assert json.loads(outlast(capsys, "plan", "--from-run", str(where), "--json")[1])["predicted"] == rows
     told, planned = outlast(capsys, "why", str(run_dir))[1], outlast(capsys, "plan", "--from-run", str(run_dir))[1]
@@ -163,7 +162,7 @@ def test_why_marks_what_a_long_run_should_not_have_shown(tmp_path: Path, capsys:
     told, planned = (outlast(capsys, *words)[1] for words in (
         ("why", str(tmp_path / "run")), ("plan", "--from-run", str(tmp_path / "run"))
     ))  # fmt: skip
-    line = next(line for line in told.splitlines() if line.startswith("signal"))
+    line = next(line for line in told.splitlines() if line.startswith("a replica dies"))
     assert "SURPRISE" in line
     assert line in planned.splitlines()
 
@@ -175,9 +174,9 @@ def test_why_of_a_run_without_failures_has_nothing_surprising(
     with Journal.create(tmp_path / "run") as journal:
         journal.append_many([*EVENTS[:-1], hours_later])
     row = json.loads(outlast(capsys, "why", str(tmp_path / "run"), "--json")[1])["predicted"][0]
-    assert (row["class"], row["seen"], row["low"], row["surprise"]) == ("failure", 0, 0.0, False)
-    assert row["predicted"] == pytest.approx(1.0)
-    assert row["high"] == 6.0  # negative binomial: half a failure's worth of evidence is weak, and the interval wide
+    assert (row["class"], row["seen"], row["low"], row["surprise"]) == ("a replica dies", 0, 0.0, False)
+    assert row["predicted"] == pytest.approx(6.5 / 1000 / 24 * 1000, rel=0.01)
+    assert row["high"] == 2.0  # negative binomial: one failure's worth of evidence is weak, and the interval wide
     assert "SURPRISE" not in outlast(capsys, "why", str(tmp_path / "run"))[1]
 
 

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import math
 import random
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
+from outlast.cli import main
 from outlast.core import events as ev
-from outlast.core.policy import IntervalPolicy, Losses, RunRecord
+from outlast.core.policy import AuditPolicy, IntervalPolicy, Losses, RunRecord, RunRecords, SparesPolicy
 from outlast.core.policy._hazards import LossArrays
-from outlast.plan._rerun import rerun_answer
+from outlast.journal import Journal
+from outlast.plan import FailureClass, Job, Tier, simulate
+from outlast.plan._compiled import compile_job, replace_job
+from outlast.plan._kernel import Kernel
 
 
 def story(seed: int) -> list[ev.AnyEvent]:
@@ -57,46 +65,141 @@ def story(seed: int) -> list[ev.AnyEvent]:
     return told
 
 
-@pytest.mark.parametrize("seed", range(20))
+REAL: dict[str, list[ev.AnyEvent]] = msgspec.json.decode(
+    gzip.decompress(Path(__file__).with_name("real_journals.json.gz").read_bytes()), type=dict[str, list[ev.AnyEvent]]
+)
+"""Of real fleets that were killed, stopped and lied to at random; without their paths."""
+
+
+def told(events: list[ev.AnyEvent], run: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    """What `why` and `plan --from-run` say of a journal."""
+    with Journal.create(run) as journal:
+        journal.append_many(events)
+    assert main(["why", str(run), "--json"]) == 0
+    why = json.loads(capsys.readouterr().out)["believed"]
+    assert main(["plan", "--from-run", str(run), "--json"]) == 0
+    return [why, json.loads(capsys.readouterr().out)]
+
+
+@pytest.mark.parametrize("which", [*range(12), *REAL])
 def test_a_journal_believes_what_the_live_record_did(
-    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    which: int | str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from outlast.plan import _rerun
-    from outlast.plan._journal import RunJournal
-
-    live, events = RunRecord(), story(seed)
-    for event in events:
-        live.take(event)
-    decided = live.saving(events[-1].at_s)
-    body = msgspec.json.encode(events)
-    read = msgspec.json.decode(body, type=list[ev.AnyEvent])
-    monkeypatch.setattr(_rerun, "open_journal", lambda path: RunJournal(read))
-    told = rerun_answer(str(tmp_path)).data
-    assert (told["interval_s"], told["mtbr_s"], told["reason"]) == (
-        decided.interval_s, decided.mtbr_s, decided.reason
-    )  # fmt: skip
-
-
-def test_a_policy_replaced_changes_the_run_and_what_is_planned_from_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from outlast.plan import _rerun
-    from outlast.plan._journal import RunJournal
-
-    events = story(1)
-    monkeypatch.setattr(_rerun, "open_journal", lambda path: RunJournal(events))
-    before = rerun_answer(str(tmp_path)).data["interval_s"]
-    own = IntervalPolicy.decide
-
-    def timid(self, belief, state):  # type: ignore[no-untyped-def]
-        found = own(self, belief, state)
-        return type(found)(interval_s=found.interval_s / 10, mtbr_s=found.mtbr_s)
-
-    monkeypatch.setattr(IntervalPolicy, "decide", timid)
+    """Twenty records: rate, interval, spares and audit share, to the last digit."""
+    events = story(which) if isinstance(which, int) else REAL[which]
     live = RunRecord()
     for event in events:
         live.take(event)
-    assert live.saving(events[-1].at_s).interval_s == before / 10 == rerun_answer(str(tmp_path)).data["interval_s"]
+    now = live.believed(events[-1].at_s)
+    interval_s = None if now.interval_s == math.inf else now.interval_s
+    want = (now.death_rate_s, now.mtbr_s, interval_s, now.num_spares, now.audit_share, now.reason)
+    for found in told(events, tmp_path / "run", capsys):
+        names = ("death_rate_s", "mtbr_s", "interval_s", "num_spares", "audit_share", "reason")
+        assert tuple(found[name] for name in names) == want
+
+
+def test_audits_and_mismatches_move_the_share() -> None:
+    record, calm = RunRecord(), RunRecord()
+    for event in story(3):
+        record.take(event), calm.take(event)
+    record.take(
+        ev.ViewInstalled(at_s=1.8e9, epoch=1, n=2, members=["a", "b"], cause="", planned=False, num_microbatches=8)
+    )
+    record.take(
+        ev.AuditMismatch(
+            at_s=1.8e9, step=4, microbatch=1, culprit="r1.0", host="h", device="d", verdict="persistent", evidence="",
+            confidence=1.0, remedy="",
+        )
+    )  # fmt: skip
+    assert record.audit_share() > 2 * calm.audit_share()
+    found = record.audit_share()
+    record.take(ev.Certified(at_s=1.8e9, step=90, share=0.9, audited=10**9))
+    assert record.audit_share() < found, "much was computed twice since"
+
+
+JOB = Job(
+    classes=(
+        FailureClass(name="hard", node_mtbf_h=700.0, repair=0.5, repair_median_h=3.0, repair_mean_h=6.0),
+        FailureClass(name="soft", node_mtbf_h=900.0, masked=0.9),
+        FailureClass(name="wrong", node_mtbf_h=9000.0, silent=True),
+        FailureClass(name="told", node_mtbf_h=9000.0, predicted=1.0),
+    ),
+    accelerators=512, days=2.0, interval="adaptive", min_share=0.8,
+    tiers=(Tier(name="near", write_s=1.0, lag_s=8.0, recovery_s=60.0), Tier(name="far", write_s=6.0, every=4)),
+)  # fmt: skip
+
+
+def worst_of(job: Job) -> dict[str, float]:
+    return simulate(replace_job(job, days=0.5), 12, seed=2).breakdown()
+
+
+@pytest.mark.parametrize("policy", [IntervalPolicy, SparesPolicy, AuditPolicy])
+def test_a_policy_replaced_changes_the_run_and_the_simulation(policy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    live = RunRecord()
+    for event in story(1):
+        live.take(event)
+    at_s, own = live.since_s + 60, policy.decide
+    before, simulated, audited = live.believed(at_s), worst_of(JOB), compile_job(JOB).audit_rate
+    changed = {"interval_s": 0.1, "spares": 3, "shrink": False, "rate": 4.0}
+
+    def other(self: Any, belief: Any, state: Any) -> Any:
+        found = own(self, belief, state)
+        values = {name: getattr(found, name) for name in found.__slots__}
+        return type(found)(**{n: v * changed[n] if n in changed else v for n, v in values.items()})
+
+    monkeypatch.setattr(policy, "decide", other)
+    after = live.believed(at_s)
+    if policy is IntervalPolicy:
+        assert after.interval_s == before.interval_s * 0.1
+        assert worst_of(JOB)["checkpoint"] > 2 * simulated["checkpoint"]
+    elif policy is SparesPolicy:
+        assert after.num_spares == 3 * before.num_spares > 0
+        assert worst_of(JOB)["idle"] > simulated["idle"], "it waits where it shrank"
+    else:
+        assert after.audit_share == 4 * before.audit_share
+        assert compile_job(JOB).audit_rate == 4 * audited
+
+
+def test_a_simulated_run_decides_as_one_that_is_told_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one simulated run's record is told, a live record is told too; each interval is the one that it says."""
+    told: list[tuple[Any, ...]] = []
+    row, own = 3, Kernel._decide
+    for name in ("died", "rewound", "began", "saved"):
+        before = getattr(RunRecords, name)
+
+        def noted(self: Any, rows: Any, *args: Any, name: str = name, before: Any = before) -> None:
+            before(self, rows, *args)
+            if row in rows:
+                told.append((name, *(float(np.broadcast_to(a, len(rows))[list(rows).index(row)]) for a in args)))
+
+        monkeypatch.setattr(RunRecords, name, noted)
+
+    def decided(self: Kernel, rows: Any) -> None:
+        own(self, rows)
+        if row in rows:
+            running = float(self.machines.running[row])
+            told.append(
+                ("decided", float(self.now[row]), running, float(self.exposure[row]), float(self.interval[row]))
+            )
+
+    monkeypatch.setattr(Kernel, "_decide", decided)
+    simulate(replace_job(JOB, days=1.0), 8, seed=6)
+    record, exposed, num = RunRecord(), 0.0, 0
+    record.begin(0.0)
+    record.ends(86_400.0)
+    for kind, *args in told:
+        if kind == "decided":
+            now_s, running, exposure, interval_s = args
+            record._replicas, record._exposed_s = record._replicas.expose(exposure - exposed), now_s
+            record._machines, exposed, num = int(running), exposure, num + 1
+            wanted = min(record.saving(now_s).interval_s, 2 * 86_400.0)
+            assert interval_s == pytest.approx(wanted, rel=1e-6)
+        elif kind == "died":
+            record.died(0.0, fleet=False)
+        else:
+            getattr(record, kind)(*args)
+    assert num > 50
+    assert {kind for kind, *_ in told} == {"decided", "died", "rewound", "began", "saved"}
 
 
 def test_many_records_at_once_are_each_alone() -> None:

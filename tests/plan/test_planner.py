@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import subprocess
@@ -18,10 +17,10 @@ from scipy import stats
 
 from outlast.cli import main
 from outlast.core import reliability as rel
-from outlast.core.policy import Belief, ClassPrior
+from outlast.core.policy import Believed, ClassPrior, RunPrior
 from outlast.errors import ConfigError
 from outlast.plan._analytic import analyse
-from outlast.plan._beside import Observed, belief_from_run, observe_run, predicted_beside_observed
+from outlast.plan._beside import fold, observe_run, predicted_beside_observed
 from outlast.plan._compare import compare_answer, example_paths
 from outlast.plan._compiled import replace_job
 from outlast.plan._design import job_from_options
@@ -291,34 +290,41 @@ def test_replanning_from_a_run() -> None:
             ev.ReplicaExited(at_s=600.0 * (k + 1), replica=f"r0.{k}", cause="signal", detail="", noticed_by="agent")
         )
         entries.append(ev.ReplicaStarted(at_s=600.0 * (k + 1) + 5, replica=f"r0.{k + 1}", agent="h", pid=9))
-    seen = observe_run(RunJournal(entries))
-    belief = belief_from_run(seen)
-    assert seen.failures == {"signal": 6}
-    assert belief.rate(0) == pytest.approx(6.5 / (0.5 * 1000 * 3600 + seen.seconds * 4))
-    name, predicted, count, _low, high = predicted_beside_observed(seen)[0]
-    assert (name, count) == ("signal", 6)
-    assert predicted < 1
-    assert high == 0
-    row = predicted_beside_observed(seen)[0]
-    assert not row.tells  # an hour of four machines: neither six failures nor none say anything of the prediction
-    assert not row.surprise
-    assert predicted_beside_observed(dataclasses.replace(seen, seconds=1e6, failures={"signal": 60}))[0].surprise
+    entries.insert(5, ev.ViewFormed(at_s=2.0, epoch=1, n=1, step=0, roll_call_s=0.1))
+    assert observe_run(RunJournal(entries)).failures == {"signal": 6}
+    record = fold(entries)
+    believed = record.believed(entries[-1].at_s)
+    prior = RunPrior().replica
+    assert believed.death_rate_s == pytest.approx((1 + 6) / (1 / prior.rate + believed.exposed_s))
+    deaths, losses = predicted_beside_observed(believed)
+    assert (deaths.name, deaths.seen, losses.seen) == ("a replica dies", 6, 0)
+    assert deaths.predicted < 1
+    assert not deaths.tells  # an hour of four machines: neither six failures nor none say anything of the prediction
+    assert not deaths.surprise
 
 
-def test_a_run_without_failures_is_no_surprise_and_keeps_its_prior() -> None:
-    seen = Observed(seconds=7200.0, num_replicas=8, failures={}, accounts_s={})
-    assert predicted_beside_observed(seen) == [("failure", pytest.approx(16 / 1000), 0, 0.0, 0.0)]
-    assert not predicted_beside_observed(seen)[0].surprise
-    assert belief_from_run(seen).alpha == (0.5,)
+def _seen(**changes: float) -> Believed:
+    nothing = {"death_rate_s": 1.0, "mtbr_s": 1.0, "interval_s": 1.0, "num_spares": 0, "audit_share": 0.0}
+    counts = {"exposed_s": 0.0, "watched_s": 0.0, "num_deaths": 0, "num_losses": 0}
+    return Believed(**{**nothing, "reason": "", **counts, **changes})  # type: ignore[arg-type]
+
+
+def test_a_long_run_can_be_surprising() -> None:
+    month = 30 * 86_400.0
+    calm, struck = (
+        predicted_beside_observed(_seen(exposed_s=64 * month, watched_s=month, num_deaths=n)) for n in (10, 400)
+    )
+    assert [row.surprise for row in calm] == [False, False]
+    assert [row.surprise for row in struck] == [True, False]
+    assert predicted_beside_observed(_seen(watched_s=month, num_losses=900))[1].surprise
 
 
 @given(st.floats(0.1, 1000), st.floats(1e-5, 1.0, exclude_max=True))
 @settings(max_examples=150, deadline=None)
 def test_the_prediction_s_quantiles_are_the_negative_binomial_s(weight: float, odds: float) -> None:
     rate = 1 / 3600
-    prior = Belief.from_priors({"x": ClassPrior(rate=rate, weight=weight)})
-    seen = Observed(seconds=weight / rate * (1 / odds - 1), num_replicas=1, failures={}, accounts_s={})
-    row = predicted_beside_observed(seen, prior)[0]
+    prior = RunPrior(replica=ClassPrior(rate=rate, weight=weight))
+    row = predicted_beside_observed(_seen(exposed_s=weight / rate * (1 / odds - 1)), prior)[0]
     assert row.predicted == pytest.approx(stats.nbinom.mean(weight, odds), rel=1e-6, abs=1e-9)
     wanted = stats.nbinom.ppf([0.025, 0.975], weight, odds)
     assert [row.low, row.high] == pytest.approx(wanted, abs=1e-6 * wanted[1])

@@ -16,6 +16,7 @@ from outlast.checkpoint import LocalStore, heads, verify
 from outlast.checkpoint._occupancy import occupy
 from outlast.checkpoint._recorded import sections
 from outlast.core import events as ev
+from outlast.core.policy import RunRecord
 from outlast.runtime.settings.fault_points import Fault
 
 pytestmark = pytest.mark.process
@@ -211,6 +212,18 @@ def test_an_interval_that_outlast_chooses(fleet: Callable[..., Any], tmp_path: P
     assert longest > 10 * told[0].interval_s, "a save costs little, and losses are rare"
     assert run.saved()[0].reason.startswith("due: ")
     assert run.saved()[-1].step == 30
+    assert_decided_as_the_journal_says(run.driven.events)
+
+
+def assert_decided_as_the_journal_says(events: list[ev.AnyEvent]) -> None:
+    """To the last digit: what the coordinator decided at each moment is what its journal up to there gives."""
+    record = RunRecord()
+    for event in events:
+        if isinstance(event, ev.CheckpointInterval) and event.mtbr_s:
+            found = record.saving(event.at_s)
+            told = math.inf if event.interval_s is None else event.interval_s
+            assert (told, event.mtbr_s, event.reason) == (found.interval_s, found.mtbr_s, found.reason)
+        record.take(event)
 
 
 def decisions(run: Any) -> list[ev.CheckpointInterval]:

@@ -23,18 +23,29 @@ def why(
 ) -> int:
     """Tell a run's story: what happened, what it cost, and a remedy for each cause."""
     from outlast import observe
-    from outlast.plan._beside import beside_data, beside_note, beside_of_events, beside_table
+    from outlast.plan._beside import (
+        believed_data,
+        believed_of_events,
+        believed_table,
+        beside_data,
+        beside_note,
+        beside_table,
+        predicted_beside_observed,
+    )
 
     events, held, run_dir = read_run(run)
     story = observe.why(events, held=held, now_s=time.time() if held else None, everything=every)
-    beside = beside_of_events(events)
+    believed = believed_of_events(events)
+    beside = predicted_beside_observed(believed) if believed else []
     if as_json:
-        print_json(story, run_dir=run_dir, predicted=beside_data(beside))
+        told = believed_data(believed) if believed else None
+        print_json(story, run_dir=run_dir, predicted=beside_data(beside), believed=told)
     else:
         print(observe.render_why(story))
         if any(row.tells for row in beside):  # in a short run any number of failures says nothing of the prediction
             print(f"\n{beside_table(beside).text()}\n{beside_note(beside)}")
-            print("outlast plan --from-run re-plans with what was seen.")
+        if believed and believed.num_deaths:
+            print(f"\n{believed_table(believed).text()}\nOutlast plan --from-run says what that would change.")
         points = observe.losses(events)
         if points:
             print(f"\nLoss\n{observe.plot(points)}")

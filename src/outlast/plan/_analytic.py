@@ -14,7 +14,7 @@ import numpy as np
 from outlast.core.policy import Belief, IntervalState
 from outlast.core.reliability import Ladder, Standby, ladder_ettr
 
-from ._compiled import Compiled, compile_job, default_policies, plan_belief
+from ._compiled import Compiled, compile_job, default_policies, plan_belief, replace_job
 from ._model import Job
 from ._source import Floats
 
@@ -45,6 +45,8 @@ class Analytic:
 def planned_interval_s(job: Job, model: Compiled | None = None) -> float:
     """The base interval that the job's own policy decides on the plan's belief."""
     model = model or compile_job(job)
+    if job.interval == "adaptive":  # what it settles near, at rates that are as planned
+        job = replace_job(job, interval="exact")
     policies = default_policies(job, model.loses_work, tuple(float(s) for s in model.silent))
     state = IntervalState(
         machines=float(job.num_nodes), write_s=max(model.cycle.mean_write_s(), 1e-9), durable_s=job.tiers[0].lag_s
@@ -150,6 +152,7 @@ def _outside(
         (filled < 0.99, f"spares fall short {1 - filled:.1%} of the time: waiting meets rollbacks"),
         (filled < 0.9999 and mixing_h > job.days * 2.4, "repairs last over a tenth of the run: no steady state"),
         (job.days * 86400 < 50 * period * job.tiers[-1].every, "fewer than 50 write cycles: the ends of the run show"),
+        (job.interval == "adaptive", "the run learns its interval: the chain has the one that is best at these rates"),
         (job.believed != 1 and job.interval != "fixed", "the controller starts from mistaken rates and learns"),
     )  # fmt: skip
     return tuple(text for bad, text in reasons if bad)

@@ -1,8 +1,7 @@
 """What a run's failures say of what was believed: predicted beside observed, and the belief that follows.
 
-Invariant: `outlast why` and `outlast plan --from-run` both answer from here, so they agree; plain numbers throughout,
-so that `why` stays instant (no numpy). The belief is the policies' own `Belief`; a run that saw no failure keeps its
-prior.
+Invariant: `outlast why` and `outlast plan --from-run` both answer from here, by the record that the coordinator decides
+with, so all three agree to the last digit; plain numbers throughout, so that `why` stays instant (no numpy).
 """
 
 from __future__ import annotations
@@ -10,24 +9,23 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 from outlast.core.events import AnyEvent
-from outlast.core.policy import Belief, ClassPrior
+from outlast.core.policy import Believed, Losses, RunPrior, RunRecord
 
-from ._answer import Table, significant
+from ._answer import Table, duration, share, significant
 from ._journal import RunJournal
 
 __all__ = [
-    "Beside", "Observed", "belief_from_run", "beside_data", "beside_note", "beside_of_events",
-    "beside_table", "observe_run", "predicted_beside_observed",
+    "Beside", "Observed", "believed_data", "believed_of_events", "believed_table", "beside_data", "beside_note",
+    "beside_table", "fold", "observe_run", "predicted_beside_observed",
 ]  # fmt: skip
 
-_PRIOR_HOST_H = 1000.0
-"""Without a plan: one failure per 1,000 machine-hours, worth half a failure of evidence (Jeffreys' weight)."""
-
-_PRIOR_NOTE = f"Prior: one failure per {_PRIOR_HOST_H:g} machine-hours and class, worth half a failure."
+_PRIOR_NOTE = (
+    "Prior: {replica} between deaths of a replica, {fleet} between losses of all, as the run itself begins with."
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,41 +78,61 @@ def observe_run(journal: RunJournal) -> Observed:
     )
 
 
-def _prior(names: Sequence[str]) -> Belief:
-    default = ClassPrior(rate=1 / (_PRIOR_HOST_H * 3600), weight=0.5)
-    return Belief.from_priors(dict.fromkeys(names or ("failure",), default))
+def fold(events: Sequence[AnyEvent], prior: RunPrior | None = None) -> RunRecord:
+    """The record that the run's coordinator decides with, from the journal."""
+    record = RunRecord(prior=prior)
+    for event in events:
+        record.take(event)
+    return record
 
 
-def belief_from_run(seen: Observed, prior: Belief | None = None) -> Belief:
-    """The posterior after the run; without a prior, the default one for each cause seen."""
-    belief = prior or _prior(tuple(seen.failures))
-    for name, num in seen.failures.items():
-        if name in belief.classes:
-            belief = belief.observe(name, num)
-    return belief.expose(seen.seconds * seen.num_replicas)
+def predicted_beside_observed(seen: Believed, prior: RunPrior | None = None) -> list[Beside]:
+    """Deaths of replicas and losses of all: what the record's own prior predicted for so long, beside what was seen.
 
-
-def predicted_beside_observed(seen: Observed, prior: Belief | None = None) -> list[Beside]:
-    """Each class's prediction beside what was seen; a run without failures has the one class "failure".
-
-    The interval is the prior's predictive (negative binomial): what one run of this length can show.
+    The interval is the prior's predictive (negative binomial; for losses a mixture of them, as the prior is one of
+    several rates): what one run of this length can show.
     """
-    before = prior or _prior(tuple(seen.failures))
-    exposure = seen.seconds * seen.num_replicas
-    rows = []
-    for name, weight, beta_s in zip(before.classes, before.alpha, before.beta_s, strict=True):
-        alpha, odds = float(weight), beta_s / (beta_s + exposure)
-        low, high = (_negative_binomial_quantile(p, alpha, odds) for p in (0.025, 0.975))
-        rows.append(Beside(name, alpha * exposure / beta_s, seen.failures.get(name, 0), low, high))
-    return rows
+    before = prior or RunPrior()
+    replica, losses = before.replica, Losses(prior_s=before.fleet_s)
+    deaths = ((1.0, replica.weight, replica.weight / replica.rate),)
+    return [
+        _beside("a replica dies", deaths, seen.exposed_s, seen.num_deaths),
+        _beside("all work since a save is lost", losses.rates(), seen.watched_s, seen.num_losses),
+    ]
 
 
-def beside_of_events(events: Sequence[AnyEvent]) -> list[Beside]:
-    """The same from a run's events; none where the run has no event, or only one moment, yet."""
-    if not events:
-        return []
-    seen = observe_run(RunJournal(list(events)))
-    return predicted_beside_observed(seen) if seen.seconds > 0 else []
+def _beside(name: str, cells: Sequence[tuple[float, float, float]], exposure_s: float, seen: int) -> Beside:
+    """cells: (share, shape, rate in seconds) of the Gammas that the prior mixes."""
+    mean = sum(part * alpha / beta_s for part, alpha, beta_s in cells) * exposure_s
+    odds = [(part, alpha, beta_s / (beta_s + exposure_s)) for part, alpha, beta_s in cells]
+    low, high = (_quantile(p, odds) for p in (0.025, 0.975))
+    return Beside(name, mean, seen, low, high)
+
+
+def believed_of_events(events: Sequence[AnyEvent]) -> Believed | None:
+    """What the run believes at its last event; None before its first view has formed."""
+    record = fold(events)
+    return record.believed(events[-1].at_s) if record.begun else None
+
+
+def believed_table(seen: Believed) -> Table:
+    """The belief and what the policies decide by it, for a reader."""
+    return Table(
+        title="What the run believes now, and what its policies choose by it",
+        columns=("quantity", "value"),
+        rows=(
+            ("time between deaths of one replica", duration(1 / seen.death_rate_s)),
+            ("time between losses of work", duration(seen.mtbr_s)),
+            ("from one save to the next", duration(seen.interval_s)),
+            ("spares worth holding", str(seen.num_spares)),
+            ("microbatches worth computing twice", share(seen.audit_share)),
+        ),
+    )
+
+
+def believed_data(seen: Believed) -> dict[str, object]:
+    """The same for a program: as in `Believed`."""
+    return asdict(seen)
 
 
 def beside_table(rows: Sequence[Beside]) -> Table:
@@ -137,9 +155,9 @@ def beside_table(rows: Sequence[Beside]) -> Table:
 
 def beside_note(rows: Sequence[Beside]) -> str:
     """What the prediction rests on, and whether the run is long enough to hold anything against it."""
-    if any(row.tells for row in rows):
-        return _PRIOR_NOTE
-    return f"{_PRIOR_NOTE} The run is too short to hold what was seen against it."
+    prior = RunPrior()
+    said = _PRIOR_NOTE.format(replica=duration(1 / prior.replica.rate), fleet=duration(prior.fleet_s))
+    return said if any(row.tells for row in rows) else f"{said} The run is too short to hold what was seen against it."
 
 
 def beside_data(rows: Sequence[Beside]) -> list[dict[str, object]]:
@@ -157,14 +175,18 @@ def beside_data(rows: Sequence[Beside]) -> list[dict[str, object]]:
     ]
 
 
-def _negative_binomial_quantile(p: float, alpha: float, odds: float) -> float:
-    """The smallest n with P(N <= n) >= p, where P(N <= n) = I_odds(alpha, n + 1); `odds` in (0, 1]."""
+def _quantile(p: float, cells: Sequence[tuple[float, float, float]]) -> float:
+    """The smallest n with P(N <= n) >= p, where P(N <= n) = sum of share * I_odds(alpha, n + 1); odds in (0, 1]."""
+
+    def below(n: int) -> float:
+        return sum(part * _beta_share(odds, alpha, n + 1) for part, alpha, odds in cells)
+
     low, high = -1, 1
-    while _beta_share(odds, alpha, high + 1) < p and high < 2**50:
+    while below(high) < p and high < 2**50:
         high *= 2
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if _beta_share(odds, alpha, middle + 1) >= p else (middle, high)
+        low, high = (low, middle) if below(middle) >= p else (middle, high)
     return float(high)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from outlast.core.policy import AuditPolicy, AuditState, Belief, ClassPrior, IntervalPolicy, SparesPolicy
+from outlast.core.policy import AuditPolicy, AuditState, Belief, ClassPrior, IntervalPolicy, RunPrior, SparesPolicy
 
 from ._cycle import Cycle
 from ._model import FailureClass, Job
@@ -20,6 +20,7 @@ from ._source import Floats
 __all__ = ["Compiled", "Policies", "compile_job", "default_policies", "plan_belief"]
 
 ALARM = "false alarm"
+_MIN_S = 10.0  # a run's `checkpoint_min_s`, where it was not set
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +30,8 @@ class Policies:
     interval: IntervalPolicy = field(default_factory=IntervalPolicy)
     spares: SparesPolicy = field(default_factory=SparesPolicy)
     audit: AuditPolicy = field(default_factory=AuditPolicy)
+    prior: RunPrior = field(default_factory=RunPrior)
+    """What a run begins with; only the adaptive interval asks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,8 +65,11 @@ class Compiled:
 
 def default_policies(job: Job, compiled_weights: tuple[float, ...], silent: tuple[float, ...]) -> Policies:
     """The policies that the job's settings name."""
+    own = job.interval == "adaptive"
     return Policies(
-        interval=IntervalPolicy(kind=job.interval, fixed_s=job.interval_s, weights=compiled_weights),
+        interval=RunPrior().policy(_MIN_S)
+        if own
+        else IntervalPolicy(kind=job.interval, fixed_s=job.interval_s, weights=compiled_weights),
         spares=SparesPolicy(min_share=job.min_share),
         audit=AuditPolicy(weights=silent, fixed=job.audit_rate or None),
     )

@@ -3,6 +3,9 @@
 Every array is (replications,). Each round carries every replication to its own next event (a failure, a detection, the
 end of a straggler, a machine's return to a shrunk or waiting job, a change of the fleet's rate) and handles it.
 Invariant: between events all rates are constant, so each round is exact and the six accounts add up.
+Where the interval is the run's own (`adaptive`), the end of each save is an event too: the belief of `RunRecords` and
+the policy decide the next one, as the coordinator does when a save is published. Only a loss's recovery, which a run
+counts into its first interval, is left out of it here.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from outlast.core.policy import Belief, IntervalState
+from outlast.core.policy import Belief, IntervalState, RunRecords
 
 from ._compiled import Compiled, Policies, plan_belief
 from ._machines import Machines
@@ -51,11 +54,15 @@ class Kernel:
         self.any_silent = bool(model.silent.any())
         self.all_noticed = bool((model.coverage == 1).all())
         self.mean_write_s = model.cycle.mean_write_s()
-        self.interval = np.zeros(size)
+        self.interval, self.mark = np.zeros(size), np.full(size, _NEVER)
+        self.lag_s = max(t.lag_s for t in job.tiers) + 1e-6  # beyond the instant, whichever way sums round
+        self.records = RunRecords(size, policies.prior) if policies.interval.kind == "adaptive" else None
+        self.redundant = bool(model.masked.any())
         self.interval_state = IntervalState(
             machines=float(job.num_nodes), write_s=max(self.mean_write_s, 1e-9), durable_s=job.tiers[0].lag_s
         )
         self._decide(np.arange(size))
+        self._mark(np.arange(size), np.zeros(size))
 
     def _draw_rate(self, size: int) -> Floats:
         if not self.burst:
@@ -93,6 +100,9 @@ class Kernel:
             span = np.minimum(span, self.detect_at - self.now)
         if self.machines.missing:
             span = np.minimum(span, self.machines.next_back() - self.now)
+        if self.records is not None:
+            saved = self.down + self.mark - self.position
+            span = np.minimum(span, np.where(self.machines.waiting, _NEVER, saved))
         span = np.maximum(span, 0.0)
         self.source.advance(span * scale)
         self._advance(span)
@@ -153,6 +163,10 @@ class Kernel:
             self.slow[rows], self.slow_until[rows] = 1.0, _NEVER
         if self.any_silent and len(rows := ((self.now >= self.detect_at) & (self.now < self.wall)).nonzero()[0]):
             self._detected(rows)
+        if self.records is not None and len(
+            rows := ((self.position >= self.mark - 1e-7) & (self.now < self.wall)).nonzero()[0]
+        ):
+            self._published(self.records, rows)
         if len(rows := failed.nonzero()[0]):
             self._fail(rows, kinds[rows])
 
@@ -176,6 +190,8 @@ class Kernel:
         if masked.any():
             self.down[rows[masked]] += model.job.mask_stall_s
             self.masked[rows[masked]] += 1
+        if self.records is not None:
+            self.records.died(rows[~planned])
         if self.any_slow:
             slow = plain & (model.slow_factor[kinds] < 1)
             if slow.any():
@@ -224,7 +240,7 @@ class Kernel:
         self.work[rows] = target
         self.saved[:, rows] = np.minimum(self.saved[:, rows], target)
         self.detect_at[rows] = _NEVER
-        self.rollbacks[rows] += 1
+        self._lost_work(rows)
         self._restart(rows, np.zeros(len(rows)))
         self.down[rows] = self.model.recovery_s[0]
 
@@ -232,6 +248,8 @@ class Kernel:
         """Foretold in time: everything is saved, the job moves and restarts."""
         self.saved[:, rows] = self.work[rows]
         self.planned[rows] += 1
+        if self.records is not None:
+            self.records.began(rows, self.now[rows])
         self._restart(rows, np.zeros(len(rows)))
         self.down[rows] = np.maximum(self.down[rows], self.model.job.planned_stop_s)
 
@@ -242,7 +260,7 @@ class Kernel:
         for level in range(1, len(self.saved)):
             hit = rows[severity == level]
             self.saved[:level, hit] = self.saved[level, hit]
-        self.rollbacks[rows] += 1
+        self._lost_work(rows)
         if self.any_silent:  # a state from before the corruption is clean
             clean = rows[self.work[rows] <= self.corrupt_work[rows]]
             self.detect_at[clean] = _NEVER
@@ -258,6 +276,34 @@ class Kernel:
         self.trained[rows] = first * interval
         for level, every in enumerate(cycle.every):
             self.saved_index[level, rows] = np.floor(first / every) * every
+        self._mark(rows, first)
+
+    def _lost_work(self, rows: Ints) -> None:
+        self.rollbacks[rows] += 1
+        if self.records is not None:
+            self.records.rewound(rows, self.now[rows])
+
+    def _mark(self, rows: Ints, index: Floats) -> None:
+        """Where on the schedule the next save will be durable."""
+        if self.records is not None:
+            self.mark[rows] = self.model.cycle.start_of(index + 1, self.interval[rows]) + self.lag_s
+
+    def _published(self, records: RunRecords, rows: Ints) -> None:
+        """A save is durable: what it cost is known, and the interval that runs since it began is decided anew."""
+        cycle, index = self.model.cycle, self.saved_index[0, rows]
+        nothing = np.zeros(len(rows))
+        blocked_s = cycle.start_of(index, nothing) - cycle.start_of(index - 1, nothing)
+        since = self.position[rows] - cycle.start_of(index, self.interval[rows])
+        records.began(rows, self.now[rows] - since - blocked_s)
+        records.saved(rows, self.mean_write_s, self.lag_s + self.model.job.tiers[0].write_s)
+        first = index % cycle.every[-1]
+        self._decide(rows)
+        interval = self.interval[rows]
+        self.position[rows] = cycle.start_of(first, interval) + since
+        self.trained[rows] = first * interval + since
+        for level, every in enumerate(cycle.every):
+            self.saved_index[level, rows] = np.floor(first / every) * every
+        self._mark(rows, first)
 
     def _belief(self, rows: Ints) -> Belief:
         """The controller's belief in these replications; plain floats where it is one, as at run time."""
@@ -277,6 +323,12 @@ class Kernel:
 
     def _decide(self, rows: Ints) -> None:
         if not self.adaptive and self.interval[0]:
+            return
+        if self.records is not None:
+            machines = self.machines.running[rows] if self.redundant else 0.0
+            state = self.records.state(rows, self.now[rows], machines, self.wall)
+            found = self.policies.interval.decide(self.records.belief(rows, self.exposure[rows]), state)
+            self.interval[rows] = np.minimum(found.interval_s, 2 * self.wall)
             return
         decision = self.policies.interval.decide(self._belief(rows), self.interval_state)
         self.interval[rows] = decision.interval_s

@@ -132,7 +132,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Share of peak-equivalent progress with no failures and no checkpoints."""
     step_s: float = 10.0
     tiers: tuple[Tier, ...] = (Tier(name="store", write_s=60.0),)
-    interval: Literal["fixed", "young", "daly", "exact"] = "exact"
+    interval: Literal["adaptive", "fixed", "young", "daly", "exact"] = "exact"
     interval_s: float = 1800.0
     """The base interval when `interval` is fixed."""
     mask_stall_s: float = 1.0

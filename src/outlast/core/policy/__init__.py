@@ -5,6 +5,11 @@ not import numpy either. Read first: `_belief.py`, then `_interval.py`; at run t
 `_deadline.py`, `_eviction.py`.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from outlast.core.policy._admission import Admission, admit_view, most_rows_per_host
 from outlast.core.policy._audit import AuditDecision, AuditPolicy, AuditState, audit_share
 from outlast.core.policy._bands import Band, Reading
@@ -24,7 +29,7 @@ from outlast.core.policy._guards import (
 from outlast.core.policy._hazard import Losses, next_save_s
 from outlast.core.policy._interval import IntervalDecision, IntervalPolicy, IntervalState
 from outlast.core.policy._prognosis import ActionCosts, AlarmKind, Outlook, Prognosis, choose_action
-from outlast.core.policy._record import RunRecord, SaveDecision
+from outlast.core.policy._record import Believed, RunPrior, RunRecord, SaveDecision
 from outlast.core.policy._rules_catalogue import (
     PRE_STEPS,
     RULES,
@@ -48,13 +53,24 @@ from outlast.core.policy._verdicts import (
     unreproduced,
 )
 
+if TYPE_CHECKING:
+    from outlast.core.policy._records import RunRecords
+
 __all__ = [
     "ActionCosts", "AlarmKind", "DeviceHazard", "Outlook", "Prognosis", "choose_action",
     "PRESETS", "PRE_STEPS", "RULES", "Admission", "AuditDecision", "AuditPolicy", "AuditState", "Band", "Belief",
+    "Believed",
     "ClassPrior", "Culprit", "GuardEvidence", "GuardNote", "GuardState", "Guards", "IntervalDecision",
     "IntervalPolicy", "IntervalState", "LossRecord", "Losses", "PreFact", "Reading", "RuleFact", "Ruling",
-    "RunRecord", "SaveDecision", "SparesDecision",
+    "RunPrior", "RunRecord", "RunRecords", "SaveDecision", "SparesDecision",
     "SparesPolicy", "SparesState", "Verdict", "VerdictAction", "admit_view", "agree", "audit_share", "check_choice",
     "check_rule", "decide", "escalate", "escalate_fleeting", "fresh_state", "is_nonfinite", "is_spike", "kappa",
     "largest_f", "most_rows_per_host", "next_save_s", "remember", "unreproduced",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """The form for many runs loads numpy, so only where it is asked for."""
+    if name == "RunRecords":
+        return importlib.import_module("outlast.core.policy._records").RunRecords
+    raise AttributeError(f"module 'outlast.core.policy' has no attribute {name!r}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-__all__ = ["ceil", "clamp", "log1p"]
+__all__ = ["ceil", "clamp", "log1p", "where"]
 
 
 def log1p(x: Any) -> Any:
@@ -36,3 +36,12 @@ def clamp(x: Any, low: float, high: float) -> Any:
 
         return np.minimum(np.maximum(x, low), high)
     return min(max(x, low), high)
+
+
+def where(condition: Any, x: Any, otherwise: Any) -> Any:
+    """x where the condition holds; of arrays, entry by entry."""
+    if hasattr(condition, "shape"):
+        import numpy as np
+
+        return np.where(condition, x, otherwise)
+    return x if condition else otherwise

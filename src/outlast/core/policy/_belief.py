@@ -24,7 +24,7 @@ class LossRecord(Protocol):
     def hazard_at(self, age_s: Any) -> Any:
         """Losses per second as believed now, `age_s` > 0 after the last one."""
 
-    def next_save_s(self, **state: Any) -> Any:
+    def next_save_s(self, *, age_s: Any, cost_s: Any, least_s: Any, extra: Any, left_s: Any) -> Any:
         """Seconds of training until the next save pays; see `outlast.core.policy.next_save_s`."""
 
 

@@ -127,6 +127,14 @@ class Losses:
         """`next_save_s` of this record: the form that a policy calls on records of one run or of many."""
         return next_save_s(self, **state)
 
+    def rates(self) -> list[tuple[float, float, float]]:
+        """The prior of the rate where there is no memory: (share, shape, rate in seconds) of each Gamma it mixes."""
+        odds = [math.exp(-(step**2) / 2) for step in _STEPS]
+        return [
+            (part / sum(odds), self.weight, self.weight * self.prior_s * self.spread**step)
+            for part, step in zip(odds, _STEPS, strict=True)
+        ]
+
     def course(self, age_s: float, floor: float = 0.0) -> Course:
         """The hazard to plan for, as believed `age_s` after the last loss; the open interval counts.
 

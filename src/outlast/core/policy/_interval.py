@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from outlast.errors import ConfigError
 
-from ._arithmetic import clamp, log1p
+from ._arithmetic import clamp, log1p, where
 from ._belief import Belief
 
 __all__ = ["IntervalDecision", "IntervalPolicy", "IntervalState"]
@@ -35,12 +35,12 @@ class IntervalState:
 
     machines: Any
     write_s: Any
-    durable_s: float = 0.0
+    durable_s: Any = 0.0
     age_s: Any = 1.0
     now_age_s: Any = None
     extra: Any = 0.0
     left_s: Any = math.inf
-    measured: bool = True
+    measured: Any = True
     num_failed: int = 0
 
 
@@ -97,14 +97,14 @@ class IntervalPolicy:
         further = state.extra + (belief.total(self.weights) * state.machines if self.weights else 0.0)
         interval_s = losses.next_save_s(
             age_s=state.age_s, cost_s=clamp(state.write_s, _LEAST_COST_S, math.inf),
-            least_s=max(self.min_s, state.durable_s), extra=further, left_s=state.left_s,
+            least_s=clamp(state.durable_s, self.min_s, math.inf), extra=further, left_s=state.left_s,
         )  # fmt: skip
         now_age_s = state.age_s if state.now_age_s is None else state.now_age_s
         mtbr_s = 1.0 / (further + losses.hazard_at(now_age_s))
         if state.num_failed:
             interval_s = clamp(interval_s, 0.0, self.min_s * 2.0**state.num_failed)
-        elif not state.measured:
-            interval_s = self.min_s + 0 * mtbr_s
+        else:
+            interval_s = where(state.measured, interval_s, self.min_s)
         return IntervalDecision(interval_s=interval_s, mtbr_s=mtbr_s)
 
     def _relative(self, x: Any) -> Any:

@@ -13,27 +13,43 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from outlast.core import events as ev
 
+from ._audit import audit_share, silent_belief
 from ._bands import Band
 from ._belief import Belief, ClassPrior
 from ._hazard import Losses
 from ._interval import IntervalPolicy, IntervalState
 from ._spares import SparesDecision, SparesPolicy, SparesState
 
-__all__ = ["RunRecord", "SaveDecision"]
+__all__ = ["Believed", "RunPrior", "RunRecord", "SaveDecision"]
 
 _DAY_S = 86_400.0
-_REPLICA_PRIOR = ClassPrior(rate=6.5 / 1000 / _DAY_S)  # 6.5 failures per 1,000 node-days (arXiv 2410.21680)
-_FLEET_PRIOR_S = 7 * _DAY_S  # mean time between losses of the whole fleet, before any was seen
-_UNMASKED = 0.05  # share of replica deaths that survivors do not outlast
 _REWIND_S = 900.0  # mean time to a rewind while the loss is out of its band
 _CALM = 16  # so many losses inside the band in a row end that
 _REPLACED_S = 30.0  # from a replica's death until its place is filled, before any was seen
 _NO_DEATH = frozenset({"finished", "left"})
 _NO_FAILURE = frozenset({"superseded", "view_changed"})  # a save that another one takes the place of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunPrior:
+    """What a run is thought to be in for before it has shown anything; a simulated run begins with the same.
+
+    replica: deaths of one replica; fleet_s: mean time between losses of the whole fleet; unmasked: share of replicas'
+    deaths that survivors do not outlast.
+    """
+
+    replica: ClassPrior = field(default_factory=lambda: ClassPrior(rate=6.5 / 1000 / _DAY_S))
+    """6.5 failures per 1,000 node-days (arXiv 2410.21680)."""
+    fleet_s: float = 7 * _DAY_S
+    unmasked: float = 0.05
+
+    def policy(self, min_s: float) -> IntervalPolicy:
+        """The one that decides when a run saves."""
+        return IntervalPolicy(kind="adaptive", min_s=min_s, max_s=max(_DAY_S, min_s), weights=(self.unmasked,))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,22 +62,45 @@ class SaveDecision:
     reason: str
 
 
-class RunRecord:
-    """See the module. `min_s`: never save more often; `prior_s`: mean time between losses of the whole fleet before any
-    was seen."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Believed:
+    """All that a record says of one moment: what is believed of failures, and what the policies decide by it.
 
-    def __init__(self, *, min_s: float = 10.0, num_replicas: int = 1, prior_s: float = _FLEET_PRIOR_S) -> None:
+    death_rate_s: deaths a replica-second; mtbr_s: mean time between losses of work; interval_s: from one save to the
+    next (inf: none before the end); num_spares; audit_share: of the microbatches, computed twice; reason: of the
+    interval. exposed_s: replica-seconds watched; watched_s: seconds; num_deaths, num_losses: seen in them.
+    """
+
+    death_rate_s: float
+    mtbr_s: float
+    interval_s: float
+    num_spares: int
+    audit_share: float
+    reason: str
+    exposed_s: float
+    watched_s: float
+    num_deaths: int
+    num_losses: int
+
+
+class RunRecord:
+    """See the module. `min_s`: never save more often; `prior`: what is thought before anything was seen."""
+
+    def __init__(self, *, min_s: float = 10.0, num_replicas: int = 1, prior: RunPrior | None = None) -> None:
+        self.prior = prior or RunPrior()
         self.num_replicas, self.num_deaths, self.num_losses = num_replicas, 0, 0
         self.blocked_s = self.durable_s = self.step_s = 0.0
         self.begun = False
-        self._min_s, self._machines, self._losses = min_s, num_replicas, Losses(prior_s=prior_s)
-        self._replicas = Belief.from_priors({"replica": _REPLICA_PRIOR})
+        self._min_s, self._machines, self._losses = min_s, num_replicas, Losses(prior_s=self.prior.fleet_s)
+        self._replicas = Belief.from_priors({"replica": self.prior.replica})
         self._exposed_s = self._last_s = self._loss_s = 0.0
         self._failed_s: float | None = None
         self._measured, self._num_failed, self._ends_s = False, 0, math.inf
         self._band, self._outside = Band(), deque[bool](maxlen=_CALM)
         self._gone: dict[str, float] = {}
         self._replaced_s: list[float] = []
+        self._begun_s, self._audit, self._microbatches, self._audited = 0.0, "auto", 0, 0
+        self._looked_at_s, self._wrong = 0.0, set[tuple[int, str]]()
 
     # --- what is learnt ------------------------------------------------------------------------------------------
     def take(self, event: ev.AnyEvent) -> None:
@@ -71,10 +110,13 @@ class RunRecord:
             case ev.RunStarted():
                 self.num_replicas = event.num_replicas
                 self._min_s = float(event.config.get("checkpoint_min_s") or self._min_s)
+                audit = event.config.get("audit")
+                self._audit = audit if isinstance(audit, str) and audit.startswith("auto") else "auto"
             case ev.ViewFormed() if not self.begun:
                 self.begin(at_s)
             case ev.ViewInstalled():
                 self.running(at_s, len(event.members))
+                self._microbatches = event.num_microbatches or self._microbatches
             case ev.FleetLost() if self.begun:
                 self.died(at_s, fleet=True)
             case ev.ReplicaExited() if event.cause not in _NO_DEATH and self.begun:
@@ -84,8 +126,22 @@ class RunRecord:
                 self._filled(event.replica, at_s)
             case ev.Progress():
                 self._progress(event)
+            case ev.Verdict(action="rewind") if self.begun:
+                self.rewound(at_s)
+            case ev.Certified() | ev.AuditMismatch():
+                self._audits(event)
             case _:
                 self._saving(event)
+
+    def _audits(self, event: ev.Certified | ev.AuditMismatch) -> None:
+        """What was computed twice, and what was found wrong by it."""
+        if isinstance(event, ev.AuditMismatch):
+            if event.culprit:
+                self._wrong.add((event.step, event.culprit))
+        elif self._microbatches:
+            more = max(0, event.audited - self._audited)
+            self._looked_at_s += more * self.step_s * self._machines / self._microbatches
+            self._audited = event.audited
 
     def _saving(self, event: ev.AnyEvent) -> None:
         match event:
@@ -112,7 +168,7 @@ class RunRecord:
 
     def begin(self, now_s: float) -> None:
         """Training begins."""
-        self._exposed_s = self._last_s = self._loss_s = now_s
+        self._exposed_s = self._last_s = self._loss_s = self._begun_s = now_s
         self.begun = True
 
     def running(self, now_s: float, machines: int) -> None:
@@ -124,13 +180,17 @@ class RunRecord:
     def died(self, now_s: float, *, fleet: bool) -> None:
         """A replica died, or (`fleet`) the last one that held the state."""
         if fleet:
-            self._losses.observe(now_s - self._loss_s)
-            self._loss_s = now_s
-            self.num_losses += 1
+            self.rewound(now_s)
         else:
             self._replicas = self._replicas.observe("replica")
             self.num_deaths += 1
         self._failed_s = now_s
+
+    def rewound(self, now_s: float) -> None:
+        """Work was lost: all since the last save."""
+        self._losses.observe(now_s - self._loss_s)
+        self._loss_s = now_s
+        self.num_losses += 1
 
     def loss(self, value: float) -> None:
         """A step's loss."""
@@ -166,17 +226,17 @@ class RunRecord:
 
     def state(self, now_s: float) -> IntervalState:
         """What the interval is decided in."""
-        since_s = self.since_s
+        since_s, loss_s = (self.since_s, self._loss_s) if self.begun else (now_s, now_s)
         return IntervalState(
             machines=self._machines if self._machines > 1 else 0, write_s=self.blocked_s, durable_s=self.durable_s,
-            age_s=max(1.0, since_s - self._loss_s), now_age_s=max(1.0, now_s - self._loss_s),
+            age_s=max(1.0, since_s - loss_s), now_age_s=max(1.0, now_s - loss_s),
             extra=1.0 / _REWIND_S if any(self._outside) else 0.0, left_s=max(1.0, self._ends_s - since_s),
             measured=self._measured, num_failed=self._num_failed,
         )  # fmt: skip
 
     def policy(self) -> IntervalPolicy:
         """The one that decides when a run saves."""
-        return IntervalPolicy(kind="adaptive", min_s=self._min_s, max_s=max(_DAY_S, self._min_s), weights=(_UNMASKED,))
+        return self.prior.policy(self._min_s)
 
     def saving(self, now_s: float, policy: IntervalPolicy | None = None) -> SaveDecision:
         """The interval as of now, and why."""
@@ -213,3 +273,18 @@ class RunRecord:
             reshape_s=self.step_s, repair_s=self.replaced_s,
         )  # fmt: skip
         return (policy or SparesPolicy()).decide(self.belief(now_s), state)
+
+    def audit_share(self) -> float:
+        """The share of microbatches worth computing twice as of now, within the run's budget."""
+        belief = silent_belief(len(self._wrong), self._looked_at_s)
+        return audit_share(self._audit, self._machines, self.step_s or 1.0, belief)
+
+    def believed(self, now_s: float) -> Believed:
+        """Everything at once: what the coordinator, `outlast why` and `outlast plan --from-run` all show."""
+        belief, save = self.belief(now_s), self.saving(now_s)
+        return Believed(
+            death_rate_s=belief.rate(0), mtbr_s=save.mtbr_s, interval_s=save.interval_s,
+            num_spares=int(self.spares(now_s).spares), audit_share=self.audit_share(), reason=save.reason,
+            exposed_s=belief.exposure_s, watched_s=max(0.0, now_s - self._begun_s) if self.begun else 0.0,
+            num_deaths=self.num_deaths, num_losses=self.num_losses,
+        )  # fmt: skip
