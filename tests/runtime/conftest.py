@@ -147,6 +147,11 @@ class Fleet:
         started = [e for e in self.driven.events if isinstance(e, ev.CoordinatorStarted)]
         return _state(started[-1].pid) if started else "?"
 
+    def at_gates(self, pids: set[int]) -> bool:
+        """Whether all of these processes wait at a gate, as the kernel sees it."""
+        waiting = [line.split() for line in Path("/proc/locks").read_text().splitlines() if "->" in line]
+        return pids <= {int(words[5]) for words in waiting}
+
     def parent(self, pid: int) -> int:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 

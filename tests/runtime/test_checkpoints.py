@@ -103,6 +103,19 @@ def test_the_fleet_dies_under_a_living_launcher(
     assert all(e.bytes_read["memory"] > 2_000_000 for e in loaded)
 
 
+def test_steps_are_lost_with_an_agent_and_counted(fleet: Callable[..., Any], tmp_path: Path) -> None:
+    """What its replicas had done since their last heartbeats is in their progress blocks, and these outlive them."""
+    keep = {"checkpoint_dir": str(tmp_path / "c"), "checkpoint_every": 4}
+    run = fleet(replicas=2, steps=12, gates=(7,), heartbeat_s=30.0, **keep)
+    run.until("step 4 was saved", lambda: any(e.step == 4 for e in run.saved()))
+    run.until("both wait before step 7", lambda: run.at_gates({run.pid("r0.1"), run.pid("r1.1")}))
+    run.strike(run.pid("a0"))
+    run.gate(7, "they were gone", lambda: run.exited("r0.1") and run.exited("r1.1"))
+    run.assert_unchanged(may_lose=True)
+    assert [e.step for e in run.exits()[:2]] == [7, 7]
+    assert {r.lost_steps for r in run.driven.recoveries()} == {3}
+
+
 @pytest.mark.campaign
 def test_a_stop_waits_for_the_save_wherever_it_was_said(fleet: Callable[..., Any], tmp_path: Path) -> None:
     """The script alone keeps checkpoints; r1's disk hangs, and the stop waits as long as it may, in good order."""

@@ -22,13 +22,13 @@ __all__ = [
     "FromCoordinator", "Hello",
     "Install", "Journal", "Judged", "Kill", "Leaving", "Left", "Notify", "Persist", "Probe", "Ready", "Record",
     "Rejoin", "Resumed", "Rows", "SetTimer", "Spawn", "SpawnFailed", "Spawned", "Stalled", "Stop", "Superseded", "Take",
-    "Tell", "Timer", "ToCoordinator", "Unjoined", "Welcome", "Whole", "describe",
+    "Tell", "Timer", "ToCoordinator", "Unjoined", "Welcome", "Whole",
 ]  # fmt: skip
 
 Cause = Literal["signal", "exit", "exception", "evicted", "left", "finished", "agent_lost"]
 
 
-class Wire(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class Wire(msgspec.Struct, frozen=True, kw_only=True, tag=True, repr_omit_defaults=True):
     """Base: a tagged frozen record."""
 
 
@@ -219,10 +219,11 @@ class AgentHello(Wire, frozen=True, kw_only=True, tag=True):
 
 
 class AgentGone(Wire, frozen=True, kw_only=True, tag=True):
-    """The launcher saw the agent's exit; its ranks died with it."""
+    """The launcher saw the agent's exit; its ranks died with it. `exits`: what their progress blocks say."""
 
     agent: str
     cause: str = ""
+    exits: tuple[Exited, ...] = ()
 
 
 class Spawned(Wire, frozen=True, kw_only=True, tag=True):
@@ -492,9 +493,3 @@ ToCoordinator = (
 )  # fmt: skip
 Event = ToCoordinator | Timer | Resumed | Superseded
 Action = Persist | Tell | SetTimer | Journal | Finish
-
-
-def describe(message: Wire) -> str:
-    """One line for logs and replays."""
-    shown = {f: getattr(message, f) for f in message.__struct_fields__}
-    return f"{type(message).__name__}({', '.join(f'{k}={v!r}' for k, v in shown.items() if v not in ((), {}, '', 0))})"

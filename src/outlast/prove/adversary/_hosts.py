@@ -69,7 +69,7 @@ class CoordinatorProcess(Process):
 
     def handle(self, event: m.Event) -> None:
         if self.world.trace is not None:
-            self.world.note(f"{self.name} hears {m.describe(event)[:200]}")
+            self.world.note(f"{self.name} hears {str(event)[:200]}")
         self._events.append(event)
         self._go_on()
 
@@ -89,7 +89,7 @@ class CoordinatorProcess(Process):
     def _carry_out(self, action: m.Action) -> None:
         world = self.world
         if world.trace is not None and not isinstance(action, m.Persist | m.Journal):
-            world.note(f"{self.name} {m.describe(action)[:300]}")
+            world.note(f"{self.name} {str(action)[:300]}")
         if isinstance(action, m.Tell):
             for name in action.to:
                 if isinstance(action.message, m.Rejoin):

@@ -210,9 +210,10 @@ class Server:
             if message.member in self._replicas:
                 return  # an agent says it again: an earlier coordinator may have died with it
             self._replicas.add(message.member)
-        if isinstance(message, m.Exited):
-            self._count(message.member, message.steps)
-            self._write_progress()
+        for exited in message.exits if isinstance(message, m.AgentGone) else [message]:
+            if isinstance(exited, m.Exited):
+                self._count(exited.member, exited.steps)
+                self._write_progress()
         self.handle(message)
         if isinstance(message, m.Hello):
             self.keeper.greet(name)

@@ -27,6 +27,7 @@ from outlast.errors import WireRefusal
 from outlast.runtime.host._children import Child, Exit, start
 from outlast.runtime.host._host_readings import HostReadings
 from outlast.runtime.host._nursery import Preloading
+from outlast.runtime.host._rank_blocks import BlocksShown, exit_of
 from outlast.runtime.host._snapshot_memory import slots_of
 from outlast.runtime.host._stopped_children import LOOK_S, Stopped
 from outlast.runtime.host.silence import BEAT_S, kernel_state
@@ -66,6 +67,7 @@ class Agent:
         self.run_dir = Path(environ["OUTLAST_RUN_DIR"])
         config = decoded(environ["OUTLAST_CONFIG"])
         self.heartbeat_s, self.outside_s, self.formation_s = config.heartbeat_s, config.outside_s, config.formation_s
+        self.shown = BlocksShown(environ)
         self.sign = Progress(Region(Progress.SIZE, fd=int(environ["OUTLAST_SIGN_FD"])))
         self.probe = Probe(name if "." in name else f"{name}.1", environ.get("OUTLAST_FAULTS"))
         self.hold_fds = slots_of(environ)
@@ -289,6 +291,7 @@ class Agent:
             self._send(m.SpawnFailed(member=member, error=str(error)))
             return
         self.ranks[member] = Rank(member, child, Progress(region), log)
+        self.shown.began(member, region.fd, child.fd)
         self._at(self.formation_s, lambda: self._look_whether_joined(member))
         self._send(m.Spawned(member=member, agent=self.name, pid=child.pid))
 
@@ -304,15 +307,11 @@ class Agent:
             return
         del self.ranks[rank.name]
         self.stopped.forget(rank.name)
-        joined, steps = rank.progress.changes > 0, rank.progress.commits()
-        exited = m.Exited(
-            member=rank.name, cause=self._cause(rank, how), detail=self._detail(rank, how),
-            last_alive_s=rank.progress.read()[3] if joined else 0.0, noticed_at_s=noticed, joined=joined,
-            code=how.code, steps=steps,
-            committed=max(rank.progress.read()[1], steps[-1].step + 1 if steps else 0),
-        )  # fmt: skip
+        exited = exit_of(rank.name, rank.progress, noticed, self._cause(rank, how), self._detail(rank, how))
+        exited = msgspec.structs.replace(exited, code=how.code)
         rank.progress.region.close()
         self._gone(exited)
+        self.shown.ended(rank.name)
 
     def _gone(self, exited: m.Exited) -> None:
         self.exits[exited.member] = exited

@@ -30,6 +30,7 @@ from outlast.core.protocol import messages as m
 from outlast.errors import EnvironmentFault, OutlastError, WireRefusal
 from outlast.journal import Journal, RunLock
 from outlast.runtime.host._children import Child, start
+from outlast.runtime.host._rank_blocks import RankBlocks
 from outlast.runtime.host._snapshot_memory import hold_memory, slots_of
 from outlast.runtime.host.silence import Watch
 from outlast.runtime.transport.frames import Link
@@ -60,6 +61,7 @@ class _Agent:
     name: str
     child: Child
     watch: Watch
+    blocks: RankBlocks
 
 
 @dataclass(slots=True)
@@ -224,13 +226,16 @@ class Launcher:
     def _start_agent(self, environ: dict[str, str], name: str) -> None:
         command = [sys.executable, "-m", "outlast.runtime.host.agent", name, *self.command]
         region = Region(Progress.SIZE, name=f"outlast-{name}")
-        sign, config = Progress(region), self.resolved.config
+        sign, config, blocks = Progress(region), self.resolved.config, RankBlocks()
         sign.alive()
+        mine = {"OUTLAST_SIGN_FD": str(region.fd), "OUTLAST_RANKS_FD": str(blocks.passed.fileno())}
         child = start(
-            command, environ=environ | {"OUTLAST_SIGN_FD": str(region.fd)},
-            log=self.run_dir / "logs" / f"agent-{name}.log", pass_fds=[region.fd, *slots_of(environ)],
+            command, environ=environ | mine, log=self.run_dir / "logs" / f"agent-{name}.log",
+            pass_fds=[region.fd, blocks.passed.fileno(), *slots_of(environ)],
         )  # fmt: skip
-        self._agents.append(_Agent(name, child, Watch(child.pid, sign, config.stall_floor_s, config.formation_s)))
+        blocks.passed.close()
+        watch = Watch(child.pid, sign, config.stall_floor_s, config.formation_s)
+        self._agents.append(_Agent(name, child, watch, blocks))
 
     # --- the loop ------------------------------------------------------------------------------------------------
     def _turn(self, environ: dict[str, str], listening: socket.socket, lock: RunLock, wake_fd: int) -> None:
@@ -240,6 +245,7 @@ class Launcher:
             poll.register(self._coordinator.fd, select.POLLIN)
         for agent in self._agents:
             poll.register(agent.child.fd, select.POLLIN)
+            poll.register(agent.blocks.fd, select.POLLIN)
         ready = {fd for fd, _ in poll.poll(_TURN_S * 1000.0)}
         if wake_fd in ready:
             os.read(wake_fd, 64)
@@ -248,6 +254,8 @@ class Launcher:
             self._coordinator_ended(environ, listening, lock)
         for agent in [agent for agent in self._agents if agent.child.fd in ready]:
             self._agent_ended(agent, environ)
+        for agent in self._agents:
+            agent.blocks.take_in()
         self._look_for_the_silent(environ, listening, lock)
         if self._exit_code is None and self._lost_agents:
             self._tell_losses()
@@ -320,13 +328,14 @@ class Launcher:
         return found[-1].event.exit_code if found and isinstance(found[-1].event, events.RunFinished) else None
 
     def _agent_ended(self, agent: _Agent, environ: dict[str, str]) -> None:
-        how = agent.child.reap()
+        how, noticed_s = agent.child.reap(), time.monotonic()
         if how is None:
             return
         self._agents.remove(agent)
+        exits = agent.blocks.close(noticed_s, f"its agent {agent.name} died: {how}")
         if self._exit_code is not None or self._stopping:
             return
-        self._lost_agents.append(m.AgentGone(agent=agent.name, cause=str(how)))
+        self._lost_agents.append(m.AgentGone(agent=agent.name, cause=str(how), exits=exits))
         base, _, number = agent.name.partition(".")
         self._start_agent(environ, f"{base}.{int(number or 1) + 1}")
 

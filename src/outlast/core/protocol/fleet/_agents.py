@@ -41,9 +41,9 @@ def agent_gone(c: FleetState, now_s: float, gone: m.AgentGone) -> None:
         return
     c.roster.agent_lost(gone.agent)
     c.journal("agent_lost", agent=gone.agent, cause=gone.cause, replicas=lost)
+    detail, told = f"its agent {gone.agent} died: {gone.cause}", {end.member: end for end in gone.exits}
     for name in lost:
-        detail = f"its agent {gone.agent} died: {gone.cause}"
-        exited(c, now_s, m.Exited(member=name, cause="agent_lost", detail=detail))
+        exited(c, now_s, told.get(name) or m.Exited(member=name, cause="agent_lost", detail=detail))
 
 
 def spawned(c: FleetState, now_s: float, spawned: m.Spawned) -> None:
