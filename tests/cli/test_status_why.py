@@ -84,6 +84,19 @@ def test_why_tells_what_it_was_and_what_to_do(run_dir: Path, capsys: pytest.Capt
     assert "r0.0 started" in outlast(capsys, "why", str(run_dir), "--all")[1]
 
 
+def test_why_begins_with_a_paragraph_and_its_price(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = outlast(capsys, "why", str(run_dir), "--price", "2.50 EUR", "--accelerators", "16")
+    first = out.partition("\n\n")[0]
+    assert code == 0
+    assert first.startswith("outlast run quiet-heron (2 replicas): The run ended without a word at step 9")
+    assert "accelerator-hours on 16" in first
+    assert " EUR at 2.5 EUR an hour." in first
+    told = json.loads(outlast(capsys, "why", str(run_dir), "--json", "--price", "2.5")[1])["incident"]
+    assert told["money"] == pytest.approx(2.5 * told["wasted_hours"])
+    code, _, err = outlast(capsys, "why", str(run_dir), "--price", "cheap")
+    assert (code, "is no price" in err) == (2, True)
+
+
 def test_why_json_accounts_for_all_the_time(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document = json.loads(outlast(capsys, "why", str(run_dir), "--json")[1])
     cost = document["cost"]

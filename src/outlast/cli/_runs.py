@@ -1,26 +1,29 @@
-"""What `status` and `why` share: from what was typed to a run's events, and JSON out.
+"""What `status` and `why` share: from what was typed to a run's journal, and JSON out.
 
 No command itself. Imports nothing heavy at module level.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import msgspec
 
-    from outlast.core.events import AnyEvent
+    from outlast.journal import Journal
 
-__all__ = ["DEFAULT_RUNS", "print_json", "read_run"]
+__all__ = ["DEFAULT_RUNS", "note", "open_run", "print_json"]
 
 DEFAULT_RUNS = "outlast-runs"
 
 
-def read_run(path: Path) -> tuple[list[AnyEvent], bool | None, Path]:
-    """(all events, whether a process holds the run, the run directory). Says on standard error which run it took.
+@contextlib.contextmanager
+def open_run(path: Path) -> Iterator[tuple[Journal, Path]]:
+    """(the journal, the run directory) of what was typed. Says on standard error which run it took.
 
     Raises ConfigError where there is no run, EnvironmentFault where it cannot be read.
     """
@@ -28,10 +31,14 @@ def read_run(path: Path) -> tuple[list[AnyEvent], bool | None, Path]:
 
     found = observe.find_run(path)
     if found.note:
-        print(f"outlast: {found.note}", file=sys.stderr)
+        note(found.note)
     with journal.Journal.open_reader(found.run_dir) as reader:
-        events = [entry.event for entry in reader.events()]
-    return events, journal.is_held(found.run_dir), found.run_dir
+        yield reader, found.run_dir
+
+
+def note(text: str) -> None:
+    """One line for people, on standard error, at once."""
+    print(f"outlast: {text}", file=sys.stderr, flush=True)
 
 
 def print_json(record: msgspec.Struct, *, run_dir: Path, **more: object) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from outlast.cli._runs import DEFAULT_RUNS, print_json, read_run
+from outlast.cli._runs import DEFAULT_RUNS, open_run, print_json
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -21,12 +21,14 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
 ) -> int:
     """Show a run's coordinator, agents and replicas: process, state, view and step of each."""
-    from outlast import observe
+    from outlast import journal, observe
 
-    events, held, run_dir = read_run(run)
+    with open_run(run) as (reader, run_dir):
+        events, losses = observe.read_state(reader), observe.sample_losses(reader)
+    held = journal.is_held(run_dir)
     state = observe.status(events, held=held, now_s=time.time() if held else None)
     if as_json:
         print_json(state, run_dir=run_dir)
     else:
-        print(observe.render_status(state, curve=[loss for _, loss in observe.losses(events)]))
+        print(observe.render_status(state, curve=losses))
     return 0

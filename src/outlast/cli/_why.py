@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from outlast.cli._runs import DEFAULT_RUNS, print_json, read_run
+from outlast.cli._runs import DEFAULT_RUNS, note, open_run, print_json
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -19,10 +19,16 @@ def why(
         DEFAULT_RUNS
     ),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the story.")] = False,
+    price: Annotated[
+        str | None, typer.Option(help="What an accelerator costs for an hour, as '2.50 EUR': adds the faults' cost.")
+    ] = None,
+    accelerators: Annotated[
+        int | None, typer.Option(min=1, help="Accelerators that the run holds; by default one a replica and spare.")
+    ] = None,
     every: Annotated[bool, typer.Option("--all", help="Show views, starts and exits in the timeline too.")] = False,
 ) -> int:
     """Tell a run's story: what happened, what it cost, and a remedy for each cause."""
-    from outlast import observe
+    from outlast import journal, observe
     from outlast.plan._beside import (
         believed_data,
         believed_of_events,
@@ -33,20 +39,24 @@ def why(
         predicted_beside_observed,
     )
 
-    events, held, run_dir = read_run(run)
-    story = observe.why(events, held=held, now_s=time.time() if held else None, everything=every)
+    costs = observe.price_of(price) if price is not None else None
+    with open_run(run) as (reader, run_dir):
+        history, events = observe.read_history(run_dir, reader, say=note), observe.read_story(reader)
+    held = journal.is_held(run_dir)
+    now_s = time.time() if held else None
+    story = observe.why(events, held=held, now_s=now_s, everything=every, accounts=history.accounts)
+    incident = observe.incident(story, events, price=costs, accelerators=accelerators)
     believed = believed_of_events(events)
     beside = predicted_beside_observed(believed) if believed else []
     if as_json:
         told = believed_data(believed) if believed else None
-        print_json(story, run_dir=run_dir, predicted=beside_data(beside), believed=told)
+        print_json(story, run_dir=run_dir, incident=incident, predicted=beside_data(beside), believed=told)
     else:
-        print(observe.render_why(story))
+        print(f"{incident.paragraph}\n\n{observe.render_why(story)}")
         if any(row.tells for row in beside):  # in a short run any number of failures says nothing of the prediction
             print(f"\n{beside_table(beside).text()}\n{beside_note(beside)}")
         if believed and believed.num_deaths:
             print(f"\n{believed_table(believed).text()}\nOutlast plan --from-run says what that would change.")
-        points = observe.losses(events)
-        if points:
-            print(f"\nLoss\n{observe.plot(points)}")
+        if history.points:
+            print(f"\nLoss\n{observe.plot(history.points)}")
     return 0

@@ -8,14 +8,19 @@ and never know more than its journal says: terminal, page and metrics show the s
 from outlast.observe._accounting import Accounting, accounting
 from outlast.observe._curve import losses, plot, sparkline
 from outlast.observe._find import Found, find_run
+from outlast.observe._history import History
+from outlast.observe._incident import Incident, Price, incident, price_of
+from outlast.observe._kept_history import read_history
 from outlast.observe._live import Live
+from outlast.observe._reading import read_state, read_story, sample_losses
 from outlast.observe._status import Process, Replica, Status, StatusFold, status
 from outlast.observe._text import render_accounting, render_status, render_timeline, render_why, table
 from outlast.observe._timeline import Row, format_s, row_of, timeline
 from outlast.observe._why import Advice, Why, remedy, why
 
 __all__ = [
-    "Accounting", "Advice", "Found", "Live", "Process", "Replica", "Row", "Status", "StatusFold", "Why", "accounting",
-    "find_run", "format_s", "losses", "plot", "remedy", "render_accounting", "render_status", "render_timeline",
-    "render_why", "row_of", "sparkline", "status", "table", "timeline", "why",
+    "Accounting", "Advice", "Found", "History", "Incident", "Live", "Price", "Process", "Replica", "Row", "Status",
+    "StatusFold", "Why", "accounting", "find_run", "format_s", "incident", "losses", "plot", "price_of", "read_history",
+    "read_state", "read_story", "remedy", "render_accounting", "render_status", "render_timeline", "render_why",
+    "row_of", "sample_losses", "sparkline", "status", "table", "timeline", "why",
 ]  # fmt: skip

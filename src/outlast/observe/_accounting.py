@@ -58,7 +58,7 @@ class Accounting(msgspec.Struct, frozen=True, kw_only=True):
         return {name.removesuffix("_s"): value for name, value in msgspec.structs.asdict(self).items()}
 
 
-class _Steps(msgspec.Struct):
+class _Steps(msgspec.Struct, array_like=True):
     """Steps `first` up to, not including, `end`, and what their work took."""
 
     first: int
@@ -105,6 +105,15 @@ class AccountingFold:
         if not self._counted:  # perhaps the journal of a version that did not count: both are kept until one is right
             self._guess.latest_s = self._facts.latest_s
             _note(_estimated(event, self._guess) if progress else event, self._guess)  # type: ignore[arg-type]
+
+    def dump(self) -> bytes:
+        """Return all that was folded, for `load`."""
+        return msgspec.msgpack.encode((self._facts, self._guess, self._begun, self._counted))
+
+    def load(self, data: bytes | msgspec.Raw) -> None:
+        """Go on from what `dump` returned. Raises msgspec.MsgspecError."""
+        kind = tuple[_Facts, _Facts, bool, bool]
+        self._facts, self._guess, self._begun, self._counted = msgspec.msgpack.decode(data, type=kind)
 
     @property
     def gone(self) -> int:

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import math
 
-from outlast.core import events as ev
+import msgspec
 
-__all__ = ["USES", "LossCurve", "TimeCurve"]
+from outlast.core import events as ev
+from outlast.observe._accounting import AccountingFold
+
+__all__ = ["USES", "History", "LossCurve", "TimeCurve"]
 
 USES = ("productive", "degraded", "checkpoint", "recovery", "lost", "stalled", "idle")
 """What time is used for, as `Progress.seconds` names it; in this order they are stacked."""
@@ -60,6 +63,15 @@ class LossCurve:
                 cell[3], cell[4] = min(cell[3], low), max(cell[4], high)
             else:
                 self._cells.append([half, count, total, low, high])
+
+    def dump(self) -> bytes:
+        """Return all that was added, for `load`."""
+        return msgspec.msgpack.encode((self._points, self._stride, self._cells))
+
+    def load(self, data: bytes | msgspec.Raw) -> None:
+        """Go on from what `dump` returned. Raises msgspec.MsgspecError."""
+        kind = tuple[int, int, list[list[float]]]
+        self._points, self._stride, self._cells = msgspec.msgpack.decode(data, type=kind)
 
     def data(self) -> dict[str, object]:
         """`steps`, `mean`, `low`, `high`: one number a point; null where no value was finite. `stride`: steps each."""
@@ -113,6 +125,15 @@ class TimeCurve:
     def _empty(self) -> list[float]:
         return [0.0] * (1 + len(USES))
 
+    def dump(self) -> bytes:
+        """Return all that was added, for `load`."""
+        return msgspec.msgpack.encode((self._points, self._width_s, self._cells))
+
+    def load(self, data: bytes | msgspec.Raw) -> None:
+        """Go on from what `dump` returned. Raises msgspec.MsgspecError."""
+        kind = tuple[int, float, list[list[float]]]
+        self._points, self._width_s, self._cells = msgspec.msgpack.decode(data, type=kind)
+
     def data(self) -> dict[str, object]:
         """`width_s`; `steps`: committed in each stretch; `uses`: the names, in order; `seconds`: for each use, in each
         stretch."""
@@ -122,3 +143,28 @@ class TimeCurve:
             "uses": list(USES),
             "seconds": [[cell[1 + place] for cell in self._cells] for place in range(len(USES))],
         }
+
+
+class History:
+    """The folds that need a run's whole history: accounts, curves, steps committed. `seq`: the last entry taken."""
+
+    def __init__(self) -> None:
+        self.accounts, self.losses, self.times = AccountingFold(), LossCurve(), TimeCurve()
+        self.steps_committed = self.seq = 0
+
+    @property
+    def points(self) -> list[tuple[int, float]]:
+        """Return (step, loss) as `losses` has them; of a long run means of neighbours."""
+        data = self.losses.data()
+        pairs = zip(data["steps"], data["mean"], strict=True)  # type: ignore[call-overload]
+        return [(step, math.nan if mean is None else mean) for step, mean in pairs]
+
+    def take(self, event: ev.AnyEvent) -> None:
+        """Fold one event in. Every event once, in the journal's order, from the first."""
+        self.accounts.take(event)
+        if isinstance(event, ev.Progress):
+            for step, loss in event.losses:
+                self.losses.add(step, loss)
+            if event.committed >= 0:
+                self.times.add(event, self.accounts.start_s)
+                self.steps_committed += max(0, event.committed - event.first)

@@ -19,6 +19,8 @@ from outlast.core import events as ev
 from outlast.errors import ConfigError, OutlastError
 from outlast.journal import Journal, holds_run
 from outlast.observe._curve import sparkline
+from outlast.observe._history import History
+from outlast.observe._kept_history import keep
 from outlast.observe._status import Status, StatusFold
 from outlast.observe._timeline import Row, format_s, timeline
 
@@ -32,6 +34,7 @@ POLL_S = 0.2
 _LINE_EVERY_S = 10.0
 _NUM_LOSSES = 4096
 _NUM_ROWS = 16
+_KEEP_EVERY = 5000  # entries, an hour or so of a run
 _BAR_COLUMNS = 40
 _OVER = frozenset({"finished", "failed", "stopped", "lost"})
 
@@ -60,6 +63,7 @@ class Live:
         self._screen: RichLive | None = None
         self._broken = False
         self._clock, self._shown = clock, ""  # the state that was shown last
+        self._history, self._kept_seq = History(), 0
 
     def run_until(self, done: threading.Event, *, poll_s: float = POLL_S) -> None:
         """Show until `done` is set, then what is left, then close."""
@@ -76,8 +80,10 @@ class Live:
         fresh = self._read()
         for event in fresh:
             self._fold.take(event)
+            self._history.take(event)
             if isinstance(event, ev.Progress):
                 self._losses.extend(loss for _, loss in event.losses)
+        self._keep()
         if fresh and self._start_s == 0.0:
             self._start_s = fresh[0].at_s
         state = self._fold.status(now_s=self._clock())
@@ -125,6 +131,12 @@ class Live:
             return []
         self._seq = entries[-1].seq if entries else self._seq
         return [entry.event for entry in entries]
+
+    def _keep(self) -> None:
+        """Write down what was folded of a long run, so that `outlast why` need not fold it again."""
+        if self._journal is not None and self._seq - self._kept_seq > _KEEP_EVERY:
+            self._history.seq = self._kept_seq = self._seq
+            keep(self._run_dir, self._journal, self._history)
 
     def _is_terminal(self) -> bool:
         return self._stream.isatty()

@@ -14,9 +14,9 @@ from typing import Literal
 import msgspec
 
 from outlast.core import events as ev
-from outlast.observe._accounting import Accounting, AccountingFold
+from outlast.observe._accounting import Accounting
 from outlast.observe._clocks import Clock, clocks
-from outlast.observe._history import LossCurve, TimeCurve
+from outlast.observe._history import History
 from outlast.observe._status import Status, StatusFold
 from outlast.observe._timeline import Row, row_of, timeline
 from outlast.observe._why import RUNNING, Why, story_of
@@ -74,14 +74,13 @@ class RunFold:
     """See the module. `version` rises with every event that `take` was given; `rows_version` with every row."""
 
     def __init__(self) -> None:
-        self._status, self._accounts = StatusFold(), AccountingFold()
-        self.losses, self.times = LossCurve(), TimeCurve()
+        self._status, self.history = StatusFold(), History()
         self.rows: list[PageRow] = []
         self.noted: list[ev.AnyEvent] = []  # for the story; no progress, no installed views
         self.generations: dict[int, Generation] = {}
         self.suspects: list[PageRow] = []
         self.recoveries: list[ev.Recovery] = []
-        self.num_saves = self.steps_committed = self.version = 0
+        self.num_saves = self.version = 0
         self.written_bytes = 0
         self.refusals: Counter[str] = Counter()
         self.verdicts: Counter[str] = Counter()
@@ -149,13 +148,7 @@ class RunFold:
     # --- the whole history --------------------------------------------------------------------------------------
     def take_history(self, event: ev.AnyEvent) -> None:
         """Fold one event into accounts and curves. Every event once, in order, from the first."""
-        self._accounts.take(event)
-        if isinstance(event, ev.Progress):
-            for step, loss in event.losses:
-                self.losses.add(step, loss)
-            if event.committed >= 0:
-                self.times.add(event, self._accounts.start_s)
-                self.steps_committed += max(0, event.committed - event.first)
+        self.history.take(event)
 
     # --- asked at any time --------------------------------------------------------------------------------------
     @property
@@ -169,7 +162,7 @@ class RunFold:
 
     def accounting(self, state: Status, now_s: float | None) -> Accounting:
         """As `outlast why` has it, as far as history was read."""
-        return self._accounts.accounting(now_s=now_s if state.state in RUNNING else None)
+        return self.history.accounts.accounting(now_s=now_s if state.state in RUNNING else None)
 
     def clocks(self, state: Status, now_s: float | None) -> list[Clock]:
         """MTBF, MTBI, MTBR over the run's wall time so far."""
@@ -187,4 +180,4 @@ class RunFold:
     def why(self, state: Status, now_s: float | None) -> Why:
         """As `outlast why` has it, as far as history was read."""
         cost = self.accounting(state, now_s)
-        return story_of(state, cost, self._accounts.gone, self.noted, self.story_rows())
+        return story_of(state, cost, self.history.accounts.gone, self.noted, self.story_rows())

@@ -10,19 +10,30 @@ from __future__ import annotations
 
 import heapq
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from outlast.core import events as ev
 from outlast.errors import ConfigError, OutlastError
 from outlast.journal import Entry, Journal, holds_run, is_held
+from outlast.observe._kept_history import keep, kept_history
 from outlast.observe._picture import RunFold
 
-__all__ = ["RunReading"]
+__all__ = ["RunReading", "read_state", "read_story", "sample_losses"]
 
 _KINDS: tuple[type[ev.AnyEvent], ...] = tuple(kind for kind in typing.get_args(ev.AnyEvent) if kind is not ev.Progress)
 _PIECE, _PIECE_OF_VIEWS = 2000, 16  # entries held at once; a view names all its members
 _NEWEST = 20
+_WORTH_KEEPING = 20_000
+_NEWEST_ONLY: dict[type[ev.AnyEvent], int] = {
+    ev.Progress: _NEWEST, ev.Certified: 1, ev.CheckpointSaved: 1, ev.ViewInstalled: 64,
+}  # fmt: skip
+_STATE_KINDS: tuple[type[ev.AnyEvent], ...] = (
+    ev.RunStarted, ev.RunFinished, ev.Recovery, ev.Verdict, ev.CheckpointFailed, ev.FleetLost, ev.AuditMismatch,
+    ev.CoordinatorStarted, ev.CoordinatorLost, ev.AgentStarted, ev.AgentLost, ev.ViewFormed, ev.ReplicaStarted,
+    ev.ReplicaExited, ev.Suspected, ev.JoinerServed, ev.JoinerCaughtUp,
+)  # fmt: skip
 
 
 class RunReading:
@@ -33,7 +44,7 @@ class RunReading:
         self.trouble = ""
         """Why nothing more is read; empty while all is well."""
         self._journal: Journal | None = None
-        self._seq = self._history_seq = self._goal_seq = 0
+        self._seq = self._history_seq = self._goal_seq = self._kept_seq = 0
 
     @property
     def opened(self) -> bool:
@@ -62,15 +73,19 @@ class RunReading:
             if not holds_run(self.run_dir):
                 return False
             journal = Journal.open_reader(self.run_dir)
+            kept = kept_history(self.run_dir, journal)  # first, so that it is not newer than what is read below
             self._goal_seq = self._seq = journal.last_seq
-            for entry in heapq.merge(*(self._entries(journal, kind) for kind in _KINDS), self._newest(journal)):
-                self.fold.take(entry.event)
+            for event in _merged(journal, _KINDS, self._seq):
+                self.fold.take(event)
         except ConfigError:
             return False  # removed between the look and the opening
         except OutlastError as error:
             self.trouble = str(error)
             return False
         self._journal = journal
+        if kept is not None:
+            self.fold.history, self._history_seq = kept, kept.seq
+        self._kept_seq = self._history_seq
         return True
 
     def advance(self, count: int = _PIECE) -> bool:
@@ -82,6 +97,8 @@ class RunReading:
             if entry.seq <= self._seq:
                 self.fold.take_history(entry.event)
         self._history_seq = min(entries[-1].seq, self._seq) if entries else self._seq
+        if self.whole:
+            self._keep()
         return True
 
     def poll(self) -> bool:
@@ -99,6 +116,7 @@ class RunReading:
         if entries:
             self._seq = self._goal_seq = entries[-1].seq
             self._history_seq = self._seq if whole else self._history_seq
+            self._keep()
         return bool(entries)
 
     def close(self) -> None:
@@ -114,17 +132,56 @@ class RunReading:
             self.trouble = str(error)
             return []
 
-    def _entries(self, journal: Journal, kind: type[ev.AnyEvent]) -> Iterator[_Ordered]:
-        since, count = 0, _PIECE_OF_VIEWS if kind is ev.ViewInstalled else _PIECE
-        while entries := journal.events(since, [kind], limit=count):
-            since = entries[-1].seq
-            yield from (_Ordered(entry) for entry in entries if entry.seq <= self._seq)
-            if since > self._seq:
-                return
+    def _keep(self) -> None:
+        """Write history down for the next reader, where it is whole and has grown by much."""
+        if self._journal is not None and self.whole and self._history_seq - self._kept_seq > _WORTH_KEEPING:
+            self.fold.history.seq = self._kept_seq = self._history_seq
+            keep(self.run_dir, self._journal, self.fold.history)
 
-    def _newest(self, journal: Journal) -> Iterator[_Ordered]:
-        entries = journal.newest(ev.Progress, _NEWEST)
-        yield from (_Ordered(entry) for entry in entries if entry.seq <= self._seq)
+
+def read_story(journal: Journal) -> list[ev.AnyEvent]:
+    """All events but progress, of which there are the newest, in order: what `why` needs beside the history."""
+    return list(_merged(journal, _KINDS, journal.last_seq))
+
+
+def read_state(journal: Journal) -> list[ev.AnyEvent]:
+    """The events that make a run's status, in order, in a time that does not grow with its steps."""
+    last = journal.last_seq
+    return list(_merged(journal, _STATE_KINDS, last, newest=_NEWEST_ONLY)) + [
+        entry.event for entry in journal.events(last - 1)
+    ]  # the very newest says when the run was heard of last, whatever kind it is
+
+
+def sample_losses(journal: Journal, count: int = 240) -> list[float]:
+    """Losses for a line of them: all of a short run, of a long one those at `count` even places of its journal."""
+    events = [entry.event for entry in journal.sample(ev.Progress, count)]
+    return [loss for event in events if isinstance(event, ev.Progress) for _, loss in event.losses]
+
+
+def _merged(
+    journal: Journal,
+    kinds: Sequence[type[ev.AnyEvent]],
+    last: int,
+    newest: Mapping[type[ev.AnyEvent], int] = MappingProxyType({ev.Progress: _NEWEST}),
+) -> Iterator[ev.AnyEvent]:
+    """Events of `kinds` up to the entry `last`, in order; of those in `newest` only so many."""
+    whole = [_entries(journal, kind, last) for kind in kinds if kind not in newest]
+    ends = [_newest(journal, kind, count, last) for kind, count in newest.items()]
+    for entry in heapq.merge(*whole, *ends):
+        yield entry.event
+
+
+def _entries(journal: Journal, kind: type[ev.AnyEvent], last: int) -> Iterator[_Ordered]:
+    since, count = 0, _PIECE_OF_VIEWS if kind is ev.ViewInstalled else _PIECE
+    while entries := journal.events(since, [kind], limit=count):
+        since = entries[-1].seq
+        yield from (_Ordered(entry) for entry in entries if entry.seq <= last)
+        if since > last:
+            return
+
+
+def _newest(journal: Journal, kind: type[ev.AnyEvent], count: int, last: int) -> Iterator[_Ordered]:
+    yield from (_Ordered(entry) for entry in journal.newest(kind, count) if entry.seq <= last)
 
 
 class _Ordered:

@@ -158,15 +158,21 @@ def _looks_like(name: str, text: str) -> bool:
 
 
 def why(
-    events: Sequence[ev.AnyEvent], *, held: bool | None = None, now_s: float | None = None, everything: bool = False
+    events: Sequence[ev.AnyEvent],
+    *,
+    held: bool | None = None,
+    now_s: float | None = None,
+    everything: bool = False,
+    accounts: AccountingFold | None = None,
 ) -> Why:
     """The story of a run from all its events.
 
-    `held` as in `status`, `now_s` as in `accounting`, `everything` as in `timeline`.
+    `held` as in `status`, `now_s` as in `accounting`, `everything` as in `timeline`. With `accounts`, which took all
+    events, `events` may lack all progress but the newest.
     """
     state = status(events, held=held, now_s=now_s)
-    fold = AccountingFold()
-    for event in events:
+    fold = accounts or AccountingFold()
+    for event in events if accounts is None else ():
         fold.take(event)
     cost = fold.accounting(now_s=now_s if state.state in RUNNING else None)
     return story_of(state, cost, fold.gone, events, timeline(events, everything=everything))

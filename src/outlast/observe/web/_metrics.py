@@ -85,7 +85,7 @@ def _of_state(run: Scraped) -> Iterator[_Family]:
     yield _gauge(run, "outlast_run_step", "Steps committed, as the newest commit has it.", state.step)
     yield _gauge(run, "outlast_run_steps_wanted", "Steps in all, as the loop said.", state.until)
     yield _counter(run, "outlast_steps_committed_total", "Steps committed, those done twice included.",
-                   fold.steps_committed)  # fmt: skip
+                   fold.history.steps_committed)  # fmt: skip
     yield _gauge(run, "outlast_step_duration_seconds", "Mean duration of the last steps.", state.step_s)
     yield _gauge(run, "outlast_last_commit_timestamp_seconds", "Unix time of the newest commit.", state.step_at_s)
     yield _gauge(run, "outlast_loss", "Loss of the newest step.", state.loss)

@@ -72,7 +72,7 @@ def _shown_state(replica: Replica) -> str:
 
 def curves_part(fold: RunFold) -> dict[str, object]:
     """Loss over steps, steps and uses over time."""
-    return {"losses": fold.losses.data(), "times": fold.times.data()}
+    return {"losses": fold.history.losses.data(), "times": fold.history.times.data()}
 
 
 def marks_part(fold: RunFold) -> dict[str, object]:
