@@ -50,6 +50,10 @@ app = typer.Typer(
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print data instead of text.")]
+Profile = Annotated[str, typer.Option(help="Fleet to start from: llama3, rsc1, rsc2, infinitehbd, spot, target.")]
+Params = Annotated[float | None, typer.Option(help="Parameters; the state to write and hold follows them.")]
+Accelerators = Annotated[int | None, typer.Option(help="Accelerators of the job.")]
+TopologyOption = Annotated[str, typer.Option("--topology", help="fat-tree, rail, ring or tree.")]
 
 
 def emit(answer: Answer, as_json: bool) -> None:
@@ -73,15 +77,45 @@ def fleet(
 
 @app.command()
 def interval(
-    mtbf_hours: Annotated[float, typer.Option(help="Mean time between interruptions of the whole fleet, hours.")],
-    write_seconds: Annotated[float, typer.Option(help="Time that one checkpoint blocks the job, seconds.")],
-    recovery_seconds: Annotated[float, typer.Option(help="From an interruption until work goes on, seconds.")] = 0.0,
+    mtbf_hours: Annotated[
+        float | None, typer.Option(help="Mean time between interruptions of the whole fleet, hours.")
+    ] = None,
+    write_seconds: Annotated[
+        float | None, typer.Option(help="Time that one checkpoint blocks the job, seconds.")
+    ] = None,
+    recovery_seconds: Annotated[
+        float | None, typer.Option(help="From an interruption until work goes on, seconds.")
+    ] = None,
+    file: Annotated[str, typer.Option("--job", help="A job's TOML file: its clocks and costs.")] = "",
+    profile: Profile = "",
+    params: Params = None,
+    accelerators: Accelerators = None,
+    topology: TopologyOption = "",
     json: Json = False,
 ) -> None:
-    """When to checkpoint: Young, Daly, the exact optimum, and what a wrong choice costs."""
+    """When to checkpoint: Young, Daly, the exact optimum, what a wrong choice costs; of a job or of two numbers."""
     from outlast.plan._quick import interval_answer
+    from outlast.plan._views import job_interval_answer
 
-    emit(interval_answer(mtbf_hours, write_seconds, recovery_seconds), json)
+    shape = {"file": file, "profile": profile, "params": params, "accelerators": accelerators, "topology": topology}
+    if any(value not in ("", None) for value in shape.values()):
+        _refuse_both({"--mtbf-hours": mtbf_hours, "--write-seconds": write_seconds})
+        emit(job_interval_answer(recovery_seconds, **shape), json)  # type: ignore[arg-type]
+        return
+    if mtbf_hours is None or write_seconds is None:
+        from outlast.errors import ConfigError
+
+        missing = "--write-seconds" if mtbf_hours is not None else "--mtbf-hours"
+        raise ConfigError(f"{missing} is missing", remedy="give it, or a job: --profile, --params, --accelerators")
+    emit(interval_answer(mtbf_hours, write_seconds, recovery_seconds or 0.0), json)
+
+
+def _refuse_both(given: dict[str, float | None]) -> None:
+    from outlast.errors import ConfigError
+
+    for option, value in given.items():
+        if value is not None:
+            raise ConfigError(f"both a job and {option}", remedy=f"leave {option} out: the job says it")
 
 
 @app.command()
@@ -120,11 +154,10 @@ def target_study(
 @app.command(name=_DEFAULT)
 def job_command(
     file: Annotated[str | None, typer.Argument(help="A job's TOML file.", metavar="JOB.TOML")] = None,
-    profile: Annotated[
-        str, typer.Option(help="Fleet to start from: llama3, rsc1, rsc2, infinitehbd, spot, target.")
-    ] = "",
-    params: Annotated[float | None, typer.Option(help="Parameters; write times scale with them.")] = None,
-    accelerators: Annotated[int | None, typer.Option(help="Accelerators of the job.")] = None,
+    profile: Profile = "",
+    params: Params = None,
+    accelerators: Accelerators = None,
+    topology: TopologyOption = "",
     days: Annotated[float | None, typer.Option(help="Length of the run, days.")] = None,
     from_run: Annotated[str, typer.Option(help="Re-plan from the journal of this run.")] = "",
     write_seconds: Annotated[
@@ -149,8 +182,9 @@ def job_command(
     from outlast.plan._design import design, write_report
 
     plan, sources = design(
-        file, profile=profile, params=params, accelerators=accelerators, days=days, replications=replications, seed=seed
-    )
+        file, profile=profile, params=params, accelerators=accelerators, topology=topology, days=days,
+        replications=replications, seed=seed,
+    )  # fmt: skip
     from outlast.plan._report import plan_answer
 
     if report:
@@ -242,9 +276,10 @@ def system(
     params: Annotated[str, typer.Option(help="Parameter counts, comma-separated.")] = "7e9,7e10,1.5e12",
     nodes: Annotated[str, typer.Option(help="Node counts, comma-separated.")] = "64,512,2048",
     steps: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 100,
+    profile: Profile = "llama3",
     json: Json = False,
 ) -> None:
     """R = R_compute x R_communication x R_synchronisation over parameters, nodes and topology."""
-    from outlast.plan._design import system_answer
+    from outlast.plan._system import system_answer
 
-    emit(system_answer(params, nodes, steps), json)
+    emit(system_answer(params, nodes, steps, profile), json)

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from outlast.core import reliability as rel
-from outlast.core.reliability._check import at_least, count, nonnegative, positive
+from outlast.core.reliability._check import count, nonnegative
 from outlast.errors import ConfigError, EnvironmentFault
 
 from . import _svg
@@ -24,36 +23,34 @@ from ._report import _STYLE, _table, html_page
 from ._traced import fit_answer, job_data_from_fit
 from .traces import FleetFit, Trace, fit_trace, generate, read_trace, statistics, to_csv
 
-__all__ = ["design", "fit_log", "generate_like", "job_from_options", "system_answer", "write_report"]
+__all__ = ["design", "fit_log", "generate_like", "job_from_options", "write_report"]
 
 
 def job_from_options(
-    file: str | None, *, profile: str, params: float | None, accelerators: int | None, days: float | None
-) -> tuple[Job, list[str]]:
-    """The job that the options describe, and its sources. Writes scale with the parameters of the profile."""
+    file: str | None, *, profile: str = "", params: float | None = None, accelerators: int | None = None,
+    days: float | None = None, topology: str = "",
+) -> tuple[Job, list[str]]:  # fmt: skip
+    """The job that the options describe, and its sources: every command makes its job here."""
     if file and profile:
         raise ConfigError(
             "both a job file and --profile", remedy='put profile = "..." into the file, or give one of them'
         )
-    overrides = {
-        k: v for k, v in (("parameters", params), ("accelerators", accelerators), ("days", days)) if v is not None
-    }
+    if params is not None and not params > 0:
+        raise ConfigError(f"--params = {params:g} is out of range", remedy="give the number of parameters, above zero")
+    shape = {"parameters": params, "accelerators": accelerators, "days": days, "topology": topology or None}
+    overrides = {key: value for key, value in shape.items() if value is not None}
     if file:
-        job = load_job(file)
-        data: dict[str, Any] = {f: getattr(job, f) for f in job.__struct_fields__}
-        return Job(**{**data, **overrides}), [f"Job: {file}."]
+        job = load_job(file, overrides)
+        return job, [f"Job: {file}."]
     name = profile or "llama3"
-    data = profile_data(name)
+    data = profile_data(name, overrides)
     note = f"Profile {name}: {profile_note(name)}"
-    if params is not None:
-        if not params > 0:
-            raise ConfigError(
-                f"--params = {params:g} is out of range", remedy="give the number of parameters, above zero"
-            )
+    if name not in ("spot", "target"):
+        note += " Tiers follow the bytes of state: 16 a parameter."
+    elif params is not None:
         factor = params / data["parameters"]
-        data["tiers"] = [
-            {**t, "write_s": t["write_s"] * factor, "lag_s": t.get("lag_s", 0.0) * factor} for t in data["tiers"]
-        ]
+        scaled = ("write_s", "lag_s")
+        data["tiers"] = [{**t, **{k: t[k] * factor for k in scaled if k in t}} for t in data["tiers"]]
         note += f" Write times are the profile's times {factor:.3g} (bytes of state follow parameters)."
     if accelerators is not None:
         per_node = data.get("accelerators_per_node", 8)
@@ -63,10 +60,12 @@ def job_from_options(
 
 def design(
     file: str | None, *, profile: str = "", params: float | None = None, accelerators: int | None = None,
-    days: float | None = None, replications: int = 256, seed: int = 0,
+    days: float | None = None, topology: str = "", replications: int = 256, seed: int = 0,
 ) -> tuple[Plan, list[str]]:  # fmt: skip
     """A plan from a command's options, and its sources."""
-    job, sources = job_from_options(file, profile=profile, params=params, accelerators=accelerators, days=days)
+    job, sources = job_from_options(
+        file, profile=profile, params=params, accelerators=accelerators, days=days, topology=topology
+    )
     return make_plan(job, replications=replications, seed=seed), sources
 
 
@@ -177,61 +176,3 @@ def generate_like(
     failures = f"{len(made.failures)} failures of {made.num_nodes} machines"
     title = f"{out}: {failures} in {duration(made.hours * 3600)}, seed {seed}"
     return Answer(title=title, tables=(table,), data=data, notes=trace.notes)
-
-
-def _numbers(name: str, text: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"{name} {text!r} is not a list of numbers", remedy="separate numbers by commas") from None
-
-
-def system_answer(params: str, nodes: str, steps: int) -> Answer:
-    """The table over parameters x nodes x topology, with the constants' sources."""
-    shapes: tuple[rel.Topology, ...] = ("ring", "tree", "fat-tree", "rail")
-    counts = [int(at_least("--nodes", n, 1)) for n in _numbers("--nodes", nodes)]
-    sizes = [float(positive("--params", n)) for n in _numbers("--params", params)]
-    table = rel.system_table(sizes, counts, shapes, count("--steps", steps, 1))
-    rows = tuple(
-        (
-            f"{r.parameters:.3g} x {r.num_nodes} {r.topology}",
-            f"{r.r_compute:.6f}",
-            f"{r.r_communication:.6f}",
-            f"{r.r_synchronisation:.6f}",
-            f"{r.r:.6f}",
-            duration(r.mtbi_h * 3600),
-            f"{100 * r.ettr:.2f} %",
-        )
-        for r in table
-    )
-    columns = ("parameters x nodes, topology", "R compute", "R communication", "R synchronisation", "R", "MTBI", "ETTR")
-    sources = rel.constant_sources()
-    constants = Table(
-        title="Constants",
-        columns=("constant", "value"),
-        rows=tuple((k, f"{v:.4g}: {text}") for k, (v, text) in sources.items()),
-    )
-    data = {
-        "rows": [
-            {
-                "parameters": r.parameters,
-                "nodes": r.num_nodes,
-                "topology": r.topology,
-                "r_compute": r.r_compute,
-                "r_communication": r.r_communication,
-                "r_synchronisation": r.r_synchronisation,
-                "r": r.r,
-                "mtbi_h": r.mtbi_h,
-                "ettr": r.ettr,
-                "step_s": r.step_s,
-                "write_s": r.write_s,
-            }
-            for r in table
-        ],
-        "constants": {k: {"value": v, "source": text} for k, (v, text) in sources.items()},
-    }
-    title = f"Reliability of one segment of {steps} steps"
-    note = "ring and tree count every link in series; fat-tree and rail are exact up to ten spines or rails."
-    return Answer(
-        title=title, tables=(Table(title="", columns=columns, rows=rows), constants), data=data, notes=(note,)
-    )

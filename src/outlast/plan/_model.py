@@ -128,6 +128,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     accelerators: int = 8
     accelerators_per_node: int = 8
     days: float = 30.0
+    topology: str = "fat-tree"
+    """fat-tree, rail, ring or tree; a profile makes its network's failures from it."""
     efficiency: float = 1.0
     """Share of peak-equivalent progress with no failures and no checkpoints."""
     step_s: float = 10.0
@@ -254,8 +256,8 @@ def job_from_mapping(data: dict[str, Any], where: str = "job") -> Job:
         raise ConfigError(str(error), where=where, remedy="see reference/plan for the keys and their types") from None
 
 
-def load_job(path: str) -> Job:
-    """A Job from a TOML file; `profile = "name"` starts from that profile, other keys override it."""
+def load_job(path: str, overrides: dict[str, Any] | None = None) -> Job:
+    """A Job from a TOML file; `profile = "name"` starts from that profile, other keys override it, `overrides` all."""
     import tomllib
 
     from ._profiles import profile_data
@@ -267,5 +269,6 @@ def load_job(path: str) -> Job:
         raise ConfigError(f"no such file: {path}", remedy="give the path of a job's TOML file") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"not TOML: {error}", where=path, remedy="mend the line named") from None
-    base = profile_data(data.pop("profile")) if "profile" in data else {}
+    data |= overrides or {}
+    base = profile_data(data.pop("profile"), data) if "profile" in data else {}
     return job_from_mapping({"name": path, **base, **data}, path)

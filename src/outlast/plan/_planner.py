@@ -25,7 +25,7 @@ from ._model import Job
 from ._outcome import Outcome
 from ._simulate import simulate
 
-__all__ = ["Mistake", "PlacementRow", "Plan", "Sensitivity", "make_plan", "tell_apart_days"]
+__all__ = ["Design", "Mistake", "PlacementRow", "Plan", "Sensitivity", "design_of", "make_plan", "tell_apart_days"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -246,12 +246,31 @@ def _levers(job: Job, analytic: Analytic) -> tuple[rel.Lever, ...]:
     )
 
 
-def make_plan(job: Job, *, replications: int = 256, seed: int = 0) -> Plan:
-    """The design for a job and everything the report says of it. Deterministic in its arguments."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Design:
+    """A job with the ladder and the spares that are best for it, and what the chain expects of it."""
+
+    job: Job
+    analytic: Analytic
+    ladder_ettr: float
+    spares_policy: float
+    spares_99: int
+
+
+def design_of(job: Job) -> Design:
+    """The design for a job: every command's MTBF and ETTR of a job are those of this."""
     designed, value = _with_ladder(job)
     held, fewest = _spares(designed)
     designed = replace_job(designed, spares=max(job.spares, min(fewest, job.num_nodes)))
-    analytic = analyse(designed)
+    return Design(job=designed, analytic=analyse(designed), ladder_ettr=value, spares_policy=held, spares_99=fewest)
+
+
+def make_plan(job: Job, *, replications: int = 256, seed: int = 0) -> Plan:
+    """The design for a job and everything the report says of it. Deterministic in its arguments."""
+    best = design_of(job)
+    designed, analytic, value, held, fewest = (
+        best.job, best.analytic, best.ladder_ettr, best.spares_policy, best.spares_99
+    )  # fmt: skip
     return Plan(
         given=job,
         job=designed,

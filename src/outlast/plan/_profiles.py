@@ -9,69 +9,78 @@ from typing import Any
 
 from outlast.errors import ConfigError, nearest
 
+from ._fleet import Component, Layout, classes_of, ladder_of, step_s_of
+
 __all__ = ["PROFILES", "profile_data", "profile_note"]
 
-_LLAMA_NODE_HOURS = 54 * 24 * 2048
+_LLAMA_HOURS = 54 * 24 * 16_384
 _LLAMA = "Llama 3 (arXiv 2407.21783), table 5: unexpected interruptions in 54 days on 16,384 GPUs"
-# cause: (count, share whose machine needs repair, severity: 1 takes peers with it); the last two are assumed
-_LLAMA_CAUSES = {
-    "faulty GPU": (148, 0.5, 0),
-    "HBM3": (72, 0.5, 0),
-    "software": (54, 0.0, 0),
-    "switch or cable": (35, 0.3, 1),
-    "host maintenance": (32, 0.2, 0),
-    "SRAM": (19, 0.3, 0),
-    "GPU system processor": (17, 0.3, 0),
-    "NIC": (7, 0.5, 0),
-    "NCCL watchdog": (7, 0.0, 0),
-    "silent data corruption": (6, 0.5, 0),
-    "thermal": (6, 0.5, 0),
-    "SSD": (3, 1.0, 0),
-    "power supply": (3, 1.0, 1),
-    "chassis": (2, 1.0, 1),
-    "IO board": (2, 1.0, 0),
-    "CPU": (2, 1.0, 0),
-    "DRAM": (2, 1.0, 0),
-    "dependency": (2, 0.0, 0),
+# cause: (count, counted by, share whose machine needs repair, severity: 1 takes peers with it); the last two assumed
+_LLAMA_CAUSES: dict[str, tuple[int, Any, float, int]] = {
+    "faulty GPU": (148, "accelerator", 0.5, 0),
+    "HBM3": (72, "memory", 0.5, 0),
+    "software": (54, "node", 0.0, 0),
+    "switch or cable": (35, "network", 0.3, 1),
+    "host maintenance": (32, "node", 0.2, 0),
+    "SRAM": (19, "accelerator", 0.3, 0),
+    "GPU system processor": (17, "accelerator", 0.3, 0),
+    "NIC": (7, "accelerator", 0.5, 0),
+    "NCCL watchdog": (7, "accelerator", 0.0, 0),
+    "silent data corruption": (6, "accelerator", 0.5, 0),
+    "thermal": (6, "accelerator", 0.5, 0),
+    "SSD": (3, "node", 1.0, 0),
+    "power supply": (3, "node", 1.0, 1),
+    "chassis": (2, "node", 1.0, 1),
+    "IO board": (2, "node", 1.0, 0),
+    "CPU": (2, "node", 1.0, 0),
+    "DRAM": (2, "node", 1.0, 0),
+    "dependency": (2, "node", 0.0, 0),
 }
-# Assumed: a snapshot in peers' memory that survives the loss of one node, and a store that survives everything.
-_LADDER = [
-    {"name": "peers", "write_s": 2.0, "lag_s": 20.0, "recovery_s": 300.0},
-    {"name": "store", "write_s": 30.0, "recovery_s": 600.0, "every": 8},
-]
 
 
-def _llama3() -> dict[str, Any]:
-    classes = [
-        {"name": name, "node_mtbf_h": _LLAMA_NODE_HOURS / num, "repair": repair, "severity": severity,
-         "repair_median_h": 20.4, "repair_mean_h": 132.8, "source": f"{_LLAMA}: {num}"}
-        for name, (num, repair, severity) in _LLAMA_CAUSES.items()
-    ]  # fmt: skip
+def _llama_components() -> tuple[Component, ...]:
+    return tuple(
+        Component(
+            name=name, per=per, failures=num, hours=_LLAMA_HOURS / (8 if per == "node" else 1), repair=repair,
+            severity=severity, source=f"{_LLAMA}: {num}",
+        )
+        for name, (num, per, repair, severity) in _LLAMA_CAUSES.items()
+    )  # fmt: skip
+
+
+def _nodes(name: str, per_1000_node_days: float, source: str, repair: float = 0.5) -> tuple[Component, ...]:
+    return (Component(name=name, per="node", failures=per_1000_node_days, hours=24_000, repair=repair, source=source),)
+
+
+def _research(per_1000_node_days: float) -> tuple[Component, ...]:
+    return _nodes("node", per_1000_node_days, f"arXiv 2410.21680: {per_1000_node_days} failures per 1,000 node-days")
+
+
+_INFINITEHBD = "InfiniteHBD trace (stepfun-ai/InfiniteHBD-Trace): 400 servers, 348 days; `outlast plan fit` of it"
+_OWN: dict[str, Any] = {"accelerators": 16_384, "days": 30.0, "parameters": 7e10, "spares": 100}
+_FLEETS: dict[str, tuple[tuple[Component, ...], dict[str, Any]]] = {
+    "llama3": (_llama_components(), _OWN | {"parameters": 4.05e11, "days": 54.0}),
+    "rsc1": (_research(6.50), _OWN),
+    "rsc2": (_research(2.34), _OWN),
+    "infinitehbd": (
+        _nodes("server fault", 24_000 / 5_720, _INFINITEHBD, repair=1.0),
+        _OWN | {"accelerators": 3_200, "spares": 40, "burst_variance": 0.34, "burst_window_h": 168.0},
+    ),
+}
+
+
+def _of_fleet(name: str, given: dict[str, Any]) -> dict[str, Any]:
+    """A job on a described fleet; `given` are the job's own parameters, accelerators and topology where it says."""
+    components, own = _FLEETS[name]
+    data = {"name": name, "topology": "fat-tree", **own, **given}
+    layout = Layout(
+        parameters=data["parameters"], accelerators=data["accelerators"], topology=data["topology"],
+        per_node=data.get("accelerators_per_node", 8),
+    )  # fmt: skip
+    if "accelerators" in given:
+        data["spares"] = min(own["spares"], max(0, layout.num_nodes))
     return {
-        "name": "llama3", "parameters": 4.05e11, "accelerators": 16_384, "days": 54.0, "classes": classes,
-        "tiers": _LADDER, "spares": 100,
-    }  # fmt: skip
-
-
-def _research(name: str, per_1000_node_days: float) -> dict[str, Any]:
-    source = f"arXiv 2410.21680: {per_1000_node_days} failures per 1,000 node-days"
-    node = {
-        "name": "node", "node_mtbf_h": 24_000 / per_1000_node_days, "repair": 0.5, "repair_median_h": 20.4,
-        "repair_mean_h": 132.8, "source": source,
-    }  # fmt: skip
-    return {
-        "name": name, "parameters": 7e10, "accelerators": 16_384, "days": 30.0, "classes": [node], "tiers": _LADDER,
-        "spares": 100,
-    }  # fmt: skip
-
-
-def _infinitehbd() -> dict[str, Any]:
-    source = "InfiniteHBD trace (stepfun-ai/InfiniteHBD-Trace): 400 servers, 348 days; `outlast plan fit` of it"
-    repair = {"repair": 1.0, "repair_median_h": 20.4, "repair_mean_h": 132.8, "source": source}
-    return {
-        "name": "infinitehbd", "parameters": 7e10, "accelerators": 3_200, "days": 30.0, "tiers": _LADDER, "spares": 40,
-        "classes": [{"name": "server fault", "node_mtbf_h": 5_720.0, **repair}],
-        "burst_variance": 0.34, "burst_window_h": 168.0,
+        **data, "classes": classes_of(components, layout), "tiers": ladder_of(layout), "step_s": step_s_of(layout),
     }  # fmt: skip
 
 
@@ -108,19 +117,23 @@ def _target() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def profile_data(name: str) -> dict[str, Any]:
-    """A profile as plain data, to be overridden key by key."""
-    makers = {
-        "llama3": _llama3,
-        "rsc1": lambda: _research("rsc1", 6.50),
-        "rsc2": lambda: _research("rsc2", 2.34),
-        "infinitehbd": _infinitehbd,
-        "spot": _spot,
-        "target": _target,
-    }
-    if name not in makers:
-        raise ConfigError(f"no profile {name!r}", remedy=nearest(name, makers))
-    return makers[name]()
+_SHAPES = ("parameters", "accelerators", "accelerators_per_node", "topology")
+
+
+def profile_data(name: str, given: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A profile as plain data, to be overridden key by key. What is `given` of the job's shape (parameters,
+    accelerators, accelerators_per_node, topology) makes its classes and tiers where the profile describes a fleet;
+    ConfigError where that makes no sense."""
+    shape = {key: value for key, value in (given or {}).items() if key in _SHAPES}
+    for key in shape.keys() - {"topology"}:
+        if not isinstance(shape[key], int | float) or not 1 <= shape[key] <= 1e18:
+            raise ConfigError(f"{key} = {shape[key]} is out of range", remedy=f"{key}: 1 or more")
+    makers = {"spot": _spot, "target": _target}
+    if name in makers:
+        return makers[name]()
+    if name not in _FLEETS:
+        raise ConfigError(f"no profile {name!r}", remedy=nearest(name, [*_FLEETS, *makers]))
+    return _of_fleet(name, shape)
 
 
 PROFILES: dict[str, str] = {

@@ -37,6 +37,7 @@ def _clocks(plan: Plan) -> Table:
         (f"{name}: {what}", duration(given[key] * 3600), duration(planned[key] * 3600)) for name, key, what in names
     )
     extra = (
+        ("ETTR, expected (chain)", share(plan.analytic_given.chain), share(plan.analytic.chain)),
         ("ETTR (95 % of the mean)", _span(plan.outcome_given.ettr()), _span(plan.outcome.ettr())),
         ("ETTR, 95 % of single runs", _runs(plan.outcome_given), _runs(plan.outcome)),
         (
@@ -194,7 +195,10 @@ def _data(plan: Plan) -> dict[str, Any]:
             "accelerators": job.accelerators,
             "nodes": job.num_nodes,
             "days": job.days,
+            "topology": job.topology,
         },
+        "mtbf_h": plan.analytic.mtbf_h,
+        "ettr": plan.analytic.chain,
         "given": outcome(plan.outcome_given, plan.analytic_given.clocks_h()),
         "designed": outcome(plan.outcome, plan.analytic.clocks_h()),
         "design": {

@@ -88,7 +88,6 @@ from ._survival import (
     laplace_trend,
     nelson_aalen,
 )  # fmt: skip
-from ._system import Constants, SystemReliability, constant_sources, system_reliability, system_table
 from ._topology import (
     Connectivity,
     Topology,
@@ -103,13 +102,13 @@ from ._topology import (
 )  # fmt: skip
 
 __all__ = [
-    "FAMILIES", "HOURS_A_MONTH", "HOURS_A_YEAR", "BurnAlert", "CompetingRisks", "Connectivity", "Constants",
+    "FAMILIES", "HOURS_A_MONTH", "HOURS_A_YEAR", "BurnAlert", "CompetingRisks", "Connectivity",
     "Exponential", "FirstOf", "Fit", "Frailty", "Gamma", "HierarchicalRates", "Ladder", "Lever", "Lifetime",
     "LinkSuspect", "LinkVerdict", "localise_links",
-    "LogNormal", "Makespan", "Objective", "Placement", "RateInterval", "Standby", "Steps", "SystemReliability",
+    "LogNormal", "Makespan", "Objective", "Placement", "RateInterval", "Standby", "Steps",
     "Topology", "Weibull", "any_of", "async_interval", "availability", "bathtub", "best_fit", "beta_factor",
     "binomial_pmf", "birth_death_stationary", "budget_left_min", "bundle_met", "burn_alerts", "burn_rate",
-    "compare_fits", "connected_bounds", "connected_exact", "connected_sampled", "constant_sources", "copies_mixed",
+    "compare_fits", "connected_bounds", "connected_exact", "connected_sampled", "copies_mixed",
     "copies_ring", "copies_survival", "count_interval", "daly_interval", "detection_bound_s", "downtime_h",
     "error_budget_min", "ettr", "ettr_cluster", "exact_interval", "expected_segment", "fat_tree", "first_order_ladder",
     "first_order_waste", "first_passage", "fit_lifetime", "gamma_poisson", "general_ettr", "general_interval",
@@ -118,7 +117,7 @@ __all__ = [
     "parity_rotated", "parity_survival", "poisson_binomial", "pooled_rate", "predicted_interval", "predicted_waste",
     "price_the_nine", "rails", "reed_solomon", "renewal_function", "ring", "segment_variance", "series", "series_power",
     "shock_survivors", "silent_interval", "silent_overhead", "spares_needed", "spares_poisson", "survival",
-    "survival_sampled", "survive_losses", "system_reliability", "system_table", "time_to_tell_apart",
+    "survival_sampled", "survive_losses", "time_to_tell_apart",
     "topology_reliability", "tree",
     "young_interval",
 ]  # fmt: skip
