@@ -12,7 +12,7 @@ from outlast.cli import main
 from outlast.plan._design import job_from_options
 from outlast.plan._fleet import TOPOLOGIES, Layout
 from outlast.plan._planner import design_of
-from outlast.plan._system import system_rows
+from outlast.plan.system_table import system_rows
 
 JOBS = [
     (7e9, 64, "fat-tree"), (7e9, 1024, "rail"), (1.3e10, 512, "ring"), (7e10, 2048, "fat-tree"), (7e10, 4096, "tree"),

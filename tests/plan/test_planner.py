@@ -160,7 +160,7 @@ def test_placements_are_of_the_job_s_own_machines() -> None:
 
 
 def test_a_small_job_s_clocks_are_expected_and_its_runs_told_apart_from_perfect_ones() -> None:
-    job = job_from_options(None, params=3e10, accelerators=4, days=1.0)[0]
+    job = job_from_options(None, params=1e9, accelerators=4, days=1.0)[0]
     plan = make_plan(job, replications=32)
     text, data = plan_answer(plan).text(), plan_answer(plan).data
     half = sum(job.fleet_rate_h(c) for c in job.classes)  # four of a node's eight accelerators

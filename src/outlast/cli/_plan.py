@@ -95,7 +95,7 @@ def interval(
 ) -> None:
     """When to checkpoint: Young, Daly, the exact optimum, what a wrong choice costs; of a job or of two numbers."""
     from outlast.plan._quick import interval_answer
-    from outlast.plan._views import job_interval_answer
+    from outlast.plan.job_interval import job_interval_answer
 
     shape = {"file": file, "profile": profile, "params": params, "accelerators": accelerators, "topology": topology}
     if any(value not in ("", None) for value in shape.values()):
@@ -280,6 +280,6 @@ def system(
     json: Json = False,
 ) -> None:
     """R = R_compute x R_communication x R_synchronisation over parameters, nodes and topology."""
-    from outlast.plan._system import system_answer
+    from outlast.plan.system_table import system_answer
 
     emit(system_answer(params, nodes, steps, profile), json)

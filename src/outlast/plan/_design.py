@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from outlast.core.reliability._check import count, nonnegative
+from outlast.core.reliability.check import count, nonnegative
 from outlast.errors import ConfigError, EnvironmentFault
 
 from . import _svg

@@ -6,7 +6,7 @@ Invariant: every number comes from `core.reliability`; here are only the words a
 from __future__ import annotations
 
 from outlast.core import reliability as rel
-from outlast.core.reliability._check import count, nonnegative, positive
+from outlast.core.reliability.check import count, nonnegative, positive
 
 from ._answer import Answer, Table, duration, share, significant
 

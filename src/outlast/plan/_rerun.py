@@ -10,7 +10,7 @@ from typing import Any
 
 from outlast.core.events import AnyEvent, RunStarted
 from outlast.core.policy import Believed, RunRecord
-from outlast.core.reliability._check import positive
+from outlast.core.reliability.check import positive
 
 from ._answer import Answer, Table, duration, share
 from ._beside import (

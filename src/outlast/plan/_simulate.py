@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from outlast.core.reliability._check import count
+from outlast.core.reliability.check import count
 
 from ._compiled import Compiled, Policies, compile_job, default_policies
 from ._kernel import Kernel

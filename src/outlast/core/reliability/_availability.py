@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ._check import FloatArray, count, nonnegative, positive, probability, within
+from .check import FloatArray, count, nonnegative, positive, probability, within
 
 __all__ = [
     "HOURS_A_MONTH", "HOURS_A_YEAR", "BurnAlert", "Lever", "Objective", "availability", "budget_left_min", "bundle_met",

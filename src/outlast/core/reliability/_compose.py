@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ._check import FloatArray, count, nonnegative, positive
 from ._lifetimes import Exponential, Lifetime, Weibull
+from .check import FloatArray, count, nonnegative, positive
 
 __all__ = ["CompetingRisks", "FirstOf", "Frailty", "bathtub", "pooled_rate", "renewal_function"]
 

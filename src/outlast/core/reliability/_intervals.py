@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from ._check import FloatArray, nonnegative, positive, probability
 from ._lifetimes import Lifetime
+from .check import FloatArray, nonnegative, positive, probability
 
 __all__ = [
     "async_interval", "daly_interval", "ettr", "ettr_cluster", "exact_interval", "expected_segment",

@@ -17,8 +17,8 @@ from numpy.typing import ArrayLike
 
 from outlast.errors import ConfigError
 
-from ._check import FloatArray, count, nonnegative, positive
 from ._intervals import exact_interval
+from .check import FloatArray, count, nonnegative, positive
 
 __all__ = ["Ladder", "first_order_ladder", "ladder_chain", "ladder_ettr", "optimal_ladder"]
 

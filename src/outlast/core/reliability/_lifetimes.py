@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from ._check import FloatArray, nonnegative, positive, probability
+from .check import FloatArray, nonnegative, positive, probability
 
 __all__ = ["Exponential", "Gamma", "Lifetime", "LogNormal", "Weibull"]
 

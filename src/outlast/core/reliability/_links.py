@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from outlast.errors import ConfigError
 
-from ._check import nonnegative, probability
+from .check import nonnegative, probability
 
 __all__ = ["LinkSuspect", "LinkVerdict", "localise_links"]
 

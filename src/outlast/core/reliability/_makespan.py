@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from ._check import FloatArray, nonnegative, positive
 from ._intervals import expected_segment
+from .check import FloatArray, nonnegative, positive
 
 __all__ = ["Makespan", "makespan", "segment_variance"]
 

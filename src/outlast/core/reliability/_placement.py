@@ -17,7 +17,7 @@ import numpy as np
 
 from outlast.errors import ConfigError
 
-from ._check import count
+from .check import count
 
 __all__ = [
     "Placement", "copies_mixed", "copies_ring", "copies_survival", "parity_rotated", "parity_survival", "reed_solomon",

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-from ._check import FloatArray, nonnegative, positive, probability
+from .check import FloatArray, nonnegative, positive, probability
 
 __all__ = [
     "HierarchicalRates", "RateInterval", "count_interval", "gamma_poisson", "hierarchical_rates", "time_to_tell_apart",

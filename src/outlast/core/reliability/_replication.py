@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from scipy import special
 
-from ._check import FloatArray, count, positive
 from ._structures import binomial_pmf
+from .check import FloatArray, count, positive
 
 __all__ = ["mnfti", "mnfti_hitting_dead", "mtti", "survive_losses"]
 

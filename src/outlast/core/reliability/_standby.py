@@ -13,7 +13,7 @@ from math import inf
 import numpy as np
 from scipy import special
 
-from ._check import FloatArray, count, nonnegative, positive
+from .check import FloatArray, count, nonnegative, positive
 
 __all__ = ["Standby", "birth_death_stationary", "first_passage", "spares_needed", "spares_poisson"]
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from ._check import FloatArray, count, probability
+from .check import FloatArray, count, probability
 
 __all__ = [
     "any_of", "beta_factor", "binomial_pmf", "k_of_n", "k_of_n_equal", "parallel", "poisson_binomial", "series",

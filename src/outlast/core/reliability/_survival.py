@@ -16,8 +16,8 @@ from scipy import special
 
 from outlast.errors import ConfigError
 
-from ._check import FloatArray, positive
 from ._lifetimes import Exponential, Gamma, Lifetime, LogNormal, Weibull
+from .check import FloatArray, positive
 
 __all__ = [
     "FAMILIES", "Fit", "Steps", "best_fit", "compare_fits", "fit_lifetime", "goodness_of_fit", "kaplan_meier",

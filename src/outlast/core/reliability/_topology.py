@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ._check import count, probability
+from .check import count, probability
 
 __all__ = [
     "EXACT_HUBS", "Connectivity", "Topology", "connected_bounds", "connected_exact", "connected_sampled", "fat_tree",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from outlast.core.reliability._check import at_least, count, positive
+from outlast.core.reliability.check import at_least, count, positive
 from outlast.errors import ConfigError
 
 from ._answer import Answer, Table, duration
