@@ -65,6 +65,26 @@ def test_a_joiner_that_tells_its_first_step_first_waits_for_who_knows_the_ones_b
     assert "unexplained" not in span.seconds
 
 
+def test_a_joiner_s_first_step_is_told_by_others_or_after_a_while_by_itself() -> None:
+    """It does not know what that step took. Of those who do some may be dead, and then what lies before is recovery."""
+    for others in (True, False):
+        ledger = Ledger(patience_s=3.0)
+        whole = steps(0, 10, 5.0)
+        for time in whole[:5]:
+            ledger.take(time, 5.55)
+        assert ledger.take(StepTime(step=5, end_s=5.602, took_s=0.0, first=True), 5.61) == []
+        if others:
+            assert ledger.take(whole[5], 5.62) == [(pytest.approx(5.5), pytest.approx(5.6))]
+        mine = StepTime(step=6, end_s=5.702, took_s=0.1)
+        assert len(ledger.take(mine, 5.71)) == others
+        assert [pair[1] for pair in ledger.settle(8.71)] == ([] if others else [pytest.approx(5.602), mine.end_s])
+        (span,) = ledger.drain()
+        assert span.committed == 7
+        assert math.fsum(span.seconds.values()) == pytest.approx(0.702)
+        assert span.seconds.get("recovery", 0.0) == pytest.approx(0.0 if others else 0.102)
+        assert span.seconds.get("unexplained", 0.0) == 0.0
+
+
 def test_nobody_is_waited_for_for_ever() -> None:
     ledger = Ledger(patience_s=3.0)
     for time in steps(0, 3, 5.0):

@@ -62,3 +62,10 @@ def test_a_run_that_ends_before_the_next_commit_tells_what_it_knows() -> None:
     reports.end()
     reports.end()
     assert [event["downtime_s"] for event in told] == [pytest.approx(0.2)]
+
+
+def test_nothing_waited_for_who_came_back_after_the_last_step() -> None:
+    for steps, downtime_s in ((40, 0.0), (41, 0.2)):
+        told: list[dict[str, Any]] = []
+        mended(told).end(steps)
+        assert [event["downtime_s"] for event in told] == [pytest.approx(downtime_s)]

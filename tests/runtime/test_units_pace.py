@@ -111,9 +111,25 @@ def test_a_joiner_leaves_its_first_step_to_those_who_made_the_one_before(clock: 
     for step in (40, 41):
         clock.now_s += 0.1
         pace.committed(step, 2)
-    (told,) = pace.steps()
+    first, told = pace.steps()
+    assert (first.step, first.took_s, first.end_s) == (40, 0.0, pytest.approx(told.end_s - 0.1))
     assert (told.step, told.first) == (41, True)  # if nobody else is left, what lies before it is the change
     assert told.seconds()["productive"] == pytest.approx(0.1)
+
+
+def test_a_joiner_that_is_alone_at_once_tells_its_first_step_itself(clock: Clock) -> None:
+    pace = Pace(Progress(Region(Progress.SIZE)), 2, clock)
+    pace.replayed()
+    clock.now_s += 0.3
+    pace.formed(0.0, 0.0)
+    clock.now_s += 0.1
+    pace.committed(40, 1)
+    (told,) = pace.steps()
+    assert (told.step, told.first, told.took_s) == (40, True, pytest.approx(0.1))  # what lies before it is the change
+    assert told.seconds() == {
+        "productive": pytest.approx(0.05), "degraded": pytest.approx(0.05), "checkpoint": 0.0, "stalled": 0.0,
+        "recovery": 0.0, "lost": 0.0,
+    }  # fmt: skip
 
 
 def test_who_is_left_does_the_work_of_who_has_gone_as_planned(pace: Pace, clock: Clock) -> None:

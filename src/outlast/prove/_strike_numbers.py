@@ -66,10 +66,13 @@ def _downtime(
     """How long no step was committed, of each fault that stopped training: some pause of the stopwatch is as long, and
     ends when training is said to go on."""
     pauses = [(end_s - record.started_s, long_s) for end_s, long_s in _pauses(commits)]
+    first_s = min((commit.at_s - record.started_s for commit in commits), default=math.inf)
     for event in events:
         if not isinstance(event, ev.Recovery) or not event.downtime_s:
             continue
         at_s, may_s = event.at_s - record.unix_s, max(_LEAST_S, _SHARE * event.downtime_s)
+        if at_s - event.downtime_s < first_s + may_s:
+            continue  # it began before anything was committed: the stopwatch shows only its end
         if not any(abs(long_s - event.downtime_s) <= may_s and abs(end_s - at_s) < _NEAR_S for end_s, long_s in pauses):
             near = [f"{long_s:.3f}" for end_s, long_s in pauses if abs(end_s - at_s) < _NEAR_S and long_s > _LEAST_S]
             yield "why: downtime", f"{event.downtime_s:.3f} s after {event.replica}, where pauses were {near}"

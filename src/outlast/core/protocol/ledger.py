@@ -61,7 +61,8 @@ class Span:
 
 class Ledger:
     """See the module. `committed`, `until_s`: what an earlier coordinator had counted. `patience_s`: how long a step
-    that is told before the one in front of it waits for that one, which another member may be about to tell."""
+    that is told before the one in front of it waits for that one, which another member may be about to tell; so does a
+    joiner's first step, which took it no time that it knows of, for others who made it too."""
 
     def __init__(self, committed: int = 0, until_s: float = 0.0, *, patience_s: float = 0.0) -> None:
         self.committed, self.until_s, self.patience_s = committed, until_s, patience_s
@@ -72,9 +73,10 @@ class Ledger:
         """Count the step if it is news, and those that waited for it: (the commit before it, its commit) of each. The
         same step told by another member began before the commit that is counted; a step done anew after a loss began
         after all of them."""
-        early = bool(self.until_s) and time.step > self.committed
-        if early:
-            self._early.setdefault(time.step, time)
+        if self.until_s and (time.step > self.committed or not time.took_s):
+            known = self._early.get(time.step)
+            if known is None or not known.took_s:
+                self._early[time.step] = time
             return self.settle(now_s)
         news = [self._count(time)] if self._is_news(time) else []
         return news + self.settle(now_s)
@@ -84,7 +86,8 @@ class Ledger:
         news = []
         for step in sorted(self._early):
             time = self._early[step]
-            if step > self.committed and not last and now_s - time.end_s <= self.patience_s:
+            waits = step > self.committed or not (time.took_s or step < self.committed)
+            if waits and not last and now_s - time.end_s <= self.patience_s:
                 break
             del self._early[step]
             if self._is_news(time):
@@ -92,8 +95,8 @@ class Ledger:
         return news
 
     def _is_news(self, time: StepTime) -> bool:
-        begin_s = time.end_s - time.took_s
-        return time.end_s > self.until_s and (time.step >= self.committed or begin_s >= self.until_s)
+        anew = time.took_s > 0 and time.end_s - time.took_s >= self.until_s
+        return time.end_s > self.until_s and (time.step >= self.committed or anew)
 
     def _count(self, time: StepTime) -> tuple[float, float]:
         before_s, begin_s = self.until_s, time.end_s - time.took_s

@@ -66,9 +66,10 @@ class Bookkeeping:
         self._beat = beat
         self._losses.update((step, loss) for step, loss in beat.losses if step >= self._next_loss)
 
-    def tell(self, messages: int, *, last: bool = False) -> None:
-        """Write down what is news; at the end also that steps told before have become stable since."""
-        self._ledger.settle(time.monotonic(), last=last)
+    def tell(self, messages: int, *, last: bool = False) -> list[tuple[float, float]]:
+        """Write down what is news; at the end also that steps told before have become stable since. As of `steps`, what
+        had waited and waits no longer."""
+        settled = self._ledger.settle(time.monotonic(), last=last)
         spans, beat = self._ledger.drain(), self._beat
         if spans or self._losses or (last and beat.stable > self._told_stable):
             losses, self._losses = sorted(self._losses.items()), {}
@@ -79,6 +80,7 @@ class Bookkeeping:
         now_s = time.monotonic()
         for step in [s for s, (_, found) in self._stalls.items() if last or now_s - found.end_s > _SETTLED_S]:
             self._tell_stall(*self._stalls.pop(step))
+        return settled
 
     def _progress(self, messages: int, losses: list[Any], span: Span | None) -> None:
         beat = self._beat

@@ -247,8 +247,11 @@ class Server:
             self._write_certified(beat)
 
     def _count(self, member: str, steps: Iterable[StepTime]) -> None:
+        self._counted(self.books.steps(member, steps))
+
+    def _counted(self, commits: Iterable[tuple[float, float]]) -> None:
         awaited = False
-        for before_s, at_s in self.books.steps(member, steps):
+        for before_s, at_s in commits:
             awaited |= self.coordinator.reports.committed(before_s, at_s)
         if awaited:
             self.handle(m.Resumed())
@@ -256,7 +259,7 @@ class Server:
     def _write_progress(self, *, last: bool = False) -> None:
         members = self.coordinator.view.members if self.coordinator.view is not None else ()
         messages = sum(self._beats[member].sent_messages for member in members if member in self._beats)
-        self.books.tell(messages, last=last)
+        self._counted(self.books.tell(messages, last=last))
 
     def _write_certified(self, beat: Heartbeat) -> None:
         new = beat.certified

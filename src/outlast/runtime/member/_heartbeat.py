@@ -59,9 +59,12 @@ class Pace:
     def committed(self, step: int, members: int, held_s: float = 0.0) -> None:
         """The step was committed now, in a view of so many members; `held_s`: what saves have cost so far."""
         now = self._clock()
-        if self._joining:  # its first step: the others know better how long that took
-            self._joining, self._change, self._committed_at_s = False, (0.0, 0.0), now
-            return
+        if self._joining:
+            self._joining, self._change = False, (0.0, 0.0)
+            if members > 1:  # others know better how long its first step took, if any of them was there before
+                self._committed_at_s = now
+                self.progress.commit(StepTime(step=step, end_s=now, took_s=0.0, first=True))
+                return
         took_s, held_s, self._held_s = now - self._committed_at_s, held_s - self._held_s, held_s
         held_s = min(held_s, took_s)
         rest_s = took_s - held_s

@@ -117,8 +117,9 @@ class Reports:
                 self.mended.remove((back_s, record))
                 self.journal("recovery", **record | {"downtime_s": gap_s})
 
-    def end(self) -> None:
-        """The run is over, also for what no commit followed."""
+    def end(self, steps: int | None = None) -> None:
+        """The run is over, also for what no commit followed. `steps`: all that were to be made, if they were: nothing
+        waited for who came back after them."""
         for _, record in self.mended:
-            self.journal("recovery", **record)
+            self.journal("recovery", **(record | {"downtime_s": 0.0} if record["step"] == steps else record))
         self.mended.clear()
