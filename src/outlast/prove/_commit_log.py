@@ -1,14 +1,14 @@
 """The stopwatch beside a run: each process appends a line for each step that it has committed, and nothing else counts.
 
-Lines are `step monotonic_s loss` (the loss in hexadecimal digits, so that bits are compared), one file a process.
+`runtime/settings/witness_files` says what the lines are; a process has a file of its own.
 """
 
 from __future__ import annotations
 
-import os
-import time
 from pathlib import Path
 from typing import NamedTuple
+
+from outlast.runtime.settings.witness_files import StepWriter
 
 __all__ = ["Commit", "CommitLog", "StepWriter"]
 
@@ -20,18 +20,6 @@ class Commit(NamedTuple):
     step: int
     loss: str
     who: str
-
-
-class StepWriter:
-    """A training process's end."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self._fd = os.open(folder / f"{name}.{os.getpid()}", flags)
-
-    def committed(self, step: int, loss: float) -> None:
-        """One write, so that a line is whole or absent whenever the process dies."""
-        os.write(self._fd, f"{step} {time.monotonic()!r} {loss.hex()}\n".encode())
 
 
 class CommitLog:

@@ -15,7 +15,7 @@ from outlast.core import events as ev
 from outlast.prove._commit_log import Commit
 from outlast.prove._generations import wrong_generation
 from outlast.prove._strike_numbers import number_findings
-from outlast.prove._strike_plan import STEPS, StruckFleet
+from outlast.prove._strike_plan import StruckFleet
 from outlast.prove._striker import StrikeRecord
 
 __all__ = ["Finding", "Outcome", "Watched", "Undisturbed", "judge"]
@@ -69,7 +69,7 @@ def _wrong(seen: Watched, undisturbed: Undisturbed) -> Iterator[tuple[str, str]]
     if seen.record.hung:
         yield "hang", seen.record.hung
     elif seen.record.exit_code == 0:
-        yield from _undone(seen)
+        yield from _undone(seen, len(undisturbed.losses))
     else:
         yield from _untrue_loss(seen)
     for left in seen.record.left:
@@ -90,11 +90,11 @@ def _other_bits(seen: Watched, undisturbed: Undisturbed) -> Iterator[tuple[str, 
             yield "checkpoints", wrong
 
 
-def _undone(seen: Watched) -> Iterator[tuple[str, str]]:
+def _undone(seen: Watched, steps: int) -> Iterator[tuple[str, str]]:
     """Exit code 0 is for a run that did every step."""
-    missing = set(range(STEPS)) - {commit.step for commit in seen.commits}
+    missing = set(range(steps)) - {commit.step for commit in seen.commits}
     if missing:
-        yield "end", f"exit code 0, but {len(missing)} of {STEPS} steps were never committed, from {min(missing)} on"
+        yield "end", f"exit code 0, but {len(missing)} of {steps} steps were never committed, from {min(missing)} on"
     elif not seen.ends:
         yield "end", "exit code 0, but no replica reached the end of the script"
 

@@ -24,13 +24,14 @@ from outlast.prove._commit_log import CommitLog
 from outlast.prove._drive import Driven
 from outlast.prove._process_tree import Running, left_behind, processes, processor_s, send, state_of
 from outlast.prove._strangers import Stranger
+from outlast.prove._strike_acts import carry_out
 from outlast.prove._strike_plan import EVERY, MICROBATCHES, ROWS, STEPS, Role, Strike, StruckFleet
 
 __all__ = ["HANG_S", "Done", "Life", "StrikeRecord", "StatusSample", "Striker"]
 
 HANG_S = 30.0
-"""How long after the last strike a run may neither commit a step nor end."""
-_WORKING_S = 120.0  # so long where its processes do work: on a machine that is busy with something else
+"""How long after the last strike a run of `prove strikes` may neither commit a step nor end."""
+_WORKING = 4.0  # times as long where its processes do work: on a machine that is busy with something else
 _WORK_S, _WORK_SHARE = 10.0, 0.05  # they do, if they used this share of one processor lately
 _LOOK_S = 0.05
 _SAMPLE_S = 2.5
@@ -91,8 +92,11 @@ class StrikeRecord(msgspec.Struct, kw_only=True):
 class Striker:
     """One fleet in its own `folder`; `run` once."""
 
-    def __init__(self, folder: Path, fleet: StruckFleet) -> None:
-        self.folder, self.fleet = folder, fleet
+    def __init__(
+        self, folder: Path, fleet: StruckFleet, launch: Callable[[Path, StruckFleet], Driven] | None = None,
+        hang_s: float = HANG_S,
+    ) -> None:  # fmt: skip
+        self.folder, self.fleet, self._launch, self._hang_s = folder, fleet, launch or _own_training, hang_s
         for name in ("commits", "ends", "tmp"):
             (folder / name).mkdir(parents=True)
         self.log = CommitLog(folder / "commits")
@@ -111,7 +115,7 @@ class Striker:
         """From the first process to the last, and what is left then."""
         record = self.record
         record.started_s, record.unix_s = time.monotonic(), time.time()
-        with self._driven() as driven, self._beside():
+        with self._launch(self.folder, self.fleet) as driven, self._beside():
             pending = list(self.fleet.strikes)
             due_s = pending[0].wait_s if pending else 0.0
             sample_s = _SAMPLE_S
@@ -134,25 +138,6 @@ class Striker:
                 record.output = driven.process.communicate()[1][-3000:]
         self._close()
         return record
-
-    def _driven(self) -> Driven:
-        fleet = self.fleet
-        settings: dict[str, object] = {
-            "replicas": fleet.replicas, "spares": fleet.spares, "agents": fleet.agents, "exchange": fleet.exchange,
-            "audit": fleet.setting.audit, "restart_backoff_s": 0.1, "heartbeat_s": 0.5, "formation_s": 10.0,
-            "max_restarts": 64,
-        }  # fmt: skip
-        if fleet.keeps:
-            settings |= {"checkpoint_dir": str(self.folder / "checkpoints"), "checkpoint_every": EVERY}
-            settings |= {"checkpoint_keep": 2 * STEPS // EVERY}
-        if fleet.setting.aggregation != "mean":
-            settings |= {"aggregation": fleet.setting.aggregation, "f": 1, "rows": ROWS, "on_shortfall": "lower"}
-        config = self.folder / "run.toml"
-        config.write_text("[run]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
-        script = ["-m", "outlast.prove._strike_training", "--steps", str(STEPS), "--dtype", fleet.setting.dtype]
-        script += ["--microbatches", str(MICROBATCHES), "--folder", str(self.folder)]
-        environ = {"TMPDIR": str(self.folder / "tmp"), "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "compiled")}
-        return Driven(self.folder / "run", ["--config", str(config)], script, environ=environ)
 
     @contextmanager
     def _beside(self) -> Iterator[None]:
@@ -192,7 +177,9 @@ class Striker:
             self._used, self._used_from_s = used, now
         moved_s = max(self._moved_s, last - self.record.started_s if last is not None else 0.0)
         self.record.longest_s = max(self.record.longest_s, now - moved_s)
-        patience_s = _WORKING_S if now - self._worked_s <= _WORK_S else HANG_S
+        patience_s = self._hang_s
+        if now - self._worked_s <= _WORK_S:
+            patience_s *= _WORKING
         if self._to_continue or now - moved_s < patience_s:
             return False
         states = ", ".join(f"{seen.name} {state_of(seen) or 'gone'}" for seen in self._alive)
@@ -229,7 +216,7 @@ class Striker:
                 continue
             seen = candidates[int(strike.pick * len(candidates))]
             before = state_of(seen)
-            if not before or not send(seen, signal.Signals[strike.signal]):
+            if not before or not carry_out(seen, strike.signal):
                 continue
             now = self._moved_s = self._now()
             done = Done(at_s=now, kind=strike.kind, role=role, pid=seen.pid, name=seen.name, state=before)
@@ -274,6 +261,26 @@ class Striker:
         record.left = [*left, *temporary, *shared]
         record.why = _printed(["why", str(run_dir)])
         record.status = record.status or _printed(["status", str(run_dir)])
+
+
+def _own_training(folder: Path, fleet: StruckFleet) -> Driven:
+    """The training of `prove strikes`."""
+    settings: dict[str, object] = {
+        "replicas": fleet.replicas, "spares": fleet.spares, "agents": fleet.agents, "exchange": fleet.exchange,
+        "audit": fleet.setting.audit, "restart_backoff_s": 0.1, "heartbeat_s": 0.5, "formation_s": 10.0,
+        "max_restarts": 64,
+    }  # fmt: skip
+    if fleet.keeps:
+        settings |= {"checkpoint_dir": str(folder / "checkpoints"), "checkpoint_every": EVERY}
+        settings |= {"checkpoint_keep": 2 * STEPS // EVERY}
+    if fleet.setting.aggregation != "mean":
+        settings |= {"aggregation": fleet.setting.aggregation, "f": 1, "rows": ROWS, "on_shortfall": "lower"}
+    config = folder / "run.toml"
+    config.write_text("[run]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
+    script = ["-m", "outlast.prove._strike_training", "--steps", str(STEPS), "--dtype", fleet.setting.dtype]
+    script += ["--microbatches", str(MICROBATCHES), "--folder", str(folder)]
+    environ = {"TMPDIR": str(folder / "tmp"), "TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled")}
+    return Driven(folder / "run", ["--config", str(config)], script, environ=environ)
 
 
 def _printed(command: list[str]) -> dict[str, Any]:

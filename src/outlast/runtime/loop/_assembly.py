@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from outlast.runtime.settings.save_settings import SaveSettings
 from outlast.runtime.training.engine import Engine
 from outlast.runtime.training.samples import Samples
 from outlast.runtime.training.state import State
+from outlast.runtime.training.witness import Witness
 
 __all__ = ["assemble", "judge"]
 
@@ -62,6 +64,7 @@ def assemble(
     )  # fmt: skip
     engine.checked = checked_sums(parts.model, checks)
     ordered(env.me, engine)
+    engine.witness = Witness.of(os.environ, env.me, parts)
     facts = facts | {"aggregation": rows.settings.describe() if rows is not None else "mean", "guards": str(policy)}
     facts |= {"loop": "protected", "bucket_mb": f"{bucket_mb:g}"}  # norms are summed bucket by bucket
     facts |= {"checkpoints": msgspec.json.encode(keep).decode()} if keep is not None else {}

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from outlast.errors import StepMisuse
 from outlast.runtime.loop._hidden_gradients import hide, show_none
+from outlast.runtime.training.engine import Meta
 from outlast.runtime.training.losses import LossCheck
 from outlast.runtime.training.state import State
+from outlast.runtime.training.witness import Witness
 
 __all__ = ["LoopWatch", "steps_again"]
 
@@ -22,8 +24,8 @@ class LoopWatch:
     """`given` before the loop's body runs, `returned` when it comes back, `after_backward` and `committed` in between,
     `over` when no more of it comes. `loss` looks at what a backward is given."""
 
-    def __init__(self, state: State, microbatches: int) -> None:
-        self._state = state
+    def __init__(self, state: State, microbatches: int, witness: Witness | None = None) -> None:
+        self._state, self._witness = state, witness
         self._hidden: dict[int, Tensor] = {}
         self._counts: list[Any] = []
         self.loss = LossCheck(microbatches)
@@ -46,14 +48,18 @@ class LoopWatch:
         """No gradient is there to be clipped or stepped with."""
         hide(self._state.params, self._hidden)
 
-    def committed(self) -> None:
-        """The step is applied, and what follows the loop over its batches is about to run."""
+    def committed(self, meta: Meta | None = None) -> None:
+        """The step is applied, and what follows the loop over its batches is about to run. `meta`: the step's."""
+        if self._witness is not None and meta is not None:
+            self._witness.committed(meta.step, meta.loss)
         self.after_backward()
         self.given()
 
     def over(self) -> None:
         """The parameters belong to the script alone."""
         show_none(self._state.params)
+        if self._witness is not None:
+            self._witness.over()
 
 
 def _count(scheduler: Any) -> Any:

@@ -187,7 +187,7 @@ class Training:
         self._begun: Plane | None = None  # the view's plane in which the current step's exchange has begun
         self._failed = False
         self._home = os.getpid()  # what the script forks inherits hooks and handlers, and is not the replica
-        self._watch = LoopWatch(self.engine.state, self.engine.num_leaves)
+        self._watch = LoopWatch(self.engine.state, self.engine.num_leaves, self.engine.witness)
         self._open = False  # the loop has been given a step, and has not asked for the next
         self._left: Left | None = None  # how the loop over a step's batches was
         self._saved = False  # what a loop that was left early leaves
@@ -406,7 +406,7 @@ class Training:
                 f"the run went on without this replica after step {step}", where=f"replica {replica.env.me}",
                 did="it is started again", remedy="outlast why says more",
             )  # fmt: skip
-        self._watch.committed()
+        self._watch.committed(engine.meta)
         if replica.saves is not None:
             self._committed = values_of(engine.state.params)
         replica.enter(Phase.BODY)  # the loop's own time: an evaluation may take as long as it likes

@@ -35,6 +35,7 @@ from outlast.runtime.training.loop_state import Lived, LoopState
 from outlast.runtime.training.samples import Samples, seed_everything
 from outlast.runtime.training.state import State
 from outlast.runtime.training.warm_memory import Warm
+from outlast.runtime.training.witness import Witness
 from outlast.tensors import Layout, prepare_fold
 
 __all__ = ["Engine", "Meta"]
@@ -85,6 +86,7 @@ class Engine:
         self.corruption: Corruption | None = None  # ordered by tests
         self.checks: Checks | None = None  # of what other members reduce
         self.checked: CheckedSums | None = None  # of the products of a microbatch
+        self.witness: Witness | None = None  # for who proves something from outside
         self.vigilance: Vigilance | None = None  # where the share of audits follows from what they find
         if layout.device.type == "cpu":
             prepare_fold(wait=False)
@@ -93,6 +95,8 @@ class Engine:
     def prepare(self, step: int, leaf: int) -> Any:
         """Everything a microbatch starts from: its samples, the step's first buffers, its random state (15, 16)."""
         batch = self.samples.fetch(step, leaf)
+        if self.witness is not None:
+            self.witness.fetched(batch)
         self.restore_buffers()
         seed_everything(self._seed_of(step, leaf))
         if self.corruption is not None:
@@ -129,6 +133,8 @@ class Engine:
         if self.guards.activations is not None:
             self.guards.activations.end()
         self.losses[leaf] = (loss, float(self.samples.sizes(step)[leaf]))
+        if self.witness is not None:
+            self.witness.computed(step, leaf, loss)
         if leaf == 0:
             self._end_buffers = tuple(raw(b.cpu()).numpy().tobytes() for b in self._buffers)
 

@@ -1,0 +1,27 @@
+"""What a strike does to one process from outside: a signal, or less room than it needs. Nothing here asks the run."""
+
+from __future__ import annotations
+
+import resource
+import signal
+
+from outlast.prove._process_tree import Running, send, state_of
+
+__all__ = ["LIMITS", "carry_out"]
+
+LIMITS = {"MEMORY": resource.RLIMIT_AS, "DESCRIPTORS": resource.RLIMIT_NOFILE, "FILESIZE": resource.RLIMIT_FSIZE}
+"""Limits that are taken away from a process while it runs, by the name that a schedule has for them."""
+_ROOM = {"MEMORY": 16 << 20, "DESCRIPTORS": 4, "FILESIZE": 4096}  # what is left: too little to go on for long
+
+
+def carry_out(seen: Running, name: str) -> bool:
+    """Whether the process was there to be struck. `name`: of a signal, or of a limit."""
+    if name not in LIMITS:
+        return send(seen, signal.Signals[name])
+    if not state_of(seen):
+        return False
+    try:
+        resource.prlimit(seen.pid, LIMITS[name], (_ROOM[name], _ROOM[name]))
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
