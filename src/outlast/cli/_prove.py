@@ -1,5 +1,5 @@
 """`outlast prove`: put the claims to the test. `protocol` needs no torch and no processes: virtual time; `faults`,
-`strikes`, `attacks` and `corruption` have real fleets (`_prove_*.py`)."""
+`strikes`, `attacks` and `corruption` have real fleets, and `run` has those of anybody's script (`_prove_*.py`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ import typer
 
 from outlast.cli._prove_attacks import attacks
 from outlast.cli._prove_faults import faults
+from outlast.cli._prove_run import run
 from outlast.cli._prove_strikes import strikes
+from outlast.cli._script_command import ScriptCommand
 from outlast.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ app = typer.Typer(
 app.command()(faults)
 app.command()(attacks)
 app.command()(strikes)
+app.command(cls=ScriptCommand, context_settings={"allow_interspersed_args": False})(run)
 
 
 @app.callback()

@@ -11,11 +11,12 @@ from pathlib import Path
 import msgspec
 
 from outlast.errors import ProveError
+from outlast.prove._drive import Driven
 from outlast.prove._strike_findings import Finding, Outcome, Undisturbed, Watched, judge
 from outlast.prove._strike_plan import STEPS, Setting, StruckFleet, fleet_of
-from outlast.prove._striker import Done, Striker, StrikeRecord
+from outlast.prove._striker import HANG_S, Done, Striker, StrikeRecord
 
-__all__ = ["StrikeCampaign", "Struck"]
+__all__ = ["StrikeCampaign", "Struck", "run_watched"]
 
 
 class Struck(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +51,7 @@ class StrikeCampaign:
         fleet = fleet_of(number, self.seed)
         wanted = self._wanted(fleet.setting)
         folder = self._folder(f"fleet-{self.seed}-{number}")
-        seen = _run(folder, fleet, lambda record: watch(fleet, record))
+        seen = run_watched(folder, fleet, lambda record: watch(fleet, record))
         outcome, found = judge(seen, wanted)
         result = Struck(
             fleet=fleet, outcome=outcome, findings=found, done=seen.record.done, exit_code=seen.record.exit_code,
@@ -86,7 +87,7 @@ class StrikeCampaign:
             number=-1, seed=self.seed, setting=setting, replicas=2 if setting.audit else 1, spares=0, agents=1,
             exchange="shm", keeps=True, stranger=False, strikes=(),
         )  # fmt: skip
-        seen = _run(folder, alone, lambda _: None)
+        seen = run_watched(folder, alone, lambda _: None)
         losses = {commit.step: commit.loss for commit in seen.commits}
         if seen.record.exit_code != 0 or not seen.ends or len(losses) != STEPS:
             raise ProveError("an undisturbed run failed", remedy=f"logs under {folder / 'run' / 'logs'}")
@@ -96,10 +97,14 @@ class StrikeCampaign:
         part.rename(path)
 
 
-def _run(folder: Path, fleet: StruckFleet, watch: Callable[[StrikeRecord], None]) -> Watched:
+def run_watched(
+    folder: Path, fleet: StruckFleet, watch: Callable[[StrikeRecord], None],
+    launch: Callable[[Path, StruckFleet], Driven] | None = None, hang_s: float = HANG_S,
+) -> Watched:  # fmt: skip
+    """One fleet from its first process to its last. `launch`: how it is started, if not as `prove strikes` does."""
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))  # a SIGSEGV from us is nobody's bug to look into
-    striker = Striker(folder, fleet)
+    striker = Striker(folder, fleet, launch, hang_s)
     record = striker.run(watch)
     ends = [(path.stem, json.loads(path.read_text())) for path in sorted((folder / "ends").glob("*.json"))]
     return Watched(fleet, record, striker.log.commits, striker.events, ends, folder)

@@ -134,7 +134,8 @@ def _blame(record: StrikeRecord, events: Sequence[ev.AnyEvent]) -> Iterator[tupl
         if not isinstance(event, ev.ReplicaExited) or event.cause in ("finished", "left", "agent_lost"):
             continue
         ordered = any(words in event.detail for words in _ORDERED)
-        if not ordered and event.replica not in hit and agents.get(event.replica) not in hit:
+        agent = agents.get(event.replica)  # who is forked just now dies with the process that forks it
+        if not ordered and not {event.replica, agent, f"nursery of {agent}"} & hit:
             yield "journal: blame", f"{event.replica} was not struck: {event.cause}, {event.detail[:300]}"
 
 

@@ -44,6 +44,7 @@ class Strike(msgspec.Struct, frozen=True, kw_only=True):
     roles: tuple[Role, ...]
     pick: float
     continue_s: float | None = None
+    named: str = ""  # as a schedule has it
 
     @property
     def kind(self) -> str:

@@ -5,7 +5,7 @@ is held against: every process appends to files of its own, a line a write, so t
 the process dies.
 
 `commits/NAME.PID`: `step monotonic_s loss`, one line a step that this process's loop saw committed;
-`microbatches/NAME.PID`: `step microbatch digest loss`, one line a microbatch that it computed, with the digest of its batch;
+`microbatches/NAME.PID`: `step microbatch digest loss`, one line a microbatch that it computed;
 `starts/NAME.PID.json`, `ends/NAME.PID.json`: the state, part by part, before the first step and after the last one.
 Losses are in hexadecimal digits, so that bits are compared.
 """

@@ -16,12 +16,11 @@ import numpy as np
 import torch
 import xxhash
 
-import outlast
 from outlast.runtime.training.state import State
 
 __all__ = ["loop_variables"]
 
-_OURS = (str(Path(str(outlast.__file__)).parent), str(Path(str(torch.__file__)).parent))
+_OURS = (str(Path(__file__).parents[2]), str(Path(str(torch.__file__)).parent))
 _MOST = 100_000  # items of one list: what is longer is a data set
 _SIMPLE = (bool, int, float, str, bytes, type(None))
 

@@ -1,0 +1,249 @@
+"""`outlast prove run`: faults put into a run of anybody's script, and its bits beside an undisturbed run."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import msgspec
+import typer
+
+from outlast.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from outlast.prove.script_campaign import Baseline, ScriptCampaign, ScriptResult, StrikeRecord
+    from outlast.prove.script_plan import ScriptFleet
+    from outlast.prove.script_report import ProofReport
+
+__all__ = ["Options", "exit_code", "print_report", "prove", "run"]
+
+
+class Options(NamedTuple):
+    """What `run` and `gate` are told alike."""
+
+    script: list[str]
+    faults: str
+    runs: int
+    minutes: float
+    seed: int
+    replicas: int
+    spares: int
+    schedule: str
+    agents: int
+    exchange: str
+    checkpoints: bool
+    config: Path | None
+    keep: Path | None
+
+
+def run(
+    script: Annotated[str | None, typer.Argument(help="the training script")] = None,
+    args: Annotated[list[str] | None, typer.Argument(help="its own arguments")] = None,
+    module: Annotated[str | None, typer.Option("-m", help="Run this module instead of a script.")] = None,
+    faults: Annotated[str, typer.Option(help="Kinds of faults, with commas between; all if not said.")] = "",
+    runs: Annotated[int, typer.Option(help="How many struck runs at most.")] = 4,
+    minutes: Annotated[float, typer.Option(help="Begin no run after so long; 0: no limit.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Fixes the strikes; -1 draws one, and says which.")] = -1,
+    replicas: Annotated[int, typer.Option(help="Replicas of each struck run.")] = 2,
+    spares: Annotated[int, typer.Option(help="Spares of each struck run.")] = 1,
+    schedule: Annotated[str, typer.Option(help="One run, struck as a failure printed it.")] = "",
+    agents: Annotated[int, typer.Option(help="Agents, with --schedule.")] = 1,
+    exchange: Annotated[str, typer.Option(help="auto, shm or c10d, with --schedule.")] = "auto",
+    checkpoints: Annotated[bool, typer.Option(help="Whether it saves, with --schedule.")] = True,
+    config: Annotated[Path | None, typer.Option(help="Settings for all runs, as for outlast run.")] = None,
+    keep: Annotated[Path | None, typer.Option(help="Keep all runs here; else only those with findings.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Untrue numbers of status and why fail it, too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> int:
+    """Train SCRIPT undisturbed, alone and as a fleet, and then again and again under faults: processes are killed,
+    stopped, aborted and starved, from outside at random moments and from inside at the phases of a step. Each run must
+    end with the same bits, every microbatch computed with one result, nothing left behind; or be truly lost. A fault of
+    the script's own is named. Exit code 8 if anything does not hold."""
+    options = Options(
+        script=_command(script, module, args or []), faults=faults, runs=runs, minutes=minutes, seed=seed,
+        replicas=replicas, spares=spares, schedule=schedule, agents=agents, exchange=exchange, checkpoints=checkpoints,
+        config=config, keep=keep,
+    )  # fmt: skip
+    report = prove(options, quiet=as_json)
+    if as_json:
+        print(json.dumps(msgspec.to_builtins(report)))
+    else:
+        print_report(report)
+    return exit_code(report, strict)
+
+
+def exit_code(report: ProofReport, strict: bool) -> int:
+    """0: all of it held."""
+    return 8 if report.verdict != "held" or (strict and report.numbers) else 0
+
+
+def _command(script: str | None, module: str | None, args: list[str]) -> list[str]:
+    usage = "outlast prove run [OPTIONS] train.py ARGS…, or outlast prove run [OPTIONS] -m MODULE ARGS…"
+    if module is not None:
+        return ["-m", module, *([] if script is None else [script]), *args]
+    if script is None or not Path(script).is_file():
+        raise ConfigError("no script given" if script is None else f"no script {script}", remedy=usage)
+    return [script, *args]
+
+
+# --- the campaign ----------------------------------------------------------------------------------------------------
+def prove(options: Options, *, quiet: bool) -> ProofReport:
+    """All runs, one after the other, with a word on each on standard error."""
+    from outlast.prove.script_campaign import ScriptCampaign
+    from outlast.prove.script_plan import Shape
+    from outlast.prove.script_report import proof_of
+
+    kinds = _kinds(options)
+    seed = secrets.randbelow(1_000_000) if options.seed < 0 else options.seed
+    base = options.keep or Path(tempfile.mkdtemp(prefix="outlast-prove-"))
+    base.mkdir(parents=True, exist_ok=True)
+    shape = Shape(replicas=options.replicas, spares=options.spares)
+    say = _said_to_nobody if quiet else _said
+    say(f"seed {seed}; runs with findings are kept in {base}")
+    campaign = ScriptCampaign(base, options.script, seed, shape, settings=options.config, keep=options.keep is not None)
+    live = _Live(quiet)
+    end_s = time.monotonic() + (options.minutes * 60.0 or 1e9)
+    baseline = campaign.baseline(lambda name, record: live.now(f"undisturbed, {name}", record))
+    live.clear()
+    results: list[ScriptResult] = []
+    if not baseline.faults:
+        say(_undisturbed(baseline))
+        for fleet in _fleets(options, seed, baseline, kinds):
+            if time.monotonic() > end_s:
+                break
+            results.append(_attempt(campaign, fleet, live))
+            say(_ended(results[-1], len(results)))
+    report = proof_of(options.script, seed, baseline, results, _untested(kinds), {})
+    if not (report.failures or report.script_faults or report.numbers or options.keep):
+        shutil.rmtree(base, ignore_errors=True)
+    return report
+
+
+def _attempt(campaign: ScriptCampaign, fleet: ScriptFleet, live: _Live) -> ScriptResult:
+    result = campaign.attempt(fleet, lambda record: live.now(str(fleet), record))
+    live.clear()
+    return result
+
+
+def _kinds(options: Options) -> list[str]:
+    from outlast.prove.script_plan import KINDS, read_schedule
+
+    if options.runs < 1 or options.minutes < 0 or options.seed < -1 or options.replicas < 1 or options.spares < 0:
+        raise ConfigError(
+            f"--runs {options.runs} --minutes {options.minutes:g} --seed {options.seed} --replicas {options.replicas} "
+            f"--spares {options.spares} cannot be",
+            remedy="--runs and --replicas 1 or more, the others 0 or more",
+        )
+    if options.keep is not None and options.keep.exists() and (
+        not options.keep.is_dir() or any(options.keep.iterdir())
+    ):  # fmt: skip
+        raise ConfigError(f"--keep {options.keep} is not an empty directory", remedy="give a new directory")
+    read_schedule(options.schedule)
+    names = [name.strip() for name in options.faults.split(",") if name.strip()] or list(KINDS)
+    for name in names:
+        if name not in KINDS:
+            remedy = nearest(name, KINDS, f"one or more of {', '.join(KINDS)}", both=True)
+            raise ConfigError(f"--faults {options.faults!r}: {name!r} is none", remedy=remedy)
+    return names
+
+
+def _fleets(options: Options, seed: int, baseline: Baseline, kinds: Sequence[str]) -> list[ScriptFleet]:
+    from outlast.prove.script_plan import drawn, planned
+
+    if not options.schedule:
+        return [drawn(number, seed, baseline.shape, kinds) for number in range(options.runs)]
+    told = (options.schedule, options.agents, options.exchange, options.checkpoints)
+    return [planned(number, seed, baseline.shape, *told) for number in range(options.runs)]
+
+
+def _untested(kinds: Sequence[str]) -> list[tuple[str, str]]:
+    from outlast.prove.script_plan import KINDS
+
+    return [(name, "left out by --faults") for name in KINDS if name not in kinds]
+
+
+# --- what is shown ---------------------------------------------------------------------------------------------------
+def _said(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _said_to_nobody(_: str) -> None:
+    pass
+
+
+class _Live:
+    """One line on a terminal that says what happens now."""
+
+    def __init__(self, quiet: bool) -> None:
+        self._shown = sys.stderr.isatty() and not quiet
+        self._width = 0
+
+    def now(self, what: str, record: StrikeRecord) -> None:
+        if self._shown:
+            text = f"{what}: {time.monotonic() - record.started_s:.0f} s, {len(record.done)} strikes"[:118]
+            print(f"\r{text:<{self._width}}", end="", file=sys.stderr, flush=True)
+            self._width = len(text)
+
+    def clear(self) -> None:
+        if self._width:
+            print(f"\r{'':{self._width}}\r", end="", file=sys.stderr, flush=True)
+
+
+def _undisturbed(baseline: Baseline) -> str:
+    shape = baseline.shape
+    return (
+        f"undisturbed: {shape.steps} steps of {baseline.microbatches} microbatches, {shape.length_s:.1f} s; 1 replica "
+        f"and {shape.replicas} end with the same bits, {baseline.fingerprint[:16]}"
+    )
+
+
+def _ended(result: ScriptResult, count: int) -> str:
+    struck = len(result.done) + len(result.phases)
+    checks = ", ".join(sorted({finding.check for finding in (*result.findings, *result.numbers)}))
+    return f"run {count}: {struck} strikes, {result.seconds:.1f} s: {result.outcome}{f' ({checks})' if checks else ''}"
+
+
+def print_report(report: ProofReport) -> None:
+    """For a person."""
+    for finding in report.script_faults:
+        print(f"\nthe script itself: {finding.check}: {finding.detail}")
+    if report.table:
+        print(f"\n{'strike':14}{'target':26}{'number':>8}{'same bits':>12}{'fleet lost':>12}{'wrong':>8}")
+    for row in report.table:
+        print(
+            f"{row.kind:14}{row.target:26}{row.strikes:8}{row.same_bits or '':>12}{row.fleet_lost or '':>12}"
+            f"{row.wrong or '':>8}"
+        )
+    if report.runs:
+        print(f"{'runs':40}{report.runs:8}{report.same_bits:12}{report.fleet_lost:12}{report.wrong:8}")
+        middle = report.downtimes_s[len(report.downtimes_s) // 2] if report.downtimes_s else 0.0
+        worst = report.downtimes_s[-1] if report.downtimes_s else 0.0
+        print(f"\ndowntime of a fault: median {middle:.3f} s, longest {worst:.3f} s")
+    for failure in report.failures:
+        print(f"\nrun {failure.number} ended wrong:")
+        for finding in failure.findings[:8]:
+            print(f"  {finding.check}: {finding.detail}")
+        print(f"  again: {failure.command}\n  kept:  {failure.folder}")
+    for title, lines in (("numbers that were not so", report.numbers), ("worth a look", report.notes)):
+        if lines:
+            print(f"\n{title}:")
+        for line in lines[:8]:
+            print(f"  {line}")
+    if report.untested and report.runs:
+        print("\nnot tested: " + "; ".join(f"{what} ({why})" for what, why in report.untested))
+    print(f"\nseed {report.seed}: {_VERDICTS[report.verdict]}")
+
+
+_VERDICTS = {
+    "held": "every run ended with the same bits, or was truly lost",
+    "script": "the script itself cannot be repeated: nothing was struck",
+    "failed": "not every run ended as it should",
+    "nothing": "no run was struck",
+}

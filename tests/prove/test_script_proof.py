@@ -1,0 +1,215 @@
+"""`outlast prove run`: how a script's fleets are struck, what a witness writes, and what is named as the script's own
+fault, on three scripts that look like what strangers write (`scripts/`)."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from outlast.cli import main
+from outlast.errors import ConfigError
+from outlast.prove._script_findings import (
+    Witnessed,
+    carried_over,
+    microbatch_findings,
+    script_findings,
+    witnessed,
+)
+from outlast.prove.script_plan import KINDS, Shape, drawn, read_schedule, schedule_of
+from outlast.runtime.settings.witness_files import Computed, StateSeen
+
+SCRIPTS = Path(__file__).parent / "scripts"
+CLEAN = {"nanogpt": [], "hf_manner": [], "cnn": ["--workers", "0"]}
+
+
+# --- what is drawn, and said -----------------------------------------------------------------------------------------
+def test_a_schedule_says_all_that_was_drawn() -> None:
+    fleets = [drawn(number, 3, Shape(), list(KINDS)) for number in range(150)]
+    assert fleets == [drawn(number, 3, Shape(), list(KINDS)) for number in range(150)]
+    for fleet in fleets:
+        assert read_schedule(schedule_of(fleet)) == (fleet.strikes, fleet.faults)
+        assert fleet.strikes or fleet.faults
+    struck = {strike.named for fleet in fleets for strike in fleet.strikes}
+    assert struck == set(KINDS) - {"phase"}
+    assert any(fleet.faults for fleet in fleets)
+    assert all(strike.roles[0] in KINDS[strike.named].roles for fleet in fleets for strike in fleet.strikes)
+
+
+def test_only_what_was_asked_for_is_drawn() -> None:
+    fleets = [drawn(number, 3, Shape(), ["pause"]) for number in range(20)]
+    assert {strike.named for fleet in fleets for strike in fleet.strikes} == {"pause"}
+    assert not any(fleet.faults for fleet in fleets)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "kill", "1:kil:replica:0.1", "1:kill:replcia:0.1", "-1:kill:replica:0.1", "1:kill:replica:1",
+        "x:kill:replica:0",
+        "1:pause:replica:0", "1:kill~2:replica:0", "1:memory:agent:0", "phase:backward:SIGKILL:r0.1",
+        "phase:backwards:SIGKILL:r0.1:3", "phase:backward:SIGFOO:r0.1:3", "phase:backward:SIGKILL:r0.1:soon",
+    ],
+)  # fmt: skip
+def test_what_is_no_schedule_is_refused_with_the_item(text: str) -> None:
+    with pytest.raises(ConfigError, match="is no strike"):
+        read_schedule(text)
+
+
+def test_the_command_refuses_what_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = str(SCRIPTS / "cnn.py")
+    assert main(["prove", "run"]) == 2
+    assert main(["prove", "run", str(tmp_path / "none.py")]) == 2
+    assert main(["prove", "run", "--runs", "0", script]) == 2
+    assert main(["prove", "run", "--faults", "kil", script]) == 2
+    assert "did you mean 'kill'" in capsys.readouterr().err
+    assert main(["prove", "run", "--schedule", "1:kill:nobody:0", script]) == 2
+    (tmp_path / "kept").write_text("")
+    assert main(["prove", "run", "--keep", str(tmp_path), script]) == 2
+
+
+# --- what a witness writes -------------------------------------------------------------------------------------------
+def witness(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str, *args: str) -> Witnessed:
+    """The script as a run of one, in this process."""
+    monkeypatch.setenv("OUTLAST_WITNESS", str(folder))
+    monkeypatch.setattr(sys, "argv", [f"{script}.py", *CLEAN[script], *args])
+    runpy.run_path(str(SCRIPTS / f"{script}.py"), run_name="__main__")
+    return witnessed(folder, None)
+
+
+@pytest.mark.parametrize("script", CLEAN)
+def test_a_script_that_can_be_repeated_has_no_fault(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (witness(tmp_path / name, monkeypatch, script) for name in "ab")
+    steps = max(seen.steps for seen in first.ends.values())
+    assert len(first.computed) == 4 * steps
+    assert len({(c.step, c.microbatch) for c in first.computed}) == 4 * steps
+    assert script_findings(first, second) == []
+    assert carried_over(first, first, second) == ([], [])
+    assert list(microbatch_findings(second, steps, set(range(steps)))) == []
+
+
+def test_a_loader_that_shuffles_by_the_time_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (witness(tmp_path / name, monkeypatch, "cnn", "--plant", "time") for name in "ab")
+    (found,) = script_findings(first, second)
+    assert found.check == "data"
+    assert "microbatch 0 of step 0 held other samples" in found.detail
+
+
+def test_a_model_with_randomness_of_its_own_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (witness(tmp_path / name, monkeypatch, "hf_manner", "--plant", "randomness") for name in "ab")
+    (found,) = script_findings(first, second)
+    assert found.check == "randomness"
+    assert "microbatch 0 of step 0 is another one from the same samples" in found.detail
+
+
+def test_weights_that_nobody_seeds_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    first = witness(tmp_path / "a", monkeypatch, "nanogpt")
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: torch.default_generator.manual_seed(seed + 1))
+    second = witness(tmp_path / "b", monkeypatch, "nanogpt")
+    (found,) = script_findings(first, second)
+    assert found.check == "weights"
+    assert "torch.manual_seed" in found.detail
+
+
+def test_state_that_nobody_registered_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one who joined has it: it was not there for the first updates."""
+    whole = witness(tmp_path / "a", monkeypatch, "nanogpt", "--plant", "ema")
+    from torch.optim import swa_utils
+
+    update, calls = swa_utils.AveragedModel.update_parameters, []
+
+    def late(self: swa_utils.AveragedModel, model: object) -> None:
+        calls.append(model)
+        if len(calls) > 6:
+            update(self, model)
+
+    monkeypatch.setattr(swa_utils.AveragedModel, "update_parameters", late)
+    joined = witness(tmp_path / "b", monkeypatch, "nanogpt", "--plant", "ema")
+    assert script_findings(whole, joined, struck=True) == []
+    (found,), _ = carried_over(whole, whole, joined)
+    assert found.check == "unregistered state"
+    assert "protect(state={'ema': ema})" in found.detail
+
+
+# --- what is concluded -----------------------------------------------------------------------------------------------
+def computed(step: int, leaf: int, digest: str = "d", loss: str = "0x1p0", who: str = "r0.1") -> Computed:
+    return Computed(step, leaf, digest, loss, who)
+
+
+def seen(*rows: Computed, loop: dict[str, tuple[str, str]] | None = None) -> Witnessed:
+    state = StateSeen(steps=2, fingerprint="f", parts={"/model/w": "1"}, loop=loop or {})
+    return Witnessed(rows, {"r0.1.7": state}, {"r0.1.7": state})
+
+
+def test_the_first_cause_is_told_and_not_what_follows_from_it() -> None:
+    right = seen(computed(0, 0), computed(0, 1), computed(1, 0))
+    wrong = seen(computed(0, 0), computed(0, 1, loss="0x1p1"), computed(1, 0, digest="e", loss="0x1p2"))
+    (found,) = script_findings(right, wrong)
+    assert found.check == "data", "samples are what everything else follows from"
+    wrong = seen(computed(0, 0), computed(0, 1, loss="0x1p1", who="r0.2"), computed(1, 0, loss="0x1p2"))
+    (found,) = script_findings(right, wrong)
+    assert found.check == "randomness"
+    assert "microbatch 1 of step 0" in found.detail
+    assert "r0.2 computed it" in script_findings(right, wrong, struck=True)[0].detail
+
+
+def test_a_loss_that_differs_points_to_the_loop_s_variables() -> None:
+    right = seen(computed(0, 0), loop={"temperature": ("value", "1"), "x": ("tensor", "2")})
+    wrong = seen(computed(0, 0, loss="0x1p1"), loop={"temperature": ("value", "9"), "x": ("tensor", "2")})
+    assert [f.check for f in script_findings(right, wrong, struck=True)] == ["randomness", "unregistered state"]
+    assert "temperature" in script_findings(right, wrong, struck=True)[1].detail
+
+
+def test_an_end_that_differs_names_the_tensor() -> None:
+    right, wrong = seen(computed(0, 0)), seen(computed(0, 0))
+    (who,) = wrong.ends
+    other = msgspec.structs.replace(wrong.ends[who], parts={"/model/w": "2"})
+    (found,) = script_findings(right, wrong._replace(ends={who: other}))
+    assert (found.check, found.detail.split()[0]) == ("state", "w")
+
+
+def test_numbers_of_the_loop_are_notes_and_what_differs_undisturbed_is_nothing() -> None:
+    alone = seen(loop={"losses": ("value", "1"), "x": ("tensor", "1"), "g": ("random", "1")})
+    fleet = seen(loop={"losses": ("value", "1"), "x": ("tensor", "2"), "g": ("random", "1")})
+    struck = seen(loop={"losses": ("value", "3"), "x": ("tensor", "3"), "g": ("random", "3")})
+    findings, notes = carried_over(alone, fleet, struck)
+    assert [finding.detail.split()[0] for finding in findings] == ["g"]
+    assert [note.split()[0] for note in notes] == ["losses"]
+
+
+def test_a_step_without_a_microbatch_and_one_with_two_results() -> None:
+    rows = [computed(0, 0), computed(0, 1), computed(1, 0)]
+    assert [f.detail for f in microbatch_findings(seen(*rows), 2, {0, 1})] == [
+        "step 1 was committed without microbatch 1"
+    ]
+    rows += [computed(1, 1), computed(1, 1, loss="0x1p1", who="r1.1")]
+    assert [f.detail for f in microbatch_findings(seen(*rows), 2, {0, 1})] == [
+        "microbatch 1 of step 1 was computed with two results"
+    ]
+    assert list(microbatch_findings(seen(*rows), 2, {0})) == []
+
+
+# --- real fleets -----------------------------------------------------------------------------------------------------
+@pytest.mark.campaign
+@pytest.mark.process
+@pytest.mark.timeout(300)
+def test_a_run_that_is_struck_from_inside_names_what_its_loop_forgets(capsys: pytest.CaptureFixture[str]) -> None:
+    """One replica, which dies in step 9 and is replaced by one that goes on from a checkpoint: by construction nobody
+    has seen all steps."""
+    script = [str(SCRIPTS / "nanogpt.py"), "--max-iters", "16"]
+    options = ["--replicas", "1", "--spares", "0", "--runs", "1", "--schedule", "phase:backward:SIGKILL:r0.1:9"]
+    assert main(["prove", "run", *options, "--json", *script, "--plant", "ema"]) == 8
+    report = json.loads(capsys.readouterr().out)
+    assert report["verdict"] == "failed"
+    (failure,) = report["failures"]
+    assert [finding["check"] for finding in failure["findings"]] == ["unregistered state"]
+    assert "protect(state={'ema': ema})" in failure["findings"][0]["detail"]
+    assert failure["command"].startswith("outlast prove run --schedule phase:backward:SIGKILL:r0.1:9")
