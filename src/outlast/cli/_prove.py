@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outlast.cli._prove_attacks import attacks
+from outlast.cli._prove_catalogue import catalogue
 from outlast.cli._prove_faults import faults
+from outlast.cli._prove_gate import gate
 from outlast.cli._prove_run import run
 from outlast.cli._prove_strikes import strikes
 from outlast.cli._script_command import ScriptCommand
@@ -33,7 +35,9 @@ app = typer.Typer(
 app.command()(faults)
 app.command()(attacks)
 app.command()(strikes)
+app.command()(catalogue)
 app.command(cls=ScriptCommand, context_settings={"allow_interspersed_args": False})(run)
+app.command(cls=ScriptCommand, context_settings={"allow_interspersed_args": False})(gate)
 
 
 @app.callback()

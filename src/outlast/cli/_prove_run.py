@@ -8,7 +8,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from outlast.prove.script_plan import ScriptFleet
     from outlast.prove.script_report import ProofReport
 
-__all__ = ["Options", "exit_code", "print_report", "prove", "run"]
+__all__ = ["Options", "check_file", "exit_code", "print_report", "prove", "run", "script_of", "write_page"]
 
 
 class Options(NamedTuple):
@@ -41,6 +41,7 @@ class Options(NamedTuple):
     checkpoints: bool
     config: Path | None
     keep: Path | None
+    shrink: int
 
 
 def run(
@@ -59,6 +60,8 @@ def run(
     checkpoints: Annotated[bool, typer.Option(help="Whether it saves, with --schedule.")] = True,
     config: Annotated[Path | None, typer.Option(help="Settings for all runs, as for outlast run.")] = None,
     keep: Annotated[Path | None, typer.Option(help="Keep all runs here; else only those with findings.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write a page with all of it here: one HTML file.")] = None,
+    shrink: Annotated[int, typer.Option(help="Runs to spend on the shortest schedule of a failure; 0: none.")] = 8,
     strict: Annotated[bool, typer.Option("--strict", help="Untrue numbers of status and why fail it, too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> int:
@@ -67,16 +70,32 @@ def run(
     end with the same bits, every microbatch computed with one result, nothing left behind; or be truly lost. A fault of
     the script's own is named. Exit code 8 if anything does not hold."""
     options = Options(
-        script=_command(script, module, args or []), faults=faults, runs=runs, minutes=minutes, seed=seed,
+        script=script_of(script, module, args or [], "run"), faults=faults, runs=runs, minutes=minutes, seed=seed,
         replicas=replicas, spares=spares, schedule=schedule, agents=agents, exchange=exchange, checkpoints=checkpoints,
-        config=config, keep=keep,
+        config=config, keep=keep, shrink=shrink,
     )  # fmt: skip
-    report = prove(options, quiet=as_json)
+    check_file(report)
+    found = prove(options, quiet=as_json)
+    write_page(found, report)
     if as_json:
-        print(json.dumps(msgspec.to_builtins(report)))
+        print(json.dumps(msgspec.to_builtins(found)))
     else:
-        print_report(report)
-    return exit_code(report, strict)
+        print_report(found)
+    return exit_code(found, strict)
+
+
+def check_file(path: Path | None) -> None:
+    """That it can be written is known before hours have passed. ConfigError if it cannot."""
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        raise ConfigError(f"{path} cannot be written", remedy="a file in a directory that exists")
+
+
+def write_page(report: ProofReport, path: Path | None) -> None:
+    """If somebody wants it."""
+    if path is not None:
+        from outlast.prove.script_page import page_of
+
+        path.write_text(page_of(report), encoding="utf-8")
 
 
 def exit_code(report: ProofReport, strict: bool) -> int:
@@ -84,8 +103,9 @@ def exit_code(report: ProofReport, strict: bool) -> int:
     return 8 if report.verdict != "held" or (strict and report.numbers) else 0
 
 
-def _command(script: str | None, module: str | None, args: list[str]) -> list[str]:
-    usage = "outlast prove run [OPTIONS] train.py ARGS…, or outlast prove run [OPTIONS] -m MODULE ARGS…"
+def script_of(script: str | None, module: str | None, args: list[str], command: str) -> list[str]:
+    """What is trained. ConfigError if there is none."""
+    usage = f"outlast prove {command} [OPTIONS] train.py ARGS…, or outlast prove {command} [OPTIONS] -m MODULE ARGS…"
     if module is not None:
         return ["-m", module, *([] if script is None else [script]), *args]
     if script is None or not Path(script).is_file():
@@ -120,10 +140,38 @@ def prove(options: Options, *, quiet: bool) -> ProofReport:
                 break
             results.append(_attempt(campaign, fleet, live))
             say(_ended(results[-1], len(results)))
-    report = proof_of(options.script, seed, baseline, results, _untested(kinds), {})
+    shrunk = _shrunk(options, campaign, baseline, results, live, say)
+    report = proof_of(options.script, seed, baseline, results, _untested(kinds), shrunk)
     if not (report.failures or report.script_faults or report.numbers or options.keep):
         shutil.rmtree(base, ignore_errors=True)
     return report
+
+
+def _shrunk(
+    options: Options, campaign: ScriptCampaign, baseline: Baseline, results: Sequence[ScriptResult], live: _Live,
+    say: Callable[[str], None],
+) -> dict[int, ScriptResult]:  # fmt: skip
+    """The first run that failed, with as few strikes as still make it fail."""
+    from outlast.prove.schedule_shrinking import shrink
+    from outlast.prove.script_plan import planned, schedule_of
+
+    first = next((result for result in results if result.outcome == "wrong"), None)
+    if first is None or options.shrink <= 0:
+        return {}
+    checks, found = {finding.check for finding in first.findings}, [first]
+
+    def fails(fleet: ScriptFleet) -> bool:
+        result = _attempt(campaign, fleet, live)
+        same = bool(checks & {finding.check for finding in result.findings})
+        say(f"  shrinking, {len(fleet.strikes) + len(fleet.faults)} strikes: {'it fails' if same else 'it holds'}")
+        if same:
+            found.append(result)
+        return same
+
+    told = (first.schedule, first.agents, first.exchange, first.keeps)
+    least = shrink(planned(first.number, first.seed, baseline.shape, *told), fails, options.shrink)
+    wanted = schedule_of(least)
+    return {first.number: next(result for result in reversed(found) if result.schedule == wanted)}
 
 
 def _attempt(campaign: ScriptCampaign, fleet: ScriptFleet, live: _Live) -> ScriptResult:
@@ -154,13 +202,13 @@ def _kinds(options: Options) -> list[str]:
     return names
 
 
-def _fleets(options: Options, seed: int, baseline: Baseline, kinds: Sequence[str]) -> list[ScriptFleet]:
+def _fleets(options: Options, seed: int, baseline: Baseline, kinds: Sequence[str]) -> Iterator[ScriptFleet]:
     from outlast.prove.script_plan import drawn, planned
 
     if not options.schedule:
-        return [drawn(number, seed, baseline.shape, kinds) for number in range(options.runs)]
+        return (drawn(number, seed, baseline.shape, kinds) for number in range(options.runs))
     told = (options.schedule, options.agents, options.exchange, options.checkpoints)
-    return [planned(number, seed, baseline.shape, *told) for number in range(options.runs)]
+    return (planned(number, seed, baseline.shape, *told) for number in range(options.runs))
 
 
 def _untested(kinds: Sequence[str]) -> list[tuple[str, str]]:
@@ -230,7 +278,8 @@ def print_report(report: ProofReport) -> None:
         print(f"\nrun {failure.number} ended wrong:")
         for finding in failure.findings[:8]:
             print(f"  {finding.check}: {finding.detail}")
-        print(f"  again: {failure.command}\n  kept:  {failure.folder}")
+        shortest = " (the shortest schedule that still failed)" if failure.shrunk else ""
+        print(f"  again{shortest}: {failure.command}\n  kept: {failure.folder}")
     for title, lines in (("numbers that were not so", report.numbers), ("worth a look", report.notes)):
         if lines:
             print(f"\n{title}:")

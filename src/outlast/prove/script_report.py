@@ -13,7 +13,7 @@ from outlast.prove._strike_findings import Finding
 from outlast.prove.script_campaign import Baseline, ScriptResult
 from outlast.prove.script_plan import KINDS, Shape
 
-__all__ = ["FailedRun", "ProofReport", "StruckRow", "proof_of"]
+__all__ = ["FailedRun", "ProofReport", "StruckRow", "command_of", "proof_of"]
 
 _BY_SIGNAL = {kind.signal: name for name, kind in KINDS.items() if name not in ("pause", "brownout")}
 
@@ -97,12 +97,12 @@ def _failure(
 ) -> FailedRun:
     least = shrunk.get(result.number, result)
     return FailedRun(
-        number=result.number, findings=least.findings, command=again(script, least, baseline.shape),
+        number=result.number, findings=least.findings, command=command_of(script, least, baseline.shape),
         shrunk=result.number in shrunk, folder=least.folder,
     )  # fmt: skip
 
 
-def again(script: Sequence[str], result: ScriptResult, shape: Shape) -> str:
+def command_of(script: Sequence[str], result: ScriptResult, shape: Shape) -> str:
     """The command that strikes a run the same way once more; what the strikes meet need not be the same."""
     words = ["outlast", "prove", "run", "--schedule", result.schedule, "--replicas", str(shape.replicas)]
     words += ["--spares", str(shape.spares), "--agents", str(result.agents), "--exchange", result.exchange]

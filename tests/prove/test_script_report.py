@@ -1,0 +1,219 @@
+"""What a campaign on a script shows: the shortest schedule of a failure, the page, JUnit XML, and the catalogue."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import msgspec
+import pytest
+
+from outlast.cli import main
+from outlast.prove._strike_findings import Finding, Undisturbed
+from outlast.prove._striker import Done
+from outlast.prove.catalogue import CATALOGUE
+from outlast.prove.schedule_shrinking import shrink
+from outlast.prove.script_campaign import Baseline, ScriptResult
+from outlast.prove.script_page import junit_of, page_of
+from outlast.prove.script_plan import KINDS, ScriptFleet, Shape, drawn, planned, read_schedule, schedule_of
+from outlast.prove.script_report import ProofReport, proof_of
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+# --- the shortest schedule -------------------------------------------------------------------------------------------
+def fleet(schedule: str) -> ScriptFleet:
+    return planned(0, 1, Shape(), schedule, 1, "shm", True)
+
+
+LONG = (
+    "phase:backward:SIGKILL:r0.1:4,1:kill:replica:0.1,2:segv:spare:0.2,0.5:pause~1:agent:0.3,"
+    "1.5:term:replica:0.4,3:bus:replica:0.5,1:abort:spare:0.6"
+)
+
+
+def holding(*needed: str) -> Callable[[ScriptFleet], bool]:
+    """Fails if all these kinds are there."""
+
+    def fails(each: ScriptFleet) -> bool:
+        kinds = {strike.named for strike in each.strikes} | ({"phase"} if each.faults else set())
+        return {*needed} <= kinds
+
+    return fails
+
+
+@pytest.mark.parametrize(
+    ("needed", "shortest"),
+    [
+        (("bus",), "8:bus:replica:0.5"),
+        (("segv", "bus"), "3:segv:spare:0.2,5:bus:replica:0.5"),
+        (("phase",), "phase:backward:SIGKILL:r0.1:4"),
+        (("phase", "abort"), "phase:backward:SIGKILL:r0.1:4,9:abort:spare:0.6"),
+        ((), ""),
+    ],
+)
+def test_what_is_left_fails_by_itself_and_at_the_same_moments(needed: tuple[str, ...], shortest: str) -> None:
+    assert schedule_of(shrink(fleet(LONG), holding(*needed), 40)) == shortest
+
+
+def test_no_more_runs_are_spent_than_were_given_and_what_is_told_has_failed() -> None:
+    for most in range(8):
+        tried: list[str] = []
+
+        def fails(each: ScriptFleet, tried: list[str] = tried) -> bool:
+            tried.append(schedule_of(each))
+            return holding("segv", "bus")(each)
+
+        least = shrink(fleet(LONG), fails, most)
+        assert len(tried) <= most
+        assert holding("segv", "bus")(least)
+
+
+# --- the report ------------------------------------------------------------------------------------------------------
+def result(number: int, outcome: Any = "same bits", **changes: Any) -> ScriptResult:
+    schedule = schedule_of(drawn(number, 3, Shape(), list(KINDS)))
+    done = [Done(at_s=1.0, kind="SIGSTOP, SIGCONT", role="replica", pid=7, name="r0.1", state="R")]
+    done.append(Done(at_s=2.0, kind="SIGKILL", role="agent", pid=8, name="a0", state="S"))
+    fields: dict[str, Any] = {
+        "number": number, "seed": 3, "schedule": schedule, "outcome": outcome, "findings": [], "numbers": [],
+        "notes": [], "done": done, "phases": ["backward:SIGKILL"], "agents": 1, "exchange": "shm", "keeps": True,
+        "exit_code": 0, "detail": "", "steps": 100, "seconds": 20.0, "longest_s": 1.5, "downtimes_s": [0.02, 0.6],
+        "folder": "",
+    }  # fmt: skip
+    return ScriptResult(**(fields | changes))
+
+
+def report(*results: ScriptResult, faults: list[Finding] | None = None, **more: Any) -> ProofReport:
+    baseline = Baseline(
+        shape=Shape(), undisturbed=Undisturbed(fingerprint="f", losses={}, folder=""), alone="", fleet="", gap_s=0.1,
+        checkpoint_every=9, fingerprint="f00d", microbatches=8, faults=faults or [],
+    )  # fmt: skip
+    return proof_of(
+        ["train.py", "--name", "a b"], 3, baseline, results, [("phase", "left out")], more.get("shrunk", {})
+    )
+
+
+WRONG = Finding(check="bits", detail="r1.1 committed step 3 with another loss <b>&</b> \x07")
+
+
+def test_a_campaign_is_counted() -> None:
+    found = report(result(0), result(1, "fleet lost"))
+    assert (found.verdict, found.runs, found.same_bits, found.fleet_lost, found.strikes) == ("held", 2, 1, 1, 6)
+    rows = {(row.kind, row.target): (row.strikes, row.same_bits, row.fleet_lost) for row in found.table}
+    assert rows == {
+        ("pause", "replica"): (2, 1, 1), ("kill", "agent"): (2, 1, 1), ("phase", "backward, SIGKILL"): (2, 1, 1)
+    }  # fmt: skip
+    untested = dict(found.untested)
+    assert "kill" not in untested
+    assert untested["segv"].startswith("no strike of it was drawn")
+    assert report().verdict == "nothing"
+    assert report(faults=[WRONG]).verdict == "script"
+
+
+def test_a_failure_has_the_command_that_strikes_the_same_way_again() -> None:
+    wrong = result(1, "wrong", findings=[WRONG])
+    (failure,) = report(result(0), wrong).failures
+    words = shlex.split(failure.command)
+    assert read_schedule(words[words.index("--schedule") + 1]) == read_schedule(wrong.schedule)
+    assert failure.command.endswith("train.py --name 'a b'")
+    least = result(1, "wrong", findings=[WRONG], schedule="1:kill:replica:0.5")
+    (failure,) = report(wrong, shrunk={1: least}).failures
+    assert failure.shrunk
+    assert "--schedule 1:kill:replica:0.5 " in failure.command
+
+
+class _Page(HTMLParser):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def test_the_page_needs_nothing_else_and_tells_what_was_and_was_not_tested() -> None:
+    found = report(result(0), result(1, "wrong", findings=[WRONG], notes=["losses (value) of r0.2 differs"]))
+    text = page_of(found)
+    page = _Page(text)
+    assert not [tag for tag, attrs in page.tags if attrs.keys() & {"src", "href"}], "it loads nothing"
+    shown = " ".join(page.words)
+    for part in (
+        "Something did not hold.", "What was tested, and how often", "What was not tested, and why", "pause",
+        "<b>&</b>", found.failures[0].command, "losses (value)", "Downtime of each fault",
+    ):  # fmt: skip
+        assert part in shown
+    assert "<b>&</b>" not in text, "what others said is told as text"
+    record = text.partition("id='record'>")[2].partition("</script>")[0]
+    assert msgspec.convert(json.loads(record), ProofReport) == found
+
+
+@pytest.mark.parametrize(
+    ("found", "word"),
+    [
+        (report(result(0)), "It held."),
+        (report(faults=[WRONG]), "cannot be repeated"),
+        (report(), "Nothing was shown."),
+    ],
+)
+def test_a_page_of_every_verdict(found: ProofReport, word: str) -> None:
+    assert word in page_of(found)
+
+
+def test_a_build_server_reads_the_cases() -> None:
+    found = report(result(0), result(1, "wrong", findings=[WRONG], numbers=[Finding(check="status: age", detail="x")]))
+    suite = ElementTree.fromstring(junit_of(found, strict=False))
+    assert (suite.get("tests"), suite.get("failures")) == ("4", "1")
+    failed = [case for case in suite if case.find("failure") is not None]
+    assert [str(case.get("name")).startswith("run 1: ") for case in failed] == [True]
+    text = failed[0].find("failure")
+    assert text is not None
+    assert "again: outlast prove run --schedule" in str(text.text)
+    assert ElementTree.fromstring(junit_of(found, strict=True)).get("failures") == "2"
+    assert ElementTree.fromstring(junit_of(report(faults=[WRONG]), strict=False)).get("failures") == "1"
+
+
+def test_files_that_cannot_be_written_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    script = str(Path(__file__).parent / "scripts" / "cnn.py")
+    assert main(["prove", "run", "--report", str(tmp_path), script]) == 2
+    assert main(["prove", "gate", "--junit", str(tmp_path / "none" / "x.xml"), script]) == 2
+
+
+# --- the catalogue ---------------------------------------------------------------------------------------------------
+def test_the_catalogue_is_whole_and_true(capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(CATALOGUE) >= 40
+    assert len({kind.name for kind in CATALOGUE}) == len(CATALOGUE)
+    assert {kind.kind for kind in CATALOGUE} == {"crash", "omission", "Byzantine"}
+    for kind in CATALOGUE:
+        assert (DOCS / f"{kind.page}.md").is_file(), kind
+        assert bool(kind.by) != bool(kind.why_not), kind
+    assert {kind.by.rpartition("run --faults ")[2] for kind in CATALOGUE if "run --faults" in kind.by} == set(KINDS)
+    lies = {kind.by.rpartition(" ")[2] for kind in CATALOGUE if "--attacks" in kind.by}
+    from outlast.prove._attacks import ATTACKS
+
+    assert lies == set(ATTACKS)
+    assert main(["prove", "catalogue", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in told["kinds"]] == [kind.name for kind in CATALOGUE]
+    assert main(["prove", "catalogue", "--class", "omission"]) == 0
+    shown = capsys.readouterr().out
+    assert "paused replica (omission, software)" in shown
+    assert "killed replica" not in shown
+    assert main(["prove", "catalogue", "--class", "fail-stop"]) == 2
+
+
+@pytest.mark.parametrize("command", sorted({kind.by for kind in CATALOGUE if kind.by}))
+def test_what_injects_a_fault_is_a_command_that_exists(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = command.split()
+    assert main([*words[1:3], "--help"]) == 0
+    told = capsys.readouterr().out
+    assert all(word in told for word in words[3:] if word.startswith("--"))
