@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "why": ("outlast.cli._why", "Tell what happened in a run, what it cost, what to do next."),
     "watch": ("outlast.cli._watch", "Follow a run in the terminal until it ends."),
     "serve": ("outlast.cli._serve", "Show runs in a browser, and to Prometheus."),
+    "doctor": ("outlast.cli._doctor", "Check a host, or several, before a run."),
     "prove": ("outlast.cli._prove", "Search for a schedule of faults that breaks the protocol."),
     "rules": ("outlast.cli._rules", "List the robust aggregation rules with their conditions."),
     "config": ("outlast.cli._config", "Show every setting of a run and where its value came from."),

@@ -1,0 +1,107 @@
+"""`outlast doctor`: whether this host, or a fleet of hosts, can train; before a run."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from outlast.errors import ConfigError, EnvironmentFault
+
+if TYPE_CHECKING:
+    from outlast.config import RunConfig
+    from outlast.doctor import Finding, HostReport
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+_MARKS = {"ok": "ok", "note": "note", "warning": "!", "error": "!!"}
+
+
+@app.command()
+def doctor(
+    quick: Annotated[bool, typer.Option("--quick", help="Only what takes a moment: no torch, no network.")] = False,
+    config: Annotated[Path | None, typer.Option(help="The run's TOML file, with a table [run].")] = None,
+    replicas: Annotated[int | None, typer.Option(help="Replicas that this host shall have.")] = None,
+    run_dir: Annotated[Path, typer.Option(help="Where the run directory shall be.")] = Path("outlast-runs"),
+    checkpoint_dir: Annotated[
+        str | None, typer.Option(help="Where checkpoints shall be: a directory or a URL.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="FILE.py:FUNCTION that returns (model, loss): are its bits the same each time?")
+    ] = None,
+    compare: Annotated[
+        list[Path] | None, typer.Option(help="Reports (--json) of hosts to hold against each other; more than once.")
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 3 for warnings too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the list.")] = False,
+) -> int:
+    """Check a host before a run: each finding with its remedy. Exit code: 0 if a run can start here, 3 if not."""
+    from outlast import doctor as room
+    from outlast.config import resolve
+
+    begin = time.perf_counter()
+    if compare:
+        told = room.report("fleet", room.compare([_read(path) for path in compare]), {}, 0.0)
+        return _tell(told, as_json, strict)
+    given = {"replicas": replicas, "checkpoint_dir": checkpoint_dir}
+    settings = resolve(cli=given, environ=os.environ, file=config).config
+    places = {"run directory": run_dir}
+    if settings.checkpoint_dir and "://" not in settings.checkpoint_dir:
+        places["checkpoints"] = Path(settings.checkpoint_dir)
+    findings = room.quick(settings, os.environ, places=places)
+    if not quick:
+        findings += _deep(settings, model)
+    elif model is not None:
+        raise ConfigError("--quick tries no model", remedy="leave --quick or --model out")
+    facts = room.facts()
+    return _tell(room.report(socket.gethostname(), findings, facts, time.perf_counter() - begin), as_json, strict)
+
+
+def _deep(settings: RunConfig, model: str | None) -> list[Finding]:
+    from outlast.doctor.deep import look_at_devices, look_at_store, repeats
+    from outlast.runtime.settings.versions import check_versions
+
+    findings: list[Finding] = []
+    for url in (settings.checkpoint_dir, settings.checkpoint_drain_to):
+        if "://" in url and not url.startswith("file://"):
+            findings += look_at_store(url)
+    try:
+        check_versions()
+    except EnvironmentFault:
+        return findings  # the quick checks have said so
+    print("outlast: asking devices what the answers are known to; --quick leaves that out", file=sys.stderr, flush=True)
+    findings += look_at_devices()
+    return findings + (list(repeats(model)) if model is not None else [])
+
+
+def _tell(report: HostReport, as_json: bool, strict: bool) -> int:
+    if as_json:
+        import msgspec
+
+        print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
+    else:
+        for finding in report.findings:
+            print(f"{_MARKS[finding.level]:<5} {finding.check}: {finding.what}")
+            if finding.remedy:
+                print(f"      remedy: {finding.remedy}")
+        bad = sum(finding.level in ("error", "warning") for finding in report.findings)
+        said = {"error": "a run would fail here", "warning": "a run can start, and would be the worse for this"}
+        print(f"\n{report.host}: {said.get(report.verdict, 'ready')}" + (f" ({bad} to mend)" if bad else ""))
+    return 3 if report.verdict == "error" or (strict and report.verdict == "warning") else 0
+
+
+def _read(path: Path) -> HostReport:
+    import msgspec
+
+    from outlast.doctor import HostReport
+
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=HostReport)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigError(
+            f"{path} is no report: {error}", remedy="outlast doctor --json > HOST.json on each"
+        ) from error
