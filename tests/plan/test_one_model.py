@@ -13,6 +13,7 @@ from outlast.plan._design import job_from_options
 from outlast.plan._fleet import TOPOLOGIES, Layout
 from outlast.plan._planner import design_of
 from outlast.plan.system_table import system_rows
+from outlast.plan.target_predicted import ACCELERATORS, PARAMETERS
 
 JOBS = [
     (7e9, 64, "fat-tree"), (7e9, 1024, "rail"), (1.3e10, 512, "ring"), (7e10, 2048, "fat-tree"), (7e10, 4096, "tree"),
@@ -37,6 +38,9 @@ def test_every_command_gives_one_clock_and_one_ettr(
     (row,) = [r for r in table["rows"] if r["topology"] == topology]
     for name in ("mtbf_h", "ettr"):
         assert whole[name] == row[name] == single[name], name
+    if (params, accelerators) == (PARAMETERS, ACCELERATORS):
+        study = plan(capsys, "target-study", "--replications", 2)
+        assert study["job"] == {name: whole[name] for name in ("mtbf_h", "ettr")}
 
 
 def test_llama_3_fails_as_it_was_seen_to() -> None:

@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     # name: (module, one line)
     "demo": ("outlast.cli._demo", "Train, kill things, and show that nothing was lost."),
     "plan": ("outlast.cli._plan", "How reliable will this job be, and what should I do about it?"),
+    "calibrate": ("outlast.cli._calibrate", "Measure what saves, deaths and restarts cost here, for the planner."),
     "run": ("outlast.cli._run", "Train a script on replicas that may fail."),
     "status": ("outlast.cli._status", "Show who is alive in a run, in which view, at which step."),
     "why": ("outlast.cli._why", "Tell what happened in a run, what it cost, what to do next."),
@@ -34,7 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 
 def _help() -> str:
-    rows = "\n".join(f"  {name:<8} {line}" for name, (_, line) in COMMANDS.items())
+    rows = "\n".join(f"  {name:<9} {line}" for name, (_, line) in COMMANDS.items())
     return (
         "Usage: outlast COMMAND [ARGS]...\n\nPyTorch training that outlasts the machines it runs on.\n\n"
         f"Commands:\n{rows}\n\nOptions:\n  --version  Show the version.\n  --help     Show this message.\n\n"

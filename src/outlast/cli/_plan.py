@@ -53,6 +53,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print data instead of text."
 Profile = Annotated[str, typer.Option(help="Fleet to start from: llama3, rsc1, rsc2, infinitehbd, spot, target.")]
 Params = Annotated[float | None, typer.Option(help="Parameters; the state to write and hold follows them.")]
 Accelerators = Annotated[int | None, typer.Option(help="Accelerators of the job.")]
+CalibrationFile = Annotated[str, typer.Option("--calibration", help="Measured costs: a file of `outlast calibrate`.")]
 TopologyOption = Annotated[str, typer.Option("--topology", help="fat-tree, rail, ring or tree.")]
 
 
@@ -143,12 +144,17 @@ def nines(
 def target_study(
     replications: Annotated[int, typer.Option(help="Simulated runs a row.")] = 2000,
     seed: Annotated[int, typer.Option(help="Seed of the simulation.")] = 0,
+    profile: Annotated[str, typer.Option(help="Whose rates the prediction takes: llama3, rsc1, rsc2, infinitehbd.")] = (
+        "llama3"
+    ),
+    calibration: CalibrationFile = "",
+    measured: Annotated[str, typer.Option(help="Fleets that were run: a file of `python -m benchmarks target`.")] = "",
     json: Json = False,
 ) -> None:
-    """The 1.5T target table by simulation, with intervals, parameters and what one run can show."""
+    """The 1.5T target three times: fitted to its table, predicted for outlast, and measured on real fleets."""
     from outlast.plan._target import target_answer
 
-    emit(target_answer(replications, seed), json)
+    emit(target_answer(replications, seed, profile=profile, calibration=calibration, measured=measured), json)
 
 
 @app.command(name=_DEFAULT)
@@ -159,6 +165,7 @@ def job_command(
     accelerators: Accelerators = None,
     topology: TopologyOption = "",
     days: Annotated[float | None, typer.Option(help="Length of the run, days.")] = None,
+    calibration: CalibrationFile = "",
     from_run: Annotated[str, typer.Option(help="Re-plan from the journal of this run.")] = "",
     write_seconds: Annotated[
         float | None, typer.Option(help="With --from-run: seconds a checkpoint blocks; default: as measured.")
@@ -183,7 +190,7 @@ def job_command(
 
     plan, sources = design(
         file, profile=profile, params=params, accelerators=accelerators, topology=topology, days=days,
-        replications=replications, seed=seed,
+        calibration=calibration, replications=replications, seed=seed,
     )  # fmt: skip
     from outlast.plan._report import plan_answer
 

@@ -21,6 +21,7 @@ from ._planner import Plan, make_plan
 from ._profiles import profile_data, profile_note
 from ._report import _STYLE, _table, html_page
 from ._traced import fit_answer, job_data_from_fit
+from .calibration import applied, load
 from .traces import FleetFit, Trace, fit_trace, generate, read_trace, statistics, to_csv
 
 __all__ = ["design", "fit_log", "generate_like", "job_from_options", "write_report"]
@@ -60,12 +61,17 @@ def job_from_options(
 
 def design(
     file: str | None, *, profile: str = "", params: float | None = None, accelerators: int | None = None,
-    days: float | None = None, topology: str = "", replications: int = 256, seed: int = 0,
+    days: float | None = None, topology: str = "", calibration: str = "", replications: int = 256, seed: int = 0,
 ) -> tuple[Plan, list[str]]:  # fmt: skip
     """A plan from a command's options, and its sources."""
     job, sources = job_from_options(
         file, profile=profile, params=params, accelerators=accelerators, days=days, topology=topology
     )
+    if calibration:
+        job, notes = applied(job, load(calibration))
+        sources = [*sources, *notes]
+    else:
+        sources = [*sources, "Costs of outlast's own work are assumed: `outlast calibrate --out FILE` measures them."]
     return make_plan(job, replications=replications, seed=seed), sources
 
 
