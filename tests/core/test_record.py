@@ -32,7 +32,7 @@ def story(seed: int) -> list[ev.AnyEvent]:
         ev.ViewInstalled(at_s=at_s, epoch=1, n=1, members=[f"r{i}.1" for i in range(8)], cause="", planned=False),
         ev.ViewFormed(at_s=at_s + 5, epoch=1, n=1, step=0, roll_call_s=0.1),
     ]
-    for _ in range(60):
+    for _ in range(160):
         at_s, step = at_s + rng.expovariate(1 / 900), step + 50
         kind = rng.random()
         if kind < 0.3:

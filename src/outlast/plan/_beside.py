@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from outlast.core.events import AnyEvent
 from outlast.core.policy import Believed, Losses, RunPrior, RunRecord
@@ -18,8 +18,11 @@ from outlast.core.policy import Believed, Losses, RunPrior, RunRecord
 from ._answer import Table, duration, share, significant
 from ._journal import RunJournal
 
+if TYPE_CHECKING:
+    from outlast.journal import Journal
+
 __all__ = [
-    "Beside", "Observed", "believed_data", "believed_of_events", "believed_table", "beside_data", "beside_note",
+    "Beside", "Observed", "believed_data", "believed_of_journal", "believed_table", "beside_data", "beside_note",
     "beside_table", "fold", "observe_run", "predicted_beside_observed",
 ]  # fmt: skip
 
@@ -109,10 +112,14 @@ def _beside(name: str, cells: Sequence[tuple[float, float, float]], exposure_s: 
     return Beside(name, mean, seen, low, high)
 
 
-def believed_of_events(events: Sequence[AnyEvent]) -> Believed | None:
-    """What the run believes at its last event; None before its first view has formed."""
-    record = fold(events)
-    return record.believed(events[-1].at_s) if record.begun else None
+def believed_of_journal(journal: Journal) -> Believed | None:
+    """What the run believes at its last event; None before its first view has formed. All events are read, as the
+    coordinator's record has taken all: a part of them would give other last digits."""
+    record, at_s = RunRecord(), 0.0
+    for entry in journal.events():
+        record.take(entry.event)
+        at_s = entry.event.at_s
+    return record.believed(at_s) if record.begun else None
 
 
 def believed_table(seen: Believed) -> Table:
