@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -206,6 +207,37 @@ def test_a_waiting_thread_outlives_whatever_a_wait_raises() -> None:
     with pytest.raises(ViewAbandoned, match="no room"):
         came(broken)
     wires.close()
+
+
+def test_a_process_may_end_while_a_wait_that_nothing_wakes_goes_on() -> None:
+    """Gloo forgets a send whose connection breaks at the wrong moment: its wait lasts as long as the group may."""
+    woken, began = threading.Event(), threading.Event()
+
+    class Forgotten:
+        def wait(self) -> None:
+            began.set()
+            woken.wait(PATIENCE_S)
+
+    class Group:
+        pass
+
+    group = Group()
+    wires, gone = Points(group, 0, 1, os.eventfd(0), TAGS), weakref.ref(group)
+    pending = wires._keep(Pending())
+    pending.works.append(Forgotten())
+    wires._expect(pending, 0)
+    assert began.wait(PATIENCE_S)
+    watchers = wires._threads
+    wires.close()
+    del wires, group
+    for thread in [t for t in threading.enumerate() if t.name == "outlast-drop"]:
+        thread.join(PATIENCE_S)  # the interpreter waits for it as well
+    assert [thread.daemon for thread in watchers if thread.is_alive()] == [True]
+    assert gone() is not None, "it may still be written to"
+    woken.set()
+    for thread in watchers:
+        thread.join(PATIENCE_S)
+    assert gone() is None
 
 
 def test_the_pool_holds_as_many_buffers_as_were_ever_under_way_together() -> None:

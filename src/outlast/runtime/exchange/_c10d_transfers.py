@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -28,6 +29,7 @@ __all__ = ["Collectives", "Pending", "Points", "Wires"]
 
 _SCATTER, _GATHER, _HAND_OVER, _NEVER = range(4)
 _AT_LEAST = 2  # buckets that are received at the same time, however large
+_LET_GO_S = 1.0  # for transfers to end once their connections are cut
 
 
 class Pending:
@@ -141,13 +143,17 @@ class Wires:
             self._drop()
 
     def _drop(self) -> None:
+        """Who waits for a send whose connection broke at the wrong moment is woken by nothing but the group's timeout
+        (Gloo loses it). The process may end before that; until then the group lives on in the thread that waits."""
         self._cut()
         for lane in self._lanes:
             lane.put(None)
+        until_s = time.monotonic() + _LET_GO_S
         for thread in self._threads:
-            thread.join()
-        self._group = None
-        self._under_way.clear()
+            thread.join(max(0.0, until_s - time.monotonic()))
+        if not any(thread.is_alive() for thread in self._threads):
+            self._group = None
+            self._under_way.clear()
 
     def _cut(self) -> None:
         """End what is under way, here and at the peers."""
