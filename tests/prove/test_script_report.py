@@ -14,6 +14,8 @@ import msgspec
 import pytest
 
 from outlast.cli import main
+from outlast.cli._prove_run import _found, _write
+from outlast.errors import ConfigError
 from outlast.prove._strike_findings import Finding, Undisturbed
 from outlast.prove._striker import Done
 from outlast.prove.catalogue import CATALOGUE
@@ -22,6 +24,7 @@ from outlast.prove.script_campaign import Baseline, ScriptResult
 from outlast.prove.script_page import junit_of, page_of
 from outlast.prove.script_plan import KINDS, ScriptFleet, Shape, drawn, planned, read_schedule, schedule_of
 from outlast.prove.script_report import ProofReport, proof_of
+from outlast.prove.trace_schedule import Hit, busiest
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -217,3 +220,55 @@ def test_what_injects_a_fault_is_a_command_that_exists(command: str, capsys: pyt
     assert main([*words[1:3], "--help"]) == 0
     told = capsys.readouterr().out
     assert all(word in told for word in words[3:] if word.startswith("--"))
+
+
+# --- a failure log ---------------------------------------------------------------------------------------------------
+HITS = [
+    Hit(1.0, "n7", ""), Hit(50.0, "n1", "gpu"), Hit(50.5, "n2", "NCCL timeout"), Hit(51.0, "n1", "gpu"),
+    Hit(99.0, "n3", ""),
+]  # fmt: skip
+
+
+def test_the_busiest_stretch_of_a_log_becomes_seconds() -> None:
+    stretch = busiest(HITS, 3)
+    assert (stretch.start_h, stretch.hours, stretch.machines) == (50.0, 1.0, 2)
+    strikes, faults = read_schedule(stretch.schedule(replicas=2, begin_s=4.0, length_s=14.0))
+    assert faults == ()
+    assert [strike.wait_s for strike in strikes] == [4.0, 4.5, 4.5], "an hour is nine seconds"
+    assert [strike.named for strike in strikes] == ["kill", "stop", "kill"]
+    assert [strike.pick for strike in strikes] == [0.25, 0.75, 0.25], "a machine that fails again is the same replica"
+    assert stretch.scale(4.0, 14.0) == pytest.approx(1 / 9)
+    assert busiest(HITS, 5).hits == tuple(HITS)
+
+
+def test_a_log_with_too_few_failures_is_refused() -> None:
+    for strikes in (0, 6):
+        with pytest.raises(ConfigError, match="the log has 5 failures"):
+            busiest(HITS, strikes)
+
+
+def test_a_trace_needs_a_log_that_can_be_read_and_a_script(tmp_path: Path) -> None:
+    script = str(Path(__file__).parent / "scripts" / "cnn.py")
+    log = tmp_path / "log.csv"
+    log.write_text("time_h,node,event,level,class,desc\n1,n1,down,a,b,c\n")
+    assert main(["prove", "trace", "--preset", "infinitehbd", str(log)]) == 2
+    assert main(["prove", "trace", str(log), script]) == 2
+    assert main(["prove", "trace", "--preset", "infinitehbd", str(tmp_path / "none.csv"), script]) == 2
+    assert main(["prove", "trace", "--preset", "infinitehbd", str(log), script]) == 2, "eight are wanted"
+
+
+# --- a campaign that goes on -----------------------------------------------------------------------------------------
+def test_a_file_of_results_fixes_the_seed_and_what_is_done(tmp_path: Path) -> None:
+    file = tmp_path / "results.jsonl"
+    assert _found(file, 7) == ([], 7)
+    _write(file, result(0))
+    _write(file, result(1, "wrong", findings=[WRONG]))
+    with file.open("ab") as half:
+        half.write(b'{"number": 2, "se')
+    found, seed = _found(file, -1)
+    assert (found, seed) == ([result(0), result(1, "wrong", findings=[WRONG])], 3)
+    with pytest.raises(ConfigError, match="is of seed 3, not 4"):
+        _found(file, 4)
+    file.write_text("no result\n")
+    with pytest.raises(ConfigError, match="a line that is no result"):
+        _found(file, -1)

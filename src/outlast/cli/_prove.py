@@ -18,6 +18,7 @@ from outlast.cli._prove_faults import faults
 from outlast.cli._prove_gate import gate
 from outlast.cli._prove_run import run
 from outlast.cli._prove_strikes import strikes
+from outlast.cli._prove_trace import trace
 from outlast.cli._script_command import ScriptCommand
 from outlast.errors import ConfigError
 
@@ -38,6 +39,7 @@ app.command()(strikes)
 app.command()(catalogue)
 app.command(cls=ScriptCommand, context_settings={"allow_interspersed_args": False})(run)
 app.command(cls=ScriptCommand, context_settings={"allow_interspersed_args": False})(gate)
+app.command(cls=ScriptCommand, context_settings={"allow_interspersed_args": False})(trace)
 
 
 @app.callback()

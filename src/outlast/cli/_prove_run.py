@@ -19,7 +19,7 @@ from outlast.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from outlast.prove.script_campaign import Baseline, ScriptCampaign, ScriptResult, StrikeRecord
-    from outlast.prove.script_plan import ScriptFleet
+    from outlast.prove.script_plan import ScriptFleet, Shape
     from outlast.prove.script_report import ProofReport
 
 __all__ = ["Options", "check_file", "exit_code", "print_report", "prove", "run", "script_of", "write_page"]
@@ -42,6 +42,8 @@ class Options(NamedTuple):
     config: Path | None
     keep: Path | None
     shrink: int
+    resume: Path | None = None
+    planned: Callable[[Shape], str] | None = None  # the schedule, once it is known how long a run takes
 
 
 def run(
@@ -62,6 +64,9 @@ def run(
     keep: Annotated[Path | None, typer.Option(help="Keep all runs here; else only those with findings.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write a page with all of it here: one HTML file.")] = None,
     shrink: Annotated[int, typer.Option(help="Runs to spend on the shortest schedule of a failure; 0: none.")] = 8,
+    resume: Annotated[
+        Path | None, typer.Option(help="Keep results in this file, and go on after those that it has.")
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Untrue numbers of status and why fail it, too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> int:
@@ -72,7 +77,7 @@ def run(
     options = Options(
         script=script_of(script, module, args or [], "run"), faults=faults, runs=runs, minutes=minutes, seed=seed,
         replicas=replicas, spares=spares, schedule=schedule, agents=agents, exchange=exchange, checkpoints=checkpoints,
-        config=config, keep=keep, shrink=shrink,
+        config=config, keep=keep, shrink=shrink, resume=resume,
     )  # fmt: skip
     check_file(report)
     found = prove(options, quiet=as_json)
@@ -121,7 +126,7 @@ def prove(options: Options, *, quiet: bool) -> ProofReport:
     from outlast.prove.script_report import proof_of
 
     kinds = _kinds(options)
-    seed = secrets.randbelow(1_000_000) if options.seed < 0 else options.seed
+    results, seed = _found(options.resume, options.seed)
     base = options.keep or Path(tempfile.mkdtemp(prefix="outlast-prove-"))
     base.mkdir(parents=True, exist_ok=True)
     shape = Shape(replicas=options.replicas, spares=options.spares)
@@ -132,13 +137,16 @@ def prove(options: Options, *, quiet: bool) -> ProofReport:
     end_s = time.monotonic() + (options.minutes * 60.0 or 1e9)
     baseline = campaign.baseline(lambda name, record: live.now(f"undisturbed, {name}", record))
     live.clear()
-    results: list[ScriptResult] = []
     if not baseline.faults:
         say(_undisturbed(baseline))
+        known = {result.number for result in results}
         for fleet in _fleets(options, seed, baseline, kinds):
             if time.monotonic() > end_s:
                 break
+            if fleet.number in known:
+                continue
             results.append(_attempt(campaign, fleet, live))
+            _write(options.resume, results[-1])
             say(_ended(results[-1], len(results)))
     shrunk = _shrunk(options, campaign, baseline, results, live, say)
     report = proof_of(options.script, seed, baseline, results, _untested(kinds), shrunk)
@@ -205,9 +213,10 @@ def _kinds(options: Options) -> list[str]:
 def _fleets(options: Options, seed: int, baseline: Baseline, kinds: Sequence[str]) -> Iterator[ScriptFleet]:
     from outlast.prove.script_plan import drawn, planned
 
-    if not options.schedule:
+    schedule = options.planned(baseline.shape) if options.planned is not None else options.schedule
+    if not schedule:
         return (drawn(number, seed, baseline.shape, kinds) for number in range(options.runs))
-    told = (options.schedule, options.agents, options.exchange, options.checkpoints)
+    told = (schedule, options.agents, options.exchange, options.checkpoints)
     return (planned(number, seed, baseline.shape, *told) for number in range(options.runs))
 
 
@@ -215,6 +224,32 @@ def _untested(kinds: Sequence[str]) -> list[tuple[str, str]]:
     from outlast.prove.script_plan import KINDS
 
     return [(name, "left out by --faults") for name in KINDS if name not in kinds]
+
+
+# --- the file of results ---------------------------------------------------------------------------------------------
+def _found(resume: Path | None, seed: int) -> tuple[list[ScriptResult], int]:
+    """What a file has, and the seed that goes with it; a line that a kill has cut short is left out."""
+    from outlast.prove.script_campaign import ScriptResult
+
+    found: list[ScriptResult] = []
+    if resume is not None and resume.exists():
+        lines = [line for line in resume.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+        try:
+            found = [msgspec.json.decode(line, type=ScriptResult) for line in lines]
+        except msgspec.DecodeError as error:
+            raise ConfigError(
+                f"--resume {resume} has a line that is no result: {error}", remedy="give a new file"
+            ) from error
+    seeds = {result.seed for result in found}
+    if len(seeds) > 1 or (seed >= 0 and seeds - {seed}):
+        raise ConfigError(f"--resume {resume} is of seed {min(seeds)}, not {seed}", remedy="leave --seed out")
+    return found, seeds.pop() if seeds else (secrets.randbelow(1_000_000) if seed < 0 else seed)
+
+
+def _write(resume: Path | None, result: ScriptResult) -> None:
+    if resume is not None:
+        with resume.open("ab") as file:
+            file.write(msgspec.json.encode(result) + b"\n")
 
 
 # --- what is shown ---------------------------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ __all__ = ["Baseline", "ScriptCampaign", "ScriptResult", "StrikeRecord"]
 _START_S = 600.0  # for a script of which nothing is known yet to load, and to make a step
 _LEAST_HANG_S, _GAPS = 30.0, 10.0
 _SAVES = 8  # in one run
+_QUICK_S = 1.0
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
@@ -207,20 +208,30 @@ def _judged(seen: Watched, baseline: Baseline) -> tuple[Outcome, list[Finding], 
     steps = baseline.shape.steps
     seen.record.left[:] = [left for left in seen.record.left if _ours(left)]
     whole = [(who, end) for who, end in seen.ends if end["steps"] == steps]
-    inside = [
-        Done(at_s=0.0, kind="phase", role="replica", pid=0, name=fault.replica, state="")
-        for fault in getattr(seen.fleet, "faults", ())
-    ]
-    record = msgspec.structs.replace(seen.record, done=[*seen.record.done, *inside])
+    record = msgspec.structs.replace(seen.record, done=[*seen.record.done, *_inside(seen)])
     outcome, found = judge(seen._replace(ends=whole, record=record), baseline.undisturbed)
     numbers = [f for f in found if ":" in f.check or f.check in ("why", "status")]
-    if seen.fleet.keeps:
-        numbers = [f for f in numbers if f.check != "why: downtime" or baseline.gap_s < 1.0]
-    return outcome, [f for f in found if f not in numbers], numbers
+    wrong = [f for f in found if f not in numbers]
+    if baseline.gap_s > _QUICK_S:  # where a step takes seconds, none for seconds is no news
+        numbers = [f for f in numbers if f.check != "status: state"]
+    return outcome, wrong, numbers
+
+
+def _inside(seen: Watched) -> list[Done]:
+    """Faults from inside, as if somebody had struck: whoever one was ordered for, under the process that it had."""
+    found = []
+    for fault in seen.fleet.faults if isinstance(seen.fleet, ScriptFleet) else ():
+        for life in seen.record.lives:
+            if life.name == fault.replica:
+                kind = fault.action if fault.action == "SIGKILL" else "phase"
+                done = Done(at_s=life.last_s, kind=kind, role="replica", pid=life.pid, name=life.name, state="")
+                found.append(done)
+    return found
 
 
 def _ours(left: str) -> bool:
-    return not left.endswith("in its TMPDIR") or "/outlast" in left
+    path, temporary, _ = left.partition(" in its TMPDIR")
+    return not temporary or Path(path).name.startswith("outlast")
 
 
 def _steps(seen: Watched) -> int:

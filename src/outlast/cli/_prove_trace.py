@@ -1,0 +1,64 @@
+"""`outlast prove trace`: the busiest stretch of a real failure log, replayed on a script's run with time compressed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from outlast.cli._prove_run import Options, check_file, exit_code, print_report, prove, script_of, write_page
+
+__all__ = ["trace"]
+
+
+def trace(
+    log: Annotated[str, typer.Argument(help="A failure log.")],
+    script: Annotated[str | None, typer.Argument(help="the training script")] = None,
+    args: Annotated[list[str] | None, typer.Argument(help="its own arguments")] = None,
+    module: Annotated[str | None, typer.Option("-m", help="Run this module instead of a script.")] = None,
+    preset: Annotated[str, typer.Option(help="infinitehbd, bamboo, slurm, k8s, xid or journal.")] = "",
+    mapping: Annotated[str, typer.Option(help="A TOML that names the log's columns.")] = "",
+    strikes: Annotated[int, typer.Option(help="How many failures are replayed, in a row.")] = 8,
+    replicas: Annotated[int, typer.Option(help="Replicas that the log's machines are dealt to.")] = 3,
+    spares: Annotated[int, typer.Option(help="Spares of the run.")] = 1,
+    config: Annotated[Path | None, typer.Option(help="Settings for all runs, as for outlast run.")] = None,
+    keep: Annotated[Path | None, typer.Option(help="Keep all runs here; else only those with findings.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write a page with all of it here: one HTML file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> int:
+    """Replay the busiest stretch of LOG on a run of SCRIPT: its machines are dealt to the replicas, its hours become
+    seconds, and each failure kills a replica, or stops it where the log speaks of a hang or of the network. Repairs are
+    not replayed. Judged as by `outlast prove run`. The log stays where it is: none comes with outlast."""
+    from outlast.plan.traces import read_trace
+    from outlast.prove.script_plan import Shape
+    from outlast.prove.trace_schedule import Hit, busiest
+
+    wanted = script_of(script, module, args or [], "trace LOG")
+    check_file(report)
+    found = read_trace(log, preset_name=preset, mapping_path=mapping)
+    stretch = busiest([Hit(failure.down_h, failure.node, failure.kind) for failure in found.failures], strikes)
+
+    def schedule(shape: Shape) -> str:
+        print(
+            f"{found.name}: {len(stretch.hits)} failures of {stretch.machines} machines in {stretch.hours:.2f} h, from "
+            f"hour {stretch.start_h:.1f} on, dealt to {replicas} replicas; a second stands for "
+            f"{stretch.scale(shape.begin_s, shape.length_s):.2f} h",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
+        return stretch.schedule(replicas, shape.begin_s, shape.length_s)
+
+    options = Options(
+        script=wanted, faults="", runs=1, minutes=0.0, seed=0, replicas=replicas, spares=spares, schedule="", agents=1,
+        exchange="auto", checkpoints=True, config=config, keep=keep, shrink=0, resume=None, planned=schedule,
+    )  # fmt: skip
+    proof = prove(options, quiet=as_json)
+    write_page(proof, report)
+    if as_json:
+        print(json.dumps(msgspec.to_builtins(proof)))
+    else:
+        print_report(proof)
+    return exit_code(proof, strict=False)

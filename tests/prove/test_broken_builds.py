@@ -1,0 +1,188 @@
+"""A broken build is caught: builds of outlast that are wrong on purpose, each a line of the source replaced, and what
+the judge of `outlast prove run` must say of it after one struck run.
+
+The judge is whole; what it judges is a copy of the package with one patch. A patch that no longer applies fails a test
+of its own, so the list cannot rot unseen.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import outlast
+from outlast.prove.script_campaign import Baseline, ScriptCampaign, ScriptResult
+from outlast.prove.script_plan import Shape, planned
+
+SOURCE = Path(str(outlast.__file__)).parent
+
+
+class Form(NamedTuple):
+    """How a run is struck."""
+
+    schedule: str
+    replicas: int
+    keeps: bool
+
+
+FORMS = {
+    # one of two dies in step 9: the other one computes its share of that step, and goes on
+    "member": Form("phase:backward:SIGKILL:r0.1:9", 2, False),
+    # the only one dies in step 9, and another one goes on from a checkpoint
+    "resumed": Form("phase:backward:SIGKILL:r0.1:9", 1, True),
+    # the only one dies in step 9, and nothing was kept
+    "lost": Form("phase:backward:SIGKILL:r0.1:9", 1, False),
+}
+
+
+class Broken(NamedTuple):
+    """`old`: stands once in `file`; `found`: a check that must fail."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    form: str
+    found: str
+
+
+BUILDS = (
+    Broken("applies a step twice", "runtime/training/engine.py",
+           "            for optimizer in self.state.optimizers:\n                optimizer.step()\n",
+           "            for optimizer in self.state.optimizers:\n                optimizer.step()\n"
+           "                if meta.step == 9:\n                    optimizer.step()\n", "member", "bits"),
+    Broken("clips twice", "runtime/training/engine.py", "                flat.mul_(factor)\n",
+           "                flat.mul_(factor).mul_(factor)\n", "member", "bits"),
+    Broken("computes another microbatch for an orphan", "runtime/loop/session.py",
+           "batch = self.engine.prepare(todo.step, todo.microbatch)",
+           "batch = self.engine.prepare(todo.step, 0 if todo.orphan else todo.microbatch)", "member", "data"),
+    Broken("draws dropout by process", "runtime/training/engine.py",
+           "return position_seed(self.seed, step, leaf, 2)",
+           "import os\n\n        return position_seed(self.seed + os.getpid(), step, leaf, 2)", "member", "randomness"),
+    Broken("orders samples by process", "runtime/training/samples.py",
+           "        return position_seed(self.seed, step, leaf, 1), self.indices(step, leaf)",
+           "        import os\n\n        return position_seed(self.seed, step, leaf, 1), "
+           "[(i + os.getpid()) % self.num_samples for i in self.indices(step, leaf)]", "member", "data"),
+    Broken("begins again without the moments", "runtime/saving/restore.py", "{k: _placed(k, v, mine[name], group)",
+           "{k: _placed(k, v * 0 if k == \"exp_avg\" else v, mine[name], group)", "resumed", "bits"),
+    Broken("ends a step early after it resumed", "runtime/loop/session.py",
+           "        self.replica.member.until = min(positive(\"until\", until), limit)\n",
+           "        self.replica.member.until = min(positive(\"until\", until), limit)\n"
+           "        if self.replica.env.me.endswith('.2'):\n            self.replica.member.until -= 1\n",
+           "resumed", "end"),
+    Broken("says 0 for a run that was lost", "runtime/host/launcher.py", "            self._exit_code = ended\n",
+           "            self._exit_code = 0\n", "lost", "end"),
+    Broken("leaves a file behind", "runtime/host/agent.py",
+           "    agent = Agent(sys.argv[1], dict(os.environ), sys.argv[2:])\n",
+           "    import tempfile\n\n    tempfile.mkstemp(prefix='outlast-')\n"
+           "    agent = Agent(sys.argv[1], dict(os.environ), sys.argv[2:])\n", "member", "left behind"),
+    Broken("forgets a death", "core/protocol/fleet/reports.py",
+           "            \"replica_exited\", replica=exited.member,",
+           "            \"replica_exited\", replica=\"r0.0\" if exited.cause == \"finished\" else \"r0.7\",",
+           "resumed", "journal: deaths"),
+    Broken("blames another", "core/protocol/fleet/reports.py", "            \"replica_exited\", replica=exited.member,",
+           "            \"replica_exited\", replica=exited.member if exited.cause == \"finished\" else \"r1.1\",",
+           "member", "journal: blame"),
+    Broken("doubles a downtime", "core/protocol/fleet/reports.py",
+           "self.journal(\"recovery\", **record | {\"downtime_s\": gap_s})",
+           "self.journal(\"recovery\", **record | {\"downtime_s\": 2 * gap_s + 5})", "member", "why: downtime"),
+    Broken("counts the wall time from later on", "observe/_accounting.py",
+           "if running and now_s is not None else 0.0) - facts.start_s",
+           "if running and now_s is not None else 0.0) - facts.start_s - 2.0", "member", "why: wall"),
+    Broken("shows steps that nobody has committed", "observe/_status.py",
+           "            step=self._step,\n            until",
+           "            step=(self._step or 0) + 3,\n            until", "member", "status: step"),
+    Broken("counts a step as lost that was not", "observe/_why.py",
+           "lost_steps=round(_once(recoveries, \"lost_steps\")) + gone",
+           "lost_steps=round(_once(recoveries, \"lost_steps\")) + gone + 1", "member", "why: lost steps"),
+    Broken("calls a lost run finished", "observe/_why.py", "        state=state.state,\n        headline",
+           "        state=\"finished\",\n        headline", "lost", "why: state"),
+)  # fmt: skip
+
+
+def applied(build: Broken) -> str:
+    """The file as the patch makes it. ValueError where it does not apply, or not once."""
+    text = (SOURCE / build.file).read_text(encoding="utf-8")
+    if text.count(build.old) != 1:
+        raise ValueError(f"{build.name}: its lines stand {text.count(build.old)} times in {build.file}")
+    return text.replace(build.old, build.new)
+
+
+def broken_copy(build: Broken, place: Path) -> Path:
+    """What goes in front of the path that Python imports from."""
+    shutil.copytree(SOURCE, place / "outlast")  # with what was compiled, which the times of files keep valid
+    (place / "outlast" / build.file).write_text(applied(build), encoding="utf-8")
+    return place
+
+
+SCRIPT = [str(Path(__file__).parent / "scripts" / "nanogpt.py"), "--max-iters", "24"]
+
+
+@pytest.mark.parametrize("build", BUILDS, ids=lambda build: build.name)
+def test_a_patch_applies_and_what_it_makes_is_python(build: Broken) -> None:
+    ast.parse(applied(build))
+
+
+def test_there_are_fifteen_and_they_break_different_things() -> None:
+    assert len(BUILDS) >= 15
+    assert len({build.name for build in BUILDS}) == len(BUILDS)
+    assert len({build.found for build in BUILDS}) >= 8
+
+
+class Judge:
+    """Undisturbed runs of the whole build, made once for each number of replicas; struck runs of any."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self._made: dict[int, tuple[ScriptCampaign, Baseline]] = {}
+
+    def strike(self, form: str) -> ScriptResult:
+        schedule, replicas, keeps = FORMS[form]
+        campaign, baseline = self._made[replicas]
+        fleet = planned(0, 1, baseline.shape, schedule, 1, "shm", keeps)
+        return campaign.attempt(fleet, lambda record: None)
+
+    def prepare(self, form: str) -> None:
+        replicas = FORMS[form].replicas
+        if replicas not in self._made:
+            campaign = ScriptCampaign(self.base / str(replicas), SCRIPT, 1, Shape(replicas=replicas, spares=0))
+            campaign.base.mkdir(parents=True)
+            baseline = campaign.baseline(lambda name, record: None)
+            assert not baseline.faults, baseline.faults
+            self._made[replicas] = campaign, baseline
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Judge:
+    return Judge(tmp_path_factory.mktemp("judge"))
+
+
+@pytest.mark.soak
+@pytest.mark.campaign
+@pytest.mark.process
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("form", FORMS)
+def test_the_whole_build_is_not_accused(form: str, judge: Judge) -> None:
+    judge.prepare(form)
+    result = judge.strike(form)
+    assert result.outcome == ("fleet lost" if form == "lost" else "same bits"), result.findings
+    assert result.findings == []
+
+
+@pytest.mark.soak
+@pytest.mark.campaign
+@pytest.mark.process
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("build", BUILDS, ids=lambda build: build.name)
+def test_a_broken_build_is_caught(build: Broken, judge: Judge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    judge.prepare(build.form)
+    broken = broken_copy(build, tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(broken), os.environ.get("PYTHONPATH", "")]))
+    result = judge.strike(build.form)
+    checks = {finding.check for finding in (*result.findings, *result.numbers)}
+    assert build.found in checks, (result.findings, result.numbers)
