@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from outlast.cli._plan_figures import Svg, register
+
 if TYPE_CHECKING:
     from outlast.plan._answer import Answer
 
@@ -57,9 +59,16 @@ CalibrationFile = Annotated[str, typer.Option("--calibration", help="Measured co
 TopologyOption = Annotated[str, typer.Option("--topology", help="fat-tree, rail, ring or tree.")]
 
 
-def emit(answer: Answer, as_json: bool) -> None:
-    """Print an answer in the form asked for."""
+def emit(answer: Answer, as_json: bool, svg: str = "") -> None:
+    """Print an answer in the form asked for; `svg`: also draw its figures there, the second beside the first."""
+    if svg:
+        from outlast.plan._design import write_figures
+
+        write_figures(svg, answer.figures)
     typer.echo(answer.json() if as_json else answer.text())
+
+
+register(app, emit)
 
 
 @app.command()
@@ -92,6 +101,7 @@ def interval(
     params: Params = None,
     accelerators: Accelerators = None,
     topology: TopologyOption = "",
+    svg: Svg = "",
     json: Json = False,
 ) -> None:
     """When to checkpoint: Young, Daly, the exact optimum, what a wrong choice costs; of a job or of two numbers."""
@@ -101,14 +111,14 @@ def interval(
     shape = {"file": file, "profile": profile, "params": params, "accelerators": accelerators, "topology": topology}
     if any(value not in ("", None) for value in shape.values()):
         _refuse_both({"--mtbf-hours": mtbf_hours, "--write-seconds": write_seconds})
-        emit(job_interval_answer(recovery_seconds, **shape), json)  # type: ignore[arg-type]
+        emit(job_interval_answer(recovery_seconds, **shape), json, svg)  # type: ignore[arg-type]
         return
     if mtbf_hours is None or write_seconds is None:
         from outlast.errors import ConfigError
 
         missing = "--write-seconds" if mtbf_hours is not None else "--mtbf-hours"
         raise ConfigError(f"{missing} is missing", remedy="give it, or a job: --profile, --params, --accelerators")
-    emit(interval_answer(mtbf_hours, write_seconds, recovery_seconds or 0.0), json)
+    emit(interval_answer(mtbf_hours, write_seconds, recovery_seconds or 0.0), json, svg)
 
 
 def _refuse_both(given: dict[str, float | None]) -> None:

@@ -9,7 +9,10 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .figures import Figure
 
 __all__ = ["Answer", "Table", "duration", "share", "significant"]
 
@@ -44,10 +47,11 @@ class Answer:
     tables: tuple[Table, ...]
     data: dict[str, Any]
     notes: tuple[str, ...] = field(default=())
+    figures: tuple[Figure, ...] = field(default=())
 
     def text(self) -> str:
         """For a terminal."""
-        parts = [self.title, *(table.text() for table in self.tables)]
+        parts = [self.title, *(table.text() for table in self.tables), *(figure.text() for figure in self.figures)]
         if self.notes:
             parts.append("\n".join(f"note: {note}" for note in self.notes))
         return "\n\n".join(parts)

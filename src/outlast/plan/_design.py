@@ -22,9 +22,10 @@ from ._profiles import profile_data, profile_note
 from ._report import _STYLE, _table, html_page
 from ._traced import fit_answer, job_data_from_fit
 from .calibration import applied, load
+from .figures import Figure
 from .traces import FleetFit, Trace, fit_trace, generate, read_trace, statistics, to_csv
 
-__all__ = ["design", "fit_log", "generate_like", "job_from_options", "write_report"]
+__all__ = ["design", "fit_log", "generate_like", "job_from_options", "write_figures", "write_report"]
 
 
 def job_from_options(
@@ -82,6 +83,13 @@ def _write(path: str, text: str) -> None:
         raise EnvironmentFault(
             f"cannot write {path}: {error.strerror}", remedy="choose a folder that exists and is writable"
         ) from None
+
+
+def write_figures(path: str, figures: tuple[Figure, ...]) -> None:
+    """The first figure at `path`, each further one with its number before the suffix."""
+    where = Path(path)
+    for number, figure in enumerate(figures, 1):
+        _write(str(where if number == 1 else where.with_stem(f"{where.stem}-{number}")), figure.svg())
 
 
 def write_report(path: str, plan: Plan, sources: list[str]) -> None:

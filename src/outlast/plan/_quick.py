@@ -9,6 +9,7 @@ from outlast.core import reliability as rel
 from outlast.core.reliability.check import count, nonnegative, positive
 
 from ._answer import Answer, Table, duration, share, significant
+from .figures import Figure
 
 __all__ = ["fleet_answer", "interval_answer", "nines_answer"]
 
@@ -76,7 +77,14 @@ def interval_answer(mtbf_hours: float, write_seconds: float, recovery_seconds: f
         )
     table = Table(title="", columns=columns, rows=tuple(rows))
     title = f"Checkpoint interval: fleet MTBF {duration(m)}, write {duration(c)}, recovery {duration(recovery_seconds)}"
-    return Answer(title=title, tables=(table,), data=data, notes=tuple(notes))
+    spans = [best * 2 ** (k / 8) for k in range(-24, 25)]
+    waste = [(t / 60, 1 - float(rel.ettr(t, c, m, recovery_seconds))) for t in spans]
+    first_order = [(t / 60, float(rel.first_order_waste(t, c, m, recovery_seconds))) for t in spans]
+    figure = Figure(
+        title="Waste over the interval", x_label="minutes", y_label="share of time", log_x=True,
+        series=(("first order", first_order), ("exact", waste)),
+    )  # fmt: skip
+    return Answer(title=title, tables=(table,), data=data, notes=tuple(notes), figures=(figure,))
 
 
 def _budgets(incidents: float, minutes: float) -> tuple[Table, list[dict[str, float]]]:

@@ -37,4 +37,6 @@ def job_interval_answer(
         "ladder": [{"tier": t.name, "interval_s": best.job.interval_s * t.every, "write_s": t.write_s}
                    for t in best.job.tiers],
     }  # fmt: skip
-    return Answer(title=title, tables=(*single.tables, table), data=data, notes=(*notes, *sources))
+    return Answer(
+        title=title, tables=(*single.tables, table), data=data, notes=(*notes, *sources), figures=single.figures
+    )

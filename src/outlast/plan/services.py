@@ -1,0 +1,238 @@
+"""Promises and prices: bundled objectives beside an agreement, quorums, burn-in, and what lost work costs.
+
+Invariant: closed forms of `core.reliability`, or counts of the samples that were given; prices are the user's own.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from outlast.core import reliability as rel
+from outlast.core.reliability.check import count, nonnegative, positive, probability
+from outlast.errors import ConfigError
+
+from ._analytic import analyse
+from ._answer import Answer, Table, duration, share, significant
+from ._compiled import replace_job
+from ._design import job_from_options
+from ._model import FailureClass
+from ._planner import design_of
+from .figures import Figure
+
+__all__ = ["burn_in_answer", "objectives_answer", "price_answer", "quorum_answer"]
+
+_PROMISE = re.compile(r"^(?P<name>\w+)(?P<sign><=|>=)(?P<bound>[0-9.eE+-]+)@(?P<target>[0-9.]+)$")
+
+
+def _promise(text: str) -> rel.Objective:
+    found = _PROMISE.match(text.replace(" ", ""))
+    if found is None:
+        raise ConfigError(
+            f"--objective {text!r} is no objective", remedy='write "latency<=0.3@0.99" or "quality>=0.8@0.95"'
+        )
+    target = float(probability(f"target of --objective {text}", float(found["target"])))
+    if target == 1.0:
+        raise ConfigError(f"--objective {text!r} allows no error", remedy="give a target below 1: no budget can be 0")
+    return rel.Objective(
+        name=found["name"], threshold=float(found["bound"]), target=target, at_most=found["sign"] == "<="
+    )
+
+
+def _columns(path: str, names: Sequence[str]) -> dict[str, list[float]]:
+    try:
+        with Path(path).open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        found = {name: [float(row[name]) for row in rows] for name in names}
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}", remedy="give a CSV file with a header") from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{path} has no numbers for {error}",
+            remedy=f"its header must name {', '.join(names)}, its cells be numbers",
+        ) from None
+    if not rows:
+        raise ConfigError(f"{path} has no samples", remedy="one line a request")
+    return found
+
+
+def objectives_answer(path: str, promises: Sequence[str], sla: float, credit: float) -> Answer:
+    """A bundle of objectives over samples: each one's share, budget and burn; the bundle; the agreement beside it."""
+    bundle = tuple(_promise(text) for text in promises)
+    if not bundle:
+        raise ConfigError("no objective", remedy='give --objective "latency<=0.3@0.99", as often as you promise')
+    probability("--sla", sla), probability("--credit", credit)
+    samples = _columns(path, [item.name for item in bundle])
+    met = rel.bundle_met(bundle, samples)
+    rows: list[dict[str, Any]] = []
+    for item in bundle:
+        good, kept = met[item.name]
+        burn = float(rel.burn_rate(1 - good, item.target))
+        sign = "<=" if item.at_most else ">="
+        rows.append(
+            {"objective": f"{item.name} {sign} {item.threshold:g}", "target": item.target, "good": good, "met": kept,
+             "burn_rate": burn, "budget_left": 1 - burn}
+        )  # fmt: skip
+    every, all_met = met["all"]
+    num = len(next(iter(samples.values())))
+    alerts = [a for a in rel.burn_alerts() if any(r["burn_rate"] >= a.factor for r in rows)]
+    cells = tuple(
+        (r["objective"], share(r["target"]), share(r["good"], 3), "yes" if r["met"] else "NO", f"{r['burn_rate']:.2f}x",
+         share(r["budget_left"]))
+        for r in rows
+    )  # fmt: skip
+    columns = ("objective (SLO)", "target", "good", "met", "budget burns", "budget left")
+    broken = every < sla
+    agreement = Table(
+        title="Agreement (SLA): all objectives at once",
+        columns=("promised", "kept", "broken", "credit owed"),
+        rows=((share(sla), share(every, 3), "YES" if broken else "no", share(credit if broken else 0.0)),),
+    )
+    notes = (
+        "A bundle is kept for a request only if all its objectives are: its share is below each one's.",
+        "An SLO is what you steer by, an SLA what you owe: promise less than you steer by.",
+        *(f"Burning at {a.factor:.1f}x over {a.long_h:g} h raises a {'page' if a.page else 'ticket'}." for a in alerts),
+    )
+    data = {"samples": num, "objectives": rows, "all_good": every, "all_met": all_met, "sla": sla, "sla_broken": broken,
+            "credit": credit if broken else 0.0}  # fmt: skip
+    title = f"{path}: {num:,} samples, {len(bundle)} objectives"
+    return Answer(title=title, tables=(Table(title="", columns=columns, rows=cells), agreement), data=data, notes=notes)
+
+
+def quorum_answer(replicas: int, read: int, write: int, available: float, tries: int, partition: float) -> Answer:
+    """What quorums and retries give an always-on service, and what it must choose when its network is cut."""
+    n = count("--replicas", replicas, 1)
+    r, w = count("--read", read, 1, n), count("--write", write, 1, n)
+    p, cut = float(probability("--availability", available)), float(probability("--partition", partition))
+    t = count("--tries", tries, 1)
+
+    def reached(k: int) -> float:
+        return float(rel.k_of_n_equal(k, n, p))
+
+    strict = r + w > n
+    rows = [(f"{name} of {n}", k, reached(k), 1 - (1 - reached(k)) ** t) for name, k in (("read", r), ("write", w))]
+    tried = sum((1 - reached(r)) ** i for i in range(t))
+    minority = (n - 1) // 2 / n
+    table = Table(
+        title="", columns=("operation", "needs", "available", f"with {t} tries"),
+        rows=tuple((name, str(k), f"{a:.7f}", f"{b:.7f}") for name, k, a, b in rows),
+    )  # fmt: skip
+    choice = Table(
+        title="While the network is cut in two",
+        columns=("choice", "answers", "may read old values"),
+        rows=(
+            ("consistency: the minority refuses", share(1 - cut * minority, 4), "no" if strict else "yes: R + W <= N"),
+            ("availability: both sides answer", share(1.0, 4), "yes, until the sides are merged"),
+        ),
+    )
+    note = (
+        "Every read meets the newest write."
+        if strict
+        else f"R + W = {r + w} <= N = {n}: a read can miss the newest write."
+    )
+    notes = (
+        note,
+        f"Retries cost {tried:.4g} requests for each read on average; they help against faults that pass, and make "
+        "overload worse.",
+        "Replicas fail independently here; what they share (a switch, a release) fails them together.",
+    )
+    data = {
+        "replicas": n, "read": r, "write": w, "strict": strict, "tries": t, "requests_a_read": tried,
+        "read_available": rows[0][2], "write_available": rows[1][2], "read_with_tries": rows[0][3],
+        "write_with_tries": rows[1][3], "answers_if_consistent": 1 - cut * minority,
+    }  # fmt: skip
+    return Answer(title=f"{n} replicas, R = {r}, W = {w}", tables=(table, choice), data=data, notes=notes)
+
+
+def burn_in_answer(units: int, days: float, infant_shape: float, infant_days: float, mtbf_days: float,
+                   wear_shape: float, wear_days: float, failure_days: float) -> Answer:  # fmt: skip
+    """A bathtub: how long to run new hardware before the job, and what that buys. Times in days."""
+    n, length = count("--units", units, 1), float(positive("--days", days))
+    life = rel.bathtub(
+        infant_shape=infant_shape, infant_scale=infant_days, rate=1 / float(positive("--mtbf-days", mtbf_days)),
+        wear_shape=wear_shape, wear_scale=wear_days,
+    )  # fmt: skip
+    cost = float(nonnegative("--failure-days", failure_days))
+
+    def hazard(t: float) -> float:
+        return -float(np.log(np.maximum(life.sf(t), 1e-300)))
+
+    def row(b: float) -> dict[str, float]:
+        failures = n * (hazard(b + length) - hazard(b))
+        return {
+            "burn_in_days": b, "die_in_it": 1 - float(life.sf(b)), "failures": failures,
+            "unit_days": n * b + cost * failures, "mtbf_h": 24 * length / failures if failures else float("inf"),
+        }  # fmt: skip
+
+    listed = [row(b) for b in (0.0, 1.0, 2.0, 4.0, 7.0, 14.0, 30.0, 60.0)]
+    grid = [row(b) for b in np.concatenate([[0.0], np.geomspace(0.05, 2 * length, 200)])]
+    best = min(grid, key=lambda r: r["unit_days"])
+    cells = tuple(
+        (duration(r["burn_in_days"] * 86_400), share(r["die_in_it"]), significant(r["failures"]),
+         duration(r["mtbf_h"] * 3600), significant(r["unit_days"]))
+        for r in (*listed, best)
+    )  # fmt: skip
+    cells = (*cells[:-1], (f"best: {cells[-1][0]}", *cells[-1][1:]))
+    columns = ("burn-in", "units that die in it", "failures in the job", "MTBF of all", "unit-days it costs")
+    ages = np.geomspace(0.1, max(4 * wear_days, 4 * length), 120)
+    steps = np.diff([hazard(t) for t in ages]) / np.diff(ages)
+    figure = Figure(
+        title="The bathtub", x_label="age, days", y_label="failures a unit and day", log_x=True, log_y=True,
+        series=(("hazard", list(zip(ages[:-1].tolist(), steps.tolist(), strict=True))),),
+    )  # fmt: skip
+    notes = (f"Each failure in the job is taken to cost {cost:g} unit-days; burning in costs a unit-day each day.",)
+    title = f"{n:,} new units for {length:g} days"
+    return Answer(
+        title=title, tables=(Table(title="", columns=columns, rows=cells),),
+        data={"units": n, "days": length, "rows": listed, "best": best}, notes=notes, figures=(figure,),
+    )  # fmt: skip
+
+
+def price_answer(
+    *, profile: str, params: float | None, accelerators: int | None, days: float | None, price: float, watts: float,
+    carbon: float, spot_price: float | None, spot_mtbf_h: float,
+) -> Answer:  # fmt: skip
+    """What a job's lost and redundant work costs: money, energy, carbon; and spot machines against reserved ones."""
+    nonnegative("--price", price), nonnegative("--watts", watts), nonnegative("--carbon", carbon)
+    positive("--spot-mtbf-hours", spot_mtbf_h)
+    job, sources = job_from_options(None, profile=profile, params=params, accelerators=accelerators, days=days)
+    best = design_of(job)
+    hours = job.accelerators * job.days * 24
+    parts = {"productive": best.analytic.chain, "lost, waiting, saving": 1 - best.analytic.chain}
+
+    def row(name: str, part: float) -> dict[str, Any]:
+        spent = hours * part
+        kwh = spent * watts / 1000
+        return {"what": name, "share": part, "hours": spent, "money": spent * price, "kwh": kwh, "kg_co2": kwh * carbon}
+
+    rows = [row(name, part) for name, part in parts.items()]
+    cells = tuple(
+        (r["what"], share(r["share"]), *(significant(r[k]) for k in ("hours", "money", "kwh", "kg_co2"))) for r in rows
+    )
+    columns = ("what", "share", "accelerator-hours", "money", "kWh", "kg CO2")
+    tables = [Table(title="", columns=columns, rows=cells)]
+    data: dict[str, Any] = {"rows": rows, "mtbf_h": best.analytic.mtbf_h, "ettr": best.analytic.chain}
+    if spot_price is not None:
+        nonnegative("--spot-price", spot_price)
+        taken = FailureClass(
+            name="taken back", node_mtbf_h=spot_mtbf_h, predicted=1.0, notice_s=120.0, source="--spot-mtbf-hours"
+        )
+        spot = replace_job(job, classes=(*job.classes, taken))
+        useful = analyse(design_of(spot).job).chain
+        each = {"reserved": (price, best.analytic.chain), "spot": (spot_price, useful)}
+        data["useful_hour"] = {name: cost / max(ratio, 1e-9) for name, (cost, ratio) in each.items()}
+        compared = tuple(
+            (name, significant(cost), share(ratio), significant(data["useful_hour"][name]))
+            for name, (cost, ratio) in each.items()
+        )
+        headings = ("machines", "price an hour", "useful time", "price of a useful hour")
+        tables.append(Table(title="Spot against reserved", columns=headings, rows=compared))
+    notes = ("Prices, watts and carbon are yours; ETTR is the design's, as `outlast plan` has it.", *sources)
+    title = f"{job.name}: {job.accelerators:,} accelerators for {job.days:g} days"
+    return Answer(title=title, tables=tuple(tables), data=msgspec.to_builtins(data), notes=notes)
