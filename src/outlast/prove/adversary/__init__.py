@@ -1,7 +1,8 @@
 """core/protocol alone under a seeded adversarial network in virtual time: find the schedule that breaks it.
 
 Must never import torch, look at a clock or draw from any randomness but the schedule's. Read `_world.py` first, then
-`_replica.py` (what a member does), `_oracle.py` (the invariants) and `_broken.py` (mistakes that must be caught).
+`_replica.py` (what a member does), `_surroundings.py` (what it is given), `_oracle.py` (the invariants) and
+`_broken.py` (mistakes that must be caught).
 """
 
 from outlast.prove.adversary._broken import BROKEN

@@ -7,14 +7,11 @@ wrong gradient is out of the rule's reach, and is taken back so that the oracle 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from outlast.core.protocol import Evidence, Exchange, Header, Node, Said, split
 from outlast.prove.adversary import _algebra as algebra
-
-if TYPE_CHECKING:
-    from outlast.prove.adversary._mesh import Mesh
-    from outlast.prove.adversary._replica import Replica
+from outlast.prove.adversary._mesh import Mesh
+from outlast.prove.adversary._surroundings import Owner
 
 __all__ = ["Auditor", "Exchanging"]
 
@@ -39,10 +36,10 @@ class Exchanging:
 class Auditor:
     """One replica's part. `wrong`: how many of the next computations are spoilt; inf: all of them."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: Owner, host: str) -> None:
         self.replica, self.wrong = replica, 0.0
         audits = replica.member.audits
-        audits.share, audits.host = replica.world.scenario.audit, replica.agent.name
+        audits.share, audits.host = replica.world.scenario.audit, host
 
     def computed(self, step: int, leaf: int, beside: bool = False) -> algebra.Gradient:
         """The gradient of a microbatch, as this replica computes it."""

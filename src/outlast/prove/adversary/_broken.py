@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -18,11 +18,7 @@ from outlast.core.protocol.fleet.change import successor
 from outlast.core.protocol.fleet.state import FleetState
 from outlast.core.protocol.fleet.views import install
 from outlast.prove.adversary import _algebra as algebra
-from outlast.prove.adversary._variants import Variant
-
-if TYPE_CHECKING:
-    from outlast.prove.adversary._mesh import Mesh
-    from outlast.prove.adversary._replica import Replica
+from outlast.prove.adversary._variants import Buffers, Variant
 
 __all__ = ["BROKEN"]
 
@@ -232,15 +228,15 @@ class OutputClaimed(_WithMember):
 class OutputReused(Variant):
     """The next exchange writes over the last output before all are known to have it."""
 
-    def before_exchange(self, replica: Replica) -> None:
-        replica.out = [0] * len(replica.out)
+    def before_exchange(self, out: list[int]) -> None:
+        out[:] = [0] * len(out)
 
 
 class VerdictForgotten(Variant):
     """The raw output is handed over without what was decided about it."""
 
-    def handed(self, replica: Replica) -> algebra.Outcome:
-        return tuple(replica.out), 0
+    def handed(self, out: list[int], norm: int) -> algebra.Outcome:
+        return tuple(out), 0
 
 
 class NormBySlices(Variant):
@@ -253,10 +249,9 @@ class NormBySlices(Variant):
 class BuffersReused(Variant):
     """A new view receives into the buffers that an abandoned one may still be written into."""
 
-    def late_write(self, replica: Replica, old: Mesh, key: Any, source: str, payload: Any) -> None:
-        mesh = replica.mesh
-        if mesh is not None and source in mesh.buffers.get(key, ()):
-            mesh.buffers[key][source] = payload
+    def late_write(self, old: Buffers, new: Buffers | None, key: Any, source: str, payload: Any) -> None:
+        if new is not None and source in new.get(key, ()):
+            new[key][source] = payload
 
 
 # --- audits ----------------------------------------------------------------------------------------------------------

@@ -4,24 +4,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from outlast.prove.adversary._hosts import Agent, CoordinatorProcess
 from outlast.prove.adversary._kernel import Ended, Process
 from outlast.prove.adversary._network import COORDINATOR
 from outlast.prove.adversary._replica import Replica
 from outlast.prove.adversary._scenario import Fault
-
-if TYPE_CHECKING:
-    from outlast.prove.adversary._world import World
+from outlast.prove.adversary._surroundings import Surroundings
 
 __all__ = ["Faults"]
+
+
+class Stage(Surroundings, Protocol):
+    """The world, as who strikes needs it: every process by its kind."""
+
+    launcher: Process
+    agents: dict[str, Agent]
+    coordinators: list[CoordinatorProcess]
+
+    @property
+    def replicas(self) -> dict[str, Replica]: ...
+    def holders(self) -> list[Replica]: ...
+    def crash_agent(self, agent: Agent) -> None: ...
+    def crash_coordinator(self, which: CoordinatorProcess, restart_s: float) -> None: ...
+    def replace_coordinator(self, which: CoordinatorProcess, lasts_s: float) -> None: ...
 
 
 class Faults:
     """`touched`: who was stopped, cut off or slowed down, so that evicting it is not the eviction of an innocent."""
 
-    def __init__(self, world: World, faults: Sequence[Fault]) -> None:
+    def __init__(self, world: Stage, faults: Sequence[Fault]) -> None:
         self.world = world
         self.touched: set[str] = set()
         self.everybody_touched = False

@@ -1,4 +1,4 @@
-"""What stands beside the replicas: the durable record, coordinators, agents, and the launcher that starts them again.
+"""What stands beside the replicas: coordinators, agents, and the launcher that starts them again.
 
 A coordinator process runs the real `Coordinator` and carries out its actions one by one, so it can end or stop between
 a durable write and the words that follow it. The launcher does not fail: it is the user's own shell.
@@ -7,42 +7,21 @@ a durable write and the words that follow it. The launcher does not fail: it is 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outlast.core.phases import Phase
 from outlast.core.protocol import messages as m
 from outlast.prove.adversary._kernel import Process
 from outlast.prove.adversary._network import Connection
+from outlast.prove.adversary._surroundings import Supervisor, Surroundings
 
-if TYPE_CHECKING:
-    from outlast.prove.adversary._world import World
-
-__all__ = ["Agent", "CoordinatorProcess", "Dialler", "Durable"]
-
-
-class Durable:
-    """The run's record: every write is conditional on the epoch that the writer claimed."""
-
-    def __init__(self, fenced: bool) -> None:
-        self.epoch, self.record, self.fenced = 0, None, fenced
-
-    record: m.Record | None
-
-    def claim(self) -> int:
-        self.epoch += 1
-        return self.epoch
-
-    def write(self, epoch: int, record: m.Record) -> bool:
-        if self.fenced and epoch != self.epoch:
-            return False
-        self.record = record
-        return True
+__all__ = ["Agent", "CoordinatorProcess", "Dialler"]
 
 
 class CoordinatorProcess(Process):
     """One incarnation of the coordinator."""
 
-    def __init__(self, world: World, serial: int) -> None:
+    def __init__(self, world: Surroundings, serial: int) -> None:
         super().__init__(world.kernel, f"c{serial}")
         self.world = world
         self.given_up = False  # the launcher has put another in its place
@@ -123,7 +102,7 @@ class CoordinatorProcess(Process):
 class Dialler(Process):
     """A process that keeps a connection to the coordinator. Subclasses say hello and are told."""
 
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(self, world: Surroundings, name: str) -> None:
         super().__init__(world.kernel, name)
         self.world = world
         self.link: Connection | None = None
@@ -158,10 +137,10 @@ class Dialler(Process):
             self.kernel.after(0.005 + 0.03 * self.kernel.rng.random(), self, self.dial)
 
 
-class Agent(Dialler):
+class Agent(Dialler, Supervisor):
     """Starts, watches, examines and kills the replicas of its host. It never starts the same incarnation twice."""
 
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(self, world: Surroundings, name: str) -> None:
         super().__init__(world, name)
         self.known: dict[str, str] = {}  # member -> pending, alive or gone
         self.epoch = self.greetings = 0
@@ -248,11 +227,7 @@ class Agent(Dialler):
                 member=name,
                 state="T" if replica.paused else "R" if computing else "S",
                 traced=False,
-                phase=Phase.BACKWARD
-                if replica.busy
-                else Phase.SCATTERED
-                if replica.mesh is not None
-                else Phase.CONNECT,
+                phase=Phase.BACKWARD if replica.busy else Phase.SCATTERED if replica.in_mesh else Phase.CONNECT,
                 silent_s=silent_s,
                 cpu_advanced=computing,
                 allowed_s=self.world.scenario.stall_s,

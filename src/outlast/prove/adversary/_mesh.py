@@ -6,12 +6,10 @@ here and the writer is late (protocol, 14): whether that can hurt is up to who o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outlast.core.protocol import View
-
-if TYPE_CHECKING:
-    from outlast.prove.adversary._replica import Replica
+from outlast.prove.adversary._surroundings import Surroundings
 
 __all__ = ["Feed", "Mesh"]
 
@@ -21,9 +19,10 @@ Key = tuple[Any, ...]  # (kind, step, bucket)
 class Mesh:
     """Fresh for each view. `buffers`: key -> sender -> what it sent."""
 
-    def __init__(self, owner: Replica, view: View, buffers: dict[Key, dict[str, Any]]) -> None:
-        self.owner, self.view, self.buffers = owner, view, buffers
-        self.peers = [name for name in view.members if name != owner.name]
+    def __init__(self, world: Surroundings, owner: str, view: View) -> None:
+        self.world, self.owner, self.view = world, owner, view
+        self.buffers: dict[Key, dict[str, Any]] = {}
+        self.peers = [name for name in view.members if name != owner]
         self.suspects: list[str] = []
         self.parted = False  # somebody said goodbye
 
@@ -32,13 +31,12 @@ class Mesh:
             self.send(name, key, payload)
 
     def send(self, to: str, key: Key, payload: Any) -> None:
-        owner = self.owner
-        world = owner.world
+        owner, world = self.owner, self.world
         peer = world.replicas.get(to)
         if peer is not None and not peer.ended:
             at = self.view.id
             network = world.network
-            network.send((owner.name, to, at), (owner.name, to), peer, peer.from_peer, at, owner.name, key, payload)
+            network.send((owner, to, at), (owner, to), peer, peer.from_peer, at, owner, key, payload)
 
     def whole(self, key: Key) -> bool:
         return len(self.buffers.get(key, ())) == len(self.peers)
@@ -48,23 +46,23 @@ class Mesh:
 
     def close(self) -> None:
         """Say goodbye, so that the end of the connection is no suspicion."""
-        if self.owner.world.variant.says_goodbye:
+        if self.world.variant.says_goodbye:
             self.broadcast(("bye", 0, 0), None)
         else:
-            self.owner.world.mesh_ends(self.owner.name, self.view.id, self.peers)
+            self.world.mesh_ends(self.owner, self.view.id, self.peers)
 
 
 class Feed:
     """One donor's stream to one joiner."""
 
-    def __init__(self, donor: Replica, joiner: str, serial: int) -> None:
-        self.donor, self.joiner, self.serial = donor, joiner, serial
+    def __init__(self, world: Surroundings, donor: str, joiner: str) -> None:
+        self.world, self.donor, self.joiner, self.serial = world, donor, joiner, world.serial()
         self.broken = False
 
     def put(self, kind: str, payload: Any, delay_s: float = 0.0) -> None:
         if self.broken:
             return
-        world, donor = self.donor.world, self.donor.name
+        world, donor = self.world, self.donor
         joiner = world.replicas.get(self.joiner)
         if joiner is None or joiner.ended:
             self.broken = True

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 
 from outlast.core.protocol import Header, RollEntry, View, ViewId
 from outlast.core.protocol import messages as m
 from outlast.prove.adversary import _algebra as algebra
-
-if TYPE_CHECKING:
-    from outlast.prove.adversary._hosts import CoordinatorProcess
-    from outlast.prove.adversary._replica import Replica
-    from outlast.prove.adversary._world import World
+from outlast.prove.adversary._surroundings import Fellow, Speaker, Surroundings
 
 __all__ = ["Oracle", "Violation"]
+
+
+class Befallen(Protocol):
+    """Whom the schedule's faults have touched, so far."""
+
+    touched: set[str]
+    everybody_touched: bool
+    spoilt: int
+
+
+class Scene(Surroundings, Protocol):
+    """What the oracle sees: all of it."""
+
+    @property
+    def faults(self) -> Befallen: ...
+    @property
+    def coordinators(self) -> Sequence[Speaker]: ...
+    def holders(self) -> Sequence[Fellow]: ...
 
 
 class Violation(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +44,7 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
 class Oracle:
     """See the module. Stops the world at the first violation."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Scene) -> None:
         self.world = world
         self.violation: Violation | None = None
         self.num_killed = 0
@@ -50,7 +64,7 @@ class Oracle:
             self.world.kernel.stop()
 
     # --- epochs and durability -----------------------------------------------------------------------------------
-    def durable(self, coordinator: CoordinatorProcess, record: m.Record) -> None:
+    def durable(self, coordinator: Speaker, record: m.Record) -> None:
         """A record was written."""
         if coordinator.epoch < self._last_epoch_written:
             self.violated("Epochs", f"{coordinator.name} wrote after epoch {self._last_epoch_written} had")
@@ -59,7 +73,7 @@ class Oracle:
             if view is not None:
                 self._durable.add(view.id)
 
-    def told(self, replica: Replica, message: object) -> None:
+    def told(self, replica: Fellow, message: object) -> None:
         """A member reacted to the coordinator: its epoch never falls."""
         if isinstance(message, m.Install | m.Rejoin):
             self._given_up.discard(replica.name)
@@ -68,7 +82,7 @@ class Oracle:
             self.violated("Epochs", f"{replica.name} went back to epoch {epoch}")
         self._epochs[replica.name] = epoch
 
-    def entered(self, replica: Replica, view: View) -> None:
+    def entered(self, replica: Fellow, view: View) -> None:
         """A member begins to form a view."""
         self.world.note(f"{replica.name} forms {view.id} {view.members}")
         if view.id not in self._durable:
@@ -77,7 +91,7 @@ class Oracle:
             self.violated("Epochs", f"{replica.name} forms view {view.id} after epoch {self._epochs[replica.name]}")
 
     # --- steps ---------------------------------------------------------------------------------------------------
-    def called(self, replica: Replica, view: View, entries: Sequence[RollEntry]) -> None:
+    def called(self, replica: Fellow, view: View, entries: Sequence[RollEntry]) -> None:
         """A roll call is complete: nothing stable may be lost while somebody has it."""
         self.views_formed.add(view.id)
         top = max(entry.committed for entry in entries)
@@ -89,7 +103,7 @@ class Oracle:
                     "Bounded loss", f"view {view.id} goes back to step {top} of {self.stable}; {names} had it"
                 )
 
-    def _unlost(self) -> list[Replica]:
+    def _unlost(self) -> list[Fellow]:
         """Living members that nobody was entitled to give up."""
         coordinator = self.world.coordinators[-1].machine
         peers = coordinator.roster.peers
@@ -107,7 +121,7 @@ class Oracle:
         if self.world.replicas[name].member.leaving:
             self._given_up.add(name)
 
-    def scattered(self, replica: Replica, view: View) -> None:
+    def scattered(self, replica: Fellow, view: View) -> None:
         """A member calls its committed steps stable: all members must have committed them."""
         step = replica.member.committed
         self.stable = max(self.stable, step)
@@ -116,7 +130,7 @@ class Oracle:
             if other.member.committed < step:
                 self.violated("Stable", f"{replica.name} calls {step} stable, {name} is at {other.member.committed}")
 
-    def decided(self, replica: Replica, view: View, step: int, headers: Sequence[Header]) -> None:
+    def decided(self, replica: Fellow, view: View, step: int, headers: Sequence[Header]) -> None:
         """A member decided a step in a view."""
         num = self.world.scenario.num_microbatches
         leaves = sorted(leaf for header in headers for leaf, _, _ in header.losses)
@@ -131,14 +145,14 @@ class Oracle:
         if self.world.kernel.now > replica.lease_until_s + 1e-9:
             self.violated("Lease", f"{replica.name} decided step {step} after its lease")
 
-    def applied(self, replica: Replica, how: str) -> None:
+    def applied(self, replica: Fellow, how: str) -> None:
         """A member's state changed."""
         committed = replica.member.committed
         self.world.note(f"{replica.name} is at step {committed} by {how}")
         if replica.state != algebra.chain(committed, self.world.scenario.num_microbatches):
             self.violated("Bits", f"{replica.name} has another state at step {committed} after {how}")
 
-    def wrote(self, replica: Replica) -> None:
+    def wrote(self, replica: Fellow) -> None:
         """A script after its loop has written what only one should."""
         self.world.note(f"{replica.name} has written")
         self._written.add(replica.name)
@@ -155,7 +169,7 @@ class Oracle:
             return  # it was still starting, and there is nothing left to train
         self.violated("Innocent", f"{name} is killed though nothing befell it")
 
-    def finished(self, coordinator: CoordinatorProcess, finish: m.Finish) -> None:
+    def finished(self, coordinator: Speaker, finish: m.Finish) -> None:
         """The run is over: done, or lost with good reason."""
         steps = self.world.scenario.num_steps
         if finish.outcome == "finished":

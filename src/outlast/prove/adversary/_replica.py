@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from outlast.core.protocol import (
     Compute,
@@ -34,35 +34,31 @@ from outlast.prove.adversary._mesh import Feed, Mesh
 from outlast.prove.adversary._network import Connection
 from outlast.prove.adversary._script import go_on
 from outlast.prove.adversary._spare import Spare
-
-if TYPE_CHECKING:
-    from outlast.prove.adversary._hosts import Agent
-    from outlast.prove.adversary._world import World
+from outlast.prove.adversary._surroundings import Owner, Supervisor, Surroundings
 
 __all__ = ["Replica"]
 
 _SCATTER, _GATHER, _HEADER, _ROLL, _OUTCOME, _FINAL, _BYE = "S", "G", "H", "R", "O", "F", "bye"
 
 
-class Replica(Dialler):
+class Replica(Dialler, Owner):
     """See the module."""
 
-    def __init__(self, world: World, name: str, agent: Agent) -> None:
+    def __init__(self, world: Surroundings, name: str, agent: Supervisor) -> None:
         super().__init__(world, name)
         scenario, self.agent = world.scenario, agent
         self.member: Member = world.variant.member(name, scenario.num_microbatches, until=scenario.num_steps)
         self.lease_until_s = math.inf  # as granted, whatever the member makes of it
         if scenario.lease_s < math.inf:
             self.lease_until_s = self.member.lease_until_s = -1.0  # until the first heartbeat is answered
-        self.state = algebra.INITIAL
+        self.state, self.norm = algebra.INITIAL, 0
         self.sums: dict[Node, algebra.Gradient] = {}
         self.out: list[int] = [0] * (algebra.BUCKETS * algebra.BLOCKS)
-        self.norm = 0
         self.mesh: Mesh | None = None
         self.abandoned: dict[ViewId, Mesh] = {}
         self.early: dict[ViewId, list[tuple[str, Any, Any]]] = {}
         self.feeds: dict[str, Feed] = {}
-        self.spare, self.audit = Spare(self), Auditor(self)
+        self.spare, self.audit = Spare(self), Auditor(self, agent.name)
         self.busy = self.hung = self._running = False
         self.slowness = 1.0
         self.exit: Literal["signal", "finished"] = "signal"  # how it ends, as its agent sees it
@@ -74,6 +70,10 @@ class Replica(Dialler):
         self.kernel.after(scenario.stall_s, self, self._watch)
         if scenario.lease_s < math.inf:
             self._beat()
+
+    @property
+    def in_mesh(self) -> bool:
+        return self.mesh is not None
 
     # --- the link to the coordinator -----------------------------------------------------------------------------
     def greeting(self) -> m.Hello:
@@ -243,7 +243,8 @@ class Replica(Dialler):
             old = self.abandoned.get(view)
             if old is not None:
                 if key[0] == _SCATTER:
-                    self.world.variant.late_write(self, old, key, source, payload)
+                    new = mesh.buffers if mesh is not None else None
+                    self.world.variant.late_write(old.buffers, new, key, source, payload)
             elif self.member.left is None or view > self.member.left:
                 self.early.setdefault(view, []).append((source, key, payload))
             return
@@ -271,7 +272,7 @@ class Replica(Dialler):
         self.close_view()
         self._flush_feeds(view)
         self._drain_until_s = self.kernel.now + self.world.scenario.drain_s
-        self.mesh = Mesh(self, view, self.world.variant.buffers(self))
+        self.mesh = Mesh(self.world, self.name, view)
         self._awaited = ((_ROLL, 0, 0),)
         self._entry: RollEntry | None = None
         self._doing = self._form
@@ -309,10 +310,10 @@ class Replica(Dialler):
             self._doing = None
             return False
         elif self.member.formed:
-            self._formed(view)
+            self.formed(view)
         return True
 
-    def _formed(self, view: View) -> None:
+    def formed(self, view: View) -> None:
         self.say(m.Formed(member=self.name, view=view.id, step=self.member.committed))
         for name in view.attached:
             feed = self._feed_to(name)
@@ -328,7 +329,7 @@ class Replica(Dialler):
         mesh, todo = self._in_view(), self._handing
         key = (_OUTCOME, todo.step, 0)
         if todo.donor == self.name:
-            outcome = self.world.variant.handed(self)
+            outcome = self.world.variant.handed(self.out, self.norm)
             for name in todo.behind:
                 mesh.send(name, key, outcome)
             self.world.point("handover", self)
@@ -340,16 +341,16 @@ class Replica(Dialler):
             self.occupy(self.world.scenario.optimizer_s, self._taken, mesh.view, got[todo.donor])
             return False
         self.member.handed_over()
-        self._formed(mesh.view)
+        self.formed(mesh.view)
         return True
 
     def _taken(self, view: View, outcome: algebra.Outcome) -> None:
-        self._apply(outcome)
+        self.apply(outcome)
         try:
             self.member.handed_over()
         finally:
             self.world.oracle.applied(self, "hand-over")
-        self._formed(view)
+        self.formed(view)
 
     # --- a step --------------------------------------------------------------------------------------------------
     def _computed(self, step: int, microbatch: int) -> None:
@@ -360,7 +361,7 @@ class Replica(Dialler):
     def _begin_exchange(self, todo: Exchange) -> None:
         mesh = self.mesh
         assert mesh is not None
-        self.world.variant.before_exchange(self)
+        self.world.variant.before_exchange(self.out)
         view, step, n = todo.view, todo.step, len(todo.view.members)
         if n == 1:
             self.audit.alone(step)
@@ -424,8 +425,7 @@ class Replica(Dialler):
         mesh.broadcast((_GATHER, step, bucket), reduced)
 
     def _gather(self, mesh: Mesh, ex: Exchanging, bucket: int) -> None:
-        members = ex.todo.view.members
-        base = bucket * algebra.BLOCKS
+        members, base = ex.todo.view.members, bucket * algebra.BLOCKS
         for name, blocks in mesh.take((_GATHER, ex.todo.step, bucket)).items():
             lo, hi = algebra.slice_of(members.index(name), len(members))
             self.out[base + lo : base + hi] = blocks
@@ -446,7 +446,7 @@ class Replica(Dialler):
         self.occupy(self.world.scenario.optimizer_s, self._commit, ex.todo.view)
 
     def _commit(self, view: View) -> None:
-        self._apply((tuple(self.out), self.norm))
+        self.apply((tuple(self.out), self.norm))
         self.say(*self.member.audits.reports(view))
         due = self.member.commit()
         self.world.oracle.applied(self, "commit")
@@ -455,7 +455,7 @@ class Replica(Dialler):
             if order.kind == "serve":
                 self._serve(order, view.members.index(self.name), len(view.members))
 
-    def _apply(self, outcome: algebra.Outcome) -> None:
+    def apply(self, outcome: algebra.Outcome) -> None:
         self.state = algebra.apply(self.state, outcome)
         self.out, self.norm = list(outcome[0]), outcome[1]
         self.sums.clear()
@@ -479,7 +479,7 @@ class Replica(Dialler):
     def _feed_to(self, joiner: str) -> Feed:
         feed = self.feeds.get(joiner)
         if feed is None or feed.broken:
-            feed = self.feeds[joiner] = Feed(self, joiner, self.world.serial())
+            feed = self.feeds[joiner] = Feed(self.world, self.name, joiner)
             feed.put("begin", None)
         return feed
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from outlast.core.protocol import messages as m
-
-if TYPE_CHECKING:
-    from outlast.prove.adversary._replica import Replica
+from outlast.prove.adversary._surroundings import Owner
 
 __all__ = ["go_on"]
 
 
-def go_on(replica: Replica, told: m.Ended) -> bool:
+def go_on(replica: Owner, told: m.Ended) -> bool:
     """Whether there is something to do."""
-    if replica.mesh is not None:
+    if replica.in_mesh:
         replica.close_view()
     if told.writer == replica.name:
         replica.occupy(replica.world.scenario.compute_s, _written, replica)
@@ -24,11 +20,11 @@ def go_on(replica: Replica, told: m.Ended) -> bool:
     return False
 
 
-def _written(replica: Replica) -> None:
+def _written(replica: Owner) -> None:
     replica.world.oracle.wrote(replica)
     _end(replica)
 
 
-def _end(replica: Replica) -> None:
+def _end(replica: Owner) -> None:
     replica.exit = "finished"
     replica.leave_run()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outlast.core.protocol import View, ViewId
-
-if TYPE_CHECKING:
-    from outlast.prove.adversary._replica import Replica
+from outlast.prove.adversary._surroundings import Owner
 
 __all__ = ["Spare"]
 
@@ -15,7 +13,7 @@ __all__ = ["Spare"]
 class Spare:
     """What has arrived for a replica that is in no view."""
 
-    def __init__(self, owner: Replica) -> None:
+    def __init__(self, owner: Owner) -> None:
         self.owner = owner
         self.incoming: dict[int, ViewId | None] = {}  # stream -> the newest view it was flushed for
         self.shares: dict[Any, dict[int, tuple[int, int, int]]] = {}  # serve -> index -> (step, parts, state)
@@ -81,7 +79,7 @@ class Spare:
                 self.last = outcome
                 member.replayed(member.committed + 1)
                 return
-            self.owner._apply(outcome)
+            self.owner.apply(outcome)
             member.replayed(member.committed + 1, keeps_output=True)
             self.owner.world.oracle.applied(self.owner, "replay")
 
@@ -101,7 +99,7 @@ class Spare:
         """Apply what the roll call did not wait for."""
         outcome, self.last = self.last, None
         if outcome is not None:
-            self.owner._apply(outcome)
+            self.owner.apply(outcome)
             self.owner.member.caught_up_late()
             self.owner.world.oracle.applied(self.owner, "late replay")
 
@@ -114,7 +112,7 @@ class Spare:
     def _settled(self, view: View) -> None:
         self.settle()
         if self.owner.member.formed and not self.owner.member.over(view.id):
-            self.owner._formed(view)
+            self.owner.formed(view)
 
     def finish(self, late: bool) -> None:
         """Before the roll entry: what is complete counts, the rest is forgotten. `late`: the last is not applied."""

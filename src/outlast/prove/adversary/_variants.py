@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outlast.core.protocol import Coordinator, Member, Settings
 from outlast.core.protocol import messages as m
 from outlast.prove.adversary import _algebra as algebra
 
-if TYPE_CHECKING:
-    from outlast.prove.adversary._mesh import Mesh
-    from outlast.prove.adversary._replica import Replica
+__all__ = ["Buffers", "Variant"]
 
-__all__ = ["Variant"]
+
+Buffers = dict[Any, dict[str, Any]]  # key -> sender -> what it sent
 
 
 class Variant:
@@ -33,20 +32,16 @@ class Variant:
         """In the order in which they are carried out."""
         return actions
 
-    def buffers(self, replica: Replica) -> dict[Any, dict[str, Any]]:
-        """Receive buffers for a new view."""
-        return {}
-
-    def late_write(self, replica: Replica, old: Mesh, key: Any, source: str, payload: Any) -> None:
+    def late_write(self, old: Buffers, new: Buffers | None, key: Any, source: str, payload: Any) -> None:
         """Something arrives for a view that was abandoned here: it is written where that view received."""
-        old.buffers.setdefault(key, {})[source] = payload
+        old.setdefault(key, {})[source] = payload
 
-    def before_exchange(self, replica: Replica) -> None:
-        """An exchange begins."""
+    def before_exchange(self, out: list[int]) -> None:
+        """An exchange begins, and the last output lies in `out`."""
 
-    def handed(self, replica: Replica) -> algebra.Outcome:
+    def handed(self, out: list[int], norm: int) -> algebra.Outcome:
         """What a donor hands to who is behind."""
-        return tuple(replica.out), replica.norm
+        return tuple(out), norm
 
     def norm(self, parts: Sequence[Sequence[tuple[int, int]]]) -> int:
         """The norm, from every member's blocks."""

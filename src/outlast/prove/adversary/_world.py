@@ -9,12 +9,13 @@ from typing import Any
 from outlast.core.protocol import ViewId
 from outlast.core.protocol import messages as m
 from outlast.prove.adversary._faults import Faults
-from outlast.prove.adversary._hosts import Agent, CoordinatorProcess, Durable
+from outlast.prove.adversary._hosts import Agent, CoordinatorProcess
 from outlast.prove.adversary._kernel import Kernel, Process
 from outlast.prove.adversary._network import Network
 from outlast.prove.adversary._oracle import Oracle, Violation
 from outlast.prove.adversary._replica import Replica
 from outlast.prove.adversary._scenario import Scenario
+from outlast.prove.adversary._surroundings import Durable, Supervisor
 from outlast.prove.adversary._variants import Variant
 
 __all__ = ["Outcome", "World"]
@@ -43,7 +44,7 @@ class World:
         self.kernel = Kernel(scenario.seed)
         self.network = Network(self.kernel, scenario.mean_delay_s, scenario.tail)
         self.durable = Durable(variant.fenced)
-        self.oracle = Oracle(self)
+        self.oracle: Oracle = Oracle(self)
         self.replicas: dict[str, Replica] = {}  # also those that have ended
         self.agents: dict[str, Agent] = {}
         self.agents_gone: list[str] = []
@@ -136,7 +137,7 @@ class World:
         self.kernel.stop()
 
     # --- agents and replicas -------------------------------------------------------------------------------------
-    def start_replica(self, name: str, agent: Agent) -> None:
+    def start_replica(self, name: str, agent: Supervisor) -> None:
         self.note(f"{name} starts")
         self.replicas[name] = Replica(self, name, agent)
 

@@ -1,0 +1,160 @@
+"""What a process of the simulated world is given in place of the world: time, paths, peers, and who watches.
+
+Invariant: nothing here imports a process, so hosts, replicas and the oracle know each other by these interfaces only;
+`_world.py` alone composes them. Decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+from outlast.core.protocol import Coordinator, Header, Member, Node, RollEntry, Settings, View, ViewId
+from outlast.core.protocol import messages as m
+from outlast.prove.adversary import _algebra as algebra
+from outlast.prove.adversary._kernel import Kernel, Process
+from outlast.prove.adversary._network import Network
+from outlast.prove.adversary._scenario import Scenario
+from outlast.prove.adversary._variants import Variant
+
+__all__ = ["Durable", "Observer", "Owner", "Fellow", "Speaker", "Supervisor", "Surroundings"]
+
+
+class Durable:
+    """The run's record: every write is conditional on the epoch that the writer claimed."""
+
+    def __init__(self, fenced: bool) -> None:
+        self.epoch, self.record, self.fenced = 0, None, fenced
+
+    record: m.Record | None
+
+    def claim(self) -> int:
+        self.epoch += 1
+        return self.epoch
+
+    def write(self, epoch: int, record: m.Record) -> bool:
+        if self.fenced and epoch != self.epoch:
+            return False
+        self.record = record
+        return True
+
+
+class Fellow(Process):
+    """What others see of a replica: where it is, and where to send it something."""
+
+    member: Member
+    state: int
+    out: list[int]
+    norm: int
+    exit: Literal["signal", "finished"]
+    busy: bool
+    hung: bool
+    progress_at: float
+    lease_until_s: float
+
+    @property
+    def in_mesh(self) -> bool:
+        """Whether it has connections to the members of a view."""
+        raise NotImplementedError
+
+    def from_peer(self, view: ViewId, source: str, key: Any, payload: Any) -> None:
+        raise NotImplementedError
+
+    def peer_lost(self, view: ViewId, peer: str) -> None:
+        raise NotImplementedError
+
+    def from_donor(self, serial: int, donor: str, kind: str, payload: Any) -> None:
+        raise NotImplementedError
+
+
+class Owner(Fellow):
+    """A replica as its own parts see it: the auditor, the joiner, the script after the loop."""
+
+    world: Surroundings
+    sums: dict[Node, algebra.Gradient]
+
+    def say(self, *messages: Any) -> None:
+        raise NotImplementedError
+
+    def awaiting(self, key: Any) -> None:
+        """The training thread waits for what peers send under this key."""
+        raise NotImplementedError
+
+    def occupy(self, seconds: float, then: Callable[..., None], *args: Any) -> None:
+        raise NotImplementedError
+
+    def occupy_beside(self, step: int, leaf: int) -> None:
+        raise NotImplementedError
+
+    def apply(self, outcome: algebra.Outcome) -> None:
+        raise NotImplementedError
+
+    def formed(self, view: View) -> None:
+        raise NotImplementedError
+
+    def close_view(self) -> None:
+        raise NotImplementedError
+
+    def leave_run(self) -> bool:
+        raise NotImplementedError
+
+
+class Speaker(Protocol):
+    """A coordinator's process, as seen from outside."""
+
+    name: str
+    epoch: int
+    machine: Coordinator
+
+
+class Supervisor(Process):
+    """An agent, as a replica's start and end concern it."""
+
+    def child_ended(self, name: str) -> None:
+        raise NotImplementedError
+
+
+class Observer(Protocol):
+    """Who is told of everything that an invariant speaks of, and changes nothing."""
+
+    def violated(self, invariant: str, what: str) -> None: ...
+    def durable(self, coordinator: Speaker, record: m.Record) -> None: ...
+    def told(self, replica: Fellow, message: object) -> None: ...
+    def entered(self, replica: Fellow, view: View) -> None: ...
+    def called(self, replica: Fellow, view: View, entries: Sequence[RollEntry]) -> None: ...
+    def demoted(self, name: str) -> None: ...
+    def let_go(self, name: str) -> None: ...
+    def scattered(self, replica: Fellow, view: View) -> None: ...
+    def decided(self, replica: Fellow, view: View, step: int, headers: Sequence[Header]) -> None: ...
+    def applied(self, replica: Fellow, how: str) -> None: ...
+    def wrote(self, replica: Fellow) -> None: ...
+    def killed(self, name: str) -> None: ...
+
+
+class Surroundings(Protocol):
+    """The world, as far as a process in it may use it."""
+
+    kernel: Kernel
+    network: Network
+    scenario: Scenario
+    settings: Settings
+    durable: Durable
+    variant: Variant
+    trace: Any
+
+    @property
+    def oracle(self) -> Observer: ...
+    @property
+    def replicas(self) -> Mapping[str, Fellow]: ...
+    def note(self, text: str) -> None: ...
+    def point(self, name: str, process: Process) -> None:
+        """`process` passes a point at which a fault may have been put. Raises Ended if that was its end."""
+
+    def serial(self) -> int: ...
+    def listening(self) -> Process | None: ...
+    def start_replica(self, name: str, agent: Supervisor) -> None: ...
+    def crash_replica(self, name: str) -> None: ...
+    def replica_ended(self, replica: Any) -> None: ...
+    def mesh_ends(self, name: str, view: ViewId, peers: list[str]) -> None: ...
+    def reaches(self, name: str, peer: str) -> bool: ...
+    def ended(self, coordinator: Any, finish: m.Finish) -> None: ...
