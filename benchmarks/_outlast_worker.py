@@ -37,9 +37,9 @@ def main() -> None:
     spent = watch_fingerprints() if args.fingerprints else [0.0]
     for step in training.steps(until=args.steps):
         if len(shares) > 1:
-            training._audit.share = in_turn(shares, step.number)
+            training._course.audit.share = in_turn(shares, step.number)
         if guards:
-            training.engine.guards = in_turn(guards, step.number)
+            training.replica.guards = training.engine.step_checks.guards = in_turn(guards, step.number)
         for batch in step:
             with probe.computing():
                 step.backward(loss_of(model, batch))

@@ -72,11 +72,8 @@ def circles() -> list[list[str]]:
 
 
 def test_modules_import_each_other_in_one_direction() -> None:
-    owed = sorted(sorted(circle) for circle in OWED["circles"])
-    found = circles()
-    grown = [circle for circle in found if not any(set(circle) <= set(old) for old in owed)]
-    assert not grown, f"a circle of imports: {grown}"
-    assert found == owed, f"a circle became smaller: write into tests/house/rooms.toml\n{found}"
+    """What two modules need of each other is an interface of its own (docs/decisions/0096)."""
+    assert circles() == []
 
 
 def test_a_room_s_own_modules_are_imported_by_nobody_else() -> None:
@@ -116,12 +113,10 @@ def test_a_public_class_has_a_name_of_its_own() -> None:
     assert sorted(owed - found) == [], REMEDY
 
 
-def test_what_the_layers_except_is_only_what_was_excepted() -> None:
+def test_the_runtime_s_layers_except_nothing() -> None:
     contracts = tomllib.loads((TOP / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
     rooms = next(c for c in contracts if c["name"] == "the runtime's rooms import downward only")
-    count = len(rooms["ignore_imports"])
-    assert count <= OWED["upward_imports"], "an import that runs upward"
-    assert count == OWED["upward_imports"], f"fewer run upward: write {count} into tests/house/rooms.toml"
+    assert "ignore_imports" not in rooms
 
 
 def test_files_that_docstrings_name_exist() -> None:

@@ -42,7 +42,7 @@ def train(
     found = {"fingerprint": training.fingerprint(), "losses": losses, "batches": batches}
     if audit == "auto":
         found["share"] = training.replica.member.audits.share
-        vigilance = training.replica.engine.vigilance
+        vigilance = training.replica.engine.step_checks.vigilance
         found["belief"] = vigilance.state_dict() if vigilance is not None else None
     return run, json.loads(json.dumps(found))
 

@@ -108,7 +108,7 @@ def train(
     sha = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         sha.update(name.encode() + tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    state = training.engine.guards.state
+    state = training.replica.guards.state
     found = {
         "model": sha.hexdigest(), "hashes": hashes, "rates": scheduler.get_last_lr(), "skipped": state.skipped,
         "left_out": state.left_out, "passed": state.passed, "losses": [str(loss) for loss in losses],

@@ -13,6 +13,7 @@ from outlast.errors import ConfigError
 from outlast.runtime.exchange.slots import Memory
 from outlast.runtime.faults.flips import Corruption
 from outlast.runtime.training._partial_sums import Accumulator
+from outlast.runtime.training.step_checks import NoFlips, StepChecks
 from outlast.tensors import Layout
 
 SHAPES = [(5,), (40, 7), (3,), (), (64, 2)]
@@ -27,14 +28,13 @@ class Half:
         self.params = [nn.Parameter(torch.randn(shape, generator=draw).to(dtype)) for shape in SHAPES]
         self.layout = Layout(self.params, 512)
         self.memory = Memory(self.layout, 8, shared=False)
-        self.sums = Accumulator(self.params, self.layout, self.memory, 6)
-        self.sums.printing = True
         names = [f"p{i}" for i in range(len(SHAPES))]
-        self.sums.corruption = Corruption.read("r0.1", json.dumps(flips), names, self.params)
+        self.flips = Corruption.read("r0.1", json.dumps(flips), names, self.params) or NoFlips()
+        self.sums = Accumulator(self.params, self.layout, self.memory, 6, checks=StepChecks(flips=self.flips))
+        self.sums.printing = True
 
     def compute(self, leaf: int, *, beside: bool = False, weight: float = 1.0, unused: int = -1) -> int:
-        if self.sums.corruption is not None:
-            self.sums.corruption.begin(0, leaf)
+        self.flips.begin(0, leaf)
         self.sums.begin(leaf, weight, None, beside)
         draw = torch.Generator().manual_seed(100 + leaf)
         total = torch.zeros(())

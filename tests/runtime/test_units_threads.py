@@ -30,8 +30,9 @@ from outlast.runtime.loop.session import Training
 from outlast.runtime.member import link as _link
 from outlast.runtime.member._heartbeat import stalled
 from outlast.runtime.member.link import MemberLink
-from outlast.runtime.training.engine import Meta
+from outlast.runtime.member.step import StepCourse
 from outlast.runtime.training.frozen import Outcome
+from outlast.runtime.training.step_checks import Meta
 from outlast.runtime.transport.connections import Arrivals
 from outlast.runtime.transport.progress_block import Progress
 from outlast.runtime.transport.regions import Region
@@ -131,9 +132,9 @@ def test_a_stall_is_of_the_view_that_was_waited_in() -> None:
     said: list[Any] = []
     replica = SimpleNamespace(
         mesh=SimpleNamespace(view=old), member=SimpleNamespace(view=new), env=SimpleNamespace(me="r0.1"),
-        patience=lambda phase: 0.5, link=SimpleNamespace(send=said.extend),
+        tell_coordinator=said.extend,
     )  # fmt: skip
-    stalled(replica, Phase.GATHERED, ("r1.1",), 1.0)  # type: ignore[arg-type]
+    stalled(replica, Phase.GATHERED, ("r1.1",), 1.0, 0.5)  # type: ignore[arg-type]
     assert [message.view for message in said] == [old.id]
 
 
@@ -152,12 +153,12 @@ def test_what_is_held_is_not_read_while_the_link_may_clear_it() -> None:
     member.called([member.roll(0, 0)])
     member.held = Held({(0, 2)})
     replica = SimpleNamespace(lock=lock, member=member, plane=object(), env=SimpleNamespace(me="r0.1"))
-    training: Any = SimpleNamespace(replica=replica)
-    training._missing = functools.partial(Training._missing, training)
-    assert Training._announcer(training, Compute(step=0, microbatch=2, orphan=False)) is None
-    assert Training._announcer(training, Compute(step=0, microbatch=3, orphan=False)) is None
+    course: Any = SimpleNamespace(replica=replica)
+    course._missing = functools.partial(StepCourse._missing, course)
+    assert StepCourse._announcer(course, Compute(step=0, microbatch=2, orphan=False)) is None
+    assert StepCourse._announcer(course, Compute(step=0, microbatch=3, orphan=False)) is None
     member.held.add((2, 3))
-    assert Training._announcer(training, Compute(step=0, microbatch=3, orphan=False)) is not None
+    assert StepCourse._announcer(course, Compute(step=0, microbatch=3, orphan=False)) is not None
 
 
 def test_an_agent_that_reconnects_says_whom_it_has_started(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from outlast.core.protocol import Evidence, Header, ViewId
 from outlast.core.protocol.disputes import Finding
 from outlast.core.protocol.step.audits import Audits
 from outlast.errors import ConfigError
-from outlast.runtime.checks.audit_share import Observed, Vigilance
+from outlast.runtime.checks._audit_share import Observed, Vigilance
 
 
 def heads(step: int, *rows: tuple[float, tuple[tuple[int, str], ...]]) -> list[Header]:

@@ -9,15 +9,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from outlast.core.phases import Phase
-
-if TYPE_CHECKING:
-    from outlast.runtime.member.driver import Replica
-    from outlast.runtime.training.engine import Engine
+from outlast.runtime.training.engine import Engine
+from outlast.runtime.view.port import ViewPort
 
 __all__ = ["apart", "gradients", "prepare"]
 
@@ -36,11 +34,11 @@ def apart(engine: Engine, *, paused: bool) -> Iterator[None]:
     engine.loop.write(settings)
 
 
-def prepare(replica: Replica, step: int, leaf: int, phase: Phase) -> Any:
+def prepare(port: ViewPort, engine: Engine, step: int, leaf: int, phase: Phase) -> Any:
     """The microbatch's batch, with everything that its computation starts from; the loop's body is next."""
-    replica.enter(phase, leaf)
-    batch = replica.engine.prepare(step, leaf)
-    replica.enter(Phase.BODY, leaf)
+    port.enter(phase, leaf)
+    batch = engine.prepare(step, leaf)
+    port.enter(Phase.BODY, leaf)
     return batch
 
 

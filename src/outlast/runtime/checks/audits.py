@@ -8,7 +8,7 @@ been, and its random state is the microbatch's own. Nothing here runs with audit
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -19,15 +19,17 @@ from outlast.core.phases import Phase
 from outlast.core.policy import audit_share
 from outlast.core.protocol import Evidence, Exchange, Header, Said, View
 from outlast.errors import ConfigError, ViewAbandoned
+from outlast.runtime.checks._audit_share import KEY, Vigilance
 from outlast.runtime.checks._extra_batches import apart, prepare
-from outlast.runtime.checks.audit_share import KEY, Vigilance
 from outlast.runtime.checks.checked_sums import watched
 from outlast.runtime.checks.critical_parameters import watch
-from outlast.runtime.exchange.plane import Reduction
+from outlast.runtime.checks.guards import Guarding
+from outlast.runtime.exchange.plane import Plane, Reduction
 from outlast.runtime.exchange.second_reduction import Checks, settle
-from outlast.runtime.member.driver import Replica
+from outlast.runtime.training.engine import Engine
 from outlast.runtime.training.losses import missing_backward
 from outlast.runtime.transport.mesh import Prints
+from outlast.runtime.view.port import ViewPort
 
 __all__ = ["Auditing", "chosen_audit"]
 
@@ -48,39 +50,42 @@ def chosen_audit(audit: float | str, config: RunConfig) -> float | str:
 class Auditing:
     """One replica's part. `active`: a backward now belongs to an audit."""
 
-    def __init__(self, replica: Replica, audit: float | str, critical: Sequence[str] = ()) -> None:
-        self._replica = replica
-        self._vigilance = Vigilance(audit, replica.env.config.replicas) if isinstance(audit, str) else None
+    def __init__(
+        self, port: ViewPort, engine: Engine, guards: Guarding, step_s: Callable[[], float], audit: float | str,
+        critical: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        self._port, self._engine, self._guards, self._step_s = port, engine, guards, step_s
+        self._vigilance = Vigilance(audit, port.env.config.replicas) if isinstance(audit, str) else None
         share = self._vigilance.share if self._vigilance is not None else float(audit)
         self.active = False
         self._leaf, self._step = -1, -1
         self._said: Said | None = None
-        engine, audits = replica.engine, replica.member.audits
-        audits.seed, audits.host, audits.device = engine.seed, replica.env.agent, replica.device
+        audits = port.member.audits
+        audits.seed, audits.host, audits.device = engine.seed, port.env.agent, port.device
         self.share = share
         if self._vigilance is not None:
-            engine.vigilance = engine.state.extra[KEY] = self._vigilance
+            engine.step_checks.vigilance = engine.state.extra[KEY] = self._vigilance
         engine.checks = Checks(lambda: audits.share, engine.seed)
-        watch(engine, critical, engine.checks)
+        watch(engine, guards, critical, engine.checks)
 
     @property
     def share(self) -> float:
         """Of microbatches that are computed twice in this step."""
-        return self._replica.member.audits.share
+        return self._port.member.audits.share
 
     @share.setter
     def share(self, share: float) -> None:
-        self._replica.member.audits.share = share
-        self._replica.engine.sums.printing = share > 0.0
+        self._port.member.audits.share = share
+        self._engine.sums.printing = share > 0.0
 
     def computed(self, leaf: int) -> None:
         """A microbatch of my own is in my sums."""
         if self.share:
-            self._replica.member.audits.computed(leaf, self._replica.engine.sums.print, beside=False)
+            self._port.member.audits.computed(leaf, self._engine.sums.print, beside=False)
 
     def commit(self, todo: Exchange) -> None:
         """All that I contribute is computed: say its fingerprints, before anybody can know which are audited."""
-        mesh, plan = self._replica.mesh, self._replica.member.plan
+        mesh, plan = self._port.mesh, self._port.member.plan
         self._said = None
         if self._vigilance is not None:
             self.share = self._vigilance.share
@@ -88,86 +93,86 @@ class Auditing:
             return
         if mesh is None or plan is None:
             raise ViewAbandoned("the view is closed")
-        self._said = {mesh.me: self._replica.member.audits.commitment(plan)}
+        self._said = {mesh.me: self._port.member.audits.commitment(plan)}
         mesh.broadcast(Prints(todo.step, self._said[mesh.me]))
 
     def batches(self, todo: Exchange) -> Iterator[Any]:
         """What I owe in this step; each batch must see one backward. ViewAbandoned while others are waited for."""
-        mesh, member = self._replica.mesh, self._replica.member
+        mesh, member = self._port.mesh, self._port.member
         if self._said is None:
             return
         if mesh is None:
             raise ViewAbandoned("the view is closed")
-        with self._replica.lock:
+        with self._port.lock:
             _, plan = member.standing()
         found = mesh.collect(Prints, todo.step, 0, Phase.HEADER)
         self._said |= {name: found[name].said for name in mesh.peers}
         self._said = {name: self._said[name] for name in todo.view.members}
         owed = member.audits.owed(plan, self._said)
         if owed:
-            with apart(self._replica.engine, paused=False):
+            with apart(self._engine, paused=False):
                 for leaf in owed:
                     yield from self._one(todo.step, leaf)
 
     def _one(self, step: int, leaf: int) -> Iterator[Any]:
-        replica, engine = self._replica, self._replica.engine
-        replica.enter(Phase.AUDIT, leaf)
+        port, engine = self._port, self._engine
+        port.enter(Phase.AUDIT, leaf)
         self._step, self._leaf = step, leaf
         if engine.samples.sizes(step)[leaf] == 0:
             engine.begin(step, leaf, None, beside=True)
             self._end()
             return
-        batch = prepare(replica, step, leaf, Phase.LOAD)
+        batch = prepare(port, engine, step, leaf, Phase.LOAD)
         self.active = True
-        with watched(replica, step, leaf):
+        with watched(port, engine, step, leaf):
             yield batch
         if self.active:
             raise missing_backward(step, leaf)
 
     def backward(self, loss: Tensor) -> None:
         """Fingerprint the gradient; it counts nowhere."""
-        replica, engine = self._replica, self._replica.engine
-        replica.enter(Phase.BACKWARD, self._leaf)
+        port, engine = self._port, self._engine
+        port.enter(Phase.BACKWARD, self._leaf)
         engine.begin(self._step, self._leaf, None, beside=True)
         loss.backward()  # type: ignore[no-untyped-call]
         self._end()
         self.active = False
-        replica.enter(Phase.BODY, self._leaf)
+        port.enter(Phase.BODY, self._leaf)
 
     def _end(self) -> None:
-        sums = self._replica.engine.sums
+        sums = self._engine.sums
         sums.end()
-        self._replica.member.audits.computed(self._leaf, sums.print, beside=True)
+        self._port.member.audits.computed(self._leaf, sums.print, beside=True)
 
     def evidence(self, found: Reduction) -> Evidence:
         """My part of the header."""
         false = sorted((*key, value) for key, value in found.false.items())
         if self._said is None:
             return Evidence(false=tuple(false))
-        audits = self._replica.member.audits
+        audits = self._port.member.audits
         mine = audits.evidence(sorted(found.unlike), false)
         if self._vigilance is None:
             return mine
         news = self._vigilance.news(audits.incidents)
-        return msgspec.structs.replace(mine, incidents=news, step_s=self._replica.pace.step_s)
+        return msgspec.structs.replace(mine, incidents=news, step_s=self._step_s())
 
-    def judge(self, headers: Sequence[Header]) -> None:
+    def judge(self, headers: Sequence[Header], plane: Plane) -> None:
         """All headers are there. Raises ViewAbandoned, on every member alike, if a mismatch holds the step."""
-        audits, guards = self._replica.member.audits, self._replica.engine.guards
+        audits, guards = self._port.member.audits, self._guards
         if self._said is not None:
-            with self._replica.lock:
+            with self._port.lock:
                 audits.can_rewind = guards.can_rewind
-                self._replica.member.audit(headers, self._said)
+                self._port.member.audit(headers, self._said)
             guards.undecided = audits.undecided
-        settle(self._replica, headers)
+        settle(self._port, plane, headers)
 
     def report(self, view: View) -> None:
         """After the commit: the state's certificate; and to the coordinator what was settled, if anything was."""
-        replica, audits = self._replica, self._replica.member.audits
-        meta = replica.engine.meta
+        port, audits = self._port, self._port.member.audits
+        meta = self._engine.meta
         if self._said is None or meta is None:
             return
         finite = math.isfinite(meta.loss) and (meta.norm is None or math.isfinite(meta.norm))
-        audits.passed(replica.member.committed, finite=finite, num_parts=replica.engine.guards.agreement.num_parts)
+        audits.passed(port.member.committed, finite=finite, num_parts=self._guards.agreement.num_parts)
         if found := audits.reports(view):
-            replica.link.send(found)
+            port.tell_coordinator(found)

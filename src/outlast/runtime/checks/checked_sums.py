@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from outlast.core.protocol import messages as m
 from outlast.errors import DeviceFault
 from outlast.health import CheckedSums, ProductChecks, SumFinding
+from outlast.runtime.training.engine import Engine
+from outlast.runtime.view.port import ViewPort
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-    from outlast.runtime.member.driver import Replica
 
 __all__ = ["admit_device", "checked_sums", "watched"]
 
@@ -29,18 +29,18 @@ def checked_sums(model: nn.Module, given: Any) -> CheckedSums | None:
     return CheckedSums(model, checks) if checks is not None else None
 
 
-def _tested_if_again(replica: Replica, checked: CheckedSums, new: int) -> None:
+def _tested_if_again(port: ViewPort, engine: Engine, checked: CheckedSums, new: int) -> None:
     """The second finding, the fourth, the eighth …: is the device broken, or unlucky? DeviceFault if it is broken."""
     before, checked.num_found = checked.num_found, checked.num_found + new
     if checked.num_found < 2 or before.bit_length() == checked.num_found.bit_length():
         return
-    admit_device(True, replica.engine.layout.device, replica.env.me)
+    admit_device(True, engine.layout.device, port.env.me)
     note = m.DeviceNoted(
-        member=replica.env.me, device=replica.device, source="test", step=checked.step, microbatch=checked.microbatch,
+        member=port.env.me, device=port.device, source="test", step=checked.step, microbatch=checked.microbatch,
         evidence=f"the device was tested after {checked.num_found} products that did not add up: all answers right",
         action="passed", remedy="watch it; outlast health test asks it for longer",
     )  # fmt: skip
-    replica.link.send([note])
+    port.tell_coordinator([note])
 
 
 def admit_device(wanted: bool, device: torch.device, me: str) -> None:
@@ -60,9 +60,9 @@ def admit_device(wanted: bool, device: torch.device, me: str) -> None:
 
 
 @contextmanager
-def watched(replica: Replica, step: int, microbatch: int) -> Iterator[None]:
+def watched(port: ViewPort, engine: Engine, step: int, microbatch: int) -> Iterator[None]:
     """The loop's body computes this microbatch."""
-    checked = replica.engine.checked
+    checked = engine.checked
     if checked is None:
         yield
         return
@@ -72,13 +72,13 @@ def watched(replica: Replica, step: int, microbatch: int) -> Iterator[None]:
             yield
     finally:
         found, checked.found = checked.found, []
-        replica.link.send([
+        port.tell_coordinator([
             m.DeviceNoted(
-                member=replica.env.me, device=replica.device, source="checks", step=step, microbatch=microbatch,
+                member=port.env.me, device=port.device, source="checks", step=step, microbatch=microbatch,
                 evidence=str(finding), action=finding.action,
                 remedy="none needed once; a device that does this again should be tested: outlast health test",
             )
             for finding in found
         ])  # fmt: skip
     if found:
-        _tested_if_again(replica, checked, len(found))
+        _tested_if_again(port, engine, checked, len(found))

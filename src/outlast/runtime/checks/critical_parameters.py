@@ -16,6 +16,7 @@ from torch import nn
 
 from outlast.core.policy._critical import Candidate, Kind, choose_critical
 from outlast.errors import ConfigError
+from outlast.runtime.checks.guards import Guarding
 from outlast.runtime.exchange.second_reduction import Checks
 from outlast.runtime.training.engine import Engine
 from outlast.runtime.training.state import State
@@ -42,10 +43,10 @@ def critical_of(state: State, wanted: Sequence[str] | str) -> tuple[str, ...]:
     return tuple(name for name in state.names if name in found)
 
 
-def watch(engine: Engine, names: Sequence[str], checks: Checks) -> None:
+def watch(engine: Engine, guards: Guarding, names: Sequence[str], checks: Checks) -> None:
     """From the next step on."""
     indices = frozenset(engine.state.names.index(name) for name in names)
-    engine.guards.agreement.always(indices)
+    guards.agreement.always(indices)
     for bucket in engine.layout.buckets:
         spans = [(start, start + numel) for index, start, numel in bucket.params if index in indices]
         if spans:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -34,20 +34,20 @@ from outlast.core.protocol import Header
 from outlast.runtime.checks._activations import Activations
 from outlast.runtime.checks._certified_state import InMemory
 from outlast.runtime.checks._state_rotation import Agreement
-
-if TYPE_CHECKING:
-    from outlast.runtime.training.engine import Engine, Meta
+from outlast.runtime.training.engine import Engine
+from outlast.runtime.training.step_checks import Meta, Unguarded
 
 __all__ = ["KEY", "Guarding"]
 
 KEY = "outlast.guards"
 
 
-class Guarding:
+class Guarding(Unguarded):
     """See the module. `policy` None: nothing is watched."""
 
     def __init__(self, engine: Engine, policy: Guards | None) -> None:
         self.engine, self.policy = engine, policy
+        self.reads_norm = policy is not None and policy.reads_norm
         self.state: GuardState = fresh_state(policy or Guards())
         self.agreement = Agreement(engine.state, policy.agreement if policy else 0)
         self.certified = InMemory(KEY) if policy and policy.certify_every else None
@@ -69,9 +69,13 @@ class Guarding:
         self.engine.samples.leave_out(self.state.left_out)
 
     # --- before the exchange -------------------------------------------------------------------------------------
-    @property
-    def reads_norm(self) -> bool:
-        return self.policy is not None and self.policy.reads_norm
+    def microbatch_begins(self) -> None:
+        if self.activations is not None:
+            self.activations.begin()
+
+    def microbatch_ends(self) -> None:
+        if self.activations is not None:
+            self.activations.end()
 
     def note(self, step: int) -> GuardNote:
         """My part of the header of this step."""

@@ -22,8 +22,10 @@ from outlast.core.protocol import Header
 from outlast.core.protocol.tree import Node, leaves_of, merges
 from outlast.runtime.checks._extra_batches import apart, gradients, prepare
 from outlast.runtime.checks._nonfinite_operation import Watch, bad_rows, float_tensors
-from outlast.runtime.member.driver import Replica
+from outlast.runtime.checks.guards import Guarding
+from outlast.runtime.training.engine import Engine
 from outlast.runtime.training.losses import missing_backward
+from outlast.runtime.view.port import ViewPort
 from outlast.tensors import fingerprint
 
 __all__ = ["Inspection", "bad_samples"]
@@ -32,8 +34,9 @@ __all__ = ["Inspection", "bad_samples"]
 class Inspection:
     """One replica's part. `active`: a backward now belongs to it."""
 
-    def __init__(self, replica: Replica) -> None:
-        self._replica, self._engine = replica, replica.engine
+    def __init__(self, port: ViewPort, engine: Engine, guards: Guarding) -> None:
+        self._port, self._engine, self._guards = port, engine, guards
+        self.findings: list[Culprit] = []  # what came of the last look
         self._at: tuple[int, int, Any] = (0, 0, None)
         self._watch: Watch | None = None
         self._seen = False
@@ -41,14 +44,14 @@ class Inspection:
         self.active = False
 
     def batches(self, headers: Sequence[Header]) -> Iterator[Any]:
-        """Microbatches of mine, each to see one backward. `replica.findings` holds what came of it."""
-        replica, engine = self._replica, self._engine
-        policy, step = engine.guards.policy, headers[0].step
-        replica.findings = []
+        """Microbatches of mine, each to see one backward. `findings` holds what came of it."""
+        engine, guards = self._engine, self._guards
+        policy, step = guards.policy, headers[0].step
+        self.findings = []
         if policy is None or not policy.inspect:
             return
-        watched = engine.guards.is_nonfinite(headers)
-        if not watched and not engine.guards.is_spike(headers):
+        watched = guards.is_nonfinite(headers)
+        if not watched and not guards.is_spike(headers):
             return
         leaves = self._suspected(headers) if watched else leaves_of(engine.sums.slots)
         sizes = engine.samples.sizes(step)
@@ -57,15 +60,15 @@ class Inspection:
         with apart(engine, paused=True):
             for leaf in (leaf for leaf in leaves if sizes[leaf]):
                 yield from self._one(step, leaf, Watch.over(engine.state.model) if watched else None)
-                if replica.findings and replica.findings[-1].reproduced:
+                if self.findings and self.findings[-1].reproduced:
                     break
         self.active = False
         if not watched:
             self._compare(leaves)
-        replica.findings = [seen for seen in replica.findings if seen.reproduced] or replica.findings[:1]
+        self.findings = [seen for seen in self.findings if seen.reproduced] or self.findings[:1]
 
     def _one(self, step: int, leaf: int, watch: Watch | None) -> Iterator[Any]:
-        batch = prepare(self._replica, step, leaf, Phase.RECOMPUTE)
+        batch = prepare(self._port, self._engine, step, leaf, Phase.RECOMPUTE)
         self._at, self._watch, self._seen = (step, leaf, batch), watch, False
         with watch or contextlib.nullcontext():
             yield batch
@@ -80,6 +83,11 @@ class Inspection:
         if bad:
             return sorted(bad.intersection(leaves_of(sums.slots)))
         return leaves_of(node for node, slot in sums.slots.items() if any(map(_overflows, memory.flats(slot))))
+
+    def taken(self) -> list[Culprit]:
+        """What was found, once: it is told in one round only."""
+        found, self.findings = self.findings, []
+        return found
 
     def backward(self, loss: Tensor) -> None:
         """The backward of such a microbatch: look at the gradients, and forget them."""
@@ -101,8 +109,8 @@ class Inspection:
         )  # fmt: skip
 
     def _found(self, **what: Any) -> None:
-        env = self._replica.env
-        self._replica.findings.append(Culprit(replica=env.me, host=env.agent, device=self._replica.device, **what))
+        env = self._port.env
+        self.findings.append(Culprit(replica=env.me, host=env.agent, device=self._port.device, **what))
 
     # --- the same share once more --------------------------------------------------------------------------------
     def _add(self, grads: Sequence[Tensor | None]) -> None:

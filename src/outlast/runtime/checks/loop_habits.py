@@ -12,19 +12,19 @@ from outlast.core.phases import Phase
 from outlast.core.protocol import Header
 from outlast.errors import LoopUnrepeatable
 from outlast.runtime.training.loop_state import LoopState
-from outlast.runtime.transport.mesh import Mesh, Settings
+from outlast.runtime.transport.mesh import Settings
+from outlast.runtime.view.port import ViewPort
 
 __all__ = ["compare_settings"]
 
 
-def compare_settings(mesh: Mesh, headers: Sequence[Header], loop: LoopState) -> None:
+def compare_settings(port: ViewPort, headers: Sequence[Header], loop: LoopState) -> None:
     """Raises LoopUnrepeatable on every member if they are to step with different settings, naming the first."""
     if len({header.settings for header in headers}) == 1:
         return
     step = headers[0].step
-    mesh.broadcast(Settings(step, loop.settings))
-    found = mesh.collect(Settings, step, 0, Phase.HEADER)
-    rows = {h.member: loop.named(loop.settings if h.member == mesh.me else found[h.member].told) for h in headers}
+    said = port.everyone(Settings(step, loop.settings), Phase.HEADER)
+    rows = {member: loop.named(found.told) for member, found in said.items()}
     names = list(dict.fromkeys(name for table in rows.values() for name in table))
     name = next(name for name in names if len({table.get(name) for table in rows.values()}) > 1)
     values = ", ".join(f"{member} {table.get(name, 'none')}" for member, table in rows.items())

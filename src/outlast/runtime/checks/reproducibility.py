@@ -17,10 +17,11 @@ from outlast.core.phases import Phase
 from outlast.errors import StateDiverged
 from outlast.runtime.checks._extra_batches import apart, gradients, prepare
 from outlast.runtime.checks.state_comparison import Rows, first_difference
-from outlast.runtime.member.driver import Replica
+from outlast.runtime.training.engine import Engine
 from outlast.runtime.training.losses import missing_backward
 from outlast.runtime.training.samples import batch_digest, unlike_samples
 from outlast.runtime.transport.mesh import Parts
+from outlast.runtime.view.port import ViewPort
 from outlast.tensors import fingerprint
 
 __all__ = ["Repeat"]
@@ -32,8 +33,8 @@ _SAMPLES = "the samples"
 class Repeat:
     """One replica's part in the check. `active`: a backward now belongs to it."""
 
-    def __init__(self, replica: Replica) -> None:
-        self._replica = replica
+    def __init__(self, port: ViewPort, engine: Engine) -> None:
+        self._port, self._engine = port, engine
         self._rows: list[Rows] = []
         self._samples = _SAMPLES, 0
         self.active = False
@@ -41,7 +42,7 @@ class Repeat:
 
     def rounds(self) -> int:
         """How often this replica computes microbatch 0 for the check."""
-        member, config = self._replica.member, self._replica.env.config
+        member, config = self._port.member, self._port.env.config
         view = member.view
         if view is None or not view.start or not member.formed or member.committed or not config.bitwise:
             return 0
@@ -50,32 +51,32 @@ class Repeat:
 
     def batches(self, rounds: int) -> Iterator[Any]:
         """The extra batches; each must see one backward."""
-        engine, replica = self._replica.engine, self._replica
+        engine, port = self._engine, self._port
         self.active = True
         with apart(engine, paused=True):
             if rounds == 1:  # who has fetched them at another place before gets the same
                 engine.samples.fetch_otherwise(0, 0)
             for number in range(rounds):
-                batch = prepare(replica, 0, 0, Phase.LOAD)
+                batch = prepare(port, engine, 0, 0, Phase.LOAD)
                 self._samples = _SAMPLES, batch_digest(batch)
                 yield batch
                 if len(self._rows) != number + 1:
                     raise missing_backward(0, 0)
         self.active = False
-        if rounds and replica.mesh is not None:
-            replica.mesh.broadcast(Parts(_CHECK, self._rows[0]))
-        self._compare({f"{replica.env.me}, time {i + 1}": rows for i, rows in enumerate(self._rows)})
+        if rounds and port.mesh is not None:
+            port.mesh.broadcast(Parts(_CHECK, self._rows[0]))
+        self._compare({f"{port.env.me}, time {i + 1}": rows for i, rows in enumerate(self._rows)})
 
     def backward(self, loss: Tensor) -> None:
         """Fingerprint the gradients and forget them."""
-        engine = self._replica.engine
+        engine = self._engine
         grads = zip(engine.state.names, gradients(engine, loss), strict=True)
         rows = tuple((name, 0 if grad is None else fingerprint(grad)) for name, grad in grads)
         self._rows.append((self._samples, *rows))
 
     def conclude(self) -> None:
         """Before the first exchange: compare the two members. ViewAbandoned if the view ends; it is not repeated."""
-        mesh, pending = self._replica.mesh, self._pending
+        mesh, pending = self._port.mesh, self._pending
         self._pending = False
         if not pending or mesh is None or not mesh.view.start:
             return
@@ -90,7 +91,7 @@ class Repeat:
         if len(set(rows.values())) > 1:
             name, count = first_difference(rows)
             if name == _SAMPLES:
-                indices = self._replica.engine.samples.indices(0, 0)
+                indices = self._engine.samples.indices(0, 0)
                 raise unlike_samples(0, 0, indices, f"whoever fetches them, and after whatever ({'; '.join(rows)})")
             more = f" and of {count - 1} more" if count > 1 else ""
             raise StateDiverged(

@@ -10,43 +10,44 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import Protocol
 
 from outlast.core.phases import Phase
 from outlast.core.protocol import Header, Plan, View, plan_of, rows_touched
 from outlast.core.protocol import messages as m
 from outlast.errors import TrainingError, ViewAbandoned
-from outlast.runtime.exchange.row_plane import HOLD, VOTE
-from outlast.runtime.transport.connections import decoded
-from outlast.runtime.transport.mesh import Extra
-
-if TYPE_CHECKING:
-    from outlast.runtime.member.driver import Replica
+from outlast.runtime.exchange.robust_rows import Robust
+from outlast.runtime.joining.donor import Donor
+from outlast.runtime.view.port import ViewPort
+from outlast.runtime.view.rounds import HOLD, VOTE
 
 __all__ = ["admit", "examine", "wait_for_rows"]
 
 _REST_S = 1.0
 
 
-def admit(replica: Replica, view: View, plan: Plan) -> None:
+class RowWitness(Protocol):
+    """A plane that can tell whether a member reduced its slice to what the rows give."""
+
+    def false(self, bucket: int, reducer: int) -> bool | None: ...
+
+
+def admit(port: ViewPort, robust: Robust, view: View, plan: Plan) -> None:
     """After the roll call: may this view's members compute? Raises TrainingError where the policy is to stop."""
-    robust, member = replica.engine.robust, replica.member
-    assert robust is not None
+    member = port.member
     usual = plan_of(view.members, 0, robust.num_leaves, robust.num_rows).leaves
-    hosts = member.hosts if replica.env.config.fault_domain == "host" else {}
+    hosts = member.hosts if port.env.config.fault_domain == "host" else {}
     rows = _most_of(hosts, (plan.leaves, usual), robust.num_leaves, robust.num_rows)
     found = robust.settings.admit(rows)
-    with replica.lock:
+    with port.lock:
         member.held_back = found.action == "wait"
     told = m.Admitted(
-        member=replica.env.me, view=view.id, step=member.committed, action=found.action,
+        member=port.env.me, view=view.id, step=member.committed, action=found.action,
         tolerated=found.tolerated_hosts, most_rows=found.most_rows, trim_count=found.trim_count, lowered=found.lowered,
         reason=found.reason,
     )  # fmt: skip
-    if view.members[0] == replica.env.me or found.action == "stop":
-        replica.link.send([told])
+    if view.members[0] == port.env.me or found.action == "stop":
+        port.tell_coordinator([told])
     if found.action == "stop":
         raise TrainingError(
             f"view {view.id} is not good enough for the rule: {found.reason}", where=f"step {member.committed}",
@@ -69,58 +70,54 @@ def _most_of(
     return worst
 
 
-def wait_for_rows(replica: Replica) -> None:
+def wait_for_rows(port: ViewPort, donor: Donor) -> None:
     """One turn of waiting in a view that is held back: rest, or a round in which all carry out what all have heard."""
-    mesh, member = replica.mesh, replica.member
+    mesh, member = port.mesh, port.member
     if mesh is None:
         raise ViewAbandoned("the view is closed")
-    with replica.lock:
+    with port.lock:
         heard, turn, view, step = member.heard, member.carried_out, member.view, member.committed
     if heard == turn or view is None:
         mesh.rest(_REST_S)
         return
-    mesh.broadcast(Extra(step, HOLD + turn, heard.to_bytes(4, "big")))
-    box = mesh.collect(Extra, step, HOLD + turn, Phase.ROLL_CALL)
-    agreed = min(heard, *(int.from_bytes(said.body, "big") for said in box.values())) if box else heard
-    with replica.lock:
+    agreed = min(port.on(HOLD, step, heard, Phase.ROLL_CALL, turn).values())
+    with port.lock:
         due = member.carry_out(agreed)
     for order in due:
-        replica.donor.carry_out(order, view)
+        donor.carry_out(order, view)
 
 
-def examine(replica: Replica, plane: Any, headers: Sequence[Header]) -> None:
+def examine(port: ViewPort, robust: Robust, plane: RowWitness, headers: Sequence[Header]) -> None:
     """Before the verdict: what the headers say of the rows and of the reducers.
 
     Raises TrainingError for more bad rows than the rule tolerates, ViewAbandoned when a reducer is accused.
     """
-    robust = replica.engine.robust
-    assert robust is not None
-    with replica.lock:
-        _, plan = replica.member.standing()
+    with port.lock:
+        _, plan = port.member.standing()
     robust.refuse_bad_rows((header.rows for header in headers), plan.leaves)
     accusations = sorted({(b, name, h.member) for h in headers for b, name in h.rows.accused})
     if accusations:
-        _vote(replica, plane, headers, *accusations[0])
+        _vote(port, plane, headers, *accusations[0])
 
 
-def _vote(replica: Replica, plane: Any, headers: Sequence[Header], bucket: int, reducer: str, accuser: str) -> None:
-    mesh, step = replica.mesh, headers[0].step
+def _vote(
+    port: ViewPort, plane: RowWitness, headers: Sequence[Header], bucket: int, reducer: str, accuser: str
+) -> None:
+    mesh, step = port.mesh, headers[0].step
     assert mesh is not None
     members = [header.member for header in headers]
-    me = replica.env.me
+    me = port.env.me
     false = plane.false(bucket, members.index(reducer)) if me not in (reducer, accuser) else me == accuser
     mine = accuser if false is False else reducer
     votes = {me: mine}
     try:
-        mesh.broadcast(Extra(step, VOTE, msgspec.msgpack.encode(mine)))
-        box = mesh.collect(Extra, step, VOTE, Phase.HEADER)
-        votes |= {name: decoded(name, said.body, str) for name, said in box.items()}
+        votes |= port.on(VOTE, step, mine, Phase.HEADER)
     finally:  # whoever has left meanwhile had every vote
         told = m.Accused(
             member=me, view=mesh.view.id, step=step, bucket=bucket, reducer=reducer, accuser=accuser, culprit=mine,
             members=tuple(members), at_s=time.monotonic(),
         )  # fmt: skip
-        replica.link.send([told])
+        port.tell_coordinator([told])
     against = sum(vote == reducer for vote in votes.values())
     raise ViewAbandoned(
         f"{accuser} found the slice of bucket {bucket} that {reducer} reduced to be false; "

@@ -22,7 +22,8 @@ from outlast.core.policy import agree
 from outlast.core.protocol import Header, RollEntry, View
 from outlast.errors import LoopUnrepeatable, StateDiverged
 from outlast.runtime.training.state import State
-from outlast.runtime.transport.mesh import Mesh, Parts
+from outlast.runtime.transport.mesh import Parts
+from outlast.runtime.view.port import ViewPort
 from outlast.tensors import combine, fingerprint_named
 
 __all__ = ["REPLAYED", "Comparison", "compare", "first_difference"]
@@ -69,15 +70,16 @@ class Comparison:
         rest = [self._rest.result()] if self._rest is not None else []
         return _WHOLE, combine([*self._values, *rest])
 
-    def judge(self, mesh: Mesh, headers: Sequence[Header], parts: Parted, expel: Expel) -> None:
+    def judge(self, port: ViewPort, headers: Sequence[Header], parts: Parted, expel: Expel) -> None:
         """As `compare`, of what the headers say."""
         rows = zip(self._entries, headers, strict=True)
         told = [msgspec.structs.replace(e, committed=h.step, fingerprint=h.state[1]) for e, h in rows]
-        compare(mesh, self._view, told, parts, expel, headers[0].step)
+        compare(port, self._view, told, parts, expel, headers[0].step)
 
 
 def compare(
-    mesh: Mesh, view: View, entries: Sequence[RollEntry], parts: Parted, expel: Expel = lambda *_: None, step: int = -1
+    port: ViewPort, view: View, entries: Sequence[RollEntry], parts: Parted, expel: Expel = lambda *_: None,
+    step: int = -1,
 ) -> None:  # fmt: skip
     """StateDiverged on every member if two are at one step with different states. ViewAbandoned. `expel` is called
     first where most are equal, and may raise instead; not in the first view, where no state has been trained yet.
@@ -90,10 +92,8 @@ def compare(
     double = next((step for step in steps if steps.count(step) > 1), None)
     if double is None:
         return
-    mine = Parts(step, tuple(parts()))
-    mesh.broadcast(mine)
-    found = mesh.collect(Parts, step, 0, Phase.ROLL_CALL if step < 0 else Phase.HEADER)
-    rows = {name: mine.rows if name == mesh.me else found[name].rows for name in view.members}
+    said = port.everyone(Parts(step, tuple(parts())), Phase.ROLL_CALL if step < 0 else Phase.HEADER)
+    rows = {name: told.rows for name, told in said.items()}
     there = [entry for entry in entries if entry.committed == double and entry.fingerprint]
     name, count = first_difference({entry.member: rows[entry.member] for entry in there})
     differing, majority = agree({entry.member: entry.fingerprint for entry in there})

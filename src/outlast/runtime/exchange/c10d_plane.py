@@ -28,11 +28,11 @@ from outlast.errors import ViewAbandoned
 from outlast.runtime.exchange._c10d_transfers import Collectives, Pending, Points
 from outlast.runtime.exchange._rendezvous import LOOPBACK, ViewStore, shut
 from outlast.runtime.exchange.plane import Enter, Reduction, Task, reduce_and_note
-from outlast.runtime.exchange.second_reduction import WANTED
 from outlast.runtime.exchange.slots import Memory
 from outlast.runtime.host.environment import Environment
 from outlast.runtime.transport.connections import decoded
 from outlast.runtime.transport.mesh import Extra, Hand, Mesh, Ready
+from outlast.runtime.view.rounds import WANTED
 from outlast.tensors import BLOCK, Layout, fingerprint, reduce_slice
 
 __all__ = ["NetworkPlane", "open_store"]

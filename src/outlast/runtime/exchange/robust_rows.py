@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -27,14 +27,32 @@ from outlast.core.protocol import Node, RowsNote, owners_of, roots, schedule
 from outlast.errors import TrainingError
 from outlast.runtime.exchange._rule_memory import RowMemory
 from outlast.runtime.exchange.rule_settings import RowSettings, check_short_batch, row_settings
-from outlast.runtime.training.samples import Samples
-from outlast.runtime.training.state import State
 from outlast.tensors import BLOCK, Layout, Mixture, Rule, make_rule, partial_grams, reduce_slice, total_gram
 
 __all__ = ["Robust", "arrange", "layout_for"]
 
 MEMORY = "outlast.rows"  # what rules remember, among the registered state
 Parts = Mapping[Node, Tensor]
+
+
+class BatchSizes(Protocol):
+    """How many samples each microbatch of a step has."""
+
+    seed: int
+
+    @property
+    def num_leaves(self) -> int: ...
+    @property
+    def steps_per_epoch(self) -> int: ...
+    def sizes(self, step: int) -> Sequence[int]: ...
+
+
+class Registry(Protocol):
+    """The training state: its parameters by name, and what is registered with it."""
+
+    names: list[str]
+    params: list[Tensor]
+    extra: dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -52,7 +70,7 @@ class _Group:
 class Robust:
     """See the module. `layout`: made with a group for each parameter, so that a bucket has one rule."""
 
-    def __init__(self, settings: RowSettings, layout: Layout, samples: Samples, seed: int) -> None:
+    def __init__(self, settings: RowSettings, layout: Layout, samples: BatchSizes, seed: int) -> None:
         self.settings, self.layout, self.samples, self.seed = settings, layout, samples, seed
         self.num_rows, self.num_leaves = settings.num_rows, samples.num_leaves
         self.roots = roots(self.num_leaves, self.num_rows)
@@ -232,7 +250,7 @@ def layout_for(settings: RowSettings | None, params: Sequence[Tensor], bucket_by
 
 
 def arrange(
-    config: RunConfig, parts: State, samples: Samples, bucket_bytes: int, **given: Any
+    config: RunConfig, parts: Registry, samples: BatchSizes, bucket_bytes: int, **given: Any
 ) -> tuple[Layout, Robust | None]:
     """Buckets, and the rules if it is no mean; `given`: as of `row_settings`. What rules remember joins the state."""
     settings = row_settings(config, parts.names, samples.num_leaves, **given)

@@ -23,11 +23,11 @@ from outlast.runtime.exchange.second_reduction import checker_of
 from outlast.runtime.exchange.slots import OUTCOME, Memory
 from outlast.runtime.transport.connections import decoded
 from outlast.runtime.transport.mesh import Extra, Mesh, Ready, Reduced
+from outlast.runtime.view.rounds import GRAMS
 from outlast.tensors import BLOCK, Layout, look
 
-__all__ = ["HOLD", "VOTE", "RowSteps", "SharedRowPlane", "same_bits", "with_momentum", "without_momentum"]
+__all__ = ["RowSteps", "SharedRowPlane", "same_bits", "with_momentum", "without_momentum"]
 
-GRAMS, VOTE, HOLD = 0, 1 << 20, 1 << 21  # channels of `Extra`
 
 Tamper = Callable[[int, Tensor], None]
 

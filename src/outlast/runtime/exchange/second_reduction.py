@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 
@@ -21,18 +21,20 @@ from outlast.core.position import position_seed
 from outlast.core.protocol import Claim, Finding, Header
 from outlast.core.protocol.disputes import findings_of
 from outlast.errors import ViewAbandoned
-from outlast.runtime.transport.connections import decoded
-from outlast.runtime.transport.mesh import Extra
+from outlast.runtime.view.port import ViewPort
+from outlast.runtime.view.rounds import SLICES, Words
 
-if TYPE_CHECKING:
-    from outlast.runtime.member.driver import Replica
+__all__ = ["Checks", "checker_of", "settle", "settled"]
 
-__all__ = ["WANTED", "Checks", "checker_of", "settle", "settled"]
-
-_SLICES, WANTED = 1 << 22, 1 << 23  # channels of `Extra`; see `row_plane.py` for the others
 _MOST = 64  # slices looked at in one dispute; the others are checked again when the step is
 Slice = tuple[int, str]  # bucket, reducer
-Words = dict[Slice, tuple[int, int]]  # fingerprints of the slice as I gathered it, and as I compute it now
+
+
+class SliceWitness(Protocol):
+    """A plane that can reduce others' slices once more."""
+
+    def look_again(self, slices: Sequence[Slice]) -> Words:
+        """Fingerprints of these slices: as I gathered them, and as I compute them now."""
 
 
 class Checks:
@@ -80,24 +82,16 @@ def _turn(seed: int, step: int, num_members: int) -> int:
     return position_seed(seed, step, 0xC4EC) if num_members > 2 else 0
 
 
-def settle(replica: Replica, headers: Sequence[Header]) -> None:
+def settle(port: ViewPort, plane: SliceWitness, headers: Sequence[Header]) -> None:
     """All headers are there. Raises ViewAbandoned, on every member alike, if somebody found a slice to be false."""
     accused = sorted({(bucket, reducer) for h in headers for bucket, reducer, _ in h.audit.false})[:_MOST]
     if not accused:
         return
-    mesh, plane, step = replica.mesh, replica.plane, headers[0].step
-    if mesh is None or plane is None:
-        raise ViewAbandoned("the view is closed")
-    mine = plane.look_again(accused)  # type: ignore[attr-defined]
-    mesh.broadcast(Extra(step, _SLICES, msgspec.msgpack.encode([(*key, *words) for key, words in mine.items()])))
-    box = mesh.collect(Extra, step, _SLICES, Phase.HEADER)
-    said: dict[str, Words] = {mesh.me: mine}
-    for name, told in box.items():
-        rows = decoded(name, told.body, list[tuple[int, str, int, int]])
-        said[name] = {(b, r): (old, new) for b, r, old, new in rows}
+    step = headers[0].step
+    said = port.on(SLICES, step, plane.look_again(accused), Phase.HEADER)
     findings = [found for key in accused for found in settled(step, key, headers, said)]
-    with replica.lock:
-        replica.member.audits.hold(findings)
+    with port.lock:
+        port.member.audits.hold(findings)
     what = ", ".join(f"bucket {bucket} by {reducer}" for bucket, reducer in accused)
     names = ", ".join(dict.fromkeys(found.culprit for found in findings))
     raise ViewAbandoned(f"audit: what was reduced in step {step} is not what the sums give ({what}): {names}")

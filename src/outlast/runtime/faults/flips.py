@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from outlast.errors import ConfigError
-
-if TYPE_CHECKING:
-    from outlast.runtime.training.engine import Engine
+from outlast.runtime.training.engine import Engine
+from outlast.runtime.training.step_checks import NoFlips
 
 __all__ = ["Corruption", "Flip", "flip_bit", "ordered"]
 
@@ -55,15 +54,18 @@ class Flip(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 def ordered(me: str, engine: Engine) -> Engine:
     """The engine, with what OUTLAST_CORRUPTION orders for this process, if anything."""
     text, state = os.environ.get("OUTLAST_CORRUPTION"), engine.state
-    engine.corruption = Corruption.read(me, text, state.names, state.params, state.optimizers)
-    engine.sums.corruption = engine.corruption
-    if engine.corruption is not None and engine.checked is not None:
-        engine.checked.strike = engine.corruption.after_product
+    flips = Corruption.read(me, text, state.names, state.params, state.optimizers)
+    if flips is not None:
+        engine.step_checks.flips = flips
+        if engine.checked is not None:
+            engine.checked.strike = flips.after_product
     return engine
 
 
-class Corruption:
+class Corruption(NoFlips):
     """The flips ordered for one process. `num_struck`: how many happened."""
+
+    active = True
 
     def __init__(
         self, flips: Sequence[Flip], names: Sequence[str], params: Sequence[Tensor], optimizers: Sequence[Any] = ()

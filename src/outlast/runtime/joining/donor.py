@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from outlast.runtime.host.environment import Environment
-    from outlast.runtime.training.engine import Engine, Meta
+    from outlast.runtime.training.engine import Engine
     from outlast.runtime.training.loop_state import Lived
+    from outlast.runtime.training.step_checks import Meta
 
 __all__ = ["Donor"]
 

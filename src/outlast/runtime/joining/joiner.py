@@ -20,13 +20,14 @@ from outlast.errors import ViewAbandoned
 from outlast.runtime.exchange.slots import OUTCOME
 from outlast.runtime.host.environment import Environment
 from outlast.runtime.joining._feeds import Share, Streams
-from outlast.runtime.member.link import MemberLink, SoloLink
-from outlast.runtime.training.engine import Engine, Meta
+from outlast.runtime.training.engine import Engine
 from outlast.runtime.training.frozen import Outcome, raw
 from outlast.runtime.training.loop_state import Lived
 from outlast.runtime.training.state import empty_like_encoded
+from outlast.runtime.training.step_checks import Meta
 from outlast.runtime.training.warm_memory import at_low_priority
 from outlast.runtime.transport.connections import Arrivals
+from outlast.runtime.view.port import CoordinatorLink
 
 __all__ = ["Spare"]
 
@@ -56,7 +57,7 @@ class Spare:
         self,
         env: Environment,
         engine: Engine,
-        link: MemberLink | SoloLink,
+        link: CoordinatorLink,
         member: Member,
         lock: threading.RLock,
         enter: Callable[..., None],

@@ -9,13 +9,15 @@ import msgspec
 
 from outlast.core.policy import Guards
 from outlast.runtime.checks.checked_sums import admit_device, checked_sums
+from outlast.runtime.checks.guards import Guarding
 from outlast.runtime.exchange.robust_rows import arrange
 from outlast.runtime.exchange.rule_settings import row_settings
 from outlast.runtime.exchange.slots import Memory
 from outlast.runtime.faults.flips import ordered
 from outlast.runtime.host.environment import Environment
 from outlast.runtime.member.driver import Replica
-from outlast.runtime.saving.member_saves import attach
+from outlast.runtime.member.link import SoloLink
+from outlast.runtime.saving.member_saves import Saves
 from outlast.runtime.settings.save_settings import SaveSettings
 from outlast.runtime.training.engine import Engine
 from outlast.runtime.training.samples import Samples
@@ -59,16 +61,34 @@ def assemble(
     shared = env.exchange == "shm" and layout.device.type == "cpu"
     policy = Guards.of(guards if env.config.guards == "script" else env.config.guards)
     engine = Engine(
-        parts, samples, layout, Memory(layout, microbatches + 2, shared=shared), clip_norm, seed, rows,
-        policy,
+        parts, samples, layout, Memory(layout, microbatches + 2, shared=shared), clip_norm, seed, rows
     )  # fmt: skip
+    engine.step_checks.guards = guarding = Guarding(engine, policy)
     engine.checked = checked_sums(parts.model, checks)
     ordered(env.me, engine)
     engine.witness = Witness.of(os.environ, env.me, parts)
     facts = facts | {"aggregation": rows.settings.describe() if rows is not None else "mean", "guards": str(policy)}
     facts |= {"loop": "protected", "bucket_mb": f"{bucket_mb:g}"}  # norms are summed bucket by bucket
     facts |= {"checkpoints": msgspec.json.encode(keep).decode()} if keep is not None else {}
-    replica = Replica(env, engine, facts)
+    replica = Replica(env, engine, facts, guarding)
+    if env.lies:
+        from outlast.runtime.faults.liars import lying
+
+        replica.disguise = lambda plane: lying(env.lies, env.me, plane, engine)
     if keep is not None:
-        attach(replica, keep)
+        _attach(replica, keep)
     return replica
+
+
+def _attach(replica: Replica, settings: SaveSettings) -> None:
+    """Give a replica its part in the run's checkpoints. Raises ConfigError for a place of no known kind."""
+    link = replica.link
+    certified = replica.guards.certified
+    alone = isinstance(link, SoloLink)
+    facts = {key: value for key, value in replica.facts.items() if key != "checkpoints"}
+    replica.saves = Saves(
+        replica.env, replica.engine, replica.member, settings, facts, send=None if alone else link.send,
+        wake_fd=link.wake_fd, verified=lambda: certified.step if certified is not None else None,
+    )  # fmt: skip
+    if not isinstance(link, SoloLink):
+        link.on_save, link.repeat = replica.saves.told, replica.saves.repeat

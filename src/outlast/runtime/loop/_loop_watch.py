@@ -12,9 +12,9 @@ from torch import Tensor
 
 from outlast.errors import StepMisuse
 from outlast.runtime.loop._hidden_gradients import hide, show_none
-from outlast.runtime.training.engine import Meta
 from outlast.runtime.training.losses import LossCheck
 from outlast.runtime.training.state import State
+from outlast.runtime.training.step_checks import Meta
 from outlast.runtime.training.witness import Witness
 
 __all__ = ["LoopWatch", "steps_again"]

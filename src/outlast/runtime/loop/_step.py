@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from outlast.errors import StepMisuse
-from outlast.runtime.training.engine import Meta
+from outlast.runtime.training.step_checks import Meta
 
 __all__ = ["Step"]
 

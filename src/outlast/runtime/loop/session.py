@@ -26,15 +26,11 @@ from torch import Tensor
 
 from outlast.core.phases import Phase
 from outlast.core.policy import Guards
-from outlast.core.protocol import Certificate, Compute, Exchange, Leave, Wait
+from outlast.core.protocol import Certificate, Leave, Wait
 from outlast.errors import ConfigError, Evicted, FleetLost, MembershipError, StepMisuse, ViewAbandoned
-from outlast.runtime.checks.audits import Auditing, chosen_audit
-from outlast.runtime.checks.checked_sums import watched
+from outlast.runtime.checks.audits import chosen_audit
 from outlast.runtime.checks.critical_parameters import critical_of
-from outlast.runtime.checks.inspection import Inspection
 from outlast.runtime.checks.rehearsal import Rehearsal
-from outlast.runtime.checks.reproducibility import Repeat
-from outlast.runtime.exchange.plane import Plane
 from outlast.runtime.exchange.rule_settings import Given as Aggregation
 from outlast.runtime.host.environment import Environment
 from outlast.runtime.loop._allocator import keep_freed_memory
@@ -47,10 +43,10 @@ from outlast.runtime.loop._plain import PlainTraining, plain_training
 from outlast.runtime.loop._step import Step
 from outlast.runtime.loop._writer_turn import Turn
 from outlast.runtime.member.driver import Replica
+from outlast.runtime.member.step import StepCourse
 from outlast.runtime.saving.unsaved import watch
 from outlast.runtime.settings.save_settings import Checkpoint, beginning_of, settings_of
 from outlast.runtime.training.arguments import check_arguments, check_once, check_shares, listed, positive
-from outlast.runtime.training.losses import missing_backward, second_backward
 from outlast.runtime.training.run_facts import facts_of, prepare_process, warm_up
 from outlast.runtime.training.samples import Samples
 from outlast.runtime.training.state import State, digest_of
@@ -179,12 +175,9 @@ class Training:
 
     def __init__(self, replica: Replica, audit: float | str = 0.0, critical: Sequence[str] = ()) -> None:
         self.replica, self.engine = replica, replica.engine
-        self._repeat = Repeat(replica)
-        self._audit = Auditing(replica, audit, critical)
-        self._inspection = Inspection(replica)
+        self._course = StepCourse(replica, audit, critical)
         self._started = False
         self._step: Step | None = None
-        self._begun: Plane | None = None  # the view's plane in which the current step's exchange has begun
         self._failed = False
         self._home = os.getpid()  # what the script forks inherits hooks and handlers, and is not the replica
         self._watch = LoopWatch(self.engine.state, self.engine.num_leaves, self.engine.witness)
@@ -301,7 +294,7 @@ class Training:
         warm_up()
         self.engine.loop.find_schedulers()
         if self.replica.env.config.bitwise:
-            self.engine.rehearsal = Rehearsal(self.engine.state, self.replica.member.is_last)
+            self.engine.step_checks.rehearsal = Rehearsal(self.engine.state, self.replica.member.is_last)
         self.replica.link.start()
         if threading.current_thread() is threading.main_thread() and self.replica.env.coordinator is not None:
             self._previous = signal.signal(signal.SIGTERM, self._asked_to_leave)
@@ -379,121 +372,18 @@ class Training:
 
     def _microbatches(self, step: int) -> Iterator[Any]:
         """Batches until the step is committed: mine, and orphans of the dead."""
-        replica, engine = self.replica, self.engine
-        if step == 0:
-            yield from self._repeat.batches(self._repeat.rounds())
-        while True:
-            if engine.late is not None and engine.late.step == step:
-                replica.spare.live()
-            if replica.member.committed != step:
-                break
-            todo = replica.resume()
-            if todo is None:
-                self._ended()
-            if replica.member.committed != step:
-                continue
-            replica.begun(step)
-            if isinstance(todo, Compute):
-                if engine.samples.sizes(step)[todo.microbatch] == 0:
-                    engine.skip(step, todo.microbatch)
-                    self._computed(todo)
-                    continue
-                yield from self._one(todo)
-            elif isinstance(todo, Exchange):
-                yield from self._exchange(todo)
-        if engine.meta is None or engine.meta.step != step:  # it was given a newer state: the loop has missed steps
+        yield from self._course.batches(step, self._ended)
+        if self.engine.meta is None or self.engine.meta.step != step:  # a newer state was taken: the loop missed steps
             raise Evicted(
-                f"the run went on without this replica after step {step}", where=f"replica {replica.env.me}",
+                f"the run went on without this replica after step {step}", where=f"replica {self.replica.env.me}",
                 did="it is started again", remedy="outlast why says more",
             )  # fmt: skip
-        self._watch.committed(engine.meta)
-        if replica.saves is not None:
-            self._committed = values_of(engine.state.params)
-        replica.enter(Phase.BODY)  # the loop's own time: an evaluation may take as long as it likes
-
-    def _one(self, todo: Compute) -> Iterator[Any]:
-        replica = self.replica
-        if todo.orphan:
-            replica.enter(Phase.RECOMPUTE, todo.microbatch)
-        replica.enter(Phase.LOAD, todo.microbatch)
-        batch = self.engine.prepare(todo.step, todo.microbatch)
-        self._current, self._loss = todo, None
-        replica.enter(Phase.BODY, todo.microbatch)
-        with watched(replica, todo.step, todo.microbatch):
-            yield batch
-        if self._loss is None:
-            raise missing_backward(todo.step, todo.microbatch)
-        self._computed(todo)
+        self._watch.committed(self.engine.meta)
+        if self.replica.saves is not None:
+            self._committed = values_of(self.engine.state.params)
+        self.replica.enter(Phase.BODY)  # the loop's own time: an evaluation may take as long as it likes
 
     def _backward(self, loss: Tensor) -> None:
         self._watch.loss(loss)
-        beside = (self._repeat, self._audit, self._inspection)
-        next((each.backward for each in beside if each.active), self._into_the_step)(loss)
+        self._course.backward(loss)
         self._watch.after_backward()
-
-    def _into_the_step(self, loss: Tensor) -> None:
-        todo, replica = self._current, self.replica
-        if todo is None or self._loss is not None:
-            raise second_backward()
-        replica.enter(Phase.BACKWARD, todo.microbatch)
-        self.engine.begin(todo.step, todo.microbatch, self._announcer(todo))
-        loss.backward()  # type: ignore[no-untyped-call]
-        replica.enter(Phase.MERGE, todo.microbatch)
-        self.engine.end(todo.step, todo.microbatch, float(loss.detach()))
-        self._loss = float(loss.detach())
-        replica.enter(Phase.BODY, todo.microbatch)
-
-    def _announcer(self, todo: Compute) -> Callable[[int], None] | None:
-        """For the last microbatch before an exchange: offer each bucket as soon as it is folded. Never raises."""
-        replica = self.replica
-        try:
-            with replica.lock:
-                _, plan = replica.member.standing()
-                missing = self._missing(plan.leaves)
-        except ViewAbandoned:
-            return None
-        last = plan.leaves[replica.env.me][-1:] == (todo.microbatch,)
-        if not last or replica.plane is None or missing > 1:
-            return None
-        plane = self._begun = replica.plane
-        trouble: list[ViewAbandoned] = []
-
-        def announce(bucket: int) -> None:
-            if not trouble:
-                try:
-                    if bucket == 0:
-                        plane.begin(replica.task())
-                    plane.offer(bucket)
-                except ViewAbandoned as reason:  # recorded: acted on after the backward (13)
-                    trouble.append(reason)
-
-        return announce
-
-    def _missing(self, leaves: Mapping[str, Sequence[int]]) -> int:
-        held = {leaf for lo, hi in self.replica.member.held for leaf in range(lo, hi)}
-        return len(set(leaves[self.replica.env.me]) - held)
-
-    def _computed(self, todo: Compute) -> None:
-        with self.replica.lock:
-            self.replica.member.computed(todo.microbatch)
-            self._audit.computed(todo.microbatch)
-        self._current = None
-
-    _current: Compute | None = None
-    _loss: float | None = None
-
-    def _exchange(self, todo: Exchange) -> Iterator[Any]:
-        begun, self._begun = self._begun, None
-        try:
-            self._repeat.conclude()
-            self.engine.loop.check()
-            self._audit.commit(todo)
-            found = self.replica.exchange(todo, begun is not None and begun is self.replica.plane)
-            yield from self._audit.batches(todo)
-            self.replica.collect_heads(todo, found, self._audit)
-            if self.replica.heads is not None and self.engine.guards.suspects(self.replica.heads[0]):
-                yield from self._inspection.batches(self.replica.heads[0])
-            self.replica.conclude(todo)
-            self._audit.report(todo.view)
-        except ViewAbandoned as reason:
-            self.replica.abandon(reason)

@@ -6,16 +6,13 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from outlast.core.phases import Phase
 from outlast.core.protocol import StepTime
 from outlast.core.protocol import messages as m
+from outlast.runtime.transport.mesh import Mesh
 from outlast.runtime.transport.progress_block import Progress
-
-if TYPE_CHECKING:
-    from outlast.runtime.member.driver import Replica
-    from outlast.runtime.transport.mesh import Mesh
+from outlast.runtime.view.port import ViewPort
 
 __all__ = ["Pace", "ping", "stalled"]
 
@@ -127,25 +124,25 @@ class Pace:
             return tuple(losses)
 
 
-def ping(replica: Replica, mesh: Mesh) -> None:
+def ping(port: ViewPort, mesh: Mesh) -> None:
     """Ping all; a timer reports who answered. Counted from the pings: who was busy until now reaches everybody."""
     mesh.ping()
 
     def report() -> None:
-        me = replica.env.me
-        replica.link.send([m.Rows(member=me, view=mesh.view.id, reached=tuple(sorted(mesh.answered)))])
+        me = port.env.me
+        port.tell_coordinator([m.Rows(member=me, view=mesh.view.id, reached=tuple(sorted(mesh.answered)))])
 
     timer = threading.Timer(_ANSWERS_S, report)
     timer.daemon = True
     timer.start()
 
 
-def stalled(replica: Replica, phase: Phase, missing: tuple[str, ...], waited_s: float) -> None:
+def stalled(port: ViewPort, phase: Phase, missing: tuple[str, ...], waited_s: float, deadline_s: float) -> None:
     """A wait takes longer than its deadline."""
-    mesh = replica.mesh  # not the member's view: that may be the next one already, and nobody is missed in it
+    mesh = port.mesh  # not the member's view: that may be the next one already, and nobody is missed in it
     if mesh is not None:
         message = m.Stalled(
-            member=replica.env.me, view=mesh.view.id, phase=phase, missing=missing, waited_s=waited_s,
-            deadline_s=replica.patience(phase),
+            member=port.env.me, view=mesh.view.id, phase=phase, missing=missing, waited_s=waited_s,
+            deadline_s=deadline_s,
         )  # fmt: skip
-        replica.link.send([message])
+        port.tell_coordinator([message])

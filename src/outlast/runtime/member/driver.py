@@ -12,10 +12,10 @@ import math
 import threading
 import time
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 from outlast.core.phases import OWNED, Phase
-from outlast.core.policy import Culprit, Ruling
 from outlast.core.policy._deadline import Durations, deadline
 from outlast.core.protocol import (
     Compute,
@@ -29,16 +29,15 @@ from outlast.core.protocol import (
     RollEntry,
     View,
     Wait,
-    cover,
     plan_of,
 )
 from outlast.core.protocol import messages as m
 from outlast.errors import Evicted, SignatureMismatch, StepMisuse, ViewAbandoned
-from outlast.runtime.checks.loop_habits import compare_settings
-from outlast.runtime.checks.row_admission import admit, examine, wait_for_rows
+from outlast.runtime.checks.guards import Guarding
+from outlast.runtime.checks.row_admission import admit, wait_for_rows
 from outlast.runtime.checks.state_comparison import Comparison, compare
-from outlast.runtime.checks.verdict_round import confer, expel, report
-from outlast.runtime.exchange.plane import Plane, Reduction, Task
+from outlast.runtime.checks.verdict_round import expel
+from outlast.runtime.exchange.plane import Plane
 from outlast.runtime.exchange.slots import Memory
 from outlast.runtime.host.environment import Environment
 from outlast.runtime.joining.donor import Donor
@@ -46,26 +45,26 @@ from outlast.runtime.joining.joiner import Spare
 from outlast.runtime.member._heartbeat import Pace, ping, stalled
 from outlast.runtime.member._plane_choice import make_plane
 from outlast.runtime.member.link import MemberLink, SoloLink
+from outlast.runtime.saving.member_saves import Saves
 from outlast.runtime.saving.resume import begin
 from outlast.runtime.training.engine import Engine
 from outlast.runtime.training.run_facts import device_name
 from outlast.runtime.training.script_files import script_files
 from outlast.runtime.transport.connections import Listener, PeersLost
 from outlast.runtime.transport.frames import Heartbeat
-from outlast.runtime.transport.mesh import Final, Head, Mesh, Roll
-
-if TYPE_CHECKING:
-    from outlast.runtime.checks.audits import Auditing
-    from outlast.runtime.saving.member_saves import Saves
+from outlast.runtime.transport.mesh import Final, Mesh, Roll
+from outlast.runtime.view.rounds import Channel, round_of
 
 __all__ = ["Replica"]
 
+T = TypeVar("T")
+
 
 class Replica:
-    """See the module."""
+    """See the module. What it does for others they know as `ViewPort`."""
 
-    def __init__(self, env: Environment, engine: Engine, facts: dict[str, str]) -> None:
-        self.env, self.engine, self.facts = env, engine, facts
+    def __init__(self, env: Environment, engine: Engine, facts: dict[str, str], guards: Guarding) -> None:
+        self.env, self.engine, self.facts, self.guards = env, engine, facts, guards
         self._files = script_files() if env.coordinator is not None else {}
         self.device = device_name(engine.layout.device)
         self.member = Member(env.me, engine.num_leaves, num_rows=engine.num_rows)
@@ -86,12 +85,11 @@ class Replica:
         self.durations: dict[Phase, Durations] = defaultdict(Durations)
         self._phase, self._since_ns = Phase.IDLE, 0
         self._left_at_s = 0.0
-        self._last_plan: Plan | None = None
+        self.last_plan: Plan | None = None
         self._entries: list[RollEntry] = []
         self.comparison: Comparison | None = None  # of states, in a view's first step
         self._compared = True
-        self.heads: tuple[list[Any], tuple[bytes, ...]] | None = None  # complete headers of a step not yet concluded
-        self.findings: list[Culprit] = []  # what I found when I looked closer
+        self.disguise: Callable[[Plane], Plane] = lambda plane: plane  # tests have a replica lie
         self.pace = Pace(env.progress, env.config.replicas if env.coordinator is not None else 1)
         self.spare.applied = self.pace.replayed
         self._departed = self._retired = False
@@ -121,6 +119,22 @@ class Replica:
         self._phase, self._since_ns = phase, now
         if self.probe.faults:
             self.probe(phase, step, microbatch, bucket)
+
+    def everyone(self, mine: T, phase: Phase) -> dict[str, T]:
+        """See `ViewPort`."""
+        if self.mesh is None:
+            raise ViewAbandoned("the view is closed")
+        return self.mesh.everyone(mine, phase)
+
+    def on(self, channel: Channel[T], step: int, mine: T, phase: Phase, turn: int = 0) -> dict[str, T]:
+        """See `ViewPort`."""
+        if self.mesh is None:
+            raise ViewAbandoned("the view is closed")
+        return round_of(self.mesh, channel, step, mine, phase, turn)
+
+    def tell_coordinator(self, messages: Iterable[Any]) -> None:
+        """See `ViewPort`."""
+        self.link.send(messages)
 
     def patience(self, phase: Phase) -> float:
         # Half: who hangs in a group that forms is to be found before the coordinator tries another group with it.
@@ -167,7 +181,7 @@ class Replica:
                     self._abandon_if_over()
                     self._idle()
                     if todo.why == "rows":
-                        wait_for_rows(self)
+                        wait_for_rows(self, self.donor)
                     else:
                         self.spare.idle(self.patience(Phase.CONNECT))
                 elif isinstance(todo, Follow):
@@ -236,12 +250,12 @@ class Replica:
         self.donor.flush(view)
         self.spare.drain(view.id)
         if view.start:
-            begin(self)
+            begin(self.env, self.engine, view, self.saves)
         self.enter(Phase.CONNECT)
         self.mesh = Mesh(
             self.listener, view, dict(self.member.contacts), self.engine.memory.region, wake_fd=self.link.wake_fd,
             abandoned=lambda: self._over(view), patience=self.patience,
-            on_stall=functools.partial(stalled, self), probe=self.probe,
+            on_stall=self._stalled, probe=self.probe,
         )  # fmt: skip
         self.mesh.form()
         self._remember_peers(view)
@@ -252,10 +266,8 @@ class Replica:
         fingerprint = self.engine.fingerprint() if at_once and not joined else 0
         with self.lock:
             entry = self.member.roll(fingerprint, self.engine.outcome(), late=self.spare.late, joined=joined)
-        self.mesh.broadcast(Roll(entry))
-        rolls = self.mesh.collect(Roll, -1, 0, Phase.ROLL_CALL)
-        entries = [entry if name == self.env.me else rolls[name].entry for name in view.members]
-        compare(self.mesh, view, entries, self.engine.parts, functools.partial(expel, self))
+        entries = [roll.entry for roll in self.everyone(Roll(entry), Phase.ROLL_CALL).values()]
+        compare(self, view, entries, self.engine.parts, functools.partial(expel, self, self.guards))
         self._entries = entries
         with self.lock:
             answers = self.member.called(entries, time.monotonic())
@@ -266,7 +278,7 @@ class Replica:
             self.link.send(answers)
             self._close_view()
             return
-        self.plane = make_plane(self, self.mesh)
+        self.plane = self.disguise(make_plane(self, self.engine, self.mesh, self.memories, self._store))
         if formed:
             self._formed(view, plan)
 
@@ -275,6 +287,9 @@ class Replica:
         if mesh is not None and mesh.ping_wanted:
             ping(self, mesh)
         return self.member.over(view.id) or self.member.evicted is not None or self.member.closed is not None
+
+    def _stalled(self, phase: Phase, missing: tuple[str, ...], waited_s: float) -> None:
+        stalled(self, phase, missing, waited_s, self.patience(phase))
 
     def _remember_peers(self, view: View) -> None:
         for name, region in self.listener.regions.items():
@@ -308,9 +323,9 @@ class Replica:
         """The view works: tell the coordinator, feed the spares, expect my share of the data."""
         now = time.monotonic()
         recomputed = 0
-        if self._last_plan is not None and self._last_plan.step == plan.step:
-            dead = [name for name in self._last_plan.leaves if name not in view.members]
-            lost = {leaf for name in dead for leaf in self._last_plan.leaves[name]}
+        if self.last_plan is not None and self.last_plan.step == plan.step:
+            dead = [name for name in self.last_plan.leaves if name not in view.members]
+            lost = {leaf for name in dead for leaf in self.last_plan.leaves[name]}
             recomputed = len(lost.intersection(leaf for part in plan.orphans.values() for leaf in part))
         formed = m.Formed(
             member=self.env.me, view=view.id, step=plan.step, recomputed=recomputed, left_at_s=self._left_at_s,
@@ -319,12 +334,12 @@ class Replica:
         self.link.send([formed])
         self.pace.formed(self._left_at_s, recomputed / self.engine.num_leaves)
         self._left_at_s = 0.0
-        self._last_plan = plan
+        self.last_plan = plan
         self.comparison, self._compared = None, view.start
         if view.start:  # they were compared in the roll call
             self.member.audits.compared(plan.step)
         if self.engine.robust is not None:
-            admit(self, view, plan)
+            admit(self, self.engine.robust, view, plan)
         self.donor.formed(view)
         first, share = list(plan.orphans[self.env.me]), self._standard_share(view)
         self.engine.samples.expect(lambda step: first if step == plan.step else share, self.member.committed)
@@ -335,112 +350,16 @@ class Replica:
     def _standard_share(self, view: View) -> list[int]:
         return list(plan_of(view.members, 0, self.engine.num_leaves, self.engine.num_rows).leaves[self.env.me])
 
-    # --- a step --------------------------------------------------------------------------------------------------
+    # --- before a step (`step.py`), and after the last -----------------------------------------------------------
     def begun(self, step: int) -> None:
         """The loop is inside the step, as all members' loops are or will be: what it made of the state until here is
         the step's. In a view's first one states are compared from here on."""
         self.engine.begun(step)
         if not self._compared and self.member.view is not None:
             self._compared = True
-            self.comparison = self.engine.compare(self.member.view, self._entries)
-
-    def task(self, todo: Exchange | None = None) -> Task:
-        """The exchange of the current step, perhaps before the last microbatch. ViewAbandoned if the view is over."""
-        with self.lock:
-            view, plan = self.member.standing()
-        nodes = tuple(cover(plan.leaves[n], self.engine.num_leaves, self.engine.num_rows) for n in view.members)
-        slots = self.engine.sums.slots if todo is not None else self.engine.sums.after()
-        mine = nodes[view.members.index(self.env.me)]
-        return Task(
-            step=self.member.committed, nodes=nodes, slots=tuple(slots[node] for node in mine),
-            num_leaves=self.engine.num_leaves, scale=self.engine.scale(self.member.committed),
-            with_norms=self.engine.with_norms, on_scattered=self._scattered,
-            sent=self.engine.sums.sent if self.engine.sums.printing and self.engine.robust is None else None,
-            checks=self.engine.checks,
-            on_reduced=self.engine.corruption.after_reduction if self.engine.corruption is not None else None,
-        )  # fmt: skip
-
-    def _scattered(self) -> None:
-        with self.lock:
-            self.member.scattered()
-        if self.saves is not None and self.mesh is not None:
-            self.saves.stable(self.mesh.view.id, self.member.stable)
-
-    def exchange(self, todo: Exchange, begun: bool) -> Reduction:
-        """The step's gradients, reduced and gathered. Raises ViewAbandoned if the view ends first."""
-        plane, mesh = self.plane, self.mesh
-        if plane is None or mesh is None:
-            raise ViewAbandoned("the view is closed")
-        if not begun:
-            plane.begin(self.task(todo))
-            for bucket in range(len(self.engine.layout.buckets)):
-                plane.offer(bucket)
-        return plane.finish()
-
-    def collect_heads(self, todo: Exchange, found: Reduction, auditing: Auditing) -> None:
-        """Everybody's header (`conclude` follows). ViewAbandoned if the view ends or an audit holds it."""
-        plan, plane, mesh = self.member.plan, self.plane, self.mesh
-        if plan is None or plane is None or mesh is None:
-            raise ViewAbandoned("the view is closed")
-        evidence = self.engine.evidence(plan.leaves[self.env.me], found.norms, found.fingerprint)
-        with self.lock:
-            save = self.saves.vote(todo.step) if self.saves is not None else 0
-            header = self.member.header(
-                **evidence,
-                state=self.comparison.told() if self.comparison is not None else self.engine.sample(todo.step),
-                settings=self.engine.loop.digest(self.engine.loop.settings),
-                guard=self.engine.guards.note(todo.step),
-                save=save,
-                audit=auditing.evidence(found),
-            )
-        self.enter(Phase.HEADER)
-        mesh.broadcast(Head(header, self.engine.end_buffers))
-        heads = mesh.collect(Head, todo.step, 0, Phase.HEADER)
-        headers = [header if name == self.env.me else heads[name].header for name in todo.view.members]
-        compare_settings(mesh, headers, self.engine.loop)
-        if self.comparison is not None:
-            self.comparison.judge(mesh, headers, self.engine.parts, functools.partial(expel, self))
-            self.comparison = None
-            self.member.audits.compared(todo.step)
-        auditing.judge(headers)
-        if self.engine.robust is not None:
-            examine(self, plane, headers)
-        buffers = next((b for b in (self.engine.end_buffers, *(h.buffers for h in heads.values())) if b), ())
-        self.heads = headers, buffers
-
-    def conclude(self, todo: Exchange) -> None:
-        """From complete headers to the commit. Raises ViewAbandoned if the view ends before the step is decided."""
-        if self.mesh is None or self.heads is None:
-            raise ViewAbandoned("the view is closed")
-        (headers, buffers), self.heads = self.heads, None
-        ruling = confer(self, self.mesh, headers)
-        with self.lock:
-            self.member.decide(headers, time.monotonic())
-        self._apply(todo, headers, buffers, ruling)
-        report(self, ruling)
-        self.pace.committed(todo.step, len(todo.view.members), self.saves.held_s if self.saves is not None else 0.0)
-        if self.pace.resumed:  # how long nobody trained is known now
-            self.link.beat()
-
-    def _apply(self, todo: Exchange, headers: list[Any], buffers: tuple[bytes, ...], ruling: Ruling | None) -> None:
-        """From the verdict to the commit (rule 12)."""
-        self.enter(Phase.VERDICT)
-        meta = self.engine.conclude(headers, buffers, ruling)
-        early = self.engine.robust is None  # a joiner then applies the outcome while I do: the next view waits for it
-        if early:
-            self.donor.feed(todo.view, meta)
-        self.engine.apply(meta, self.enter)
-        with self.lock:
-            due = self.member.commit()
-        if self.saves is not None:
-            self.saves.decided(todo.view, self.member.committed, [header.save for header in headers])
-        self.enter(Phase.COMMIT)
-        self.pace.record(meta.step, meta.loss)
-        self._last_plan = self.member.plan or self._last_plan
-        if not early:
-            self.donor.feed(todo.view, meta)
-        for order in due:
-            self.donor.carry_out(order, todo.view)
+            self.engine.restore_buffers()
+            self.comparison = Comparison(self.member.view, self._entries, self.engine.state, self.engine.moving)
+            self.engine.frozen.append(self.comparison)
 
     def finish(self, todo: Leave) -> None:
         """The closing barrier: everybody committed the last step."""

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outlast.checkpoint import Engine as Archive
 from outlast.checkpoint import Handle, Hold, Retention
@@ -31,7 +31,6 @@ from outlast.core.protocol import Member, View, ViewId
 from outlast.core.protocol.saves.commit import PartReport, SaveId
 from outlast.errors import ConfigError, OutlastError, Unsaved, ViewAbandoned
 from outlast.runtime.host.environment import Environment
-from outlast.runtime.member.link import SoloLink
 from outlast.runtime.saving.restore import tree_of
 from outlast.runtime.saving.unsaved import end_with
 from outlast.runtime.settings.fault_points import save_probe
@@ -40,10 +39,7 @@ from outlast.runtime.settings.save_settings import SaveSettings
 from outlast.runtime.training.engine import Engine
 from outlast.runtime.transport import save_messages as wire
 
-if TYPE_CHECKING:
-    from outlast.runtime.member.driver import Replica
-
-__all__ = ["CANNOT", "Saves", "archive_of", "attach", "occupied"]
+__all__ = ["CANNOT", "Saves", "archive_of", "occupied"]
 
 CANNOT = -1  # a vote: no save after this step
 _BASE_S = 60.0  # how long the end of a loop waits for the coordinator to have looked into the store
@@ -72,7 +68,8 @@ class _Flight:
 
 
 class Saves:
-    """See the module. `send`: to the coordinator, best effort; None in a fleet of one."""
+    """See the module. `send`: to the coordinator, best effort; None in a fleet of one. `verified`: the newest step
+    whose state the guards have verified."""
 
     def __init__(
         self,
@@ -84,11 +81,12 @@ class Saves:
         *,
         send: Callable[[Sequence[Any]], None] | None,
         wake_fd: int,
+        verified: Callable[[], int | None],
     ) -> None:
         self.env, self.engine, self.member, self.settings, self.facts = env, engine, member, settings, facts
         self._places = occupied(env, settings)
         self.archive = archive_of(env, settings, facts, on_event=self._on_event)
-        self._send, self._wake_fd = send, wake_fd
+        self._send, self._wake_fd, self._verified = send, wake_fd, verified
         self._lock = threading.RLock()
         self._flights: dict[SaveId, _Flight] = {}
         self._unsaid: list[wire.SaveSaid] = []  # until the coordinator is there to hear it
@@ -153,11 +151,11 @@ class Saves:
 
     def _certify_published(self, view: View) -> None:
         """The guards verified a state at or after the newest generation's: it is certified. One member says so."""
-        verified = self.engine.guards.certified
-        if verified is not None and self._certified < self._saved <= verified.step:
-            self._certified = verified.step
+        verified = self._verified()
+        if verified is not None and self._certified < self._saved <= verified:
+            self._certified = verified
             if view.members[0] == self.env.me:
-                self.certify(verified.step)
+                self.certify(verified)
 
     def want(self, reason: str) -> None:
         """Save after the next step in which all members can. Any thread, also a signal's handler."""
@@ -440,19 +438,6 @@ class Saves:
         if self.alone:
             for place in self._places:
                 place.leave()
-
-
-def attach(replica: Replica, settings: SaveSettings) -> None:
-    """Give a replica its part in the run's checkpoints. Raises ConfigError for a place of no known kind."""
-    link = replica.link
-    alone = isinstance(link, SoloLink)
-    facts = {key: value for key, value in replica.facts.items() if key != "checkpoints"}
-    replica.saves = Saves(
-        replica.env, replica.engine, replica.member, settings, facts, send=None if alone else link.send,
-        wake_fd=link.wake_fd,
-    )  # fmt: skip
-    if not isinstance(link, SoloLink):
-        link.on_save, link.repeat = replica.saves.told, replica.saves.repeat
 
 
 def occupied(env: Environment, settings: SaveSettings) -> list[Occupancy]:

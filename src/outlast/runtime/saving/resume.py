@@ -9,7 +9,6 @@ in the middle of a run: what the guards go back to lies in memory (`checks/_cert
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,34 +18,33 @@ from outlast.checkpoint._events import Differs, Unwritable
 from outlast.checkpoint._patience import Patient
 from outlast.checkpoint._room import tried
 from outlast.config import RunConfig
+from outlast.core.protocol import View
 from outlast.errors import CheckpointError, EnvironmentFault
+from outlast.runtime.host.environment import Environment
 from outlast.runtime.saving._initial_weights import begin_with
 from outlast.runtime.saving.contents import PARTS, place_and_number, weights_only
+from outlast.runtime.saving.member_saves import Saves
 from outlast.runtime.saving.restore import DIFFERS, adopt, check_facts
 from outlast.runtime.settings.save_settings import TIMEOUT_S
+from outlast.runtime.training.engine import Engine
 from outlast.runtime.transport.save_messages import SaveBase
-
-if TYPE_CHECKING:
-    from outlast.runtime.member.driver import Replica
-    from outlast.runtime.saving.member_saves import Saves
 
 __all__ = ["begin", "begin_at_zero", "resume", "usable"]
 
 _LOOK_BACK = 16
 
 
-def begin(replica: Replica) -> None:
+def begin(env: Environment, engine: Engine, view: View, saves: Saves | None) -> None:
     """Make a member of a first view what it is to begin as: resumed, or at step 0, with `init_from`'s weights if any.
 
     Raises what `resume` and `begin_with` do.
     """
-    saves, view = replica.saves, replica.member.view
     if saves is not None and resume(saves) is not None:
         return
     timeout_s = saves.settings.timeout_s if saves is not None else TIMEOUT_S
-    done = begin_at_zero(replica.env.config, replica.engine.state.model, timeout_s)
-    replica.engine.take_buffers()
-    if done and view is not None and view.members[0] == replica.env.me:
+    done = begin_at_zero(env.config, engine.state.model, timeout_s)
+    engine.take_buffers()
+    if done and view.members[0] == env.me:
         print(f"outlast: {done}", file=sys.stderr, flush=True)
 
 

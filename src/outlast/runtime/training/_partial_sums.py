@@ -15,7 +15,7 @@ from torch import Tensor
 from outlast.core.protocol import Node, merges
 from outlast.errors import StepMisuse
 from outlast.runtime.exchange.slots import Memory
-from outlast.runtime.faults.flips import Corruption
+from outlast.runtime.training.step_checks import StepChecks
 from outlast.tensors import (
     BLOCK,
     Bucket,
@@ -34,8 +34,9 @@ class Accumulator:
     """Partial sums of one step. `num_leaves`: microbatches a step."""
 
     def __init__(
-        self, params: Sequence[Tensor], layout: Layout, memory: Memory, num_leaves: int, num_rows: int = 1
-    ) -> None:
+        self, params: Sequence[Tensor], layout: Layout, memory: Memory, num_leaves: int, num_rows: int = 1,
+        checks: StepChecks | None = None,
+    ) -> None:  # fmt: skip
         self.params, self.layout, self.memory, self.num_leaves = params, layout, memory, num_leaves
         self.num_rows = num_rows
         self.slots: dict[Node, int] = {}
@@ -48,7 +49,7 @@ class Accumulator:
         self.printing = False  # fingerprint each microbatch's gradient as it is added, and sums that others read
         self._compared = memory.region is not None and num_rows == 1  # others read sums where they lie
         self.print = 0  # of the last microbatch
-        self.corruption: Corruption | None = None  # tests put wrong bits in
+        self._checks = checks if checks is not None else StepChecks()
         self._sent: dict[tuple[Node, int], bytes] = {}
         self._folds: dict[tuple[int, int], Fold] = {}
         self._beside = False
@@ -202,8 +203,7 @@ class Accumulator:
 
     def _say(self, node: Node, bucket: Bucket, prints: bytes, flat: Tensor) -> None:
         self._sent[node, bucket.index] = prints
-        if self.corruption is not None:
-            self.corruption.after_sum(bucket.index, flat)
+        self._checks.flips.after_sum(bucket.index, flat)
 
     # --- a step --------------------------------------------------------------------------------------------------
     def keep(self, nodes: Sequence[Node]) -> None:

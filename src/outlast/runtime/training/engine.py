@@ -17,57 +17,42 @@ import xxhash
 from torch import Tensor
 
 from outlast.core.phases import Phase
-from outlast.core.policy import Guards, Ruling
+from outlast.core.policy import Ruling
 from outlast.core.position import position_seed
-from outlast.core.protocol import Header, RollEntry, View, combine, partials
+from outlast.core.protocol import Header, combine, partials
 from outlast.health import CheckedSums
-from outlast.runtime.checks.audit_share import Observed, Vigilance
-from outlast.runtime.checks.guards import Guarding
-from outlast.runtime.checks.rehearsal import Rehearsal
-from outlast.runtime.checks.state_comparison import Comparison
 from outlast.runtime.exchange.robust_rows import Robust
 from outlast.runtime.exchange.second_reduction import Checks
 from outlast.runtime.exchange.slots import OUTCOME, Memory
-from outlast.runtime.faults.flips import Corruption
 from outlast.runtime.training._partial_sums import Accumulator
 from outlast.runtime.training.frozen import Frozen, Outcome, raw
 from outlast.runtime.training.loop_state import Lived, LoopState
 from outlast.runtime.training.samples import Samples, seed_everything
 from outlast.runtime.training.state import State
+from outlast.runtime.training.step_checks import Meta, StepChecks
 from outlast.runtime.training.warm_memory import Warm
 from outlast.runtime.training.witness import Witness
 from outlast.tensors import Layout, prepare_fold
 
-__all__ = ["Engine", "Meta"]
+__all__ = ["Engine"]
 
 _SLACK = 1 << 20  # slices are whole blocks: somebody's share is larger than the others'
 
 
-class Meta(msgspec.Struct, frozen=True, kw_only=True):
-    """A step's outcome beside the gradient. `used`: bitmap of parameters; `buffers`: after microbatch 0."""
-
-    step: int
-    loss: float
-    norm: float | None
-    used: bytes
-    buffers: tuple[bytes, ...]
-    output: int
-    ruling: Ruling | None = None
-    observed: Observed | None = None
-    settings: bytes = b""  # as the optimizers saw them (`loop_state.py`)
-
-
 class Engine:
-    """See the module. `clip_norm`: None, or the largest global gradient norm applied; `policy`: what is guarded."""
+    """See the module. `clip_norm`: None, or the largest global gradient norm applied."""
 
     def __init__(
         self, state: State, samples: Samples, layout: Layout, memory: Memory, clip_norm: float | None, seed: int,
-        robust: Robust | None = None, policy: Guards | None = None,
+        robust: Robust | None = None,
     ) -> None:  # fmt: skip
         self.state, self.samples, self.layout, self.memory = state, samples, layout, memory
         self.clip_norm, self.seed, self.robust = clip_norm, seed, robust
         self.num_leaves, self.num_rows = samples.num_leaves, robust.num_rows if robust is not None else 1
-        self.sums = Accumulator(state.params, layout, memory, self.num_leaves, self.num_rows)
+        self.step_checks = StepChecks()
+        self.sums = Accumulator(
+            state.params, layout, memory, self.num_leaves, self.num_rows, checks=self.step_checks
+        )  # fmt: skip
         self.out = Memory(layout, 1, shared=False).flats(0)
         """The outcome, a flat tensor a bucket. A plane may put another in a tensor's place."""
         self.losses: dict[int, tuple[float, float]] = {}
@@ -76,18 +61,14 @@ class Engine:
         self._lived: Lived | None = None
         self._settled = b""  # the settings after it, where it is applied already
         self.loop = LoopState(state)
-        self.rehearsal: Rehearsal | None = None  # in the first steps
         self.frozen: list[Any] = []  # copies under way, each with `wait`: `Frozen`, or a save's
         self.warm = Warm()  # what joiners are served from
         self._buffers = list(state.buffers.values())
         self._start_buffers = [b.clone() for b in self._buffers]
         self._end_buffers: tuple[bytes, ...] = ()
-        self.guards = Guarding(self, policy)
-        self.corruption: Corruption | None = None  # ordered by tests
         self.checks: Checks | None = None  # of what other members reduce
         self.checked: CheckedSums | None = None  # of the products of a microbatch
         self.witness: Witness | None = None  # for who proves something from outside
-        self.vigilance: Vigilance | None = None  # where the share of audits follows from what they find
         if layout.device.type == "cpu":
             prepare_fold(wait=False)
 
@@ -99,10 +80,8 @@ class Engine:
             self.witness.fetched(batch)
         self.restore_buffers()
         seed_everything(self._seed_of(step, leaf))
-        if self.corruption is not None:
-            self.corruption.begin(step, leaf)
-        if self.guards.activations is not None:
-            self.guards.activations.begin()
+        self.step_checks.flips.begin(step, leaf)
+        self.step_checks.guards.microbatch_begins()
         return batch
 
     def _seed_of(self, step: int, leaf: int) -> int:
@@ -130,8 +109,7 @@ class Engine:
     def end(self, step: int, leaf: int, loss: float) -> None:
         """The backward is over: fold, and keep what microbatch 0 did to the buffers."""
         self.sums.end()
-        if self.guards.activations is not None:
-            self.guards.activations.end()
+        self.step_checks.guards.microbatch_ends()
         self.losses[leaf] = (loss, float(self.samples.sizes(step)[leaf]))
         if self.witness is not None:
             self.witness.computed(step, leaf, loss)
@@ -164,7 +142,7 @@ class Engine:
     @property
     def with_norms(self) -> bool:
         """Whether reducers take the norms of their slices."""
-        return self.clip_norm is not None or self.guards.reads_norm
+        return self.clip_norm is not None or self.step_checks.guards.reads_norm
 
     def conclude(self, headers: Sequence[Header], buffers: tuple[bytes, ...], ruling: Ruling | None) -> Meta:
         """The outcome that follows from the headers, the same on every member; scales `out` if the norm is clipped."""
@@ -177,13 +155,13 @@ class Engine:
         norm = read.norm if read is not None else self.norm_of(headers)
         # A rule's evidence has the loss of good rows only.
         loss = read.loss if read is not None and self.robust is None else self.loss_of(headers)
-        applies = ruling is None or ruling.verdict.applies
+        applies, vigilance = ruling is None or ruling.verdict.applies, self.step_checks.vigilance
         if applies and norm is not None:
             self._clip(norm)
         return Meta(
             step=first.step, loss=loss, norm=norm, used=bytes(used), buffers=buffers if applies else (),
             output=sum(h.output for h in headers) & ((1 << 64) - 1), ruling=ruling,
-            observed=self.vigilance.observed(headers) if self.vigilance is not None else None,
+            observed=vigilance.observed(headers) if vigilance is not None else None,
             settings=self.loop.settings,
         )  # fmt: skip
 
@@ -214,27 +192,28 @@ class Engine:
         for frozen in self.frozen:
             frozen.wait()
         self.frozen.clear()
-        if self.guards.before(meta):
+        checks = self.step_checks
+        if checks.guards.before(meta):
             self._optimize(meta, enter)
         else:
             enter(Phase.OPTIMIZER)
         for data, start, buffer in zip(meta.buffers, self._start_buffers, self._buffers, strict=bool(meta.buffers)):
             raw(start).copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
             buffer.copy_(start)
-        self.guards.after(meta)
-        if self.vigilance is not None and meta.observed is not None:
-            self.vigilance.apply(meta.observed)
+        checks.guards.after(meta)
+        if checks.vigilance is not None and meta.observed is not None:
+            checks.vigilance.apply(meta.observed)
         self.sums.clear()
         self.losses.clear()
         self.meta = meta
         self.loop.committed()
-        if self.rehearsal is not None and not self.rehearsal.applied():
-            self.rehearsal = None
+        if checks.rehearsal is not None and not checks.rehearsal.applied():
+            checks.rehearsal = None
 
     def begun(self, step: int) -> None:
         """The inner loop of this step begins (or goes on): what the loop made of the state until here belongs to it."""
-        if self.rehearsal is not None:
-            self.rehearsal.begun(step, self.loop.written())
+        if self.step_checks.rehearsal is not None:
+            self.step_checks.rehearsal.begun(step, self.loop.written())
         self.loop.begin(step)
 
     # --- who came in by replaying ----------------------------------------------------------------------------------
@@ -293,13 +272,14 @@ class Engine:
             else:
                 param.grad = None
         enter(Phase.OPTIMIZER)
-        with self.guards.rates(meta.step):
-            if self.rehearsal is not None:
-                self.rehearsal.replay()
+        rehearsal = self.step_checks.rehearsal
+        with self.step_checks.guards.rates(meta.step):
+            if rehearsal is not None:
+                rehearsal.replay()
             for optimizer in self.state.optimizers:
                 optimizer.step()
-            if self.rehearsal is not None:
-                self.rehearsal.compare(meta.step)
+            if rehearsal is not None:
+                rehearsal.compare(meta.step)
         for scheduler in self.state.schedulers:
             scheduler.step()
         for param in self.state.params:
@@ -326,10 +306,6 @@ class Engine:
         self.restore_buffers()
         return self.state.parts()
 
-    def sample(self, step: int) -> tuple[int, int]:
-        """(part, fingerprint) of a part of the state, another one every step."""
-        return self.guards.agreement.fingerprint(step)
-
     @property
     def incoming(self) -> list[Tensor]:
         """Where an outcome that is received is written, bucket by bucket, before it is applied."""
@@ -351,13 +327,6 @@ class Engine:
     def moving(self, name: str) -> bool:
         """Whether a step may write this tensor of the state before its optimizers do."""
         return name.startswith("/extra") or name.removeprefix("/model/") in self.state.buffers
-
-    def compare(self, view: View, entries: Sequence[RollEntry]) -> Comparison:
-        """Begin to compare my state with those of the view's other members."""
-        self.restore_buffers()
-        comparison = Comparison(view, entries, self.state, self.moving)
-        self.frozen.append(comparison)
-        return comparison
 
     def expect_joiners(self, index: int, num_donors: int) -> None:
         """Have memory ready for my share of the state, and of two outcomes, when so many serve of whom I am number

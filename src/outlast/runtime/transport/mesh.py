@@ -16,7 +16,7 @@ import socket
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -140,6 +140,18 @@ class _Pong(msgspec.Struct, frozen=True, tag=True):
 
 _Frame = _Hi | Roll | Parts | Prints | Ready | Reduced | Head | Hand | Extra | Key | Found | Final | Bye | _Ping | _Pong
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Frame)
+
+
+T = TypeVar("T")
+
+
+def _box_of(message: Any) -> tuple[type, int, int]:
+    """(kind, step, bucket): what a message is filed under, here and where it arrives."""
+    if isinstance(message, Roll):
+        return Roll, -1, 0
+    if isinstance(message, Head):
+        return Head, message.header.step, 0
+    return type(message), message.step, message.bucket if isinstance(message, Ready | Reduced | Extra) else 0
 
 
 class Mesh:
@@ -277,6 +289,12 @@ class Mesh:
         self._wait(missing, phase)
         return box
 
+    def everyone(self, mine: T, phase: Phase) -> dict[str, T]:
+        """Say `mine` to all, and wait for everybody's message of its kind and step: in the view's order, mine too."""
+        self.broadcast(mine)
+        box = self.collect(*_box_of(mine), phase)
+        return {name: mine if name == self.me else box[name] for name in self.view.members}
+
     def _same_end(self, kind: type, step: int, absent: list[str]) -> None:
         """Who waits for the end of the run while others train on would wait for ever, and so would they."""
         if kind not in (Final, Ready):
@@ -371,13 +389,8 @@ class Mesh:
             self.answered.add(name)
         elif isinstance(message, Key):
             self.keys.append(message)
-        elif isinstance(message, Roll):
-            self.boxes[Roll, -1, 0][name] = message
-        elif isinstance(message, Head):
-            self.boxes[Head, message.header.step, 0][name] = message
         else:
-            bucket = message.bucket if isinstance(message, Ready | Reduced | Extra) else 0
-            self.boxes[type(message), message.step, bucket][name] = message
+            self.boxes[_box_of(message)][name] = message
 
     def ping(self) -> None:
         """Ask every peer for a sign of life on this mesh; answers gather in `answered`."""

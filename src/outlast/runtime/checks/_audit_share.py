@@ -10,25 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from outlast.core.policy import audit_share
 from outlast.core.policy._audit import silent_belief
 from outlast.core.protocol import Header
 from outlast.core.protocol.disputes import Incident
+from outlast.runtime.training.step_checks import Observed
 
-__all__ = ["KEY", "Observed", "Vigilance"]
+__all__ = ["KEY", "Vigilance"]
 
 KEY = "outlast.vigilance"
 _REMEMBERED = 256  # incidents, to count each once
-
-
-class Observed(msgspec.Struct, frozen=True, kw_only=True):
-    """Part of a step's outcome. `step_s`: median over the members; `incidents`: that were not in the state yet."""
-
-    machines: int
-    step_s: float
-    incidents: tuple[Incident, ...] = ()
 
 
 class Vigilance:

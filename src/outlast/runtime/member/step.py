@@ -1,0 +1,274 @@
+"""One step of a member, on one page and in order: from its first microbatch to the commit.
+
+    microbatches      mine, and orphans of the dead; each folded into partial sums, the last one's buckets offered
+    exchange          all-to-all, reduce my slices, all-gather
+    audits            fingerprints of what second replicas computed, drawn after everybody has committed to its own
+    headers           one round: losses, norms, fingerprints, votes; states and slices are compared by them
+    a closer look     only where the headers show something that cannot be right
+    verdict           the same on every member; whoever is to go is gone by now
+    outcome           to joiners, to the optimizer, into the protocol's state
+
+Every wait in here ends with ViewAbandoned when the view does, up to the verdict; sums survive it, and the step goes on
+in the next view. An exception between verdict and commit leaves the process unusable (rule 12). What comes before a
+step (views, rolls, hand-overs) is `driver.py`'s.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from torch import Tensor
+
+from outlast.core.phases import Phase
+from outlast.core.policy import Ruling
+from outlast.core.protocol import Compute, Exchange, Header, cover
+from outlast.errors import ViewAbandoned
+from outlast.runtime.checks.audits import Auditing
+from outlast.runtime.checks.checked_sums import watched
+from outlast.runtime.checks.inspection import Inspection
+from outlast.runtime.checks.loop_habits import compare_settings
+from outlast.runtime.checks.reproducibility import Repeat
+from outlast.runtime.checks.row_admission import RowWitness, examine
+from outlast.runtime.checks.verdict_round import confer, expel, report
+from outlast.runtime.exchange.plane import Plane, Reduction, Task
+from outlast.runtime.member.driver import Replica
+from outlast.runtime.training.losses import missing_backward, second_backward
+from outlast.runtime.transport.mesh import Head
+
+__all__ = ["StepCourse"]
+
+
+class StepCourse:
+    """The steps of one replica. `audit`, `critical`: as of `Auditing`."""
+
+    def __init__(self, replica: Replica, audit: float | str = 0.0, critical: Sequence[str] = ()) -> None:
+        self.replica, self.engine, guards = replica, replica.engine, replica.guards
+        self.repeat = Repeat(replica, self.engine)
+        self.audit = Auditing(replica, self.engine, guards, lambda: replica.pace.step_s, audit, critical)
+        self.inspection = Inspection(replica, self.engine, guards)
+        self._begun: Plane | None = None  # the view's plane in which the current step's exchange has begun
+        self._current: Compute | None = None
+        self._loss: float | None = None
+
+    # --- microbatches --------------------------------------------------------------------------------------------
+    def batches(self, step: int, closed: Callable[[], None]) -> Iterator[Any]:
+        """Batches until the step is committed, each to see one backward. `closed`: the run is over for this replica; it
+        raises."""
+        replica, engine = self.replica, self.engine
+        if step == 0:
+            yield from self.repeat.batches(self.repeat.rounds())
+        while True:
+            if engine.late is not None and engine.late.step == step:
+                replica.spare.live()
+            if replica.member.committed != step:
+                return
+            todo = replica.resume()
+            if todo is None:
+                closed()
+            if replica.member.committed != step:
+                continue
+            replica.begun(step)
+            if isinstance(todo, Compute):
+                if engine.samples.sizes(step)[todo.microbatch] == 0:
+                    engine.skip(step, todo.microbatch)
+                    self._computed(todo)
+                    continue
+                yield from self._one(todo)
+            elif isinstance(todo, Exchange):
+                yield from self._exchange(todo)
+
+    def _one(self, todo: Compute) -> Iterator[Any]:
+        replica = self.replica
+        if todo.orphan:
+            replica.enter(Phase.RECOMPUTE, todo.microbatch)
+        replica.enter(Phase.LOAD, todo.microbatch)
+        batch = self.engine.prepare(todo.step, todo.microbatch)
+        self._current, self._loss = todo, None
+        replica.enter(Phase.BODY, todo.microbatch)
+        with watched(replica, self.engine, todo.step, todo.microbatch):
+            yield batch
+        if self._loss is None:
+            raise missing_backward(todo.step, todo.microbatch)
+        self._computed(todo)
+
+    def backward(self, loss: Tensor) -> None:
+        """The loop's backward: of a check that is under way, else of the step's own microbatch."""
+        beside = (self.repeat, self.audit, self.inspection)
+        next((each.backward for each in beside if each.active), self._into_the_step)(loss)
+
+    def _into_the_step(self, loss: Tensor) -> None:
+        todo, replica = self._current, self.replica
+        if todo is None or self._loss is not None:
+            raise second_backward()
+        replica.enter(Phase.BACKWARD, todo.microbatch)
+        self.engine.begin(todo.step, todo.microbatch, self._announcer(todo))
+        loss.backward()  # type: ignore[no-untyped-call]
+        replica.enter(Phase.MERGE, todo.microbatch)
+        self.engine.end(todo.step, todo.microbatch, float(loss.detach()))
+        self._loss = float(loss.detach())
+        replica.enter(Phase.BODY, todo.microbatch)
+
+    def _announcer(self, todo: Compute) -> Callable[[int], None] | None:
+        """For the last microbatch before an exchange: offer each bucket as soon as it is folded. Never raises."""
+        replica = self.replica
+        try:
+            with replica.lock:
+                _, plan = replica.member.standing()
+                missing = self._missing(plan.leaves)
+        except ViewAbandoned:
+            return None
+        last = plan.leaves[replica.env.me][-1:] == (todo.microbatch,)
+        if not last or replica.plane is None or missing > 1:
+            return None
+        plane = self._begun = replica.plane
+        trouble: list[ViewAbandoned] = []
+
+        def announce(bucket: int) -> None:
+            if not trouble:
+                try:
+                    if bucket == 0:
+                        plane.begin(self._task())
+                    plane.offer(bucket)
+                except ViewAbandoned as reason:  # recorded: acted on after the backward (13)
+                    trouble.append(reason)
+
+        return announce
+
+    def _missing(self, leaves: Mapping[str, Sequence[int]]) -> int:
+        held = {leaf for lo, hi in self.replica.member.held for leaf in range(lo, hi)}
+        return len(set(leaves[self.replica.env.me]) - held)
+
+    def _computed(self, todo: Compute) -> None:
+        with self.replica.lock:
+            self.replica.member.computed(todo.microbatch)
+            self.audit.computed(todo.microbatch)
+        self._current = None
+
+    # --- from all microbatches to the commit ---------------------------------------------------------------------
+    def _exchange(self, todo: Exchange) -> Iterator[Any]:
+        begun, self._begun = self._begun, None
+        try:
+            self.repeat.conclude()
+            self.engine.loop.check()
+            self.audit.commit(todo)
+            found = self._reduced(todo, begun is not None and begun is self.replica.plane)
+            yield from self.audit.batches(todo)
+            headers, buffers = self._headers(todo, found)
+            if self.replica.guards.suspects(headers):
+                yield from self.inspection.batches(headers)
+            ruling = self._decided(headers)
+            self._apply(todo, headers, buffers, ruling)
+            self._committed(todo, ruling)
+            self.audit.report(todo.view)
+        except ViewAbandoned as reason:
+            self.replica.abandon(reason)
+
+    def _reduced(self, todo: Exchange, begun: bool) -> Reduction:
+        """The step's gradients, reduced and gathered; `begun`: under the last microbatch's backward."""
+        plane = self.replica.plane
+        if plane is None or self.replica.mesh is None:
+            raise ViewAbandoned("the view is closed")
+        if not begun:
+            plane.begin(self._task(todo))
+            for bucket in range(len(self.engine.layout.buckets)):
+                plane.offer(bucket)
+        return plane.finish()
+
+    def _task(self, todo: Exchange | None = None) -> Task:
+        """The exchange of the current step, perhaps before the last microbatch. ViewAbandoned if the view is over."""
+        replica, engine = self.replica, self.engine
+        with replica.lock:
+            view, plan = replica.member.standing()
+        nodes = tuple(cover(plan.leaves[n], engine.num_leaves, engine.num_rows) for n in view.members)
+        slots = engine.sums.slots if todo is not None else engine.sums.after()
+        mine = nodes[view.members.index(replica.env.me)]
+        flips = engine.step_checks.flips
+        return Task(
+            step=replica.member.committed, nodes=nodes, slots=tuple(slots[node] for node in mine),
+            num_leaves=engine.num_leaves, scale=engine.scale(replica.member.committed),
+            with_norms=engine.with_norms, on_scattered=self._scattered,
+            sent=engine.sums.sent if engine.sums.printing and engine.robust is None else None,
+            checks=engine.checks, on_reduced=flips.after_reduction if flips.active else None,
+        )  # fmt: skip
+
+    def _scattered(self) -> None:
+        """All have offered sums of this step: so all have committed the one before."""
+        replica = self.replica
+        with replica.lock:
+            replica.member.scattered()
+        if replica.saves is not None and replica.mesh is not None:
+            replica.saves.stable(replica.mesh.view.id, replica.member.stable)
+
+    def _headers(self, todo: Exchange, found: Reduction) -> tuple[list[Header], tuple[bytes, ...]]:
+        """Everybody's header, compared as far as they can be without a verdict, and the module buffers after
+        microbatch 0. ViewAbandoned if an audit holds the step."""
+        replica, engine = self.replica, self.engine
+        plan, plane, comparison = replica.member.plan, replica.plane, replica.comparison
+        if plan is None or plane is None or replica.mesh is None:
+            raise ViewAbandoned("the view is closed")
+        evidence = engine.evidence(plan.leaves[replica.env.me], found.norms, found.fingerprint)
+        with replica.lock:
+            save = replica.saves.vote(todo.step) if replica.saves is not None else 0
+            header = replica.member.header(
+                **evidence,
+                state=comparison.told() if comparison is not None else replica.guards.agreement.fingerprint(todo.step),
+                settings=engine.loop.digest(engine.loop.settings), guard=replica.guards.note(todo.step), save=save,
+                audit=self.audit.evidence(found),
+            )  # fmt: skip
+        replica.enter(Phase.HEADER)
+        heads = replica.everyone(Head(header, engine.end_buffers), Phase.HEADER)
+        headers = [head.header for head in heads.values()]
+        compare_settings(replica, headers, engine.loop)
+        if comparison is not None:
+            comparison.judge(replica, headers, engine.parts, functools.partial(expel, replica, replica.guards))
+            replica.comparison = None
+            replica.member.audits.compared(todo.step)
+        self.audit.judge(headers, plane)
+        if engine.robust is not None:
+            examine(replica, engine.robust, cast(RowWitness, plane), headers)  # as every plane of rules is
+        return headers, next((b for b in (engine.end_buffers, *(h.buffers for h in heads.values())) if b), ())
+
+    def _decided(self, headers: Sequence[Header]) -> Ruling | None:
+        """From complete headers to the verdict: from here on the step is taken back by nothing that happens here."""
+        replica = self.replica
+        if replica.mesh is None:
+            raise ViewAbandoned("the view is closed")
+        ruling = confer(replica, replica.guards, headers, self.inspection.taken())
+        with replica.lock:
+            replica.member.decide(headers, time.monotonic())
+        return ruling
+
+    def _apply(
+        self, todo: Exchange, headers: Sequence[Header], buffers: tuple[bytes, ...], ruling: Ruling | None
+    ) -> None:  # fmt: skip
+        """From the verdict to the commit (rule 12)."""
+        replica, engine = self.replica, self.engine
+        replica.enter(Phase.VERDICT)
+        meta = engine.conclude(headers, buffers, ruling)
+        early = engine.robust is None  # a joiner then applies the outcome while I do: the next view waits for it
+        if early:
+            replica.donor.feed(todo.view, meta)
+        engine.apply(meta, replica.enter)
+        with replica.lock:
+            due = replica.member.commit()
+        if replica.saves is not None:
+            replica.saves.decided(todo.view, replica.member.committed, [header.save for header in headers])
+        replica.enter(Phase.COMMIT)
+        replica.pace.record(meta.step, meta.loss)
+        replica.last_plan = replica.member.plan or replica.last_plan
+        if not early:
+            replica.donor.feed(todo.view, meta)
+        for order in due:
+            replica.donor.carry_out(order, todo.view)
+
+    def _committed(self, todo: Exchange, ruling: Ruling | None) -> None:
+        """Tell what is worth telling, and how long the step took."""
+        replica = self.replica
+        report(replica, ruling)
+        held_s = replica.saves.held_s if replica.saves is not None else 0.0
+        replica.pace.committed(todo.step, len(todo.view.members), held_s)
+        if replica.pace.resumed:  # how long nobody trained is known now
+            replica.link.beat()
