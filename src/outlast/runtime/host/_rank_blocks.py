@@ -75,6 +75,9 @@ class RankBlocks:
             self._forget(member)
             if len(fds) == 2:
                 self._ranks[member] = (Progress(Region(Progress.SIZE, fd=fds[0])), fds[1])
+            else:  # it has ended, or this process may have no more descriptors
+                for fd in fds:
+                    os.close(fd)
 
     def close(self, noticed_s: float, detail: str) -> tuple[m.Exited, ...]:
         """The agent has died, as `detail` says: what its ranks had done. Waits a moment for those still ending."""
