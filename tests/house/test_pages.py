@@ -1,0 +1,77 @@
+"""Pages that claim to be complete are: every work, every error code, every test that the taxonomy names."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from outlast import errors
+from outlast.cli import COMMANDS
+
+TOP = Path(__file__).resolve().parents[2]
+DOCS = TOP / "docs"
+CODES = {
+    kind.code: kind
+    for kind in (getattr(errors, name) for name in errors.__all__)
+    if isinstance(kind, type) and issubclass(kind, errors.OutlastError)
+}
+NUM_WORKS = 83
+ALSO = ["A", "B", "C"]  # the chapter, the article, the study
+
+
+def rows(page: Path) -> list[list[str]]:
+    """Cells of the tables of a page, without heads and rules."""
+    lines = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [row for row in cells if not set("".join(row)) <= {"-", " "}]
+
+
+def test_every_work_has_a_line_that_says_what_is_done_of_it() -> None:
+    found = [row for row in rows(DOCS / "explanation" / "literature.md") if row[0]]
+    assert [row[0] for row in found] == [*map(str, range(1, NUM_WORKS + 1)), *ALSO]
+    for number, work, told in found:
+        assert len(work) > 8, number
+        assert len(told) > 5, number
+        others = re.findall(r"\bAs (\d+)", told) + re.findall(r"\bas (\d+)\b", told)
+        assert all(1 <= int(other) <= NUM_WORKS and other != number for other in others), number
+    silent = [
+        n for n, _, told in found if not re.search(r"\]\(|[Nn]ot (done|quantised)|\b[Aa]s \d|`|unpatched|device", told)
+    ]
+    assert silent == []
+
+
+def test_what_the_literature_names_as_a_command_exists() -> None:
+    text = (DOCS / "explanation" / "literature.md").read_text(encoding="utf-8")
+    assert {name for name in re.findall(r"`outlast (\w+)", text) if name not in COMMANDS} == set()
+
+
+@pytest.mark.parametrize("code", sorted(CODES))
+def test_every_error_code_has_a_page(code: str) -> None:
+    page = (DOCS / "reference" / "errors" / f"{code}.md").read_text(encoding="utf-8")
+    assert page.startswith(f"# `{code}`\n")
+    assert f"`outlast.errors.{CODES[code].__name__}`, exit code {CODES[code].exit_code}." in page
+    assert "## What to do" in page
+
+
+def test_no_page_is_of_a_code_that_is_none() -> None:
+    assert {page.stem for page in (DOCS / "reference" / "errors").glob("*.md")} == set(CODES)
+
+
+def test_tests_that_the_taxonomy_names_exist() -> None:
+    text = (DOCS / "explanation" / "taxonomy.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text)
+    assert len(named) > 15
+    for path, function in named:
+        assert (TOP / path).is_file(), path
+        if function:
+            tree = ast.parse((TOP / path).read_text(encoding="utf-8"))
+            assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, function
+
+
+def test_every_kind_of_fault_says_who_notices_what_it_costs_and_what_proves_it() -> None:
+    body = [row for row in rows(DOCS / "explanation" / "taxonomy.md") if len(row) == 4 and row[0] != "What happens"]
+    assert len(body) >= 20
+    assert [row[0] for row in body if not all(row)] == []
