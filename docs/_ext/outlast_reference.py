@@ -7,7 +7,6 @@ commands and their help. Each produces Markdown that MyST then reads. None impor
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
 import typing
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from outlast import errors
-from outlast.cli import COMMANDS
+from outlast.cli import COMMANDS, command_of
 from outlast.config import RunConfig
 from outlast.core import events
 
@@ -90,11 +89,9 @@ def events_page() -> str:
 
 def cli_page() -> str:
     """Each command's own help."""
-    from typer.main import get_command
-
     lines: list[str] = []
-    for name, (module, summary) in COMMANDS.items():
-        command = get_command(importlib.import_module(module).app)
+    for name, (_, summary) in COMMANDS.items():
+        command = command_of(name)
         lines += [f"## `outlast {name}`", "", summary, "", *_help(command, f"outlast {name}", None)]
     return "\n".join(lines)
 

@@ -11,9 +11,11 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import click
+
     from outlast.errors import OutlastError
 
-__all__ = ["main"]
+__all__ = ["COMMANDS", "command_of", "main"]
 
 COMMANDS: dict[str, tuple[str, str]] = {
     # name: (module, one line)
@@ -31,11 +33,16 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "config": ("outlast.cli._config", "Show every setting of a run and where its value came from."),
     "health": ("outlast.cli._health", "Test a device, and keep a diary of what devices did wrong."),
     "ckpt": ("outlast.cli._ckpt", "List, show, verify, compare, convert and prune checkpoints."),
+    "completion": ("outlast.cli._completion", "Print a script that completes commands in bash, zsh or fish."),
 }
+_MEANT = {
+    "start": "run", "train": "run", "launch": "run", "torchrun": "run", "ps": "status", "logs": "why", "top": "watch",
+    "dashboard": "serve", "check": "doctor", "checkpoint": "ckpt", "checkpoints": "ckpt", "simulate": "plan",
+}  # fmt: skip
 
 
 def _help() -> str:
-    rows = "\n".join(f"  {name:<9} {line}" for name, (_, line) in COMMANDS.items())
+    rows = "\n".join(f"  {name:<10} {line}" for name, (_, line) in COMMANDS.items())
     return (
         "Usage: outlast COMMAND [ARGS]...\n\nPyTorch training that outlasts the machines it runs on.\n\n"
         f"Commands:\n{rows}\n\nOptions:\n  --version  Show the version.\n  --help     Show this message.\n\n"
@@ -57,7 +64,8 @@ def main(argv: list[str] | None = None) -> int:
     if args[0] not in COMMANDS:
         import difflib
 
-        close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+        meant = _MEANT.get(args[0])
+        close = [meant] if meant else difflib.get_close_matches(args[0], COMMANDS, n=1)
         print(f"outlast: no command {args[0]!r}." + (f" Did you mean {close[0]!r}?" if close else ""), file=sys.stderr)
         print("outlast --help lists the commands.", file=sys.stderr)
         return 2
@@ -68,16 +76,27 @@ def main(argv: list[str] | None = None) -> int:
     return code if broken is None else code or 1
 
 
+def command_of(name: str) -> click.Command:
+    """The command, loaded, with the examples that its help ends with."""
+    import typer
+
+    from outlast.cli._examples import epilog
+
+    command = typer.main.get_command(importlib.import_module(COMMANDS[name][0]).app)
+    command.epilog = epilog(name)
+    return command
+
+
 def _call(args: list[str]) -> int:
     """One command, whatever it raises; what it raises is told on standard error, and with `--json` also as JSON."""
     from outlast.cli._streams import is_gone, print_error, wants_json
     from outlast.errors import EnvironmentFault, OutlastError
 
-    app = importlib.import_module(COMMANDS[args[0]][0]).app
+    command = command_of(args[0])
     import click
 
     try:
-        result = app(args[1:], prog_name=f"outlast {args[0]}", standalone_mode=False)
+        result = command(args[1:], prog_name=f"outlast {args[0]}", standalone_mode=False)
     except OutlastError as error:
         return _tell(error, args)
     except click.ClickException as error:

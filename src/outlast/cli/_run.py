@@ -21,6 +21,24 @@ _TRY_S = 10.0  # for a disk that answers
 _LOG_TAIL_BYTES = 2000
 
 
+_OF_OTHERS = {
+    **dict.fromkeys(("nproc-per-node", "num-processes", "n", "np", "nprocs", "num-gpus", "ntasks"), "--replicas N"),
+    **dict.fromkeys(("nnodes", "node-rank", "machine-rank", "num-machines"), "one host so far; --replicas N on it"),
+    **dict.fromkeys(("rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "standalone", "master-addr"),
+                    "leave it out, the coordinator is started with the run"),
+    "max-restarts": "OUTLAST_MAX_RESTARTS=N, or max_restarts under [run] in --config",
+    "monitor-interval": "leave it out, exits are noticed as they happen",
+    "master-port": "--port",
+    "main-process-port": "--port",
+    **dict.fromkeys(("log-dir", "redirects", "tee", "r", "t"), "--run-dir DIR; every replica's output is in its logs/"),
+    "module": "-m MODULE",
+    **dict.fromkeys(("no-python", "run-path"), "leave it out; give a Python script, or -m MODULE"),
+    "mixed-precision": "autocast in the loop",
+    "config-file": "--config FILE",
+    "min-nodes": "leave it out, one replica that holds the state is enough",
+}  # fmt: skip
+
+
 class _Command(TyperCommand):
     """After `-m MODULE`, as after SCRIPT, all that follows belongs to the script."""
 
@@ -30,7 +48,13 @@ class _Command(TyperCommand):
             at += 1 if args[at] in _FLAGS or "=" in args[at] else 2
         if args[at : at + 1] == ["-m"] and len(args) > at + 1:
             args = [*args[: at + 2], "--", *args[at + 2 :]]
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            hint = _OF_OTHERS.get(error.option_name.lstrip("-").replace("_", "-"))
+            if hint is None:
+                raise
+            raise click.UsageError(f"{error.option_name} is another launcher's: {hint}", ctx) from error
 
 
 @app.command(cls=_Command, context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False})
@@ -157,6 +181,8 @@ def _command(script: str | None, module: str | None, args: list[str]) -> list[st
         return [sys.executable, "-m", module, *([] if script is None else [script]), *args]
     if script is None or not Path(script).is_file():
         what = "no script given" if script is None else f"no script {script}"
+        if script is not None and Path(script).name.startswith("python"):
+            what += ": leave out the word python"
         raise ConfigError(what, remedy="outlast run [OPTIONS] train.py ARGS…, or outlast run [OPTIONS] -m MODULE ARGS…")
     return [sys.executable, script, *args]
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from outlast.cli._runs import DEFAULT_RUNS, open_run, print_json
 
+if TYPE_CHECKING:
+    from outlast.journal import Journal
+    from outlast.observe import Status
+
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
+_OVER = frozenset({"finished", "failed", "stopped", "lost"})
+_CLEAR = "\x1b[H\x1b[2J"
 
 
 @app.command()
@@ -18,17 +26,50 @@ def status(
     run: Annotated[Path, typer.Argument(help="A run directory, or one that holds runs (the newest is taken).")] = Path(
         DEFAULT_RUNS
     ),
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Again when it changes, until the run is over.")] = False,
+    every: Annotated[float, typer.Option(min=0.1, help="With --follow: seconds between two looks.")] = 2.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object (a line each with --follow).")] = False,
 ) -> int:
     """Show a run's coordinator, agents and replicas: process, state, view and step of each."""
+    with open_run(run) as (reader, run_dir):
+        if follow:
+            _follow(reader, run_dir, every, as_json, threading.Event())
+        else:
+            _show(_state(reader, run_dir), reader, run_dir, as_json)
+    return 0
+
+
+def _state(reader: Journal, run_dir: Path) -> Status:
     from outlast import journal, observe
 
-    with open_run(run) as (reader, run_dir):
-        events, losses = observe.read_state(reader), observe.sample_losses(reader)
-    held = journal.is_held(run_dir)
-    state = observe.status(events, held=held, now_s=time.time() if held else None)
+    held = journal.is_held(run_dir)  # asked first: what is written before the lock is let go of is then read
+    return observe.status(observe.read_state(reader), held=held, now_s=time.time() if held else None)
+
+
+def _show(state: Status, reader: Journal, run_dir: Path, as_json: bool) -> None:
+    from outlast import observe
+
     if as_json:
         print_json(state, run_dir=run_dir)
     else:
-        print(observe.render_status(state, curve=losses))
-    return 0
+        print(observe.render_status(state, curve=observe.sample_losses(reader)), flush=True)
+
+
+def _follow(reader: Journal, run_dir: Path, every_s: float, as_json: bool, stop: threading.Event) -> None:
+    """Show the state whenever it has changed; a terminal is drawn anew, elsewhere tables or lines follow each other."""
+    import msgspec
+
+    shown: object = None
+    while True:
+        state = _state(reader, run_dir)
+        news = msgspec.structs.replace(state, step_age_s=None, updated_at_s=None)
+        if news != shown:
+            shown = news
+            if as_json:
+                fields = {"run_dir": str(run_dir.resolve()), **msgspec.structs.asdict(state)}
+                print(msgspec.json.encode(fields).decode(), flush=True)
+            else:
+                print(_CLEAR if sys.stdout.isatty() else "", end="")
+                _show(state, reader, run_dir, False)
+        if state.state in _OVER or stop.wait(every_s):
+            return

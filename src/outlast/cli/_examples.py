@@ -1,0 +1,65 @@
+"""What each command's --help ends with: examples, and where to read on. Text only."""
+
+from __future__ import annotations
+
+__all__ = ["EXAMPLES", "epilog"]
+
+EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
+    "demo": (
+        ("outlast demo", "train a small GPT, kill things, compare the bits"),
+        ("outlast demo --serve", "the same, with the page"),
+    ),
+    "plan": (
+        ("outlast plan --profile llama3", "what a job of that kind meets"),
+        ("outlast plan interval --mtbf-hours 50 --write-seconds 20", "when to checkpoint"),
+        ("outlast plan --from-run outlast-runs", "plan on from what a run has seen"),
+    ),
+    "run": (
+        ("outlast run --replicas 4 --spares 1 train.py --epochs 3", "what follows the script is the script's"),
+        ("outlast run --replicas 4 --checkpoint-dir ckpt -m package.train", "a module; resumes where it ended"),
+        ("outlast run --config run.toml train.py", "settings from a file; outlast config show explains them"),
+    ),
+    "status": (
+        ("outlast status", "the newest run under outlast-runs"),
+        ("outlast status RUN --follow", "again and again, until it ends"),
+        ("outlast status RUN --json | jq .step", "for programs"),
+    ),
+    "why": (
+        ("outlast why", "the newest run: a paragraph to paste, then the evidence"),
+        ("outlast why RUN --price '2.50 EUR' --accelerators 64", "with what it cost"),
+    ),
+    "watch": (("outlast watch RUN", "follow it; Ctrl-C ends the watching, never the run"),),
+    "serve": (
+        ("outlast serve RUN", "a page on loopback, and /metrics"),
+        ("outlast serve RUN OTHER", "two runs side by side"),
+    ),
+    "doctor": (
+        ("outlast doctor --quick --replicas 4", "this host, in a moment"),
+        ("outlast doctor --model check.py:make", "does this model give the same bits twice?"),
+        ("outlast doctor --compare a.json --compare b.json", "do hosts agree?"),
+    ),
+    "prove": (
+        ("outlast prove protocol --schedules 2000", "search for a schedule that breaks the protocol"),
+        ("outlast prove faults --samples 12", "strike real fleets, compare the bits"),
+    ),
+    "rules": (("outlast rules", "all rules, with how many liars each bears"),),
+    "config": (("outlast config show --config run.toml", "every setting, and where its value came from"),),
+    "health": (
+        ("outlast health test --minutes 10", "ask a device what the answers are known to"),
+        ("outlast health learn RUN", "add what a run tells to the diary of devices"),
+    ),
+    "ckpt": (
+        ("outlast ckpt ls ckpt", "what is there"),
+        ("outlast ckpt verify ckpt", "every byte"),
+    ),
+    "completion": (
+        ('eval "$(outlast completion bash)"', "in ~/.bashrc; zsh likewise"),
+        ("outlast completion fish > ~/.config/fish/completions/outlast.fish", "for fish"),
+    ),
+}
+
+
+def epilog(name: str) -> str:
+    """The end of `outlast NAME --help`."""
+    rows = [f"  {line}\n      {said}" for line, said in EXAMPLES.get(name, ())]
+    return "\b\n" + "\n".join(["Examples:", *rows]) if rows else ""
