@@ -27,6 +27,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "why": ("outlast.cli._why", "Tell what happened in a run, what it cost, what to do next."),
     "watch": ("outlast.cli._watch", "Follow a run in the terminal until it ends."),
     "serve": ("outlast.cli._serve", "Show runs in a browser, and to Prometheus."),
+    "save": ("outlast.cli._save", "Ask a run for a checkpoint now."),
+    "stop": ("outlast.cli._stop", "Ask a run to save and stop."),
     "doctor": ("outlast.cli._doctor", "Check a host, or several, before a run."),
     "prove": ("outlast.cli._prove", "Search for a schedule of faults that breaks the protocol."),
     "rules": ("outlast.cli._rules", "List the robust aggregation rules with their conditions."),

@@ -32,7 +32,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "serve": (
         ("outlast serve RUN", "a page on loopback, and /metrics"),
         ("outlast serve RUN OTHER", "two runs side by side"),
+        ("outlast serve RUN --actions", "with buttons to save and to stop, behind a key"),
     ),
+    "save": (("outlast save RUN", "a checkpoint after the next step"),),
+    "stop": (("outlast stop RUN --yes", "save, and stop in order"),),
     "doctor": (
         ("outlast doctor --quick --replicas 4", "this host, in a moment"),
         ("outlast doctor --model check.py:make", "does this model give the same bits twice?"),

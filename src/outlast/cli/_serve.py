@@ -6,12 +6,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from outlast.cli._runs import DEFAULT_RUNS
 from outlast.errors import EnvironmentFault
+
+if TYPE_CHECKING:
+    from outlast.observe.web import Wishes
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -25,23 +28,39 @@ def serve(
     allowed_host: Annotated[
         list[str] | None, typer.Option(help="A name that requests may also be made to: that of a proxy in front.")
     ] = None,
+    actions: Annotated[
+        bool, typer.Option("--actions", help="Let the page ask runs to save and to stop, behind a key printed here.")
+    ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Take a directory that is not there yet, and wait.")] = False,
     until_pid: Annotated[int | None, typer.Option(help="End when this process ends.")] = None,
 ) -> int:
     """Show runs in a browser, live or long over, and to Prometheus at /metrics. Listens on 127.0.0.1 only, and changes
-    nothing."""
+    nothing without --actions."""
     from outlast.observe import find_run
 
     _need_extra()
     from outlast.observe.web import Board, Serving, listen
 
     places = [place if wait else find_run(place).run_dir for place in runs or [Path(DEFAULT_RUNS)]]
-    serving = Serving(Board(places), listen(port), allowed_hosts=allowed_host or (), with_pid=until_pid)
+    wishes = _wishes() if actions else None
+    serving = Serving(Board(places), listen(port), allowed_hosts=allowed_host or (), with_pid=until_pid, wishes=wishes)
     print(
         f"outlast: {serving.url} shows {', '.join(map(str, places))}; {serving.url}/metrics for Prometheus", flush=True
     )
     serving.run()
     return 0
+
+
+def _wishes() -> Wishes:
+    """What the page may ask for, behind a new key, which is printed and kept nowhere."""
+    import secrets
+
+    from outlast.cli._asking import WISHES, ask_run
+    from outlast.observe.web import Wishes
+
+    key = secrets.token_urlsafe(12)
+    print(f"outlast: the key for saving and stopping from the page: {key}", flush=True)
+    return Wishes(WISHES, lambda run_dir, wish: ask_run(run_dir, "save" if wish == "save" else "stop"), key)
 
 
 def serve_beside(run_dir: Path) -> None:

@@ -9,5 +9,6 @@ from outlast.observe.web._app import build_app
 from outlast.observe.web._board import Board
 from outlast.observe.web._metrics import metrics_text
 from outlast.observe.web._server import PORT, Serving, listen
+from outlast.observe.web._wishes import Wishes
 
-__all__ = ["PORT", "Board", "Serving", "build_app", "listen", "metrics_text"]
+__all__ = ["PORT", "Board", "Serving", "Wishes", "build_app", "listen", "metrics_text"]

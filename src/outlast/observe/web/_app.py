@@ -1,8 +1,8 @@
 """The Starlette application: page, parts, rows, stream, metrics, probes.
 
 Role: requests in, published parts out; it decides nothing and reads no journal itself. Invariants: no route changes
-anything; nothing is fetched from another host; a stream holds at most one message for its reader, and is ended when
-the reader does not take it in time.
+anything but the one of `_wishes.py`; nothing is fetched from another host; a stream holds at most one message for its
+reader, and is ended when the reader does not take it in time.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from outlast.observe.web._board import Board, Shown
 from outlast.observe.web._guard import Guard
 from outlast.observe.web._metrics import CONTENT_TYPE, metrics_text
+from outlast.observe.web._wishes import Wishes, wish_route
 
 __all__ = ["build_app"]
 
@@ -59,8 +60,11 @@ class _Ears:
             event.set()
 
 
-def build_app(board: Board, *, allowed_hosts: Collection[str] = (), follow: bool = True) -> ASGIApp:
-    """The application on a board. `follow`: whether it starts the board's thread; a test turns it by hand."""
+def build_app(
+    board: Board, *, allowed_hosts: Collection[str] = (), follow: bool = True, wishes: Wishes | None = None
+) -> ASGIApp:
+    """The application on a board. `follow`: whether it starts the board's thread; a test turns it by hand. `wishes`:
+    what may be asked of runs; without it nothing."""
     ears = _Ears()
     board.on_change = ears.wake
 
@@ -73,11 +77,11 @@ def build_app(board: Board, *, allowed_hosts: Collection[str] = (), follow: bool
         if follow:
             board.stop()
 
-    app = Starlette(routes=_routes(board, ears), lifespan=lifespan)
-    return Guard(app, allowed_hosts)
+    app = Starlette(routes=_routes(board, ears, wishes), lifespan=lifespan)
+    return Guard(app, allowed_hosts, takes_wishes=wishes is not None)
 
 
-def _routes(board: Board, ears: _Ears) -> list[Route]:
+def _routes(board: Board, ears: _Ears, wishes: Wishes | None) -> list[Route]:
     async def page(_: Request) -> Response:
         return _asset("index.html")
 
@@ -85,7 +89,9 @@ def _routes(board: Board, ears: _Ears) -> list[Route]:
         return _asset(request.path_params["name"])
 
     async def runs(_: Request) -> Response:
-        return _json([{"name": name, "dir": str(s.reading.run_dir.resolve())} for name, s in board.runs.items()])
+        asks = list(wishes.names) if wishes is not None else []
+        found = board.runs.items()
+        return _json([{"name": name, "dir": str(s.reading.run_dir.resolve()), "asks": asks} for name, s in found])
 
     async def picture(request: Request) -> Response:
         parts = _shown(board, request).parts
@@ -121,6 +127,7 @@ def _routes(board: Board, ears: _Ears) -> list[Route]:
         Route("/api/runs/{run}/picture", picture),
         Route("/api/runs/{run}/rows", rows),
         Route("/api/runs/{run}/stream", _Stream(board, ears)),
+        Route("/api/runs/{run}/ask/{wish}", wish_route(board, wishes), methods=["POST"]),
         Route("/metrics", metrics),
         Route("/healthz", healthz),
         Route("/ready", ready),

@@ -2,11 +2,13 @@
 
 Role: one ASGI middleware before everything else. A page on the internet can make a browser look up its own name as
 127.0.0.1 (DNS rebinding) and then read what answers there; so a request whose `Host` is not a name of loopback is
-refused, and so is one that another site's page makes. Reading is all there is: other methods are refused too.
+refused, and so is one that another site's page makes. Reading is all there is, unless the server takes wishes: then
+POST to their one route passes on to `_wishes.py`, which asks for the key. Other methods are refused.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 
 from starlette.responses import PlainTextResponse
@@ -15,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 __all__ = ["LOOPBACK_NAMES", "Guard", "host_of"]
 
 LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
+_WISH = re.compile(r"/api/runs/[^/]+/ask/[^/]+")
 _HEADERS = (
     (b"content-security-policy",
      b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self';"
@@ -27,10 +30,12 @@ _HEADERS = (
 
 
 class Guard:
-    """Wraps an app. `names`: hosts that a request may be made to, besides loopback's."""
+    """Wraps an app. `names`: hosts that a request may be made to, besides loopback's. `takes_wishes`: whether POST to
+    the route of wishes is let through."""
 
-    def __init__(self, app: ASGIApp, names: Collection[str] = ()) -> None:
+    def __init__(self, app: ASGIApp, names: Collection[str] = (), *, takes_wishes: bool = False) -> None:
         self._app, self._names = app, LOOPBACK_NAMES | {name.lower() for name in names}
+        self._takes_wishes = takes_wishes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -55,6 +60,8 @@ class Guard:
         navigates = (b"sec-fetch-mode", b"navigate") in headers
         if sites and sites[0] in (b"cross-site", b"same-site") and not navigates:
             return "another site's page may not read this"
+        if self._takes_wishes and scope["method"] == "POST" and _WISH.fullmatch(scope["path"]):
+            return "another site's page may not ask" if sites and sites[0] != b"same-origin" else None
         if scope["method"] not in ("GET", "HEAD"):
             return f"method {scope['method']}: this server only shows"
         return None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from outlast.errors import EnvironmentFault
 from outlast.observe.web._app import build_app
 from outlast.observe.web._board import Board
+from outlast.observe.web._wishes import Wishes
 
 if TYPE_CHECKING:
     import uvicorn
@@ -55,9 +56,10 @@ class Serving:
         *,
         allowed_hosts: Collection[str] = (),
         with_pid: int | None = None,
+        wishes: Wishes | None = None,
     ) -> None:
         self._listening, self._with_pid = listening, with_pid
-        self._server = _server(board, allowed_hosts)
+        self._server = _server(board, allowed_hosts, wishes)
         self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
 
     def run(self) -> None:
@@ -86,11 +88,12 @@ def _until_ended(pid: int) -> None:
     poll.poll()
 
 
-def _server(board: Board, allowed_hosts: Collection[str]) -> uvicorn.Server:
+def _server(board: Board, allowed_hosts: Collection[str], wishes: Wishes | None) -> uvicorn.Server:
     import uvicorn
 
     config = uvicorn.Config(
-        build_app(board, allowed_hosts=allowed_hosts), log_level="critical", access_log=False, server_header=False,
+        build_app(board, allowed_hosts=allowed_hosts, wishes=wishes), log_level="critical", access_log=False,
+        server_header=False,
         timeout_graceful_shutdown=_GRACE_S, timeout_keep_alive=15, h11_max_incomplete_event_size=16384, ws="none",
         lifespan="on",
     )  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any
 from outlast.core.protocol import messages as m
 from outlast.errors import WireRefusal
 from outlast.runtime.transport.frames import Heartbeat
-from outlast.runtime.transport.save_messages import FROM_MEMBER
+from outlast.runtime.transport.save_messages import FROM_MEMBER, SaveAsked
 
 __all__ = ["check_speaker"]
 
@@ -23,7 +23,7 @@ _MEMBER = (
 _AGENT = (m.AgentHello, m.Spawned)
 _OF_ITS_RANKS = (m.SpawnFailed, m.Unjoined, m.Exited, m.Examined, m.Continued)
 _EITHER = (m.DeviceNoted,)
-_LAUNCHER = (m.AgentGone, m.Stop)
+_LAUNCHER = (m.AgentGone, m.Stop, SaveAsked)
 
 
 def check_speaker(role: str, name: str, message: Any, agent_of: Callable[[str], str]) -> None:

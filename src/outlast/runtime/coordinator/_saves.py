@@ -301,6 +301,16 @@ class Keeper:
         self._reason = reason
         self._tell(self._everyone(), wire.SaveNow(epoch=self._epoch, number=self._asked, reason=reason))
 
+    def wanted(self, reason: str) -> None:
+        """Somebody asks for a save now: as a wish of the run's own, and told in the journal."""
+        c = self._coordinator
+        if self._base is None or c.over or c.ending is not None:
+            why = "the run is over" if c.over or c.ending is not None else "the run keeps no checkpoints, or not yet"
+            self._write("notice", level="warning", text=f"{reason}, and none is made: {why}")
+            return
+        self._write("checkpoint_interval", interval_s=0.0, mtbr_s=0.0, reason=f"now: {reason}")
+        self.ask(reason)
+
     def before(self, message: Any, then: Callable[[], None]) -> bool:
         """A stop or a departure: whether a save goes first; `then` is called when it is done, or its time is up."""
         if not isinstance(message, m.Stop | m.Leaving) or self._view is None or not self._stop_save_s:

@@ -41,7 +41,9 @@ from outlast.runtime.transport.regions import Region
 
 __all__ = ["Server", "main"]
 
-_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(m.ToCoordinator | Heartbeat | saving.FromMember)
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
+    m.ToCoordinator | Heartbeat | saving.FromMember | saving.SaveAsked
+)
 _FLUSH_S = 2.0
 _FIRST_S = 0.05  # a view is not held up for longer by a disk that is slow to take events
 _ASLEEP_S = 0.5
@@ -200,6 +202,9 @@ class Server:
             return
         if isinstance(message, saving.FROM_MEMBER):
             self.keeper.received(name, message)
+            return
+        if isinstance(message, saving.SaveAsked):
+            self.keeper.wanted(message.reason)
             return
         if self.keeper.before(message, lambda: self.handle(message)):
             return

@@ -36,7 +36,7 @@ from outlast.runtime.host.silence import Watch
 from outlast.runtime.transport.frames import Link
 from outlast.runtime.transport.progress_block import Progress
 from outlast.runtime.transport.regions import Region
-from outlast.runtime.transport.save_messages import SAVE_EPOCHS
+from outlast.runtime.transport.save_messages import SAVE_EPOCHS, SaveAsked
 
 __all__ = ["Launcher", "Outcome"]
 
@@ -88,6 +88,7 @@ class Launcher:
     _link: Link | None = None
     _restarts: list[float] = field(default_factory=list)
     _interrupts: int = 0
+    _wants_save: bool = False
     _stopping: str = ""
     _stop_code: int = 130
     _stop_by_s: float = math.inf
@@ -114,6 +115,7 @@ class Launcher:
         if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup ignores it, and then so do we
             ends.append(signal.SIGHUP)
         old = {s: signal.signal(s, self._signalled) for s in ends}
+        old[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._save_wanted)
         try:
             self._start_coordinator(environ, listening, lock, None)
             for index in range(self.resolved.config.agents):
@@ -364,9 +366,15 @@ class Launcher:
         self._stopping = {signal.SIGINT: "interrupt", signal.SIGHUP: "hangup"}.get(number, "terminated")  # type: ignore[call-overload]
         self._stop_code = 128 + number  # not 0: whoever waits for the work must not take it for done
 
+    def _save_wanted(self, number: int, _: Any) -> None:
+        self._wants_save = True
+
     def _on_signals(self) -> None:
         """Once: stop in order. Twice: kill. A child that is struck between fork and exec has these handlers and this
         pipe: what it writes there is not meant for this process."""
+        if self._wants_save:
+            self._wants_save = False
+            self._tell([SaveAsked(reason="a save was asked for")])
         if not self._stopping:
             return
         if self._interrupts >= 2:

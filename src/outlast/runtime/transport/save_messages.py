@@ -11,8 +11,8 @@ from outlast.checkpoint._events import Differs, Loaded, SaveDelayed, SaveRetried
 from outlast.core.protocol.saves.commit import PartReport, SaveId
 
 __all__ = [
-    "FROM_MEMBER", "SAVE_EPOCHS", "TO_MEMBER", "FromMember", "SaveBase", "SaveBegan", "SaveCertified", "SaveDone",
-    "SaveLost", "SaveNow", "SaveSaid", "SaveSettled", "ToMember",
+    "FROM_MEMBER", "SAVE_EPOCHS", "TO_MEMBER", "FromMember", "SaveAsked", "SaveBase", "SaveBegan", "SaveCertified",
+    "SaveDone", "SaveLost", "SaveNow", "SaveSaid", "SaveSettled", "ToMember",
 ]  # fmt: skip
 
 SAVE_EPOCHS = "checkpoint_epochs"
@@ -67,6 +67,12 @@ class SaveSaid(msgspec.Struct, frozen=True, kw_only=True, tag="SaveSaid"):
 
     member: str
     event: SaveDelayed | SaveRetried | Skipped | Loaded | Differs | Unwritable
+
+
+class SaveAsked(msgspec.Struct, frozen=True, kw_only=True, tag="SaveAsked"):
+    """The launcher: somebody wants a save now."""
+
+    reason: str
 
 
 class SaveBase(msgspec.Struct, frozen=True, kw_only=True, tag="SaveBase"):

@@ -5,6 +5,8 @@ import { curve, stack, marks, grid } from "./draw.js";
 
 const main = document.querySelector("#runs");
 const SHOWS = ["story", "all", "failure", "view", "member", "checkpoint", "verdict"];
+let ASKS = [];
+let typedKey = ""; // what a person typed; kept nowhere else
 const USES = ["productive", "degraded", "checkpoint", "recovery", "lost", "stalled", "idle", "unexplained"];
 
 function el(tag, attributes = {}, ...children) {
@@ -53,6 +55,17 @@ class Run {
     return node;
   }
 
+  ask(wish) {
+    if (!confirm(`${wish === "stop" ? "Save and stop" : "Save a checkpoint of"} the run ${this.name}?`)) return;
+    typedKey ||= prompt("The key that outlast serve --actions printed") || "";
+    fetch(`api/runs/${encodeURIComponent(this.name)}/ask/${wish}`, {
+      method: "POST", headers: { "content-type": "application/json", "x-outlast-key": typedKey }, body: JSON.stringify({ sure: true }),
+    }).then(async (answer) => {
+      if (answer.status === 403) typedKey = "";
+      this.answer.textContent = (await answer.text()).trim();
+    }, () => { this.answer.textContent = "no answer"; });
+  }
+
   build() {
     this.top = el("section", { class: "card wide", "aria-label": "state" });
     this.root.append(this.top);
@@ -95,6 +108,10 @@ class Run {
     this.card("Audits and suspects", false, this.suspects);
     this.advice = el("ul");
     this.card("What to do next", false, this.advice);
+    if (ASKS.length) {
+      this.answer = el("p", { class: "soft", role: "status" });
+      this.card("Ask the run", false, el("div", { class: "chips" }, ...ASKS.map((wish) => el("button", { type: "button", onclick: () => this.ask(wish) }, wish === "stop" ? "save and stop" : "save now"))), this.answer);
+    }
     this.observer = new ResizeObserver(() => this.draw());
     this.observer.observe(this.root);
     this.people.addEventListener("pointermove", (event) => this.point(event.offsetX, event.offsetY));
@@ -266,7 +283,9 @@ function show() {
   nav.replaceChildren(...links);
 }
 
-names = (await (await fetch("api/runs")).json()).map((run) => run.name);
+const served = await (await fetch("api/runs")).json();
+names = served.map((run) => run.name);
+ASKS = served.length ? served[0].asks : [];
 addEventListener("hashchange", show);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => open.forEach((run) => run.draw()));
 show();

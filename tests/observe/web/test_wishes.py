@@ -1,0 +1,147 @@
+"""Asking a run for something through the page: only with the key, from this page, to this server, and meant."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="the extra serve is not installed")
+
+from outlast.core import events as ev
+from outlast.errors import ConfigError, EnvironmentFault
+from outlast.journal import Journal
+from outlast.observe.web import Board, Wishes, build_app
+
+KEY = "a-key-of-this-server"
+HOST = "127.0.0.1:8642"
+RIGHT = {"host": HOST, "content-type": "application/json", "x-outlast-key": KEY}
+SURE = b'{"sure": true}'
+PATHS = [
+    "/", "/page/app.js", "/api/runs", "/api/runs/brave/picture", "/api/runs/brave/rows", "/api/runs/brave/stream",
+    "/metrics", "/healthz", "/ready", "/api/runs/brave/ask/stop", "/api/runs/brave/ask/save",
+]  # fmt: skip
+
+
+class Asked:
+    def __init__(self) -> None:
+        self.calls: list[tuple[Path, str]] = []
+        self.error: Exception | None = None
+
+    def __call__(self, run_dir: Path, wish: str) -> str:
+        if self.error is not None:
+            raise self.error
+        self.calls.append((run_dir, wish))
+        return "it was asked"
+
+
+@pytest.fixture
+def asked() -> Asked:
+    return Asked()
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Board:
+    start = ev.RunStarted(at_s=1.0, run_id="r", command=[], num_replicas=1, num_spares=0, signature={}, config={})
+    with Journal.create(tmp_path / "brave") as journal:
+        journal.append(start)
+    board = Board([tmp_path / "brave"], clock=lambda: 2.0)
+    board.turn()
+    return board
+
+
+@pytest.fixture
+def app(board: Board, asked: Asked) -> Any:
+    return build_app(board, follow=False, wishes=Wishes({"save": "", "stop": ""}, asked, KEY))
+
+
+def post(app: Any, path: str, headers: dict[str, str], body: bytes = SURE, method: str = "POST") -> tuple[int, str]:
+    scope = {
+        "type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b"",
+        "headers": [(key.encode(), value.encode()) for key, value in headers.items()],
+        "http_version": "1.1", "scheme": "http", "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 8642),
+    }  # fmt: skip
+    sent: list[dict[str, Any]] = []
+    told = [{"type": "http.request", "body": body, "more_body": False}, {"type": "http.disconnect"}]
+
+    async def receive() -> dict[str, Any]:
+        return told.pop(0) if len(told) > 1 else told[0]
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    asyncio.run(app(scope, receive, send))
+    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent).decode()
+
+
+def test_a_wish_with_the_key_is_asked(app: Any, asked: Asked, tmp_path: Path) -> None:
+    assert post(app, "/api/runs/brave/ask/stop", RIGHT) == (202, "outlast: it was asked\n")
+    own = RIGHT | {"origin": f"http://{HOST}", "sec-fetch-site": "same-origin"}
+    assert post(app, "/api/runs/brave/ask/save", own)[0] == 202
+    assert asked.calls == [(tmp_path / "brave", "stop"), (tmp_path / "brave", "save")]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_without_actions_no_route_takes_anything(board: Board, path: str, method: str) -> None:
+    assert post(build_app(board, follow=False), path, RIGHT, method=method)[0] == 405
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"x-outlast-key": ""}, {"x-outlast-key": KEY[:-1]}, {"x-outlast-key": KEY + "x"}, {"host": "evil.example"},
+        {"origin": "http://evil.example"}, {"origin": "null"}, {"origin": "http://127.0.0.1:1"},
+        {"sec-fetch-site": "cross-site"}, {"sec-fetch-site": "same-site"}, {"sec-fetch-site": "none"},
+        {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"},
+        {"content-type": "text/plain"}, {"content-type": "application/x-www-form-urlencoded"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_nothing_changes_a_run_without_key_or_from_elsewhere(
+    app: Any, asked: Asked, path: str, method: str, wrong: dict[str, str]
+) -> None:
+    status, _ = post(app, path, RIGHT | wrong, method=method)
+    assert status in (403, 405, 415)
+    assert asked.calls == []
+
+
+@pytest.mark.parametrize("path", ["/api/runs/brave/ask/stop", "/api/runs/brave/ask/save"])
+def test_looking_at_a_wish_s_place_asks_nothing(app: Any, asked: Asked, path: str) -> None:
+    for method in ("GET", "HEAD"):
+        assert post(app, path, RIGHT, method=method)[0] == 405
+    assert asked.calls == []
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b'{"sure": 1}', b'{"sure": "true"}', b"[true]", b"\xff", b"x" * 4096])
+def test_a_wish_must_be_meant(app: Any, asked: Asked, body: bytes) -> None:
+    assert post(app, "/api/runs/brave/ask/stop", RIGHT, body)[0] == 400
+    assert asked.calls == []
+
+
+def test_what_cannot_be_asked(app: Any, asked: Asked) -> None:
+    assert post(app, "/api/runs/brave/ask/evict", RIGHT)[0] == 404
+    assert post(app, "/api/runs/other/ask/stop", RIGHT)[0] == 404
+    asked.error = ConfigError("the run is over", remedy="look")
+    assert post(app, "/api/runs/brave/ask/stop", RIGHT) == (409, "outlast: [CONFIG] the run is over\n  remedy: look\n")
+    asked.error = EnvironmentFault("only starting")
+    assert post(app, "/api/runs/brave/ask/stop", RIGHT)[0] == 503
+
+
+def test_keys_cannot_be_guessed(app: Any, asked: Asked) -> None:
+    for guess in range(20):
+        assert post(app, "/api/runs/brave/ask/stop", RIGHT | {"x-outlast-key": str(guess)})[0] == 403
+    assert post(app, "/api/runs/brave/ask/stop", RIGHT)[0] == 429
+    assert asked.calls == []
+
+
+def test_the_page_is_told_what_may_be_asked(app: Any, board: Board) -> None:
+    assert json.loads(post(app, "/api/runs", RIGHT, method="GET")[1])[0]["asks"] == ["save", "stop"]
+    reader = build_app(board, follow=False)
+    assert json.loads(post(reader, "/api/runs", RIGHT, method="GET")[1])[0]["asks"] == []
+    assert KEY not in post(app, "/", RIGHT, method="GET")[1]
