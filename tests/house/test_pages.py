@@ -10,6 +10,7 @@ import pytest
 
 from outlast import errors
 from outlast.cli import COMMANDS
+from outlast.cli._examples import EXAMPLES
 
 TOP = Path(__file__).resolve().parents[2]
 DOCS = TOP / "docs"
@@ -75,3 +76,8 @@ def test_every_kind_of_fault_says_who_notices_what_it_costs_and_what_proves_it()
     body = [row for row in rows(DOCS / "explanation" / "taxonomy.md") if len(row) == 4 and row[0] != "What happens"]
     assert len(body) >= 20
     assert [row[0] for row in body if not all(row)] == []
+
+
+def test_every_command_s_help_has_examples() -> None:
+    """In `cli/_examples.py`; that they name what exists is tested beside the command line."""
+    assert set(EXAMPLES) == set(COMMANDS)

@@ -14,6 +14,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("outlast plan interval --mtbf-hours 50 --write-seconds 20", "when to checkpoint"),
         ("outlast plan --from-run outlast-runs", "plan on from what a run has seen"),
     ),
+    "calibrate": (("outlast calibrate", "once on each kind of machine, before planning"),),
     "run": (
         ("outlast run --replicas 4 --spares 1 train.py --epochs 3", "what follows the script is the script's"),
         ("outlast run --replicas 4 --checkpoint-dir ckpt -m package.train", "a module; resumes where it ended"),
