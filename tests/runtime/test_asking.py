@@ -17,6 +17,7 @@ from outlast.cli._asking import ask_run
 from outlast.core import events as ev
 from outlast.errors import ConfigError, EnvironmentFault
 from outlast.journal import Journal
+from outlast.runtime.transport.save_messages import SAVE_EPOCHS
 
 
 @pytest.mark.process
@@ -28,13 +29,14 @@ def test_a_run_saves_and_stops_when_it_is_asked(fleet: Callable[..., Any], tmp_p
     def saved() -> bool:
         return any("a save was asked for" in event.reason for event in run.saved())
 
-    def training() -> bool:
-        """A place is there to save to: the interval is told then."""
-        return any(isinstance(event, ev.ViewFormed) for event in run.driven.events) and run.at_gates(
-            {run.pid("r0.1"), run.pid("r1.1")}
-        )
+    def ready() -> bool:
+        """Both train, and the coordinator has a place to save to."""
+        if not any(isinstance(event, ev.ViewFormed) for event in run.driven.events):
+            return False
+        with Journal.open_reader(run_dir) as journal:
+            return journal.get(SAVE_EPOCHS) is not None
 
-    run.gate(6, "training", training)
+    run.gate(6, "a view and a place to save to", ready)
     asked.append(main(["save", str(run_dir)]))
     run.gate(12, "a save that was asked for", saved)
     asked.append(main(["stop", str(run_dir), "--yes"]))
