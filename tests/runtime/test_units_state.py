@@ -155,6 +155,26 @@ def test_who_does_not_tell_its_fingerprint_is_compared_with_nobody(prints: tuple
     compare(nobody, View(id=ViewId(1, 2), members=("r0", "r1", "r2")), entries, nobody)
 
 
+@pytest.mark.parametrize("capturable", [False, True])
+def test_a_joiner_s_moments_lie_where_its_parameters_do(capturable: bool) -> None:
+    """What arrives lies in the host's memory; here the joiner's own device is one that holds no bytes."""
+    states = []
+    for device in ("cpu", "meta"):
+        model = nn.Linear(3, 2).to(device)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        states.append(State(model, [optimizer], [], {}))
+    donor, joiner = states
+    donor.optimizers[0].param_groups[0]["capturable"] = capturable
+    for param in donor.params:
+        moments = {key: torch.ones_like(param.detach()) for key in ("exp_avg", "exp_avg_sq")}
+        donor.optimizers[0].state[param] = {"step": torch.tensor(3.0), **moments}
+    plain, tensors = donor.encoded()
+    joiner.load(plain, {name: tensor.clone() for name, tensor in tensors.items()})
+    for param in joiner.params:
+        kept = {key: value.device.type for key, value in joiner.optimizers[0].state[param].items()}
+        assert kept == {"step": "meta" if capturable else "cpu", "exp_avg": "meta", "exp_avg_sq": "meta"}
+
+
 @pytest.mark.parametrize("numel", [8, 3 << 20])
 def test_a_comparison_reads_all_of_the_state_beside_the_step_or_at_once(numel: int) -> None:
     model = nn.Linear(1, numel)

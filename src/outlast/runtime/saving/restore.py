@@ -66,34 +66,8 @@ def check_facts(saved: Mapping[str, str], mine: Mapping[str, str], *, bitwise: b
 
 def restore(state: State, tree: Mapping[str, Any]) -> None:
     """Take over a tree of `tree_of`. Raises CheckpointError, naming all of it, if the two do not fit."""
-    mine = dict(state.model.named_parameters()) | dict(state.model.named_buffers())
-    mine |= dict(zip(state.names, state.params, strict=True))
-    _check(state, tree, mine)
-    with torch.no_grad():
-        for name, value in tree["model"].items():
-            mine[name].copy_(value)
-    for optimizer, saved in zip(state.optimizers, tree["optimizers"], strict=True):
-        optimizer.state.clear()
-        for group, values in zip(optimizer.param_groups, saved["groups"], strict=True):
-            group.update(values)
-        groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-        for name, values in saved["state"].items():
-            group = groups.get(id(mine[name]), {})
-            optimizer.state[mine[name]] = {k: _placed(k, v, mine[name], group) for k, v in values.items()}
-    for scheduler, values in zip(state.schedulers, tree["schedulers"], strict=True):
-        scheduler.load_state_dict(values)
-    for key, values in tree["extra"].items():
-        if key in state.extra:
-            state.extra[key].load_state_dict(values)
-
-
-def _placed(key: str, value: Any, param: Tensor, group: Mapping[str, Any]) -> Any:
-    """On the device where torch's optimizers keep it: with the parameter, but a step count on the host."""
-    if not isinstance(value, Tensor) or param.device.type == "cpu":
-        return value
-    if key == "step" and not (group.get("capturable") or group.get("fused")):
-        return value
-    return value.to(param.device)
+    _check(state, tree, state.tensors())
+    state.take_over(tree)
 
 
 def _check(state: State, tree: Mapping[str, Any], mine: Mapping[str, Tensor]) -> None:

@@ -86,24 +86,43 @@ class State:
 
     # --- writing -------------------------------------------------------------------------------------------------
     def load(self, plain: bytes, tensors: Mapping[str, Tensor]) -> None:
-        """Take over a state that `encoded` gave. Parameters and buffers are written in place."""
-        tree = _decode(msgspec.msgpack.decode(plain), tensors)
-        mine = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
-        mine |= dict(zip(self.names, self.params, strict=True))
+        """Take over a state that `encoded` gave."""
+        self.take_over(_decode(msgspec.msgpack.decode(plain), tensors))
+
+    def take_over(self, tree: Mapping[str, Any]) -> None:
+        """Become what a tree of `tree` says, wherever its tensors lie. Parameters and buffers are written in place; what
+        optimizers keep goes to where they keep it."""
+        mine = self.tensors()
         with torch.no_grad():
             for name, value in tree["model"].items():
                 mine[name].copy_(value)
         for optimizer, saved in zip(self.optimizers, tree["optimizers"], strict=True):
             optimizer.state.clear()
-            for name, values in saved["state"].items():
-                optimizer.state[mine[name]] = values
             for group, values in zip(optimizer.param_groups, saved["groups"], strict=True):
-                group.update(values)
+                group.update(values)  # before the state: it says where a step count lies
+            groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+            for name, values in saved["state"].items():
+                group = groups.get(id(mine[name]), {})
+                optimizer.state[mine[name]] = {k: _placed(k, v, mine[name], group) for k, v in values.items()}
         for scheduler, values in zip(self.schedulers, tree["schedulers"], strict=True):
             scheduler.load_state_dict(values)
         for key, values in tree["extra"].items():
             if key in self.extra or not key.startswith("outlast."):  # of guards or audits that this run is without
                 self.extra[key].load_state_dict(values)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Parameters and buffers that a tree names, by its names."""
+        named = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
+        return named | dict(zip(self.names, self.params, strict=True))
+
+
+def _placed(key: str, value: Any, param: Tensor, group: Mapping[str, Any]) -> Any:
+    """On the device where torch's optimizers keep it: with the parameter, but a step count on the host."""
+    if not isinstance(value, Tensor) or value.device == param.device:
+        return value
+    if key == "step" and not (group.get("capturable") or group.get("fused")):
+        return value
+    return value.to(param.device)
 
 
 def encoded_tree(tree: Any) -> tuple[bytes, dict[str, Tensor]]:
