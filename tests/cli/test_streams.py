@@ -67,7 +67,7 @@ class Launched:
         end = ev.RunFinished(at_s=2.0, outcome="finished", exit_code=0, steps=1, seconds={}, detail="")
         journal.append(end)
         journal.close()
-        return _launcher.Outcome(exit_code=0, run_dir=self.run_dir)
+        return _launcher.RunEnd(exit_code=0, run_dir=self.run_dir)
 
 
 def test_a_run_outlasts_the_reader_of_its_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,8 @@ import pytest
 
 from outlast.cli import main
 from outlast.errors import ConfigError
-from outlast.prove.adversary import BROKEN, Fault, play, replayed, scenario_of, search, shrink
-from outlast.prove.adversary._kernel import Kernel, Process
+from outlast.prove.adversary import BROKEN, ScheduleFault, play, replayed, scenario_of, search, shrink
+from outlast.prove.adversary._kernel import EventHeap, SimulatedProcess
 from outlast.prove.adversary._network import Network
 
 
@@ -85,8 +85,8 @@ def test_without_faults_a_run_finishes_in_one_view() -> None:
 
 
 def test_a_stopped_process_gets_everything_later_and_an_ended_one_nothing() -> None:
-    kernel = Kernel(0)
-    stopped, ended = Process(kernel, "a"), Process(kernel, "b")
+    kernel = EventHeap(0)
+    stopped, ended = SimulatedProcess(kernel, "a"), SimulatedProcess(kernel, "b")
     heard: list[int] = []
     for second in (1, 2, 3):
         kernel.after(second, stopped, heard.append, second)
@@ -100,9 +100,9 @@ def test_a_stopped_process_gets_everything_later_and_an_ended_one_nothing() -> N
 
 
 def test_a_channel_keeps_its_order_and_a_stalled_path_delivers_when_healed() -> None:
-    kernel = Kernel(3)
+    kernel = EventHeap(3)
     network = Network(kernel, 0.01, 0.5)
-    to = Process(kernel, "b")
+    to = SimulatedProcess(kernel, "b")
     heard: list[int] = []
     for number in range(50):
         network.send(("one",), ("a", "b"), to, heard.append, number)
@@ -129,7 +129,7 @@ def test_the_command_reports_and_fails_on_a_violation(capsys: pytest.CaptureFixt
 
 
 def test_faults_are_plain_data() -> None:
-    assert all(isinstance(fault, Fault) for fault in scenario_of(5).faults)
+    assert all(isinstance(fault, ScheduleFault) for fault in scenario_of(5).faults)
     assert scenario_of(5) == scenario_of(5)
     assert scenario_of(5) != scenario_of(6)
 

@@ -19,11 +19,11 @@ from outlast.errors import WireRefusal
 from outlast.runtime.transport import door as _door
 from outlast.runtime.transport.connections import MAX_PEER_FRAME, Call, Connection, PeersLost, decoded, reach
 from outlast.runtime.transport.door import ROOM, Door
-from outlast.runtime.transport.handshake import Caller, Claim, Doorkeeper
+from outlast.runtime.transport.handshake import Caller, Doorkeeper, PeerClaim
 from outlast.runtime.transport.mesh import Final, _decoder
 
 SECRET, OTHER = b"s" * 32, b"o" * 32
-CLAIM = Claim("mesh", "r1.1", (1, 2))
+CLAIM = PeerClaim("mesh", "r1.1", (1, 2))
 
 
 class Entry:
@@ -34,7 +34,7 @@ class Entry:
         sock = socket.socket(socket.AF_UNIX)
         sock.bind("\0" + self.address)
         sock.listen(1024)
-        self.let_in: list[tuple[socket.socket, Claim]] = []
+        self.let_in: list[tuple[socket.socket, PeerClaim]] = []
         self.refused: Counter[str] = Counter()
         self.door = Door(sock, SECRET, "r0.1", lambda *row: self.let_in.append(row), self._refuse)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from outlast.core.policy import Guards
 from outlast.runtime.checks._activations import Activations
-from outlast.runtime.checks._nonfinite_operation import Watch
+from outlast.runtime.checks._nonfinite_operation import OperationWatch
 from outlast.runtime.checks._state_rotation import Agreement
 from outlast.runtime.checks.inspection import bad_samples
 from outlast.runtime.training.samples import Samples
@@ -42,7 +42,7 @@ def test_the_first_operation_is_named_and_a_mask_is_not(
 ) -> None:
     torch.manual_seed(0)
     model = Net(last)
-    watch = Watch.over(model)
+    watch = OperationWatch.over(model)
     with watch:
         model(torch.randn(4, 4)).sum().backward()
     assert watch.operation.startswith(operation)
@@ -55,7 +55,7 @@ def test_the_first_operation_is_named_and_a_mask_is_not(
 def test_memory_that_is_only_made_or_viewed_is_not_named() -> None:
     """Torch fills what is made with NaN here; anywhere else it holds whatever lay there before."""
     torch.use_deterministic_algorithms(True)
-    watch = Watch.over(nn.Linear(1, 1))
+    watch = OperationWatch.over(nn.Linear(1, 1))
     with watch:
         made = torch.ones(2).new_empty(3)
         torch.empty_like(torch.ones(3)).reshape(3, 1).t()

@@ -19,7 +19,7 @@ from outlast.core.protocol import View, ViewId
 from outlast.errors import ViewAbandoned
 from outlast.runtime.exchange._c10d_transfers import Pending, Points
 from outlast.runtime.exchange.c10d_plane import NetworkPlane
-from outlast.runtime.exchange.plane import Task
+from outlast.runtime.exchange.plane import ExchangeTask
 from outlast.runtime.exchange.slots import Memory
 from outlast.runtime.settings.fault_points import Probe
 from outlast.runtime.transport.connections import Listener
@@ -28,7 +28,7 @@ from outlast.tensors import BLOCK, Layout
 
 NUM, SLOT = 300_000, 2
 VIEW = View(id=ViewId(1, 1), members=("r0.1", "r1.1"), start=True)
-TASK = Task(
+TASK = ExchangeTask(
     step=0, nodes=(((0, 1),), ((1, 2),)), slots=(SLOT,), num_leaves=2, scale=0.5, with_norms=False,
     on_scattered=lambda: None,
 )  # fmt: skip

@@ -16,7 +16,7 @@ from outlast.core.protocol import View, ViewId
 from outlast.errors import ViewAbandoned
 from outlast.runtime.settings.fault_points import Probe
 from outlast.runtime.transport.connections import Call, Connection, Listener, PeersLost
-from outlast.runtime.transport.handshake import Claim
+from outlast.runtime.transport.handshake import PeerClaim
 from outlast.runtime.transport.mesh import Mesh, Roll, _decoder, _Hi
 
 MEMBERS = ("r0.1", "r1.1")
@@ -104,7 +104,7 @@ def test_a_view_that_was_never_entered(sides: list[Side]) -> None:
 def test_who_comes_early_and_silently_is_heard_later(sides: list[Side]) -> None:
     """A peer has proved itself for view 3 and is interrupted before it has said a word, while view 2 forms."""
     first, second = sides
-    call = Call(first.listener.address, first.listener.secret, "r0.1", Claim("mesh", "r1.1", (1, 3)))
+    call = Call(first.listener.address, first.listener.secret, "r0.1", PeerClaim("mesh", "r1.1", (1, 3)))
     while not call.proved():
         assert select.select([call.sock], [], [], 20)[0]
     view2, follower = first.mesh(2), second.mesh(2)

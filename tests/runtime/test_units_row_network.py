@@ -17,7 +17,7 @@ from outlast.core.phases import Phase
 from outlast.core.protocol import View, ViewId, cover, plan_of
 from outlast.runtime.exchange.c10d_plane import open_store
 from outlast.runtime.exchange.c10d_row_plane import NetworkRowPlane
-from outlast.runtime.exchange.plane import Task
+from outlast.runtime.exchange.plane import ExchangeTask
 from outlast.runtime.exchange.robust_rows import Robust
 from outlast.runtime.exchange.rule_settings import row_settings
 from outlast.runtime.exchange.slots import Memory
@@ -83,7 +83,7 @@ def aggregate(num: int, rule: dict[str, Any]) -> tuple[list[torch.Tensor], list[
         plane = NetworkRowPlane(robust, room.mesh(me), layout, memory, out, lambda *_: None, env, store, address)
         if rule.get("check_reducers") and me == "r1":
             plane.tamper = lambda bucket, target: target.neg_() if bucket == 1 else None
-        task = Task(
+        task = ExchangeTask(
             step=0, nodes=nodes, slots=tuple(range(1, len(nodes[place]) + 1)), num_leaves=ROWS, scale=1.0,
             with_norms=True, on_scattered=lambda: None,
         )  # fmt: skip

@@ -14,7 +14,7 @@ from torch import Tensor
 from outlast.config import RunConfig
 from outlast.core.protocol import Node, RollEntry, ViewId, cover, leaves_of, plan_of, resolve, roots, schedule, split
 from outlast.errors import ConfigError, TrainingError
-from outlast.runtime.exchange.plane import Task
+from outlast.runtime.exchange.plane import ExchangeTask
 from outlast.runtime.exchange.robust_rows import Robust, layout_for
 from outlast.runtime.exchange.rule_settings import row_settings
 from outlast.runtime.exchange.slots import Memory
@@ -288,7 +288,7 @@ def test_a_liar_with_several_rows_lies_about_each() -> None:
     engine = SimpleNamespace(robust=robust, memory=memory, out=[memory.flats(0)[0]], weight=robust.weight)
     liar = Liar([Lie(replicas=("r1",), attack="sign_flip")], plane, engine)  # type: ignore[arg-type]
     liar.begin(
-        Task(
+        ExchangeTask(
             step=0, nodes=(nodes,), slots=tuple(range(1, len(nodes) + 1)), num_leaves=LEAVES, scale=1.0,
             with_norms=False, on_scattered=lambda: None,
         )

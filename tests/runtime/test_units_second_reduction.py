@@ -12,7 +12,7 @@ import torch
 from outlast.config import RunConfig
 from outlast.core.protocol import Evidence, cover, plan_of
 from outlast.runtime.exchange.c10d_plane import NetworkPlane, open_store
-from outlast.runtime.exchange.plane import Reduction, Task
+from outlast.runtime.exchange.plane import ExchangeTask, Reduction
 from outlast.runtime.exchange.second_reduction import Checks, settled
 from outlast.runtime.exchange.slots import Memory
 from outlast.runtime.transport.mesh import Extra
@@ -61,7 +61,7 @@ def exchange(
         if always:
             checks.always[0] = [(0, 1)]
 
-        plane.begin(Task(
+        plane.begin(ExchangeTask(
             step=4, nodes=nodes, slots=tuple(range(1, len(nodes[place]) + 1)), num_leaves=LEAVES, scale=1.0 / LEAVES,
             with_norms=True, on_scattered=lambda: None, checks=checks,
             on_reduced=(tamper or {}).get(me),

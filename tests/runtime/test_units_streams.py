@@ -15,9 +15,9 @@ import torch
 
 from outlast.core.protocol import ViewId
 from outlast.runtime.joining._feeds import Flushed, Rest, Share, Stream, Streams, _Incoming, _send
-from outlast.runtime.training.frozen import Outcome
+from outlast.runtime.training.frozen import OutcomeShare
 from outlast.runtime.transport.connections import Listener, reach
-from outlast.runtime.transport.handshake import Claim
+from outlast.runtime.transport.handshake import PeerClaim
 
 SECRET = b"of this run"
 PAYLOAD = torch.arange(1 << 20, dtype=torch.int32).view(torch.uint8)
@@ -42,7 +42,7 @@ def streams(listener: Listener) -> Iterator[Streams]:
 
 @pytest.fixture
 def donor(listener: Listener) -> Iterator[socket.socket]:
-    with reach(listener.address, SECRET, "r9.1", Claim("feed", "r0.1", (1, 1)), 20) as sock:
+    with reach(listener.address, SECRET, "r9.1", PeerClaim("feed", "r0.1", (1, 1)), 20) as sock:
         yield sock
 
 
@@ -103,12 +103,12 @@ def test_a_joiner_is_told_what_still_waits_for_it(streams: Streams, listener: Li
     stream = Stream("r0.1", "r9.1", listener.address, SECRET, (1, 1))
     stream.put(SHARE, None, frozen)
     for step in (3, 4):
-        stream.put(Outcome(step, b"", ()))
+        stream.put(OutcomeShare(step, b"", ()))
     held.set()
     said: list[Any] = []
     while sum(isinstance(head, Rest) for head in said) < 3:
         said += [head for _, head, _ in streams.wait(5.0)]
-    assert [type(head) for head in said] == [Share, Rest, Outcome, Rest, Outcome, Rest]
+    assert [type(head) for head in said] == [Share, Rest, OutcomeShare, Rest, OutcomeShare, Rest]
     assert [head.count for head in said if isinstance(head, Rest)] == [2, 1, 0]
     assert not streams.incoming[0].coming
     stream.close()
@@ -116,7 +116,7 @@ def test_a_joiner_is_told_what_still_waits_for_it(streams: Streams, listener: Li
 
 def test_what_is_half_here_is_on_its_way(streams: Streams, donor: socket.socket) -> None:
     """A joiner that loads its state does not read: what its donor said before is old when it looks again."""
-    whole = encoded(Outcome(3, b"", ()), [PAYLOAD[:1000]])
+    whole = encoded(OutcomeShare(3, b"", ()), [PAYLOAD[:1000]])
     donor.sendall(encoded(Rest(0), []) + whole[:20])
     [(stream, _, _)] = said_in(streams, 1)
     assert (stream.behind, stream.coming) == (0, True)

@@ -31,7 +31,7 @@ from outlast.runtime.member import link as _link
 from outlast.runtime.member._heartbeat import stalled
 from outlast.runtime.member.link import MemberLink
 from outlast.runtime.member.step import StepCourse
-from outlast.runtime.training.frozen import Outcome
+from outlast.runtime.training.frozen import OutcomeShare
 from outlast.runtime.training.step_checks import Meta
 from outlast.runtime.transport.connections import Arrivals
 from outlast.runtime.transport.progress_block import Progress
@@ -267,7 +267,7 @@ def test_an_outcome_that_comes_before_its_serving_is_told_is_not_lost(
     """A donor's words travel by another connection than the coordinator's. Without it the joiner would wait for a step
     that nobody sends again."""
     meta = msgspec.msgpack.encode(Meta(step=9, loss=0.0, norm=None, used=b"", buffers=(), output=0))
-    heads = [(SimpleNamespace(serve=SECOND), Outcome(9, meta, (), False), memoryview(b""))]
+    heads = [(SimpleNamespace(serve=SECOND), OutcomeShare(9, meta, (), False), memoryview(b""))]
     monkeypatch.setattr(spare.streams, "wait", lambda _: heads)
     spare._steps = {7: _spare._Pieces()}
     spare._take_in(0.0)

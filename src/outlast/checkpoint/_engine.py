@@ -20,17 +20,17 @@ from outlast.checkpoint import _events as events
 from outlast.checkpoint._arena import Arena, Growth, Slot
 from outlast.checkpoint._drain import Drain, Drainer
 from outlast.checkpoint._handle import Handle
-from outlast.checkpoint._ladder import Candidate, first_valid
+from outlast.checkpoint._ladder import Rung, first_valid
 from outlast.checkpoint._load import LoadedState, fill_in_place, fresh, rebuild, select
 from outlast.checkpoint._manifest import FORMAT, Part
 from outlast.checkpoint._memory import Hold, MemoryStore, in_memory
 from outlast.checkpoint._neighbours import Neighbours
 from outlast.checkpoint._open import open_store
 from outlast.checkpoint._patience import newest_of
-from outlast.checkpoint._plan import Layout, plan
+from outlast.checkpoint._plan import PartLayout, plan
 from outlast.checkpoint._publish import publish, report_of
 from outlast.checkpoint._reader import Reader, Skip
-from outlast.checkpoint._retention import Pruned, Retention, prune
+from outlast.checkpoint._retention import PruneResult, Retention, prune
 from outlast.checkpoint._room import is_full
 from outlast.checkpoint._snapshot import Snapshot
 from outlast.checkpoint._stage import copies_of
@@ -100,7 +100,7 @@ class Engine:
         self._growth = Growth(self._arena, self._preparer)
         self._closing = threading.Event()
         self._drainer = self._make_drainer() if self.far is not None else None
-        self._plans: dict[tuple[str, int], list[Layout]] = {}
+        self._plans: dict[tuple[str, int], list[PartLayout]] = {}
         self._schema: Schema | None = None
         self._base: tuple[Base, int | None] = ({}, None)  # what may be referred to, and the generation it lies in
         self._lock, self._pruning = threading.Lock(), threading.Lock()  # the first: over the base and who refers to it
@@ -151,7 +151,7 @@ class Engine:
         """The view changed: other shares from the next save on."""
         self.replica, self.num_replicas = replica, num_replicas
 
-    def _planned(self, tree: Any) -> tuple[State, Layout]:
+    def _planned(self, tree: Any) -> tuple[State, PartLayout]:
         """The state, and this replica's share of it."""
         state = flatten(tree, writer_of=self._writer_of, like=self._schema)
         self._schema = state.schema
@@ -224,7 +224,7 @@ class Engine:
             self._hold.clear(self._local, slot.index)
         return slot
 
-    def _part(self, save: SaveId, state: State, layout: Layout) -> Part:
+    def _part(self, save: SaveId, state: State, layout: PartLayout) -> Part:
         first = self.replica == 0
         return Part(
             format=FORMAT, save=save.token, writer=self.replica, num_writers=self.num_replicas,
@@ -390,7 +390,7 @@ class Engine:
         work = self._publisher.submit(self.commit, handle, certified=certified)
         return within(work, self._timeout_s, lambda: handle.unpublished(self.store.url), since=handle.durable)
 
-    def prune(self, *, protected: Collection[int] = ()) -> Pruned:
+    def prune(self, *, protected: Collection[int] = ()) -> PruneResult:
         """Apply the retention policy to the store; for the one process that publishes. Raises `OSError`.
 
         What saves of this engine refer to stays until they have settled.
@@ -448,7 +448,7 @@ class Engine:
             skipped.append(skip)
             self._tell(events.Skipped(**skip._asdict()))
 
-        def use(reader: Reader, candidate: Candidate) -> LoadedState:
+        def use(reader: Reader, candidate: Rung) -> LoadedState:
             return self._use(reader, candidate, into, names, strict, skipped, touched, progress)
 
         # Snapshots in memory have no generation's number.
@@ -464,7 +464,7 @@ class Engine:
         return loaded
 
     def _use(
-        self, reader: Reader, candidate: Candidate, into: Any, names: Sequence[str] | None, strict: bool,
+        self, reader: Reader, candidate: Rung, into: Any, names: Sequence[str] | None, strict: bool,
         skipped: list[Skip], touched: dict[str, int], progress: Callable[[int], None] | None,
     ) -> LoadedState:  # fmt: skip
         if into is None:

@@ -18,19 +18,19 @@ from outlast.checkpoint._reader import Reader, Skip
 from outlast.checkpoint._store import Source, generation_name
 from outlast.errors import CheckpointError
 
-__all__ = ["Candidate", "candidates", "first_valid", "open_reader"]
+__all__ = ["Rung", "candidates", "first_valid", "open_reader"]
 
 T = TypeVar("T")
 
 
-class Candidate(NamedTuple):
+class Rung(NamedTuple):
     head: Head
     stores: tuple[Source, ...]
 
 
-def candidates(stores: Sequence[Source], note: Callable[[Skip], None]) -> list[Candidate]:
+def candidates(stores: Sequence[Source], note: Callable[[Skip], None]) -> list[Rung]:
     """Every generation that some store has a head of, newest first; `stores` nearest first."""
-    found: list[Candidate] = []
+    found: list[Rung] = []
     for store in stores:
         for generation in reversed(_listed(store, note)):
             head = _head(store, generation, note)
@@ -56,32 +56,32 @@ def _head(store: Source, generation: int, note: Callable[[Skip], None]) -> Head 
         return None
 
 
-def _add(found: list[Candidate], head: Head, store: Source) -> None:
+def _add(found: list[Rung], head: Head, store: Source) -> None:
     """Same save and parts: another place of the same generation. Else by number; memory's own heads by step."""
     for index, known in enumerate(found):
         if known.head.save == head.save and known.head.parts == head.parts:
-            found[index] = Candidate(known.head, (*known.stores, store))
+            found[index] = Rung(known.head, (*known.stores, store))
             return
         if not _is_newer(known, head, store):
-            found.insert(index, Candidate(head, (store,)))
+            found.insert(index, Rung(head, (store,)))
             return
-    found.append(Candidate(head, (store,)))
+    found.append(Rung(head, (store,)))
 
 
-def _is_newer(known: Candidate, head: Head, store: Source) -> bool:
+def _is_newer(known: Rung, head: Head, store: Source) -> bool:
     """Whether `known` stays before `head`. Snapshots in memory have no generation number to compare."""
     if "memory" in {known.stores[0].tier, store.tier} and known.stores[0].tier != store.tier:
         return (known.head.view, known.head.step) >= (head.view, head.step)
     return known.head.generation >= head.generation
 
 
-def open_reader(candidate: Candidate, note: Callable[[Skip], None], *, limit_s: float | None = None) -> Reader:
+def open_reader(candidate: Rung, note: Callable[[Skip], None], *, limit_s: float | None = None) -> Reader:
     return Reader(candidate.head, candidate.stores, note=note, limit_s=limit_s)
 
 
 def first_valid(
     stores: Sequence[Source],
-    use: Callable[[Reader, Candidate], T],
+    use: Callable[[Reader, Rung], T],
     *,
     note: Callable[[Skip], None],
     limit_s: float,
@@ -114,7 +114,7 @@ def first_valid(
                 store for store in candidate.stores if not isinstance(error, Stuck) or store is not error.place
             )
             if rest and len(rest) < len(candidate.stores):
-                tries.appendleft(Candidate(candidate.head, rest))
+                tries.appendleft(Rung(candidate.head, rest))
     if not found and not reasons and generation is None:
         return None
     wanted = "no generation" if generation is None else f"generation {generation} not"
@@ -126,12 +126,12 @@ def first_valid(
     )
 
 
-def _without(candidate: Candidate, place: Source) -> list[Candidate]:
+def _without(candidate: Rung, place: Source) -> list[Rung]:
     rest = tuple(store for store in candidate.stores if store is not place)
-    return [Candidate(candidate.head, rest)] if rest else []
+    return [Rung(candidate.head, rest)] if rest else []
 
 
-def _reason(candidate: Candidate, error: Damage | OSError) -> Skip:
+def _reason(candidate: Rung, error: Damage | OSError) -> Skip:
     """Why a candidate is not used, as it lies there."""
     store, where = candidate.stores[0], error.file if isinstance(error, Damage) else ""
     reason = error.what if isinstance(error, Damage) else str(error)
@@ -141,7 +141,7 @@ def _reason(candidate: Candidate, error: Damage | OSError) -> Skip:
 
 
 @contextlib.contextmanager
-def _held(candidate: Candidate, note: Callable[[Skip], None]) -> Iterator[None]:
+def _held(candidate: Rung, note: Callable[[Skip], None]) -> Iterator[None]:
     """Keep a generation from being removed while it is read, in each store that still has it."""
     with contextlib.ExitStack() as stack:
         for store in candidate.stores:

@@ -3,7 +3,8 @@
 Role: what the ladder reads through. Each call runs on a thread that can be left behind; a place that has not answered
 one for `limit_s` is silent from then on, and refuses at once. Reading the chunks themselves is the reader's own watch,
 which says `hung`. Invariant: nobody waits longer than `limit_s` for one answer. Cannot take a read back: memory that
-a hung read was to fill stays its own (`kept`), and is never handed out; memory of others it reaches through a `Gate`.
+a hung read was to fill stays its own (`kept`), and is never handed out; memory of others it reaches through a
+`StoreGate`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 from outlast.checkpoint._store import DataReader, Source
 from outlast.checkpoint._threads import Threads
 
-__all__ = ["Gate", "Patient", "Stuck", "kept", "newest_of", "patient"]
+__all__ = ["StoreGate", "Patient", "Stuck", "kept", "newest_of", "patient"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -27,7 +28,7 @@ kept: list[Any] = []
 """What the kernel may still write into, however late: never freed."""
 
 
-class Gate:
+class StoreGate:
     """Between what was read and memory that is somebody's: once shut, a read that returns late changes nothing."""
 
     def __init__(self) -> None:

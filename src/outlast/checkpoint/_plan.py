@@ -14,7 +14,7 @@ from outlast.checkpoint._boxes import Box, rows, whole
 from outlast.checkpoint._fs import ALIGN
 from outlast.checkpoint._manifest import DTYPE_BYTES, Piece, TensorSpec
 
-__all__ = ["Layout", "Shard", "piece_bytes", "plan", "replicated"]
+__all__ = ["PartLayout", "Shard", "piece_bytes", "plan", "replicated"]
 
 _SMALL_ALIGN = 64
 _LARGE_BYTES = 1 << 20
@@ -27,7 +27,7 @@ class Shard(NamedTuple):
     owners: tuple[int, ...]
 
 
-class Layout(NamedTuple):
+class PartLayout(NamedTuple):
     """One writer's stream: its pieces in order, and its size (a multiple of `ALIGN`; gaps are zero)."""
 
     pieces: tuple[Piece, ...]
@@ -43,7 +43,7 @@ def piece_bytes(piece: Piece, spec: TensorSpec) -> int:
     return Box(piece.offset, piece.shape).volume * DTYPE_BYTES[spec.dtype]
 
 
-def plan(tensors: Sequence[TensorSpec], shards: Sequence[Sequence[Shard] | None], num_writers: int) -> list[Layout]:
+def plan(tensors: Sequence[TensorSpec], shards: Sequence[Sequence[Shard] | None], num_writers: int) -> list[PartLayout]:
     """One layout for each writer. `shards[i]`: distinct boxes that together hold tensor i once; None: all have it all.
 
     Large boxes with several owners are cut along their first dimension; then each box goes, largest first, to the
@@ -76,7 +76,7 @@ def _cut(shard: Shard, itemsize: int, target: float) -> list[Shard]:
     return [Shard(box, shard.owners) for box in cuts]
 
 
-def _layout(tensors: Sequence[TensorSpec], share: list[tuple[int, Box]]) -> Layout:
+def _layout(tensors: Sequence[TensorSpec], share: list[tuple[int, Box]]) -> PartLayout:
     pieces, at = [], 0
     for index, box in share:
         size = box.volume * DTYPE_BYTES[tensors[index].dtype]
@@ -84,4 +84,4 @@ def _layout(tensors: Sequence[TensorSpec], share: list[tuple[int, Box]]) -> Layo
         at = -(-at // align) * align
         pieces.append(Piece(index, box.offset, box.shape, at))
         at += size
-    return Layout(tuple(pieces), -(-at // ALIGN) * ALIGN)
+    return PartLayout(tuple(pieces), -(-at // ALIGN) * ALIGN)

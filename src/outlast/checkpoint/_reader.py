@@ -34,7 +34,7 @@ from outlast.checkpoint._manifest import (
     digest,
     parse_part,
 )
-from outlast.checkpoint._patience import Gate, Patient, Stuck
+from outlast.checkpoint._patience import Patient, StoreGate, Stuck
 from outlast.checkpoint._store import DataReader, Source
 from outlast.checkpoint._threads import Threads
 
@@ -238,7 +238,7 @@ class Reader:
 
         `apart`: nothing writes to the destinations after this has raised, not even a read that was given up.
         """
-        gate = Gate() if apart else None
+        gate = StoreGate() if apart else None
         jobs: dict[tuple[int, int], list[tuple[int, memoryview]]] = collections.defaultdict(list)
         for run in runs:
             for index, inside, dest in self._split(run):
@@ -294,7 +294,7 @@ class Reader:
             index += 1
 
     def _job(
-        self, part: int, index: int, wanted: list[tuple[int, memoryview]], asked: list[int], gate: Gate | None
+        self, part: int, index: int, wanted: list[tuple[int, memoryview]], asked: list[int], gate: StoreGate | None
     ) -> int:
         chunk = self.parts[part].chunks[index]
         if gate is None and len(wanted) == 1 and len(wanted[0][1]) == chunk.bytes:

@@ -18,7 +18,7 @@ from outlast.checkpoint._publish import heads
 from outlast.checkpoint._store import Store
 from outlast.errors import ConfigError
 
-__all__ = ["Pruned", "Retention", "choose", "fewer", "prune"]
+__all__ = ["PruneResult", "Retention", "choose", "fewer", "prune"]
 
 _TOKEN = re.compile(r"e(\d+)-v(\d+)-s(\d+)-a(\d+)-w\d+-")
 
@@ -41,7 +41,7 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-class Pruned(NamedTuple):
+class PruneResult(NamedTuple):
     """Generations and files removed; `note` says why files were left, if they were."""
 
     generations: list[int]
@@ -76,7 +76,7 @@ def prune(
     known: dict[int, dict[str, int]] | None = None,
     dry_run: bool = False,
     progress: Callable[[int, int], None] | None = None,
-) -> Pruned:
+) -> PruneResult:
     """Remove generations and then the files that none reaches. Call from one place at a time.
 
     `known` remembers what a generation reaches between calls. `progress` is told how many heads of how many have been
@@ -89,7 +89,7 @@ def prune(
     oldest = min((h.generation for h in kept), default=None)
     doomed += [g for g in bad if oldest is not None and g < oldest and g not in protected]
     if dry_run:
-        return Pruned(sorted(doomed), 0, 0)
+        return PruneResult(sorted(doomed), 0, 0)
     reach = known if known is not None else {}
     sealed: dict[str, int] = {}
     for head in good:
@@ -106,20 +106,20 @@ def prune(
             progress(done, len(kept))
         files = _try_reach(store, head, reach)
         if files is None:
-            return Pruned(gone, 0, 0, f"generation {head.generation} cannot be read: its files are not known")
+            return PruneResult(gone, 0, 0, f"generation {head.generation} cannot be read: its files are not known")
         live |= files.keys()
     if unreadable:
-        return Pruned(gone, 0, 0, f"generation {unreadable[0]} cannot be read: its files are not known")
+        return PruneResult(gone, 0, 0, f"generation {unreadable[0]} cannot be read: its files are not known")
     return _collect(store, kept, live, sealed, gone)
 
 
-def _collect(store: Store, kept: list[Head], live: set[str], sealed: dict[str, int], gone: list[int]) -> Pruned:
+def _collect(store: Store, kept: list[Head], live: set[str], sealed: dict[str, int], gone: list[int]) -> PruneResult:
     """Drop dead files. Only those of a withdrawn generation have surely no writer and may be written over."""
     newest = max(((h.view, h.step) for h in kept), default=None)
     dead = [name for name in store.names() if name not in live and (name in sealed or _is_past(name, newest))]
     freed = sum(store.size(name) or 0 for name in dead)
     store.discard(dead, recycle=[name for name in dead if name in sealed and name.endswith(".bin")])
-    return Pruned(gone, len(dead), freed)
+    return PruneResult(gone, len(dead), freed)
 
 
 def _is_past(name: str, newest: tuple[tuple[int, int], int] | None) -> bool:

@@ -18,7 +18,7 @@ from outlast.checkpoint._local import make_directory
 from outlast.checkpoint._occupancy import local_path
 from outlast.checkpoint._open import open_store
 from outlast.checkpoint._publish import heads
-from outlast.checkpoint._retention import Pruned, Retention, fewer
+from outlast.checkpoint._retention import PruneResult, Retention, fewer
 from outlast.checkpoint._store import Store
 from outlast.checkpoint._threads import Threads
 from outlast.errors import CheckpointError, EnvironmentFault
@@ -44,7 +44,7 @@ class Prunes(Protocol):
     store: Store
     retention: Retention
 
-    def prune(self) -> Pruned: ...
+    def prune(self) -> PruneResult: ...
 
 
 def make_room(engine: Prunes) -> None:

@@ -15,7 +15,7 @@ import torch
 from outlast.checkpoint._arena import Slot
 from outlast.checkpoint._boxes import Box, intersect
 from outlast.checkpoint._manifest import DTYPE_BYTES, Piece
-from outlast.checkpoint._plan import Layout
+from outlast.checkpoint._plan import PartLayout
 from outlast.checkpoint._snapshot import Copy
 from outlast.checkpoint._tensors import Local, State
 from outlast.errors import ProtocolViolation
@@ -23,7 +23,7 @@ from outlast.errors import ProtocolViolation
 __all__ = ["copies_of"]
 
 
-def copies_of(state: State, layout: Layout, slot: Slot) -> list[Copy]:
+def copies_of(state: State, layout: PartLayout, slot: Slot) -> list[Copy]:
     """One copy for each piece of the layout, with the gap before it; the gap after the last is zeroed now."""
     copies, end = [], 0
     base = ctypes.addressof(ctypes.c_char.from_buffer(slot.area, slot.start))

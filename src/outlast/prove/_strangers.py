@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from outlast.runtime.transport.frames import COORDINATOR
-from outlast.runtime.transport.handshake import Caller, Claim
+from outlast.runtime.transport.handshake import Caller, PeerClaim
 
 __all__ = ["Door", "Stranger", "doors"]
 
@@ -181,5 +181,7 @@ class Stranger:
         while self._rng.random() < 0.75:
             self._send(sock, data)
 
-    def _claim(self) -> Claim:
-        return self._rng.choice([Claim("mesh", "r0.1", (1, 2)), Claim("feed", "r1.1", (1, 2)), Claim("agent", "a0")])
+    def _claim(self) -> PeerClaim:
+        return self._rng.choice(
+            [PeerClaim("mesh", "r0.1", (1, 2)), PeerClaim("feed", "r1.1", (1, 2)), PeerClaim("agent", "a0")]
+        )

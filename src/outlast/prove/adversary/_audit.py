@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from outlast.core.protocol import Evidence, Exchange, Header, Node, Said, split
 from outlast.prove.adversary import _algebra as algebra
-from outlast.prove.adversary._mesh import Mesh
+from outlast.prove.adversary._mesh import SimulatedMesh
 from outlast.prove.adversary._surroundings import Owner
 
 __all__ = ["Auditor", "Exchanging"]
@@ -63,7 +63,7 @@ class Auditor:
         for node in sums:
             sums[node] = _true(step, node)
 
-    def advance(self, mesh: Mesh, ex: Exchanging) -> bool:
+    def advance(self, mesh: SimulatedMesh, ex: Exchanging) -> bool:
         """Commit, draw, compute what I owe. Whether the header is next; else something is still awaited."""
         replica = self.replica
         audits, plan = replica.member.audits, replica.member.plan

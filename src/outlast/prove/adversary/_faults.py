@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
-from outlast.prove.adversary._hosts import Agent, CoordinatorProcess
-from outlast.prove.adversary._kernel import Ended, Process
+from outlast.prove.adversary._hosts import CoordinatorProcess, SimulatedAgent
+from outlast.prove.adversary._kernel import ProcessEnded, SimulatedProcess
 from outlast.prove.adversary._network import COORDINATOR
-from outlast.prove.adversary._replica import Replica
-from outlast.prove.adversary._scenario import Fault
+from outlast.prove.adversary._replica import SimulatedReplica
+from outlast.prove.adversary._scenario import ScheduleFault
 from outlast.prove.adversary._surroundings import Surroundings
 
 __all__ = ["Faults"]
@@ -19,14 +19,14 @@ __all__ = ["Faults"]
 class Stage(Surroundings, Protocol):
     """The world, as who strikes needs it: every process by its kind."""
 
-    launcher: Process
-    agents: dict[str, Agent]
+    launcher: SimulatedProcess
+    agents: dict[str, SimulatedAgent]
     coordinators: list[CoordinatorProcess]
 
     @property
-    def replicas(self) -> dict[str, Replica]: ...
-    def holders(self) -> list[Replica]: ...
-    def crash_agent(self, agent: Agent) -> None: ...
+    def replicas(self) -> dict[str, SimulatedReplica]: ...
+    def holders(self) -> list[SimulatedReplica]: ...
+    def crash_agent(self, agent: SimulatedAgent) -> None: ...
     def crash_coordinator(self, which: CoordinatorProcess, restart_s: float) -> None: ...
     def replace_coordinator(self, which: CoordinatorProcess, lasts_s: float) -> None: ...
 
@@ -34,12 +34,12 @@ class Stage(Surroundings, Protocol):
 class Faults:
     """`touched`: who was stopped, cut off or slowed down, so that evicting it is not the eviction of an innocent."""
 
-    def __init__(self, world: Stage, faults: Sequence[Fault]) -> None:
+    def __init__(self, world: Stage, faults: Sequence[ScheduleFault]) -> None:
         self.world = world
         self.touched: set[str] = set()
         self.everybody_touched = False
         self.spoilt = 0  # replicas that computed something wrong
-        self._points: dict[tuple[str, int], list[Fault]] = {}
+        self._points: dict[tuple[str, int], list[ScheduleFault]] = {}
         self._passed: dict[str, int] = {}
         for fault in faults:
             if fault.point:
@@ -48,7 +48,7 @@ class Faults:
                 world.kernel.at(fault.at, world.launcher, self._strike, fault, None)
         world.kernel.at(world.scenario.calm_after_s, world.launcher, self._calm)
 
-    def point(self, name: str, process: Process) -> None:
+    def point(self, name: str, process: SimulatedProcess) -> None:
         """`process` passes a point. Raises Ended if that was its end."""
         if not self._points:
             return
@@ -56,7 +56,7 @@ class Faults:
         for fault in self._points.pop((name, count), ()):
             self._strike(fault, process if fault.who < 0 else None)
         if process.ended:
-            raise Ended
+            raise ProcessEnded
 
     def _calm(self) -> None:
         self._points.clear()
@@ -67,30 +67,30 @@ class Faults:
             replica.slowness = 1.0
 
     # --- one fault -----------------------------------------------------------------------------------------------
-    def _strike(self, fault: Fault, process: Process | None) -> None:
+    def _strike(self, fault: ScheduleFault, process: SimulatedProcess | None) -> None:
         self.world.note(f"fault: {fault.kind} {process.name if process else ''} {fault}")
         if process is not None:
             self._on_process(fault, process)
         else:
             getattr(self, "_" + fault.kind.replace(" ", "_"))(fault)
 
-    def _on_process(self, fault: Fault, process: Process) -> None:
+    def _on_process(self, fault: ScheduleFault, process: SimulatedProcess) -> None:
         if isinstance(process, CoordinatorProcess):
             if fault.kind == "pause":
                 self._stop_coordinator(process, fault)
             else:
                 self.world.crash_coordinator(process, fault.lasts)
-        elif isinstance(process, Replica):
+        elif isinstance(process, SimulatedReplica):
             if fault.kind == "pause":
                 self._stop(process, fault.lasts)
             else:
                 self.world.replica_ended(process)
 
-    def _replica(self, index: int) -> Replica | None:
+    def _replica(self, index: int) -> SimulatedReplica | None:
         alive = [r for r in self.world.replicas.values() if not r.ended]
         return alive[index % len(alive)] if alive else None
 
-    def _agent(self, index: int) -> Agent | None:
+    def _agent(self, index: int) -> SimulatedAgent | None:
         agents = list(self.world.agents.values())
         return agents[index % len(agents)] if agents else None
 
@@ -98,92 +98,92 @@ class Faults:
         alive = [c for c in self.world.coordinators if not c.ended]
         return alive[-1] if alive else None
 
-    def _pair(self, fault: Fault) -> tuple[Replica, Replica] | None:
+    def _pair(self, fault: ScheduleFault) -> tuple[SimulatedReplica, SimulatedReplica] | None:
         one, other = self._replica(fault.who), self._replica(fault.who + fault.other)
         return (one, other) if one is not None and other is not None and one is not other else None
 
-    def _touch(self, *processes: Process) -> None:
+    def _touch(self, *processes: SimulatedProcess) -> None:
         self.touched.update(process.name for process in processes)
 
-    def _stop(self, process: Process, lasts_s: float) -> None:
+    def _stop(self, process: SimulatedProcess, lasts_s: float) -> None:
         process.pause()
         self._touch(process)
         self.world.kernel.after(lasts_s, self.world.launcher, process.resume)
 
-    def _crash(self, fault: Fault) -> None:
+    def _crash(self, fault: ScheduleFault) -> None:
         if (replica := self._replica(fault.who)) is not None:
             self.world.replica_ended(replica)
 
-    def _flip(self, fault: Fault) -> None:
+    def _flip(self, fault: ScheduleFault) -> None:
         """The next microbatch that it computes is wrong, and nothing says so."""
         self._spoil(fault, 1.0)
 
-    def _broken(self, fault: Fault) -> None:
+    def _broken(self, fault: ScheduleFault) -> None:
         """From here on it computes every microbatch wrongly."""
         self._spoil(fault, math.inf)
 
-    def _spoil(self, fault: Fault, times: float) -> None:
+    def _spoil(self, fault: ScheduleFault, times: float) -> None:
         if (replica := self._replica(fault.who)) is not None:
             replica.audit.wrong = max(replica.audit.wrong, times)
             self.spoilt += 1
             self._touch(replica)
 
-    def _pause(self, fault: Fault) -> None:
+    def _pause(self, fault: ScheduleFault) -> None:
         if (replica := self._replica(fault.who)) is not None:
             self._stop(replica, fault.lasts)
 
-    def _hang(self, fault: Fault) -> None:
+    def _hang(self, fault: ScheduleFault) -> None:
         if (replica := self._replica(fault.who)) is not None and replica.busy:
             replica.hung = True
             self._touch(replica)
 
-    def _slow(self, fault: Fault) -> None:
+    def _slow(self, fault: ScheduleFault) -> None:
         if (replica := self._replica(fault.who)) is not None:
             replica.slowness = 8.0
             self._touch(replica)
 
-    def _leave(self, fault: Fault) -> None:
+    def _leave(self, fault: ScheduleFault) -> None:
         if (replica := self._replica(fault.who)) is not None:
             replica.say(*replica.member.leave())
 
-    def _agent_crash(self, fault: Fault) -> None:
+    def _agent_crash(self, fault: ScheduleFault) -> None:
         if (agent := self._agent(fault.who)) is not None:
             self.world.crash_agent(agent)
 
-    def _agent_pause(self, fault: Fault) -> None:
+    def _agent_pause(self, fault: ScheduleFault) -> None:
         if (agent := self._agent(fault.who)) is not None:
             self._stop(agent, fault.lasts)
             self.everybody_touched = True
 
-    def _coordinator_crash(self, fault: Fault) -> None:
+    def _coordinator_crash(self, fault: ScheduleFault) -> None:
         if (coordinator := self._coordinator()) is not None:
             self.world.crash_coordinator(coordinator, fault.lasts)
 
-    def _coordinator_pause(self, fault: Fault) -> None:
+    def _coordinator_pause(self, fault: ScheduleFault) -> None:
         if (coordinator := self._coordinator()) is not None:
             self._stop_coordinator(coordinator, fault)
 
-    def _stop_coordinator(self, coordinator: CoordinatorProcess, fault: Fault) -> None:
+    def _stop_coordinator(self, coordinator: CoordinatorProcess, fault: ScheduleFault) -> None:
         self.everybody_touched = True
         if fault.other % 2:
             self.world.replace_coordinator(coordinator, fault.lasts)
         else:
             self._stop(coordinator, fault.lasts)
 
-    def _coordinator_replaced(self, fault: Fault) -> None:
+    def _coordinator_replaced(self, fault: ScheduleFault) -> None:
         if (coordinator := self._coordinator()) is not None:
             self.everybody_touched = True
             self.world.replace_coordinator(coordinator, fault.lasts)
 
-    def _hang_up(self, fault: Fault) -> None:
+    def _hang_up(self, fault: ScheduleFault) -> None:
         if (replica := self._replica(fault.who)) is not None:
             replica.hang_up(late=fault.other % 2 == 0)
 
-    def _hang_up_agent(self, fault: Fault) -> None:
+    def _hang_up_agent(self, fault: ScheduleFault) -> None:
         if (agent := self._agent(fault.who)) is not None:
             agent.hang_up(late=fault.other % 2 == 0)
 
-    def _mesh_break(self, fault: Fault) -> None:
+    def _mesh_break(self, fault: ScheduleFault) -> None:
         pair = self._pair(fault)
         if pair is None or pair[0].mesh is None or pair[1].mesh is None:
             return
@@ -195,7 +195,7 @@ class Faults:
             for a, b in ((one, other), (other, one)):
                 self.world.kernel.after(self.world.network.delay(), a, a.peer_lost, view.id, b.name)
 
-    def _no_path(self, fault: Fault) -> None:
+    def _no_path(self, fault: ScheduleFault) -> None:
         if (pair := self._pair(fault)) is not None:
             ends = frozenset((pair[0].name, pair[1].name))
             self.world.network.no_path.add(ends)
@@ -208,12 +208,12 @@ class Faults:
         network.stall(source, target)
         self.world.kernel.after(lasts_s, self.world.launcher, network.heal, source, target)
 
-    def _mesh_stall(self, fault: Fault) -> None:
+    def _mesh_stall(self, fault: ScheduleFault) -> None:
         if (pair := self._pair(fault)) is not None:
             self._touch(*pair)
             self._stall(pair[0].name, pair[1].name, fault.lasts)
 
-    def _cut(self, fault: Fault, up: bool, down: bool) -> None:
+    def _cut(self, fault: ScheduleFault, up: bool, down: bool) -> None:
         """A replica, or all members of the view, are cut off from the coordinator."""
         coordinator = self._coordinator()
         first = self._replica(fault.who)
@@ -227,16 +227,16 @@ class Faults:
             if down:
                 self._stall(COORDINATOR, replica.name, fault.lasts)
 
-    def _cut_off(self, fault: Fault) -> None:
+    def _cut_off(self, fault: ScheduleFault) -> None:
         self._cut(fault, True, True)
 
-    def _cut_up(self, fault: Fault) -> None:
+    def _cut_up(self, fault: ScheduleFault) -> None:
         self._cut(fault, True, False)
 
-    def _cut_down(self, fault: Fault) -> None:
+    def _cut_down(self, fault: ScheduleFault) -> None:
         self._cut(fault, False, True)
 
-    def _feed_break(self, fault: Fault) -> None:
+    def _feed_break(self, fault: ScheduleFault) -> None:
         if (replica := self._replica(fault.who)) is not None:
             for feed in replica.feeds.values():
                 feed.close()

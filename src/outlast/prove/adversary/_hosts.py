@@ -11,14 +11,14 @@ from typing import Any
 
 from outlast.core.phases import Phase
 from outlast.core.protocol import messages as m
-from outlast.prove.adversary._kernel import Process
-from outlast.prove.adversary._network import Connection
+from outlast.prove.adversary._kernel import SimulatedProcess
+from outlast.prove.adversary._network import Dialled
 from outlast.prove.adversary._surroundings import Supervisor, Surroundings
 
-__all__ = ["Agent", "CoordinatorProcess", "Dialler"]
+__all__ = ["SimulatedAgent", "CoordinatorProcess", "Dialler"]
 
 
-class CoordinatorProcess(Process):
+class CoordinatorProcess(SimulatedProcess):
     """One incarnation of the coordinator."""
 
     def __init__(self, world: Surroundings, serial: int) -> None:
@@ -27,12 +27,12 @@ class CoordinatorProcess(Process):
         self.given_up = False  # the launcher has put another in its place
         self.epoch = world.durable.claim()
         self.machine = world.variant.coordinator(world.settings, self.epoch, world.durable.record)
-        self.links: dict[str, Connection] = {}
+        self.links: dict[str, Dialled] = {}
         self._events: deque[m.Event] = deque()
         self._actions: deque[m.Action] = deque()
         self._timers: dict[str, int] = {}
 
-    def receive(self, link: Connection, event: Any) -> None:
+    def receive(self, link: Dialled, event: Any) -> None:
         """Words over a connection; a Hello makes it the one to answer on."""
         if link.broken and not link.late:
             return
@@ -99,13 +99,13 @@ class CoordinatorProcess(Process):
             self.handle(m.Timer(name=name))
 
 
-class Dialler(Process):
+class Dialler(SimulatedProcess):
     """A process that keeps a connection to the coordinator. Subclasses say hello and are told."""
 
     def __init__(self, world: Surroundings, name: str) -> None:
         super().__init__(world.kernel, name)
         self.world = world
-        self.link: Connection | None = None
+        self.link: Dialled | None = None
 
     def dial(self) -> None:
         server = self.world.listening()
@@ -137,7 +137,7 @@ class Dialler(Process):
             self.kernel.after(0.005 + 0.03 * self.kernel.rng.random(), self, self.dial)
 
 
-class Agent(Dialler, Supervisor):
+class SimulatedAgent(Dialler, Supervisor):
     """Starts, watches, examines and kills the replicas of its host. It never starts the same incarnation twice."""
 
     def __init__(self, world: Surroundings, name: str) -> None:
@@ -158,7 +158,7 @@ class Agent(Dialler, Supervisor):
         self.greetings += 1
         return m.AgentHello(agent=self.name, pid=1, members=listed, epoch=self.epoch, number=self.greetings)
 
-    def told(self, link: Connection, message: Any) -> None:
+    def told(self, link: Dialled, message: Any) -> None:
         if link.broken or message.epoch < self.epoch:
             return
         self.epoch = message.epoch

@@ -11,17 +11,17 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-__all__ = ["Ended", "Kernel", "Process"]
+__all__ = ["ProcessEnded", "EventHeap", "SimulatedProcess"]
 
 
-class Ended(Exception):
+class ProcessEnded(Exception):
     """The process that was running has just been ended: unwind, nothing of it happens any more."""
 
 
-class Process:
+class SimulatedProcess:
     """Something that runs. `life` changes when it ends, so that what was under way to it is dropped."""
 
-    def __init__(self, kernel: Kernel, name: str) -> None:
+    def __init__(self, kernel: EventHeap, name: str) -> None:
         self.kernel, self.name = kernel, name
         self.life = 0
         self.ended = False
@@ -57,11 +57,11 @@ class Process:
                 return
             try:
                 call(*args)
-            except Ended:
+            except ProcessEnded:
                 return
 
 
-class Kernel:
+class EventHeap:
     """The heap. `run` returns when nothing is left, `stop` was called, or a bound is reached."""
 
     def __init__(self, seed: int) -> None:
@@ -70,14 +70,14 @@ class Kernel:
         self.events = 0
         self.stopped = False
         self._order = 0
-        self._heap: list[tuple[float, int, Process, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._heap: list[tuple[float, int, SimulatedProcess, int, Callable[..., None], tuple[Any, ...]]] = []
 
-    def at(self, time_s: float, process: Process, call: Callable[..., None], *args: Any) -> None:
+    def at(self, time_s: float, process: SimulatedProcess, call: Callable[..., None], *args: Any) -> None:
         """Deliver `call(*args)` to the process at `time_s`, if it still lives the same life."""
         self._order += 1
         heapq.heappush(self._heap, (time_s, self._order, process, process.life, call, args))
 
-    def after(self, delay_s: float, process: Process, call: Callable[..., None], *args: Any) -> None:
+    def after(self, delay_s: float, process: SimulatedProcess, call: Callable[..., None], *args: Any) -> None:
         self.at(self.now + delay_s, process, call, *args)
 
     def run(self, until_s: float, max_events: int) -> None:
@@ -96,7 +96,7 @@ class Kernel:
                 continue
             try:
                 call(*args)
-            except Ended:
+            except ProcessEnded:
                 continue
 
     def stop(self) -> None:

@@ -11,12 +11,12 @@ from typing import Any
 from outlast.core.protocol import View
 from outlast.prove.adversary._surroundings import Surroundings
 
-__all__ = ["Feed", "Mesh"]
+__all__ = ["Feed", "SimulatedMesh"]
 
 Key = tuple[Any, ...]  # (kind, step, bucket)
 
 
-class Mesh:
+class SimulatedMesh:
     """Fresh for each view. `buffers`: key -> sender -> what it sent."""
 
     def __init__(self, world: Surroundings, owner: str, view: View) -> None:

@@ -10,23 +10,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from outlast.prove.adversary._kernel import Kernel, Process
+from outlast.prove.adversary._kernel import EventHeap, SimulatedProcess
 
-__all__ = ["COORDINATOR", "Connection", "Network"]
+__all__ = ["COORDINATOR", "Dialled", "Network"]
 
 _TICK = 1e-6
 _TWICE = 0.03  # a word to the coordinator is said again, as by a sender that cannot know whether it was heard
 COORDINATOR = "coordinator"
 """The coordinator's end of a path, whichever process it is."""
-_Sent = tuple[tuple[object, ...], Process, Callable[..., None], tuple[Any, ...]]
+_Sent = tuple[tuple[object, ...], SimulatedProcess, Callable[..., None], tuple[Any, ...]]
 
 
-class Connection:
+class Dialled:
     """One dialled connection to the coordinator. `up`: to it, `down`: from it."""
 
     __slots__ = ("broken", "client", "late", "serial", "server")
 
-    def __init__(self, serial: int, client: Process, server: Process) -> None:
+    def __init__(self, serial: int, client: SimulatedProcess, server: SimulatedProcess) -> None:
         self.serial, self.client, self.server = serial, client, server
         self.broken = False
         self.late = False  # what had been sent up still arrives though the connection is gone
@@ -35,7 +35,7 @@ class Connection:
 class Network:
     """Delays, stalls and breaks. Names of processes are the ends of paths."""
 
-    def __init__(self, kernel: Kernel, mean_s: float, tail: float) -> None:
+    def __init__(self, kernel: EventHeap, mean_s: float, tail: float) -> None:
         self.kernel, self.mean_s, self.tail = kernel, mean_s, tail
         self._stalled: dict[tuple[str, str], list[_Sent]] = {}
         self._serial = 0
@@ -48,7 +48,12 @@ class Network:
         return self.mean_s * (0.2 + self._random()) * (12.0 if self._random() < self.tail else 1.0)
 
     def send(
-        self, channel: tuple[object, ...], path: tuple[str, str], to: Process, call: Callable[..., None], *args: Any
+        self,
+        channel: tuple[object, ...],
+        path: tuple[str, str],
+        to: SimulatedProcess,
+        call: Callable[..., None],
+        *args: Any,
     ) -> None:
         """Deliver in order with what was sent on the same channel before, unless the path is stalled."""
         if self._stalled and path in self._stalled:
@@ -57,7 +62,7 @@ class Network:
         self._deliver(channel, to, call, args)
 
     def _deliver(
-        self, channel: tuple[object, ...], to: Process, call: Callable[..., None], args: tuple[Any, ...]
+        self, channel: tuple[object, ...], to: SimulatedProcess, call: Callable[..., None], args: tuple[Any, ...]
     ) -> None:
         kernel, last = self.kernel, self._last
         random = self._random
@@ -72,18 +77,18 @@ class Network:
         """What is sent on the channel from now on arrives after `delay_s` at the earliest."""
         self._last[channel] = max(self._last.get(channel, 0.0), self.kernel.now + delay_s)
 
-    def dial(self, client: Process, server: Process) -> Connection:
+    def dial(self, client: SimulatedProcess, server: SimulatedProcess) -> Dialled:
         self._serial += 1
-        return Connection(self._serial, client, server)
+        return Dialled(self._serial, client, server)
 
-    def up(self, link: Connection, call: Callable[..., None], *args: Any) -> None:
+    def up(self, link: Dialled, call: Callable[..., None], *args: Any) -> None:
         if not link.broken:
             channel, path = (link.serial, 1), (link.client.name, COORDINATOR)
             self.send(channel, path, link.server, call, link, *args)
             if self.tail and self._random() < _TWICE:
                 self.send(channel, path, link.server, call, link, *args)
 
-    def down(self, link: Connection, call: Callable[..., None], *args: Any) -> None:
+    def down(self, link: Dialled, call: Callable[..., None], *args: Any) -> None:
         if not link.broken:
             self.send((link.serial, 0), (COORDINATOR, link.client.name), link.client, call, link, *args)
 

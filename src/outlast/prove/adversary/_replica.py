@@ -30,18 +30,18 @@ from outlast.errors import ProtocolViolation, ViewAbandoned
 from outlast.prove.adversary import _algebra as algebra
 from outlast.prove.adversary._audit import Auditor, Exchanging
 from outlast.prove.adversary._hosts import Dialler
-from outlast.prove.adversary._mesh import Feed, Mesh
-from outlast.prove.adversary._network import Connection
+from outlast.prove.adversary._mesh import Feed, SimulatedMesh
+from outlast.prove.adversary._network import Dialled
 from outlast.prove.adversary._script import go_on
-from outlast.prove.adversary._spare import Spare
+from outlast.prove.adversary._spare import SimulatedJoiner
 from outlast.prove.adversary._surroundings import Owner, Supervisor, Surroundings
 
-__all__ = ["Replica"]
+__all__ = ["SimulatedReplica"]
 
 _SCATTER, _GATHER, _HEADER, _ROLL, _OUTCOME, _FINAL, _BYE = "S", "G", "H", "R", "O", "F", "bye"
 
 
-class Replica(Dialler, Owner):
+class SimulatedReplica(Dialler, Owner):
     """See the module."""
 
     def __init__(self, world: Surroundings, name: str, agent: Supervisor) -> None:
@@ -54,11 +54,11 @@ class Replica(Dialler, Owner):
         self.state, self.norm = algebra.INITIAL, 0
         self.sums: dict[Node, algebra.Gradient] = {}
         self.out: list[int] = [0] * (algebra.BUCKETS * algebra.BLOCKS)
-        self.mesh: Mesh | None = None
-        self.abandoned: dict[ViewId, Mesh] = {}
+        self.mesh: SimulatedMesh | None = None
+        self.abandoned: dict[ViewId, SimulatedMesh] = {}
         self.early: dict[ViewId, list[tuple[str, Any, Any]]] = {}
         self.feeds: dict[str, Feed] = {}
-        self.spare, self.audit = Spare(self), Auditor(self, agent.name)
+        self.spare, self.audit = SimulatedJoiner(self), Auditor(self, agent.name)
         self.busy = self.hung = self._running = False
         self.slowness = 1.0
         self.exit: Literal["signal", "finished"] = "signal"  # how it ends, as its agent sees it
@@ -79,7 +79,7 @@ class Replica(Dialler, Owner):
     def greeting(self) -> m.Hello:
         return self.member.hello(self.agent.name, {}, self.name, self.name)
 
-    def told(self, link: Connection, message: Any) -> None:
+    def told(self, link: Dialled, message: Any) -> None:
         if link.broken:
             return
         if isinstance(message, m.Welcome) and self.world.scenario.lease_s < math.inf:
@@ -91,7 +91,7 @@ class Replica(Dialler, Owner):
         self.say(*answers)
         self.run()
 
-    def heartbeat_answered(self, link: Connection, sent_at_s: float) -> None:
+    def heartbeat_answered(self, link: Dialled, sent_at_s: float) -> None:
         if not link.broken:
             self.lease_until_s = max(self.lease_until_s, sent_at_s + self.world.scenario.lease_s)
             self.member.renewed(sent_at_s + self.world.scenario.lease_s)
@@ -205,7 +205,7 @@ class Replica(Dialler, Owner):
         """Compute a microbatch that another replica owns."""
         self.occupy(self.world.scenario.compute_s, self.audit.beside, step, leaf)
 
-    def _in_view(self) -> Mesh:
+    def _in_view(self) -> SimulatedMesh:
         """The mesh that is waited on. Raises ViewAbandoned if there is nothing to wait for."""
         mesh = self.mesh
         closed = self.member.evicted is not None or self.member.closed is not None
@@ -272,7 +272,7 @@ class Replica(Dialler, Owner):
         self.close_view()
         self._flush_feeds(view)
         self._drain_until_s = self.kernel.now + self.world.scenario.drain_s
-        self.mesh = Mesh(self.world, self.name, view)
+        self.mesh = SimulatedMesh(self.world, self.name, view)
         self._awaited = ((_ROLL, 0, 0),)
         self._entry: RollEntry | None = None
         self._doing = self._form
@@ -407,7 +407,7 @@ class Replica(Dialler, Owner):
         self._decide(mesh.take(key), ex, ex.header)
         return True
 
-    def _reduce(self, mesh: Mesh, ex: Exchanging, bucket: int) -> None:
+    def _reduce(self, mesh: SimulatedMesh, ex: Exchanging, bucket: int) -> None:
         members, step = ex.todo.view.members, ex.todo.step
         got = mesh.take((_SCATTER, step, bucket))
         if bucket == 0:
@@ -424,7 +424,7 @@ class Replica(Dialler, Owner):
         ex.norms.extend(zip(range(base + lo, base + hi), reduced, strict=True))
         mesh.broadcast((_GATHER, step, bucket), reduced)
 
-    def _gather(self, mesh: Mesh, ex: Exchanging, bucket: int) -> None:
+    def _gather(self, mesh: SimulatedMesh, ex: Exchanging, bucket: int) -> None:
         members, base = ex.todo.view.members, bucket * algebra.BLOCKS
         for name, blocks in mesh.take((_GATHER, ex.todo.step, bucket)).items():
             lo, hi = algebra.slice_of(members.index(name), len(members))

@@ -12,7 +12,7 @@ import msgspec
 
 from outlast.core.protocol import Settings
 
-__all__ = ["KINDS", "POINTS", "Fault", "Scenario", "scenario_of"]
+__all__ = ["KINDS", "POINTS", "ScheduleFault", "Scenario", "scenario_of"]
 
 KINDS = (
     "crash", "crash", "crash", "pause", "hang", "slow", "agent crash", "agent pause", "coordinator crash",
@@ -25,7 +25,7 @@ POINTS = (
 )  # fmt: skip
 
 
-class Fault(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class ScheduleFault(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """`kind` happens to number `who` (and `other`) of those it can happen to, for `lasts` seconds; at second `at`, or
     when point `point` is passed for the `nth` time (then, with `who` = -1, to the process that passes it)."""
 
@@ -54,7 +54,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_s: float
     lease_s: float
     drain_s: float  # how long a joiner waits for its streams before a roll call
-    faults: tuple[Fault, ...]
+    faults: tuple[ScheduleFault, ...]
     stall_s: float = 0.25
     grace_s: float = 0.3
     calm_after_s: float = 6.0  # no fault strikes or lasts later than this
@@ -97,65 +97,71 @@ def scenario_of(seed: int) -> Scenario:
     return msgspec.structs.replace(full, calm_after_s=max(full.calm_after_s, last_s))
 
 
-def _wrong(seed: int, span_s: float) -> tuple[Fault, ...]:
+def _wrong(seed: int, span_s: float) -> tuple[ScheduleFault, ...]:
     """In one schedule of eight every microbatch is computed twice, and some replicas compute wrongly. Of its own seed:
     the other schedules are what they are."""
     rng = Random(seed ^ 0xA0D17)
     if rng.random() >= 0.125:
         return ()
     kinds = rng.choice((("flip",), ("flip",), ("broken",), ("flip", "flip"), ("flip", "broken")))
-    return tuple(Fault(kind=kind, who=rng.randrange(8), at=0.05 + span_s * rng.random()) for kind in kinds)
+    return tuple(ScheduleFault(kind=kind, who=rng.randrange(8), at=0.05 + span_s * rng.random()) for kind in kinds)
 
 
-def _cut_off_whole(rng: Random) -> tuple[Fault, ...]:
+def _cut_off_whole(rng: Random) -> tuple[ScheduleFault, ...]:
     """The coordinator and the whole view do not reach each other for longer than any deadline; before or in it,
     something makes the coordinator want a change."""
     at = 0.4 + rng.random()
     kind = rng.choice(("cut off", "cut down", "cut down", "cut up"))
-    cut = Fault(kind=kind, other=3, lasts=3.0 + 2.0 * rng.random(), at=at)
-    restart = Fault(kind="coordinator crash", lasts=0.05, at=at - 0.3 * rng.random())
-    death = Fault(kind=rng.choice(("crash", "leave")), who=rng.randrange(8), at=at - 0.15 + 0.3 * rng.random())
+    cut = ScheduleFault(kind=kind, other=3, lasts=3.0 + 2.0 * rng.random(), at=at)
+    restart = ScheduleFault(kind="coordinator crash", lasts=0.05, at=at - 0.3 * rng.random())
+    death = ScheduleFault(kind=rng.choice(("crash", "leave")), who=rng.randrange(8), at=at - 0.15 + 0.3 * rng.random())
     return rng.choice(((cut,), (restart, cut), (cut, death), (restart, cut, death), (restart, cut, death)))
 
 
-def _left_behind(rng: Random) -> tuple[Fault, ...]:
+def _left_behind(rng: Random) -> tuple[ScheduleFault, ...]:
     """A spare misses an outcome and is called into a view while the next step is half exchanged."""
     nth = rng.randint(1, 14)
-    missed = Fault(kind="feed break", who=rng.randrange(4), point="commit", nth=nth)
-    late = Fault(kind="mesh stall", who=rng.randrange(4), other=rng.randrange(1, 5), lasts=0.5, point="commit", nth=nth)
-    death = Fault(kind="crash", who=-1, point="scattered", nth=nth + rng.randint(1, 5))
+    missed = ScheduleFault(kind="feed break", who=rng.randrange(4), point="commit", nth=nth)
+    late = ScheduleFault(
+        kind="mesh stall", who=rng.randrange(4), other=rng.randrange(1, 5), lasts=0.5, point="commit", nth=nth
+    )
+    death = ScheduleFault(kind="crash", who=-1, point="scattered", nth=nth + rng.randint(1, 5))
     return rng.choice(((missed, death), (late, death), (missed, late, death)))
 
 
-def _torn(rng: Random) -> tuple[Fault, ...]:
+def _torn(rng: Random) -> tuple[ScheduleFault, ...]:
     """Several paths between members break at once."""
     at = 0.1 + 0.3 * rng.random()
     kind = rng.choice(("mesh break", "mesh break", "no path"))
     pairs = [(rng.randrange(8), rng.randrange(1, 8)) for _ in range(rng.randint(2, 3))]
-    return tuple(Fault(kind=kind, who=who, other=other, lasts=0.3, at=at) for who, other in pairs)
+    return tuple(ScheduleFault(kind=kind, who=who, other=other, lasts=0.3, at=at) for who, other in pairs)
 
 
-def _two_at_once(rng: Random) -> tuple[Fault, ...]:
+def _two_at_once(rng: Random) -> tuple[ScheduleFault, ...]:
     """The second fault strikes inside the recovery from the first."""
-    first = Fault(kind="crash", who=-1, point=rng.choice(("decide", "commit", "scattered")), nth=rng.randint(1, 8))
+    first = ScheduleFault(
+        kind="crash", who=-1, point=rng.choice(("decide", "commit", "scattered")), nth=rng.randint(1, 8)
+    )
     point = rng.choice(("called", "handover", "form", "persist", "tell"))
-    again = Fault(kind=rng.choice(("crash", "pause")), who=-1, point=point, nth=rng.randint(2, 9), lasts=rng.random())
+    again = ScheduleFault(
+        kind=rng.choice(("crash", "pause")), who=-1, point=point, nth=rng.randint(2, 9), lasts=rng.random()
+    )
     return first, again
 
 
 _THEMES = (_cut_off_whole, _left_behind, _left_behind, _torn, _two_at_once, _two_at_once)
 
 
-def _fault(rng: Random, span_s: float) -> Fault:
+def _fault(rng: Random, span_s: float) -> ScheduleFault:
     lasts = rng.choice((0.02, 0.1, 0.4, 1.2, 2.5)) * (0.5 + rng.random())
     if rng.random() < 0.5:
-        return Fault(
+        return ScheduleFault(
             kind=rng.choice(KINDS), who=rng.randrange(8), other=rng.randrange(1, 8), lasts=lasts,
             at=0.05 + span_s * rng.random() ** 0.7 * 1.3,
         )  # fmt: skip
     itself = rng.random() < 0.6
     kind = rng.choice(("crash", "crash", "crash", "pause")) if itself else rng.choice(KINDS)
-    return Fault(
+    return ScheduleFault(
         kind=kind, who=-1 if itself else rng.randrange(8), other=rng.randrange(1, 8), lasts=lasts,
         point=rng.choice(POINTS), nth=rng.choice((1, 1, 2, 3, rng.randint(4, 12))),
     )  # fmt: skip

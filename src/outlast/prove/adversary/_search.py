@@ -17,7 +17,7 @@ from outlast.prove.adversary._broken import BROKEN
 from outlast.prove.adversary._oracle import Violation
 from outlast.prove.adversary._scenario import Scenario, scenario_of
 from outlast.prove.adversary._variants import Variant
-from outlast.prove.adversary._world import Outcome, World
+from outlast.prove.adversary._world import ScheduleOutcome, World
 
 __all__ = ["Finding", "Tally", "play", "replayed", "search", "shrink", "variant_named"]
 
@@ -52,7 +52,7 @@ class Tally:
     endings: dict[str, int] = field(default_factory=dict)
     violations: list[tuple[int, Violation]] = field(default_factory=list)
 
-    def add(self, seed: int, outcome: Outcome) -> None:
+    def add(self, seed: int, outcome: ScheduleOutcome) -> None:
         self.num_schedules += 1
         self.num_events += outcome.events
         self.num_views += outcome.views
@@ -79,7 +79,7 @@ def variant_named(name: str) -> Variant:
     return BROKEN[name][0]()
 
 
-def play(scenario: Scenario, variant: str = "", trace: Callable[[float, str], None] | None = None) -> Outcome:
+def play(scenario: Scenario, variant: str = "", trace: Callable[[float, str], None] | None = None) -> ScheduleOutcome:
     """Run one schedule."""
     return World(scenario, variant_named(variant), trace).run()
 

@@ -7,10 +7,10 @@ from typing import Any
 from outlast.core.protocol import View, ViewId
 from outlast.prove.adversary._surroundings import Owner
 
-__all__ = ["Spare"]
+__all__ = ["SimulatedJoiner"]
 
 
-class Spare:
+class SimulatedJoiner:
     """What has arrived for a replica that is in no view."""
 
     def __init__(self, owner: Owner) -> None:

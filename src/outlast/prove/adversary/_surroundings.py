@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 from outlast.core.protocol import Coordinator, Header, Member, Node, RollEntry, Settings, View, ViewId
 from outlast.core.protocol import messages as m
 from outlast.prove.adversary import _algebra as algebra
-from outlast.prove.adversary._kernel import Kernel, Process
+from outlast.prove.adversary._kernel import EventHeap, SimulatedProcess
 from outlast.prove.adversary._network import Network
 from outlast.prove.adversary._scenario import Scenario
 from outlast.prove.adversary._variants import Variant
@@ -39,7 +39,7 @@ class Durable:
         return True
 
 
-class Fellow(Process):
+class Fellow(SimulatedProcess):
     """What others see of a replica: where it is, and where to send it something."""
 
     member: Member
@@ -107,7 +107,7 @@ class Speaker(Protocol):
     machine: Coordinator
 
 
-class Supervisor(Process):
+class Supervisor(SimulatedProcess):
     """An agent, as a replica's start and end concern it."""
 
     def child_ended(self, name: str) -> None:
@@ -134,7 +134,7 @@ class Observer(Protocol):
 class Surroundings(Protocol):
     """The world, as far as a process in it may use it."""
 
-    kernel: Kernel
+    kernel: EventHeap
     network: Network
     scenario: Scenario
     settings: Settings
@@ -147,11 +147,11 @@ class Surroundings(Protocol):
     @property
     def replicas(self) -> Mapping[str, Fellow]: ...
     def note(self, text: str) -> None: ...
-    def point(self, name: str, process: Process) -> None:
+    def point(self, name: str, process: SimulatedProcess) -> None:
         """`process` passes a point at which a fault may have been put. Raises Ended if that was its end."""
 
     def serial(self) -> int: ...
-    def listening(self) -> Process | None: ...
+    def listening(self) -> SimulatedProcess | None: ...
     def start_replica(self, name: str, agent: Supervisor) -> None: ...
     def crash_replica(self, name: str) -> None: ...
     def replica_ended(self, replica: Any) -> None: ...

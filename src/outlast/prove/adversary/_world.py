@@ -9,21 +9,21 @@ from typing import Any
 from outlast.core.protocol import ViewId
 from outlast.core.protocol import messages as m
 from outlast.prove.adversary._faults import Faults
-from outlast.prove.adversary._hosts import Agent, CoordinatorProcess
-from outlast.prove.adversary._kernel import Kernel, Process
+from outlast.prove.adversary._hosts import CoordinatorProcess, SimulatedAgent
+from outlast.prove.adversary._kernel import EventHeap, SimulatedProcess
 from outlast.prove.adversary._network import Network
 from outlast.prove.adversary._oracle import Oracle, Violation
-from outlast.prove.adversary._replica import Replica
+from outlast.prove.adversary._replica import SimulatedReplica
 from outlast.prove.adversary._scenario import Scenario
 from outlast.prove.adversary._surroundings import Durable, Supervisor
 from outlast.prove.adversary._variants import Variant
 
-__all__ = ["Outcome", "World"]
+__all__ = ["ScheduleOutcome", "World"]
 
 _MAX_EVENTS = 60_000
 
 
-class Outcome:
+class ScheduleOutcome:
     """What came of a schedule."""
 
     def __init__(self, violation: Violation | None, world: World) -> None:
@@ -41,24 +41,24 @@ class World:
     def __init__(self, scenario: Scenario, variant: Variant, trace: Any = None) -> None:
         self.scenario, self.variant, self.trace = scenario, variant, trace
         self.settings = scenario.settings()
-        self.kernel = Kernel(scenario.seed)
+        self.kernel = EventHeap(scenario.seed)
         self.network = Network(self.kernel, scenario.mean_delay_s, scenario.tail)
         self.durable = Durable(variant.fenced)
         self.oracle: Oracle = Oracle(self)
-        self.replicas: dict[str, Replica] = {}  # also those that have ended
-        self.agents: dict[str, Agent] = {}
+        self.replicas: dict[str, SimulatedReplica] = {}  # also those that have ended
+        self.agents: dict[str, SimulatedAgent] = {}
         self.agents_gone: list[str] = []
         self.coordinators: list[CoordinatorProcess] = []
-        self.launcher = Process(self.kernel, "launcher")
+        self.launcher = SimulatedProcess(self.kernel, "launcher")
         self.finish: m.Finish | None = None
         self._serial = 0
         self.faults = Faults(self, scenario.faults)
         self.point = self.faults.point
         self._start_coordinator()
         for index in range(scenario.num_agents):
-            self.agents[f"a{index}"] = Agent(self, f"a{index}")
+            self.agents[f"a{index}"] = SimulatedAgent(self, f"a{index}")
 
-    def run(self) -> Outcome:
+    def run(self) -> ScheduleOutcome:
         """Until the run is over, an invariant is broken, or patience ends."""
         bound_s = self.scenario.calm_after_s + self.scenario.patience_s
         try:
@@ -69,7 +69,7 @@ class World:
         if self.oracle.violation is None and self.finish is None:
             why = f"after {self.kernel.now:.1f} s and {self.kernel.events} events the run is not over"
             self.oracle.violated("Liveness", why)
-        return Outcome(self.oracle.violation, self)
+        return ScheduleOutcome(self.oracle.violation, self)
 
     def serial(self) -> int:
         self._serial += 1
@@ -139,14 +139,14 @@ class World:
     # --- agents and replicas -------------------------------------------------------------------------------------
     def start_replica(self, name: str, agent: Supervisor) -> None:
         self.note(f"{name} starts")
-        self.replicas[name] = Replica(self, name, agent)
+        self.replicas[name] = SimulatedReplica(self, name, agent)
 
     def crash_replica(self, name: str) -> None:
         replica = self.replicas.get(name)
         if replica is not None and not replica.ended:
             self.replica_ended(replica)
 
-    def replica_ended(self, replica: Replica) -> None:
+    def replica_ended(self, replica: SimulatedReplica) -> None:
         """Its connections end, and its agent sees it."""
         name, mesh = replica.name, replica.mesh
         self.note(f"{name} ends at step {replica.member.committed}")
@@ -175,7 +175,7 @@ class World:
         stalled = self.network.stalled(name, peer) or self.network.stalled(peer, name)
         return replica is not None and not replica.ended and not replica.paused and path and not stalled
 
-    def crash_agent(self, agent: Agent) -> None:
+    def crash_agent(self, agent: SimulatedAgent) -> None:
         """Its replicas die with it; the launcher sees it, and starts another."""
         self.note(f"{agent.name} ends")
         agent.end()
@@ -196,9 +196,9 @@ class World:
 
     def _new_agent(self) -> None:
         name = f"b{self.serial()}"
-        self.agents[name] = Agent(self, name)
+        self.agents[name] = SimulatedAgent(self, name)
 
-    def holders(self) -> list[Replica]:
+    def holders(self) -> list[SimulatedReplica]:
         """Replicas that live and hold the training state as members."""
         return [r for r in self.replicas.values() if not r.ended and r.member.state == "member"]
 

@@ -14,7 +14,7 @@ from outlast.core.policy import audit_share
 from outlast.core.policy._audit import silent_belief
 from outlast.core.protocol import Header
 from outlast.core.protocol.disputes import Incident
-from outlast.runtime.training.step_checks import Observed
+from outlast.runtime.training.step_checks import AuditsObserved
 
 __all__ = ["KEY", "Vigilance"]
 
@@ -41,13 +41,13 @@ class Vigilance:
         """Those that the state does not know yet: my part of the header."""
         return tuple(incident for incident in dict.fromkeys(incidents) if incident not in self._known)
 
-    def observed(self, headers: Sequence[Header]) -> Observed:
+    def observed(self, headers: Sequence[Header]) -> AuditsObserved:
         """What a step's headers say: part of its outcome."""
         times = sorted(header.audit.step_s for header in headers)
         new = sorted({incident for header in headers for incident in header.audit.incidents})
-        return Observed(machines=len(headers), step_s=times[len(times) // 2], incidents=self.news(new))
+        return AuditsObserved(machines=len(headers), step_s=times[len(times) // 2], incidents=self.news(new))
 
-    def apply(self, seen: Observed) -> None:
+    def apply(self, seen: AuditsObserved) -> None:
         """The step is committed, here or by whoever replays it."""
         self._looked_at_s += seen.machines * seen.step_s * self.share  # by the share that this step had
         self._found += len(seen.incidents)

@@ -15,10 +15,10 @@ from outlast.errors import StateDiverged
 from outlast.runtime.training.state import State
 from outlast.tensors import combine, fingerprint_named
 
-__all__ = ["Certified", "InMemory"]
+__all__ = ["CertifiedState", "InMemory"]
 
 
-class Certified(Protocol):
+class CertifiedState(Protocol):
     """`step`: the step before which the kept state stood; -1 if there is none."""
 
     @property

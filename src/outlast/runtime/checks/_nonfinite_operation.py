@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
-__all__ = ["Watch", "bad_rows", "float_tensors"]
+__all__ = ["OperationWatch", "bad_rows", "float_tensors"]
 
 _OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 _NO_MODULE = "the loop itself"
@@ -28,7 +28,7 @@ _MAKES_MEMORY = frozenset(
 )
 
 
-class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A context manager around the computation. Afterwards `operation`, `module`, `where` ("" if nothing was found)
     and `rows`: (row, of how many) along the first dimension of what came out."""
 
@@ -43,7 +43,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._handles: list[RemovableHandle] = []
 
     @classmethod
-    def over(cls, model: nn.Module) -> Watch:
+    def over(cls, model: nn.Module) -> OperationWatch:
         """A watch over `model`; over a compiled one only gradients are looked at, by who uses it."""
         compiled = any(type(m).__name__ == "OptimizedModule" for m in model.modules())
         return _Blind(model) if compiled else cls(model)
@@ -99,7 +99,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return min(around)[1] if around else _NO_MODULE
 
 
-class _Blind(Watch):  # type: ignore[no-untyped-call]
+class _Blind(OperationWatch):  # type: ignore[no-untyped-call]
     """Sees nothing."""
 
     def __enter__(self) -> Any:

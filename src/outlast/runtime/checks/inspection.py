@@ -21,7 +21,7 @@ from outlast.core.policy import Culprit
 from outlast.core.protocol import Header
 from outlast.core.protocol.tree import Node, leaves_of, merges
 from outlast.runtime.checks._extra_batches import apart, gradients, prepare
-from outlast.runtime.checks._nonfinite_operation import Watch, bad_rows, float_tensors
+from outlast.runtime.checks._nonfinite_operation import OperationWatch, bad_rows, float_tensors
 from outlast.runtime.checks.guards import Guarding
 from outlast.runtime.training.engine import Engine
 from outlast.runtime.training.losses import missing_backward
@@ -38,7 +38,7 @@ class Inspection:
         self._port, self._engine, self._guards = port, engine, guards
         self.findings: list[Culprit] = []  # what came of the last look
         self._at: tuple[int, int, Any] = (0, 0, None)
-        self._watch: Watch | None = None
+        self._watch: OperationWatch | None = None
         self._seen = False
         self._again: dict[Node, list[Tensor]] = {}
         self.active = False
@@ -59,7 +59,7 @@ class Inspection:
         self.active = True
         with apart(engine, paused=True):
             for leaf in (leaf for leaf in leaves if sizes[leaf]):
-                yield from self._one(step, leaf, Watch.over(engine.state.model) if watched else None)
+                yield from self._one(step, leaf, OperationWatch.over(engine.state.model) if watched else None)
                 if self.findings and self.findings[-1].reproduced:
                     break
         self.active = False
@@ -67,7 +67,7 @@ class Inspection:
             self._compare(leaves)
         self.findings = [seen for seen in self.findings if seen.reproduced] or self.findings[:1]
 
-    def _one(self, step: int, leaf: int, watch: Watch | None) -> Iterator[Any]:
+    def _one(self, step: int, leaf: int, watch: OperationWatch | None) -> Iterator[Any]:
         batch = prepare(self._port, self._engine, step, leaf, Phase.RECOMPUTE)
         self._at, self._watch, self._seen = (step, leaf, batch), watch, False
         with watch or contextlib.nullcontext():
@@ -98,7 +98,7 @@ class Inspection:
         else:
             self._tell(grads, float(loss.detach()), self._watch)
 
-    def _tell(self, grads: Sequence[Tensor | None], loss: float, watch: Watch) -> None:
+    def _tell(self, grads: Sequence[Tensor | None], loss: float, watch: OperationWatch) -> None:
         step, leaf, batch = self._at
         names = self._engine.state.names
         bad = [name for name, grad in zip(names, grads, strict=True) if grad is not None and _overflows(grad)]

@@ -12,7 +12,7 @@ from outlast.core.phases import Phase
 from outlast.core.protocol import Header
 from outlast.errors import LoopUnrepeatable
 from outlast.runtime.training.loop_state import LoopState
-from outlast.runtime.transport.mesh import Settings
+from outlast.runtime.transport.mesh import SettingsSeen
 from outlast.runtime.view.port import ViewPort
 
 __all__ = ["compare_settings"]
@@ -23,7 +23,7 @@ def compare_settings(port: ViewPort, headers: Sequence[Header], loop: LoopState)
     if len({header.settings for header in headers}) == 1:
         return
     step = headers[0].step
-    said = port.everyone(Settings(step, loop.settings), Phase.HEADER)
+    said = port.everyone(SettingsSeen(step, loop.settings), Phase.HEADER)
     rows = {member: loop.named(found.told) for member, found in said.items()}
     names = list(dict.fromkeys(name for table in rows.values() for name in table))
     name = next(name for name in names if len({table.get(name) for table in rows.values()}) > 1)

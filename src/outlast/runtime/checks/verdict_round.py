@@ -18,7 +18,7 @@ from outlast.core.protocol import messages as m
 from outlast.errors import Evicted, GuardStop, StateDiverged, ViewAbandoned
 from outlast.runtime.checks.guards import Guarding
 from outlast.runtime.checks.state_comparison import first_difference
-from outlast.runtime.transport.mesh import Found, Parts
+from outlast.runtime.transport.mesh import CloserLook, Parts
 from outlast.runtime.view.port import ViewPort
 
 __all__ = ["confer", "expel", "report"]
@@ -54,11 +54,11 @@ def _look_closer(
     mesh = port.mesh
     if mesh is None:
         raise ViewAbandoned("the view is closed")
-    mine = Found(step, tuple(findings) or ((who,) if differ else ()))
+    mine = CloserLook(step, tuple(findings) or ((who,) if differ else ()))
     mesh.broadcast(mine)
     if differ:  # both are said before either is waited for
         mesh.broadcast(Parts(step, rows))
-    found = mesh.collect(Found, step, 0, Phase.HEADER)
+    found = mesh.collect(CloserLook, step, 0, Phase.HEADER)
     everyone = {h.member: mine if h.member == me else found[h.member] for h in headers}
     part = ""
     if differ:

@@ -24,7 +24,7 @@ from outlast.core import events
 from outlast.core.phases import Phase
 from outlast.core.protocol import Coordinator, Settings, StepTime
 from outlast.core.protocol import messages as m
-from outlast.core.protocol.fleet.reports import Fault
+from outlast.core.protocol.fleet.reports import ReportedFault
 from outlast.errors import Unsaved, WireRefusal
 from outlast.journal import Journal
 from outlast.runtime.coordinator._authority import check_speaker
@@ -35,7 +35,7 @@ from outlast.runtime.settings.fault_points import Probe
 from outlast.runtime.transport import save_messages as saving
 from outlast.runtime.transport.door import Door
 from outlast.runtime.transport.frames import COORDINATOR, Heartbeat, HeartbeatReply, frame, frame_length
-from outlast.runtime.transport.handshake import Claim
+from outlast.runtime.transport.handshake import PeerClaim
 from outlast.runtime.transport.progress_block import Progress
 from outlast.runtime.transport.regions import Region
 
@@ -147,7 +147,7 @@ class Server:
         loop, self._door = asyncio.get_running_loop(), Door(sock, self.secret, COORDINATOR, self._admit, self._refuse)
         loop.add_reader(self._door.fileno(), self._door.turn)
 
-    def _admit(self, sock: socket.socket, claim: Claim) -> None:
+    def _admit(self, sock: socket.socket, claim: PeerClaim) -> None:
         if claim.role not in ("member", "agent", "launcher"):
             sock.close()
             return
@@ -164,7 +164,7 @@ class Server:
         if error is not None and not self.finished.done():
             self.finished.set_exception(error)
 
-    async def _serve(self, sock: socket.socket, claim: Claim) -> None:
+    async def _serve(self, sock: socket.socket, claim: PeerClaim) -> None:
         """A proved connection, to its end."""
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         reader, writer = await asyncio.open_connection(sock=sock)
@@ -376,12 +376,12 @@ class Server:
         self.journal.append(end)
 
 
-def _unreported(journal: Journal) -> list[Fault]:
+def _unreported(journal: Journal) -> list[ReportedFault]:
     """Deaths that an earlier coordinator wrote down and did not live to report as recovered from."""
     events_ = [entry.event for entry in journal.events(kinds=[events.ReplicaExited, events.Recovery])]
     told = {e.replica for e in events_ if isinstance(e, events.Recovery)}
     return [
-        Fault(e.cause, e.replica, e.noticed_by, 0.0, 0.0, e.detail)
+        ReportedFault(e.cause, e.replica, e.noticed_by, 0.0, 0.0, e.detail)
         for e in events_
         if isinstance(e, events.ReplicaExited) and e.replica not in told and e.cause not in ("left", "finished")
     ]

@@ -27,11 +27,11 @@ from outlast.core.protocol import Node, schedule
 from outlast.errors import ViewAbandoned
 from outlast.runtime.exchange._c10d_transfers import Collectives, Pending, Points
 from outlast.runtime.exchange._rendezvous import LOOPBACK, ViewStore, shut
-from outlast.runtime.exchange.plane import Enter, Reduction, Task, reduce_and_note
+from outlast.runtime.exchange.plane import Enter, ExchangeTask, Reduction, reduce_and_note
 from outlast.runtime.exchange.slots import Memory
 from outlast.runtime.host.environment import Environment
 from outlast.runtime.transport.connections import decoded
-from outlast.runtime.transport.mesh import Extra, Hand, Mesh, Ready
+from outlast.runtime.transport.mesh import Extra, Hand, Mesh, SumsReady
 from outlast.runtime.view.rounds import WANTED
 from outlast.tensors import BLOCK, Layout, fingerprint, reduce_slice
 
@@ -70,7 +70,7 @@ class NetworkPlane:
         self._scattering: list[Pending] = []
         self._gathering: dict[int, Pending] = {}
         self._reduced = 0
-        self._task: Task | None = None
+        self._task: ExchangeTask | None = None
         self._found = Reduction()
         self._form(env, store, address)
 
@@ -140,7 +140,7 @@ class NetworkPlane:
         return ProcessGroupGloo(prefixed, self.index, len(self.members), options)
 
     # --- a step --------------------------------------------------------------------------------------------------
-    def begin(self, task: Task) -> None:
+    def begin(self, task: ExchangeTask) -> None:
         """A new step."""
         self.mesh.forget(task.step)
         if self._wires is not None:
@@ -153,7 +153,7 @@ class NetworkPlane:
         """My sums of this bucket are final. Never waits; reduces earlier buckets whose sums have all arrived."""
         task = self._now()
         self.enter(Phase.SCATTER, bucket)
-        self.mesh.broadcast(Ready(task.step, bucket, task.slots))
+        self.mesh.broadcast(SumsReady(task.step, bucket, task.slots))
         if self._wires is not None:
             sums = [self.mine.flats(slot)[bucket] for slot in task.slots]
             pieces = [[flat[lo:hi] for flat in sums] for lo, hi in self.ranges[bucket]]
@@ -167,7 +167,7 @@ class NetworkPlane:
     def _arrived(self, bucket: int) -> bool:
         """Everybody's sums of my slice are here; of the first bucket, that all have offered it (see `_all_entered`)."""
         here = self._wires is None or self._scattering[bucket].done.is_set()
-        return here and (bucket > 0 or self.mesh.has_all(Ready, self._now().step, 0))
+        return here and (bucket > 0 or self.mesh.has_all(SumsReady, self._now().step, 0))
 
     def finish(self) -> Reduction:
         """Wait, reduce and gather, bucket by bucket. Raises ViewAbandoned when the view ends first."""
@@ -181,7 +181,7 @@ class NetworkPlane:
         return self._found
 
     def _wait(self, pending: Pending, bucket: int, phase: Phase) -> list[list[Tensor]]:
-        offered = self.mesh.boxes[Ready, self._now().step, bucket]
+        offered = self.mesh.boxes[SumsReady, self._now().step, bucket]
         late = [name for name in self.mesh.peers if name not in offered] or self.mesh.peers
         self.mesh.until(pending.done.is_set, late, phase)
         return pending.result()
@@ -202,7 +202,7 @@ class NetworkPlane:
         """Who holds no sums sends none, and to an empty slice nobody does: only that all have offered the first bucket
         proves that all have committed the last step, whose outcome is overwritten from here on (protocol, 10)."""
         if bucket == 0:
-            self.mesh.collect(Ready, self._now().step, 0, Phase.SCATTERED)
+            self.mesh.collect(SumsReady, self._now().step, 0, Phase.SCATTERED)
 
     def _reduce(self, bucket: int) -> None:
         task, wires = self._now(), self._wires
@@ -307,6 +307,6 @@ class NetworkPlane:
         if wires is not None:
             wires.close()
 
-    def _now(self) -> Task:
+    def _now(self) -> ExchangeTask:
         assert self._task is not None
         return self._task

@@ -16,10 +16,10 @@ from outlast.core.phases import Phase
 from outlast.core.position import position_seed
 from outlast.core.protocol import Node
 from outlast.runtime.exchange.c10d_plane import NetworkPlane
-from outlast.runtime.exchange.plane import Reduction, Task
+from outlast.runtime.exchange.plane import ExchangeTask, Reduction
 from outlast.runtime.exchange.robust_rows import Robust
 from outlast.runtime.exchange.row_plane import RowSteps, same_bits, with_momentum, without_momentum
-from outlast.runtime.transport.mesh import Ready
+from outlast.runtime.transport.mesh import SumsReady
 
 __all__ = ["NetworkRowPlane"]
 
@@ -36,7 +36,7 @@ class NetworkRowPlane(RowSteps, NetworkPlane):
         NetworkPlane.__init__(self, *args)
         self._parts: dict[int, dict[Range, dict[Node, Tensor]]] = {}
 
-    def begin(self, task: Task) -> None:
+    def begin(self, task: ExchangeTask) -> None:
         """A new step."""
         self._found, self._task = self.start(task), task
         self._scattering, self._gathering, self._parts = [], {}, {}
@@ -47,7 +47,7 @@ class NetworkRowPlane(RowSteps, NetworkPlane):
         """Start the bucket's all-to-all; never waits."""
         task = self._now()
         self.enter(Phase.SCATTER, bucket)
-        self.mesh.broadcast(Ready(task.step, bucket, task.slots))
+        self.mesh.broadcast(SumsReady(task.step, bucket, task.slots))
         if self._wires is None:
             return
         sums = [self.mine.flats(slot)[bucket] for slot in task.slots]

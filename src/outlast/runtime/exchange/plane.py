@@ -19,16 +19,16 @@ from outlast.core.phases import Phase
 from outlast.core.protocol import Node, schedule
 from outlast.runtime.exchange.second_reduction import Checks
 from outlast.runtime.exchange.slots import OUTCOME, Memory
-from outlast.runtime.transport.mesh import Hand, Mesh, Ready, Reduced
+from outlast.runtime.transport.mesh import Hand, Mesh, Reduced, SumsReady
 from outlast.tensors import BLOCK, Layout, Looked, combine, fingerprint, look, reduce_and_look, reduce_slice
 
-__all__ = ["Plane", "Reduction", "SharedPlane", "Task", "reduce_and_note"]
+__all__ = ["Plane", "Reduction", "SharedPlane", "ExchangeTask", "reduce_and_note"]
 
 Sent = dict[Node, tuple[str, bytes]]  # of each part of a slice: whose, and its blocks' fingerprints as made
 Enter = Callable[[Phase, int], None]  # publish the phase and the bucket, and pass the fault point
 
 
-class Task(msgspec.Struct, kw_only=True):
+class ExchangeTask(msgspec.Struct, kw_only=True):
     """One step's exchange. `nodes`: each member's partial sums in view order; `slots`: where mine lie."""
 
     step: int
@@ -58,8 +58,8 @@ class Reduction(msgspec.Struct, kw_only=True):
 
 
 def reduce_and_note(
-    task: Task, found: Reduction, bucket: int, first: int, parts: dict[Node, Tensor], schedule: list[Any], out: Tensor,
-    sent: Sent | None = None,
+    task: ExchangeTask, found: Reduction, bucket: int, first: int, parts: dict[Node, Tensor], schedule: list[Any],
+    out: Tensor, sent: Sent | None = None,
 ) -> None:  # fmt: skip
     """out = the mean's slice, noted in `found`; `first`: number of its first block. `sent`: whose part each one is, and
     the fingerprints of its blocks as it was made: where it is another now, the step is held (protocol, 25)."""
@@ -75,7 +75,7 @@ def reduce_and_note(
 class Plane(Protocol):
     """How gradients travel in one view."""
 
-    def begin(self, task: Task) -> None: ...
+    def begin(self, task: ExchangeTask) -> None: ...
     def offer(self, bucket: int) -> None: ...
     def finish(self) -> Reduction: ...
     def give(self, step: int, meta: bytes, to: Sequence[str]) -> None: ...
@@ -94,12 +94,12 @@ class SharedPlane:
         self.members = mesh.view.members
         self.index = self.members.index(mesh.me)
         self.ranges = [bucket.slices(len(self.members)) for bucket in layout.buckets]
-        self._task: Task | None = None
+        self._task: ExchangeTask | None = None
         self._reduced = 0
         self._found = Reduction()
         self._said: list[tuple[bytes, ...]] = []  # of my sums, bucket by bucket
 
-    def begin(self, task: Task) -> None:
+    def begin(self, task: ExchangeTask) -> None:
         """A new step; sums may still be under way."""
         self.mesh.forget(task.step)
         self._task, self._reduced, self._found = task, 0, Reduction(norms={}, unlike=set(), false={})
@@ -112,8 +112,8 @@ class SharedPlane:
         task = self._now()
         self.enter(Phase.SCATTER, bucket)
         self._said.append(self._own(bucket))
-        self.mesh.broadcast(Ready(task.step, bucket, task.slots, self._said[bucket]))
-        while self._reduced < bucket and self.mesh.has_all(Ready, task.step, self._reduced):
+        self.mesh.broadcast(SumsReady(task.step, bucket, task.slots, self._said[bucket]))
+        while self._reduced < bucket and self.mesh.has_all(SumsReady, task.step, self._reduced):
             self._reduce(self._reduced)
 
     def finish(self) -> Reduction:
@@ -121,7 +121,7 @@ class SharedPlane:
         task = self._now()
         while self._reduced < len(self.layout.buckets):
             self.enter(Phase.SCATTERED, self._reduced)
-            self.mesh.collect(Ready, task.step, self._reduced, Phase.SCATTERED)
+            self.mesh.collect(SumsReady, task.step, self._reduced, Phase.SCATTERED)
             self._reduce(self._reduced)
         for bucket in range(len(self.layout.buckets)):
             self.enter(Phase.GATHERED, bucket)
@@ -149,7 +149,7 @@ class SharedPlane:
 
     def _parts(self, bucket: int, lo: int, hi: int) -> dict[Node, Tensor]:
         task = self._now()
-        offers = self.mesh.boxes[Ready, task.step, bucket]
+        offers = self.mesh.boxes[SumsReady, task.step, bucket]
         parts: dict[Node, Tensor] = {}
         for name, nodes in zip(self.members, task.nodes, strict=True):
             mine = name == self.mesh.me
@@ -167,7 +167,7 @@ class SharedPlane:
 
     def _sent(self, bucket: int, lo: int, hi: int) -> Sent:
         """Of each part of a slice: whose it is, and what was said of its blocks when it was made."""
-        task, offers = self._now(), self.mesh.boxes[Ready, self._now().step, bucket]
+        task, offers = self._now(), self.mesh.boxes[SumsReady, self._now().step, bucket]
         blocks = slice(8 * (lo // BLOCK), 8 * -(-hi // BLOCK))
         sent: Sent = {}
         for name, nodes in zip(self.members, task.nodes, strict=True):
@@ -184,7 +184,7 @@ class SharedPlane:
                 self.out[bucket][lo:hi].copy_(memory.flats(OUTCOME)[bucket][lo:hi])
 
     # --- what others reduced -------------------------------------------------------------------------------------
-    def _check(self, task: Task) -> None:
+    def _check(self, task: ExchangeTask) -> None:
         if task.checks is None or len(self.members) == 1:
             return
         for bucket, reducer in task.checks.due(task.step, self.ranges, self.index):
@@ -224,6 +224,6 @@ class SharedPlane:
     def close(self) -> None:
         """Nothing is held beyond the mesh."""
 
-    def _now(self) -> Task:
+    def _now(self) -> ExchangeTask:
         assert self._task is not None
         return self._task

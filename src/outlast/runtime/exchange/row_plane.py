@@ -17,12 +17,12 @@ from torch import Tensor
 
 from outlast.core.phases import Phase
 from outlast.core.protocol import Node, leaves_of
-from outlast.runtime.exchange.plane import Enter, Reduction, SharedPlane, Task
+from outlast.runtime.exchange.plane import Enter, ExchangeTask, Reduction, SharedPlane
 from outlast.runtime.exchange.robust_rows import Robust
 from outlast.runtime.exchange.second_reduction import checker_of
 from outlast.runtime.exchange.slots import OUTCOME, Memory
 from outlast.runtime.transport.connections import decoded
-from outlast.runtime.transport.mesh import Extra, Mesh, Ready, Reduced
+from outlast.runtime.transport.mesh import Extra, Mesh, Reduced, SumsReady
 from outlast.runtime.view.rounds import GRAMS
 from outlast.tensors import BLOCK, Layout, look
 
@@ -46,14 +46,14 @@ class RowSteps:
     tamper: Tamper | None = None  # a lying reducer, in tests
     sent_bytes: int = 0  # handed over for other members, in all steps of the view; through shared memory Grams alone
 
-    def start(self, task: Task) -> Reduction:
+    def start(self, task: ExchangeTask) -> Reduction:
         """A new step's rules; returns its empty findings."""
         self.mesh.forget(task.step)
         self.robust.begin(task.step, (node for nodes in task.nodes for node in nodes))
         self._leaves = {name: leaves_of(nodes) for name, nodes in zip(self.members, task.nodes, strict=True)}
         return Reduction(norms={})
 
-    def note(self, task: Task, found: Reduction, bucket: int, target: Tensor) -> None:
+    def note(self, task: ExchangeTask, found: Reduction, bucket: int, target: Tensor) -> None:
         """My slice of the bucket is final: fingerprint and norms, as of the mean's."""
         lo, hi = self.ranges[bucket][self.index]
         if hi == lo:
@@ -65,7 +65,7 @@ class RowSteps:
         first = self.layout.buckets[bucket].first_block + lo // BLOCK
         found.note(first, look(target, first, squares=task.with_norms))
 
-    def decide(self, task: Task) -> list[int]:
+    def decide(self, task: ExchangeTask) -> list[int]:
         """The distance rules' choices, once all their buckets are kept; returns these. One message for all groups."""
         asked = [index for index, group in enumerate(self.robust.groups) if group.rule.needs_gram]
         if not asked:
@@ -95,7 +95,7 @@ class SharedRowPlane(RowSteps, SharedPlane):
         SharedPlane.__init__(self, mesh, layout, mine, peers, out, enter)
         self.robust, self._draw = robust, draw
 
-    def begin(self, task: Task) -> None:
+    def begin(self, task: ExchangeTask) -> None:
         """A new step; sums may still be under way."""
         self._found = self.start(task)
         self._task, self._reduced = task, 0
@@ -104,8 +104,8 @@ class SharedRowPlane(RowSteps, SharedPlane):
         """My sums of this bucket are final. Never waits; reduces earlier buckets whose sums have all arrived."""
         task = self._now()
         self.enter(Phase.SCATTER, bucket)
-        self.mesh.broadcast(Ready(task.step, bucket, task.slots))
-        while self._reduced < bucket and self.mesh.has_all(Ready, task.step, self._reduced):
+        self.mesh.broadcast(SumsReady(task.step, bucket, task.slots))
+        while self._reduced < bucket and self.mesh.has_all(SumsReady, task.step, self._reduced):
             self._reduce(self._reduced)
 
     def finish(self) -> Reduction:
@@ -113,7 +113,7 @@ class SharedRowPlane(RowSteps, SharedPlane):
         task = self._now()
         while self._reduced < len(self.layout.buckets):
             self.enter(Phase.SCATTERED, self._reduced)
-            self.mesh.collect(Ready, task.step, self._reduced, Phase.SCATTERED)
+            self.mesh.collect(SumsReady, task.step, self._reduced, Phase.SCATTERED)
             self._reduce(self._reduced)
         for bucket in self.decide(task):
             self._combine(bucket)
@@ -158,7 +158,7 @@ class SharedRowPlane(RowSteps, SharedPlane):
 
     def _rows_from(self, bucket: int, lo: int, hi: int) -> dict[Node, Tensor]:
         task = self._now()
-        offers = self.mesh.boxes[Ready, task.step, bucket]
+        offers = self.mesh.boxes[SumsReady, task.step, bucket]
         parts: dict[Node, Tensor] = {}
         for name, nodes in zip(self.members, task.nodes, strict=True):
             mine = name == self.mesh.me
@@ -176,7 +176,7 @@ class SharedRowPlane(RowSteps, SharedPlane):
                 self.out[bucket][lo:hi].copy_(memory.flats(OUTCOME)[bucket][lo:hi])
 
     # --- checks ----------------------------------------------------------------------------------------------------
-    def _check(self, task: Task) -> None:
+    def _check(self, task: ExchangeTask) -> None:
         share = self.robust.settings.check_share
         if not share or len(self.members) == 1:
             return

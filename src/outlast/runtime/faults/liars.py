@@ -19,10 +19,10 @@ from torch import Tensor
 from outlast.core.phases import Phase
 from outlast.core.protocol import Node
 from outlast.errors import ConfigError
-from outlast.runtime.exchange.plane import Plane, Reduction, SharedPlane, Task
+from outlast.runtime.exchange.plane import ExchangeTask, Plane, Reduction, SharedPlane
 from outlast.runtime.exchange.row_plane import RowSteps
 from outlast.runtime.training.engine import Engine
-from outlast.runtime.transport.mesh import Ready
+from outlast.runtime.transport.mesh import SumsReady
 from outlast.tensors import ATTACKS, inconsistent, lying_reducer, strongest
 
 __all__ = ["Liar", "Lie", "lying"]
@@ -66,7 +66,7 @@ class Liar:
     def __init__(self, lies: Sequence[Lie], plane: Any, engine: Engine) -> None:
         self.lies, self.plane, self.engine = lies, plane, engine
         self._earlier: dict[int, Tensor] = {}
-        self._task: Task | None = None
+        self._task: ExchangeTask | None = None
         self._held_back: list[int] = []
         if isinstance(plane, RowSteps) and any(lie.attack == "lying_reducer" for lie in lies):
             plane.tamper = self._tamper
@@ -88,7 +88,7 @@ class Liar:
             return not lie.pattern
         return lie.pattern == robust.settings.groups[robust.group_of[bucket]].pattern
 
-    def begin(self, task: Task) -> None:
+    def begin(self, task: ExchangeTask) -> None:
         self._task, self._held_back = task, []
         self.plane.begin(task)
 
@@ -118,7 +118,7 @@ class Liar:
         assert task is not None
         liars = [name for name in members if lie.includes(name)]
         honest = [name for name in members if name not in liars]
-        self.plane.mesh.collect(Ready, task.step, bucket, Phase.SCATTERED, honest)
+        self.plane.mesh.collect(SumsReady, task.step, bucket, Phase.SCATTERED, honest)
         false, mine = self._rows_of(liars), self._rows_of([self.plane.mesh.me])
         rows = torch.stack([self._mean_of(row, bucket) for row in self._rows_of(honest) or mine])
         self._falsify(lie, bucket, rows, false, mine)
@@ -152,7 +152,7 @@ class Liar:
         nodes = task.nodes[self.plane.members.index(name)]
         if name == self.plane.mesh.me:
             return [(nodes[i], self.engine.memory.flats(task.slots[i])[bucket]) for i in places]
-        slots = self.plane.mesh.boxes[Ready, task.step, bucket][name].slots
+        slots = self.plane.mesh.boxes[SumsReady, task.step, bucket][name].slots
         return [(nodes[i], self.plane.peers[name].flats(slots[i])[bucket]) for i in places]
 
     def _share(self, node: Node) -> float:

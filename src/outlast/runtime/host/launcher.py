@@ -38,7 +38,7 @@ from outlast.runtime.transport.progress_block import Progress
 from outlast.runtime.transport.regions import Region
 from outlast.runtime.transport.save_messages import SAVE_EPOCHS, SaveAsked
 
-__all__ = ["Launcher", "Outcome"]
+__all__ = ["Launcher", "RunEnd"]
 
 _COORDINATOR_TRIES = 8  # restarts in a row without a minute of life between them
 _STOP_S = 5.0  # how long the coordinator may take to end the run when asked
@@ -49,7 +49,7 @@ _KILLED_S = 2.0  # a coordinator that was killed and has not ended by then is le
 
 
 @dataclass(slots=True)
-class Outcome:
+class RunEnd:
     """How the run ended."""
 
     exit_code: int
@@ -96,7 +96,7 @@ class Launcher:
     _told: int = 0
     _address: tuple[str, int] = ("127.0.0.1", 0)
 
-    def run(self) -> Outcome:
+    def run(self) -> RunEnd:
         """From nothing to the end of the run. ConfigError, EnvironmentFault before anything was started."""
         self.resolved = msgspec.structs.replace(self.resolved, config=anchored(self.resolved.config))
         listening = self._listen()
@@ -135,7 +135,7 @@ class Launcher:
             lock.release()
         if self.watch is not None:
             self.watch()
-        return Outcome(
+        return RunEnd(
             exit_code=self._exit_code if self._exit_code is not None else self._stop_code, run_dir=self.run_dir
         )
 

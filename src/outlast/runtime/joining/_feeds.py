@@ -24,10 +24,10 @@ from torch import Tensor
 
 from outlast.core.protocol import ServeId, ViewId
 from outlast.errors import CheckpointError, WireRefusal
-from outlast.runtime.training.frozen import Frozen, Outcome
+from outlast.runtime.training.frozen import Frozen, OutcomeShare
 from outlast.runtime.training.warm_memory import at_low_priority
 from outlast.runtime.transport.connections import Arrivals, reach
-from outlast.runtime.transport.handshake import Claim
+from outlast.runtime.transport.handshake import PeerClaim
 
 __all__ = ["Flushed", "Share", "Stream", "Streams"]
 
@@ -62,7 +62,7 @@ class Rest(msgspec.Struct, frozen=True, tag=True):
     count: int
 
 
-_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Share | Outcome | Flushed | Rest)
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Share | OutcomeShare | Flushed | Rest)
 
 
 def _send(sock: socket.socket, head: Any, payload: Sequence[Tensor]) -> None:
@@ -80,7 +80,7 @@ class Stream:
         self.joiner = joiner
         self._queue: queue.Queue[tuple[Any, list[Tensor], Frozen | None] | None] = queue.Queue(_QUEUE)
         self.broken = False
-        self._reach = functools.partial(reach, address, secret, joiner, Claim("feed", me, serve), _SEND_S)
+        self._reach = functools.partial(reach, address, secret, joiner, PeerClaim("feed", me, serve), _SEND_S)
         self._thread = threading.Thread(target=self._run, name=f"outlast-feed-{joiner}", daemon=True)
         self._thread.start()
 

@@ -13,7 +13,7 @@ import msgspec
 from outlast.core.phases import Phase
 from outlast.core.protocol import Member, Order, ServeId, View
 from outlast.runtime.joining._feeds import Flushed, Share, Stream
-from outlast.runtime.training.frozen import Outcome
+from outlast.runtime.training.frozen import OutcomeShare
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -102,6 +102,6 @@ class Donor:
         self.streams.clear()
 
 
-def _with_lived(outcome: Outcome, payload: list[Tensor], lived: Lived) -> Outcome:
+def _with_lived(outcome: OutcomeShare, payload: list[Tensor], lived: Lived) -> OutcomeShare:
     payload.append(lived.data)
     return msgspec.structs.replace(outcome, lived=lived.plain)

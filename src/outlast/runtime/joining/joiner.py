@@ -21,7 +21,7 @@ from outlast.runtime.exchange.slots import OUTCOME
 from outlast.runtime.host.environment import Environment
 from outlast.runtime.joining._feeds import Share, Streams
 from outlast.runtime.training.engine import Engine
-from outlast.runtime.training.frozen import Outcome, raw
+from outlast.runtime.training.frozen import OutcomeShare, raw
 from outlast.runtime.training.loop_state import Lived
 from outlast.runtime.training.state import empty_like_encoded
 from outlast.runtime.training.step_checks import Meta
@@ -71,7 +71,7 @@ class Spare:
         self._serve: ServeId = (0, 0)
         self._shares: list[tuple[ServeId, Share, memoryview]] = []
         self._steps: dict[int, _Pieces] = {}
-        self._early: list[tuple[ServeId, Outcome, memoryview]] = []  # of a serving that I was not told yet
+        self._early: list[tuple[ServeId, OutcomeShare, memoryview]] = []  # of a serving that I was not told yet
         self._numels = [flat.numel() for flat in engine.incoming]
         self._orphaned_at = 0.0
         self._loaded = False
@@ -128,12 +128,12 @@ class Spare:
             if isinstance(head, Share):
                 self.enter(Phase.JOIN_SNAPSHOT)
                 self._shares.append((stream.serve, head, payload))
-            elif isinstance(head, Outcome) and stream.serve > self._serve:
+            elif isinstance(head, OutcomeShare) and stream.serve > self._serve:
                 self._early.append((stream.serve, head, payload))
-            elif isinstance(head, Outcome):
+            elif isinstance(head, OutcomeShare):
                 self._keep(head, payload)
 
-    def _keep(self, head: Outcome, payload: memoryview) -> None:
+    def _keep(self, head: OutcomeShare, payload: memoryview) -> None:
         if self._loaded and head.step < self.member.committed:
             return
         pieces = self._steps.setdefault(head.step, _Pieces())

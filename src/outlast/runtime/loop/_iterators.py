@@ -16,13 +16,13 @@ from typing import Generic, Literal, TypeVar
 
 from torch import Tensor
 
-__all__ = ["Left", "Watched", "at_the_script_s_end", "how_left", "values_of"]
+__all__ = ["Left", "WatchedLoop", "at_the_script_s_end", "how_left", "values_of"]
 
 Left = Literal["break", "error", "unknown"]
 T = TypeVar("T")
 
 
-class Watched(Iterator[T], Generic[T]):
+class WatchedLoop(Iterator[T], Generic[T]):
     """What `inner` yields. `given` is called before the loop's body has it, `returned` when the body is through;
     `dropped` when the loop is left from inside its body."""
 

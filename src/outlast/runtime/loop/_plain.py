@@ -13,7 +13,7 @@ from outlast.core.position import position_seed
 from outlast.errors import StepMisuse
 from outlast.runtime.host.environment import Environment
 from outlast.runtime.loop._ending import left_open
-from outlast.runtime.loop._iterators import Left, Watched, at_the_script_s_end, values_of
+from outlast.runtime.loop._iterators import Left, WatchedLoop, at_the_script_s_end, values_of
 from outlast.runtime.loop._loop_watch import LoopWatch, steps_again
 from outlast.runtime.loop._plain_saves import PlainSaves
 from outlast.runtime.saving.resume import begin_at_zero
@@ -43,7 +43,7 @@ class PlainTraining:
 
     def steps(self, until: int) -> Iterator[PlainStep]:
         """Steps 0 … until-1, or from where the newest checkpoint was."""
-        return Watched(self._steps(until), self.watch.given, self.watch.returned, self._dropped)
+        return WatchedLoop(self._steps(until), self.watch.given, self.watch.returned, self._dropped)
 
     def _steps(self, until: int) -> Iterator[PlainStep]:
         if self._started:
@@ -104,7 +104,7 @@ class PlainStep:
 
     def __iter__(self) -> Iterator[Any]:
         watch = self._training.watch
-        return Watched(self._batches(), watch.given, watch.returned, lambda left: None)
+        return WatchedLoop(self._batches(), watch.given, watch.returned, lambda left: None)
 
     def _batches(self) -> Iterator[Any]:
         t = self._training

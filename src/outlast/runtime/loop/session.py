@@ -37,7 +37,7 @@ from outlast.runtime.loop._allocator import keep_freed_memory
 from outlast.runtime.loop._assembly import assemble, judge
 from outlast.runtime.loop._boundary import boundary
 from outlast.runtime.loop._ending import exit_by_code, left_open, report_failure, unwritten
-from outlast.runtime.loop._iterators import Left, Watched, at_the_script_s_end, values_of
+from outlast.runtime.loop._iterators import Left, WatchedLoop, at_the_script_s_end, values_of
 from outlast.runtime.loop._loop_watch import LoopWatch, steps_again
 from outlast.runtime.loop._plain import PlainTraining, plain_training
 from outlast.runtime.loop._step import Step
@@ -193,7 +193,7 @@ class Training:
 
         `break` out of this loop is allowed if every replica does it after the same step.
         """
-        return Watched(self._steps(until), self._watch.given, self._watch.returned, self._dropped)
+        return WatchedLoop(self._steps(until), self._watch.given, self._watch.returned, self._dropped)
 
     def _steps(self, until: int) -> Iterator[Step]:
         limit = self.replica.env.until or until
@@ -368,7 +368,7 @@ class Training:
             self._left = how
 
         self._left = None
-        return Watched(self._microbatches(step), self._watch.given, self._watch.returned, left)
+        return WatchedLoop(self._microbatches(step), self._watch.given, self._watch.returned, left)
 
     def _microbatches(self, step: int) -> Iterator[Any]:
         """Batches until the step is committed: mine, and orphans of the dead."""

@@ -33,10 +33,10 @@ from outlast.runtime.checks.loop_habits import compare_settings
 from outlast.runtime.checks.reproducibility import Repeat
 from outlast.runtime.checks.row_admission import RowWitness, examine
 from outlast.runtime.checks.verdict_round import confer, expel, report
-from outlast.runtime.exchange.plane import Plane, Reduction, Task
+from outlast.runtime.exchange.plane import ExchangeTask, Plane, Reduction
 from outlast.runtime.member.driver import Replica
 from outlast.runtime.training.losses import missing_backward, second_backward
-from outlast.runtime.transport.mesh import Head
+from outlast.runtime.transport.mesh import HeaderSaid
 
 __all__ = ["StepCourse"]
 
@@ -177,7 +177,7 @@ class StepCourse:
                 plane.offer(bucket)
         return plane.finish()
 
-    def _task(self, todo: Exchange | None = None) -> Task:
+    def _task(self, todo: Exchange | None = None) -> ExchangeTask:
         """The exchange of the current step, perhaps before the last microbatch. ViewAbandoned if the view is over."""
         replica, engine = self.replica, self.engine
         with replica.lock:
@@ -186,7 +186,7 @@ class StepCourse:
         slots = engine.sums.slots if todo is not None else engine.sums.after()
         mine = nodes[view.members.index(replica.env.me)]
         flips = engine.step_checks.flips
-        return Task(
+        return ExchangeTask(
             step=replica.member.committed, nodes=nodes, slots=tuple(slots[node] for node in mine),
             num_leaves=engine.num_leaves, scale=engine.scale(replica.member.committed),
             with_norms=engine.with_norms, on_scattered=self._scattered,
@@ -219,7 +219,7 @@ class StepCourse:
                 audit=self.audit.evidence(found),
             )  # fmt: skip
         replica.enter(Phase.HEADER)
-        heads = replica.everyone(Head(header, engine.end_buffers), Phase.HEADER)
+        heads = replica.everyone(HeaderSaid(header, engine.end_buffers), Phase.HEADER)
         headers = [head.header for head in heads.values()]
         compare_settings(replica, headers, engine.loop)
         if comparison is not None:

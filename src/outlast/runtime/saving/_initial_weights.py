@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from outlast.checkpoint import Reader, Skip, open_store
-from outlast.checkpoint._ladder import Candidate, first_valid
+from outlast.checkpoint._ladder import Rung, first_valid
 from outlast.checkpoint._load import fresh
 from outlast.checkpoint._occupancy import local_path
 from outlast.checkpoint._safetensors import is_safetensors, open_file, read_at, sources_of
@@ -83,7 +83,7 @@ def _of_store(place: str, number: int | None, timeout_s: float) -> _Found:
     store = open_store(place)
     skipped: list[Skip] = []
 
-    def use(reader: Reader, candidate: Candidate) -> _Found:
+    def use(reader: Reader, candidate: Rung) -> _Found:
         of_a_run = set(keys_of(reader.tree)) >= PARTS
         start = _MODEL if of_a_run else ""
         names = {n: s.name.removeprefix(start) for n, s in enumerate(reader.tensors) if s.name.startswith(start)}

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["LISTED", "Order", "permuted"]
+__all__ = ["LISTED", "SampleOrder", "permuted"]
 
 LISTED = 1 << 22
 """More samples are permuted by the function. Part of what a checkpoint means: changing it changes the data's order."""
@@ -25,7 +25,7 @@ _AT_ONCE = 4096
 Words = npt.NDArray[np.uint64]
 
 
-class Order:
+class SampleOrder:
     """Of `num` samples, by number or shuffled."""
 
     def __init__(self, num: int, shuffle: bool) -> None:

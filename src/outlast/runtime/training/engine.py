@@ -25,7 +25,7 @@ from outlast.runtime.exchange.robust_rows import Robust
 from outlast.runtime.exchange.second_reduction import Checks
 from outlast.runtime.exchange.slots import OUTCOME, Memory
 from outlast.runtime.training._partial_sums import Accumulator
-from outlast.runtime.training.frozen import Frozen, Outcome, raw
+from outlast.runtime.training.frozen import Frozen, OutcomeShare, raw
 from outlast.runtime.training.loop_state import Lived, LoopState
 from outlast.runtime.training.samples import Samples, seed_everything
 from outlast.runtime.training.state import State
@@ -364,7 +364,9 @@ class Engine:
         for buffer, start in zip(self._buffers, self._start_buffers, strict=True):
             start.copy_(buffer)
 
-    def portion(self, meta: Meta, slices: Sequence[tuple[int, int, int]], whole: bool) -> tuple[Outcome, list[Tensor]]:
+    def portion(
+        self, meta: Meta, slices: Sequence[tuple[int, int, int]], whole: bool
+    ) -> tuple[OutcomeShare, list[Tensor]]:
         """Slices of the outcome in `out`, copied, for a joiner. With a robust rule the outcome must be applied."""
         wanted = [(b, 0, flat.numel()) for b, flat in enumerate(self.out)] if whole else slices
         flats = self.out
@@ -372,4 +374,4 @@ class Engine:
             flats, wanted = [*self.out, *self.robust.memory.committed()], self.robust.memory.beside(wanted)
         payload = self.warm.copies([flats[b][lo:hi] for b, lo, hi in wanted if hi > lo])
         kept = tuple(part for part in wanted if part[2] > part[1])
-        return Outcome(meta.step, msgspec.msgpack.encode(meta), kept, whole), payload
+        return OutcomeShare(meta.step, msgspec.msgpack.encode(meta), kept, whole), payload

@@ -16,12 +16,12 @@ from torch import Tensor
 from outlast.checkpoint._snapshot import Copy, Snapshot
 from outlast.runtime.training.warm_memory import Warm
 
-__all__ = ["Frozen", "Outcome", "raw"]
+__all__ = ["Frozen", "OutcomeShare", "raw"]
 
 _FREEZE_S = 600.0  # as long as a frozen share may take to be copied
 
 
-class Outcome(msgspec.Struct, frozen=True, tag=True):
+class OutcomeShare(msgspec.Struct, frozen=True, tag="Outcome"):
     """Slices (bucket, lo, hi) of a step's outcome, payload in this order; `whole`: all of it; `last`: after this step
     the members go on to the next view, as planned; `lived`: from one sender, what the loop has made of its state (its
     tensors behind the slices)."""

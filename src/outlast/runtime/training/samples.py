@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from outlast.core.position import position_seed
 from outlast.errors import ConfigError, LoopUnrepeatable
-from outlast.runtime.training._sample_order import Order
+from outlast.runtime.training._sample_order import SampleOrder
 from outlast.runtime.training.arguments import check_dataset
 
 __all__ = ["Samples", "batch_digest", "seed_everything", "unlike_samples"]
@@ -89,7 +89,7 @@ class Samples:
         self.steps_per_epoch = whole + (1 if rest and not drop_last else 0)
         self._keyed = _Keyed(dataset, collate_fn or default_collate)
         self._workers = num_workers
-        self._order = Order(self.num_samples, shuffle)
+        self._order = SampleOrder(self.num_samples, shuffle)
         self._share: Callable[[int], list[int]] = lambda step: []
         self._next_key: tuple[int, int] = (0, 0)
         self._issued: deque[tuple[int, int]] = deque()

@@ -90,8 +90,8 @@ class State:
         self.take_over(_decode(msgspec.msgpack.decode(plain), tensors))
 
     def take_over(self, tree: Mapping[str, Any]) -> None:
-        """Become what a tree of `tree` says, wherever its tensors lie. Parameters and buffers are written in place; what
-        optimizers keep goes to where they keep it."""
+        """Become what a tree of `tree` says, wherever its tensors lie. Parameters and buffers are written in place, and
+        what optimizers keep goes to where they keep it."""
         mine = self.tensors()
         with torch.no_grad():
             for name, value in tree["model"].items():

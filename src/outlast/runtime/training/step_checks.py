@@ -20,10 +20,10 @@ from outlast.core.policy import Ruling
 from outlast.core.protocol import Header
 from outlast.core.protocol.disputes import Incident
 
-__all__ = ["Meta", "NoFlips", "Observed", "StepChecks", "Unguarded", "Vigilant"]
+__all__ = ["Meta", "NoFlips", "AuditsObserved", "StepChecks", "Unguarded", "Vigilant"]
 
 
-class Observed(msgspec.Struct, frozen=True, kw_only=True):
+class AuditsObserved(msgspec.Struct, frozen=True, kw_only=True):
     """Part of a step's outcome. `step_s`: median over the members; `incidents`: that were not in the state yet."""
 
     machines: int
@@ -41,7 +41,7 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     buffers: tuple[bytes, ...]
     output: int
     ruling: Ruling | None = None
-    observed: Observed | None = None
+    observed: AuditsObserved | None = None
     settings: bytes = b""  # as the optimizers saw them (`loop_state.py`)
 
 
@@ -86,8 +86,8 @@ class NoFlips:
 class Vigilant(Protocol):
     """Where the share of audits follows from what they find."""
 
-    def observed(self, headers: Sequence[Header]) -> Observed: ...
-    def apply(self, seen: Observed) -> None: ...
+    def observed(self, headers: Sequence[Header]) -> AuditsObserved: ...
+    def apply(self, seen: AuditsObserved) -> None: ...
 
 
 class Rehearses(Protocol):

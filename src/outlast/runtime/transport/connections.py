@@ -24,7 +24,7 @@ import msgspec
 
 from outlast.errors import ViewAbandoned
 from outlast.runtime.transport.door import Door
-from outlast.runtime.transport.handshake import Caller, Claim
+from outlast.runtime.transport.handshake import Caller, PeerClaim
 from outlast.runtime.transport.regions import Region
 
 __all__ = ["MAX_PEER_FRAME", "Arrivals", "Call", "Connection", "Listener", "PeersLost", "decoded", "reach"]
@@ -149,7 +149,7 @@ class Connection:
 class Call:
     """A connection to a peer's socket whose handshake is under way. Never waits."""
 
-    def __init__(self, address: str, secret: bytes, peer: str, claim: Claim) -> None:
+    def __init__(self, address: str, secret: bytes, peer: str, claim: PeerClaim) -> None:
         """ConnectionRefusedError: nobody listens there. BlockingIOError: the queue before it is full just now."""
         self.peer, self._caller, self._data = peer, Caller(secret, peer, claim), b""
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -176,7 +176,7 @@ class Call:
         return True
 
 
-def reach(address: str, secret: bytes, peer: str, claim: Claim, patience_s: int) -> socket.socket:
+def reach(address: str, secret: bytes, peer: str, claim: PeerClaim, patience_s: int) -> socket.socket:
     """A connection to a peer's socket, proved, for a thread that waits in its sends. OSError: the peer is gone, or took
     longer than the kernel waits for one call of ours; WireRefusal: it is somebody else.
 
@@ -211,16 +211,16 @@ class Arrivals:
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._waiting: deque[tuple[socket.socket, Claim]] = deque()
+        self._waiting: deque[tuple[socket.socket, PeerClaim]] = deque()
 
-    def put(self, sock: socket.socket, claim: Claim) -> None:
+    def put(self, sock: socket.socket, claim: PeerClaim) -> None:
         """From the door's thread."""
         if len(self._waiting) >= _MOST:
             self._waiting.popleft()[0].close()
         self._waiting.append((sock, claim))
         os.eventfd_write(self.fd, 1)
 
-    def take(self) -> Iterator[tuple[socket.socket, Claim]]:
+    def take(self) -> Iterator[tuple[socket.socket, PeerClaim]]:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.fd)
         while self._waiting:
@@ -243,7 +243,7 @@ class Listener:
         self.me, self.secret = me, secret
         self.address = f"outlast/{run_id}/{me}/{secrets.token_hex(8)}"
         self.mesh, self.feeds = Arrivals(), Arrivals()
-        self.early: list[tuple[socket.socket, Claim]] = []  # for views that I have not heard of
+        self.early: list[tuple[socket.socket, PeerClaim]] = []  # for views that I have not heard of
         self.regions: dict[str, Region] = {}
         self.refused: dict[str, tuple[int, str]] = {}
         self._closed = False
@@ -267,7 +267,7 @@ class Listener:
             self._door.turn()
         self._door.close()
 
-    def _admit(self, sock: socket.socket, claim: Claim) -> None:
+    def _admit(self, sock: socket.socket, claim: PeerClaim) -> None:
         if claim.role in ("mesh", "feed"):
             (self.mesh if claim.role == "mesh" else self.feeds).put(sock, claim)
         else:

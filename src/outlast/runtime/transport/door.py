@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 
 from outlast.errors import WireRefusal
-from outlast.runtime.transport.handshake import Claim, Doorkeeper
+from outlast.runtime.transport.handshake import Doorkeeper, PeerClaim
 
 __all__ = ["PROVE_S", "ROOM", "Door"]
 
@@ -69,7 +69,7 @@ class Door:
         sock: socket.socket,
         secret: bytes,
         name: str,
-        admit: Callable[[socket.socket, Claim], None],
+        admit: Callable[[socket.socket, PeerClaim], None],
         refused: Callable[[str, str], None],
     ) -> None:
         sock.setblocking(False)

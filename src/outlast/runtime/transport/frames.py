@@ -16,7 +16,7 @@ import msgspec
 
 from outlast.core.protocol import Certificate, StepTime
 from outlast.errors import WireRefusal
-from outlast.runtime.transport.handshake import Caller, Claim, Role
+from outlast.runtime.transport.handshake import Caller, PeerClaim, Role
 
 __all__ = ["COORDINATOR", "MAX_FRAME", "SILENT_BEATS", "Decoder", "Heartbeat", "HeartbeatReply", "Link", "frame"]
 
@@ -87,7 +87,7 @@ def _read(sock: socket.socket, size: int) -> bytes:
     return bytes(buffer)
 
 
-def _prove(sock: socket.socket, secret: bytes, claim: Claim, timeout_s: float) -> None:
+def _prove(sock: socket.socket, secret: bytes, claim: PeerClaim, timeout_s: float) -> None:
     """The client's side of the handshake, all of it within `timeout_s`. WireRefusal, OSError."""
     caller, end_s = Caller(secret, COORDINATOR, claim), time.monotonic() + timeout_s
     sock.sendall(caller.knock)
@@ -109,7 +109,7 @@ class Link:
         self.sock = socket.create_connection(address, timeout=timeout_s)
         try:
             self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _prove(self.sock, secret, Claim(role, name), timeout_s)
+            _prove(self.sock, secret, PeerClaim(role, name), timeout_s)
         except BaseException:
             self.sock.close()
             raise

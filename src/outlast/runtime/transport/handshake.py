@@ -20,7 +20,7 @@ import msgspec
 
 from outlast.errors import WireRefusal
 
-__all__ = ["Caller", "Claim", "Doorkeeper", "Role"]
+__all__ = ["Caller", "PeerClaim", "Doorkeeper", "Role"]
 
 _MAGIC = b"outlast2"
 _NONCE, _MAC = 16, 32
@@ -31,7 +31,7 @@ _REPLY = len(_MAGIC) + _NONCE + _MAC
 Role = Literal["member", "agent", "launcher", "mesh", "feed"]
 
 
-class Claim(msgspec.Struct, frozen=True, array_like=True):
+class PeerClaim(msgspec.Struct, frozen=True, array_like=True):
     """Who calls and why. `role`: to the coordinator "member", "agent" or "launcher"; to a member "mesh", for the view
     `number`, or "feed", for the attempt to serve `number`."""
 
@@ -51,7 +51,7 @@ class Caller:
 
     wanted = _REPLY
 
-    def __init__(self, secret: bytes, listener: str, claim: Claim) -> None:
+    def __init__(self, secret: bytes, listener: str, claim: PeerClaim) -> None:
         self._secret, self._listener = secret, listener
         self._claim, self._nonce = msgspec.msgpack.encode(claim), secrets.token_bytes(_NONCE)
         if len(self._claim) > _CLAIM:
@@ -80,7 +80,7 @@ class Doorkeeper:
         self._data = self._theirs = self._claim = b""
         self.most = _HEAD + _CLAIM + _MAC
         self.knocked = False
-        self.claim: Claim | None = None
+        self.claim: PeerClaim | None = None
 
     def hear(self, data: bytes) -> bytes:
         """What came next; returns what to send. WireRefusal if it proves nothing."""
@@ -111,7 +111,7 @@ class Doorkeeper:
         if not self._signed(b"caller", self._data, self._theirs, self._nonce, self._claim):
             raise WireRefusal("a wrongly signed proof: another run's secret, or a replay")
         try:
-            self.claim = msgspec.msgpack.decode(self._claim, type=Claim)
+            self.claim = msgspec.msgpack.decode(self._claim, type=PeerClaim)
         except msgspec.DecodeError as error:
             raise WireRefusal("a role that does not exist") from error
 

@@ -26,12 +26,12 @@ from outlast.core.protocol import Commitment, Header, RollEntry, View, ViewId
 from outlast.errors import StepMisuse, ViewAbandoned, WireRefusal
 from outlast.runtime.settings.fault_points import Probe
 from outlast.runtime.transport.connections import Call, Connection, Listener, PeersLost
-from outlast.runtime.transport.handshake import Claim
+from outlast.runtime.transport.handshake import PeerClaim
 from outlast.runtime.transport.regions import Region
 
 __all__ = [
-    "Bye", "Extra", "Final", "Found", "Hand", "Head", "Key", "Mesh", "Parts", "Prints", "Ready", "Reduced", "Roll",
-    "Settings",
+    "Bye", "CloserLook", "Extra", "Final", "Hand", "HeaderSaid", "Key", "Mesh", "Parts", "Prints", "Reduced", "Roll",
+    "SettingsSeen", "SumsReady",
 ]  # fmt: skip
 
 
@@ -60,7 +60,7 @@ class Prints(msgspec.Struct, frozen=True, tag=True):
     said: Commitment
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True):
+class SumsReady(msgspec.Struct, frozen=True, tag="Ready"):
     """My partial sums of a bucket lie in these slots of my region, in the order of my nodes. `prints`: of their blocks,
     taken when the sums were made (with audits)."""
 
@@ -77,7 +77,7 @@ class Reduced(msgspec.Struct, frozen=True, tag=True):
     bucket: int
 
 
-class Head(msgspec.Struct, frozen=True, tag=True):
+class HeaderSaid(msgspec.Struct, frozen=True, tag="Head"):
     """My header; and the module buffers after microbatch 0, from who computed it."""
 
     header: Header
@@ -106,14 +106,14 @@ class Key(msgspec.Struct, frozen=True, tag=True):
     value: bytes
 
 
-class Found(msgspec.Struct, frozen=True, tag=True):
+class CloserLook(msgspec.Struct, frozen=True, tag="Found"):
     """What I found when the guards had reason to look closer."""
 
     step: int
     culprits: tuple[Culprit, ...]
 
 
-class Settings(msgspec.Struct, frozen=True, tag=True):
+class SettingsSeen(msgspec.Struct, frozen=True, tag="Settings"):
     """What my optimizers see beside gradients and state, where headers show that it is not the same on all."""
 
     step: int
@@ -138,7 +138,23 @@ class _Pong(msgspec.Struct, frozen=True, tag=True):
     pass
 
 
-_Frame = _Hi | Roll | Parts | Prints | Ready | Reduced | Head | Hand | Extra | Key | Found | Final | Bye | _Ping | _Pong
+_Frame = (
+    _Hi
+    | Roll
+    | Parts
+    | Prints
+    | SumsReady
+    | Reduced
+    | HeaderSaid
+    | Hand
+    | Extra
+    | Key
+    | CloserLook
+    | Final
+    | Bye
+    | _Ping
+    | _Pong
+)
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Frame)
 
 
@@ -149,9 +165,9 @@ def _box_of(message: Any) -> tuple[type, int, int]:
     """(kind, step, bucket): what a message is filed under, here and where it arrives."""
     if isinstance(message, Roll):
         return Roll, -1, 0
-    if isinstance(message, Head):
-        return Head, message.header.step, 0
-    return type(message), message.step, message.bucket if isinstance(message, Ready | Reduced | Extra) else 0
+    if isinstance(message, HeaderSaid):
+        return HeaderSaid, message.header.step, 0
+    return type(message), message.step, message.bucket if isinstance(message, SumsReady | Reduced | Extra) else 0
 
 
 class Mesh:
@@ -211,7 +227,7 @@ class Mesh:
         """Connect to whom I have to, as far as their queues let me in."""
         names, self._to_call = self._to_call, []
         self._call_at_s = time.monotonic() + _RETRY_S
-        claim = Claim("mesh", self.me, (self.view.id.epoch, self.view.id.n))
+        claim = PeerClaim("mesh", self.me, (self.view.id.epoch, self.view.id.n))
         for name in names:
             try:
                 call = Call(self.addresses[name], self.listener.secret, name, claim)
@@ -245,7 +261,7 @@ class Mesh:
         sock.close()
         self._to_call.append(name)
 
-    def _welcome(self, sock: socket.socket, claim: Claim) -> None:
+    def _welcome(self, sock: socket.socket, claim: PeerClaim) -> None:
         """A proved peer has come: for this view, for a newer one (it is kept for that), or for one that I have left,
         which it is told."""
         view = ViewId(*claim.number)
@@ -297,9 +313,9 @@ class Mesh:
 
     def _same_end(self, kind: type, step: int, absent: list[str]) -> None:
         """Who waits for the end of the run while others train on would wait for ever, and so would they."""
-        if kind not in (Final, Ready):
+        if kind not in (Final, SumsReady):
             return
-        other = Ready if kind is Final else Final
+        other = SumsReady if kind is Final else Final
         differ = [name for name in absent if name in self.boxes.get((other, step, 0), ())]
         if differ:
             what = "train on" if kind is Final else "ended their loop"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.types import ViewId
 
-__all__ = ["AuditKey", "Fault", "Reports"]
+__all__ = ["AuditKey", "ReportedFault", "Reports"]
 
 _KEPT = 64  # commits: their news may come before the last word of the view's forming
 
@@ -22,7 +22,7 @@ AuditKey = tuple[int, int, int, str, str]
 
 
 @dataclass(slots=True)
-class Fault:
+class ReportedFault:
     """One thing that went wrong. Times are the host's monotonic clock."""
 
     cause: str
@@ -39,7 +39,7 @@ class Reports:
     """What the journal will be told; `journal(kind, **fields)` writes it."""
 
     journal: Callable[..., None]
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[ReportedFault] = field(default_factory=list)
     formed: dict[str, m.Formed] = field(default_factory=dict)
     audits: dict[AuditKey, ViewId] = field(default_factory=dict)  # findings that are written down, and who saw them
     _noticed: dict[str, tuple[str, float]] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Reports:
         )
         if fault:
             self.faults.append(
-                Fault(exited.cause, exited.member, by, at_s, exited.last_alive_s, exited.detail, of_view)
+                ReportedFault(exited.cause, exited.member, by, at_s, exited.last_alive_s, exited.detail, of_view)
             )
 
     def fleet_lost(self, step: int) -> None:

@@ -19,7 +19,7 @@ import msgspec
 
 __all__ = [
     "Abandon", "Announce", "Certified", "Certify", "CommitAction", "CommitEvent", "CommitState", "DelaySave",
-    "OrderSave", "PartReport", "Pending", "Publish", "PublishFailed", "Published", "Refuse", "SaveBegan", "SaveId",
+    "OrderSave", "PartReport", "PendingSave", "Publish", "PublishFailed", "Published", "Refuse", "SaveBegan", "SaveId",
     "SaveWanted", "StepStable", "ViewChanged", "WriterDurable", "WriterFailed", "commit_step",
 ]  # fmt: skip
 
@@ -54,7 +54,7 @@ class PartReport(msgspec.Struct, frozen=True, kw_only=True):
     schema: str  # digest of names, dtypes and shapes: equal on all writers or the state has diverged
 
 
-class Pending(msgspec.Struct, frozen=True, kw_only=True):
+class PendingSave(msgspec.Struct, frozen=True, kw_only=True):
     """A save in flight. `publishing`: the action was issued and its result is awaited."""
 
     save: SaveId
@@ -75,7 +75,7 @@ class CommitState(msgspec.Struct, frozen=True, kw_only=True):
     writers: tuple[int, ...] = ()
     stable: int = -1
     certified: int = -1
-    pending: tuple[Pending, ...] = ()
+    pending: tuple[PendingSave, ...] = ()
     newest: tuple[SaveId, int] | None = None
     newest_certified: bool = False
     max_in_flight: int = 2
@@ -231,11 +231,11 @@ def commit_step(state: CommitState, event: CommitEvent) -> Outcome:
             return _drop(state, event.save, event.reason, "publish_failed")
 
 
-def _find(state: CommitState, save: SaveId) -> Pending | None:
+def _find(state: CommitState, save: SaveId) -> PendingSave | None:
     return next((p for p in state.pending if p.save == save), None)
 
 
-def _with(state: CommitState, pending: Sequence[Pending]) -> CommitState:
+def _with(state: CommitState, pending: Sequence[PendingSave]) -> CommitState:
     return msgspec.structs.replace(state, pending=tuple(sorted(pending, key=lambda p: p.save)))
 
 
@@ -281,7 +281,7 @@ def _wanted(state: CommitState, step: int) -> Outcome:
     save = SaveId(epoch=state.view[0], n=state.view[1], step=step)
     if state.newest is not None and state.newest[0].view == state.view and state.newest[0].step >= step:
         return state, (DelaySave(step=step, reason=f"step {state.newest[0].step} is published"),)
-    return _with(state, [*state.pending, Pending(save=save, writers=state.writers, base=base)]), (
+    return _with(state, [*state.pending, PendingSave(save=save, writers=state.writers, base=base)]), (
         OrderSave(save=save, base=base),
     )
 
@@ -297,10 +297,10 @@ def _refusal(state: CommitState, save: SaveId, writer: int) -> str | None:
     return None
 
 
-def _opened(state: CommitState, save: SaveId) -> Pending:
+def _opened(state: CommitState, save: SaveId) -> PendingSave:
     """A coordinator that restarted learns of the save from its writers; without the base's number it protects what is
     newest, which every incremental save refers to at most."""
-    return Pending(save=save, writers=state.writers, base=state.newest[1] if state.newest else None)
+    return PendingSave(save=save, writers=state.writers, base=state.newest[1] if state.newest else None)
 
 
 def _began(state: CommitState, event: SaveBegan) -> Outcome:
