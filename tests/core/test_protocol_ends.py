@@ -169,6 +169,44 @@ def test_who_has_ended_well_has_done_what_a_writer_does() -> None:
     assert finish(c.handle(4.0, exited("r1.1"))).exit_code == 0
 
 
+def with_a_spare(**settings: Any) -> Coordinator:
+    """One replica, and a spare that has caught up; training has ended."""
+    c = started(1, num_spares=1, **settings)
+    c.handle(0.6, hello("r1.1"))
+    c.handle(0.7, m.Ready(member="r1.1", serve=c.roster.peers["r1.1"].serve, step=5))
+    assert c.view is not None
+    actions = c.handle(1.0, m.Done(member="r0.1", view=c.view.id, steps=9))
+    assert not [a for a in actions if isinstance(a, m.Tell) and isinstance(a.message, m.Close)], "it waits"
+    return c
+
+
+def test_a_spare_follows_a_writer_after_whom_there_is_no_other_member() -> None:
+    c = with_a_spare(max_restarts=0)
+    actions = c.handle(2.0, exited("r0.1", "signal"))
+    assert not c.over
+    assert c.view is not None
+    assert (c.view.members, c.view.start) == (("r1.1",), False)
+    assert [a.to for a in actions if isinstance(a, m.Tell) and isinstance(a.message, m.Install)] == [("r1.1",)]
+    formed(c, 9)
+    assert said(c.handle(3.0, m.Done(member="r1.1", view=c.view.id, steps=9))) == [(("r1.1",), "r1.1", False)]
+    assert finish(c.handle(4.0, exited("r1.1"))).exit_code == 0
+
+
+@pytest.mark.parametrize("end", [("r0.1", "exception", 1), ("r0.1", "finished", 0)])
+def test_a_spare_is_let_go_where_the_writers_script_has_ended(end: tuple[str, str, int]) -> None:
+    c = with_a_spare()
+    actions = c.handle(2.0, exited(*end))
+    assert finish(actions).exit_code == (0 if end[1] == "finished" else 5)
+    assert ["r1.1"] in [list(a.to) for a in actions if isinstance(a, m.Tell) and isinstance(a.message, m.Close)]
+
+
+def test_a_spare_that_dies_at_the_end_is_nobodys_loss() -> None:
+    c = with_a_spare()
+    c.handle(2.0, exited("r1.1", "signal"))
+    assert not c.over
+    assert finish(c.handle(3.0, exited("r0.1"))).exit_code == 0
+
+
 @pytest.mark.parametrize("code", [1, 6])
 def test_a_writers_error_is_the_runs_and_its_death_the_fleets(code: int) -> None:
     """6 is what a replica ends with that cannot write any more: as if it had died."""

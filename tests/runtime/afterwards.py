@@ -2,6 +2,7 @@
 
 Each WHAT is SLOT:DEED, what that replica does once training has ended: raise, exit, wait (until the test releases it),
 early (it asks whether it writes before the last step only). `writer:wait`: whoever writes waits before it does.
+Before a step N for which there is a file `loopN`, all wait until the test lets that go.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ def main() -> None:
     training = run.protect(model, optimizer, data, global_batch_size=16, microbatches=4)
     writes = False
     for step in training.steps(until=steps):
+        if (out / f"loop{step.number}").exists():
+            with (out / f"loop{step.number}").open() as gate:
+                fcntl.flock(gate, fcntl.LOCK_SH)
         for batch in step:
             step.backward(model(batch).square().mean())
         writes = run.is_writer

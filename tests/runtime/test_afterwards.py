@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import signal
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,13 +23,25 @@ SCRIPT = Path(__file__).with_name("afterwards.py")
 STEPS = 6
 
 
+def undisturbed() -> str:
+    """The fingerprint of a run to which nothing happens."""
+    with tempfile.TemporaryDirectory() as out:
+        command = [sys.executable, str(SCRIPT), str(STEPS), out]
+        subprocess.run(command, check=True, capture_output=True, timeout=100)
+        return (Path(out) / "result").read_text().split()[1]
+
+
 class Job:
     """One run of the script. The gate is held until `release`."""
 
-    def __init__(self, base: Path, *deeds: str, replicas: int = 2, options: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, base: Path, *deeds: str, replicas: int = 2, options: tuple[str, ...] = (), holds: tuple[int, ...] = ()
+    ) -> None:  # fmt: skip
         self.out = base
         self._gate = (base / "gate").open("w")
-        fcntl.flock(self._gate, fcntl.LOCK_EX)
+        self._holds = {step: (base / f"loop{step}").open("w") for step in holds}
+        for gate in (self._gate, *self._holds.values()):
+            fcntl.flock(gate, fcntl.LOCK_EX)
         settings = base / "run.toml"
         settings.write_text("[run]\nrestart_backoff_s = 0.0\nheartbeat_s = 0.2\n")
         given = ["--config", str(settings), "--replicas", str(replicas), *options]
@@ -40,6 +55,14 @@ class Job:
 
     def release(self) -> None:
         self._gate.close()
+
+    def train_on(self, step: int, what: str, test: Any) -> None:
+        """Training waits before this step until `test()` holds."""
+        self.until(what, test)
+        self._holds.pop(step).close()
+
+    def saw(self, kind: type) -> bool:
+        return any(isinstance(event, kind) for event in self.driven.events)
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
         pids = [e.pid for e in self.driven.events if isinstance(e, ev.ReplicaStarted) and e.replica == name]
@@ -83,6 +106,8 @@ def job(tmp_path: Path) -> Iterator[Any]:
     yield start
     for each in started:
         each.release()
+        for hold in each._holds.values():
+            hold.close()
         each.driven.__exit__()
         assert processes(each.driven.run_dir) == []
 
@@ -147,6 +172,22 @@ def test_a_writer_that_dies_alone_takes_the_state_with_it(job: Any) -> None:
     run.kill("r0.1", signal.SIGTERM)
     assert run.finish() == 6
     assert f"training ended after {STEPS} steps, but r0.1 died after the last step" in run.end.detail
+    assert run.end.steps == STEPS
+
+
+@pytest.mark.campaign
+def test_a_writer_that_dies_alone_is_followed_by_a_spare(job: Any) -> None:
+    """Which was no member, and has waited with the state since training ended."""
+    run = job("writer:wait", replicas=1, options=("--spares", "1"), holds=(1, 4))
+    run.train_on(1, "the spare was served", lambda: run.saw(ev.JoinerServed))
+    run.train_on(4, "it had caught up", lambda: run.saw(ev.JoinerCaughtUp))
+    run.until("the writer writes", lambda: (run.out / "r0.1.writes").exists())
+    run.driven.poll()
+    run.kill("r0.1")
+    run.until("the spare writes", lambda: (run.out / "r1.1.writes").exists())
+    run.release()
+    assert run.finish() == 0
+    assert run.result == ["r1.1", undisturbed()]
     assert run.end.steps == STEPS
 
 

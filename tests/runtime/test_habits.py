@@ -93,6 +93,46 @@ def test_a_spare_takes_over_with_all_that_the_loop_made(fleet: Callable[..., Any
     assert_as_alone(run, habit, STEPS)
 
 
+@pytest.mark.campaign
+@pytest.mark.parametrize(
+    ("habit", "step"), [("weighted_by_count", 7), ("hook_that_counts", 7), ("caching_dataset", 19)]
+)  # fmt: skip
+def test_what_a_loop_keeps_to_itself_is_found_as_a_spare_takes_over(
+    fleet: Callable[..., Any], habit: str, step: int
+) -> None:
+    """Nobody is left to compare with: the loss of the last step is. Before, these ended well, with other bits."""
+    run = fleet(script=(SCRIPT, habit), replicas=1, spares=1, steps=24, gates=(1, 4, step + 2), max_restarts=0)
+    run.gate(1, "the spare was served", lambda: run.served("r1.1"))
+    run.gate(4, "it had caught up", lambda: run.caught_up("r1.1"))
+    run.until("the step was committed", lambda: run.driven.step >= step)
+    run.strike(run.pid("r0.1"), signal.SIGKILL)
+    run.gate(step + 2, "it was gone", lambda: run.exited("r0.1"))
+    assert run.finish() == 5, run.logs()
+    assert "[LOOP] on r1.1, which has just joined, the loss of step " in run.logs()
+    assert run.results() == {}
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize(
+    ("habit", "said"),
+    [
+        ("unregistered", "replicas have set lr differently in step "),
+        ("weighted_by_count", "which has just joined, the loss of step "),
+    ],
+)
+def test_what_a_loop_keeps_to_itself_is_found_as_a_replica_joins(
+    fleet: Callable[..., Any], habit: str, said: str
+) -> None:
+    run = fleet(script=(SCRIPT, habit), replicas=2, steps=400, gates=(4, 6, 7), max_restarts=1)
+    run.gate(4, "training", lambda: run.driven.members != [])
+    run.strike(run.pid("r1.1"))
+    run.gate(6, "its successor was served", lambda: run.served("r1.2"))
+    run.gate(7, "it had caught up", lambda: run.caught_up("r1.2"))
+    assert run.finish() == 5, run.logs()
+    assert f"[LOOP] {'on r1.2, ' if habit == 'weighted_by_count' else ''}{said}" in run.logs()
+    assert run.results() == {}
+
+
 @pytest.mark.process
 @pytest.mark.parametrize("habit", NAMED)
 def test_what_no_joiner_could_repeat_is_named_alone(habit: str) -> None:

@@ -49,3 +49,21 @@ def test_the_coordinator_dies_as_it_publishes(fleet: Callable[..., Any], tmp_pat
     assert steps[-1] == 24
     assert len(set(steps)) == len(steps)
     assert [e.step for e in run.saved()] == steps, "also what was published and not told"
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("phase", [Phase.SAVE_SEALED, Phase.SAVE_PART_DURABLE])
+def test_the_only_writer_dies_in_a_save_and_a_spare_takes_its_place(
+    fleet: Callable[..., Any], tmp_path: Path, phase: Phase
+) -> None:
+    """Before anything of the save is on disk, and with all of it there and its promise not given: the next are made."""
+    run = fleet(
+        strike("r0", phase, 4), replicas=1, spares=1, steps=40, gates=(1, 4), max_restarts=0,
+        checkpoint_dir=str(tmp_path / "c"), checkpoint_every=4, checkpoint_keep=100,
+    )  # fmt: skip
+    run.gate(1, "the spare was served", lambda: run.served("r1.1"))
+    run.gate(4, "it had caught up", lambda: run.caught_up("r1.1"))
+    run.assert_unchanged(survivors={"r1.1"}, recoveries=1)
+    steps = assert_generations(tmp_path / "c")
+    assert steps[-1] == 40
+    assert len([step for step in steps if step > 16]) >= 4, "and saved on"

@@ -6,15 +6,18 @@ import os
 import secrets
 import select
 import threading
+import typing
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from outlast.core.phases import Phase
 from outlast.core.protocol import View, ViewId
 from outlast.errors import ViewAbandoned
 from outlast.runtime.settings.fault_points import Probe
+from outlast.runtime.transport import mesh as messages
 from outlast.runtime.transport.connections import Call, Connection, Listener, PeersLost
 from outlast.runtime.transport.handshake import PeerClaim
 from outlast.runtime.transport.mesh import Mesh, Roll, _decoder, _Hi
@@ -52,6 +55,16 @@ def sides() -> Any:
         for mesh in side.meshes:
             mesh.close()
         side.listener.close()
+
+
+def test_every_message_of_a_view_can_be_read() -> None:
+    """One that a sender has and the readers do not know would end the connection, and look like a broken one."""
+    kinds = [
+        value for value in vars(messages).values() if isinstance(value, type) and issubclass(value, msgspec.Struct)
+    ]
+    sent = {kind for kind in kinds if kind.__module__ == messages.__name__ and kind.__struct_config__.tag is not None}
+    assert {kind.__name__ for kind in sent} >= {"HeaderSaid", "SettingsSeen", "Parts"}
+    assert sent == set(typing.get_args(messages._Frame))
 
 
 class Follower(threading.Thread):

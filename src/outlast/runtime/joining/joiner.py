@@ -6,6 +6,7 @@ step, and pieces of the next outcomes. What cannot be completed any more is thro
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -253,6 +254,8 @@ class Spare:
 
     def _give_up_if_orphaned(self) -> None:
         """A stream that ended leaves a gap, unless a new view sends the outcome whole: then ask to be served anew."""
+        if self.member.committed >= (self.member.until or math.inf):
+            return  # the last step is here: nothing more comes, but an end, or a view should all its members die
         now = time.monotonic()
         behind = any(step > self.member.committed for step in self._steps)
         if not any(s.ended for s in self.streams.incoming) and not behind:

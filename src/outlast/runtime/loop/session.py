@@ -204,6 +204,7 @@ class Training:
                 yield from self._lived(self.engine.late.step)
                 continue
             if isinstance(todo, Leave):
+                self._course.entrance.conclude()
                 self.replica.close_barrier(todo)
                 continue
             boundary(self.replica)

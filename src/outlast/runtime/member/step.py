@@ -28,6 +28,7 @@ from outlast.core.protocol import Compute, Exchange, Header, cover
 from outlast.errors import ViewAbandoned
 from outlast.runtime.checks.audits import Auditing
 from outlast.runtime.checks.checked_sums import watched
+from outlast.runtime.checks.entrance import Entrance
 from outlast.runtime.checks.inspection import Inspection
 from outlast.runtime.checks.loop_habits import compare_settings
 from outlast.runtime.checks.reproducibility import Repeat
@@ -49,6 +50,7 @@ class StepCourse:
         self.repeat = Repeat(replica, self.engine)
         self.audit = Auditing(replica, self.engine, guards, lambda: replica.pace.step_s, audit, critical)
         self.inspection = Inspection(replica, self.engine, guards)
+        self.entrance = Entrance(replica.env, self.engine, self._prepared)
         self._begun: Plane | None = None  # the view's plane in which the current step's exchange has begun
         self._current: Compute | None = None
         self._loss: float | None = None
@@ -62,6 +64,7 @@ class StepCourse:
             yield from self.repeat.batches(self.repeat.rounds())
         while True:
             if engine.late is not None and engine.late.step == step:
+                yield from self.entrance.batches()
                 replica.spare.live()
             if replica.member.committed != step:
                 return
@@ -84,19 +87,23 @@ class StepCourse:
         replica = self.replica
         if todo.orphan:
             replica.enter(Phase.RECOMPUTE, todo.microbatch)
-        replica.enter(Phase.LOAD, todo.microbatch)
-        batch = self.engine.prepare(todo.step, todo.microbatch)
+        batch = self._prepared(todo.step, todo.microbatch)
         self._current, self._loss = todo, None
-        replica.enter(Phase.BODY, todo.microbatch)
         with watched(replica, self.engine, todo.step, todo.microbatch):
             yield batch
         if self._loss is None:
             raise missing_backward(todo.step, todo.microbatch)
         self._computed(todo)
 
+    def _prepared(self, step: int, microbatch: int) -> Any:
+        self.replica.enter(Phase.LOAD, microbatch)
+        batch = self.engine.prepare(step, microbatch)
+        self.replica.enter(Phase.BODY, microbatch)
+        return batch
+
     def backward(self, loss: Tensor) -> None:
         """The loop's backward: of a check that is under way, else of the step's own microbatch."""
-        beside = (self.repeat, self.audit, self.inspection)
+        beside = (self.repeat, self.audit, self.inspection, self.entrance)
         next((each.backward for each in beside if each.active), self._into_the_step)(loss)
 
     def _into_the_step(self, loss: Tensor) -> None:
@@ -157,6 +164,7 @@ class StepCourse:
             found = self._reduced(todo, begun is not None and begun is self.replica.plane)
             yield from self.audit.batches(todo)
             headers, buffers = self._headers(todo, found)
+            self.entrance.conclude()
             if self.replica.guards.suspects(headers):
                 yield from self.inspection.batches(headers)
             ruling = self._decided(headers)

@@ -162,8 +162,12 @@ class Engine:
             step=first.step, loss=loss, norm=norm, used=bytes(used), buffers=buffers if applies else (),
             output=sum(h.output for h in headers) & ((1 << 64) - 1), ruling=ruling,
             observed=vigilance.observed(headers) if vigilance is not None else None,
-            settings=self.loop.settings,
+            settings=self.loop.settings, probes=self._probes(headers) if self.robust is None else (),
         )  # fmt: skip
+
+    def _probes(self, headers: Sequence[Header]) -> tuple[tuple[int, float], ...]:
+        rows = sorted((leaf, loss) for header in headers for leaf, loss, weight in header.losses if weight)
+        return tuple(dict.fromkeys((rows[0], rows[-1]))) if rows else ()
 
     def norm_of(self, headers: Sequence[Header]) -> float | None:
         """Of the whole gradient, before it is clipped; None if nobody asked for it."""
@@ -220,6 +224,15 @@ class Engine:
     def hold(self, meta: Meta, lived: Lived | None) -> None:
         """The outcome that `out` now holds waits for this process's loop, or for the next outcome."""
         self.late, self._lived, self._settled = meta, lived, b""
+
+    def rewound(self) -> Meta | None:
+        """Become, but for the optimizer's step, what all loops were when the outcome that waits was computed; None if
+        it was not left unapplied, or came without what their loops had made of the state."""
+        if self.late is None or self._settled or self._lived is None:
+            return None
+        self.loop.load(self._lived, whole=True)
+        self.loop.write(self.late.settings)
+        return self.late
 
     def live(self, enter: Callable[[Phase], None]) -> None:
         """Apply what `hold` left, with the loop where all loops were when it was decided."""

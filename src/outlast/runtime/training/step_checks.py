@@ -43,6 +43,7 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     ruling: Ruling | None = None
     observed: AuditsObserved | None = None
     settings: bytes = b""  # as the optimizers saw them (`loop_state.py`)
+    probes: tuple[tuple[int, float], ...] = ()  # losses of two microbatches, for who joins (`entrance.py`)
 
 
 class Unguarded:

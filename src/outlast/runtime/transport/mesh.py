@@ -150,6 +150,7 @@ _Frame = (
     | Extra
     | Key
     | CloserLook
+    | SettingsSeen
     | Final
     | Bye
     | _Ping

@@ -1,9 +1,10 @@
 """After the last step: the scripts of the last view's members go on, and one of them writes (protocol, 43).
 
 The run is finished when all their processes have ended and one that was entitled to write has ended well. A writer that
-dies is followed by the next member. A member is told that it is not the writer only once somebody's script has ended,
-so whoever has ended well did all that a writer would have done. The end of a script with an error is its author's: it
-is not followed by another, and decides the run's exit code if it was the writer's.
+dies is followed by the next member, and the last of them by a spare that is ready, which forms a view of its own and
+goes through the end of training itself. A member is told that it is not the writer only once somebody's script has
+ended, so whoever has ended well did all that a writer would have done. The end of a script with an error is its
+author's: it is not followed by another, and decides the run's exit code if it was the writer's.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import msgspec
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet._beginning import begin_again
 from outlast.core.protocol.fleet.state import FleetState
+from outlast.core.protocol.fleet.views import install
+from outlast.core.protocol.types import View
 
 if TYPE_CHECKING:
     from outlast.core.protocol.fleet.roster import Peer
@@ -26,17 +29,20 @@ UNWRITTEN = 6  # exit code of a replica that would have to write, and whose scri
 
 
 def begin(c: FleetState, steps: int) -> None:
-    """All members of the view passed the closing barrier. Whoever is not of the view has nothing left to do."""
+    """All members of the view passed the closing barrier. Who is not of the view has nothing left to do, unless it is
+    a spare that holds the state: it waits, should all of them die."""
     assert c.view is not None
     c.set_views(c.view, None)
     c.reports.recoveries(c.latest())
+    _note(c, m.Ending(steps=steps, writer=c.view.members[0]))  # durable before anybody is sent home for it
     for peer in [p for p in c.roster.peers.values() if p.alive and p.name not in c.current]:
+        if peer.status == "ready" and not peer.leaving:
+            continue
         if peer.joined:
             c.tell([peer.name], m.Close(epoch=c.epoch, reason="finished"))
         else:
             c.roster.mark(peer.name, "condemned")
             c.kill(peer.name, _UNBORN)
-    _note(c, m.Ending(steps=steps, writer=c.view.members[0]))
     progress(c)
 
 
@@ -108,10 +114,15 @@ def _successor(ending: m.Ending, members: tuple[str, ...]) -> str:
 
 
 def _lost(c: FleetState, ending: m.Ending) -> None:
-    """Nobody is left who could write: from a checkpoint, if there are any, else what was trained is gone."""
+    """Nobody is left who could write: a spare, or from a checkpoint if there are any, else what was trained is gone."""
     assert c.view is not None
     c.ending = c.told_ended = None
     members, why = c.view.members, f"{ending.writer} died after the last step, before its script had ended"
+    spares = [name for name in c.roster.having("ready") if not c.roster.peers[name].leaving]
+    if spares:
+        wanted = c.settings.num_replicas
+        install(c, View(id=c.next_id(), members=tuple(spares[:wanted]), attached=tuple(spares[wanted:])), why)
+        return
     if begin_again(c, members, why):
         c.done.clear()
         return
