@@ -25,17 +25,18 @@ from outlast.core import events as ev
 
 __all__ = ["main"]
 
+_EVERY = 20  # steps between two saves where the interval is fixed
 _Shape = tuple[str, int, tuple[str, ...]]  # name, replicas, lines of the run's settings
 _CONFIGURATIONS: tuple[_Shape, ...] = (
-    ("baseline", 1, ("checkpoint_every = 200",)),
-    ("+ redundant gradients", 3, ("checkpoint_every = 200",)),
+    ("baseline", 1, (f"checkpoint_every = {_EVERY}",)),
+    ("+ redundant gradients", 3, (f"checkpoint_every = {_EVERY}",)),
     ("+ adaptive checkpointing", 3, ()),
     ("+ Byzantine tolerance", 3, ('aggregation = "median"', "f = 1")),
 )
 
 
 def _fleet(where: Path, shape: _Shape, rates: dict[str, float], seconds: float, seed: int) -> list[Any]:
-    """The events of one fleet that is struck for so long from its first checkpoint on."""
+    """The events of one fleet that is struck for so long from its first view on."""
     import outlast.examples
     from outlast.prove import Driven
 
@@ -49,9 +50,8 @@ def _fleet(where: Path, shape: _Shape, rates: dict[str, float], seconds: float, 
     rng = random.Random(seed)
     with Driven(where / "run", options, [str(script), "--steps", "100000000"]) as driven:
         driven.until(
-            "a checkpoint was published",
-            lambda: any(isinstance(e, ev.CheckpointSaved) for e in driven.events), 180.0, lambda: None,
-        )  # fmt: skip
+            "training began", lambda: any(isinstance(e, ev.ViewFormed) for e in driven.events), 180.0, lambda: None
+        )
         end = time.monotonic() + seconds
         due = {name: time.monotonic() + rng.expovariate(rate) for name, rate in rates.items() if rate}
         while time.monotonic() < end:
@@ -93,7 +93,7 @@ def _row(shape: _Shape, rates: dict[str, float], events: list[Any], costs: Any) 
         costs, {k: v * 3600 for k, v in rates.items() if v}, replicas=replicas, days=wall / 86_400, masked=masked
     )
     if settings and settings[0].startswith("checkpoint_every"):
-        job = replace_job(job, interval="fixed", interval_s=200 * job.step_s)
+        job = replace_job(job, interval="fixed", interval_s=_EVERY * job.step_s)
     found = simulate(job, 400, seed=1)
     expected = float(found.rollbacks.mean())
     return {
@@ -117,12 +117,11 @@ def main(argv: list[str] | None = None) -> int:
 
     base = Path(tempfile.mkdtemp(prefix="outlast-target-"))
     rates, rows = {"one": 1 / args.one_s, "all": 1 / args.all_s}, []
-    for number, (name, replicas, settings) in enumerate(_CONFIGURATIONS):
-        first = _fleet(
-            base / f"{number}-costs", replicas, settings, rates, args.minutes * 60, args.seed + 1000 + number
-        )
-        events = _fleet(base / str(number), replicas, settings, rates, args.minutes * 60, args.seed + number)
-        rows.append(_row(name, replicas, settings, rates, events, calibrate([first])))
+    seconds = args.minutes * 60
+    for number, shape in enumerate(_CONFIGURATIONS):
+        first = _fleet(base / f"{number}-costs", shape, rates, seconds, args.seed + 1000 + number)
+        events = _fleet(base / str(number), shape, rates, seconds, args.seed + number)
+        rows.append(_row(shape, rates, events, calibrate([first])))
         print(json.dumps(rows[-1]), flush=True)
     if args.out:
         Path(args.out).write_text(

@@ -15,8 +15,9 @@ import pytest
 
 from outlast.cli import main
 from outlast.core import events as ev
-from outlast.core.policy import AuditPolicy, IntervalPolicy, Losses, RunRecord, RunRecords, SparesPolicy
+from outlast.core.policy import AuditPolicy, IntervalPolicy, Losses, RestartPolicy, RunRecord, RunRecords, SparesPolicy
 from outlast.core.policy._hazards import LossArrays
+from outlast.core.protocol.fleet.roster import Roster, Settings
 from outlast.journal import Journal
 from outlast.plan import FailureClass, Job, Tier, simulate
 from outlast.plan._compiled import compile_job, replace_job
@@ -158,6 +159,43 @@ def test_a_policy_replaced_changes_the_run_and_the_simulation(policy: Any, monke
     else:
         assert after.audit_share == 4 * before.audit_share
         assert compile_job(JOB).audit_rate == 4 * audited
+
+
+@pytest.mark.parametrize("backoff_s", [0.0, 0.5, 30.0])
+def test_restarts_are_decided_alike_for_one_and_for_many(backoff_s: float) -> None:
+    policy, deaths, restarts = (
+        RestartPolicy(most=3, backoff_s=backoff_s),
+        np.arange(9),
+        np.array([0, 1, 2, 3, 4, 0, 2, 3, 9]),
+    )
+    many = policy.decide(deaths=deaths, restarts=restarts)
+    for i, (dead, done) in enumerate(zip(deaths.tolist(), restarts.tolist(), strict=True)):
+        one = policy.decide(deaths=dead, restarts=done)
+        assert (bool(many.start[i]), float(many.delay_s[i])) == (one.start, one.delay_s)
+        assert policy.decide(deaths=dead, restarts=done, again=False).start, "a first start costs nothing"
+    assert many.delay_s.max() <= 60.0
+
+
+def test_a_restart_policy_replaced_changes_the_coordinator_and_the_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    def delay() -> float:
+        roster = Roster(Settings(num_replicas=1, backoff_s=1.0))
+        roster.agent_here("a0", 1, 1)
+        ((name, _, first),) = roster.vacancies()
+        roster.drop(name, 10.0)
+        ((_, _, again),) = roster.vacancies()
+        return again - first
+
+    job = replace_job(JOB, days=0.5, backoff_s=1.0, interval="exact")
+    before, simulated = delay(), simulate(job, 12, seed=2).breakdown()["recovery"]
+    own = RestartPolicy.decide
+
+    def slow(self: Any, **state: Any) -> Any:
+        found = own(self, **state)
+        return type(found)(start=found.start, delay_s=found.delay_s + 300.0)
+
+    monkeypatch.setattr(RestartPolicy, "decide", slow)
+    assert delay() == before == 1.0  # both starts are later by as much
+    assert simulate(job, 12, seed=2).breakdown()["recovery"] > simulated + 0.005
 
 
 def test_a_simulated_run_decides_as_one_that_is_told_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

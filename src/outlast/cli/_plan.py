@@ -52,7 +52,7 @@ app = typer.Typer(
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print data instead of text.")]
-Profile = Annotated[str, typer.Option(help="Fleet to start from: llama3, rsc1, rsc2, infinitehbd, spot, target.")]
+Profile = Annotated[str, typer.Option(help="Fleet to start from: llama3, rsc1, lanl20, ...; see reference/plan.")]
 Params = Annotated[float | None, typer.Option(help="Parameters; the state to write and hold follows them.")]
 Accelerators = Annotated[int | None, typer.Option(help="Accelerators of the job.")]
 CalibrationFile = Annotated[str, typer.Option("--calibration", help="Measured costs: a file of `outlast calibrate`.")]

@@ -11,7 +11,16 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from outlast.core.policy import AuditPolicy, AuditState, Belief, ClassPrior, IntervalPolicy, RunPrior, SparesPolicy
+from outlast.core.policy import (
+    AuditPolicy,
+    AuditState,
+    Belief,
+    ClassPrior,
+    IntervalPolicy,
+    RestartPolicy,
+    RunPrior,
+    SparesPolicy,
+)
 
 from ._cycle import Cycle
 from ._model import FailureClass, Job
@@ -30,6 +39,7 @@ class Policies:
     interval: IntervalPolicy = field(default_factory=IntervalPolicy)
     spares: SparesPolicy = field(default_factory=SparesPolicy)
     audit: AuditPolicy = field(default_factory=AuditPolicy)
+    restart: RestartPolicy = field(default_factory=lambda: RestartPolicy(backoff_s=0.0))
     prior: RunPrior = field(default_factory=RunPrior)
     """What a run begins with; only the adaptive interval asks."""
 
@@ -72,6 +82,7 @@ def default_policies(job: Job, compiled_weights: tuple[float, ...], silent: tupl
         else IntervalPolicy(kind=job.interval, fixed_s=job.interval_s, weights=compiled_weights),
         spares=SparesPolicy(min_share=job.min_share),
         audit=AuditPolicy(weights=silent, fixed=job.audit_rate or None),
+        restart=RestartPolicy(backoff_s=job.backoff_s),
     )
 
 

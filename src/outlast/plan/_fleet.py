@@ -38,15 +38,17 @@ class Component:
     """A cause of failures: `failures` of it in `hours` unit-hours, one unit for each `per`.
 
     per: what it is counted by. "memory" are accelerators by the share of their memory in use; "network" is one link an
-    accelerator, with what the topology makes of it. repair, severity: as in a failure class.
+    accelerator, with what the topology makes of it; "job" is what strikes all at once. repair, severity, shape: as in
+    a failure class.
     """
 
     name: str
-    per: Literal["accelerator", "memory", "network", "node"]
+    per: Literal["accelerator", "memory", "network", "node", "job"]
     failures: float
     hours: float
     repair: float = 0.0
     severity: int = 0
+    shape: float = 1.0
     source: str = ""
 
 
@@ -92,6 +94,8 @@ def _rate_h(component: Component, layout: Layout) -> float:
     """Failures an hour of one cause on the whole job."""
     each = component.failures / component.hours
     match component.per:
+        case "job":
+            return each
         case "node":
             return each * layout.num_nodes
         case "accelerator":
@@ -110,7 +114,8 @@ def classes_of(components: Sequence[Component], layout: Layout) -> list[dict[str
         if rate_h > 1e-14:
             found.append(
                 {"name": part.name, "node_mtbf_h": layout.num_nodes / rate_h, "repair": part.repair,
-                 "severity": part.severity, "repair_median_h": 20.4, "repair_mean_h": 132.8, "source": part.source}
+                 "severity": part.severity, "shape": part.shape, "repair_median_h": 20.4, "repair_mean_h": 132.8,
+                 "source": part.source}
             )  # fmt: skip
     return found
 

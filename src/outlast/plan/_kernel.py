@@ -39,7 +39,7 @@ class Kernel:
         self.now, self.position, self.trained, self.work = (np.zeros(size) for _ in range(4))
         self.saved, self.saved_index = np.zeros((levels, size)), np.zeros((levels, size))
         self.checkpoint, self.lost, self.recovery, self.degraded, self.idle = (np.zeros(size) for _ in range(5))
-        self.down = np.zeros(size)
+        self.down, self.deaths, self.died_s = np.zeros(size), np.zeros(size), np.full(size, -_NEVER)
         self.detect_at, self.corrupt_work, self.clean = np.full(size, _NEVER), np.zeros(size), np.zeros(size)
         self.slow_until, self.slow = np.full(size, _NEVER), np.ones(size)
         self.failures = np.zeros((len(model.classes), size), dtype=np.intp)
@@ -208,7 +208,15 @@ class Kernel:
         if plain.any():
             self._roll_back(rows[plain], model.severity[kinds[plain]])
             self.down[rows[plain]] = self._noticed_s(kinds[plain]) + model.recovery_s[model.severity[kinds[plain]]]
+            self.down[rows[plain]] += self._backoff_s(rows[plain])
         self._take(rows, kinds, repair_s)
+
+    def _backoff_s(self, rows: Ints) -> Floats:
+        """How long the restart policy lets a job wait that went back just before, too."""
+        policy, now = self.policies.restart, self.now[rows]
+        self.deaths[rows] = np.where(now - self.died_s[rows] < policy.window_s, self.deaths[rows] + 1, 1)
+        self.died_s[rows] = now
+        return np.asarray(policy.decide(deaths=self.deaths[rows], restarts=self.rollbacks[rows]).delay_s)
 
     def _noticed_s(self, kinds: Ints) -> Floats:
         model = self.model

@@ -143,6 +143,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     swap_s: float = 0.0
     """Extra seconds to bring a spare in after a machine is lost."""
     reshape_s: float = 60.0
+    backoff_s: float = 0.0
+    """Delay of a restart, doubled each time that the job goes back again within a minute, at most 60 s."""
     spares: int = 0
     crews: int = 0
     """Machines that can be repaired at once; 0: no limit."""
@@ -195,7 +197,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             _check(name, getattr(self, name), 0, 1 if name == "efficiency" else 1e6, open_low=True)
         for name in ("step_s", "interval_s", "burst_window_h", "prior_weight"):
             _check(name, getattr(self, name), 0, _BIG, open_low=True)
-        for name in ("mask_stall_s", "planned_stop_s", "swap_s", "reshape_s", "burst_variance"):
+        for name in ("mask_stall_s", "planned_stop_s", "swap_s", "reshape_s", "burst_variance", "backoff_s"):
             _check(name, getattr(self, name), 0, _BIG)
         _check("min_share", self.min_share, 0, 1, open_low=True)
         _check("audit_rate", self.audit_rate, 0, 1)

@@ -56,12 +56,37 @@ def _research(per_1000_node_days: float) -> tuple[Component, ...]:
     return _nodes("node", per_1000_node_days, f"arXiv 2410.21680: {per_1000_node_days} failures per 1,000 node-days")
 
 
+def _lanl(system: int, nodes: int, gap_h: float, shape: float) -> tuple[tuple[Component, ...], dict[str, Any]]:
+    source = (
+        f"LANL system {system} ({nodes} nodes; Schroeder & Gibson, DSN 2006): a failure each {gap_h} h, Weibull shape "
+        f"{shape}; counted from the public log with `outlast plan fit`"
+    )
+    part = Component(name="node", per="node", failures=1.0, hours=gap_h * nodes, repair=1.0, shape=shape, source=source)
+    return (part,), _OWN | {"accelerators": 8 * nodes, "spares": nodes // 20}
+
+
+def _titan(batch: str, unit_years: float) -> tuple[tuple[Component, ...], dict[str, Any]]:
+    source = f"Titan's GPUs, {batch} batch (Ostrouchov et al., SC20): a death each {unit_years} GPU-years; GPUs only"
+    part = Component(name="GPU", per="accelerator", failures=1.0, hours=unit_years * 8766, repair=1.0, source=source)
+    return (part,), _OWN | {"accelerators": 16_384, "accelerators_per_node": 1, "spares": 100}
+
+
+_BLUE_WATERS = "Blue Waters (Di Martino et al., DSN 2014): 39 outages of the whole system in 261 days; nothing smaller"
 _INFINITEHBD = "InfiniteHBD trace (stepfun-ai/InfiniteHBD-Trace): 400 servers, 348 days; `outlast plan fit` of it"
 _OWN: dict[str, Any] = {"accelerators": 16_384, "days": 30.0, "parameters": 7e10, "spares": 100}
 _FLEETS: dict[str, tuple[tuple[Component, ...], dict[str, Any]]] = {
     "llama3": (_llama_components(), _OWN | {"parameters": 4.05e11, "days": 54.0}),
     "rsc1": (_research(6.50), _OWN),
     "rsc2": (_research(2.34), _OWN),
+    "lanl18": _lanl(18, 1024, 7.33, 0.817),
+    "lanl19": _lanl(19, 1024, 7.72, 0.889),
+    "lanl20": _lanl(20, 512, 13.17, 0.647),
+    "titan-old": _titan("old", 15.1),
+    "titan-new": _titan("new", 405.0),
+    "bluewaters": (
+        (Component(name="whole system", per="job", failures=39.0, hours=261 * 24.0, severity=1, source=_BLUE_WATERS),),
+        _OWN | {"accelerators": 25_000, "accelerators_per_node": 1, "spares": 0},
+    ),
     "infinitehbd": (
         _nodes("server fault", 24_000 / 5_720, _INFINITEHBD, repair=1.0),
         _OWN | {"accelerators": 3_200, "spares": 40, "burst_variance": 0.34, "burst_window_h": 168.0},
@@ -140,6 +165,12 @@ PROFILES: dict[str, str] = {
     "llama3": f"{_LLAMA}; counts, not the paper's percentages, which do not fit them. Repair and ladder are assumed.",
     "rsc1": "Meta's RSC-1, arXiv 2410.21680: 6.50 failures per 1,000 node-days. Repair and ladder are assumed.",
     "rsc2": "Meta's RSC-2, arXiv 2410.21680: 2.34 failures per 1,000 node-days. Repair and ladder are assumed.",
+    "lanl18": "LANL system 18: bursts and long repairs of 1,024 nodes over nine years. Ladder and repairs are assumed.",
+    "lanl19": "LANL system 19: as 18, another machine of the same size. Ladder and repairs are assumed.",
+    "lanl20": "LANL system 20: 512 nodes, the burstiest of the three. Ladder and repairs are assumed.",
+    "titan-old": "Titan's first GPUs (SC20): lifetimes of devices only, 27 times shorter than the next batch's.",
+    "titan-new": "Titan's second GPUs (SC20): lifetimes of devices only.",
+    "bluewaters": "Blue Waters (DSN 2014): outages of the whole system only; nodes' own failures are not among them.",
     "infinitehbd": "InfiniteHBD trace (Apache-2.0): bursts and heavy-tailed repairs of 400 servers over 348 days.",
     "spot": "Bamboo (NSDI'23) and Oobleck (SOSP'23) preemption traces (MIT); notice and replacement are assumed.",
     "target": "The 1.5T target study: 10,000 GPUs for 30 days; class rates fitted to its published MTBF column.",

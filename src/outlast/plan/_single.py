@@ -127,6 +127,8 @@ class Single(Kernel):
             self._back_to(level)
             noticed_s = self.model.detection_s[kind] if self.all_noticed else self._noticed_s(kinds).item()
             self.down[0] = noticed_s + self._recovery_s[level]
+            if self.policies.restart.backoff_s:
+                self.down[0] += self._backoff_s(rows).item()
         if repair_s.item() > 0:
             self._take(rows, kinds, repair_s)
 

@@ -30,6 +30,7 @@ from outlast.core.policy._hazard import Losses, next_save_s
 from outlast.core.policy._interval import IntervalDecision, IntervalPolicy, IntervalState
 from outlast.core.policy._prognosis import ActionCosts, AlarmKind, Outlook, Prognosis, choose_action
 from outlast.core.policy._record import Believed, RunPrior, RunRecord, SaveDecision
+from outlast.core.policy._restart import RestartDecision, RestartPolicy
 from outlast.core.policy._rules_catalogue import (
     PRE_STEPS,
     RULES,
@@ -62,7 +63,7 @@ __all__ = [
     "Believed",
     "ClassPrior", "Culprit", "GuardEvidence", "GuardNote", "GuardState", "Guards", "IntervalDecision",
     "IntervalPolicy", "IntervalState", "LossRecord", "Losses", "PreFact", "Reading", "RuleFact", "Ruling",
-    "RunPrior", "RunRecord", "RunRecords", "SaveDecision", "SparesDecision",
+    "RestartDecision", "RestartPolicy", "RunPrior", "RunRecord", "RunRecords", "SaveDecision", "SparesDecision",
     "SparesPolicy", "SparesState", "Verdict", "VerdictAction", "admit_view", "agree", "audit_share", "check_choice",
     "check_rule", "decide", "escalate", "escalate_fleeting", "fresh_state", "is_nonfinite", "is_spike", "kappa",
     "largest_f", "most_rows_per_host", "next_save_s", "remember", "unreproduced",

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from outlast.core.policy import RestartPolicy
 from outlast.core.protocol.types import ServeId, ViewId
 
 __all__ = ["QUARANTINED_AT", "Peer", "Roster", "Settings", "Status", "incarnation_of", "slot_of"]
@@ -100,6 +101,10 @@ class Roster:
     _num_wanted_fresh: int = 0
     _look: bool = True  # whether a slot may be without a process
 
+    @property
+    def _restarts(self) -> RestartPolicy:
+        return RestartPolicy(most=self.settings.max_restarts, backoff_s=self.settings.backoff_s)
+
     def alive(self, members: Iterable[str]) -> list[str]:
         return [m for m in members if m in self.peers and self.peers[m].alive]
 
@@ -166,7 +171,7 @@ class Roster:
         if self._live.get(slot) == name:
             del self._live[slot]
         self._look = True
-        self.recent[slot] = [t for t in self.recent.get(slot, []) if now_s - t < 60.0] + [now_s]
+        self.recent[slot] = [t for t in self.recent.get(slot, []) if now_s - t < self._restarts.window_s] + [now_s]
 
     def agent_here(self, agent: str, pid: int, number: int) -> bool:
         """Whether this greeting is news, not a late copy."""
@@ -202,15 +207,14 @@ class Roster:
             slot = f"r{index}"
             if slot in self._live or self.offences.get(slot, 0) >= QUARANTINED_AT:
                 continue
-            again = self.incarnations.get(slot, 0) > 0
-            if again and self.restarts >= self.settings.max_restarts:
+            again, deaths = self.incarnations.get(slot, 0) > 0, len(self.recent.get(slot, []))
+            decision = self._restarts.decide(deaths=deaths, restarts=self.restarts, again=again)
+            if not decision.start:
                 continue
             self.restarts += again
-            yield self._start(slot, load)
+            yield self._start(slot, load, decision.delay_s)
 
-    def _start(self, slot: str, load: dict[str, int]) -> tuple[str, str, float]:
-        deaths = len(self.recent.get(slot, []))
-        delay = min(60.0, self.settings.backoff_s * 2.0 ** (deaths - 1)) if deaths else 0.0
+    def _start(self, slot: str, load: dict[str, int], delay: float) -> tuple[str, str, float]:
         agent = min(load, key=lambda a: (load[a], a)) if len(load) > 1 else next(iter(load))
         load[agent] += 1
         name = f"{slot}.{self.incarnations.get(slot, 0) + 1}"

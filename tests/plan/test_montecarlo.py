@@ -1,0 +1,141 @@
+"""The simulator against a Monte Carlo written from the documentation alone, and intervals counted on simulated truth.
+
+`one_run` knows nothing of the planner: it follows docs/reference/plan.md in plain numbers, one failure after another.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outlast.core import reliability as rel
+from outlast.plan import FailureClass, Job, Tier, simulate
+from outlast.plan.traces._records import Failure, Trace
+
+
+def setting(rng: random.Random) -> dict[str, Any]:
+    """Machines, clocks, shares and costs at random."""
+    mtbf_s = 10 ** rng.uniform(3.6, 5.0)
+    return {
+        "nodes": rng.randrange(8, 2000), "mtbf_s": mtbf_s, "masked": rng.choice([0.0, 0.3, 0.9]),
+        "foretold": rng.choice([0.0, 0.0, 0.4]), "write_s": 10 ** rng.uniform(0, 2),
+        "recovery_s": 10 ** rng.uniform(1, 3),
+        "detect_s": rng.uniform(0, 60), "stall_s": rng.uniform(0, 20), "planned_s": rng.uniform(0, 300),
+        "interval_s": mtbf_s * rng.uniform(0.05, 0.5), "wall_s": mtbf_s * 60,
+    }  # fmt: skip
+
+
+def one_run(s: dict[str, Any], rng: random.Random) -> tuple[float, int]:
+    """(useful time over wall time, failures) of one run: train, write, fail, go back."""
+    now = kept = at = down = 0.0
+    failures, cycle = 0, s["interval_s"] + s["write_s"]
+    while True:
+        gap = rng.expovariate(1 / s["mtbf_s"])
+        span = min(gap, s["wall_s"] - now)
+        waited = min(down, span)
+        down, at, now = down - waited, at + span - waited, now + span
+        whole, rest = divmod(at, cycle)
+        saved, trained = whole * s["interval_s"], whole * s["interval_s"] + min(rest, s["interval_s"])
+        if gap > span:
+            return (kept + trained) / s["wall_s"], failures
+        failures += 1
+        if rng.random() < s["masked"]:
+            down += s["stall_s"]
+        elif rng.random() < s["foretold"]:
+            kept, at, down = kept + trained, 0.0, max(down, s["planned_s"])
+        else:
+            kept, at, down = kept + saved, 0.0, s["detect_s"] + s["recovery_s"]
+
+
+def as_job(s: dict[str, Any]) -> Job:
+    item = FailureClass(
+        name="any", node_mtbf_h=s["mtbf_s"] * s["nodes"] / 3600, masked=s["masked"], predicted=s["foretold"],
+        detection_s=s["detect_s"],
+    )  # fmt: skip
+    return Job(
+        classes=(item,), accelerators=s["nodes"], accelerators_per_node=1, days=s["wall_s"] / 86_400,
+        tiers=(Tier(name="store", write_s=s["write_s"], recovery_s=s["recovery_s"]),), interval="fixed",
+        interval_s=s["interval_s"], mask_stall_s=s["stall_s"], planned_stop_s=s["planned_s"],
+    )  # fmt: skip
+
+
+def compare(settings: int, runs: int) -> None:
+    rng = random.Random(7)
+    for _ in range(settings):
+        s = setting(rng)
+        mine = [one_run(s, rng) for _ in range(runs)]
+        found = simulate(as_job(s), runs, seed=rng.randrange(1000))
+        ratio, spread = float(np.mean([m[0] for m in mine])), float(np.std([m[0] for m in mine])) / runs**0.5
+        assert abs(found.ettr().mean - ratio) < 0.005 + 4 * spread, s
+        failures = float(np.mean([m[1] for m in mine]))
+        error = 4 * (2 * failures / runs) ** 0.5  # of both counts
+        assert abs(float(found.failures.sum()) / runs - failures) < 0.02 * failures + error, s
+
+
+def test_the_simulator_agrees_with_a_monte_carlo_from_the_documentation() -> None:
+    compare(settings=24, runs=60)
+
+
+@pytest.mark.campaign
+def test_it_agrees_on_two_hundred_settings() -> None:
+    compare(settings=200, runs=400)
+
+
+def bursty(rng: np.random.Generator) -> tuple[Trace, float]:
+    """A year of fifty machines whose weeks differ, with incidents that take several; and the true rate."""
+    weeks, rate_h, variance = 52, 1 / 900.0, 0.4
+    rates = rng.gamma(1 / variance, rate_h * variance, weeks) * 50 / 1.5
+    starts = [week * 168 + x for week, rate in enumerate(rates) for x in rng.uniform(0, 168, rng.poisson(rate * 168))]
+    failures = tuple(
+        Failure(down_h=at + 0.001 * k, up_h=at + 1.0, node=f"n{rng.integers(50)}", kind="x", repair_known=True)
+        for at in sorted(starts) for k in range(1 + int(rng.random() < 0.5))
+    )  # fmt: skip
+    trace = Trace(
+        name="t", hours=weeks * 168.0, num_nodes=50, failures=failures, rows_read=len(failures), rows_used=len(failures)
+    )
+    return trace, rate_h
+
+
+def covered(trials: int) -> tuple[float, float]:
+    """Shares of 95 % intervals that hold the true rate: as fitted, and if failures were taken as independent."""
+    rng, fitted, naive = np.random.default_rng(3), 0, 0
+    for _ in range(trials):
+        trace, rate_h = bursty(rng)
+        found = _node_rate(trace)
+        counted = rel.gamma_poisson(len(trace.failures), trace.exposure_h)
+        fitted += found.low <= rate_h <= found.high
+        naive += counted.low <= rate_h <= counted.high
+    return fitted / trials, naive / trials
+
+
+def _node_rate(trace: Trace) -> rel.RateInterval:
+    from outlast.plan.traces import _fit
+
+    weekly = _fit._incident_weeks(trace)
+    return _fit._node_rate(trace, rel.hierarchical_rates(weekly, np.full(len(weekly), _fit.WEEK_H)))
+
+
+def test_the_interval_of_the_rate_holds_the_truth_where_failures_come_in_bursts() -> None:
+    fitted, naive = covered(16)
+    assert fitted >= 0.8, "0.95, within what sixteen trials can show"
+    assert naive < 0.8
+
+
+@pytest.mark.campaign
+def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
+    """Counted: the rate of bursty fleets, and a population's mean and spread."""
+    fitted, _ = covered(500)
+    assert 0.93 <= fitted <= 0.985
+    rng, inside = np.random.default_rng(5), np.zeros(2)
+    for _ in range(500):
+        rates = rng.gamma(2.0, 20 / 168 / 2.0, 52)
+        found = rel.hierarchical_rates(rng.poisson(rates * 168), np.full(52, 168.0))
+        inside += [
+            found.mean_interval[0] <= 20 / 168 <= found.mean_interval[1],
+            found.shape_interval[0] <= 2.0 <= found.shape_interval[1],
+        ]
+    assert (inside / 500 >= 0.93).all()
+    assert (inside / 500 <= 0.985).all()
