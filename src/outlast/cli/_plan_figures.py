@@ -146,3 +146,21 @@ def _register_costs(app: typer.Typer, emit: Callable[..., Any]) -> None:
             carbon=carbon, spot_price=spot_price, spot_mtbf_h=spot_mtbf_hours,
         )  # fmt: skip
         emit(answer, json)
+
+    @app.command()
+    def lifetimes(
+        file: Annotated[str, typer.Argument(help="A CSV file, one unit a line.")],
+        age: Annotated[str, typer.Option(help="Column of the age reached, years.")] = "age",
+        dead: Annotated[str, typer.Option(help="Column that says whether it died then: 1 or 0.")] = "dead",
+        group: Annotated[str, typer.Option(help="Column to tell batches or places apart by.")] = "",
+        units: Annotated[int, typer.Option(help="Units of the job.")] = 1000,
+        years: Annotated[float, typer.Option(help="Their age when the job begins.")] = 0.0,
+        days: Annotated[float, typer.Option(help="Length of the job, days.")] = 30.0,
+        svg: Svg = "",
+        json: Json = False,
+    ) -> None:
+        """Lifetimes of units, dead or still alive: survival, laws, and what their age does to a job."""
+        from outlast.plan.lifetimes import lifetimes_answer
+
+        answer = lifetimes_answer(file, age=age, dead=dead, group=group, units=units, years=years, days=days)
+        emit(answer, json, svg)
