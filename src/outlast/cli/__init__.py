@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "why": ("outlast.cli._why", "Tell what happened in a run, what it cost, what to do next."),
     "watch": ("outlast.cli._watch", "Follow a run in the terminal until it ends."),
     "serve": ("outlast.cli._serve", "Show runs in a browser, and to Prometheus."),
+    "export": ("outlast.cli._export", "Write a run's figures for TensorBoard, W&B, or as JSON lines."),
     "save": ("outlast.cli._save", "Ask a run for a checkpoint now."),
     "stop": ("outlast.cli._stop", "Ask a run to save and stop."),
     "doctor": ("outlast.cli._doctor", "Check a host, or several, before a run."),

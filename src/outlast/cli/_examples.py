@@ -35,6 +35,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("outlast serve RUN OTHER", "two runs side by side"),
         ("outlast serve RUN --actions", "with buttons to save and to stop, behind a key"),
     ),
+    "export": (
+        ("outlast export RUN --tensorboard tb --follow", "as long as the run lasts; tensorboard --logdir tb"),
+        ("outlast export RUN --jsonl run.jsonl", "one object a line"),
+    ),
     "save": (("outlast save RUN", "a checkpoint after the next step"),),
     "stop": (("outlast stop RUN --yes", "save, and stop in order"),),
     "doctor": (

@@ -7,6 +7,7 @@ and never know more than its journal says: terminal, page and metrics show the s
 
 from outlast.observe._accounting import Accounting, accounting
 from outlast.observe._curve import losses, plot, sparkline
+from outlast.observe._export import JsonLines, MetricRow, MetricWriter, TensorBoardFile, WeightsAndBiases, rows_of
 from outlast.observe._find import Found, find_run
 from outlast.observe._history import History
 from outlast.observe._incident import Incident, Price, incident, price_of
@@ -19,8 +20,9 @@ from outlast.observe._timeline import Row, format_s, row_of, timeline
 from outlast.observe._why import Advice, Why, remedy, why
 
 __all__ = [
-    "Accounting", "Advice", "Found", "History", "Incident", "Live", "Price", "Process", "Replica", "Row", "Status",
-    "StatusFold", "Why", "accounting", "find_run", "format_s", "incident", "losses", "plot", "price_of", "read_history",
-    "read_state", "read_story", "remedy", "render_accounting", "render_status", "render_timeline", "render_why",
-    "row_of", "sample_losses", "sparkline", "status", "table", "timeline", "why",
+    "Accounting", "Advice", "Found", "History", "Incident", "JsonLines", "Live", "MetricRow", "MetricWriter",
+    "Price", "Process", "Replica", "Row", "Status", "StatusFold", "TensorBoardFile", "WeightsAndBiases", "Why",
+    "accounting", "find_run", "format_s", "incident", "losses", "plot", "price_of", "read_history", "read_state",
+    "read_story", "remedy", "render_accounting", "render_status", "render_timeline", "render_why", "row_of",
+    "rows_of", "sample_losses", "sparkline", "status", "table", "timeline", "why",
 ]  # fmt: skip
