@@ -14,7 +14,7 @@ CAMPAIGN := tests/runtime tests/prove/test_faults.py tests/prove/test_strikes.py
 # Named by what it depends on, not dated: a fresh checkout or a switch of branches makes nothing again.
 STAMP := $(VENV)/.made-$(shell cat pyproject.toml constraints.txt | cksum | tr -d ' ')
 
-.PHONY: help env demo test campaign campaign-long strikes lint docs bench names clean
+.PHONY: help env demo test campaign campaign-long strikes lint docs bench names release browser-env clean
 help:
 	@echo "make demo    train, kill things, and compare the bits with an undisturbed run (DEMO_ARGS=...)"
 	@echo "make test    all tests but the long searches (TEST_ARGS=...)"
@@ -24,6 +24,8 @@ help:
 	@echo "make lint    ruff, mypy --strict, import contracts"
 	@echo "make docs    the documentation, into docs/_build/html"
 	@echo "make bench   the measurements"
+	@echo "make release  build wheel and sdist, install the wheel into a fresh environment, run the demo from an empty folder"
+	@echo "make browser-env  Chromium and Prometheus for the tests that otherwise skip (Debian, as root)"
 	@echo "make names   write the list of public names that the tests hold the code to"
 	@echo "make env     .venv alone; make clean removes it"
 
@@ -65,6 +67,21 @@ docs: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks all
+
+# The wheel alone must do: built, installed where nothing else is, tried from an empty folder.
+RELEASE := $(CURDIR)/build/release
+release: $(STAMP)
+	rm -rf $(RELEASE) && mkdir -p $(RELEASE)/empty
+	$(BIN)/python -m build --no-isolation --outdir $(RELEASE)/dist .
+	$(PYTHON) -m venv $(RELEASE)/venv
+	$(RELEASE)/venv/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt "$$(ls $(RELEASE)/dist/*.whl)[train,serve]"
+	cd $(RELEASE)/empty && ../venv/bin/outlast --version && ../venv/bin/outlast doctor --quick && ../venv/bin/outlast demo $(DEMO_ARGS)
+	cd $(RELEASE)/empty && ../venv/bin/python -c "from importlib import resources as r; import outlast; assert r.files('outlast').joinpath('py.typed').is_file() and r.files('outlast.observe.web').joinpath('page/app.js').is_file()"
+	@echo "outlast: $(RELEASE)/dist is ready"
+
+browser-env:
+	@if command -v apt-get >/dev/null; then apt-get install -y --no-install-recommends chromium chromium-driver prometheus; \
+	else echo "browser-env: no apt-get here; install chromium, chromedriver and prometheus yourself"; fi
 
 names:
 	$(PYTHON) tests/house/public_names.py > tests/house/public_names.txt
