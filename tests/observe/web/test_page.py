@@ -19,7 +19,7 @@ pytest.importorskip("starlette", reason="the extra serve is not installed")
 
 from outlast.journal import Journal
 from outlast.observe import format_s, why
-from outlast.observe.web import Board, Serving, listen
+from outlast.observe.web import Board, Serving, Wishes, listen
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = [
@@ -147,3 +147,32 @@ def test_a_link_to_a_moment_marks_its_row(browser: Browser, url: str) -> None:
     browser.open(url, 1400, "light")
     browser.open(f"{url}/?again#t=5.05", 1400, "light")
     assert "r2.0: signal" in browser.script("return document.querySelector('tr.here').textContent")
+
+
+def test_its_buttons_ask_with_the_key_that_was_typed(browser: Browser, url: str, tmp_path: Path, story: Any) -> None:
+    with Journal.create(tmp_path / "brave") as journal:
+        journal.append_many(story.whole)
+    asked: list[tuple[str, str]] = []
+    wishes = Wishes({"save": "", "stop": ""}, lambda run, wish: asked.append((run.name, wish)) or "it was asked", "KEY")
+    serving = Serving(Board([tmp_path / "brave"]), listen(0), wishes=wishes)
+    thread = threading.Thread(target=serving.run, daemon=True)
+    thread.start()
+    try:
+        browser.open(serving.url, 820, "light")
+        click = "[...document.querySelectorAll('section[aria-label=\"Ask the run\"] button')].at(arguments[0]).click()"
+        said = "return document.querySelector('section[aria-label=\"Ask the run\"] [role=status]').textContent"
+        typed = "window.confirm = () => true; window.prompt = () => '{}'; {}"
+        browser.script(typed.format("wrong", click.replace("arguments[0]", "0")))
+        browser._until(lambda: "this is not the key" in browser.script(said))
+        assert asked == []
+        browser.script(typed.format("KEY", click.replace("arguments[0]", "1")))
+        browser._until(lambda: browser.script(said) == "outlast: it was asked")
+        assert asked == [("brave", "stop")]
+        browser.script("window.confirm = () => false; " + click.replace("arguments[0]", "0"))
+        assert asked == [("brave", "stop")]
+        browser.log("browser")  # the refusal is told there, as it should be
+    finally:
+        serving.stop()
+        thread.join(10)
+    browser.open(url, 820, "light")
+    assert browser.script("return document.querySelectorAll('section[aria-label=\"Ask the run\"]').length") == 0
