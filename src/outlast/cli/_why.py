@@ -31,7 +31,7 @@ def why(
     from outlast import journal, observe
     from outlast.plan._beside import (
         believed_data,
-        believed_of_journal,
+        believed_of_events,
         believed_table,
         beside_data,
         beside_note,
@@ -42,11 +42,11 @@ def why(
     costs = observe.price_of(price) if price is not None else None
     with open_run(run) as (reader, run_dir):
         history, events = observe.read_history(run_dir, reader, say=note), observe.read_story(reader)
-        believed = believed_of_journal(reader)
     held = journal.is_held(run_dir)
     now_s = time.time() if held else None
     story = observe.why(events, held=held, now_s=now_s, everything=every, accounts=history.accounts)
     incident = observe.incident(story, events, price=costs, accelerators=accelerators)
+    believed = believed_of_events(events)
     beside = predicted_beside_observed(believed) if believed else []
     if as_json:
         told = believed_data(believed) if believed else None

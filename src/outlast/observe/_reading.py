@@ -25,7 +25,7 @@ __all__ = ["RunReading", "read_state", "read_story", "sample_losses"]
 _KINDS: tuple[type[ev.AnyEvent], ...] = tuple(kind for kind in typing.get_args(ev.AnyEvent) if kind is not ev.Progress)
 _PIECE, _PIECE_OF_VIEWS = 2000, 16  # entries held at once; a view names all its members
 _NEWEST = 20
-_NUM_SAMPLES = 2000
+_NUM_SAMPLES, _ALL_OF = 2000, 20_000  # what is sampled of a journal longer than that
 _WORTH_KEEPING = 20_000
 _NEWEST_ONLY: dict[type[ev.AnyEvent], int] = {
     ev.Progress: _NEWEST, ev.Certified: 1, ev.CheckpointSaved: 1, ev.ViewInstalled: 64,
@@ -144,7 +144,9 @@ def read_story(journal: Journal) -> list[ev.AnyEvent]:
     """All events in order, but of the progress of a long run only so many, evenly spread, and the newest: what `why`
     needs beside the history, and enough to learn a pace and a band of losses from."""
     last = journal.last_seq
-    progress = (_Ordered(entry) for entry in journal.sample(ev.Progress, _NUM_SAMPLES) if entry.seq <= last)
+    short = last <= _ALL_OF
+    found = journal.events(kinds=[ev.Progress]) if short else journal.sample(ev.Progress, _NUM_SAMPLES)
+    progress = (_Ordered(entry) for entry in found if entry.seq <= last)
     known: set[int] = set()
     events = []
     for entry in heapq.merge(*(_entries(journal, kind, last) for kind in _KINDS), progress,

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from outlast.core.events import AnyEvent
 from outlast.core.policy import Believed, Losses, RunPrior, RunRecord
@@ -18,11 +18,8 @@ from outlast.core.policy import Believed, Losses, RunPrior, RunRecord
 from ._answer import Table, duration, share, significant
 from ._journal import RunJournal
 
-if TYPE_CHECKING:
-    from outlast.journal import Journal
-
 __all__ = [
-    "Beside", "Observed", "believed_data", "believed_of_journal", "believed_table", "beside_data", "beside_note",
+    "Beside", "Observed", "believed_data", "believed_of_events", "believed_table", "beside_data", "beside_note",
     "beside_table", "fold", "observe_run", "predicted_beside_observed",
 ]  # fmt: skip
 
@@ -112,13 +109,13 @@ def _beside(name: str, cells: Sequence[tuple[float, float, float]], exposure_s: 
     return Beside(name, mean, seen, low, high)
 
 
-def believed_of_journal(journal: Journal) -> Believed | None:
-    """What the run believes at its last event; None before its first view has formed. All events are read, as the
-    coordinator's record has taken all: a part of them would give other last digits."""
+def believed_of_events(events: Iterable[AnyEvent]) -> Believed | None:
+    """What the run believes at its last event; None before its first view has formed. All events give what the
+    coordinator's record gives; of a long journal, whose progress is sampled, other last digits come out."""
     record, at_s = RunRecord(), 0.0
-    for entry in journal.events():
-        record.take(entry.event)
-        at_s = entry.event.at_s
+    for event in events:
+        record.take(event)
+        at_s = event.at_s
     return record.believed(at_s) if record.begun else None
 
 
