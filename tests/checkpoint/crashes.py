@@ -34,7 +34,7 @@ class Directory:
 
 
 class CrashFs:
-    """See `outlast.checkpoint._fs.FileSystem`."""
+    """See `outlast.checkpoint.fs.FileSystem`."""
 
     def __init__(self) -> None:
         self.root = Directory()

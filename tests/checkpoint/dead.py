@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from outlast.checkpoint import Engine
-from outlast.checkpoint._fs import Disk
+from outlast.checkpoint.fs import Disk
 
 LIMIT_S, PATIENT_S = 0.3, 60.0
 

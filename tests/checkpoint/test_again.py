@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outlast.checkpoint import Engine, LocalStore, _writer
-from outlast.checkpoint._tensors import Schema, State, flatten
+from outlast.checkpoint.state_tensors import Schema, State, flatten
 from outlast.errors import CheckpointError, ConfigError
 
 

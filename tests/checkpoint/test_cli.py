@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from outlast.checkpoint import Engine, LocalStore, certify
-from outlast.checkpoint._diff import _SMALL_FLOATS, _table
+from outlast.checkpoint.diff import _SMALL_FLOATS, _table
 from outlast.cli import main
 
 

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outlast.checkpoint import Engine, LoadedState
-from outlast.checkpoint._manifest import DTYPE_BYTES
-from outlast.checkpoint._tensors import flatten, raw, unflatten
+from outlast.checkpoint.manifest import DTYPE_BYTES
+from outlast.checkpoint.state_tensors import flatten, raw, unflatten
 from outlast.errors import ConfigError, Damage
 
 Node = collections.namedtuple("Node", "a b")

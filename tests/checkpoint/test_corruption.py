@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from outlast.checkpoint import Engine, LoadedState, LocalStore, Retention, verify
-from outlast.checkpoint._manifest import Chunk, Head, Part, PartRef, TensorSpec, digest, parse_head, parse_part, seal
+from outlast.checkpoint.manifest import Chunk, Head, Part, PartRef, TensorSpec, digest, parse_head, parse_part, seal
 from outlast.errors import CheckpointError, Damage
 
 CHUNK = 8192

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from outlast.checkpoint import Engine, _fs
+from outlast.checkpoint import Engine
+from outlast.checkpoint import fs as _fs
 from outlast.checkpoint._arena import map_private
-from outlast.checkpoint._fs import Disk
 from outlast.checkpoint._local import LocalStore
+from outlast.checkpoint.fs import Disk
 from outlast.errors import Damage
 
 SIZE = 1 << 20

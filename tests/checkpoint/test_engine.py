@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outlast.checkpoint import Engine, Hold, LocalStore, MemoryStore, Retention, drain, heads, publish, verify
-from outlast.checkpoint import _events as events
-from outlast.checkpoint._retention import choose
-from outlast.checkpoint._snapshot import Copy, Snapshot
+from outlast.checkpoint import save_events as events
+from outlast.checkpoint.retention import choose
+from outlast.checkpoint.snapshot import Copy, Snapshot
 from outlast.core.protocol.saves.commit import SaveId
 from outlast.errors import CheckpointError, ConfigError, Damage
 

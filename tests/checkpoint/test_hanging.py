@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from outlast.checkpoint import Engine, Hold, LocalStore, _threads
-from outlast.checkpoint import _events as events
-from outlast.checkpoint._retention import Retention
-from outlast.checkpoint._threads import Threads, within
+from outlast.checkpoint import Engine, Hold, LocalStore
+from outlast.checkpoint import save_events as events
+from outlast.checkpoint import threads as _threads
+from outlast.checkpoint.retention import Retention
+from outlast.checkpoint.threads import Threads, within
 from outlast.errors import CheckpointError
 
 from .dead import LIMIT_S, PATIENT_S, Dead, set_patience, state
@@ -130,7 +131,7 @@ def test_a_drain_that_hangs_is_told_at_the_next_and_the_near_place_goes_on(
 SCRIPT = """
 import sys, threading, torch
 from outlast.checkpoint import Engine, LocalStore
-from outlast.checkpoint._fs import Disk
+from outlast.checkpoint.fs import Disk
 
 class Dead(Disk):
     def {call}(self, *args, **kwargs):

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from outlast.checkpoint import Engine, LocalStore
-from outlast.checkpoint import _events as events
-from outlast.checkpoint._fs import Disk
+from outlast.checkpoint import save_events as events
+from outlast.checkpoint.fs import Disk
 from outlast.errors import CheckpointError
 
 from .dead import Dead, state
@@ -178,7 +178,7 @@ def test_what_a_failed_generation_half_filled_is_not_left_to_train_on(tmp_path: 
 HANGS = """
 import sys, threading
 from outlast.checkpoint import Engine, LocalStore
-from outlast.checkpoint._fs import Disk
+from outlast.checkpoint.fs import Disk
 from outlast.errors import CheckpointError
 Disk.pread = lambda *_, **__: threading.Event().wait()
 engine = Engine(sys.argv[1], timeout_s=0.3)

@@ -12,7 +12,7 @@ import torch
 from tests.checkpoint.s3 import Proxy, new_place, proxied, serving
 
 from outlast.checkpoint import Engine, ObjectStore, Retention, heads, open_store, verify
-from outlast.checkpoint import _events as events
+from outlast.checkpoint import save_events as events
 from outlast.cli import main
 from outlast.errors import CheckpointError, ConfigError, Damage
 

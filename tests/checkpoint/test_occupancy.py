@@ -16,13 +16,13 @@ import torch
 
 import outlast
 from outlast.checkpoint import Engine, LocalStore, verify
-from outlast.checkpoint._occupancy import occupants, occupy
+from outlast.checkpoint.occupancy import occupants, occupy
 from outlast.cli import main
 from outlast.errors import ConfigError
 
 LIVES = """
 import sys, threading
-from outlast.checkpoint._occupancy import occupy
+from outlast.checkpoint.occupancy import occupy
 held = occupy(sys.argv[1], sys.argv[2], wait_s=0.0)
 print("in", flush=True)
 threading.Event().wait()
@@ -111,7 +111,7 @@ def test_a_run_that_is_just_ending_is_waited_for(tmp_path: pathlib.Path, runs: R
 def test_training_where_another_run_saves_is_refused_before_it_begins(
     tmp_path: pathlib.Path, runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outlast.checkpoint._occupancy._WAIT_S", 0.0)
+    monkeypatch.setattr("outlast.checkpoint.occupancy._WAIT_S", 0.0)
     first = runs.start(tmp_path, "one")
     for mode in ("on", "off"):
         monkeypatch.setenv("OUTLAST", mode)

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outlast.checkpoint import Engine, LocalStore, Reader
-from outlast.checkpoint._boxes import Box, check_cover, contiguous_span, intersect, rows
-from outlast.checkpoint._manifest import TensorSpec, parse_head
 from outlast.checkpoint._plan import piece_bytes, plan, replicated
+from outlast.checkpoint.boxes import Box, check_cover, contiguous_span, intersect, rows
+from outlast.checkpoint.manifest import TensorSpec, parse_head
 from outlast.core.protocol.saves.commit import SaveId
 from outlast.errors import CheckpointError
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from outlast.checkpoint import Engine, LocalStore, verify
-from outlast.checkpoint._fs import Disk
-from outlast.checkpoint._retention import Retention
+from outlast.checkpoint.fs import Disk
+from outlast.checkpoint.retention import Retention
 
 
 def engine_at(place: pathlib.Path, fs: Disk | None = None) -> Engine:

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outlast.checkpoint import Engine, Handle, LocalStore, Retention, verify
-from outlast.checkpoint import _events as events
-from outlast.checkpoint._store import generation_name, generation_number
+from outlast.checkpoint import save_events as events
+from outlast.checkpoint.store import generation_name, generation_number
 from outlast.errors import CheckpointError
 
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from outlast.checkpoint import Engine, LocalStore
-from outlast.checkpoint import _events as events
-from outlast.checkpoint._threads import Threads, be_nice, within
+from outlast.checkpoint import save_events as events
+from outlast.checkpoint.threads import Threads, be_nice, within
 
 
 def state(value: float) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def state(value: float) -> dict[str, Any]:
 SCRIPT = """
 import atexit, threading, torch
 from outlast.checkpoint import Engine, LocalStore, _writer
-from outlast.checkpoint._fs import Disk
+from outlast.checkpoint.fs import Disk
 
 _writer.CHUNK_BYTES, _writer._GROUP_BYTES, _writer._RUN_BYTES = 4096, 4096, 8192
 go_on, met = threading.Event(), threading.Event()

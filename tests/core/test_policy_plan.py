@@ -100,7 +100,8 @@ def test_audit_rate_is_the_minimum() -> None:
 
 def test_deciding_on_floats_imports_no_numpy() -> None:
     code = (
-        "import sys; from outlast.core.policy import *\n"
+        "import sys; from outlast.core.policy import AuditPolicy, AuditState, Belief, ClassPrior\n"
+        "from outlast.core.policy import IntervalPolicy, IntervalState, SparesPolicy, SparesState\n"
         "b = Belief.from_priors({'a': ClassPrior(rate=1e-6)}).observe('a').expose(1e6)\n"
         "IntervalPolicy().decide(b, IntervalState(machines=8.0, write_s=1.0))\n"
         "SparesPolicy().decide(b, SparesState(running=8.0, wanted=8.0, expected_wait_s=1.0))\n"

@@ -13,12 +13,13 @@ SOURCE = Path(__file__).resolve().parents[2] / "src"
 
 
 def public_modules() -> dict[str, Path]:
-    """Modules without a leading underscore anywhere in their name, but `__main__` and the examples."""
+    """Modules without a leading underscore anywhere in their name, but `__main__`, the examples, and what rooms offer
+    each other beside their doors."""
     modules: dict[str, Path] = {}
     for path in sorted(SOURCE.rglob("*.py")):
         parts = [part for part in path.relative_to(SOURCE).with_suffix("").parts if part != "__init__"]
         room = parts[:2] in (["outlast", "runtime"], ["outlast", "core"]) and len(parts) > 3
-        if parts[:2] == ["outlast", "runtime"]:
+        if parts[:2] in (["outlast", "runtime"], ["outlast", "checkpoint"]):  # what they offer other rooms
             room = len(parts) > 2
         if not any(part.startswith("_") for part in parts) and "examples" not in parts and not room:
             modules[".".join(parts)] = path

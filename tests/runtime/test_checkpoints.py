@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from outlast.checkpoint import LocalStore, heads, verify
-from outlast.checkpoint._occupancy import occupy
-from outlast.checkpoint._recorded import sections
+from outlast.checkpoint.head_facts import sections
+from outlast.checkpoint.occupancy import occupy
 from outlast.core import events as ev
 from outlast.core.policy import RunRecord
 from outlast.runtime.settings.fault_points import Fault

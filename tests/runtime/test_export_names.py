@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tests.runtime.test_init_from import Net, train
 
 from outlast.checkpoint import Engine
-from outlast.checkpoint._values import values_that_differ
+from outlast.checkpoint.values import values_that_differ
 from outlast.cli import main
 from outlast.errors import ConfigError
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import outlast
 from outlast.checkpoint import LocalStore, heads, verify
-from outlast.checkpoint._fs import Disk
+from outlast.checkpoint.fs import Disk
 from outlast.errors import CheckpointError, ConfigError, EnvironmentFault
 from outlast.runtime.saving import unsaved as _unsaved
 

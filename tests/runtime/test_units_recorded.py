@@ -12,7 +12,7 @@ from torch import nn
 
 import outlast
 from outlast.checkpoint import Head, LocalStore, heads
-from outlast.checkpoint._recorded import MAX_EXTRA, SECTIONS, checked, sections
+from outlast.checkpoint.head_facts import MAX_EXTRA, SECTIONS, checked, sections
 from outlast.cli import main
 from outlast.config import RunConfig
 from outlast.runtime.settings.head_settings import recorded, without_secrets

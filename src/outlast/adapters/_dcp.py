@@ -26,15 +26,15 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
 
-from outlast.checkpoint._boxes import Box, check_cover, whole
-from outlast.checkpoint._build import Item, build
-from outlast.checkpoint._fs import Disk
-from outlast.checkpoint._load import fresh, rebuild
-from outlast.checkpoint._manifest import DTYPE_BYTES, Damage, TensorSpec
-from outlast.checkpoint._reader import Reader
-from outlast.checkpoint._store import Store
-from outlast.checkpoint._tensors import dtype_named, plain_leaf, raw
-from outlast.checkpoint._tree import encode_tree
+from outlast.checkpoint.boxes import Box, check_cover, whole
+from outlast.checkpoint.building import Item, build
+from outlast.checkpoint.fs import Disk
+from outlast.checkpoint.loading import fresh, rebuild
+from outlast.checkpoint.manifest import DTYPE_BYTES, Damage, TensorSpec
+from outlast.checkpoint.reader import Reader
+from outlast.checkpoint.state_tensors import dtype_named, plain_leaf, raw
+from outlast.checkpoint.store import Store
+from outlast.checkpoint.tree import encode_tree
 from outlast.errors import ConfigError
 
 __all__ = ["export_dcp", "import_dcp", "is_dcp", "read_metadata"]

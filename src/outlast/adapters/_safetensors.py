@@ -17,13 +17,13 @@ from typing import Any
 
 import msgspec
 
-from outlast.checkpoint._boxes import Box, rows, whole
-from outlast.checkpoint._build import Item, build
-from outlast.checkpoint._fs import Disk
-from outlast.checkpoint._manifest import DTYPE_BYTES, UNREADABLE, TensorSpec
-from outlast.checkpoint._reader import Reader, runs_of_box
-from outlast.checkpoint._safetensors import NAMES, is_safetensors, open_file, read_at, sources_of
-from outlast.checkpoint._store import Store
+from outlast.checkpoint.boxes import Box, rows, whole
+from outlast.checkpoint.building import Item, build
+from outlast.checkpoint.fs import Disk
+from outlast.checkpoint.manifest import DTYPE_BYTES, UNREADABLE, TensorSpec
+from outlast.checkpoint.reader import Reader, runs_of_box
+from outlast.checkpoint.safetensors_files import NAMES, is_safetensors, open_file, read_at, sources_of
+from outlast.checkpoint.store import Store
 from outlast.errors import ConfigError
 
 __all__ = ["export_safetensors", "import_safetensors", "is_safetensors"]

@@ -3,7 +3,7 @@
 The room writes a training state so that a torn one is never seen, reads it back verified into any number of replicas,
 and keeps what the retention policy says. It must never decide *when* to save (`core.policy`), never publish what the
 commit rules (`core.protocol.saves.commit`) have not released, never use pickle, and never raise into a training step
-because a disk failed. Read `_engine.py` first, then `_manifest.py` (the format) and `_local.py` (the order of fsyncs).
+because a disk failed. Read `_engine.py` first, then `manifest.py` (the format) and `_local.py` (the order of fsyncs).
 
 How a runtime drives it. Each replica has an `Engine`; whoever coordinates has a `CommitState`:
 
@@ -31,26 +31,26 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from outlast.checkpoint._drain import Drain, drain
     from outlast.checkpoint._engine import Engine, Handle, LoadedState
-    from outlast.checkpoint._events import CheckpointEvent
     from outlast.checkpoint._local import LocalStore
-    from outlast.checkpoint._manifest import Head
     from outlast.checkpoint._memory import Hold, MemoryStore
     from outlast.checkpoint._objects import ObjectStore
     from outlast.checkpoint._open import open_store
     from outlast.checkpoint._publish import certify, heads, publish
-    from outlast.checkpoint._reader import Reader, Skip
-    from outlast.checkpoint._retention import Retention, prune
-    from outlast.checkpoint._store import Store
     from outlast.checkpoint._verify import Problem, Verified, verify
+    from outlast.checkpoint.draining import Drain, drain
+    from outlast.checkpoint.manifest import Head
+    from outlast.checkpoint.reader import Reader, Skip
+    from outlast.checkpoint.retention import Retention, prune
+    from outlast.checkpoint.save_events import CheckpointEvent
+    from outlast.checkpoint.store import Store
 
 _HOMES = {
-    "CheckpointEvent": "_events", "Drain": "_drain", "Engine": "_engine", "Handle": "_engine",
-    "Head": "_manifest", "Hold": "_memory", "LoadedState": "_engine", "LocalStore": "_local",
-    "MemoryStore": "_memory", "ObjectStore": "_objects", "Problem": "_verify", "Reader": "_reader",
-    "Retention": "_retention", "Skip": "_reader", "Store": "_store", "Verified": "_verify", "certify": "_publish",
-    "drain": "_drain", "heads": "_publish", "open_store": "_open", "prune": "_retention", "publish": "_publish",
+    "CheckpointEvent": "save_events", "Drain": "draining", "Engine": "_engine", "Handle": "_engine",
+    "Head": "manifest", "Hold": "_memory", "LoadedState": "_engine", "LocalStore": "_local",
+    "MemoryStore": "_memory", "ObjectStore": "_objects", "Problem": "_verify", "Reader": "reader",
+    "Retention": "retention", "Skip": "reader", "Store": "store", "Verified": "_verify", "certify": "_publish",
+    "drain": "draining", "heads": "_publish", "open_store": "_open", "prune": "retention", "publish": "_publish",
     "verify": "_verify",
 }  # fmt: skip
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from outlast.checkpoint._tree import SCALARS
+from outlast.checkpoint.tree import SCALARS
 
 __all__ = ["PLAIN", "Outline", "has_memory"]
 

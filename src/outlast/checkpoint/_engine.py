@@ -16,28 +16,28 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-from outlast.checkpoint import _events as events
+from outlast.checkpoint import save_events as events
 from outlast.checkpoint._arena import Arena, Growth, Slot
-from outlast.checkpoint._drain import Drain, Drainer
 from outlast.checkpoint._handle import Handle
-from outlast.checkpoint._ladder import Rung, first_valid
-from outlast.checkpoint._load import LoadedState, fill_in_place, fresh, rebuild, select
-from outlast.checkpoint._manifest import FORMAT, Part
 from outlast.checkpoint._memory import Hold, MemoryStore, in_memory
-from outlast.checkpoint._neighbours import Neighbours
 from outlast.checkpoint._open import open_store
-from outlast.checkpoint._patience import newest_of
 from outlast.checkpoint._plan import PartLayout, plan
 from outlast.checkpoint._publish import publish, report_of
-from outlast.checkpoint._reader import Reader, Skip
-from outlast.checkpoint._retention import PruneResult, Retention, prune
-from outlast.checkpoint._room import is_full
-from outlast.checkpoint._snapshot import Snapshot
 from outlast.checkpoint._stage import copies_of
-from outlast.checkpoint._store import Store
-from outlast.checkpoint._tensors import Schema, State, flatten
-from outlast.checkpoint._threads import Threads, be_nice, within
 from outlast.checkpoint._writer import CHUNK_BYTES, Base, Written, base_of, write_part
+from outlast.checkpoint.draining import Drain, Drainer
+from outlast.checkpoint.ladder import Rung, first_valid
+from outlast.checkpoint.loading import LoadedState, fill_in_place, fresh, rebuild, select
+from outlast.checkpoint.manifest import FORMAT, Part
+from outlast.checkpoint.neighbours import Neighbours
+from outlast.checkpoint.patience import newest_of
+from outlast.checkpoint.reader import Reader, Skip
+from outlast.checkpoint.retention import PruneResult, Retention, prune
+from outlast.checkpoint.room import is_full
+from outlast.checkpoint.snapshot import Snapshot
+from outlast.checkpoint.state_tensors import Schema, State, flatten
+from outlast.checkpoint.store import Store
+from outlast.checkpoint.threads import Threads, be_nice, within
 from outlast.core.protocol.saves.commit import PartReport, SaveId
 from outlast.errors import CheckpointError
 

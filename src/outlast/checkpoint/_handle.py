@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Collection
 
 from outlast.checkpoint._arena import Slot
-from outlast.checkpoint._manifest import Part
-from outlast.checkpoint._snapshot import Snapshot
 from outlast.checkpoint._writer import Base
+from outlast.checkpoint.manifest import Part
+from outlast.checkpoint.snapshot import Snapshot
 from outlast.core.protocol.saves.commit import PartReport, SaveId
 from outlast.errors import CheckpointError
 

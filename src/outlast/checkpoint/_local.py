@@ -17,9 +17,9 @@ import secrets
 from collections.abc import Callable, Collection, Iterator
 
 from outlast.checkpoint._arena import address_of, thread_buffer
-from outlast.checkpoint._fs import ALIGN, NOT_REGULAR, Disk, FileSystem
-from outlast.checkpoint._manifest import MAX_HEAD_BYTES, Damage
-from outlast.checkpoint._store import generation_name, generation_number
+from outlast.checkpoint.fs import ALIGN, NOT_REGULAR, Disk, FileSystem
+from outlast.checkpoint.manifest import MAX_HEAD_BYTES, Damage
+from outlast.checkpoint.store import generation_name, generation_number
 
 __all__ = ["LocalStore", "make_directory"]
 

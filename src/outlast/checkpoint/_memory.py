@@ -17,8 +17,8 @@ from collections.abc import Collection, Iterator, Sequence
 import msgspec
 
 from outlast.checkpoint._arena import Slot, touch
-from outlast.checkpoint._manifest import UNREADABLE, Chunk, Damage, FileRef, Head, Part, PartRef, digest, seal
-from outlast.checkpoint._store import DataWriter
+from outlast.checkpoint.manifest import UNREADABLE, Chunk, Damage, FileRef, Head, Part, PartRef, digest, seal
+from outlast.checkpoint.store import DataWriter
 from outlast.errors import CheckpointError, ConfigError
 
 __all__ = ["Hold", "MemoryStore", "in_memory"]

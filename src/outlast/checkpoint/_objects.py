@@ -15,8 +15,8 @@ import secrets
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
-from outlast.checkpoint._manifest import MAX_HEAD_BYTES, Damage
-from outlast.checkpoint._store import generation_name, generation_number
+from outlast.checkpoint.manifest import MAX_HEAD_BYTES, Damage
+from outlast.checkpoint.store import generation_name, generation_number
 from outlast.errors import ConfigError, EnvironmentFault
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Any
 
 from outlast.checkpoint._local import LocalStore
 from outlast.checkpoint._objects import ObjectStore
-from outlast.checkpoint._store import Store
+from outlast.checkpoint.store import Store
 from outlast.errors import ConfigError
 
 __all__ = ["open_store"]

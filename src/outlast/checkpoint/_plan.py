@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from outlast.checkpoint._boxes import Box, rows, whole
-from outlast.checkpoint._fs import ALIGN
-from outlast.checkpoint._manifest import DTYPE_BYTES, Piece, TensorSpec
+from outlast.checkpoint.boxes import Box, rows, whole
+from outlast.checkpoint.fs import ALIGN
+from outlast.checkpoint.manifest import DTYPE_BYTES, Piece, TensorSpec
 
 __all__ = ["PartLayout", "Shard", "piece_bytes", "plan", "replicated"]
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from outlast.checkpoint._manifest import MAX_PART_BYTES, Damage, Head, PartRef, parse_head, parse_part, seal
-from outlast.checkpoint._reader import Reader
-from outlast.checkpoint._store import Source, Store, generation_name, generation_number
+from outlast.checkpoint.manifest import MAX_PART_BYTES, Damage, Head, PartRef, parse_head, parse_part, seal
+from outlast.checkpoint.reader import Reader
+from outlast.checkpoint.store import Source, Store, generation_name, generation_number
 from outlast.core.protocol.saves.commit import PartReport, SaveId
 from outlast.errors import CheckpointError
 

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 import torch
 
 from outlast.checkpoint._arena import Slot
-from outlast.checkpoint._boxes import Box, intersect
-from outlast.checkpoint._manifest import DTYPE_BYTES, Piece
 from outlast.checkpoint._plan import PartLayout
-from outlast.checkpoint._snapshot import Copy
-from outlast.checkpoint._tensors import Local, State
+from outlast.checkpoint.boxes import Box, intersect
+from outlast.checkpoint.manifest import DTYPE_BYTES, Piece
+from outlast.checkpoint.snapshot import Copy
+from outlast.checkpoint.state_tensors import Local, State
 from outlast.errors import ProtocolViolation
 
 __all__ = ["copies_of"]

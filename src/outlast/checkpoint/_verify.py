@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from outlast.checkpoint._manifest import Damage, parse_head
-from outlast.checkpoint._reader import Reader
-from outlast.checkpoint._store import Store, generation_name
+from outlast.checkpoint.manifest import Damage, parse_head
+from outlast.checkpoint.reader import Reader
+from outlast.checkpoint.store import Store, generation_name
 
 __all__ = ["Problem", "Verified", "verify"]
 

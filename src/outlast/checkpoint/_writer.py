@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from outlast.checkpoint._manifest import Chunk, FileRef, Part, PartRef, digest, seal
-from outlast.checkpoint._store import DataWriter, Store
-from outlast.checkpoint._threads import Threads
+from outlast.checkpoint.manifest import Chunk, FileRef, Part, PartRef, digest, seal
+from outlast.checkpoint.store import DataWriter, Store
+from outlast.checkpoint.threads import Threads
 
 __all__ = ["CHUNK_BYTES", "Base", "Place", "base_of", "write_part"]
 

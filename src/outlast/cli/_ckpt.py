@@ -137,9 +137,9 @@ def diff_(
     as_json: Json = False,
 ) -> int:
     """Which tensors differ between two generations, where first, and by how much."""
-    from outlast.checkpoint._diff import diff
-    from outlast.checkpoint._recorded import changed
-    from outlast.checkpoint._values import values_that_differ
+    from outlast.checkpoint.diff import diff
+    from outlast.checkpoint.head_facts import changed
+    from outlast.checkpoint.values import values_that_differ
 
     with _reader(first) as a, _reader(second) as b, _progress("diff") as progress:
         found = diff(a, b, progress=progress)
@@ -298,7 +298,7 @@ def prune_(
 ) -> None:
     """Remove old generations, and the files that none reaches any more. Certified ones make room only for such."""
     from outlast.checkpoint import Retention, prune
-    from outlast.checkpoint._occupancy import occupants
+    from outlast.checkpoint.occupancy import occupants
 
     store = _store(place)
     policy = Retention(keep_last=keep_last, keep_every=keep_every)
@@ -328,7 +328,7 @@ def _store(place: str) -> Store:
     import os
 
     from outlast.checkpoint import open_store
-    from outlast.checkpoint._occupancy import local_path
+    from outlast.checkpoint.occupancy import local_path
     from outlast.errors import ConfigError
 
     path = local_path(place)
@@ -339,7 +339,7 @@ def _store(place: str) -> Store:
 
 def _local(place: str, what: str) -> str:
     """The directory or file that other formats are read from and written to: a path, or a file:// URL."""
-    from outlast.checkpoint._occupancy import local_path
+    from outlast.checkpoint.occupancy import local_path
 
     path = local_path(place)
     if path is None:
@@ -363,8 +363,8 @@ def _newest(store: Store, generation: int | None) -> int:
 @contextlib.contextmanager
 def _reader(place: str, generation: int | None = None) -> Iterator[Reader]:
     from outlast.checkpoint import Reader
-    from outlast.checkpoint._manifest import parse_head
-    from outlast.checkpoint._store import generation_name
+    from outlast.checkpoint.manifest import parse_head
+    from outlast.checkpoint.store import generation_name
 
     place, generation = _at(place, generation)
     store = _store(place)
@@ -421,7 +421,7 @@ def _known_format(name: str) -> None:
 
 def _chosen(reader: Reader, patterns: list[str] | None) -> list[int]:
     """Numbers of the tensors that match; a pattern that none matches is a mistake."""
-    from outlast.checkpoint._names import chosen
+    from outlast.checkpoint.names import chosen
 
     return chosen([_plain(spec.name) for spec in reader.tensors], patterns)
 
@@ -429,7 +429,7 @@ def _chosen(reader: Reader, patterns: list[str] | None) -> list[int]:
 def _named(reader: Reader, numbers: list[int], strip: str | None) -> list[tuple[int, str]]:
     """What a model's file is to hold of these tensors, under the names that the model itself has for them: without
     `strip`, with tied ones under each of their names, and without buffers that models leave out of files."""
-    from outlast.checkpoint._names import MODEL, model_names
+    from outlast.checkpoint.names import MODEL, model_names
 
     names, known = {n: reader.tensors[n].name for n in numbers}, model_names(reader.tree)
     number_of = {name: n for n, name in names.items()}

@@ -13,7 +13,7 @@ __all__ = ["settings_lines", "settings_row"]
 
 def settings_row(head: Head) -> dict[str, Any]:
     """`extra` without the sections, which stand decoded under `settings`."""
-    from outlast.checkpoint._recorded import SECTIONS, sections
+    from outlast.checkpoint.head_facts import SECTIONS, sections
 
     return {"extra": {k: v for k, v in head.extra.items() if k not in SECTIONS}, "settings": sections(head.extra)}
 

@@ -150,7 +150,7 @@ def _check_places(config: Any) -> None:
     if keep and "://" not in keep and Path(keep).exists() and not Path(keep).is_dir():
         raise ConfigError(f"checkpoint_dir {keep} is no directory", remedy="give a directory, or a URL")
     if keep:
-        from outlast.checkpoint._room import tried
+        from outlast.checkpoint.room import tried
 
         tried(keep, 0, _TRY_S)
     if begin not in ("auto", "never") and "://" not in begin:

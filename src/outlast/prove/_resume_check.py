@@ -128,7 +128,7 @@ def _compare(a: LocalStore, b: LocalStore, stop_at: int) -> Verdict:
 
 def differences(a: Reader, b: Reader) -> list[tuple[str, str]]:
     """(name, how) of each tensor that differs between two generations, and of the first other value that does."""
-    from outlast.checkpoint._diff import diff
+    from outlast.checkpoint.diff import diff
 
     rows = [(d.name, f"{d.kind}: {d.detail}" + (f" ({d.num_differing} of {d.num_elements})" if d.num_elements else ""))
             for d in diff(a, b)]  # fmt: skip

@@ -13,10 +13,10 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from outlast.checkpoint import Drain, Retention, certify, heads, open_store, prune, publish
-from outlast.checkpoint._drain import Drainer
-from outlast.checkpoint._neighbours import Neighbours
-from outlast.checkpoint._retention import fewer
-from outlast.checkpoint._threads import Threads
+from outlast.checkpoint.draining import Drainer
+from outlast.checkpoint.neighbours import Neighbours
+from outlast.checkpoint.retention import fewer
+from outlast.checkpoint.threads import Threads
 from outlast.core.phases import Phase
 from outlast.core.protocol.saves.commit import PartReport, SaveId
 from outlast.errors import CheckpointError

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from outlast.checkpoint._threads import Threads
+from outlast.checkpoint.threads import Threads
 from outlast.config import RunConfig
 from outlast.core import events as ev
 from outlast.core.phases import Phase

@@ -14,9 +14,9 @@ import time
 import torch
 
 from outlast.checkpoint import Handle, heads
-from outlast.checkpoint import _events as ce
-from outlast.checkpoint._patience import Patient
-from outlast.checkpoint._room import make_room, tried
+from outlast.checkpoint import save_events as ce
+from outlast.checkpoint.patience import Patient
+from outlast.checkpoint.room import make_room, tried
 from outlast.core.policy import RunRecord
 from outlast.errors import CheckpointError, ConfigError, Unsaved
 from outlast.runtime.host.environment import Environment

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from outlast.checkpoint import Reader, Skip, open_store
-from outlast.checkpoint._ladder import Rung, first_valid
-from outlast.checkpoint._load import fresh
-from outlast.checkpoint._occupancy import local_path
-from outlast.checkpoint._safetensors import is_safetensors, open_file, read_at, sources_of
-from outlast.checkpoint._tensors import bytes_of, dtype_named
+from outlast.checkpoint.ladder import Rung, first_valid
+from outlast.checkpoint.loading import fresh
+from outlast.checkpoint.occupancy import local_path
+from outlast.checkpoint.safetensors_files import is_safetensors, open_file, read_at, sources_of
+from outlast.checkpoint.state_tensors import bytes_of, dtype_named
 from outlast.errors import CheckpointError
 from outlast.runtime.saving.contents import PARTS, is_whole_state, keys_of, place_and_number
 

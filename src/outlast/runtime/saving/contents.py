@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from outlast.checkpoint import Head, Reader, heads, open_store
-from outlast.checkpoint._occupancy import local_path
-from outlast.checkpoint._store import Source
+from outlast.checkpoint.occupancy import local_path
+from outlast.checkpoint.store import Source
 from outlast.errors import CheckpointError, OutlastError
 
 __all__ = ["PARTS", "check_holds_state", "is_whole_state", "keys_of", "place_and_number", "weights_only"]

@@ -23,9 +23,9 @@ from typing import Any
 
 from outlast.checkpoint import Engine as Archive
 from outlast.checkpoint import Handle, Hold, Retention
-from outlast.checkpoint import _events as ce
-from outlast.checkpoint._occupancy import Occupancy, occupy
-from outlast.checkpoint._room import make_room
+from outlast.checkpoint import save_events as ce
+from outlast.checkpoint.occupancy import Occupancy, occupy
+from outlast.checkpoint.room import make_room
 from outlast.core.policy import RunRecord
 from outlast.core.protocol import Member, View, ViewId
 from outlast.core.protocol.saves.commit import PartReport, SaveId

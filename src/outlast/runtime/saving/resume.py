@@ -14,9 +14,9 @@ import torch
 
 from outlast.checkpoint import Engine as Archive
 from outlast.checkpoint import Head, Hold, LoadedState, MemoryStore, heads
-from outlast.checkpoint._events import Differs, Unwritable
-from outlast.checkpoint._patience import Patient
-from outlast.checkpoint._room import tried
+from outlast.checkpoint.patience import Patient
+from outlast.checkpoint.room import tried
+from outlast.checkpoint.save_events import Differs, Unwritable
 from outlast.config import RunConfig
 from outlast.core.protocol import View
 from outlast.errors import CheckpointError, EnvironmentFault

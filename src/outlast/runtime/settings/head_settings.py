@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from outlast.checkpoint._recorded import Scalar, section
+from outlast.checkpoint.head_facts import Scalar, section
 from outlast.config import RunConfig
 from outlast.core.protocol import FILE
 from outlast.runtime.settings.save_settings import SaveSettings

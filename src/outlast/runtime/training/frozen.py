@@ -13,7 +13,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from outlast.checkpoint._snapshot import Copy, Snapshot
+from outlast.checkpoint.snapshot import Copy, Snapshot
 from outlast.runtime.training.warm_memory import Warm
 
 __all__ = ["Frozen", "OutcomeShare", "raw"]

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from outlast.checkpoint._threads import be_nice
+from outlast.checkpoint.threads import be_nice
 
 __all__ = ["Lent", "Warm", "at_low_priority", "populate", "touch"]
 

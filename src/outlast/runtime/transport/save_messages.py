@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from outlast.checkpoint._events import Differs, Loaded, SaveDelayed, SaveRetried, Skipped, Unwritable
+from outlast.checkpoint.save_events import Differs, Loaded, SaveDelayed, SaveRetried, Skipped, Unwritable
 from outlast.core.protocol.saves.commit import PartReport, SaveId
 
 __all__ = [

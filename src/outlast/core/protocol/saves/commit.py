@@ -45,7 +45,7 @@ class SaveId(msgspec.Struct, frozen=True, kw_only=True, order=True):
 
 
 class PartReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a writer promises is durable: its part file by name, size and digest (`checkpoint._manifest`)."""
+    """What a writer promises is durable: its part file by name, size and digest (`checkpoint.manifest`)."""
 
     writer: int
     name: str

@@ -1,7 +1,7 @@
 """What a place for checkpoints must be able to do, whatever it is made of.
 
 Role: the one interface between the engine and local disks, object stores and shared memory. Names are plain file
-names (`_manifest.check_name`); a store never interprets what it holds. Invariants every store keeps: a name is
+names (`manifest.check_name`); a store never interprets what it holds. Invariants every store keeps: a name is
 written once and never changed while a head reaches it; `publish` is atomic, exclusive and durable when it returns,
 and so is `withdraw`.
 """

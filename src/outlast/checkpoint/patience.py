@@ -16,8 +16,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar
 
-from outlast.checkpoint._store import DataReader, Source
-from outlast.checkpoint._threads import Threads
+from outlast.checkpoint.store import DataReader, Source
+from outlast.checkpoint.threads import Threads
 
 __all__ = ["StoreGate", "Patient", "Stuck", "kept", "newest_of", "patient"]
 

@@ -25,9 +25,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from outlast.checkpoint._fs import Disk
 from outlast.checkpoint._local import make_directory
-from outlast.checkpoint._threads import Threads
+from outlast.checkpoint.fs import Disk
+from outlast.checkpoint.threads import Threads
 from outlast.errors import ConfigError
 
 __all__ = ["Occupancy", "Occupant", "occupants", "occupy"]

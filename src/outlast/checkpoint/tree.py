@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from outlast.checkpoint._manifest import Damage
+from outlast.checkpoint.manifest import Damage
 from outlast.errors import ConfigError
 
 __all__ = ["SCALARS", "decode_tree", "encode_tree", "tensor_names"]

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from outlast.checkpoint._fs import Disk
-from outlast.checkpoint._manifest import UNREADABLE, Damage, TensorSpec
+from outlast.checkpoint.fs import Disk
+from outlast.checkpoint.manifest import UNREADABLE, Damage, TensorSpec
 from outlast.errors import ConfigError
 
 __all__ = ["NAMES", "Source", "is_safetensors", "open_file", "read_at", "sources_of"]

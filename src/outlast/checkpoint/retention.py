@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from outlast.checkpoint._manifest import MAX_PART_BYTES, Damage, Head, parse_part
 from outlast.checkpoint._publish import heads
-from outlast.checkpoint._store import Store
+from outlast.checkpoint.manifest import MAX_PART_BYTES, Damage, Head, parse_part
+from outlast.checkpoint.store import Store
 from outlast.errors import ConfigError
 
 __all__ = ["PruneResult", "Retention", "choose", "fewer", "prune"]

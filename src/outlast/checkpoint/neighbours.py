@@ -1,6 +1,6 @@
 """Whether another run publishes in the same place, as one publisher sees it. No torch.
 
-Role: an object store, and a file system without locks, cannot refuse a second live run (`_occupancy.py`); numbers of
+Role: an object store, and a file system without locks, cannot refuse a second live run (`occupancy.py`); numbers of
 generations tell it afterwards, for between two publications of one run nobody else's should lie. It costs nothing
 where there is none: nothing is read. Refuses nothing, and does not see a run that has published nothing since.
 """
@@ -8,7 +8,7 @@ where there is none: nothing is read. Refuses nothing, and does not see a run th
 from __future__ import annotations
 
 from outlast.checkpoint._publish import read_head
-from outlast.checkpoint._store import Store
+from outlast.checkpoint.store import Store
 from outlast.errors import Damage
 
 __all__ = ["Neighbours"]

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import xxhash
 
-from outlast.checkpoint._recorded import checked
+from outlast.checkpoint.head_facts import checked
 from outlast.errors import Damage
 
 __all__ = [

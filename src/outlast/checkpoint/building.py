@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from outlast.checkpoint._arena import map_private
-from outlast.checkpoint._boxes import Box
-from outlast.checkpoint._fs import ALIGN
-from outlast.checkpoint._manifest import DTYPE_BYTES, FORMAT, Part, Piece, TensorSpec, schema_digest
 from outlast.checkpoint._publish import publish, report_of
-from outlast.checkpoint._store import Store
 from outlast.checkpoint._writer import write_part
+from outlast.checkpoint.boxes import Box
+from outlast.checkpoint.fs import ALIGN
+from outlast.checkpoint.manifest import DTYPE_BYTES, FORMAT, Part, Piece, TensorSpec, schema_digest
+from outlast.checkpoint.store import Store
 from outlast.core.protocol.saves.commit import SaveId
 
 __all__ = ["Item", "build"]

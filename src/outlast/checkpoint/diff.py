@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from outlast.checkpoint._manifest import DTYPE_BYTES, TensorSpec
-from outlast.checkpoint._reader import Reader
+from outlast.checkpoint.manifest import DTYPE_BYTES, TensorSpec
+from outlast.checkpoint.reader import Reader
 
 __all__ = ["TensorDiff", "diff"]
 

@@ -13,14 +13,14 @@ import os
 import secrets
 from typing import Protocol
 
-from outlast.checkpoint._fs import Disk
 from outlast.checkpoint._local import make_directory
-from outlast.checkpoint._occupancy import local_path
 from outlast.checkpoint._open import open_store
 from outlast.checkpoint._publish import heads
-from outlast.checkpoint._retention import PruneResult, Retention, fewer
-from outlast.checkpoint._store import Store
-from outlast.checkpoint._threads import Threads
+from outlast.checkpoint.fs import Disk
+from outlast.checkpoint.occupancy import local_path
+from outlast.checkpoint.retention import PruneResult, Retention, fewer
+from outlast.checkpoint.store import Store
+from outlast.checkpoint.threads import Threads
 from outlast.errors import CheckpointError, EnvironmentFault
 
 __all__ = ["check_writable", "is_full", "make_room", "tried"]

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from outlast.checkpoint._arena import address_of, thread_buffer
-from outlast.checkpoint._boxes import Box, check_cover, contiguous_span, intersect
-from outlast.checkpoint._manifest import (
+from outlast.checkpoint.boxes import Box, check_cover, contiguous_span, intersect
+from outlast.checkpoint.manifest import (
     DTYPE_BYTES,
     MAX_PART_BYTES,
     Chunk,
@@ -34,9 +34,9 @@ from outlast.checkpoint._manifest import (
     digest,
     parse_part,
 )
-from outlast.checkpoint._patience import Patient, StoreGate, Stuck
-from outlast.checkpoint._store import DataReader, Source
-from outlast.checkpoint._threads import Threads
+from outlast.checkpoint.patience import Patient, StoreGate, Stuck
+from outlast.checkpoint.store import DataReader, Source
+from outlast.checkpoint.threads import Threads
 
 __all__ = ["Reader", "Run", "Skip", "runs_of_box"]
 

@@ -17,11 +17,11 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from outlast.checkpoint._again import PLAIN, Outline, has_memory
-from outlast.checkpoint._boxes import Box
-from outlast.checkpoint._manifest import DTYPE_BYTES, TensorSpec, schema_digest
 from outlast.checkpoint._plan import Shard
 from outlast.checkpoint._quantised import QUANTISED, put_together, taken_apart
-from outlast.checkpoint._tree import decode_tree, encode_tree, tensor_names
+from outlast.checkpoint.boxes import Box
+from outlast.checkpoint.manifest import DTYPE_BYTES, TensorSpec, schema_digest
+from outlast.checkpoint.tree import decode_tree, encode_tree, tensor_names
 from outlast.errors import ConfigError
 
 __all__ = ["Local", "State", "bytes_of", "dtype_named", "flatten", "plain_leaf", "raw", "unflatten"]

@@ -13,10 +13,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from outlast.checkpoint._manifest import MAX_PART_BYTES, Chunk, Damage, Part, digest, parse_head, parse_part
-from outlast.checkpoint._retention import Retention, prune
-from outlast.checkpoint._store import Store, generation_name
-from outlast.checkpoint._threads import Threads
+from outlast.checkpoint.manifest import MAX_PART_BYTES, Chunk, Damage, Part, digest, parse_head, parse_part
+from outlast.checkpoint.retention import Retention, prune
+from outlast.checkpoint.store import Store, generation_name
+from outlast.checkpoint.threads import Threads
 from outlast.errors import CheckpointError
 
 __all__ = ["Drain", "Drainer", "drain"]

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import torch
 
 from outlast.checkpoint._arena import map_private
-from outlast.checkpoint._boxes import Box, intersect
-from outlast.checkpoint._manifest import DTYPE_BYTES, Damage, TensorSpec
-from outlast.checkpoint._names import chosen
-from outlast.checkpoint._patience import Stuck, kept
-from outlast.checkpoint._reader import Reader, Run, Skip, runs_of_box
-from outlast.checkpoint._tensors import Local, State, bytes_of, dtype_named, raw, unflatten
+from outlast.checkpoint.boxes import Box, intersect
+from outlast.checkpoint.manifest import DTYPE_BYTES, Damage, TensorSpec
+from outlast.checkpoint.names import chosen
+from outlast.checkpoint.patience import Stuck, kept
+from outlast.checkpoint.reader import Reader, Run, Skip, runs_of_box
+from outlast.checkpoint.state_tensors import Local, State, bytes_of, dtype_named, raw, unflatten
 from outlast.errors import CheckpointError
 
 __all__ = ["Difference", "LoadedState", "fill", "fill_in_place", "fresh", "match", "rebuild", "select"]

@@ -12,10 +12,10 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
-from outlast.checkpoint._manifest import Damage, Head, parse_head
-from outlast.checkpoint._patience import Stuck, patient
-from outlast.checkpoint._reader import Reader, Skip
-from outlast.checkpoint._store import Source, generation_name
+from outlast.checkpoint.manifest import Damage, Head, parse_head
+from outlast.checkpoint.patience import Stuck, patient
+from outlast.checkpoint.reader import Reader, Skip
+from outlast.checkpoint.store import Source, generation_name
 from outlast.errors import CheckpointError
 
 __all__ = ["Rung", "candidates", "first_valid", "open_reader"]

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from outlast.checkpoint._again import has_memory
-from outlast.checkpoint._tensors import bytes_of, raw
+from outlast.checkpoint.state_tensors import bytes_of, raw
 from outlast.errors import CheckpointError
 
 __all__ = ["Copy", "Snapshot"]
