@@ -100,8 +100,8 @@ class Server:
             outside_s=config.outside_s, max_restarts=config.max_restarts, backoff_s=config.restart_backoff_s,
         )  # fmt: skip
         self.coordinator = Coordinator(settings, self.epoch, record)
-        self.coordinator.reports.faults = _unreported(journal)
         self._began_s = time.time() - time.monotonic()
+        self.coordinator.reports.recall(*_unreported(journal, self._began_s))
         self.keeper = Keeper(
             journal, self.coordinator, run=os.environ.get("OUTLAST_RUN", ""), config=config, write=self.write,
             tell=self.send, probe=self.probe, now=self.now_s,
@@ -376,15 +376,20 @@ class Server:
         self.journal.append(end)
 
 
-def _unreported(journal: Journal) -> list[ReportedFault]:
-    """Deaths that an earlier coordinator wrote down and did not live to report as recovered from."""
-    events_ = [entry.event for entry in journal.events(kinds=[events.ReplicaExited, events.Recovery])]
-    told = {e.replica for e in events_ if isinstance(e, events.Recovery)}
-    return [
+def _unreported(journal: Journal, apart_s: float) -> tuple[list[ReportedFault], tuple[int, float] | None]:
+    """What an earlier coordinator wrote down and did not live to report as recovered from: deaths, and the loss of the
+    fleet (its step, and when). `apart_s`: Unix time less monotonic time."""
+    kinds = (events.ReplicaExited, events.Recovery, events.FleetLost, events.ViewFormed)
+    story = [entry.event for entry in journal.events(kinds=kinds)]
+    told = {e.replica for e in story if isinstance(e, events.Recovery)}
+    faults = [
         ReportedFault(e.cause, e.replica, e.noticed_by, 0.0, 0.0, e.detail)
-        for e in events_
+        for e in story
         if isinstance(e, events.ReplicaExited) and e.replica not in told and e.cause not in ("left", "finished")
     ]
+    newest = next((e for e in reversed(story) if isinstance(e, events.FleetLost | events.ViewFormed)), None)
+    gone = (newest.step, newest.at_s - apart_s) if isinstance(newest, events.FleetLost) else None
+    return faults, gone
 
 
 def _number(message: m.Install | m.Amend | m.Notify | m.Take) -> int:

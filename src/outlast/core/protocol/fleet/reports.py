@@ -7,7 +7,7 @@ downtime that is told; when somebody noticed, and how long it took to form the v
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from outlast.core.protocol import messages as m
@@ -46,6 +46,10 @@ class Reports:
     mended: list[tuple[float, dict[str, object]]] = field(default_factory=list)  # (when the view had formed, record)
     _gone: tuple[int, float] | None = None  # the fleet was lost: its last known step, and when that was noticed
     _commits: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_KEPT))
+
+    def recall(self, faults: Sequence[ReportedFault], gone: tuple[int, float] | None) -> None:
+        """What an earlier coordinator had noticed, and nobody has recovered from yet."""
+        self.faults, self._gone = list(faults), gone
 
     def noticed(self, victim: str, by: str, at_s: float) -> bool:
         """The first to notice is who counts: whether this is the first."""

@@ -1,0 +1,43 @@
+"""What a coordinator takes over from one that did not live to tell it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outlast.core import events as ev
+from outlast.core.protocol import ViewId
+from outlast.core.protocol import messages as m
+from outlast.core.protocol.fleet.reports import Reports
+from outlast.journal import Journal
+from outlast.runtime.coordinator.server import _unreported
+
+APART_S = 1000.0
+FORMED = ev.ViewFormed(at_s=1001.0, epoch=1, n=1, step=0, roll_call_s=0.0)
+DEAD = ev.ReplicaExited(at_s=1010.0, replica="r0.1", cause="signal", detail="SIGSEGV", noticed_by="agent", step=10)
+LOST = ev.FleetLost(at_s=1010.1, step=10, detail="r0.1: signal")
+BACK = ev.ViewFormed(at_s=1030.0, epoch=5, n=1, step=4, roll_call_s=0.0)
+
+
+@pytest.mark.parametrize(("story", "lost_steps"), [([FORMED, DEAD, LOST], 6), ([FORMED, DEAD, LOST, BACK], 0)])
+def test_steps_lost_with_the_fleet_are_told_whoever_is_there_when_it_is_back(
+    tmp_path: Path, story: list[Any], lost_steps: int
+) -> None:
+    with Journal.create(tmp_path) as journal:
+        for event in story:
+            journal.append(event)
+        journal.flush(10.0)
+        found = _unreported(journal, APART_S)
+    told: list[dict[str, Any]] = []
+    reports = Reports(lambda kind, **fields: told.append(fields))
+    reports.recall(*found)
+    view = ViewId(5, 1)
+    reports.formed["r0.2"] = m.Formed(member="r0.2", view=view, step=4, left_at_s=0.0, formed_at_s=30.0)
+    reports.recoveries(view)
+    reports.committed(9.9, 30.2)
+    reports.resumed()
+    (recovery,) = told
+    assert (recovery["replica"], recovery["lost_steps"]) == ("r0.1", lost_steps)
+    assert recovery["downtime_s"] == pytest.approx(20.3 if lost_steps else 0.0)
