@@ -38,6 +38,7 @@ def save_for_ever(where: str) -> None:
 @pytest.mark.process
 @pytest.mark.campaign
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 def test_killed_while_it_saves(tmp_path: pathlib.Path) -> None:
     draw, newest, sizes = random.Random(3), 0, list[int]()
     for kill in range(KILLS):
