@@ -80,6 +80,7 @@ def test_the_simulator_agrees_with_a_monte_carlo_from_the_documentation() -> Non
 
 
 @pytest.mark.campaign
+@pytest.mark.timeout(600)
 def test_it_agrees_on_two_hundred_settings() -> None:
     compare(settings=200, runs=400)
 
@@ -125,6 +126,8 @@ def test_the_interval_of_the_rate_holds_the_truth_where_failures_come_in_bursts(
 
 
 @pytest.mark.campaign
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
 def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
     """Counted: the rate of bursty fleets, and a population's mean and spread."""
     fitted, _ = covered(500)
