@@ -108,9 +108,10 @@ def exit_code(report: ProofReport, strict: bool) -> int:
     return 8 if report.verdict != "held" or (strict and report.numbers) else 0
 
 
-def script_of(script: str | None, module: str | None, args: list[str], command: str) -> list[str]:
+def script_of(script: str | None, module: str | None, args: list[str], command: str, log: str = "") -> list[str]:
     """What is trained. ConfigError if there is none."""
-    usage = f"outlast prove {command} [OPTIONS] train.py ARGS…, or outlast prove {command} [OPTIONS] -m MODULE ARGS…"
+    before = f"outlast prove {command} [OPTIONS]"
+    usage = f"{before} {log}train.py ARGS…" + ("" if log else f", or {before} -m MODULE ARGS…")
     if module is not None:
         return ["-m", module, *([] if script is None else [script]), *args]
     if script is None or not Path(script).is_file():
@@ -306,8 +307,8 @@ def print_report(report: ProofReport) -> None:
         )
     if report.runs:
         print(f"{'runs':40}{report.runs:8}{report.same_bits:12}{report.fleet_lost:12}{report.wrong:8}")
-        middle = report.downtimes_s[len(report.downtimes_s) // 2] if report.downtimes_s else 0.0
-        worst = report.downtimes_s[-1] if report.downtimes_s else 0.0
+    if report.downtimes_s:
+        middle, worst = report.downtimes_s[len(report.downtimes_s) // 2], report.downtimes_s[-1]
         print(f"\ndowntime of a fault: median {middle:.3f} s, longest {worst:.3f} s")
     for failure in report.failures:
         print(f"\nrun {failure.number} ended wrong:")
@@ -320,9 +321,22 @@ def print_report(report: ProofReport) -> None:
             print(f"\n{title}:")
         for line in lines[:8]:
             print(f"  {line}")
-    if report.untested and report.runs:
-        print("\nnot tested: " + "; ".join(f"{what} ({why})" for what, why in report.untested))
+    _print_untested(report)
     print(f"\nseed {report.seed}: {_VERDICTS[report.verdict]}")
+
+
+def _print_untested(report: ProofReport) -> None:
+    """Those of this command, by reason; of the others their number."""
+    from outlast.prove.script_plan import KINDS
+
+    if not report.runs:
+        return
+    mine = [(what, why) for what, why in report.untested if what in KINDS]
+    print()
+    for reason in dict.fromkeys(why for _, why in mine):
+        print(f"not tested: {', '.join(what for what, why in mine if why == reason)} ({reason})")
+    others = len(report.untested) - len(mine)
+    print(f"not tested: {others} kinds for which there are other commands, or none (outlast prove catalogue)")
 
 
 _VERDICTS = {

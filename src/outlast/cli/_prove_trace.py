@@ -19,10 +19,10 @@ def trace(
     log: Annotated[str, typer.Argument(help="A failure log.")],
     script: Annotated[str | None, typer.Argument(help="the training script")] = None,
     args: Annotated[list[str] | None, typer.Argument(help="its own arguments")] = None,
-    module: Annotated[str | None, typer.Option("-m", help="Run this module instead of a script.")] = None,
     preset: Annotated[str, typer.Option(help="infinitehbd, bamboo, slurm, k8s, xid or journal.")] = "",
     mapping: Annotated[str, typer.Option(help="A TOML that names the log's columns.")] = "",
-    strikes: Annotated[int, typer.Option(help="How many failures are replayed, in a row.")] = 8,
+    hours: Annotated[float, typer.Option(help="How many hours of the log; the busiest are taken.")] = 24.0,
+    strikes: Annotated[int, typer.Option(help="How many of their failures are replayed at most.")] = 8,
     replicas: Annotated[int, typer.Option(help="Replicas that the log's machines are dealt to.")] = 3,
     spares: Annotated[int, typer.Option(help="Spares of the run.")] = 1,
     config: Annotated[Path | None, typer.Option(help="Settings for all runs, as for outlast run.")] = None,
@@ -37,16 +37,16 @@ def trace(
     from outlast.prove.script_plan import Shape
     from outlast.prove.trace_schedule import Hit, busiest
 
-    wanted = script_of(script, module, args or [], "trace LOG")
+    wanted = script_of(script, None, args or [], "trace", "LOG ")
     check_file(report)
     found = read_trace(log, preset_name=preset, mapping_path=mapping)
-    stretch = busiest([Hit(failure.down_h, failure.node, failure.kind) for failure in found.failures], strikes)
+    stretch = busiest([Hit(failure.down_h, failure.node, failure.kind) for failure in found.failures], hours, strikes)
 
     def schedule(shape: Shape) -> str:
         print(
-            f"{found.name}: {len(stretch.hits)} failures of {stretch.machines} machines in {stretch.hours:.2f} h, from "
-            f"hour {stretch.start_h:.1f} on, dealt to {replicas} replicas; a second stands for "
-            f"{stretch.scale(shape.begin_s, shape.length_s):.2f} h",
+            f"{found.name}: {len(stretch.hits)} of the {stretch.failures} failures in {stretch.hours:g} h from hour "
+            f"{stretch.start_h:.1f} on; {stretch.machines} machines are dealt to {replicas} replicas; a second stands "
+            f"for {stretch.scale(shape.begin_s, shape.length_s):.2f} h",
             file=sys.stderr, flush=True,
         )  # fmt: skip
         return stretch.schedule(replicas, shape.begin_s, shape.length_s)

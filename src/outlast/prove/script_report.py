@@ -10,11 +10,14 @@ from typing import Literal
 import msgspec
 
 from outlast.prove._strike_findings import Finding
+from outlast.prove.catalogue import CATALOGUE
 from outlast.prove.script_campaign import Baseline, ScriptResult
 from outlast.prove.script_plan import KINDS, Shape
 
-__all__ = ["FailedRun", "ProofReport", "StruckRow", "command_of", "proof_of"]
+__all__ = ["NOT_DRAWN", "FailedRun", "ProofReport", "StruckRow", "command_of", "proof_of"]
 
+NOT_DRAWN = "no strike of it was drawn, or nobody was there to be struck"
+"""Why a kind that could have been injected was not."""
 _BY_SIGNAL = {kind.signal: name for name, kind in KINDS.items() if name not in ("pause", "brownout")}
 
 
@@ -75,7 +78,10 @@ def proof_of(
     ends = Counter(result.outcome for result in results)
     rows = _table(results)
     met = {row.kind for row in rows}
-    missing = [(name, "no strike of it was drawn, or nobody was there to be struck") for name in KINDS]
+    if any(":brownout:" in result.schedule for result in results):
+        met.add("brownout")  # it is told as the deaths that it consists of
+    missing = [(name, NOT_DRAWN) for name in KINDS]
+    others = [kind for kind in CATALOGUE if not kind.by.startswith("outlast prove run")]
     return ProofReport(
         verdict="script" if baseline.faults else "failed" if ends["wrong"] else "held" if results else "nothing",
         script=list(script), seed=seed, shape=baseline.shape, steps=baseline.shape.steps,
@@ -87,7 +93,10 @@ def proof_of(
         numbers=[f"run {r.number}: {f.check}: {f.detail}" for r in results for f in r.numbers],
         notes=sorted({note for result in results for note in result.notes}),
         failures=[_failure(script, result, baseline, shrunk) for result in results if result.outcome == "wrong"],
-        untested=[*((n, w) for n, w in missing if n not in met and n not in dict(untested)), *untested],
+        untested=[
+            *((n, w) for n, w in missing if n not in met and n not in dict(untested)), *untested,
+            *((kind.name, kind.why_not or f"it has a command of its own: {kind.by}") for kind in others),
+        ],
         results=list(results),
     )  # fmt: skip
 

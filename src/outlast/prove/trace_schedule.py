@@ -6,6 +6,7 @@ starts at once on the machine that the replay runs on. The stretch is the busies
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -25,12 +26,14 @@ class Hit(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """The hours of a log that are replayed. `machines`: how many of the log are dealt to the replicas."""
+    """The hours of a log that are replayed. `failures`: how many there were; `hits`: those that are replayed;
+    `machines`: how many of the log had them, and are dealt to the replicas."""
 
     start_h: float
     hours: float
     machines: int
     hits: tuple[Hit, ...]
+    failures: int
 
     def schedule(self, replicas: int, begin_s: float, length_s: float) -> str:
         """For `outlast prove run --schedule`: the first failure soon after training begins, the last before it ends."""
@@ -50,15 +53,22 @@ class Stretch(NamedTuple):
         return self.hours / max(0.1, 0.9 * (length_s - begin_s))
 
 
-def busiest(hits: Sequence[Hit], strikes: int) -> Stretch:
-    """The shortest stretch with so many failures. ConfigError if the log has fewer."""
-    ordered = sorted(hits)
-    if strikes < 1 or len(ordered) < strikes:
+def busiest(hits: Sequence[Hit], hours: float, most: int) -> Stretch:
+    """The stretch of so many hours that begins with a failure and has the most of them; the first `most` of these.
+
+    ConfigError for a log without failures, or a stretch that is none.
+    """
+    if not hits or not hours > 0 or most < 1:
         raise ConfigError(
-            f"--strikes {strikes}: the log has {len(ordered)} failures", remedy=f"from 1 to {max(1, len(ordered))}"
+            f"--hours {hours:g} --strikes {most} of a log with {len(hits)} failures",
+            remedy="a log with failures, --hours above 0 and --strikes 1 or more",
         )
-    starts = range(len(ordered) - strikes + 1)
-    first = min(starts, key=lambda at: ordered[at + strikes - 1].at_h - ordered[at].at_h)
-    chosen = tuple(ordered[first : first + strikes])
-    hours = max(chosen[-1].at_h - chosen[0].at_h, 1e-3)
-    return Stretch(start_h=chosen[0].at_h, hours=hours, machines=len({hit.node for hit in chosen}), hits=chosen)
+    ordered = sorted(hits)
+    times = [hit.at_h for hit in ordered]
+    ends = [bisect.bisect_left(times, at_h + hours) for at_h in times]
+    first = max(range(len(ordered)), key=lambda at: ends[at] - at)
+    chosen = tuple(ordered[first : ends[first]])
+    kept = chosen[:most]
+    return Stretch(
+        start_h=times[first], hours=hours, machines=len({hit.node for hit in kept}), hits=kept, failures=len(chosen)
+    )
