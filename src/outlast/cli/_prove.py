@@ -19,6 +19,7 @@ from outlast.cli._prove_gate import gate
 from outlast.cli._prove_run import run
 from outlast.cli._prove_strikes import strikes
 from outlast.cli._prove_trace import trace
+from outlast.cli._prove_weekend import lost_weekend
 from outlast.cli._script_command import ScriptCommand
 from outlast.errors import ConfigError
 
@@ -37,6 +38,7 @@ app.command()(faults)
 app.command()(attacks)
 app.command()(strikes)
 app.command()(catalogue)
+app.command("lost-weekend")(lost_weekend)
 app.command(cls=ScriptCommand, context_settings={"allow_interspersed_args": False})(run)
 app.command(cls=ScriptCommand, context_settings={"allow_interspersed_args": False})(gate)
 app.command(cls=ScriptCommand, context_settings={"allow_interspersed_args": False})(trace)
