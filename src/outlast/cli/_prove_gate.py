@@ -18,7 +18,7 @@ def gate(
     module: Annotated[str | None, typer.Option("-m", help="Run this module instead of a script.")] = None,
     junit: Annotated[Path, typer.Option(help="Where the JUnit XML goes.")] = Path("outlast-prove.xml"),
     report: Annotated[Path | None, typer.Option(help="Write a page with all of it here: one HTML file.")] = None,
-    minutes: Annotated[float, typer.Option(help="Begin no run after so long.")] = 5.0,
+    minutes: Annotated[float, typer.Option(help="Begin no further run after so long; one is always struck.")] = 5.0,
     seed: Annotated[int, typer.Option(help="Fixes the strikes; -1 draws one, and says which.")] = -1,
     faults: Annotated[str, typer.Option(help="Kinds of faults, with commas between; all if not said.")] = "",
     replicas: Annotated[int, typer.Option(help="Replicas of each struck run.")] = 2,

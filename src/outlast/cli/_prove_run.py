@@ -52,7 +52,7 @@ def run(
     module: Annotated[str | None, typer.Option("-m", help="Run this module instead of a script.")] = None,
     faults: Annotated[str, typer.Option(help="Kinds of faults, with commas between; all if not said.")] = "",
     runs: Annotated[int, typer.Option(help="How many struck runs at most.")] = 4,
-    minutes: Annotated[float, typer.Option(help="Begin no run after so long; 0: no limit.")] = 0.0,
+    minutes: Annotated[float, typer.Option(help="Begin no further run after so long; 0: no limit.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Fixes the strikes; -1 draws one, and says which.")] = -1,
     replicas: Annotated[int, typer.Option(help="Replicas of each struck run.")] = 2,
     spares: Annotated[int, typer.Option(help="Spares of each struck run.")] = 1,
@@ -142,7 +142,7 @@ def prove(options: Options, *, quiet: bool) -> ProofReport:
         say(_undisturbed(baseline))
         known = {result.number for result in results}
         for fleet in _fleets(options, seed, baseline, kinds):
-            if time.monotonic() > end_s:
+            if results and time.monotonic() > end_s:
                 break
             if fleet.number in known:
                 continue

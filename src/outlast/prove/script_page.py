@@ -171,6 +171,8 @@ def junit_of(report: ProofReport, strict: bool) -> str:
         words = [f"{f.check}: {f.detail}" for f in failure.findings] if failure is not None else []
         more = [f"again: {failure.command}"] if failure is not None else []
         cases.append(_case(f"run {result.number}: {result.schedule}", result.seconds, words, more))
+    if not report.script_faults and not report.results:
+        cases.append(_case("a run is struck", 0.0, ["no run was struck, so nothing was shown"]))
     cases.append(_case("status and why tell the truth", 0.0, report.numbers if strict else []))
     failed = sum("<failure" in case for case in cases)
     seconds = sum(result.seconds for result in report.results)
