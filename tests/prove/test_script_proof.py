@@ -4,7 +4,9 @@ fault, on three scripts that look like what strangers write (`scripts/`)."""
 from __future__ import annotations
 
 import json
+import os
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 
 from outlast.cli import main
 from outlast.errors import ConfigError
+from outlast.prove._leaks import LeakWatch, Sample, leaks
 from outlast.prove._script_findings import (
     Witnessed,
     carried_over,
@@ -195,6 +198,34 @@ def test_a_step_without_a_microbatch_and_one_with_two_results() -> None:
         "microbatch 1 of step 1 was computed with two results"
     ]
     assert list(microbatch_findings(seen(*rows), 2, {0})) == []
+
+
+def test_growth_that_no_sample_contradicts_is_a_leak() -> None:
+    steady = [Sample(20 + n % 7, 50 << 20) for n in range(40)]
+    assert list(leaks("coordinator", steady)) == []
+    (found,) = leaks("coordinator", [Sample(20 + 3 * n, 50 << 20) for n in range(40)])
+    assert found.detail.startswith("the coordinator held 56 descriptors at most at first, and 101 at least")
+    (found,) = leaks("a0", [Sample(20, (50 + 10 * n) << 20) for n in range(40)])
+    assert "MiB" in found.detail
+    assert list(leaks("a0", [Sample(20 + 20 * n, 1 << 30) for n in range(11)])) == [], "too short to say"
+    assert list(leaks("a0", [*steady, *(Sample(200, 1 << 30) for _ in range(8)), *steady])) == [], "it came down again"
+
+
+def test_who_is_watched_for_leaks(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    with (tmp_path / "logs" / "coordinator.log").open("w") as log:
+        child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=log)
+    try:
+        watch = LeakWatch()
+        watch.look()
+        assert watch.samples == {}, "nothing was launched"
+        watch.launcher = os.getpid()
+        watch.look()
+        watch.look()  # too soon after the first
+        assert {name: len(samples) for (name, _), samples in watch.samples.items()} == {"launcher": 1, "coordinator": 1}
+        assert watch.samples["coordinator", child.pid][0].descriptors >= 3
+    finally:
+        child.communicate()
 
 
 # --- real fleets -----------------------------------------------------------------------------------------------------

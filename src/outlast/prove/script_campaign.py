@@ -19,6 +19,7 @@ import msgspec
 from outlast.core import events as ev
 from outlast.errors import ConfigError
 from outlast.prove._drive import Driven
+from outlast.prove._leaks import LeakWatch
 from outlast.prove._script_findings import (
     Witnessed,
     carried_over,
@@ -97,6 +98,7 @@ class ScriptCampaign:
         self._settings = _settings_of(settings)
         self._witnessed: tuple[Witnessed, Witnessed] | None = None
         self._baseline: Baseline | None = None
+        self._leaks = LeakWatch()  # of the newest run
 
     # --- undisturbed -----------------------------------------------------------------------------------------------
     def baseline(self, watch: Callable[[str, StrikeRecord], None]) -> Baseline:
@@ -139,7 +141,7 @@ class ScriptCampaign:
         told = witnessed(folder, baseline.shape.steps)
         outcome, findings, numbers = _judged(seen, baseline)
         steps = {commit.step for commit in seen.commits}
-        own = [*microbatch_findings(told, baseline.shape.steps, steps)]
+        own = [*self._leaks.findings(), *microbatch_findings(told, baseline.shape.steps, steps)]
         own += script_findings(self._witnessed[1], told, struck=True)
         more, notes = carried_over(*self._witnessed, told)
         named = [f for f in (*own, *more) if (f.check, f.detail) not in {(g.check, g.detail) for g in findings}]
@@ -162,10 +164,18 @@ class ScriptCampaign:
     def _run(
         self, folder: Path, fleet: ScriptFleet, every: int, hang_s: float, watch: Callable[[StrikeRecord], None]
     ) -> Watched:
-        def launch(place: Path, struck: StruckFleet) -> Driven:
-            return self._launch(place, fleet, every)
+        self._leaks = LeakWatch()
 
-        return run_watched(folder, fleet, watch, launch, hang_s)
+        def launch(place: Path, struck: StruckFleet) -> Driven:
+            driven = self._launch(place, fleet, every)
+            self._leaks.launcher = driven.process.pid
+            return driven
+
+        def look(record: StrikeRecord) -> None:
+            self._leaks.look()
+            watch(record)
+
+        return run_watched(folder, fleet, look, launch, hang_s)
 
     def _launch(self, folder: Path, fleet: ScriptFleet, every: int) -> Driven:
         settings: dict[str, Any] = {
