@@ -94,7 +94,7 @@ class ScriptCampaign:
         self, base: Path, script: Sequence[str], seed: int, shape: Shape, *, settings: Path | None = None,
         keep: bool = False,
     ) -> None:  # fmt: skip
-        self.base, self.script, self.seed, self.shape, self.keep = base, list(script), seed, shape, keep
+        self.base, self.script, self.seed, self.shape, self.keep = base.absolute(), list(script), seed, shape, keep
         self._settings = _settings_of(settings)
         self._witnessed: tuple[Witnessed, Witnessed] | None = None
         self._baseline: Baseline | None = None
