@@ -31,12 +31,12 @@ class Form(NamedTuple):
 
 
 FORMS = {
-    # one of two dies in step 9: the other one computes its share of that step, and goes on
-    "member": Form("phase:backward:SIGKILL:r0.1:9", 2, False),
-    # the only one dies in step 9, and another one goes on from a checkpoint
-    "resumed": Form("phase:backward:SIGKILL:r0.1:9", 1, True),
-    # the only one dies in step 9, and nothing was kept
-    "lost": Form("phase:backward:SIGKILL:r0.1:9", 1, False),
+    # one of two dies in step 100: the other one computes its share of that step, and goes on
+    "member": Form("phase:backward:SIGKILL:r0.1:100", 2, False),
+    # the only one dies in step 100, and another one goes on from a checkpoint
+    "resumed": Form("phase:backward:SIGKILL:r0.1:100", 1, True),
+    # the only one dies in step 100, and nothing was kept
+    "lost": Form("phase:backward:SIGKILL:r0.1:100", 1, False),
 }
 
 
@@ -121,7 +121,7 @@ def broken_copy(build: Broken, place: Path) -> Path:
     return place
 
 
-SCRIPT = [str(Path(__file__).parent / "scripts" / "nanogpt.py"), "--max-iters", "24"]
+SCRIPT = [str(Path(__file__).parent / "scripts" / "nanogpt.py"), "--max-iters", "240"]
 
 
 @pytest.mark.parametrize("build", BUILDS, ids=lambda build: build.name)
