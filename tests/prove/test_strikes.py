@@ -148,6 +148,21 @@ def test_a_downtime_is_a_pause_of_the_stopwatch() -> None:
     assert judge(watched(commits=late, events=[*watched().events, recovered(0.65)]), RIGHT) == ("same bits", [])
 
 
+def test_who_takes_over_tells_the_step_once_more_that_it_was_handed() -> None:
+    late = [
+        commit._replace(who="r0.1") if commit.step < 200 else commit._replace(at_s=commit.at_s + 0.6)
+        for commit in watched().commits
+    ]
+    late.insert(200, late[199]._replace(at_s=late[200].at_s - 0.04, who="r1.1"))
+    assert judge(watched(commits=late, events=[*watched().events, recovered(0.65)]), RIGHT) == ("same bits", [])
+
+
+def test_a_downtime_that_began_before_the_first_commit_cannot_be_measured() -> None:
+    early = msgspec.structs.replace(recovered(4.0), at_s=106.2)  # the first commit was at 106.0
+    assert judge(watched(events=[*watched().events, early]), RIGHT) == ("same bits", [])
+    assert checks(watched(events=[*watched().events, recovered(12.0)])) == {"why: downtime"}  # longer than it trained
+
+
 ODD = [*watched().commits[:-1], Commit(1026.0, STEPS - 1, "0x1p1", "r1.1")]
 LOST = finished(outcome="failed", exit_code=6, detail="all replicas failed")
 FAILED = finished(outcome="failed", exit_code=5, detail="two replicas failed in step 3")

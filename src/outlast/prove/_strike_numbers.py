@@ -71,7 +71,7 @@ def _downtime(
         if not isinstance(event, ev.Recovery) or not event.downtime_s:
             continue
         at_s, may_s = event.at_s - record.unix_s, max(_LEAST_S, _SHARE * event.downtime_s)
-        if at_s - event.downtime_s < first_s + may_s:
+        if at_s - event.downtime_s < first_s < at_s < first_s + _NEAR_S:
             continue  # it began before anything was committed: the stopwatch shows only its end
         if not any(abs(long_s - event.downtime_s) <= may_s and abs(end_s - at_s) < _NEAR_S for end_s, long_s in pauses):
             near = [f"{long_s:.3f}" for end_s, long_s in pauses if abs(end_s - at_s) < _NEAR_S and long_s > _LEAST_S]
@@ -79,10 +79,15 @@ def _downtime(
 
 
 def _pauses(commits: Sequence[Commit]) -> Iterator[tuple[float, float]]:
-    """(end, length) of the time from a commit to the next one of another step: of each process, and of all."""
+    """(end, length) of the time from a commit to the next one of another step: of each process, of all, and from who
+    had a step first to who had the next one first (who takes over tells the step that it was handed once more)."""
     for who in {commit.who for commit in commits} | {""}:
         own = [commit for commit in commits if who in ("", commit.who)]
         yield from ((b.at_s, b.at_s - a.at_s) for a, b in itertools.pairwise(own) if a.step != b.step)
+    first: dict[int, float] = {}
+    for commit in commits:
+        first.setdefault(commit.step, commit.at_s)
+    yield from ((at_s, at_s - first[step - 1]) for step, at_s in first.items() if step - 1 in first)
 
 
 def _lost_steps(record: StrikeRecord, commits: Sequence[Commit], events: Sequence[ev.AnyEvent]) -> int:
