@@ -280,6 +280,23 @@ def test_a_full_disk_gives_up_its_spare_files_first(log: list[Any]) -> None:
     engine.close()
 
 
+def test_where_one_save_fits_it_is_the_newest(log: list[Any]) -> None:
+    """Two under way would take the room from one another until both are given up."""
+    fs = CrashFs()
+    gate = Gate(LocalStore("/ckpt", fs=fs))
+    engine = Engine(gate, on_event=log.append, num_retries=9, retry_s=0.001)  # type: ignore[arg-type]
+    fs.fail = lambda call, path: OSError(errno.ENOSPC, "full") if call == "write" and "-s2-" in path else None
+    older, newest = engine.save(2, state(2.0)), engine.save(3, state(3.0))
+    assert older is not None
+    assert newest is not None
+    gate.open.set()
+    with pytest.raises(CheckpointError, match="could not write step 2"):
+        older.durable.result(20)
+    assert engine.commit(newest) == 0
+    assert not any(isinstance(event, events.SaveRetried) for event in log)
+    engine.close()
+
+
 def test_a_failed_publication_leaves_the_previous_generation(log: list[Any]) -> None:
     engine, _ = failing(log, lambda call, path: OSError(errno.EIO, "bad") if call == "link" else None)
     handle = engine.save(2, state(2.0))

@@ -175,7 +175,7 @@ def test_a_small_job_s_clocks_are_expected_and_its_runs_told_apart_from_perfect_
 def test_expected_clocks_are_those_that_the_simulator_counts() -> None:
     for name in PROFILES:
         job = job_from_mapping(profile_data(name))
-        counted = simulate(job, 128).clocks_h()
+        counted = simulate(job, 1024).clocks_h()  # some profiles fail a few times in a simulated course
         for clock, expected in analyse(job).clocks_h().items():
             assert counted[clock] == pytest.approx(expected, rel=0.08), (name, clock)
 

@@ -25,7 +25,7 @@ from outlast.runtime.transport.frames import MAX_FRAME, Heartbeat, Link, frame, 
 from outlast.runtime.transport.handshake import Role
 from outlast.runtime.transport.progress_block import Progress
 from outlast.runtime.transport.regions import Region
-from outlast.runtime.transport.save_messages import FROM_MEMBER, SaveCertified
+from outlast.runtime.transport.save_messages import FROM_MEMBER, SaveAsked, SaveCertified
 
 SECRET = b"s" * 32
 Address = tuple[str, int]
@@ -248,6 +248,7 @@ ALLOWED = [
     ("agent", "a1", m.Exited(member="r9.1", cause="signal")),
     ("launcher", "launcher", m.AgentGone(agent="a0")),
     ("launcher", "launcher", m.Stop(reason="interrupt")),
+    ("launcher", "launcher", SaveAsked(reason="somebody asked")),
 ]
 REFUSED = [
     ("member", "r1.1", m.Hello(member="r2.1", agent="a0", epoch=0)),
@@ -264,6 +265,7 @@ REFUSED = [
     ("launcher", "launcher", Heartbeat(sender="launcher", sent_s=0.0)),
     ("member", "r1.1", SaveCertified(member="r2.1", step=3)),
     ("agent", "a0", SaveCertified(member="a0", step=3)),
+    ("agent", "a0", SaveAsked(reason="an agent wants one")),
 ]
 
 
@@ -290,7 +292,7 @@ def test_every_message_to_the_coordinator_has_a_speaker() -> None:
     from outlast.runtime.coordinator import _authority as _speaker
 
     named = {*_speaker._MEMBER, *_speaker._AGENT, *_speaker._OF_ITS_RANKS, *_speaker._EITHER, *_speaker._LAUNCHER}
-    assert {*typing.get_args(m.ToCoordinator), *FROM_MEMBER} == named
+    assert {*typing.get_args(m.ToCoordinator), *FROM_MEMBER, SaveAsked} == named
     assert known - {Heartbeat} <= named
 
 

