@@ -34,10 +34,11 @@ def judged(c: FleetState, now_s: float, told: m.Judged) -> None:
 
 
 def _against(c: FleetState, name: str, told: m.Judged) -> None:
-    host = c.roster.peers[name].agent
+    """Who has just joined and differs may be right, and its loop at fault; not in the place of one that was wrong."""
+    host, slot = c.roster.peers[name].agent, slot_of(name)
     action: VerdictAction = "replace"
-    if told.verdict.confidence != "possible":
-        action = _fleeting(c, slot_of(name)) if told.verdict.fleeting else _lasting(c, slot_of(name), host)
+    if told.verdict.confidence != "possible" or slot in c.roster.offences:
+        action = _fleeting(c, slot) if told.verdict.fleeting else _lasting(c, slot, host)
     _write(c, told, action, name)
     why = f"{action.replace('_', ' ')}: {told.verdict.evidence}"
     c.condemn(name, why)  # a process that is started in its place has nothing of the old one's memory
