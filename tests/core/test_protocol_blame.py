@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 
 from outlast.core.policy import Culprit, Verdict
@@ -19,11 +21,14 @@ def _fleet() -> Coordinator:
     return c
 
 
-def _judged(c: Coordinator, step: int, *, fleeting: bool) -> str:
+def _judged(
+    c: Coordinator, step: int, *, fleeting: bool = False, sure: Literal["certain", "possible"] = "certain"
+) -> str:
     """The action that was written down against r0's process of that time, which then ends."""
     name = f"r0.{c.roster.incarnations['r0']}"
     c.handle(0.0, m.Hello(member=name, agent="a0", epoch=0, facts={"microbatches": "8"}))
-    verdict = Verdict(action="replace", evidence="nan", culprit=Culprit(replica=name), fleeting=fleeting)
+    who = Culprit(replica=name)
+    verdict = Verdict(action="replace", evidence="nan", culprit=who, fleeting=fleeting, confidence=sure)
     actions = c.handle(0.0, m.Judged(member="r1.1", step=step, verdict=verdict, against=(name,)))
     c.handle(0.0, m.Exited(member=name, cause="evicted"))
     (written,) = [a for a in actions if isinstance(a, m.Journal) and a.kind == "verdict"]
@@ -41,6 +46,14 @@ def test_a_slot_is_quarantined_at_the_second_lasting_wrong_and_a_rare_run_of_fle
     assert successor.roster.fleeting == c.roster.fleeting
     assert _judged(c, most, fleeting=fleeting) == "quarantine"
     assert not c.roster.is_alive(f"r0.{most + 2}")
+
+
+def test_who_differs_as_it_joins_counts_only_where_one_was_wrong_before() -> None:
+    """A loop that a joiner does not repeat looks the same, and is no device's fault."""
+    c = _fleet()
+    assert [_judged(c, step, sure="possible") for step in range(5)] == ["replace"] * 5
+    assert _judged(c, 5) == "replace"
+    assert _judged(c, 6, sure="possible") == "quarantine"
 
 
 def test_files_are_compared_where_both_have_them() -> None:
