@@ -12,6 +12,9 @@ from outlast.core.protocol import messages as m
 from outlast.core.protocol.types import differences
 
 
+Sure = Literal["certain", "possible"]
+
+
 def _fleet() -> Coordinator:
     c = Coordinator(Settings(num_replicas=2, max_restarts=100), epoch=1)
     c.handle(0.0, m.AgentHello(agent="a0", pid=1))
@@ -21,9 +24,7 @@ def _fleet() -> Coordinator:
     return c
 
 
-def _judged(
-    c: Coordinator, step: int, *, fleeting: bool = False, sure: Literal["certain", "possible"] = "certain"
-) -> str:
+def _judged(c: Coordinator, step: int, *, fleeting: bool = False, sure: Sure = "certain") -> str:
     """The action that was written down against r0's process of that time, which then ends."""
     name = f"r0.{c.roster.incarnations['r0']}"
     c.handle(0.0, m.Hello(member=name, agent="a0", epoch=0, facts={"microbatches": "8"}))
