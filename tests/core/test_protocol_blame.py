@@ -11,7 +11,6 @@ from outlast.core.protocol import FILE, Coordinator, Settings
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.types import differences
 
-
 Sure = Literal["certain", "possible"]
 
 
