@@ -21,10 +21,12 @@ from outlast.checkpoint.occupancy import local_path
 from outlast.checkpoint.retention import PruneResult, Retention, fewer
 from outlast.checkpoint.store import Store
 from outlast.checkpoint.threads import Threads
+from outlast.core.protocol.saves.commit import SaveId
 from outlast.errors import CheckpointError, EnvironmentFault
 
-__all__ = ["check_writable", "is_full", "make_room", "tried"]
+__all__ = ["check_writable", "give_back", "is_full", "make_room", "tried"]
 
+_LOOK_BACK = 8  # newest generations
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _PROBE = b"outlast looks whether it can write here\n" * 100
 
@@ -53,6 +55,15 @@ def make_room(engine: Prunes) -> None:
     with contextlib.suppress(OSError, CheckpointError):
         engine.retention = fewer(engine.retention, len(engine.store.generations()))
         engine.prune()
+
+
+def give_back(store: Store, save: SaveId) -> None:
+    """The save will never be a generation: its files go, which else stay until a newer one is published. Where there is
+    no room, that is never."""
+    with contextlib.suppress(OSError, CheckpointError):
+        good, bad = heads(store, newest=_LOOK_BACK)
+        if not bad and all(head.save != save.token for head in good):
+            store.discard([name for name in store.names() if name.startswith(f"{save.token}-w")])
 
 
 def tried(target: str, need_bytes: int, limit_s: float) -> str:

@@ -16,7 +16,7 @@ import torch
 from outlast.checkpoint import Handle, heads
 from outlast.checkpoint import save_events as ce
 from outlast.checkpoint.patience import Patient
-from outlast.checkpoint.room import make_room, tried
+from outlast.checkpoint.room import give_back, make_room, tried
 from outlast.core.policy import RunRecord
 from outlast.errors import CheckpointError, ConfigError, Unsaved
 from outlast.runtime.host.environment import Environment
@@ -111,6 +111,7 @@ class PlainSaves:
             self._record.saved(0.0, handle.durable_s)
         else:
             self._archive.settle(handle.save, None)  # if only its publication failed, the engine still counts on it
+            give_back(self._archive.store, handle.save)
             self._record.failed()
             self._why_lost = str(error)
             print(f"outlast: the save of step {handle.save.step} failed, training goes on: {error}", file=sys.stderr)

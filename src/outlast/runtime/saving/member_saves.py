@@ -25,7 +25,7 @@ from outlast.checkpoint import Engine as Archive
 from outlast.checkpoint import Handle, Hold, Retention
 from outlast.checkpoint import save_events as ce
 from outlast.checkpoint.occupancy import Occupancy, occupy
-from outlast.checkpoint.room import make_room
+from outlast.checkpoint.room import give_back, make_room
 from outlast.core.policy import RunRecord
 from outlast.core.protocol import Member, View, ViewId
 from outlast.core.protocol.saves.commit import PartReport, SaveId
@@ -319,6 +319,7 @@ class Saves:
         save = flight.handle.save
         if error is not None:
             self._let_go(flight, None)
+            give_back(self.archive.store, save)
             if (save.epoch, save.step) > self._newest:  # else a later one was faster
                 self._lost(save, str(error))
         else:
