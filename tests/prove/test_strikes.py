@@ -61,6 +61,10 @@ def test_processes_are_known_by_their_logs_and_struck_one_by_one(tmp_path: Path)
         assert found["coordinator"].pid == started["coordinator"].pid
         assert found["a0.2"].pid == started["agent-a0.2"].pid
         assert len(left_behind(tmp_path, "")) == 2
+        with (tmp_path / "logs" / "r0.1.log").open("w") as log:
+            untold = {name: value for name, value in environ.items() if name != "OUTLAST_RUN_DIR"}
+            started["r0.1"] = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=log, env=untold)
+        assert len(left_behind(tmp_path, "")) == 3, "one that has no environment, as in the middle of an exec"
         assert send(found["coordinator"], signal.SIGKILL)
         started["coordinator"].wait()
         assert not state_of(found["coordinator"])
@@ -229,6 +233,11 @@ def test_a_loss_is_true_when_all_who_held_the_state_were_struck_and_nothing_was_
          "written_bytes": 1, "blocked_s": 0.0, "copied_s": 0.0, "durable_s": 0.0, "reason": ""}, ev.CheckpointSaved,
     )  # fmt: skip
     assert judge(watched(**lost, events=[saved, told, LOST], done=struck), RIGHT)[0] == "wrong"
+    asked = msgspec.structs.replace(LOST, outcome="stopped", exit_code=143, detail="every replica was asked to leave")
+    stopped = lost | {"exit_code": 143}
+    assert judge(watched(**stopped, events=[saved, told, asked], done=struck), RIGHT)[0] == "wrong"
+    kept = msgspec.structs.replace(saved, reason="r0.1 is asked to leave")
+    assert "end" not in checks(watched(**stopped, events=[kept, told, asked], done=struck))
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import pytest
 
 from outlast.core import events as ev
 from outlast.prove._drive import Driven
+from outlast.prove._process_tree import of_run
 from outlast.runtime.faults.flips import Flip
 from outlast.runtime.faults.liars import Lie
 from outlast.runtime.settings.fault_points import Fault
@@ -51,21 +52,6 @@ def training_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     torch.set_num_threads(threads)
     sys.excepthook = hook
-
-
-def processes(run_dir: Path) -> list[int]:
-    """Living processes that were started for the run, whatever they are now."""
-    found = []
-    needle = f"OUTLAST_RUN_DIR={run_dir.resolve()}".encode()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-                if state != "Z" and needle in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-    return found
 
 
 def _state(pid: int) -> str:
@@ -186,7 +172,7 @@ class Fleet:
     ) -> None:
         """The run ended well, nothing is left of it, and every survivor has the bits of the undisturbed run."""
         assert self.finish() == code, self.logs()
-        assert processes(self.driven.run_dir) == []
+        assert of_run(self.driven.run_dir) == []
         want, results = undisturbed(*self.shape), self.results()
         assert results, self.logs()
         if survivors is not None:
@@ -217,4 +203,4 @@ def fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
     yield start
     for each in started:
         each.driven.__exit__()
-        assert processes(each.driven.run_dir) == []
+        assert of_run(each.driven.run_dir) == []

@@ -15,8 +15,9 @@ import pytest
 
 from outlast.core import events as ev
 from outlast.prove._drive import Driven
+from outlast.prove._process_tree import of_run
 
-from .conftest import PATIENCE_S, processes
+from .conftest import PATIENCE_S
 
 pytestmark = pytest.mark.process
 SCRIPT = Path(__file__).with_name("afterwards.py")
@@ -109,7 +110,7 @@ def job(tmp_path: Path) -> Iterator[Any]:
         for hold in each._holds.values():
             hold.close()
         each.driven.__exit__()
-        assert processes(each.driven.run_dir) == []
+        assert of_run(each.driven.run_dir) == []
 
 
 @pytest.mark.parametrize("deed", ["raise", pytest.param("exit", marks=pytest.mark.campaign)])

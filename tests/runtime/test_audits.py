@@ -16,11 +16,12 @@ from outlast.core.phases import Phase
 from outlast.errors import ConfigError
 from outlast.observe import status, why
 from outlast.prove._drive import Driven
+from outlast.prove._process_tree import of_run
 from outlast.runtime.checks.audits import chosen_audit
 from outlast.runtime.faults.flips import Flip
 from outlast.runtime.settings.fault_points import Fault
 
-from .conftest import PATIENCE_S, processes, undisturbed
+from .conftest import PATIENCE_S, undisturbed
 
 pytestmark = pytest.mark.process
 SCRIPT = Path(__file__).with_name("audited.py")
@@ -81,7 +82,7 @@ class Audited:
     def assert_unchanged(self, survivors: set[str]) -> None:
         code = self.finish()
         assert code == 0, self.logs()
-        assert processes(self.driven.run_dir) == []
+        assert of_run(self.driven.run_dir) == []
         want, results = undisturbed(*self.shape), self.results()
         assert set(results) == survivors, self.logs()
         for name, found in results.items():

@@ -10,10 +10,9 @@ import pytest
 
 from outlast.core import events as ev
 from outlast.observe import timeline
+from outlast.prove._process_tree import of_run
 from outlast.prove._strangers import Stranger
 from outlast.runtime.settings.fault_points import Fault
-
-from .conftest import processes
 
 pytestmark = pytest.mark.process
 
@@ -27,7 +26,7 @@ MUCH = 20 << 20  # bytes, for the memory that may not grow with them
 def peaks(run_dir: Path) -> dict[str, int]:
     """The most that each kind of process has held until now, in KiB."""
     found = dict.fromkeys(PEAK_KIB, 0)
-    for pid in processes(run_dir):
+    for pid in of_run(run_dir):
         try:
             command = Path(f"/proc/{pid}/cmdline").read_text()
             status = Path(f"/proc/{pid}/status").read_text()

@@ -5,6 +5,7 @@ A process is known by the file that its output goes to (`logs/r0.1.log`), which 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["Running", "left_behind", "processes", "processor_s", "send", "state_of"]
+__all__ = ["Running", "left_behind", "of_run", "processes", "processor_s", "send", "state_of"]
 
 _RANK = re.compile(r"r\d+\.\d+")
 _PROC = Path("/proc")
@@ -82,21 +83,31 @@ def send(seen: Running, number: signal.Signals) -> bool:
 
 
 def left_behind(run_dir: Path, run_id: str) -> list[str]:
-    """What is still there of a run that is over: processes that were told its directory, and its sockets' names."""
-    mark = f"OUTLAST_RUN_DIR={run_dir.resolve()}".encode()
+    """What is still there of a run that is over: its processes, and its sockets' names."""
     found = []
-    for entry in _PROC.iterdir():
-        if entry.name.isdigit():
-            pid = int(entry.name)
-            try:
-                told = mark in (entry / "environ").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if told and (fields := _stat(pid)) and fields[0] not in "ZX":
-                found.append(f"process {pid} ({_output_of(pid) or 'no log'}, state {fields[0]})")
+    for pid in of_run(run_dir):
+        if fields := _stat(pid):
+            found.append(f"process {pid} ({_output_of(pid) or 'no log'}, state {fields[0]})")
     if run_id:
         sockets = (_PROC / "net" / "unix").read_text().splitlines()
         found += [line.split()[-1] for line in sockets if f"@outlast/{run_id}/" in line]
+    return found
+
+
+def of_run(run_dir: Path) -> list[int]:
+    """Living processes that were told the run's directory or write to its logs, whatever they are now."""
+    run_dir = run_dir.resolve()
+    mark = f"OUTLAST_RUN_DIR={run_dir}".encode()
+    found = []
+    for entry in _PROC.iterdir():
+        if not entry.name.isdigit():
+            continue
+        pid = int(entry.name)
+        with contextlib.suppress(OSError):
+            # By its log too: in the middle of an exec a process has no environment for a moment.
+            its = _log_of(pid).parent == run_dir / "logs" or mark in (entry / "environ").read_bytes().split(b"\0")
+            if its and (fields := _stat(pid)) and fields[0] not in "ZX":
+                found.append(pid)
     return found
 
 
@@ -109,11 +120,16 @@ def _children(pid: int) -> list[int]:
 
 def _output_of(pid: int) -> str:
     """The stem of the log that it writes to; "" where that is no log."""
-    try:
-        target = Path(os.readlink(_PROC / f"{pid}/fd/1"))
-    except OSError:
-        return ""
+    target = _log_of(pid)
     return target.stem if target.suffix == ".log" and target.parent.name == "logs" else ""
+
+
+def _log_of(pid: int) -> Path:
+    """Where its output goes; an empty path where that cannot be seen."""
+    try:
+        return Path(os.readlink(_PROC / f"{pid}/fd/1"))
+    except OSError:
+        return Path()
 
 
 def _stat(pid: int) -> list[str]:

@@ -114,7 +114,7 @@ def _untrue_loss(seen: Watched) -> Iterator[tuple[str, str]]:
     if spared:
         yield "end", f"{said}; but {', '.join(spared)} held the state and was not struck"
     saved = [e for e in seen.events if isinstance(e, ev.CheckpointSaved)]
-    if saved and code == 6:  # a run whose replicas were all asked to leave stops, with its newest step saved
+    if saved and (code == 6 or "asked to leave" not in saved[-1].reason):  # who is asked to leave saves before it goes
         yield "end", f"{said}; but generation {saved[-1].generation} of step {saved[-1].step} was published"
 
 
