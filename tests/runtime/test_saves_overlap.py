@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,16 +65,19 @@ def test_a_save_by_a_replica_that_is_evicted_meanwhile(fleet: Callable[..., Any]
     """r1 is stopped with its part written and not promised; it is evicted, and the save goes with it."""
     place = tmp_path / "c"
     run = fleet(
-        strike("r1", Phase.SAVE_PART_WRITTEN, 2, "SIGSTOP"), replicas=2, steps=16, checkpoint=keep(place),
+        strike("r1", Phase.SAVE_PART_WRITTEN, 2, "hang"), replicas=2, steps=16, gates=(10,), checkpoint=keep(place),
         max_restarts=0, formation_s=3.0,
     )  # fmt: skip
+    run.until("its second save has begun", lambda: len(began(run)) >= 2)
+    run.strike(run.pid("r1.1"), signal.SIGSTOP)
+    run.gate(10, "it is stopped", lambda: run.state("r1.1") == "T")
     run.assert_unchanged(survivors={"r0.1"}, recoveries=1)
     (gone,) = [e for e in run.exits() if e.replica == "r1.1"]
     assert gone.cause == "evicted"
-    lost = {e.step for e in failed(run) if e.cause == "view_changed"} & set(began(run))
-    assert lost
-    left = position(run, ev.ReplicaExited, replica="r1.1")
-    assert all(position(run, ev.CheckpointBegan, step=step) < left for step in lost)
+    second = began(run)[1]
+    lost = {e.step for e in failed(run) if e.cause == "view_changed"}
+    assert second in lost
+    assert position(run, ev.CheckpointBegan, step=second) < position(run, ev.ReplicaExited, replica="r1.1")
     steps = assert_generations(place)
     assert not lost & set(steps)
     assert steps == [e.step for e in run.saved()]

@@ -16,6 +16,7 @@ from outlast.checkpoint import Drain, Retention, certify, heads, open_store, pru
 from outlast.checkpoint.draining import Drainer
 from outlast.checkpoint.neighbours import Neighbours
 from outlast.checkpoint.retention import fewer
+from outlast.checkpoint.room import give_back
 from outlast.checkpoint.threads import Threads
 from outlast.core.phases import Phase
 from outlast.core.protocol.saves.commit import PartReport, SaveId
@@ -71,6 +72,10 @@ class Archive:
     def certify(self, generation: int) -> None:
         """Mark a generation certified, in order with the publishing."""
         self.publisher.submit(self._quietly, "certify", lambda: certify(self._store, generation))
+
+    def give_back(self, save: SaveId) -> None:
+        """It could not be published: what was written of it goes."""
+        self.publisher.submit(self._quietly, "give back", lambda: give_back(self._store, save))
 
     def tidy(self, generation: int, protected: Collection[int]) -> None:
         """After `generation` was published: prune, and copy it on."""

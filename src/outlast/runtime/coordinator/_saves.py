@@ -156,12 +156,23 @@ class Keeper:
             self._early = [*self._early[-_REMEMBERED:], (name, message)]
         elif message.save in self._dead:
             self._settle([name], message.save, None, self._dead[message.save])
+        elif self._went_with_its_view(message.save):
+            self._known(message.save, message.reason)
+            reason = "its view had ended when it became known"
+            self._carry_out(cm.Abandon(save=message.save, reason=reason, cause="view_changed"))
         elif isinstance(message, wire.SaveBegan):
             actions = self._step(cm.SaveBegan(save=message.save, writer=message.writer))
             self._known(message.save, message.reason, refused=bool(actions))
             self._answer(name, message.save, actions)
         else:
             self._promised(name, message)
+
+    def _went_with_its_view(self, save: cm.SaveId) -> bool:
+        """Whether the first news of a save came after its view: who wished for it must not wait for it in vain."""
+        state = self._commit
+        later = state.newest is not None and state.newest[0].step >= save.step
+        pending = any(p.save == save for p in state.pending)
+        return save.view < state.view and not (later or pending)
 
     def _known(self, save: cm.SaveId, reason: str, *, refused: bool = False) -> None:
         """The first news of a save."""
@@ -228,6 +239,8 @@ class Keeper:
         error = done.exception()
         if error is not None:
             self._feed(cm.PublishFailed(save=save, reason=f"{type(error).__name__}: {error}"))
+            if self.archive is not None and self._journal.epoch == self._epoch:  # else a newer one may publish them
+                self.archive.give_back(save)
         else:
             self._feed(cm.Published(save=save, generation=done.result()))
 

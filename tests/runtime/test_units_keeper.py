@@ -1,0 +1,117 @@
+"""The coordinator's part in checkpoints, in this process: what it says of saves that come to nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from outlast.checkpoint import Engine
+from outlast.config import RunConfig
+from outlast.core.protocol import Coordinator, Settings, View, ViewId
+from outlast.core.protocol.saves.commit import PartReport, SaveId
+from outlast.journal import Journal
+from outlast.runtime.coordinator._saves import Keeper
+from outlast.runtime.settings.save_settings import SaveSettings
+from outlast.runtime.transport import save_messages as wire
+
+
+class Office:
+    """A keeper with a journal, a store and members that only listen."""
+
+    def __init__(self, base: Path) -> None:
+        self.place = base / "c"
+        self.journal = Journal.create(base / "run")
+        self.coordinator = Coordinator(Settings(num_replicas=2), self.journal.claim("coordinator"))
+        settings = SaveSettings(
+            target=str(self.place), every=1, keep_last=9, keep_every=0, drain_to="", num_slots=2, min_s=1.0
+        )
+        self.coordinator.facts["checkpoints"] = msgspec.json.encode(settings).decode()
+        self.written: list[tuple[str, dict[str, Any]]] = []
+        self.told: list[Any] = []
+        self.keeper = Keeper(
+            self.journal, self.coordinator, run="mine", config=RunConfig(), write=self._write, tell=self._tell,
+            probe=lambda phase, step: None, now=lambda: 0.0,
+        )  # fmt: skip
+
+    def _write(self, kind: str, **fields: Any) -> None:
+        self.written.append((kind, fields))
+
+    def _tell(self, names: Iterable[str], message: Any) -> None:
+        self.told.append(message)
+
+    def said(self, kind: str) -> list[dict[str, Any]]:
+        return [fields for name, fields in self.written if name == kind]
+
+    def asked(self) -> list[str]:
+        return [message.reason for message in self.told if isinstance(message, wire.SaveNow)]
+
+    async def installed(self, n: int, *members: str) -> None:
+        """The view is known to the keeper, its store opened."""
+        self.coordinator.view = View(id=ViewId(epoch=1, n=n), members=members, start=n == 1)
+        self.keeper.look()
+        while not any(isinstance(message, wire.SaveBase) for message in self.told):
+            await asyncio.sleep(0)
+
+    async def close(self) -> None:
+        await self.keeper.close()
+        self.journal.close()
+
+
+def done(save: SaveId, report: PartReport) -> wire.SaveDone:
+    return wire.SaveDone(
+        member="r0.1", save=save, report=report, reason="", state_bytes=1, staged_bytes=1, written_bytes=1,
+        blocked_s=0.0, copied_s=0.0, durable_s=0.0,
+    )  # fmt: skip
+
+
+def test_a_save_that_is_heard_of_when_its_view_has_ended_is_lost_with_it_and_asked_for_again(tmp_path: Path) -> None:
+    async def scene() -> None:
+        office = Office(tmp_path)
+        await office.installed(1, "r0.1", "r1.1")
+        await office.installed(2, "r0.1")
+        save = SaveId(epoch=1, n=1, step=4)
+        for writer in (0, 1):
+            began = wire.SaveBegan(member=f"r{writer}.1", save=save, writer=writer, reason="every step")
+            office.keeper.received(f"r{writer}.1", began)
+        assert [fields["step"] for fields in office.said("checkpoint_began")] == [4]
+        assert [(e["step"], e["cause"]) for e in office.said("checkpoint_failed")] == [(4, "view_changed")]
+        assert office.asked() == ["the save of step 4 was lost with its view"]
+        await office.close()
+
+    asyncio.run(scene())
+
+
+def test_what_was_written_for_a_publication_that_failed_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene() -> None:
+        office = Office(tmp_path)
+        await office.installed(1, "r0.1")
+        archive = office.keeper.archive
+        assert archive is not None
+        engine = Engine(str(office.place), run="mine")
+        handle = engine.save(4, {"w": torch.ones(5000)}, view=(1, 1))
+        assert handle is not None
+        report = handle.durable.result(20)
+        assert any(name.startswith(handle.save.token) for name in archive._store.names())
+
+        def full(number: int, head: bytes) -> bool:
+            raise OSError(errno.ENOSPC, "no room")
+
+        monkeypatch.setattr(archive._store, "publish", full)
+        office.keeper.received("r0.1", done(handle.save, report))
+        while not office.said("checkpoint_failed"):
+            await asyncio.sleep(0)
+        await office.close()
+        assert office.said("checkpoint_failed")[0]["cause"] == "publish_failed"
+        assert not any(name.startswith(handle.save.token) for name in archive._store.names())
+        engine.close()
+
+    asyncio.run(scene())
