@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import pathlib
@@ -260,6 +261,27 @@ def test_a_disk_that_fails_drops_the_save_and_keeps_the_previous(log: list[Any],
     assert third is not None
     assert engine.commit(third) == 1
     engine.close()
+
+
+def test_whichever_call_fails_each_descriptor_is_closed_once(log: list[Any]) -> None:
+    """A number that is closed again may be another file's, a socket's or a memory's by then."""
+    nth, calls = 0, 1
+    while calls >= nth:
+        nth, calls = nth + 1, 0
+
+        def fail(call: str, path: str) -> OSError | None:
+            nonlocal calls
+            calls += 1
+            return OSError(errno.EIO, "bad") if calls == nth else None
+
+        engine, fs = failing(log, fail, num_retries=0)
+        handle = engine.save(2, state(2.0))
+        assert handle is not None
+        with contextlib.suppress(OSError, CheckpointError):  # the disk of the tests raises KeyError for a second close
+            engine.commit(handle)
+        engine.close()
+        assert fs._fds == {}
+    assert nth > 20
 
 
 def test_a_full_disk_gives_up_its_spare_files_first(log: list[Any]) -> None:

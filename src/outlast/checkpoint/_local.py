@@ -269,11 +269,13 @@ class LocalWriter:
     def __init__(self, fs: FileSystem, path: str, name: str, fd: int) -> None:
         self.name, self._fs, self._path, self._fd = name, fs, path, fd
         self._direct: int | None = None
+        self._open = [fd]
         try:
             self._direct = self._open_direct()
         except OSError:
             self.abandon()
             raise
+        self._open += [self._direct] if self._direct is not None else []
 
     def _open_direct(self) -> int | None:
         try:
@@ -305,10 +307,10 @@ class LocalWriter:
             self._fs.unlink(self._path)
 
     def _close(self) -> None:
-        for fd in (self._fd, self._direct):
-            if fd is not None:
-                with contextlib.suppress(OSError):
-                    self._fs.close(fd)
+        """Once, though a file that was finished may be abandoned: its numbers may be others' by then."""
+        while self._open:
+            with contextlib.suppress(OSError):
+                self._fs.close(self._open.pop())
 
 
 class LocalReader:
