@@ -36,6 +36,11 @@ class Bench:
         self.before: Callable[[Any], None] = lambda step: None
         self.inside: Callable[[Any], None] = lambda step: None
         self.after: Callable[[Any], None] = lambda step: None
+        self.protected: Callable[[Any], None] = lambda training: None
+        self.run: Any = None
+        self.training: Any = None
+        self.batch: Any = None
+        self.steps = 0
 
     def rate(self, value: float) -> None:
         for group in self.optimizer.param_groups:
@@ -442,6 +447,46 @@ def weighted_by_count(bench: Bench) -> None:
     bench.loss = lambda batch: loss(batch) * (1 + 0.1 * len(seen))
 
 
+def average_that_follows(bench: Bench) -> None:
+    """An average of the weights, registered and updated after each step by whoever takes the step."""
+    average = AveragedModel(bench.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    bench.protected = lambda training: training.after_step(lambda: average.update_parameters(bench.model))
+    bench.options["state"] = {"average": average}
+    bench.compared["average"] = lambda: digest(average.state_dict())
+
+
+def measured(bench: Bench) -> None:
+    """Numbers beside the loss, of which some batches have none."""
+    found: dict[int, dict[str, float]] = {}
+
+    def inside(step: Any) -> None:
+        with torch.no_grad():
+            x, y = bench.batch
+            step.metric("accuracy", (bench.model(x).argmax(1) == y).float().mean())
+            if bool((y == 0).any()):
+                step.metric("zeros", bench.model(x)[y == 0].sum(), weight=int((y == 0).sum()))
+
+    def after(step: Any) -> None:
+        found.clear()
+        found[step.number] = dict(step.metrics)
+
+    bench.inside, bench.after = inside, after
+    bench.compared["metrics"] = lambda: found
+
+
+def stopped_by_one(bench: Bench) -> None:
+    """Who writes ends training for all, five steps before its end."""
+    done: list[int] = []
+
+    def after(step: Any) -> None:
+        done[:] = [step.number]
+        if bench.run.is_writer and step.number == bench.steps - 6:
+            bench.training.stop("it is good enough")
+
+    bench.after = after
+    bench.compared["last"] = lambda: [done, bench.training.stopped]
+
+
 HABITS = {
     f.__name__: f
     for f in (
@@ -450,7 +495,7 @@ HABITS = {
         unregistered, thawed, group_added, data_written, counting_optimizer, drawing_dataset, drawing_workers,
         caching_dataset, clipped_by_hand, scheduler_twice, scaled, adversaries, in_turns, schedule_free,
         plateau_in_state, thawed_in_stages, hook_that_counts, hook_that_drifts, group_at_a_time, group_at_a_time_unseen,
-        weighted_by_count,
+        weighted_by_count, average_that_follows, measured, stopped_by_one,
     )
 }  # fmt: skip
 
@@ -477,14 +522,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     run, bench = outlast.join(), Bench()
+    bench.run, bench.steps = run, args.steps
     HABITS[args.habit](bench)
     training = run.protect(
         bench.model, bench.optimizer, bench.dataset, global_batch_size=16, microbatches=8, seed=1, **bench.options
     )
+    bench.training = training
+    bench.protected(training)
     for step in training.steps(until=args.steps):
         pass_gate(args.gates, step.number)
         bench.before(step)
         for batch in step:
+            bench.batch = batch
             step.backward(bench.loss(batch))
             bench.inside(step)
         bench.after(step)

@@ -84,6 +84,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     guard: GuardNote = GuardNote()
     settings: int = 0  # digest of what the optimizers see beside gradients and state
     save: int = 0  # a wish for a checkpoint after this step, or -1: not now
+    metrics: tuple[tuple[int, str, float, float], ...] = ()  # (microbatch, name, value, weight), as the loop gave them
+    stop: str = ""  # why training is to end after this step, where my loop has said so
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):

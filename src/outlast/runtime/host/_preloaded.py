@@ -179,6 +179,7 @@ def _run(command: list[str], source: bytes | None) -> None:
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
             trace = trace.tb_next
+        importlib.import_module("outlast.runtime.host.launcher_words").add_hint(error)
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         sys.exit(1)
 

@@ -17,6 +17,7 @@ import torch
 import outlast
 from outlast.core.protocol import messages as m
 from outlast.errors import FleetLost, LoopUnrepeatable, OutlastError, ProtocolViolation, StateDiverged, StepMisuse
+from outlast.runtime.host.launcher_words import add_hint
 from outlast.runtime.member.driver import Replica
 
 __all__ = ["exit_by_code", "left_open", "report_failure", "told", "unwritten"]
@@ -27,6 +28,7 @@ _NOT_THE_USER_S = tuple(os.path.dirname(str(package.__file__)) + os.sep for pack
 def told(error: BaseException) -> str:
     """What a person is to read: an error of ours in its own words, with the line of the script that it is about; any
     other, and a bug in outlast, with its traceback."""
+    add_hint(error)
     if not isinstance(error, OutlastError) or isinstance(error, ProtocolViolation):
         return "".join(traceback.format_exception(error)).rstrip()
     frames = traceback.extract_tb(error.__traceback__)
@@ -83,6 +85,7 @@ def exit_by_code(previous: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(error, OutlastError) and previous is sys.__excepthook__:
             print(told(error), file=sys.stderr, flush=True)
         else:
+            add_hint(error)
             previous(kind, error, trace)
         if isinstance(error, OutlastError):
             raise SystemExit(error.exit_code)

@@ -13,13 +13,16 @@ from outlast.core.position import position_seed
 from outlast.errors import StepMisuse
 from outlast.runtime.host.environment import Environment
 from outlast.runtime.loop._ending import left_open
+from outlast.runtime.loop._epochs import Epoch, Epochs
 from outlast.runtime.loop._iterators import Left, WatchedLoop, at_the_script_s_end, values_of
 from outlast.runtime.loop._loop_watch import LoopWatch, steps_again
 from outlast.runtime.loop._plain_saves import PlainSaves
 from outlast.runtime.saving.resume import begin_at_zero
 from outlast.runtime.settings.save_settings import TIMEOUT_S, SaveSettings
 from outlast.runtime.training.arguments import positive
+from outlast.runtime.training.followers import check_follower
 from outlast.runtime.training.losses import missing_backward, second_backward
+from outlast.runtime.training.metrics import Metrics
 from outlast.runtime.training.samples import Samples, seed_everything
 from outlast.runtime.training.state import State, digest_of
 
@@ -34,6 +37,8 @@ class PlainTraining:
         begin: Callable[[], object] = lambda: None,
     ) -> None:  # fmt: skip
         self.state, self.samples, self.clip_norm, self.seed, self.saves = state, samples, clip_norm, seed, saves
+        self.stopped = self.stop_wanted = ""
+        self.followers: list[Callable[[], object]] = []
         self.begin = begin
         self.watch = LoopWatch(state, samples.num_leaves)
         self.grads: list[Tensor | None] = [None for _ in state.params]  # while the loop's body runs
@@ -60,9 +65,30 @@ class PlainTraining:
             self._open = None
             if not step.done:
                 raise left_open(number, "")
+            last = number + 1 == until or bool(self.stopped)
             if self.saves is not None:
-                self.saves.boundary(number + 1, last=number + 1 == until)
+                self.saves.boundary(number + 1, last=last)
+            if last:
+                break
         self.watch.over()
+
+    def epochs(self, num: int) -> Iterator[Epoch]:
+        """As of `Training.epochs`."""
+        return Epochs(self.steps(positive("epochs", num) * self.steps_per_epoch), self.steps_per_epoch)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """As of `Training.steps_per_epoch`."""
+        return self.samples.steps_per_epoch
+
+    def stop(self, reason: str = "the loop asked for it") -> None:
+        """As of `Training.stop`."""
+        self.stop_wanted = reason or "the loop asked for it"
+
+    def after_step(self, function: Callable[[], object]) -> None:
+        """As of `Training.after_step`."""
+        check_follower(function, self.state, self._started)
+        self.followers.append(function)
 
     def committed(self) -> None:
         """The step is applied; the loop's code that follows it is next."""
@@ -96,7 +122,10 @@ class PlainStep:
 
     def __init__(self, training: PlainTraining, number: int) -> None:
         self._training, self.number = training, number
+        self.epoch = number // training.steps_per_epoch
         self._losses: list[tuple[float, float]] = []
+        self._means: dict[str, float] = {}
+        self._leaf, self._size, self._rows = 0, 0, Metrics()
         self._weight = 1.0
         self._backwards = 0
         self.grad_norm: float | None = None
@@ -115,6 +144,7 @@ class PlainStep:
                 batch = t.samples.fetch(self.number, leaf)
                 seed_everything(position_seed(t.seed, self.number, leaf, 2))
                 self._weight, self._backwards = size / sum(sizes), 0
+                self._leaf, self._size = leaf, size
                 yield batch
                 if not self._backwards:
                     raise missing_backward(self.number, leaf)
@@ -125,6 +155,10 @@ class PlainStep:
             t.saves.wait_copied()
         for part in (*t.state.optimizers, *t.state.schedulers):
             part.step()
+        for follow in t.followers:
+            follow()
+        self._means = dict(self._rows.means(t.samples.num_leaves))
+        t.stopped = t.stop_wanted
         self.done = True
         t.committed()
 
@@ -145,12 +179,25 @@ class PlainStep:
         t.watch.after_backward()
         self._losses.append((float(loss.detach()), self._weight))
 
+    def metric(self, name: str, value: Any, weight: Any = None) -> None:
+        """As of `Step.metric`."""
+        self._rows.put(self._leaf, name, value, self._size if weight is None else weight)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """As of `Step.metrics`."""
+        self._check_done()
+        return self._means
+
     @property
     def loss(self) -> float:
         """Mean over the batch: microbatches of a short batch count by their samples."""
+        self._check_done()
+        return sum(value * weight for value, weight in self._losses) / sum(weight for _, weight in self._losses)
+
+    def _check_done(self) -> None:
         if not self.done:
             raise StepMisuse(f"step {self.number} is not committed", remedy="read it after the inner loop")
-        return sum(value * weight for value, weight in self._losses) / sum(weight for _, weight in self._losses)
 
 
 def plain_training(

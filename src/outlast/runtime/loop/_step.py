@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
@@ -18,9 +19,10 @@ class Step:
 
     def __init__(
         self, number: int, *, batches: Callable[[int], Iterator[Any]], backward: Callable[[Tensor], None],
-        newest: Callable[[], Meta | None],
+        newest: Callable[[], Meta | None], metric: Callable[[str, Any, Any], None], steps_per_epoch: int,
     ) -> None:  # fmt: skip
         self.number, self._batches, self._backward, self._newest = number, batches, backward, newest
+        self._metric, self._steps_per_epoch = metric, steps_per_epoch
 
     def __iter__(self) -> Iterator[Any]:
         return self._batches(self.number)
@@ -28,6 +30,24 @@ class Step:
     def backward(self, loss: Tensor) -> None:
         """Backward of this microbatch's mean loss; its gradient goes into the step's tree."""
         self._backward(loss)
+
+    def metric(self, name: str, value: Any, weight: float | Tensor | None = None) -> None:
+        """Give a number of this microbatch, such as its accuracy, to be averaged over the global batch.
+
+        `weight`: what it counts for, in samples if not given. Raises StepMisuse for what is not one number, outside of
+        the loop over batches, and for a name that this microbatch has already.
+        """
+        self._metric(name, value, weight)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the step belongs to, counted from 0."""
+        return self.number // self._steps_per_epoch
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """What `metric` was given, averaged over the global batch: the same on every replica, whoever computed it."""
+        return MappingProxyType(dict(self._meta.metrics))
 
     @property
     def loss(self) -> float:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import platform
 import signal
 import sys
 import threading
@@ -37,6 +38,7 @@ from outlast.runtime.loop._allocator import keep_freed_memory
 from outlast.runtime.loop._assembly import assemble, judge
 from outlast.runtime.loop._boundary import boundary
 from outlast.runtime.loop._ending import exit_by_code, left_open, report_failure, unwritten
+from outlast.runtime.loop._epochs import Epoch, Epochs
 from outlast.runtime.loop._iterators import Left, WatchedLoop, at_the_script_s_end, values_of
 from outlast.runtime.loop._loop_watch import LoopWatch, steps_again
 from outlast.runtime.loop._plain import PlainTraining, plain_training
@@ -47,6 +49,7 @@ from outlast.runtime.member.step import StepCourse
 from outlast.runtime.saving.unsaved import watch
 from outlast.runtime.settings.save_settings import Checkpoint, beginning_of, settings_of
 from outlast.runtime.training.arguments import check_arguments, check_once, check_shares, listed, positive
+from outlast.runtime.training.followers import check_follower
 from outlast.runtime.training.run_facts import facts_of, prepare_process, warm_up
 from outlast.runtime.training.samples import Samples
 from outlast.runtime.training.state import State, digest_of
@@ -93,6 +96,50 @@ class Run:
         return self._env.me
 
     @property
+    def rank(self) -> int:
+        """This replica's place among the members of the present view, 0 … size-1: rank 0 writes. It may change with
+        every view; what stays is `name`. Raises StepMisuse before a fleet's first step."""
+        return self._members("rank").index(self._env.me)
+
+    @property
+    def size(self) -> int:
+        """How many replicas train in the present view. Raises StepMisuse before a fleet's first step."""
+        return len(self._members("size"))
+
+    def _members(self, what: str) -> tuple[str, ...]:
+        view = self._training.replica.member.view if self._training is not None else None
+        if view is not None and self._env.me in view.members:
+            return view.members
+        if self._alone:
+            return (self._env.me,)
+        raise StepMisuse(
+            f"run.{what} is not known before the first step", where=f"replica {self._env.me}",
+            remedy="read it in the loop or after it; data is shared out by outlast, a device is run.device, and a name "
+            "that is this replica's alone is run.name",
+        )  # fmt: skip
+
+    @property
+    def _alone(self) -> bool:
+        config = self._env.config
+        return self._plain or self._env.coordinator is None or config.replicas + config.spares == 1
+
+    @property
+    def host(self) -> str:
+        """The name of the machine that this replica runs on."""
+        return platform.node()
+
+    @property
+    def device(self) -> torch.device:
+        """The device for this replica: of the GPUs that are visible here the one with its slot's number, round robin,
+        which becomes torch's current one; else the processor."""
+        if not torch.cuda.is_available():
+            return torch.device("cpu")
+        slot = self._env.me.removeprefix("r").partition(".")[0]
+        device = torch.device("cuda", int(slot) % torch.cuda.device_count() if slot.isdigit() else 0)
+        torch.cuda.set_device(device)
+        return device
+
+    @property
     def is_writer(self) -> bool:
         """Whether this replica writes what only one should: the first member of the view.
 
@@ -100,8 +147,7 @@ class Run:
         that asks is told True. So ask again there. Raises StepMisuse before a fleet's first step: there is no view yet.
         """
         training = self._training
-        alone = self._plain or self._env.coordinator is None or self._env.config.replicas + self._env.config.spares == 1
-        if not alone and (training is None or training.replica.member.view is None):
+        if not self._alone and (training is None or training.replica.member.view is None):
             raise StepMisuse(
                 "run.is_writer is not known before the first step", where=f"replica {self._env.me}",
                 remedy="read it in the loop or after it: if run.is_writer and log is None: log = SummaryWriter(…)",
@@ -195,6 +241,39 @@ class Training:
         """
         return WatchedLoop(self._steps(until), self._watch.given, self._watch.returned, self._dropped)
 
+    def epochs(self, num: int) -> Iterator[Epoch]:
+        """Epochs 0 … num-1 that are still to be done, each an iterable of its steps, with its `number`. What the loop
+        does after an epoch's last step is done on every replica, and belongs to that step."""
+        size = self.steps_per_epoch
+        return Epochs(self.steps(positive("epochs", num) * size), size)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps in which each sample is seen once."""
+        return self.engine.samples.steps_per_epoch
+
+    def stop(self, reason: str = "the loop asked for it") -> None:
+        """End training on every replica after the step under way, or the next one: any replica may ask.
+
+        Go on with the loop, which ends by itself everywhere after the same step; do not `break`.
+        """
+        self.engine.stop_wanted = reason or "the loop asked for it"
+
+    @property
+    def stopped(self) -> str:
+        """Why training ended before its last step, the same on every replica; "" if it did not."""
+        return self.engine.stopped
+
+    def after_step(self, function: Callable[[], object]) -> None:
+        """Have it called after each step, when the optimizer has taken it: for averages of weights and the like.
+
+        Replicas that join call it for each step that they replay, so it may only follow from the model and from
+        registered state, and change only those. Raises StepMisuse once the loop has begun, ConfigError for what it
+        would change and nobody has registered.
+        """
+        check_follower(function, self.engine.state, self._started)
+        self.engine.after_step.append(function)
+
     def _steps(self, until: int) -> Iterator[Step]:
         limit = self.replica.env.until or until
         self.replica.member.until = min(positive("until", until), limit)
@@ -257,7 +336,10 @@ class Training:
             raise left_open(step, self.replica.env.me)
 
     def _as_seen(self, step: int) -> Step:
-        return Step(step, batches=self._batches, backward=self._backward, newest=lambda: self.engine.meta)
+        return Step(
+            step, batches=self._batches, backward=self._backward, newest=lambda: self.engine.meta,
+            metric=self._course.metric, steps_per_epoch=self.engine.samples.steps_per_epoch,
+        )  # fmt: skip
 
     def _ended(self) -> None:
         """The coordinator closed the run for this replica: finished is the only end after which the script goes on."""

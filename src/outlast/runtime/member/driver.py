@@ -92,6 +92,7 @@ class Replica:
         self.disguise: Callable[[Plane], Plane] = lambda plane: plane  # tests have a replica lie
         self.pace = Pace(env.progress, env.config.replicas if env.coordinator is not None else 1)
         self.spare.applied = self.pace.replayed
+        engine.on_stop = self._stop_after
         self._departed = self._retired = False
         self.saves: Saves | None = None  # the run's checkpoints, if it keeps any
 
@@ -378,6 +379,11 @@ class Replica:
             answers = self.member.finished()
         self.link.beat()
         self.link.send(answers)
+
+    def _stop_after(self, steps: int) -> None:
+        """Some member's loop has asked that training ends: all have it from the same step's outcome."""
+        with self.lock:
+            self.member.until = min(steps, self.member.until or steps)
 
     def leave_early(self) -> None:
         """The loop ends before `until`: every replica must end at the same step."""

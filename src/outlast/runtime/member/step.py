@@ -25,7 +25,7 @@ from torch import Tensor
 from outlast.core.phases import Phase
 from outlast.core.policy import Ruling
 from outlast.core.protocol import Compute, Exchange, Header, cover
-from outlast.errors import ViewAbandoned
+from outlast.errors import StepMisuse, ViewAbandoned
 from outlast.runtime.checks.audits import Auditing
 from outlast.runtime.checks.checked_sums import watched
 from outlast.runtime.checks.entrance import Entrance
@@ -89,6 +89,7 @@ class StepCourse:
             replica.enter(Phase.RECOMPUTE, todo.microbatch)
         batch = self._prepared(todo.step, todo.microbatch)
         self._current, self._loss = todo, None
+        self.engine.metrics.begin(todo.microbatch)
         with watched(replica, self.engine, todo.step, todo.microbatch):
             yield batch
         if self._loss is None:
@@ -105,6 +106,19 @@ class StepCourse:
         """The loop's backward: of a check that is under way, else of the step's own microbatch."""
         beside = (self.repeat, self.audit, self.inspection, self.entrance)
         next((each.backward for each in beside if each.active), self._into_the_step)(loss)
+
+    def metric(self, name: str, value: Any, weight: Any) -> None:
+        """A number of the microbatch under way; of a check beside the step it is forgotten."""
+        todo = self._current
+        if any(each.active for each in (self.repeat, self.audit, self.inspection, self.entrance)):
+            return
+        if todo is None:
+            raise StepMisuse(
+                f"step.metric({name!r}, …) was called outside of the loop over the step's batches",
+                remedy="call it inside `for batch in step`, once a batch",
+            )
+        share = self.engine.samples.sizes(todo.step)[todo.microbatch] if weight is None else weight
+        self.engine.metrics.put(todo.microbatch, name, value, share)
 
     def _into_the_step(self, loss: Tensor) -> None:
         todo, replica = self._current, self.replica

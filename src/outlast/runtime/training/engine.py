@@ -27,6 +27,7 @@ from outlast.runtime.exchange.slots import OUTCOME, Memory
 from outlast.runtime.training._partial_sums import Accumulator
 from outlast.runtime.training.frozen import Frozen, OutcomeShare, raw
 from outlast.runtime.training.loop_state import Lived, LoopState
+from outlast.runtime.training.metrics import Metrics, reduced
 from outlast.runtime.training.samples import Samples, seed_everything
 from outlast.runtime.training.state import State
 from outlast.runtime.training.step_checks import Meta, StepChecks
@@ -56,6 +57,11 @@ class Engine:
         self.out = Memory(layout, 1, shared=False).flats(0)
         """The outcome, a flat tensor a bucket. A plane may put another in a tensor's place."""
         self.losses: dict[int, tuple[float, float]] = {}
+        self.metrics = Metrics()
+        self.stop_wanted = ""  # why this replica's loop wants the step under way to be the last
+        self.stopped = ""  # why the last step was the last
+        self.on_stop: Callable[[int], None] = lambda steps: None  # told after how many
+        self.after_step: list[Callable[[], object]] = []  # of the script: called with each step, by whoever applies it
         self.meta: Meta | None = None  # of the last step applied
         self.late: Meta | None = None  # of one whose step this process's loop has yet to go through
         self._lived: Lived | None = None
@@ -128,6 +134,8 @@ class Engine:
         """My part of the header."""
         return {
             "losses": tuple((leaf, *self.losses[leaf]) for leaf in leaves if leaf in self.losses),
+            "metrics": self.metrics.told(leaf for leaf in leaves if leaf in self.losses),
+            "stop": self.stop_wanted,
             "used": bytes(self.sums.used),
             "norms": partials(norms, self.layout.num_blocks) if norms else (),
             "output": output & ((1 << 64) - 1),
@@ -163,6 +171,7 @@ class Engine:
             output=sum(h.output for h in headers) & ((1 << 64) - 1), ruling=ruling,
             observed=vigilance.observed(headers) if vigilance is not None else None,
             settings=self.loop.settings, probes=self._probes(headers) if self.robust is None else (),
+            metrics=reduced(headers, self.num_leaves), stop=next((h.stop for h in headers if h.stop), ""),
         )  # fmt: skip
 
     def _probes(self, headers: Sequence[Header]) -> tuple[tuple[int, float], ...]:
@@ -205,14 +214,23 @@ class Engine:
             raw(start).copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
             buffer.copy_(start)
         checks.guards.after(meta)
+        for follow in self.after_step:
+            follow()
+        self._stop_with(meta)
         if checks.vigilance is not None and meta.observed is not None:
             checks.vigilance.apply(meta.observed)
         self.sums.clear()
         self.losses.clear()
+        self.metrics.clear()
         self.meta = meta
         self.loop.committed()
         if checks.rehearsal is not None and not checks.rehearsal.applied():
             checks.rehearsal = None
+
+    def _stop_with(self, meta: Meta) -> None:
+        if meta.stop:
+            self.stopped = meta.stop
+            self.on_stop(meta.step + 1)
 
     def begun(self, step: int) -> None:
         """The inner loop of this step begins (or goes on): what the loop made of the state until here belongs to it."""
@@ -360,6 +378,7 @@ class Engine:
         self.state.load(plain, tensors)
         self.took()
         if meta is not None:
+            self._stop_with(meta)
             self.meta = self.late = meta
             self.loop.write(meta.settings, but_groups=True)
             self._lived, self._settled = self.loop.copy(meta.step), self.loop.read()
@@ -369,6 +388,7 @@ class Engine:
         self.take_buffers()
         self.sums.clear()
         self.losses.clear()
+        self.metrics.clear()
         self.loop.committed()
         self.late = None
 

@@ -44,6 +44,8 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     observed: AuditsObserved | None = None
     settings: bytes = b""  # as the optimizers saw them (`loop_state.py`)
     probes: tuple[tuple[int, float], ...] = ()  # losses of two microbatches, for who joins (`entrance.py`)
+    metrics: tuple[tuple[str, float], ...] = ()  # over the whole batch (`metrics.py`)
+    stop: str = ""  # why this step is the last
 
 
 class Unguarded:

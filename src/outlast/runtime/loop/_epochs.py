@@ -1,0 +1,63 @@
+"""`training.epochs(n)`: the steps of one epoch after another, for loops that do something between two epochs.
+
+What the loop does after an epoch's last step belongs to that step's body, so a replica that joins does it as well, and
+a save that is due is made after it. Knows numbers of steps and nothing of what a step is.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from outlast.errors import StepMisuse
+
+__all__ = ["Epoch", "Epochs"]
+
+
+class Epochs(Iterator["Epoch"]):
+    """Epochs that still have steps to be done. `steps`: all of these steps."""
+
+    def __init__(self, steps: Iterator[Any], steps_per_epoch: int) -> None:
+        self._steps, self._size = steps, steps_per_epoch
+        self._ahead: Any = None  # the step that the next epoch begins with
+        self._last = -1  # number of the newest step that was given
+
+    def __next__(self) -> Epoch:
+        if self._last >= 0 and (self._last + 1) % self._size:
+            epoch, place = divmod(self._last, self._size)
+            raise StepMisuse(
+                f"the loop left epoch {epoch} after {place + 1} of its {self._size} steps",
+                did="nothing more was trained",
+                remedy="to end training on all replicas call training.stop() and go on; to end it here and now leave "
+                "both loops after the same step everywhere",
+            )
+        self._ahead = next(self._steps)  # the body of the step before is over: only now it is asked for
+        return Epoch(self._ahead.number // self._size, self._size, weakref.ref(self))
+
+    def step(self, epoch: int) -> Any:
+        """The epoch's next step, None after its last."""
+        if self._ahead is not None:
+            step, self._ahead = self._ahead, None
+        elif self._last // self._size != epoch or not (self._last + 1) % self._size:
+            return None
+        else:
+            step = next(self._steps, None)
+        self._last = step.number if step is not None else -1
+        return step
+
+
+class Epoch:
+    """One epoch: iterate it for its steps. Goes on in the middle if the run was resumed there."""
+
+    def __init__(self, number: int, num_steps: int, epochs: Callable[[], Epochs | None]) -> None:
+        self.number, self.num_steps, self._epochs = number, num_steps, epochs
+
+    def __len__(self) -> int:
+        return self.num_steps
+
+    def __iter__(self) -> Iterator[Any]:
+        # The loop over epochs holds the steps, and it alone: a `break` out of it is to be noticed at once.
+        while (epochs := self._epochs()) is not None and (step := epochs.step(self.number)) is not None:
+            del epochs
+            yield step
