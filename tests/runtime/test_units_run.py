@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -245,5 +244,3 @@ def test_who_asks_for_another_launcher_s_variables_is_told_what_there_is(error: 
     add_hint(error)
     add_hint(error)
     assert [("run.device" in note) for note in getattr(error, "__notes__", [])] == [True] * told
-
-

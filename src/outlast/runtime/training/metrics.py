@@ -72,7 +72,9 @@ def number_of(what: str, value: Any) -> float:
 
 def reduced(headers: Sequence[Header], num_leaves: int) -> tuple[tuple[str, float], ...]:
     """Each metric over the whole batch, by name."""
-    return _means({(leaf, name): (value, weight) for h in headers for leaf, name, value, weight in h.metrics}, num_leaves)
+    return _means(
+        {(leaf, name): (value, weight) for h in headers for leaf, name, value, weight in h.metrics}, num_leaves
+    )
 
 
 def _means(rows: Mapping[tuple[int, str], tuple[float, float]], num_leaves: int) -> tuple[tuple[str, float], ...]:
