@@ -20,7 +20,8 @@ STEPS = 14
 
 HELD = (
     "plain", "rate_before", "rate_after", "rate_follows", "scheduler_by_hand", "plateau_by_hand", "plateau_of_ones_own",
-    "average", "average_by_hook", "average_that_follows", "measured", "stopped_by_one", "teacher", "counter", "clamped", "frozen_then_thawed", "eval_mode", "adversaries",
+    "average", "average_by_hook", "teacher", "counter", "clamped", "frozen_then_thawed", "eval_mode", "adversaries",
+    "average_that_follows", "measured", "stopped_by_one",
 )  # fmt: skip
 HELD_TOO = "in_turns", "schedule_free", "plateau_in_state", "thawed_in_stages", "hook_that_drifts", "group_at_a_time"
 """The same ways to a joiner as those above, from other habits."""

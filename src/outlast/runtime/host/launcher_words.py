@@ -12,7 +12,7 @@ __all__ = ["add_hint"]
 
 _NAMES = "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
 _GROUP = re.compile(
-    r"Default process group has not been initialized|environment variable (?:%s) expected" % "|".join(_NAMES)
+    rf"Default process group has not been initialized|environment variable (?:{'|'.join(_NAMES)}) expected"
 )
 _HINT = (
     "outlast: under `outlast run` there is no {what}: replicas come and go. Leave out init_process_group, DDP and the "
