@@ -106,3 +106,11 @@ def test_strangers_are_told_of_once_with_all_their_counts() -> None:
     words = "a stranger without the run's secret spoke to r0.1's socket and 1 other socket (uid 7, pid 8: a replay)"
     assert [row.what for row in timeline(events)] == [f"{words}: ignored; 3,001 more since"]
     assert len(timeline(events, everything=True)) == 4
+    mute = "a connection that proved nothing in time"
+    (row,) = timeline([refused(1.0, "r0.1's socket", mute, 1)])
+    assert row.what == (
+        f"a stranger, or a process of the run that was struck as it connected, spoke to r0.1's socket "
+        f"(uid 7, pid 8: {mute}): ignored"
+    )
+    (row,) = timeline([refused(1.0, "r0.1's socket", mute, 2), refused(2.0, "r0.1's socket", "a replay", 1)])
+    assert row.what.startswith("a stranger without the run's secret")
