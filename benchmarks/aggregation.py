@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from outlast.core.policy._rules_catalogue import largest_f
+from outlast.core.policy.rules_catalogue import largest_f
 from outlast.tensors import Rule, make_rule
 
 OURS: list[tuple[str, tuple[str, ...]]] = [

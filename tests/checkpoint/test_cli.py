@@ -199,7 +199,7 @@ def test_what_reads_many_generations_shows_how_far_it_is_on_a_terminal_only(
 
 def test_the_check_of_a_resume_tells_which_run_it_is_at(tmp_path: pathlib.Path) -> None:
     from outlast.errors import ProveError
-    from outlast.prove._resume_check import resume_check
+    from outlast.prove.resuming import resume_check
 
     script, told = tmp_path / "broken.py", list[tuple[int, int]]()
     script.write_text("raise SystemExit(3)")

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.core.phases import Phase
-from outlast.core.policy._deadline import Durations, deadline
-from outlast.core.policy._eviction import Evidence, judge, vertex_cover
+from outlast.core.policy.deadlines import Durations, deadline
+from outlast.core.policy.evictions import Evidence, judge, vertex_cover
 
 members = st.sampled_from("abcdef")
 pairs = st.sets(st.tuples(members, members).filter(lambda pair: pair[0] != pair[1]), max_size=9)

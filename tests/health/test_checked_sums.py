@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from outlast.errors import ConfigError, DeviceFault
-from outlast.examples._models import GPT, next_byte_loss
+from outlast.examples.models import GPT, next_byte_loss
 from outlast.health import CheckedSums, ProductChecks
 from outlast.runtime.faults.flips import flip_bit
 from outlast.tensors import prepare_sums, product_misfit, sums_of

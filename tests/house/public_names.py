@@ -18,9 +18,9 @@ def public_modules() -> dict[str, Path]:
     modules: dict[str, Path] = {}
     for path in sorted(SOURCE.rglob("*.py")):
         parts = [part for part in path.relative_to(SOURCE).with_suffix("").parts if part != "__init__"]
-        room = parts[:2] in (["outlast", "runtime"], ["outlast", "core"]) and len(parts) > 3
-        if parts[:2] in (["outlast", "runtime"], ["outlast", "checkpoint"]):  # what they offer other rooms
-            room = len(parts) > 2
+        room = parts[:2] == ["outlast", "core"] and len(parts) > 3
+        if parts[:2] in [["outlast", name] for name in ("checkpoint", "observe", "plan", "prove", "runtime")]:
+            room = len(parts) > 2 and (parts[1] in ("checkpoint", "runtime") or path.name != "__init__.py")
         if not any(part.startswith("_") for part in parts) and "examples" not in parts and not room:
             modules[".".join(parts)] = path
     return modules

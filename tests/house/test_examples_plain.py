@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from outlast.examples import digits, digits_plain, gpt, gpt_plain
-from outlast.examples._data import CONTEXT, HelpText
 from outlast.examples._fingerprint import state_fingerprint
 from outlast.examples._script import parse, write_result
+from outlast.examples.data import CONTEXT, HelpText
 from outlast.runtime.training.state import State, digest_of
 
 TWINS = {"gpt": (gpt_plain, gpt), "digits": (digits_plain, digits)}

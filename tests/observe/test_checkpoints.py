@@ -11,7 +11,7 @@ from tests.observe.conftest import START_S, started, training
 
 from outlast.core import events as ev
 from outlast.observe import accounting, render_status, status, timeline, why
-from outlast.observe._checkpoints import describe, matters
+from outlast.observe.checkpoint_words import describe, matters
 
 
 def saved(at_s: float, step: int, **more: Any) -> ev.CheckpointSaved:

@@ -15,10 +15,10 @@ from outlast.cli import main
 from outlast.core import events as ev
 from outlast.journal import Journal
 from outlast.plan import simulate
-from outlast.plan._design import job_from_options
-from outlast.plan._target import target_answer
 from outlast.plan.calibration import applied, calibrate, fleet_job, load, write
+from outlast.plan.designs import job_from_options
 from outlast.plan.target_predicted import predicted
+from outlast.plan.target_study import target_answer
 
 REAL: dict[str, list[ev.AnyEvent]] = msgspec.json.decode(
     gzip.decompress((Path(__file__).parents[1] / "core" / "real_journals.json.gz").read_bytes()),

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from outlast.cli import main
-from outlast.plan._design import job_from_options
 from outlast.plan._fleet import TOPOLOGIES, Layout
 from outlast.plan._planner import design_of
+from outlast.plan.designs import job_from_options
 from outlast.plan.system_table import system_rows
 from outlast.plan.target_predicted import ACCELERATORS, PARAMETERS
 

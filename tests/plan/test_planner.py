@@ -20,17 +20,17 @@ from outlast.core import reliability as rel
 from outlast.core.policy import Believed, ClassPrior, RunPrior
 from outlast.errors import ConfigError
 from outlast.plan._analytic import analyse
-from outlast.plan._beside import fold, observe_run, predicted_beside_observed
-from outlast.plan._compare import compare_answer, example_paths
 from outlast.plan._compiled import replace_job
-from outlast.plan._design import job_from_options
-from outlast.plan._journal import RunJournal
 from outlast.plan._model import FailureClass, Job, Tier, job_from_mapping, load_job
 from outlast.plan._planner import make_plan, tell_apart_days
 from outlast.plan._profiles import PROFILES, profile_data
-from outlast.plan._report import _runs, html_page, plan_answer
 from outlast.plan._simulate import simulate
 from outlast.plan._source import Replayed
+from outlast.plan.beliefs_beside import fold, observe_run, predicted_beside_observed
+from outlast.plan.design_comparison import compare_answer, example_paths
+from outlast.plan.designs import job_from_options
+from outlast.plan.plan_report import _runs, html_page, plan_answer
+from outlast.plan.run_journal import RunJournal
 
 
 def _run(*args: str, capsys: pytest.CaptureFixture[str]) -> dict:  # type: ignore[type-arg]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outlast.core.reliability import count_interval
-from outlast.plan._target import PUBLISHED, target_answer, target_rows
+from outlast.plan.target_study import PUBLISHED, target_answer, target_rows
 
 
 def test_all_eight_numbers() -> None:

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from outlast.core import events as ev
 from outlast.errors import ConfigError
 from outlast.plan import traces as tr
-from outlast.plan._design import fit_log, generate_like
-from outlast.plan._journal import RunJournal
 from outlast.plan._model import job_from_mapping
 from outlast.plan._simulate import simulate
 from outlast.plan._traced import job_data_from_fit, replay
+from outlast.plan.designs import fit_log, generate_like
+from outlast.plan.run_journal import RunJournal
 from outlast.plan.traces._fit import BLOCK_H
 from outlast.plan.traces._parse import expand_nodes, parse
 from outlast.plan.traces._records import RawEvent

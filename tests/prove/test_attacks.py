@@ -13,7 +13,7 @@ import pytest
 from outlast import tensors
 from outlast.cli import main
 from outlast.errors import ConfigError
-from outlast.prove._attacks import ATTACKS, Attacks, Unmasked
+from outlast.prove.attacks import ATTACKS, Attacks, Unmasked
 
 
 def campaign(base: Path, **changes: Any) -> Attacks:

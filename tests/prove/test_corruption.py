@@ -12,7 +12,7 @@ import torch
 
 from outlast.cli import main
 from outlast.core import events as ev
-from outlast.prove._corruption import _AUDITED, Seen, match, planned, tally
+from outlast.prove.corruption import _AUDITED, Seen, match, planned, tally
 from outlast.runtime.faults.flips import Flip, flip_bit, read_bit
 
 

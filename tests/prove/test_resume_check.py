@@ -10,7 +10,7 @@ import pytest
 
 from outlast.cli import main
 from outlast.errors import ConfigError
-from outlast.prove._resume_check import first_value, resume_check
+from outlast.prove.resuming import first_value, resume_check
 
 LOOP = str(Path(__file__).parents[1] / "runtime" / "forgetful.py")
 

@@ -17,14 +17,14 @@ import pytest
 from outlast.cli import main
 from outlast.cli._prove_run import _found, _write
 from outlast.errors import ConfigError
-from outlast.prove._strike_findings import Finding, Undisturbed
-from outlast.prove._striker import Done
 from outlast.prove.catalogue import CATALOGUE
 from outlast.prove.schedule_shrinking import shrink
 from outlast.prove.script_campaign import Baseline, ScriptResult
 from outlast.prove.script_page import junit_of, page_of
 from outlast.prove.script_plan import KINDS, ScriptFleet, Shape, drawn, planned, read_schedule, schedule_of
 from outlast.prove.script_report import ProofReport, proof_of
+from outlast.prove.strike_findings import Finding, Undisturbed
+from outlast.prove.striker import Done
 from outlast.prove.trace_schedule import Hit, busiest
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -205,7 +205,7 @@ def test_the_catalogue_is_whole_and_true(capsys: pytest.CaptureFixture[str]) -> 
         assert bool(kind.by) != bool(kind.why_not), kind
     assert {kind.by.rpartition("run --faults ")[2] for kind in CATALOGUE if "run --faults" in kind.by} == set(KINDS)
     lies = {kind.by.rpartition(" ")[2] for kind in CATALOGUE if "--attacks" in kind.by}
-    from outlast.prove._attacks import ATTACKS
+    from outlast.prove.attacks import ATTACKS
 
     assert lies == set(ATTACKS)
     assert main(["prove", "catalogue", "--json"]) == 0

@@ -16,10 +16,10 @@ from outlast.cli import main
 from outlast.core import events as ev
 from outlast.prove._commit_log import Commit, CommitLog, StepWriter
 from outlast.prove._process_tree import left_behind, processes, send, state_of
-from outlast.prove._strike_findings import Undisturbed, Watched, judge
 from outlast.prove._strike_numbers import number_findings
-from outlast.prove._strike_plan import ROLES, STEPS, StruckFleet, fleet_of
-from outlast.prove._striker import Done, Life, StatusSample, StrikeRecord
+from outlast.prove.strike_findings import Undisturbed, Watched, judge
+from outlast.prove.strike_plan import ROLES, STEPS, StruckFleet, fleet_of
+from outlast.prove.striker import Done, Life, StatusSample, StrikeRecord
 
 RIGHT = Undisturbed(fingerprint="f", losses=dict.fromkeys(range(STEPS), "0x1p0"), folder="")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from outlast.core.policy._critical import Candidate, choose_critical
+from outlast.core.policy.critical_choice import Candidate, choose_critical
 from outlast.errors import ConfigError
 from outlast.runtime.checks._state_rotation import Agreement
 from outlast.runtime.checks.critical_parameters import critical_of

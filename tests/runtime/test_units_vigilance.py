@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from outlast.core.policy import audit_share
-from outlast.core.policy._audit import silent_belief
+from outlast.core.policy.audits import silent_belief
 from outlast.core.protocol import Evidence, Header, ViewId
 from outlast.core.protocol.disputes import Finding
 from outlast.core.protocol.step.audits import Audits

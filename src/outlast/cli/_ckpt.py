@@ -183,7 +183,7 @@ def resume_check_(
     import pathlib
     import tempfile
 
-    from outlast.prove._resume_check import resume_check
+    from outlast.prove.resuming import resume_check
 
     if script[0].startswith("-") and script[0] != "-m":
         raise _wrong(

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from outlast.cli._plan_figures import Svg, register
 
 if TYPE_CHECKING:
-    from outlast.plan._answer import Answer
+    from outlast.plan.answers import Answer
 
 __all__ = ["app"]
 
@@ -62,7 +62,7 @@ TopologyOption = Annotated[str, typer.Option("--topology", help="fat-tree, rail,
 def emit(answer: Answer, as_json: bool, svg: str = "") -> None:
     """Print an answer in the form asked for; `svg`: also draw its figures there, the second beside the first."""
     if svg:
-        from outlast.plan._design import write_figures
+        from outlast.plan.designs import write_figures
 
         write_figures(svg, answer.figures)
     typer.echo(answer.json() if as_json else answer.text())
@@ -80,7 +80,7 @@ def fleet(
     json: Json = False,
 ) -> None:
     """What many machines do together: first failure, availability, failures, spares."""
-    from outlast.plan._quick import fleet_answer
+    from outlast.plan.small_answers import fleet_answer
 
     emit(fleet_answer(nodes, node_mtbf_hours, mttr_hours, hours), json)
 
@@ -105,8 +105,8 @@ def interval(
     json: Json = False,
 ) -> None:
     """When to checkpoint: Young, Daly, the exact optimum, what a wrong choice costs; of a job or of two numbers."""
-    from outlast.plan._quick import interval_answer
     from outlast.plan.job_interval import job_interval_answer
+    from outlast.plan.small_answers import interval_answer
 
     shape = {"file": file, "profile": profile, "params": params, "accelerators": accelerators, "topology": topology}
     if any(value not in ("", None) for value in shape.values()):
@@ -141,7 +141,7 @@ def nines(
     json: Json = False,
 ) -> None:
     """Availability, downtime, error budgets, and the cheaper way to one more nine."""
-    from outlast.plan._quick import nines_answer
+    from outlast.plan.small_answers import nines_answer
 
     answer = nines_answer(
         mtbf_hours, mttr_hours, target, cost_incidents=cost_incidents, cost_repair=cost_repair, incidents=incidents,
@@ -162,7 +162,7 @@ def target_study(
     json: Json = False,
 ) -> None:
     """The 1.5T target three times: fitted to its table, predicted for outlast, and measured on real fleets."""
-    from outlast.plan._target import target_answer
+    from outlast.plan.target_study import target_answer
 
     emit(target_answer(replications, seed, profile=profile, calibration=calibration, measured=measured), json)
 
@@ -190,19 +190,19 @@ def job_command(
         from pathlib import Path
 
         from outlast.observe import find_run
-        from outlast.plan._rerun import rerun_answer
+        from outlast.plan.reruns import rerun_answer
 
         run = Path(from_run)
         journal = run.is_file() and run.suffix == ".db"
         emit(rerun_answer(str(run if journal else find_run(run).run_dir), write_seconds), json)
         return
-    from outlast.plan._design import design, write_report
+    from outlast.plan.designs import design, write_report
 
     plan, sources = design(
         file, profile=profile, params=params, accelerators=accelerators, topology=topology, days=days,
         calibration=calibration, replications=replications, seed=seed,
     )  # fmt: skip
-    from outlast.plan._report import plan_answer
+    from outlast.plan.plan_report import plan_answer
 
     if report:
         write_report(report, plan, sources)
@@ -221,7 +221,7 @@ def compare(
 ) -> None:
     """Two designs side by side, and how long a run must be to tell them apart."""
     from outlast.errors import ConfigError
-    from outlast.plan._compare import compare_answer, example_paths
+    from outlast.plan.design_comparison import compare_answer, example_paths
 
     if (first is None) != (second is None):
         raise ConfigError("one design cannot be compared", remedy="give two job files, or none for the example")
@@ -243,7 +243,7 @@ def fit(
     json: Json = False,
 ) -> None:
     """Read a failure log, validate it, fit it, and test the fit on its held-out end."""
-    from outlast.plan._design import fit_log
+    from outlast.plan.designs import fit_log
 
     emit(
         fit_log(
@@ -280,7 +280,7 @@ def generate(
     json: Json = False,
 ) -> None:
     """A new trace like a log: its bursts, incidents, lemons and repair tails."""
-    from outlast.plan._design import generate_like
+    from outlast.plan.designs import generate_like
 
     answer = generate_like(
         log, out, preset=preset, mapping=mapping, days=days, nodes=nodes, log_nodes=log_nodes, seed=seed

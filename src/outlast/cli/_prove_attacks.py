@@ -14,7 +14,7 @@ import typer
 from outlast.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from outlast.prove._attacks import Report
+    from outlast.prove.attacks import Report
 
 __all__ = ["attacks"]
 
@@ -31,7 +31,7 @@ def attacks(
     """One replica of four lies about all its rows, in every way there is; what that costs digits under the rule and
     under the mean. And a reducer that lies: it must be named before anything is applied. Exit code 9 if an attack costs
     more than --points, or the reducer is not the one named, or a bit differs."""
-    from outlast.prove._attacks import ATTACKS, Attacks
+    from outlast.prove.attacks import ATTACKS, Attacks
 
     chosen = [name.strip() for name in only.split(",")] if only else list(ATTACKS)
     for name in chosen:
@@ -62,7 +62,7 @@ def _watch(what: str) -> None:
 
 
 def _print(found: Report, points: float) -> None:
-    from outlast.observe._text import table
+    from outlast.observe.plain_text import table
 
     rule = " + ".join([*found.pre, found.rule])
     rows = [("none", f"{found.clean:.1f}", "", f"{found.clean_mean:.1f}")]

@@ -14,7 +14,7 @@ import msgspec
 from outlast.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from outlast.prove._corruption import Tally
+    from outlast.prove.corruption import Tally
 
 __all__ = ["campaign"]
 
@@ -25,7 +25,7 @@ def campaign(flips: int, seed: int, guards: str, audit: str, dtype: str, base: s
     """Exit code 9 if a flip of a parameter or moment was missed (with audit = 1: any flip), a wrong replica named, or a
     clean step accused."""
     from outlast.core.policy import Guards
-    from outlast.prove._corruption import Corruptions
+    from outlast.prove.corruption import Corruptions
 
     share, dtypes = _share(audit), _dtypes(dtype)
     if flips < 1:
@@ -76,7 +76,7 @@ def _dtypes(dtype: str) -> list[str]:
 
 
 def _print(found: Tally) -> None:
-    from outlast.observe._text import table
+    from outlast.observe.plain_text import table
 
     rows = [
         (each.target, each.dtype, str(each.bit), "stuck" if each.persistent else "once", each.replica, str(each.step),

@@ -20,9 +20,9 @@ from outlast.errors import ConfigError
 
 if TYPE_CHECKING:
     from outlast.prove import Struck
-    from outlast.prove._strike_findings import Outcome
-    from outlast.prove._strike_plan import StruckFleet
-    from outlast.prove._striker import StrikeRecord
+    from outlast.prove.strike_findings import Outcome
+    from outlast.prove.strike_plan import StruckFleet
+    from outlast.prove.striker import StrikeRecord
 
 __all__ = ["strikes"]
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from outlast.core.policy._rules_catalogue import PRE_STEPS, RULES, RuleFact, check_rule, kappa, largest_f
+from outlast.core.policy.rules_catalogue import PRE_STEPS, RULES, RuleFact, check_rule, kappa, largest_f
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

@@ -29,7 +29,7 @@ def why(
 ) -> int:
     """Tell a run's story: what happened, what it cost, and a remedy for each cause."""
     from outlast import journal, observe
-    from outlast.plan._beside import (
+    from outlast.plan.beliefs_beside import (
         believed_data,
         believed_of_events,
         believed_table,

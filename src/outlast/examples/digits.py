@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 import outlast
-from outlast.examples._data import digits
-from outlast.examples._models import DigitsMLP, digits_loss
 from outlast.examples._script import parse, write_result
+from outlast.examples.data import digits
+from outlast.examples.models import DigitsMLP, digits_loss
 
 
 def main() -> None:

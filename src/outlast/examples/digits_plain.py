@@ -7,10 +7,10 @@ from itertools import chain, repeat
 import torch
 from torch.utils.data import DataLoader
 
-from outlast.examples._data import digits
 from outlast.examples._fingerprint import state_fingerprint
-from outlast.examples._models import DigitsMLP, digits_loss
 from outlast.examples._script import parse, write_result
+from outlast.examples.data import digits
+from outlast.examples.models import DigitsMLP, digits_loss
 
 
 def main() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 import outlast
-from outlast.examples._data import HelpText
-from outlast.examples._models import GPT, next_byte_loss
 from outlast.examples._script import parse, write_result
+from outlast.examples.data import HelpText
+from outlast.examples.models import GPT, next_byte_loss
 
 
 def main() -> None:

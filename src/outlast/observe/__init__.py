@@ -1,7 +1,7 @@
 """What happened in a run, and what it cost: from the journal and core alone. No torch.
 
 Everything but `_live.py` and `_find.py` is pure: events in, records or text out. This room must never write to a run,
-and never know more than its journal says: terminal, page and metrics show the same record. Read `_status.py` first.
+and never know more than its journal says: terminal, page and metrics show the same record. Read `run_status.py` first.
 `Live` loads rich when it is first used, so that `outlast status` stays instant.
 """
 
@@ -13,11 +13,11 @@ from outlast.observe._history import History
 from outlast.observe._incident import Incident, Price, incident, price_of
 from outlast.observe._kept_history import read_history
 from outlast.observe._live import Live
-from outlast.observe._reading import read_state, read_story, sample_losses
-from outlast.observe._status import Process, Replica, Status, StatusFold, status
-from outlast.observe._text import render_accounting, render_status, render_timeline, render_why, table
-from outlast.observe._timeline import Row, format_s, row_of, timeline
 from outlast.observe._why import Advice, Why, remedy, why
+from outlast.observe.page_reading import read_state, read_story, sample_losses
+from outlast.observe.plain_text import render_accounting, render_status, render_timeline, render_why, table
+from outlast.observe.run_status import Process, Replica, Status, StatusFold, status
+from outlast.observe.timeline_rows import Row, format_s, row_of, timeline
 
 __all__ = [
     "Accounting", "Advice", "Found", "History", "Incident", "JsonLines", "Live", "MetricRow", "MetricWriter",

@@ -14,8 +14,8 @@ import msgspec
 
 from outlast.core import events as ev
 from outlast.errors import ConfigError
-from outlast.observe._timeline import format_s
 from outlast.observe._why import RUNNING, Why, remedy
+from outlast.observe.timeline_rows import format_s
 
 __all__ = ["Incident", "Price", "incident", "price_of"]
 

@@ -21,8 +21,8 @@ from outlast.journal import Journal, holds_run
 from outlast.observe._curve import sparkline
 from outlast.observe._history import History
 from outlast.observe._kept_history import keep
-from outlast.observe._status import Status, StatusFold
-from outlast.observe._timeline import Row, format_s, timeline
+from outlast.observe.run_status import Status, StatusFold
+from outlast.observe.timeline_rows import Row, format_s, timeline
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -1,7 +1,7 @@
 """Fleets in virtual time: traces, simulator, planner, reports. numpy and scipy; never torch.
 
 For: how reliable a job will be and what to do about it, from failure records to a design. It must never decide anything
-itself (the policies of `core.policy` do), nor touch a running job. Only `_design.py` writes files. Read first:
+itself (the policies of `core.policy` do), nor touch a running job. Only `designs.py` writes files. Read first:
 `_model.py` (the class model), then `_kernel.py`, then `_planner.py`.
 """
 

@@ -19,8 +19,8 @@ from scipy import special
 from outlast.core import events as ev
 from outlast.errors import ConfigError, EnvironmentFault
 
-from ._answer import Answer, Table, duration, share, significant
 from ._model import FailureClass, Job, Tier
+from .answers import Answer, Table, duration, share, significant
 
 __all__ = ["Calibration", "Cost", "Counted", "applied", "calibrate", "calibration_answer", "fleet_job", "load", "write"]
 

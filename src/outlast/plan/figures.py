@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from ._answer import significant
+from .answers import significant
 
 __all__ = ["Figure"]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ._answer import Answer, Table, duration, share
-from ._design import job_from_options
 from ._planner import design_of
-from ._quick import interval_answer
+from .answers import Answer, Table, duration, share
+from .designs import job_from_options
+from .small_answers import interval_answer
 
 __all__ = ["job_interval_answer"]
 

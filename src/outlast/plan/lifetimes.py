@@ -16,7 +16,7 @@ from outlast.core import reliability as rel
 from outlast.core.reliability.check import count, nonnegative, positive
 from outlast.errors import ConfigError
 
-from ._answer import Answer, Table, significant
+from .answers import Answer, Table, significant
 from .figures import Figure
 
 __all__ = ["lifetimes_answer"]

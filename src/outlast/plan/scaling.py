@@ -13,7 +13,7 @@ from outlast.core import reliability as rel
 from outlast.core.reliability.check import count, nonnegative, positive, probability
 from outlast.errors import ConfigError
 
-from ._answer import Answer, Table, duration, share, significant
+from .answers import Answer, Table, duration, share, significant
 from .figures import Figure
 
 __all__ = ["collapse_answer", "numbers", "placement_answer", "sweep_answer"]

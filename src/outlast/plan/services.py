@@ -19,11 +19,11 @@ from outlast.core.reliability.check import count, nonnegative, positive, probabi
 from outlast.errors import ConfigError
 
 from ._analytic import analyse
-from ._answer import Answer, Table, duration, share, significant
 from ._compiled import replace_job
-from ._design import job_from_options
 from ._model import FailureClass
 from ._planner import design_of
+from .answers import Answer, Table, duration, share, significant
+from .designs import job_from_options
 from .figures import Figure
 
 __all__ = ["burn_in_answer", "objectives_answer", "price_answer", "quorum_answer"]

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from outlast.core.reliability.check import at_least, count, positive
 from outlast.errors import ConfigError
 
-from ._answer import Answer, Table, duration
-from ._design import job_from_options
 from ._fleet import TOPOLOGIES
 from ._model import Job
 from ._planner import design_of
+from .answers import Answer, Table, duration
+from .designs import job_from_options
 
 __all__ = ["SystemRow", "system_answer", "system_rows"]
 

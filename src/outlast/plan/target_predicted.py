@@ -17,12 +17,12 @@ import numpy as np
 from outlast.core.policy import audit_share
 
 from ._analytic import analyse
-from ._answer import Table
 from ._compiled import replace_job
-from ._design import job_from_options
 from ._model import Job
 from ._planner import design_of
+from .answers import Table
 from .calibration import Calibration, applied
+from .designs import job_from_options
 
 __all__ = ["PARAMETERS", "PredictedRow", "measured_table", "predicted", "predicted_table"]
 

@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset
 
 import outlast
-from outlast.examples._data import digits
+from outlast.examples.data import digits
 from outlast.tensors import flip_labels
 
 _NUM_TEST, _HIDDEN, _CLASSES, _SEED = 360, 32, 10, 0

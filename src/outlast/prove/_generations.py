@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from outlast.checkpoint import LocalStore, Reader, heads, verify
-from outlast.prove._resume_check import differences
+from outlast.prove.resuming import differences
 
 __all__ = ["SAVED", "wrong_generation"]
 

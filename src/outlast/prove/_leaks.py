@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from outlast.prove._process_tree import processes
-from outlast.prove._strike_findings import Finding
+from outlast.prove.strike_findings import Finding
 
 __all__ = ["LeakWatch", "Sample", "leaks"]
 

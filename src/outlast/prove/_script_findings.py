@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from outlast.prove._strike_findings import Finding
+from outlast.prove.strike_findings import Finding
 from outlast.runtime.settings.witness_files import Computed, StateSeen, read_computed, read_states
 
 __all__ = ["Witnessed", "carried_over", "microbatch_findings", "script_findings", "witnessed"]

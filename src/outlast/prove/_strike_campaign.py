@@ -12,9 +12,9 @@ import msgspec
 
 from outlast.errors import ProveError
 from outlast.prove._drive import Driven
-from outlast.prove._strike_findings import Finding, Outcome, Undisturbed, Watched, judge
-from outlast.prove._strike_plan import STEPS, Setting, StruckFleet, fleet_of
-from outlast.prove._striker import HANG_S, Done, Striker, StrikeRecord
+from outlast.prove.strike_findings import Finding, Outcome, Undisturbed, Watched, judge
+from outlast.prove.strike_plan import STEPS, Setting, StruckFleet, fleet_of
+from outlast.prove.striker import HANG_S, Done, Striker, StrikeRecord
 
 __all__ = ["StrikeCampaign", "Struck", "run_watched"]
 

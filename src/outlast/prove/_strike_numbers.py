@@ -9,8 +9,8 @@ from typing import Any
 
 from outlast.core import events as ev
 from outlast.prove._commit_log import Commit
-from outlast.prove._strike_plan import STEPS, StruckFleet
-from outlast.prove._striker import StatusSample, StrikeRecord
+from outlast.prove.strike_plan import STEPS, StruckFleet
+from outlast.prove.striker import StatusSample, StrikeRecord
 
 __all__ = ["number_findings"]
 

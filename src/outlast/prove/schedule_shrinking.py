@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from outlast.prove._strike_plan import Strike
 from outlast.prove.script_plan import ScriptFleet
+from outlast.prove.strike_plan import Strike
 from outlast.runtime.settings.fault_points import Fault
 
 __all__ = ["shrink"]

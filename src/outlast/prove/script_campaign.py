@@ -28,10 +28,10 @@ from outlast.prove._script_findings import (
     witnessed,
 )
 from outlast.prove._strike_campaign import run_watched
-from outlast.prove._strike_findings import Finding, Outcome, Undisturbed, Watched, judge
-from outlast.prove._strike_plan import Setting, StruckFleet
-from outlast.prove._striker import Done, StrikeRecord
 from outlast.prove.script_plan import ScriptFleet, Shape, schedule_of
+from outlast.prove.strike_findings import Finding, Outcome, Undisturbed, Watched, judge
+from outlast.prove.strike_plan import Setting, StruckFleet
+from outlast.prove.striker import Done, StrikeRecord
 from outlast.runtime.settings.witness_files import VARIABLE
 
 __all__ = ["Baseline", "ScriptCampaign", "ScriptResult", "StrikeRecord"]

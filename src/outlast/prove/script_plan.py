@@ -15,7 +15,7 @@ import msgspec
 
 from outlast.core.phases import Phase
 from outlast.errors import ConfigError, nearest
-from outlast.prove._strike_plan import ROLES, Role, Setting, Strike, StruckFleet
+from outlast.prove.strike_plan import ROLES, Role, Setting, Strike, StruckFleet
 from outlast.runtime.settings.fault_points import Fault
 
 __all__ = ["KINDS", "Kind", "ScriptFleet", "Shape", "drawn", "planned", "read_schedule", "schedule_of"]

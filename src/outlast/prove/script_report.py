@@ -9,10 +9,10 @@ from typing import Literal
 
 import msgspec
 
-from outlast.prove._strike_findings import Finding
 from outlast.prove.catalogue import CATALOGUE
 from outlast.prove.script_campaign import Baseline, ScriptResult
 from outlast.prove.script_plan import KINDS, Shape
+from outlast.prove.strike_findings import Finding
 
 __all__ = ["NOT_DRAWN", "FailedRun", "ProofReport", "StruckRow", "command_of", "proof_of"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outlast.core.policy._bands import Band, Reading
+from outlast.core.policy.bands import Band, Reading
 
 __all__ = ["ActivationStats", "Band", "Nonfinite", "Reading", "activation_stats", "collapse_reasons", "find_nonfinite"]
 

@@ -9,7 +9,7 @@ Invariants: a row's NaN and +inf enter as +inf (they sort last, -inf first), so 
 enough rows are; the result is rounded once, from float64; results are never -0.0 (sums start at +0.0).
 
 Not here: who runs a program (`_eager.py`, `_native.py`), and which rule is allowed for which n and f
-(`core/policy/_rules_catalogue.py`).
+(`core/policy/rules_catalogue.py`).
 """
 
 from __future__ import annotations

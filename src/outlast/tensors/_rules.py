@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outlast.core.policy._rules_catalogue import PRE_STEPS, RULES, check_rule
+from outlast.core.policy.rules_catalogue import PRE_STEPS, RULES, check_rule
 from outlast.errors import ConfigError, TrainingError
 from outlast.tensors import _gram, _native, _paths, _selection
 from outlast.tensors._eager import tree_sum

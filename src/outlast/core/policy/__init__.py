@@ -2,7 +2,7 @@
 
 For: every choice that failures force. It must never read a clock, draw a number or import torch; with floats it does
 not import numpy either. Read first: `_belief.py`, then `_interval.py`; at run time also `_record.py`,
-`_deadline.py`, `_eviction.py`.
+`deadlines.py`, `evictions.py`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from outlast.core.policy._admission import Admission, admit_view, most_rows_per_host
-from outlast.core.policy._audit import AuditDecision, AuditPolicy, AuditState, audit_share
-from outlast.core.policy._bands import Band, Reading
 from outlast.core.policy._belief import Belief, ClassPrior, LossRecord
 from outlast.core.policy._device_hazard import DeviceHazard
-from outlast.core.policy._guards import (
+from outlast.core.policy._hazard import Losses, next_save_s
+from outlast.core.policy._interval import IntervalDecision, IntervalPolicy, IntervalState
+from outlast.core.policy._prognosis import ActionCosts, AlarmKind, Outlook, Prognosis, choose_action
+from outlast.core.policy._record import Believed, RunPrior, RunRecord, SaveDecision
+from outlast.core.policy._restart import RestartDecision, RestartPolicy
+from outlast.core.policy._spares import SparesDecision, SparesPolicy, SparesState
+from outlast.core.policy.audits import AuditDecision, AuditPolicy, AuditState, audit_share
+from outlast.core.policy.bands import Band, Reading
+from outlast.core.policy.guard_records import (
     PRESETS,
     Culprit,
     GuardEvidence,
@@ -26,12 +32,7 @@ from outlast.core.policy._guards import (
     Verdict,
     VerdictAction,
 )  # fmt: skip
-from outlast.core.policy._hazard import Losses, next_save_s
-from outlast.core.policy._interval import IntervalDecision, IntervalPolicy, IntervalState
-from outlast.core.policy._prognosis import ActionCosts, AlarmKind, Outlook, Prognosis, choose_action
-from outlast.core.policy._record import Believed, RunPrior, RunRecord, SaveDecision
-from outlast.core.policy._restart import RestartDecision, RestartPolicy
-from outlast.core.policy._rules_catalogue import (
+from outlast.core.policy.rules_catalogue import (
     PRE_STEPS,
     RULES,
     PreFact,
@@ -41,8 +42,7 @@ from outlast.core.policy._rules_catalogue import (
     kappa,
     largest_f,
 )
-from outlast.core.policy._spares import SparesDecision, SparesPolicy, SparesState
-from outlast.core.policy._verdicts import (
+from outlast.core.policy.step_decisions import (
     agree,
     decide,
     escalate,

@@ -17,12 +17,12 @@ from dataclasses import dataclass, field, replace
 
 from outlast.core import events as ev
 
-from ._audit import audit_share, silent_belief
-from ._bands import Band
 from ._belief import Belief, ClassPrior
 from ._hazard import Losses
 from ._interval import IntervalPolicy, IntervalState
 from ._spares import SparesDecision, SparesPolicy, SparesState
+from .audits import audit_share, silent_belief
+from .bands import Band
 
 __all__ = ["Believed", "RunPrior", "RunRecord", "SaveDecision"]
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from outlast.core.policy._guards import Verdict
+from outlast.core.policy.guard_records import Verdict
 from outlast.core.protocol.delta import ViewDelta
 from outlast.core.protocol.disputes import Finding
 from outlast.core.protocol.ledger import StepTime

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from outlast.core.policy._guards import GuardNote
+from outlast.core.policy.guard_records import GuardNote
 from outlast.core.protocol.disputes import Claim, Evidence, Stand
 from outlast.core.protocol.row_plans import RowsNote
 from outlast.core.protocol.tree import Node

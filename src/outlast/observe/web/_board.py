@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from outlast.observe._reading import RunReading
-from outlast.observe._status import Status
+from outlast.observe.page_reading import RunReading
+from outlast.observe.run_status import Status
 from outlast.observe.web._metrics import Scraped
 from outlast.observe.web._parts import chosen, curves_part, head_part, marks_part, members_part, row_data, story_part
 

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from outlast.observe._picture import RunFold
-from outlast.observe._status import Status
+from outlast.observe.page_picture import RunFold
+from outlast.observe.run_status import Status
 
 __all__ = ["CONTENT_TYPE", "Scraped", "metrics_text"]
 

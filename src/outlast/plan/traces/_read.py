@@ -43,7 +43,7 @@ def read_trace(
         )
     mapping = preset(preset_name) if preset_name else load_mapping(mapping_path)
     if mapping.format == "journal":
-        from outlast.plan._journal import open_journal
+        from outlast.plan.run_journal import open_journal
 
         return trace_from_journal(Path(path).name, open_journal(path))
     try:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from outlast.core.policy import audit_share
-from outlast.core.policy._audit import silent_belief
+from outlast.core.policy.audits import silent_belief
 from outlast.core.protocol import Header
 from outlast.core.protocol.disputes import Incident
 from outlast.runtime.training.step_checks import AuditsObserved

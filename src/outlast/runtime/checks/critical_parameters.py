@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from outlast.core.policy._critical import Candidate, Kind, choose_critical
+from outlast.core.policy.critical_choice import Candidate, Kind, choose_critical
 from outlast.errors import ConfigError
 from outlast.runtime.checks.guards import Guarding
 from outlast.runtime.exchange.second_reduction import Checks

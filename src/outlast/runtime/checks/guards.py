@@ -29,7 +29,7 @@ from outlast.core.policy import (
     is_spike,
     remember,
 )
-from outlast.core.policy._verdicts import can_rewind
+from outlast.core.policy.step_decisions import can_rewind
 from outlast.core.protocol import Header
 from outlast.runtime.checks._activations import Activations
 from outlast.runtime.checks._certified_state import InMemory

@@ -10,7 +10,7 @@ import math
 from pathlib import Path
 from typing import Literal
 
-from outlast.core.policy._deadline import Durations, deadline
+from outlast.core.policy.deadlines import Durations, deadline
 from outlast.runtime.transport.progress_block import Progress
 
 __all__ = ["BEAT_S", "Watch", "kernel_state"]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from outlast.core.phases import OWNED, Phase
-from outlast.core.policy._deadline import Durations, deadline
+from outlast.core.policy.deadlines import Durations, deadline
 from outlast.core.protocol import (
     Compute,
     Exchange,

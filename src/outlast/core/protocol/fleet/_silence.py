@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from outlast.core.phases import Phase
-from outlast.core.policy._eviction import Evidence, judge, vertex_cover
+from outlast.core.policy.evictions import Evidence, judge, vertex_cover
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet.state import FleetState
 

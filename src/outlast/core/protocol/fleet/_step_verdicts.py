@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outlast.core.policy._verdicts import escalate, escalate_fleeting
+from outlast.core.policy.step_decisions import escalate, escalate_fleeting
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet.roster import QUARANTINED_AT, slot_of
 from outlast.core.protocol.fleet.state import FleetState

@@ -17,8 +17,8 @@ import msgspec
 
 from outlast.core import events as ev
 from outlast.observe._accounting import usual_silence_s
-from outlast.observe._checkpoints import PLAIN_FAILURES
-from outlast.observe._timeline import format_s
+from outlast.observe.checkpoint_words import PLAIN_FAILURES
+from outlast.observe.timeline_rows import format_s
 
 __all__ = ["OVER_DETAIL", "Process", "Replica", "RunState", "Status", "StatusFold", "status"]
 

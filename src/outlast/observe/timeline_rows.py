@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from outlast.core import events as ev
-from outlast.observe import _checkpoints
+from outlast.observe import checkpoint_words
 
 __all__ = ["Row", "format_s", "row_of", "timeline"]
 
@@ -132,7 +132,7 @@ def _matters(event: ev.AnyEvent, told: Collection[str]) -> bool:
             return True
         case ev.ReplicaExited():
             return event.cause not in {"finished", "left"} and event.replica not in told
-    return isinstance(event, _ALWAYS) or _checkpoints.matters(event)
+    return isinstance(event, _ALWAYS) or checkpoint_words.matters(event)
 
 
 def _describe(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning", "error"]]:
@@ -259,7 +259,7 @@ def _describe_rows(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning", 
             remedy = f"; remedy: {event.remedy}" if event.remedy else ""
             wrong = f"{event.replica} ({event.device or 'device unknown'} under {event.host}) is wrong"
             return f"{event.accuser} disputes {what}; {wrong}, {said}; {end}{remedy}", "error"
-    return _checkpoints.describe(event) or (str(event.__struct_config__.tag), "info")
+    return checkpoint_words.describe(event) or (str(event.__struct_config__.tag), "info")
 
 
 def _describe_view(event: ev.RowsAdmitted) -> tuple[str, Literal["info", "warning", "error"]]:

@@ -220,6 +220,6 @@ def tally(
 
 def _names() -> list[str]:
     """The example's parameters."""
-    from outlast.examples._models import GPT
+    from outlast.examples.models import GPT
 
     return [name for name, _ in GPT().named_parameters()]

@@ -11,11 +11,11 @@ from outlast.core import reliability as rel
 from outlast.errors import ConfigError
 
 from ._analytic import analyse
-from ._answer import Answer, Table, duration, share
 from ._model import Job, load_job
 from ._outcome import ACCOUNTS, Outcome, estimate
 from ._planner import tell_apart_days
 from ._simulate import simulate
+from .answers import Answer, Table, duration, share
 
 __all__ = ["compare_answer", "example_paths"]
 

@@ -1,7 +1,7 @@
 """Strikes one fleet from outside, at the moments that its plan has, and keeps a record of all it did and saw.
 
 It knows the run as a stranger does: by the kernel's list of processes, by the commit log, by what `outlast status`
-prints. It decides nothing about whether that was right: `_strike_findings.py` does.
+prints. It decides nothing about whether that was right: `strike_findings.py` does.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from outlast.prove._drive import Driven
 from outlast.prove._process_tree import Running, left_behind, processes, processor_s, send, state_of
 from outlast.prove._strangers import Stranger
 from outlast.prove._strike_acts import carry_out
-from outlast.prove._strike_plan import EVERY, MICROBATCHES, ROWS, STEPS, Role, Strike, StruckFleet
+from outlast.prove.strike_plan import EVERY, MICROBATCHES, ROWS, STEPS, Role, Strike, StruckFleet
 
 __all__ = ["HANG_S", "Done", "Life", "StrikeRecord", "StatusSample", "Striker"]
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from outlast.core.policy._bands import Band
-from outlast.core.policy._guards import (
+from outlast.core.policy.bands import Band
+from outlast.core.policy.guard_records import (
     Confidence,
     Culprit,
     GuardEvidence,

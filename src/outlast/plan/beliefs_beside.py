@@ -15,8 +15,8 @@ from typing import NamedTuple
 from outlast.core.events import AnyEvent
 from outlast.core.policy import Believed, Losses, RunPrior, RunRecord
 
-from ._answer import Table, duration, share, significant
-from ._journal import RunJournal
+from .answers import Table, duration, share, significant
+from .run_journal import RunJournal
 
 __all__ = [
     "Beside", "Observed", "believed_data", "believed_of_events", "believed_table", "beside_data", "beside_note",

@@ -2,7 +2,7 @@
 
 A band is a frozen value: `read` returns a reading and the next band, so members that see the same numbers hold the same
 band, and a rollback puts the old one back. Invariant: a value outside the band never teaches it, so a spike cannot
-widen what is allowed. It says what is seen, never what to do about it (`_verdicts.py`).
+widen what is allowed. It says what is seen, never what to do about it (`step_decisions.py`).
 """
 
 from __future__ import annotations

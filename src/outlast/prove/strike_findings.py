@@ -15,8 +15,8 @@ from outlast.core import events as ev
 from outlast.prove._commit_log import Commit
 from outlast.prove._generations import wrong_generation
 from outlast.prove._strike_numbers import number_findings
-from outlast.prove._strike_plan import StruckFleet
-from outlast.prove._striker import StrikeRecord
+from outlast.prove.strike_plan import StruckFleet
+from outlast.prove.striker import StrikeRecord
 
 __all__ = ["Finding", "Outcome", "Watched", "Undisturbed", "judge"]
 

@@ -17,9 +17,9 @@ from outlast.core import events as ev
 from outlast.observe._accounting import Accounting
 from outlast.observe._clocks import Clock, clocks
 from outlast.observe._history import History
-from outlast.observe._status import Status, StatusFold
-from outlast.observe._timeline import Row, row_of, timeline
 from outlast.observe._why import RUNNING, Why, story_of
+from outlast.observe.run_status import Status, StatusFold
+from outlast.observe.timeline_rows import Row, row_of, timeline
 
 __all__ = ["Category", "Generation", "PageRow", "RunFold", "category_of"]
 

@@ -1,7 +1,7 @@
 """What guards are told (`Guards`), what they find, what is decided, and what they remember: records without behaviour.
 
 All of it is plain data: it rides in headers and outcomes, is part of the training state, and stands in the journal.
-How a verdict follows from it is `_verdicts.py`.
+How a verdict follows from it is `step_decisions.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Literal, get_args, get_type_hints
 
 import msgspec
 
-from outlast.core.policy._bands import Band
+from outlast.core.policy.bands import Band
 from outlast.errors import ConfigError, nearest
 
 __all__ = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional
 
-from outlast.examples._data import CONTEXT, NUM_BYTES
+from outlast.examples.data import CONTEXT, NUM_BYTES
 
 __all__ = ["GPT", "DigitsMLP", "digits_loss", "next_byte_loss"]
 

@@ -12,8 +12,8 @@ from outlast.core.events import AnyEvent, RunStarted
 from outlast.core.policy import Believed, RunRecord
 from outlast.core.reliability.check import positive
 
-from ._answer import Answer, Table, duration, share
-from ._beside import (
+from .answers import Answer, Table, duration, share
+from .beliefs_beside import (
     believed_data,
     believed_table,
     beside_data,
@@ -23,7 +23,7 @@ from ._beside import (
     observe_run,
     predicted_beside_observed,
 )
-from ._journal import open_journal
+from .run_journal import open_journal
 
 __all__ = ["rerun_answer"]
 

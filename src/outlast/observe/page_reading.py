@@ -18,7 +18,7 @@ from outlast.core import events as ev
 from outlast.errors import ConfigError, OutlastError
 from outlast.journal import Entry, Journal, holds_run, is_held
 from outlast.observe._kept_history import keep, kept_history
-from outlast.observe._picture import RunFold
+from outlast.observe.page_picture import RunFold
 
 __all__ = ["RunReading", "read_state", "read_story", "sample_losses"]
 

@@ -13,11 +13,11 @@ from typing import Any
 from outlast.core import reliability as rel
 from outlast.errors import ConfigError
 
-from ._answer import Answer, Table, duration, share, significant
 from ._model import FailureClass, Job, job_from_mapping
 from ._outcome import Outcome
 from ._profiles import TARGET_CLASSES, profile_data
 from ._simulate import simulate
+from .answers import Answer, Table, duration, share, significant
 from .calibration import load
 from .target_predicted import measured_table, predicted, predicted_table
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from outlast.core import reliability as rel
 from outlast.core.reliability.check import count, nonnegative, positive
 
-from ._answer import Answer, Table, duration, share, significant
+from .answers import Answer, Table, duration, share, significant
 from .figures import Figure
 
 __all__ = ["fleet_answer", "interval_answer", "nines_answer"]

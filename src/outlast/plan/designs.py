@@ -15,14 +15,14 @@ from outlast.core.reliability.check import count, nonnegative
 from outlast.errors import ConfigError, EnvironmentFault
 
 from . import _svg
-from ._answer import Answer, Table, duration, significant
 from ._model import Job, job_from_mapping, load_job
 from ._planner import Plan, make_plan
 from ._profiles import profile_data, profile_note
-from ._report import _STYLE, _table, html_page
 from ._traced import fit_answer, job_data_from_fit
+from .answers import Answer, Table, duration, significant
 from .calibration import applied, load
 from .figures import Figure
+from .plan_report import _STYLE, _table, html_page
 from .traces import FleetFit, Trace, fit_trace, generate, read_trace, statistics, to_csv
 
 __all__ = ["design", "fit_log", "generate_like", "job_from_options", "write_figures", "write_report"]

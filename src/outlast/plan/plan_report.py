@@ -11,10 +11,10 @@ from html import escape
 from typing import Any
 
 from . import _svg
-from ._answer import Answer, Table, duration, share, significant
 from ._model import Job
 from ._outcome import ACCOUNTS, Estimate, Outcome
 from ._planner import Plan, tell_apart_days
+from .answers import Answer, Table, duration, share, significant
 
 __all__ = ["html_page", "plan_answer"]
 
