@@ -108,6 +108,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     does not join."""
     readings_s: float = 30.0
     """How often each agent reads its host's sensors, the kernel's log and the cloud's notices; 0 never does."""
+    readings_from: str = ""
+    """Play back readings that were kept (RUN/readings, or one file) in place of this host's own: for rehearsals."""
+    on_alarm: Literal["act", "tell"] = "act"
+    """What to do about an alarm of a host: what is expected to cost least (move its work to others between two steps,
+    save, or nothing), or only say what that would have been."""
     stop_save_s: float = 20.0
     """How long a run that is asked to stop may take to save first; 0 stops at once."""
 
@@ -136,7 +141,8 @@ def in_json(value: Any) -> Any:
 def anchored(config: RunConfig) -> RunConfig:
     """Return the configuration with the places of its checkpoints made absolute, as seen from the working directory: a
     script may change that before it reads them."""
-    places = {key: getattr(config, key) for key in ("checkpoint_dir", "checkpoint_drain_to", "init_from")}
+    named = ("checkpoint_dir", "checkpoint_drain_to", "init_from", "readings_from")
+    places = {key: getattr(config, key) for key in named}
     if config.resume not in ("auto", "never"):
         places["resume"] = config.resume
     changed = {key: str(Path.cwd() / place) for key, place in places.items() if place and "://" not in place}

@@ -356,7 +356,13 @@ def test_a_recording_is_played_back_in_batches_of_one_time(tmp_path: Path) -> No
     rows = [reading("edac.ce", float(i), at_s=float(i // 2)) for i in range(5)]
     (tmp_path / "twin.jsonl").write_bytes(b"\n".join(map(msgspec.json.encode, rows)) + b'\n{"at_s": 3, "cut')
     twin = Recorded(tmp_path / "twin.jsonl")
-    assert [list(twin.read(0.0)) for _ in range(4)] == [rows[:2], rows[2:4], rows[4:], []]
+    played = [list(twin.read(0.0)) for _ in range(4)]
+    marked = [msgspec.structs.replace(row, recorded=True) for row in rows]
+    assert played == [marked[:2], marked[2:4], marked[4:], []]
+    before: dict[tuple[str, str, str], float] = {}
+    alarms_of([msgspec.structs.replace(marked[0], name="edac.ue")], before)
+    (alarm,) = alarms_of([msgspec.structs.replace(marked[4], name="edac.ue")], before)
+    assert alarm.evidence.endswith("(recorded)")
 
 
 def test_counters_leave_out_what_they_are_told(tmp_path: Path) -> None:

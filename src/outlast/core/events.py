@@ -258,6 +258,25 @@ class DeviceFinding(Event, frozen=True, kw_only=True, tag="device_finding"):
     remedy: str
 
 
+class AlarmWeighed(Event, frozen=True, kw_only=True, tag="alarm_weighed"):
+    """What was done about an alarm of a host, because it is expected to cost least.
+
+    `chance`: that the alarm is true; `delay_s`: how soon it comes true then, on average. `costs`: of each action, in
+    seconds of the whole run's work. `replicas`: those that leave the host (`move`); `successors`: spares that are
+    ready to take their places. `told_only`: the run's `on_alarm` is "tell", so nothing was done."""
+
+    host: str
+    alarm: str
+    evidence: str
+    chance: float
+    delay_s: float
+    action: Literal["wait", "save", "move"]
+    costs: dict[str, float]
+    replicas: list[str]
+    successors: list[str]
+    told_only: bool = False
+
+
 class Certified(Event, frozen=True, kw_only=True, tag="certified"):
     """The state after `step` steps is finite, agreed by fingerprint, and passed its audits. `share`: probability that
     a single wrong gradient since the last certified state was seen; `audited`: microbatches computed twice so far."""
@@ -433,7 +452,7 @@ AnyEvent = (
     | FleetLost | CheckpointBegan | CheckpointSaved | CheckpointFailed | CheckpointDelayed | CheckpointRetried
     | CheckpointLoaded | CheckpointSkipped | CheckpointDiffers | CheckpointPruned | CheckpointDrained
     | CheckpointInterval | RunFinished | RunEnded | Stall | RowsAdmitted | ReducerAccused | Verdict | AuditMismatch
-    | Certified | TrainingEnded | DeviceFinding
+    | Certified | TrainingEnded | DeviceFinding | AlarmWeighed
 )  # fmt: skip
 
 _encoder = msgspec.json.Encoder()

@@ -61,6 +61,14 @@ class _Reader:
                 self._ended(event.replica, event.at_s)
                 if event.cause in _FAILED:
                     self._add("failure", event.at_s, event.replica, f"{event.cause}: {_line(event.detail)}")
+            case ev.DeviceFinding() if event.source == "test" and event.action in ("passed", "failed"):
+                if self._new:
+                    place = f"{self.host}/{event.device or event.host}"
+                    device = self._places.get(event.replica, place) if event.replica else place
+                    self._found.append(DiaryEntry(
+                        at_s=event.at_s, device=device, kind="test", text=event.evidence[:500], host=self.host,
+                        run=self.run, passed=event.action == "passed",
+                    ))  # fmt: skip
             case ev.DeviceFinding() if event.replica:
                 self._add("finding", event.at_s, event.replica, event.evidence)
             case ev.DeviceFinding() if event.action in ("fatal", "warning") and self._new:

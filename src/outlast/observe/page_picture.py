@@ -31,7 +31,7 @@ _CATEGORIES: dict[str, Category] = {
     "view_installed": "view", "view_formed": "view", "rows_admitted": "view",
     "replica_started": "member", "agent_started": "member", "coordinator_started": "member",
     "joiner_served": "member", "joiner_caught_up": "member",
-    "verdict": "verdict", "device_finding": "verdict",
+    "verdict": "verdict", "device_finding": "verdict", "alarm_weighed": "verdict",
     "audit_mismatch": "verdict", "reducer_accused": "verdict", "certified": "verdict",
 }  # fmt: skip
 _NUM_GENERATIONS = 64

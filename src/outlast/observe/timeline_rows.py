@@ -18,7 +18,7 @@ __all__ = ["Row", "format_s", "row_of", "timeline"]
 
 _ALWAYS = (
     ev.RunStarted, ev.Recovery, ev.CoordinatorLost, ev.AgentLost, ev.Refused, ev.Verdict, ev.AuditMismatch,
-    ev.DeviceFinding, ev.Stall, ev.RunFinished,
+    ev.AlarmWeighed, ev.DeviceFinding, ev.Stall, ev.RunFinished,
 )  # fmt: skip
 
 
@@ -178,11 +178,26 @@ def _describe(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning", "erro
                 f"{who} ({event.device}): {event.evidence}" if event.device else f"{who}: {event.evidence}",
                 "warning",
             )
+        case ev.AlarmWeighed():
+            return _describe_alarm(event), "warning"
         case ev.Certified():
             return f"the state after step {event.step - 1} is certified at {event.share:g}", "info"
         case ev.Verdict():
             return _describe_verdict(event), "error" if event.action == "stop" else "warning"
     return _describe_process(event)
+
+
+def _describe_alarm(event: ev.AlarmWeighed) -> str:
+    """What is suspected, on what evidence, what was done, and what else would have cost."""
+    soon = f"{event.host} fails with a chance of {event.chance:.0%} within about {format_s(event.delay_s)}"
+    done = {"wait": "nothing is done", "save": "a save is asked for"}.get(event.action, "")
+    if event.action == "move":
+        to = f" to {', '.join(event.successors)}" if event.successors else ""
+        done = f"its work moves{to} between two steps (out: {', '.join(event.replicas)})"
+    if event.told_only:
+        done = f"nothing is done (on_alarm is tell); else {done}"
+    costs = ", ".join(f"{name} {format_s(cost)}" for name, cost in sorted(event.costs.items(), key=lambda row: row[1]))
+    return f"{soon} ({event.evidence}); {done}; expected cost: {costs}"
 
 
 _DONE = {

@@ -15,7 +15,15 @@ from outlast.core.policy._belief import Belief, ClassPrior, LossRecord
 from outlast.core.policy._device_hazard import DeviceHazard
 from outlast.core.policy._hazard import Losses, next_save_s
 from outlast.core.policy._interval import IntervalDecision, IntervalPolicy, IntervalState
-from outlast.core.policy._prognosis import ActionCosts, AlarmKind, Outlook, Prognosis, choose_action
+from outlast.core.policy._prognosis import (
+    ActionCosts,
+    AlarmKind,
+    Outlook,
+    Prognosis,
+    alarm_name,
+    choose_action,
+    prior_of,
+)
 from outlast.core.policy._record import Believed, RunPrior, RunRecord, SaveDecision
 from outlast.core.policy._restart import RestartDecision, RestartPolicy
 from outlast.core.policy._spares import SparesDecision, SparesPolicy, SparesState
@@ -58,7 +66,8 @@ if TYPE_CHECKING:
     from outlast.core.policy._records import RunRecords
 
 __all__ = [
-    "ActionCosts", "AlarmKind", "DeviceHazard", "Outlook", "Prognosis", "choose_action",
+    "ActionCosts", "AlarmKind", "DeviceHazard", "Outlook", "Prognosis", "alarm_name", "choose_action",
+    "prior_of",
     "PRESETS", "PRE_STEPS", "RULES", "Admission", "AuditDecision", "AuditPolicy", "AuditState", "Band", "Belief",
     "Believed",
     "ClassPrior", "Culprit", "GuardEvidence", "GuardNote", "GuardState", "Guards", "IntervalDecision",

@@ -20,7 +20,7 @@ from typing import Literal
 
 from outlast.errors import ConfigError
 
-__all__ = ["ActionCosts", "AlarmKind", "Outlook", "Prognosis", "choose_action"]
+__all__ = ["ActionCosts", "AlarmKind", "Outlook", "Prognosis", "alarm_name", "choose_action", "prior_of"]
 
 Action = Literal["wait", "save", "move"]
 _PERIODS = 32
@@ -63,6 +63,26 @@ class AlarmKind:
     def closes_after_s(self) -> float:
         """After so long without a failure an alarm was false: one in 150 true ones is mistaken for that."""
         return _DELAYS * max(self.delay_s, self.prior_delay_s)
+
+
+_PRIORS: Mapping[str, AlarmKind] = {
+    "notice": AlarmKind(prior_true=4.5, prior_alarms=5.0, prior_delay_s=120.0),
+    "fatal": AlarmKind(prior_true=1.6, prior_alarms=2.0, prior_delay_s=600.0),
+    "warning": AlarmKind(prior_true=0.2, prior_alarms=2.0, prior_delay_s=3600.0),
+}
+"""By severity, before anything was observed. A cloud that says it takes a host away does so, in about two minutes; what
+a device does not come back from ends it soon; of warnings few come true (published precision of such signals is low).
+"""
+
+
+def alarm_name(severity: str, evidence: str) -> str:
+    """The kind of alarm that is learned as one: its severity and the reading that it was about ("fatal xid.fatal")."""
+    return f"{severity} {evidence.split(':')[0].split(' ')[0]}"
+
+
+def prior_of(name: str) -> AlarmKind:
+    """What is believed of a kind of alarm, as `alarm_name` has it, before the first of it."""
+    return _PRIORS.get(name.partition(" ")[0], AlarmKind())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,7 +183,7 @@ class Prognosis:
     foretold: int = 0
 
     def kind(self, name: str) -> AlarmKind:
-        return self.kinds.get(name, AlarmKind())
+        return self.kinds.get(name) or prior_of(name)
 
     def alarm(self, device: str, kind: str, at_s: float) -> Prognosis:
         """An alarm of a device; a second one of a device while one is open adds nothing."""
@@ -186,15 +206,22 @@ class Prognosis:
             foretold=known.foretold + 1,
         )  # fmt: skip
 
+    def cleared(self, device: str) -> Prognosis:
+        """A device was tested and is well: its open alarm was false."""
+        if device not in self.open:
+            return self
+        return self._closed({device})
+
     def closed(self, now_s: float) -> Prognosis:
         """Alarms that nothing followed for long enough were false."""
         over = {d for d, (name, at_s) in self.open.items() if now_s - at_s > self.kind(name).closes_after_s}
-        if not over:
-            return self
+        return self._closed(over) if over else self
+
+    def _closed(self, over: set[str]) -> Prognosis:
         kinds = dict(self.kinds)
         for device in over:
             name = self.open[device][0]
-            kind = kinds.get(name, AlarmKind())
+            kind = kinds.get(name) or prior_of(name)
             kinds[name] = replace(kind, num_false=kind.num_false + 1)
         return replace(self, kinds=kinds, open={d: row for d, row in self.open.items() if d not in over})
 

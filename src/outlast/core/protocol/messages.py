@@ -25,6 +25,7 @@ __all__ = [
     "Tell", "Timer", "ToCoordinator", "Unjoined", "Welcome", "Whole",
 ]  # fmt: skip
 
+DEPARTED = "left as planned"
 Cause = Literal["signal", "exit", "exception", "evicted", "left", "finished", "agent_lost"]
 
 

@@ -4,6 +4,8 @@ Each source reads what is there, says once what is not, and never waits: whoever
 source's own. A value that cannot be is no value. Read first: `_readings.py`.
 """
 
+from pathlib import Path
+
 from outlast.health.sources._cloud import CLOUDS, CloudNotices
 from outlast.health.sources._kernel import KernelLog, read_kernel_lines
 from outlast.health.sources._nvml import Nvml
@@ -13,7 +15,13 @@ from outlast.health.sources._sysfs import Counters, default_counters
 __all__ = [
     "CLOUDS", "Alarm", "CloudNotices", "Counters", "KernelLog", "Nvml", "Reading", "Recorded", "Sampler", "Source",
     "alarms_of", "default_counters", "default_sources", "read_kernel_lines",
+    "recorded_sources",
 ]  # fmt: skip
+
+
+def recorded_sources(place: Path, agent: str) -> list[Source]:
+    """The recorded twin of an agent's sources: the readings of a file, or of `AGENT.jsonl` in a folder."""
+    return [Recorded(place / f"{agent}.jsonl" if place.is_dir() else place)]
 
 
 def default_sources() -> list[Source]:

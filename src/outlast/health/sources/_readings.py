@@ -26,7 +26,7 @@ _SILENT_ROUNDS = 3
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """One value of one thing. `name` is dotted, e.g. `edac.ce`, `thermal.c`, `xid`; `value` is None where there is
-    none (`missing`, `implausible`), and `text` says why. `at_s`: Unix time."""
+    none (`missing`, `implausible`), and `text` says why. `at_s`: Unix time. `recorded`: played back from a file."""
 
     at_s: float
     source: str
@@ -34,6 +34,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     value: float | None = None
     text: str = ""
+    recorded: bool = False
 
 
 class Alarm(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,20 +76,23 @@ def plausible(reading: Reading) -> Reading:
 
 
 class Recorded:
-    """A recorded twin of a source: plays back the readings of a file of JSON lines, a call a batch of one `at_s`."""
+    """A recorded twin of a source: plays back the readings of a file of JSON lines, a call a batch of one `at_s`. What
+    it gives is marked as recorded, and so is each alarm that follows."""
 
     def __init__(self, path: Path, name: str = "recorded") -> None:
-        self.name = name
-        self._batches = _batches(path)
+        self.name, self._path = name, path
+        self._batches: Iterator[list[Reading]] | None = None
 
     def read(self, now_s: float) -> Iterable[Reading]:
-        """The next batch; nothing after the last."""
-        return next(self._batches, [])
+        """The next batch; nothing after the last. OSError while the file cannot be read, which is a missing reading."""
+        if self._batches is None:
+            self._batches = _batches(self._path.read_bytes())
+        return [msgspec.structs.replace(reading, recorded=True) for reading in next(self._batches, [])]
 
 
-def _batches(path: Path) -> Iterator[list[Reading]]:
+def _batches(data: bytes) -> Iterator[list[Reading]]:
     batch: list[Reading] = []
-    for line in path.read_bytes().splitlines():
+    for line in data.splitlines():
         try:
             reading = msgspec.json.decode(line, type=Reading)
         except msgspec.DecodeError:  # a recording that was cut short
@@ -211,20 +215,29 @@ _EVENTS: dict[str, Literal["notice", "warning", "fatal"]] = {
 def alarms_of(readings: Iterable[Reading], before: dict[tuple[str, str, str], float]) -> list[Alarm]:
     """What of these is an alarm. `before`: the counters' last values, which are brought up to date; one that went back
     was reset, and counts from there."""
-    found = []
+    found: list[Alarm] = []
     for reading in readings:
-        text = f"{reading.name}: {reading.text}" if reading.text else reading.name
-        if reading.name in _EVENTS:
-            found.append(Alarm(at_s=reading.at_s, device=reading.device, severity=_EVENTS[reading.name], evidence=text))
-        elif reading.value is not None and reading.name in _RISES:
-            key = (reading.source, reading.device, reading.name)
-            last = before.get(key)
-            before[key] = reading.value
-            rise, severity = _RISES[reading.name]
-            if last is not None and reading.value - last >= rise:
-                text = f"{reading.name} rose by {reading.value - last:g} to {reading.value:g}"
-                found.append(Alarm(at_s=reading.at_s, device=reading.device, severity=severity, evidence=text))
-        elif reading.value is not None and reading.value > _LIMITS.get(reading.name, math.inf):
-            text = f"{reading.name} is {reading.value:g}"
-            found.append(Alarm(at_s=reading.at_s, device=reading.device, severity="warning", evidence=text))
+        found += [
+            msgspec.structs.replace(alarm, evidence=f"{alarm.evidence} (recorded)") if reading.recorded else alarm
+            for alarm in _alarms_of_one(reading, before)
+        ]
+    return found
+
+
+def _alarms_of_one(reading: Reading, before: dict[tuple[str, str, str], float]) -> list[Alarm]:
+    found = []
+    text = f"{reading.name}: {reading.text}" if reading.text else reading.name
+    if reading.name in _EVENTS:
+        found.append(Alarm(at_s=reading.at_s, device=reading.device, severity=_EVENTS[reading.name], evidence=text))
+    elif reading.value is not None and reading.name in _RISES:
+        key = (reading.source, reading.device, reading.name)
+        last = before.get(key)
+        before[key] = reading.value
+        rise, severity = _RISES[reading.name]
+        if last is not None and reading.value - last >= rise:
+            text = f"{reading.name} rose by {reading.value - last:g} to {reading.value:g}"
+            found.append(Alarm(at_s=reading.at_s, device=reading.device, severity=severity, evidence=text))
+    elif reading.value is not None and reading.value > _LIMITS.get(reading.name, math.inf):
+        text = f"{reading.name} is {reading.value:g}"
+        found.append(Alarm(at_s=reading.at_s, device=reading.device, severity="warning", evidence=text))
     return found

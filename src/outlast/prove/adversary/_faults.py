@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
+from outlast.core.protocol import messages as m
 from outlast.prove.adversary._hosts import CoordinatorProcess, SimulatedAgent
 from outlast.prove.adversary._kernel import ProcessEnded, SimulatedProcess
 from outlast.prove.adversary._network import COORDINATOR
@@ -145,6 +146,24 @@ class Faults:
     def _leave(self, fault: ScheduleFault) -> None:
         if (replica := self._replica(fault.who)) is not None:
             replica.say(*replica.member.leave())
+
+    def _alarm(self, fault: ScheduleFault) -> None:
+        self._note(fault, "readings", "fatal")
+
+    def _tested_well(self, fault: ScheduleFault) -> None:
+        self._note(fault, "test", "passed")
+
+    def _tested_badly(self, fault: ScheduleFault) -> None:
+        self._note(fault, "test", "failed")
+
+    def _note(self, fault: ScheduleFault, source: Literal["readings", "test"], action: str) -> None:
+        """An agent says what was found out about its host."""
+        agent = self._agent(fault.who)
+        if agent is not None:
+            note = m.DeviceNoted(
+                member=agent.name, device="d", source=source, evidence="xid.fatal: 79", action=action, remedy=""
+            )
+            agent.say(note)
 
     def _agent_crash(self, fault: ScheduleFault) -> None:
         if (agent := self._agent(fault.who)) is not None:

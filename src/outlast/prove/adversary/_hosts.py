@@ -73,7 +73,7 @@ class CoordinatorProcess(SimulatedProcess):
             for name in action.to:
                 if isinstance(action.message, m.Rejoin):
                     world.oracle.demoted(name)
-                elif isinstance(action.message, m.Close) and action.message.reason == "left as planned":
+                elif isinstance(action.message, m.Close) and action.message.reason == m.DEPARTED:
                     world.oracle.let_go(name)
                 link = self.links.get(name)
                 if link is not None and not link.broken:

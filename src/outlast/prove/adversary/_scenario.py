@@ -93,6 +93,7 @@ def scenario_of(seed: int) -> Scenario:
         faults=(*faults, *(_fault(rng, span_s) for _ in range(num_faults)), *wrong),
         audit=1.0 if wrong else 0.0,
     )  # fmt: skip
+    full = msgspec.structs.replace(full, faults=(*full.faults, *_alarms(seed, full.num_agents, span_s)))
     last_s = max((fault.at + fault.lasts for fault in full.faults), default=0.0)
     return msgspec.structs.replace(full, calm_after_s=max(full.calm_after_s, last_s))
 
@@ -105,6 +106,17 @@ def _wrong(seed: int, span_s: float) -> tuple[ScheduleFault, ...]:
         return ()
     kinds = rng.choice((("flip",), ("flip",), ("broken",), ("flip", "flip"), ("flip", "broken")))
     return tuple(ScheduleFault(kind=kind, who=rng.randrange(8), at=0.05 + span_s * rng.random()) for kind in kinds)
+
+
+def _alarms(seed: int, num_agents: int, span_s: float) -> tuple[ScheduleFault, ...]:
+    """In every other schedule with several hosts, alarms of some of them, so that their work moves. Of its own seed."""
+    rng = Random(seed ^ 0xA1A26)
+    if num_agents < 2 or rng.random() < 0.5:
+        return ()
+    kinds = [rng.choice(("alarm", "alarm", "tested well", "tested badly")) for _ in range(rng.randint(0, 2))]
+    return tuple(
+        ScheduleFault(kind=kind, who=rng.randrange(8), at=0.05 + span_s * rng.random()) for kind in ("alarm", *kinds)
+    )
 
 
 def _cut_off_whole(rng: Random) -> tuple[ScheduleFault, ...]:

@@ -349,6 +349,8 @@ class Keeper:
         self._record.take(event)
         if isinstance(event, ev.Certified):
             self._feed(cm.Certified(step=event.step))
+        if isinstance(event, ev.AlarmWeighed) and event.action == "save" and not event.told_only:
+            self.wanted(f"{event.host} may fail: {event.evidence}")
         if isinstance(event, _DEATHS):
             self._shown_s = math.nan
         if isinstance(event, _TELLING):

@@ -98,6 +98,7 @@ class Server:
             num_replicas=config.replicas, num_spares=config.spares, num_agents=config.agents, ack_s=config.ack_s,
             lease_s=config.lease_s, start_s=config.start_s, formation_s=config.formation_s,
             outside_s=config.outside_s, max_restarts=config.max_restarts, backoff_s=config.restart_backoff_s,
+            on_alarm=config.on_alarm,
         )  # fmt: skip
         self.coordinator = Coordinator(settings, self.epoch, record)
         self._began_s = time.time() - time.monotonic()

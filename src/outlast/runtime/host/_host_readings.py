@@ -13,9 +13,9 @@ from pathlib import Path
 import msgspec
 
 from outlast.core.protocol import messages as m
-from outlast.health.sources import Reading, Sampler, Source, alarms_of, default_sources
+from outlast.health.sources import Reading, Sampler, Source, alarms_of, default_sources, recorded_sources
 
-__all__ = ["HostReadings"]
+__all__ = ["HostReadings", "sources_of"]
 
 _MOST_BYTES = 16 << 20
 _REMEDIES = {
@@ -23,6 +23,11 @@ _REMEDIES = {
     "warning": "watch it; test it when the run is over: outlast health test",
     "notice": "the host will go: have another one join, or let the run shrink",
 }
+
+
+def sources_of(agent: str, recorded: str) -> Callable[[], Sequence[Source]]:
+    """This host's sources, or their recorded twin."""
+    return (lambda: recorded_sources(Path(recorded), agent)) if recorded else default_sources
 
 
 class HostReadings:

@@ -25,7 +25,8 @@ from outlast.core.phases import OWNED, Phase
 from outlast.core.protocol import messages as m
 from outlast.errors import WireRefusal
 from outlast.runtime.host._children import Child, Exit, start
-from outlast.runtime.host._host_readings import HostReadings
+from outlast.runtime.host._host_doubt import HostDoubt
+from outlast.runtime.host._host_readings import HostReadings, sources_of
 from outlast.runtime.host._nursery import Preloading
 from outlast.runtime.host._rank_blocks import BlocksShown, exit_of
 from outlast.runtime.host._snapshot_memory import slots_of
@@ -75,7 +76,8 @@ class Agent:
         self.exits: dict[str, m.Exited] = {}
         self.pending: set[str] = set()
         self.nursery = Preloading(command, environ, self.hold_fds, config.preload, self.formation_s)
-        self.readings = HostReadings(name, self.run_dir, config.readings_s)
+        self.readings = HostReadings(name, self.run_dir, config.readings_s, sources_of(name, config.readings_from))
+        self.doubt = HostDoubt(name, self.run_dir)
         self._unborn: list[str] = []  # due, and waiting until the nursery is ready
         self.epoch = self.greetings = 0
         self.link: Link | None = None
@@ -109,6 +111,7 @@ class Agent:
             self.link.close()
         self.nursery.close()
         self.readings.close()
+        self.doubt.close()
         return 0
 
     def _at(self, delay_s: float, action: Any) -> None:
@@ -144,6 +147,7 @@ class Agent:
 
     def _read_host(self) -> None:
         for alarm in self.readings.turn():
+            self.doubt.alarmed(alarm)
             self._send(alarm)
         self._at(self.readings.interval_s, self._read_host)
 
@@ -195,6 +199,8 @@ class Agent:
         for rank in self.ranks.values():
             if rank.progress.changes and self._too_silent(rank, now):
                 self._examine(rank.name)
+        for result in self.doubt.turn(idle=not (self.ranks or self.pending or self.stopping)):
+            self._send(result)
         self._reap_strangers()
         self._at(self.heartbeat_s, self._beat)
 
@@ -214,7 +220,7 @@ class Agent:
 
     def _reap_strangers(self) -> None:
         """What was adopted beside a rank: a loader of one that died at that moment, a rank whose number came late."""
-        known = {self.nursery.pid, *(rank.child.pid for rank in self.ranks.values())}
+        known = {self.nursery.pid, self.doubt.pid, *(rank.child.pid for rank in self.ranks.values())}
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
                 if ended.si_pid in known:  # is dealt with where it is waited for; the others when it has been

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outlast.core.protocol import messages as m
-from outlast.core.protocol.fleet import _blame, _ending
+from outlast.core.protocol.fleet import _alarms, _blame, _ending
 from outlast.core.protocol.fleet import change as _change
 from outlast.core.protocol.fleet.roster import incarnation_of, slot_of
 from outlast.core.protocol.fleet.state import FleetState
@@ -77,6 +77,8 @@ def exited(c: FleetState, now_s: float, gone: m.Exited) -> None:
     fault = died if died is not None else not planned_departure or name in c.current
     c.reports.exited(gone, known.committed if known else None, fault, name in c.current)
     _blame.ended(c, gone, fault)
+    if known is not None and fault:
+        _alarms.failed(c, now_s, known.agent, gone.cause)
     if c.change is not None:
         c.change.waiting.discard(name)
         c.change.acked.discard(name)

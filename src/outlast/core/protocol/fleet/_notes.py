@@ -1,8 +1,9 @@
-"""Events of which the coordinator only takes note: they are written down, and nothing else follows from them."""
+"""Events that the coordinator writes down. From alarms and tests of a host's devices more may follow (`_alarms`)."""
 
 from __future__ import annotations
 
 from outlast.core.protocol import messages as m
+from outlast.core.protocol.fleet import _alarms
 from outlast.core.protocol.fleet.state import FleetState
 
 __all__ = ["noted", "resumed", "unjoined"]
@@ -14,7 +15,7 @@ def resumed(c: FleetState, now_s: float, _: m.Resumed) -> None:
 
 
 def noted(c: FleetState, now_s: float, note: m.DeviceNoted) -> None:
-    """What was found out about a device, by a member or an agent, is written down; nothing follows from it here."""
+    """What was found out about a device, by a member or an agent, is written down."""
     peer = c.roster.peers.get(note.member)
     replica, host = (note.member, peer.agent) if peer is not None else ("", note.member)
     c.journal(
@@ -22,6 +23,8 @@ def noted(c: FleetState, now_s: float, note: m.DeviceNoted) -> None:
         source=note.source, step=note.step, microbatch=note.microbatch, evidence=note.evidence, action=note.action,
         remedy=note.remedy,
     )  # fmt: skip
+    if peer is None:
+        _alarms.heard(c, now_s, note)
 
 
 def unjoined(c: FleetState, now_s: float, told: m.Unjoined) -> None:

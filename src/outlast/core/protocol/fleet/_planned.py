@@ -96,7 +96,7 @@ def switched(c: FleetState) -> None:
     for name in c.view.members:
         c.roster.mark(name, "member")
     c.persist()
-    c.tell(c.roster.alive(departed), m.Close(epoch=c.epoch, reason="left as planned"))
+    c.tell(c.roster.alive(departed), m.Close(epoch=c.epoch, reason=m.DEPARTED))
 
 
 def note_formed(c: FleetState, peer: Peer, at: ViewId) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outlast.core.protocol import messages as m
-from outlast.core.protocol.fleet import _beginning, _silence
+from outlast.core.protocol.fleet import _alarms, _beginning, _silence
 from outlast.core.protocol.fleet import change as _change
 from outlast.core.protocol.fleet.state import Change, FleetState
 
@@ -21,6 +21,8 @@ def timer(c: FleetState, now_s: float, over: m.Timer) -> None:
         _silence.probed(c, over.name)
     elif kind == "form":
         _form_overdue(c, view)
+    elif kind == "outlook":
+        _alarms.weigh(c, now_s, view)
     elif kind == "start":
         _beginning.overdue(c)
     elif kind == "gather":

@@ -37,6 +37,9 @@ class Settings:
     max_restarts: int = 16
     backoff_s: float = 1.0
     respawn: bool = True
+    on_alarm: Literal["act", "tell"] = "act"
+    save_s: float = 1.0  # what a save is taken to cost before anything is known
+    failure_s: float = 5.0  # likewise a death that nobody expected
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,6 +98,7 @@ class Roster:
     fleeting: dict[str, int] = field(default_factory=dict)  # slot -> how often its numbers were wrong once only
     judged: set[tuple[int, str, str]] = field(default_factory=set)  # (step, action, member) that was written down
     barred: set[str] = field(default_factory=set)  # agents that get no replica any more
+    doubted: set[str] = field(default_factory=set)  # agents that get none until they were found well
     _live: dict[str, str] = field(default_factory=dict)  # slot -> live member
     _greetings: dict[tuple[str, int], int] = field(default_factory=dict)  # (agent, process) -> number of the newest
     _by_status: dict[Status, set[str]] = field(default_factory=dict)
@@ -183,6 +187,10 @@ class Roster:
         self._look = True
         return True
 
+    def look(self) -> None:
+        """Slots may be filled that could not before."""
+        self._look = True
+
     def agent_lost(self, agent: str) -> None:
         self.agents.discard(agent)
         self.lost_agents.add(agent)
@@ -198,7 +206,7 @@ class Roster:
         if not self._look or not self.settings.respawn or not self.agents or known < self.settings.num_agents:
             return
         self._look = False
-        load = dict.fromkeys(sorted(self.agents - self.barred or self.agents), 0)
+        load = dict.fromkeys(sorted(self.agents - self.barred - self.doubted or self.agents), 0)
         for name in self._live.values():
             agent = self.peers[name].agent
             if agent in load:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from outlast.core.policy import Prognosis
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet._failures import Failures
 from outlast.core.protocol.fleet.reports import Reports
@@ -82,6 +83,11 @@ class FleetState:
         self.probing: ViewId | None = None
         self.done: dict[ViewId, set[str]] = {}
         self.failures = Failures()
+        self.prognosis = Prognosis()
+        self.alarms: dict[str, str] = {}  # agent -> evidence of its open alarm
+        self.outages: list[float] = []  # seconds that each death has cost so far
+        self.failed_s: dict[str, float] = {}  # agent -> when a replica of it died last
+        self.saved_s = -math.inf  # when an alarm had a save asked for
         self._out: list[m.Action] = []
 
     def latest(self) -> ViewId:
@@ -114,7 +120,7 @@ class FleetState:
         return m.Install(epoch=self.epoch, view=view, cause=cause, **self.contacts(view))
 
     def departure(self) -> m.Close:
-        return m.Close(epoch=self.epoch, reason="left as planned")
+        return m.Close(epoch=self.epoch, reason=m.DEPARTED)
 
     def contacts(self, view: View) -> dict[str, Any]:
         peers = self.roster.peers
@@ -163,6 +169,8 @@ class FleetState:
         self._out.append(m.SetTimer(name=name, after_s=after_s))
 
     def journal(self, kind: str, **fields: object) -> None:
+        if kind == "recovery" and isinstance(fields["downtime_s"], float):
+            self.outages.append(fields["downtime_s"])
         self._out.append(m.Journal(kind=kind, fields=fields))
 
     def finish(

@@ -143,6 +143,7 @@ class Member:
             self.evicted = message
         elif isinstance(message, m.Close):
             self.closed = message.reason or "closed"
+            self.leaving |= message.reason == m.DEPARTED
         elif isinstance(message, m.Ended):
             self.closed, self.ended = "finished", message
         return []

@@ -1,0 +1,131 @@
+"""Alarms of a host's devices: what each is worth, and what costs least (`core.policy.Prognosis`).
+
+A host, as its agent declares it, is the unit: what is wrong with one of its devices takes the host out of service. Work
+is moved by a planned view, between two steps: nothing is lost and no bit changes, because shares never matter to them.
+A host that was moved away from gets no replica until it has passed a test, or its alarm was shown to be false by time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outlast.core.policy import ActionCosts, Outlook, alarm_name
+from outlast.core.protocol import messages as m
+from outlast.core.protocol.fleet.state import FleetState
+
+__all__ = ["failed", "heard", "weigh"]
+
+_SEVERITIES = ("notice", "warning", "fatal")
+_OF_THE_HOST = ("signal", "exception", "evicted", "agent_lost")
+_AT_ONCE_S = 1.0  # replicas of a host that die within that die of one failure
+_UNSAVED_S = 600.0  # of work that no checkpoint holds, where no alarm had one asked for yet
+_PLANNED_S = 0.5  # what a planned view costs the run
+_AWAY_S = 60.0  # how long a host that is well is out of work until that is known
+_WEIGHINGS = 8.0  # in the mean time between an alarm and its failure
+
+
+def heard(c: FleetState, now_s: float, note: m.DeviceNoted) -> None:
+    """An agent speaks of its host: an alarm, or the result of a test."""
+    if note.source == "test":
+        _tested(c, now_s, note)
+    elif note.action in _SEVERITIES and note.member in c.roster.agents:
+        c.prognosis = c.prognosis.alarm(note.member, alarm_name(note.action, note.evidence), now_s)
+        c.alarms.setdefault(note.member, note.evidence)
+        weigh(c, now_s, note.member, first=True)
+
+
+def _tested(c: FleetState, now_s: float, note: m.DeviceNoted) -> None:
+    """A host that answers rightly was doubted in vain; one that does not is out for good."""
+    if note.action == "passed":
+        c.prognosis = c.prognosis.cleared(note.member)
+        _settle(c, note.member)
+    elif note.action == "failed":
+        c.prognosis = c.prognosis.failed(note.member, now_s)
+        c.alarms.pop(note.member, None)
+        c.roster.barred.add(note.member)
+
+
+def _settle(c: FleetState, agent: str) -> None:
+    c.alarms.pop(agent, None)
+    c.roster.doubted.discard(agent)
+    c.roster.look()
+
+
+def failed(c: FleetState, now_s: float, agent: str, cause: str) -> None:
+    """A replica of the host has died: an open alarm of it was true."""
+    if cause in _OF_THE_HOST and agent and now_s - c.failed_s.get(agent, -_AT_ONCE_S) >= _AT_ONCE_S:
+        c.failed_s[agent] = now_s
+        c.prognosis = c.prognosis.failed(agent, now_s)
+        c.alarms.pop(agent, None)
+
+
+def weigh(c: FleetState, now_s: float, agent: str, *, first: bool = False) -> None:
+    """Decide what to do about a host's open alarm; again from time to time, as what is unsaved grows and the alarm
+    fades."""
+    c.prognosis = c.prognosis.closed(now_s)
+    if agent not in c.prognosis.open:
+        _settle(c, agent)
+        return
+    kind = c.prognosis.kind(c.prognosis.open[agent][0])
+    c.timer(f"outlook:{agent}", kind.delay_s / _WEIGHINGS)
+    if c.over or c.ending is not None or c.view is None:
+        return
+    members = [p.name for p in c.roster.peers.values() if p.agent == agent and p.alive and not p.leaving]
+    successors = _successors(c, agent)
+    elsewhere = bool(successors) or _others(c, agent)
+    costs = _costs(c, kind.delay_s, agent, elsewhere)
+    unsaved_s = min(now_s - c.saved_s, _UNSAVED_S)
+    outlook = c.prognosis.outlook(agent, now_s, unsaved_s, costs, can_move=elsewhere and bool(members))
+    if first or outlook.action != "wait":
+        _tell(c, agent, outlook, members, successors)
+    if c.settings.on_alarm == "act":
+        _act(c, now_s, agent, outlook, members)
+
+
+def _others(c: FleetState, agent: str) -> bool:
+    """Whether a replacement could be started on another host."""
+    return bool(c.settings.respawn and c.roster.agents - {agent} - c.roster.barred - c.roster.doubted)
+
+
+def _successors(c: FleetState, agent: str) -> list[str]:
+    return [name for name in c.roster.having("ready") if c.roster.peers[name].agent != agent]
+
+
+def _costs(c: FleetState, delay_s: float, agent: str, elsewhere: bool) -> ActionCosts:
+    """In seconds of the whole run. A death that others outlast loses no step; one of the only host loses what no
+    checkpoint holds."""
+    outages = c.outages
+    failure_s = sum(outages) / len(outages) if outages else c.settings.failure_s
+    here = [name for name in c.current if c.roster.peers[name].agent == agent]
+    share = len(here) / max(1, len(c.current))
+    keeps = bool(c.facts.get("checkpoints"))
+    return ActionCosts(
+        failure_s=failure_s, save_s=c.settings.save_s if keeps else 1e9, move_s=_PLANNED_S,
+        idle_s=_AWAY_S * share if elsewhere and not _successors(c, agent) else 0.0,
+        exposure=float(len(here) == len(c.current)) if keeps else 0.0, period_s=delay_s / _WEIGHINGS,
+    )  # fmt: skip
+
+
+def _tell(c: FleetState, agent: str, outlook: Outlook, members: Sequence[str], successors: Sequence[str]) -> None:
+    name, _ = c.prognosis.open[agent]
+    moved = outlook.action == "move"
+    c.journal(
+        "alarm_weighed", host=agent, alarm=name, evidence=c.alarms.get(agent, ""), chance=outlook.chance,
+        delay_s=c.prognosis.kind(name).delay_s, action=outlook.action,
+        costs={action: cost for action, cost in outlook.costs.items() if cost < 1e8},
+        replicas=list(members) if moved else [], successors=list(successors[: len(members)]) if moved else [],
+        told_only=c.settings.on_alarm == "tell" and outlook.action != "wait",
+    )  # fmt: skip
+
+
+def _act(c: FleetState, now_s: float, agent: str, outlook: Outlook, members: Sequence[str]) -> None:
+    """A save is asked for by whoever reads in the journal that it was decided (the driver)."""
+    if outlook.action == "save":
+        c.saved_s = now_s
+    elif outlook.action == "move":
+        c.roster.doubted.add(agent)
+        for name in members:
+            peer = c.roster.peers[name]
+            peer.leaving = c.leaving = True
+            if peer.joined and name not in c.current:  # who has yet to say hello is told then
+                c.tell([name], c.departure())

@@ -1,0 +1,132 @@
+"""Alarms in the coordinator: work moves before the host fails, and only where that is cheaper; tests settle doubts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outlast.core.protocol import Coordinator, Settings
+from outlast.core.protocol import messages as m
+
+
+def hello(name: str, agent: str, **fields: Any) -> m.Hello:
+    return m.Hello(member=name, agent=agent, epoch=0, **fields)
+
+
+def alarm(
+    agent: str, action: str = "fatal", evidence: str = "xid.fatal: 79", source: Any = "readings"
+) -> m.DeviceNoted:
+    return m.DeviceNoted(member=agent, device="gpu0", source=source, evidence=evidence, action=action, remedy="")
+
+
+def fleet(num_spares: int = 1, agents: tuple[str, ...] = ("a0", "a1"), **settings: Any) -> Coordinator:
+    """Two replicas in a formed view and spares that are ready, dealt to agents in turn."""
+    c = Coordinator(Settings(num_replicas=2, num_spares=num_spares, num_agents=len(agents), **settings), 1)
+    for agent in agents:
+        c.handle(0.0, m.AgentHello(agent=agent, pid=1))
+    for index in range(2 + num_spares):
+        c.handle(0.0, hello(f"r{index}.1", agents[index % len(agents)], state="fresh"))
+    assert c.view is not None
+    for name in c.view.members:
+        c.handle(0.0, m.Formed(member=name, view=c.view.id, step=0))
+    for index in range(2, 2 + num_spares):
+        peer = c.roster.peers[f"r{index}.1"]
+        c.handle(0.0, m.Ready(member=peer.name, step=0, serve=peer.serve))
+    return c
+
+
+def weighed(actions: list[m.Action]) -> list[dict[str, Any]]:
+    return [dict(a.fields) for a in actions if isinstance(a, m.Journal) and a.kind == "alarm_weighed"]
+
+
+def planned(c: Coordinator) -> tuple[str, ...]:
+    return c.planned.members if c.planned is not None else ()
+
+
+def test_a_fatal_alarm_moves_work_to_a_spare_elsewhere_between_two_steps() -> None:
+    c = fleet()
+    actions = c.handle(10.0, alarm("a1"))
+    (said,) = weighed(actions)
+    assert (said["action"], said["replicas"], said["successors"]) == ("move", ["r1.1"], ["r2.1"])
+    assert said["costs"]["move"] < said["costs"]["wait"]
+    assert planned(c) == ("r0.1", "r2.1")
+    assert c.change is None, "nobody is told to leave in the middle of a step"
+    for name in planned(c):
+        actions = c.handle(11.0, m.Formed(member=name, view=c.planned.id if c.planned else c.view.id, step=3))
+    closed = [a.to for a in actions if isinstance(a, m.Tell) and a.message == m.Close(epoch=1, reason=m.DEPARTED)]
+    assert closed == [("r1.1",)]
+    actions = c.handle(12.0, m.Exited(member="r1.1", cause="left", code=0))
+    assert not c.reports.faults
+    started = [(a.to, a.message.member) for a in actions if isinstance(a, m.Tell) and isinstance(a.message, m.Spawn)]
+    assert started == [(("a0",), "r1.2")], "its slot is filled on the host that is well"
+
+
+def test_a_warning_is_not_worth_a_move_until_it_has_come_true_often() -> None:
+    c = fleet()
+    (said,) = weighed(c.handle(10.0, alarm("a1", "warning", "edac.ce rose by 200 to 300")))
+    assert (said["action"], said["replicas"]) == ("wait", [])
+    for number in range(40):
+        c.prognosis = c.prognosis.alarm(f"x{number}", "warning edac.ce", 10.0).failed(f"x{number}", 20.0)
+    c.outages.append(60.0)
+    c.handle(11.0, m.Timer(name="outlook:a1"))
+    assert planned(c) == ("r0.1", "r2.1")
+
+
+def test_where_there_is_no_other_host_nothing_moves_and_a_save_is_asked_for_if_there_are_checkpoints() -> None:
+    for facts, action in (({}, "wait"), ({"checkpoints": "{}"}, "save")):
+        c = fleet(0, ("a0",))
+        c.facts = dict(facts)
+        (said,) = weighed(c.handle(1000.0, alarm("a0")))
+        assert said["action"] == action
+        assert not planned(c)
+        again = c.handle(1001.0, m.Timer(name="outlook:a0"))
+        assert not weighed(again), "one save an alarm, while it is fresh"
+
+
+def test_telling_does_nothing() -> None:
+    c = fleet(on_alarm="tell")
+    (said,) = weighed(c.handle(10.0, alarm("a1")))
+    assert said["action"] == "move"
+    assert said["told_only"]
+    assert not planned(c)
+
+
+def test_a_doubted_host_gets_replicas_again_once_it_passed_a_test_and_never_if_it_failed() -> None:
+    for result, agents in (("passed", {"a0", "a1"}), ("failed", {"a0"}), ("untested", {"a0"})):
+        c = fleet()
+        c.handle(10.0, alarm("a1"))
+        c.handle(12.0, alarm("a1", result, "tested", source="test"))
+        assert c.roster.agents - c.roster.barred - c.roster.doubted == agents, result
+
+
+def test_an_alarm_that_nothing_follows_ends_by_itself_and_was_false() -> None:
+    c = fleet()
+    c.handle(10.0, alarm("a1"))
+    assert c.roster.doubted == {"a1"}
+    c.handle(10.0 + 5 * 600 + 1, m.Timer(name="outlook:a1"))
+    assert not c.roster.doubted
+    assert c.prognosis.kind("fatal xid.fatal").num_false == 1
+
+
+def test_deaths_of_one_host_at_once_are_one_failure_that_was_foretold() -> None:
+    c = fleet(2, on_alarm="tell")
+    c.handle(10.0, alarm("a1"))
+    c.handle(30.0, m.AgentGone(agent="a1", cause="signal 9"))
+    assert (c.prognosis.failures, c.prognosis.foretold) == (1, 1)
+    assert "a1" not in c.alarms
+
+
+def test_members_cannot_raise_an_alarm_of_a_host() -> None:
+    c = fleet()
+    c.handle(10.0, alarm("r1.1"))
+    assert not c.prognosis.open
+    c.handle(10.0, alarm("nobody"))
+    assert not c.prognosis.open
+
+
+def test_all_hosts_doubted_is_no_reason_to_stop() -> None:
+    c = fleet()
+    c.handle(10.0, alarm("a1"))
+    c.handle(10.1, alarm("a0"))
+    assert not c.over
+    assert planned(c)
+    assert len(weighed(c.handle(10.2, alarm("a0")))) == 1
