@@ -79,10 +79,6 @@ def of_kind(run: Any, kind: type) -> list[Any]:
     return [event for event in run.driven.events if isinstance(event, kind)]
 
 
-def answers_of(run: Any) -> list[ev.DeviceFinding]:
-    return [e for e in of_kind(run, ev.DeviceFinding) if e.source == "test"]
-
-
 @pytest.mark.process
 @pytest.mark.campaign
 def test_work_moves_to_the_spare_before_the_host_fails(fleet: Callable[..., Any], tmp_path: Path) -> None:
@@ -90,16 +86,14 @@ def test_work_moves_to_the_spare_before_the_host_fails(fleet: Callable[..., Any]
     place = tmp_path / "readings"
     place.mkdir()
     run = fleet(
-        replicas=2, spares=1, steps=9, max_restarts=0, gates=[3, 6], agents=2, readings_s=0.2, readings_from=str(place)
+        replicas=2, spares=1, steps=9, max_restarts=0, gates=[3], agents=2, readings_s=0.2, readings_from=str(place)
     )
     run.until("the spare is there", lambda: run.caught_up("r2.1"))
     (place / "a1.jsonl").write_text(json.dumps(ALARM) + "\n")
     run.gate(3, "the alarm was weighed", lambda: bool(of_kind(run, ev.AlarmWeighed)))
-    run.gate(6, "the empty host was tested", lambda: bool(answers_of(run)))
     run.assert_unchanged(survivors={"r0.1", "r2.1"}, recoveries=0)
     (weighed,) = of_kind(run, ev.AlarmWeighed)
     assert (weighed.action, weighed.replicas, weighed.successors) == ("move", ["r1.1"], ["r2.1"])
     assert weighed.evidence.endswith("(recorded)")
     assert [e.cause for e in run.exits() if e.replica == "r1.1"] == ["left"]
     assert [e.cause for e in of_kind(run, ev.ViewInstalled)][1:] == ["planned"]
-    assert [e.action for e in answers_of(run)] == ["passed"]
