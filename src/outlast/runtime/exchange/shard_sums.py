@@ -1,0 +1,119 @@
+"""The sum over the ranks of one replica: all-to-all, then pairwise adds in the order of the microbatches' tree (36).
+
+FSDP2 reduces the gradients of a microbatch over its ranks by a reduce-scatter. Here the library only moves bytes: each
+rank gets every rank's part of its own shard and adds them in a fixed order, which is that of the lower part of the tree
+over all microbatches. So one process that computes the microbatches one after the other ends with the same bits. It
+does not know views, and nothing outside its replica.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Shard
+
+from outlast.core.protocol import split
+from outlast.errors import ConfigError, MembershipError, StepMisuse
+
+__all__ = ["ShardSums", "local", "like", "sharded"]
+
+
+class ShardSums:
+    """What `set_custom_reduce_scatter` is given. `weight`: of this rank's microbatch, set before its backward; `calls`:
+    how often gradients were reduced since `begin`."""
+
+    def __init__(self) -> None:
+        self.weight, self.calls = 1.0, 0
+
+    def begin(self, weight: float) -> None:
+        """A microbatch's backward is next."""
+        self.weight, self.calls = weight, 0
+
+    def attach(self, model: torch.nn.Module) -> None:
+        """Have every module of `model` that `fully_shard` wrapped reduce its gradients here: their sum, undivided."""
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_custom_reduce_scatter(self)  # type: ignore[arg-type]
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)
+
+    # --- what FSDP calls -----------------------------------------------------------------------------------------
+    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return memory for FSDP's buffers."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
+    ) -> None:
+        """output = the sum, over the ranks of `group` in their order, of my shard of `input_tensor`."""
+        self.calls += 1
+        if input_tensor.dtype not in (torch.float32, torch.float64):
+            raise ConfigError(
+                f"gradients would be summed over the ranks in {str(input_tensor.dtype).removeprefix('torch.')}, and "
+                "over microbatches in float32: the sum would depend on the number of ranks",
+                remedy="fully_shard(module, mp_policy=MixedPrecisionPolicy(param_dtype=..., reduce_dtype="
+                "torch.float32))",
+            )
+        if self.weight != 1.0:
+            input_tensor.mul_(self.weight)
+        received = torch.empty_like(input_tensor)
+        try:
+            dist.all_to_all_single(received, input_tensor, group=group)
+        except RuntimeError as error:
+            raise MembershipError(
+                f"the ranks of this replica could not exchange gradients ({error})", did="this replica ends",
+                remedy="outlast why tells which of its ranks was lost first",
+            ) from error  # fmt: skip
+        output_tensor.copy_(_added(list(received.chunk(group.size())), (0, group.size())))
+
+    def ended(self) -> None:
+        """The microbatch's backward is over. Raises StepMisuse if no gradient was reduced in it."""
+        if not self.calls:
+            raise StepMisuse(
+                "no gradient of this microbatch was reduced over the ranks", did="the step was not committed",
+                remedy="leave set_requires_gradient_sync() of FSDP at True: outlast adds up microbatches itself",
+            )  # fmt: skip
+
+
+def _added(rows: list[Tensor], node: tuple[int, int]) -> Tensor:
+    """The sum of rows lo..hi-1, in the tree's order; overwrites them."""
+    lo, hi = node
+    if hi - lo == 1:
+        return rows[lo]
+    left, right = split(node)
+    return _added(rows, left).add_(_added(rows, right))
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor: its shard, or all of it."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def like(value: Tensor, param: Tensor) -> Tensor:
+    """A shard of what `param` is a shard of; `value` itself where `param` is whole."""
+    if not isinstance(param, DTensor) or isinstance(value, DTensor):
+        return value
+    return DTensor.from_local(
+        value, param.device_mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride()
+    )
+
+
+def sharded(named: Sequence[tuple[str, Tensor]], width: int) -> bool:
+    """Whether the parameters are shards. ConfigError if they are not all sharded by rows over `width` ranks."""
+    shards = [name for name, param in named if isinstance(param, DTensor)]
+    if not shards and width == 1:
+        return False
+    for name, param in named:
+        rows = isinstance(param, DTensor) and tuple(param.placements) == (Shard(0),)
+        if not rows or param.device_mesh.size() != width:  # type: ignore[attr-defined]
+            raise ConfigError(
+                f"{name} is not sharded by rows over the {width} ranks of this replica",
+                remedy="mesh = run.mesh(); fully_shard(model, mesh=mesh), before the optimizer is made and for every "
+                "parameter that it trains; tensor parallelism and ignored parameters are not done yet",
+            )
+    return True
