@@ -13,7 +13,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from outlast.runtime.exchange.shard_sums import ShardSums, like, local
+from outlast.runtime.exchange.shard_sums import ShardSums
+from outlast.tensors import like, local
 
 LEAVES = 8
 

@@ -16,10 +16,11 @@ from outlast.errors import ConfigError, StepMisuse
 from outlast.runtime.exchange.shard_sums import ShardSums, sharded
 
 
-def _training() -> Any:
-    name = "outlast_shard_training"
+def _module(file: str) -> Any:
+    """A script beside this one."""
+    name = f"outlast_{file}"
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("shard_training.py"))
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{file}.py"))
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
@@ -32,7 +33,7 @@ def _training() -> Any:
 @pytest.mark.campaign
 def test_one_two_and_four_ranks_have_the_bits_of_one_plain_process(tmp_path: Path) -> None:
     """Shapes that do not divide, microbatches of unlike weights, four steps of AdamW."""
-    training, start = _training(), multiprocessing.get_context("fork")
+    training, start = _module("shard_training"), multiprocessing.get_context("fork")
     into, widths = start.SimpleQueue(), (1, 2, 4)
     ranks = [
         start.Process(target=training.report, args=(width, place, tmp_path / str(width), into))
@@ -47,6 +48,26 @@ def test_one_two_and_four_ranks_have_the_bits_of_one_plain_process(tmp_path: Pat
     assert [rank.exitcode for rank in ranks] == [0] * len(ranks)
     found = [into.get() for _ in ranks]
     assert len({digest for _, _, digest in found}) == 1, found
+
+
+def _in_a_fleet_of_one(shard: bool, into: Any) -> None:
+    into.put(_module("sharded").train(5, shard, clip_norm=None)[1])
+
+
+@pytest.mark.process
+@pytest.mark.campaign
+def test_a_fleet_of_one_trains_under_fsdp_with_the_bits_of_the_plain_model() -> None:
+    """In processes of their own: a process group is a process's, once and for all."""
+    start = multiprocessing.get_context("fork")
+    into = start.SimpleQueue()
+    for shard in (False, True):
+        rank = start.Process(target=_in_a_fleet_of_one, args=(shard, into))
+        rank.start()
+        rank.join(120)
+        assert rank.exitcode == 0
+    plain, sharded_too = into.get(), into.get()
+    assert plain["fingerprint"] == sharded_too["fingerprint"]
+    assert plain["losses"] == sharded_too["losses"]
 
 
 def test_the_order_of_the_sum_is_the_trees(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from outlast.tensors._shards import Grid
 
 __all__ = ["BLOCK", "Bucket", "Layout"]
 
@@ -23,7 +25,8 @@ _HALF = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """Consecutive gradients of one dtype. `params`: (parameter index, offset in elements, elements)."""
+    """Consecutive gradients of one dtype. `params`: (parameter index, offset in elements, elements). `runs`: of shards,
+    the stretches (first element, end, number of the first block) in which blocks follow each other; none: all of it."""
 
     index: int
     dtype: torch.dtype
@@ -31,16 +34,25 @@ class Bucket:
     numel: int
     offset_bytes: int  # in a buffer that holds all buckets
     first_block: int
+    runs: tuple[tuple[int, int, int], ...] = ()
 
     @property
     def num_blocks(self) -> int:
-        return -(-self.numel // BLOCK)
+        return sum(-(-(hi - lo) // BLOCK) for lo, hi, _ in self.runs) if self.runs else -(-self.numel // BLOCK)
 
     def slices(self, num_members: int) -> tuple[tuple[int, int], ...]:
         """Element range of each member's slice, ascending; whole blocks. Who gets one more turns with the bucket."""
         n, turn = self.num_blocks, self.index % num_members
-        edges = [min((n * i + turn) // num_members * BLOCK, self.numel) for i in range(num_members + 1)]
-        return tuple(itertools.pairwise(edges))
+        starts = [at for lo, hi, _ in self.runs for at in range(lo, hi, BLOCK)] or list(range(0, self.numel, BLOCK))
+        starts[:1], edges = [0], [(n * i + turn) // num_members for i in range(num_members + 1)]
+        return tuple(itertools.pairwise([starts[edge] if edge < n else self.numel for edge in edges]))
+
+    def stretches(self, lo: int, hi: int) -> Iterator[tuple[int, int, int]]:
+        """Of a slice: stretches (first element, end, number of the first block) in which blocks follow each other."""
+        for start, stop, first in self.runs or ((0, self.numel, self.first_block),):
+            begin, end = max(lo, start), min(hi, stop)
+            if begin < end:
+                yield begin, end, first + (begin - start) // BLOCK
 
 
 class Layout:
@@ -48,17 +60,19 @@ class Layout:
 
     Gradients of bf16 and fp16 parameters are summed and exchanged in float32: stated, so that the tree's bits do not
     depend on who adds. `groups`: a number for each parameter; those of one group come together, and no bucket holds two
-    groups. ValueError if a parameter is not a floating-point tensor.
+    groups. `grid`: of shards, where their blocks are. ValueError if a parameter is not a floating-point tensor.
     """
 
     def __init__(
-        self, params: Sequence[Tensor], bucket_bytes: int = 4 << 20, groups: Sequence[int] | None = None
-    ) -> None:
+        self, params: Sequence[Tensor], bucket_bytes: int = 4 << 20, groups: Sequence[int] | None = None,
+        grid: Grid | None = None,
+    ) -> None:  # fmt: skip
         self.shapes = [tuple(p.shape) for p in params]
         self.device = params[0].device if params else torch.device("cpu")
         self.buckets: list[Bucket] = []
+        self._grid = grid
         self._place(params, bucket_bytes, list(groups) if groups is not None else [0] * len(params))
-        self.num_blocks = sum(b.num_blocks for b in self.buckets)
+        self.num_blocks = sum(b.num_blocks for b in self.buckets) if grid is None else grid.num_blocks
         last = self.buckets[-1] if self.buckets else None
         end = last.offset_bytes + last.numel * last.dtype.itemsize if last else 0
         self.total_bytes = math.ceil(end / 4096) * 4096
@@ -74,7 +88,7 @@ class Layout:
             if pending and dtype is not None:
                 bucket = Bucket(
                     index=len(self.buckets), dtype=dtype, params=tuple(pending), numel=size, offset_bytes=offset,
-                    first_block=block,
+                    first_block=block, runs=self._runs(pending),
                 )  # fmt: skip
                 self.buckets.append(bucket)
                 offset += math.ceil(size * dtype.itemsize / _ALIGN) * _ALIGN
@@ -95,6 +109,16 @@ class Layout:
             unit = _ALIGN // wanted.itemsize
             size += math.ceil(param.numel() / unit) * unit
         close()
+
+    def _runs(self, params: Sequence[tuple[int, int, int]]) -> tuple[tuple[int, int, int], ...]:
+        """Stretches of a bucket with these parameters."""
+        runs: list[tuple[int, int, int]] = []
+        for index, offset, _ in params if self._grid is not None else ():
+            assert self._grid is not None
+            for elements, first in self._grid.cells[index]:
+                runs.append((offset, offset + elements, first))
+                offset += elements
+        return tuple(runs)
 
     def flats(self, storage: Tensor) -> list[Tensor]:
         """One flat tensor a bucket, viewing `storage` (1-D uint8 of at least `total_bytes`)."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from outlast.core.phases import Phase
 from outlast.runtime.training.engine import Engine
 from outlast.runtime.view.port import ViewPort
+from outlast.tensors import local
 
 __all__ = ["apart", "gradients", "prepare"]
 
@@ -48,7 +49,7 @@ def gradients(engine: Engine, loss: Tensor) -> list[Tensor | None]:
     for param in params:
         param.grad = None
     loss.backward()  # type: ignore[no-untyped-call]
-    grads = [None if param.grad is None else param.grad.to_dense() for param in params]
+    grads = [None if param.grad is None else local(param.grad).to_dense() for param in params]
     for param in params:
         param.grad = None
     return grads

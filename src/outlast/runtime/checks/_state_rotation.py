@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from outlast.runtime.training.state import State
-from outlast.tensors import BLOCK, combine, fingerprint
+from outlast.tensors import BLOCK, combine, fingerprint, local
 
 __all__ = ["Agreement"]
 
@@ -33,7 +33,7 @@ class Agreement:
         self._pieces = self._cut(indices)
 
     def _cut(self, always: frozenset[int]) -> list[list[Piece]]:
-        sizes = [param.numel() for param in self.state.params]
+        sizes = [local(param).numel() for param in self.state.params]
         turns = _cut([0 if index in always else size for index, size in enumerate(sizes)], self.num_parts)
         return [[*((index, 0, sizes[index]) for index in sorted(always)), *part] for part in turns]
 
@@ -56,17 +56,17 @@ class Agreement:
             name = self.state.names[index]
             for number, (kind, tensor) in enumerate(self._tensors(index)):
                 flat = tensor.detach().reshape(-1)
-                piece = flat[lo:hi] if flat.numel() == self.state.params[index].numel() else flat
+                piece = flat[lo:hi] if flat.numel() == local(self.state.params[index]).numel() else flat
                 yield f"{name}{kind}", fingerprint(piece, (index << 40) + (number << 32) + lo // BLOCK)
 
     def _tensors(self, index: int) -> Iterator[tuple[str, Tensor]]:
         """The parameter and what optimizers keep for it."""
         param = self.state.params[index]
-        yield "", param
+        yield "", local(param)
         for optimizer in self.state.optimizers:
             for key, value in (optimizer.state.get(param) or {}).items():
                 if isinstance(value, torch.Tensor):
-                    yield f".{key}", value
+                    yield f".{key}", local(value)
 
 
 def _cut(sizes: list[int], num_parts: int) -> list[list[Piece]]:

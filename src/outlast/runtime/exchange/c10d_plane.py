@@ -33,7 +33,7 @@ from outlast.runtime.host.environment import Environment
 from outlast.runtime.transport.connections import decoded
 from outlast.runtime.transport.mesh import Extra, Hand, Mesh, SumsReady
 from outlast.runtime.view.rounds import WANTED
-from outlast.tensors import BLOCK, Layout, fingerprint, reduce_slice
+from outlast.tensors import Layout, fingerprint, reduce_slice
 
 __all__ = ["NetworkPlane", "open_store"]
 
@@ -212,9 +212,10 @@ class NetworkPlane:
         self.enter(Phase.REDUCE, bucket)
         lo, hi = self.ranges[bucket][self.index]
         target = self.out[bucket][lo:hi]
-        if hi > lo:
-            first = self.layout.buckets[bucket].first_block + lo // BLOCK
-            reduce_and_note(task, self._found, bucket, first, parts, self._schedule, target)
+        for begin, end, first in self.layout.buckets[bucket].stretches(lo, hi):
+            piece = {node: part[begin - lo : end - lo] for node, part in parts.items()}
+            out = target[begin - lo : end - lo]
+            reduce_and_note(task, self._found, bucket, first, piece, self._schedule, out)
         self._reduced = bucket + 1
         self.enter(Phase.GATHER, bucket)
         if wires is not None:

@@ -138,11 +138,11 @@ class SharedPlane:
         lo, hi = self.ranges[bucket][self.index]
         alone = len(self.members) == 1
         target = (self.out if alone else self.mine.flats(OUTCOME))[bucket][lo:hi]
-        if hi > lo:
-            first = self.layout.buckets[bucket].first_block + lo // BLOCK
-            parts = self._parts(bucket, lo, hi)
-            sent = self._sent(bucket, lo, hi) if task.sent is not None else None
-            reduce_and_note(task, self._found, bucket, first, parts, self._schedule, target, sent)
+        for begin, end, first in self.layout.buckets[bucket].stretches(lo, hi):
+            parts = self._parts(bucket, begin, end)
+            sent = self._sent(bucket, begin, end) if task.sent is not None else None
+            out = target[begin - lo : end - lo]
+            reduce_and_note(task, self._found, bucket, first, parts, self._schedule, out, sent)
         self._reduced = bucket + 1
         self.enter(Phase.GATHER, bucket)
         self.mesh.broadcast(Reduced(task.step, bucket))

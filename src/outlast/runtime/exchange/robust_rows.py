@@ -24,10 +24,23 @@ from torch import Tensor
 from outlast.config import RunConfig
 from outlast.core.position import position_seed
 from outlast.core.protocol import Node, RowsNote, owners_of, roots, schedule
-from outlast.errors import TrainingError
+from outlast.errors import ConfigError, TrainingError
 from outlast.runtime.exchange._rule_memory import RowMemory
 from outlast.runtime.exchange.rule_settings import RowSettings, check_short_batch, row_settings
-from outlast.tensors import BLOCK, Layout, Mixture, Rule, make_rule, partial_grams, reduce_slice, total_gram
+from outlast.runtime.exchange.shard_sums import ShardSums
+from outlast.tensors import (
+    BLOCK,
+    Layout,
+    Mixture,
+    Rule,
+    grid_of,
+    is_shard,
+    local,
+    make_rule,
+    partial_grams,
+    reduce_slice,
+    total_gram,
+)
 
 __all__ = ["Robust", "arrange", "layout_for"]
 
@@ -241,8 +254,18 @@ class Robust:
         self.memory.applied(out)
 
 
-def layout_for(settings: RowSettings | None, params: Sequence[Tensor], bucket_bytes: int) -> Layout:
-    """Buckets of one rule each; for a mean, buckets as ever."""
+def layout_for(
+    settings: RowSettings | None, params: Sequence[Tensor], bucket_bytes: int, place: int = 0, width: int = 1
+) -> Layout:  # fmt: skip
+    """Buckets of one rule each; for a mean, buckets as ever. Of shards those of a mean alone, on their grid."""
+    if any(map(is_shard, params)):
+        if settings is not None:
+            raise ConfigError(
+                "a robust rule cannot be used with parameters that fully_shard has sharded yet",
+                remedy="leave aggregation at mean, or fully_shard out",
+            )
+        grid = grid_of([tuple(p.shape) for p in params], place, width, BLOCK)
+        return Layout([local(p) for p in params], bucket_bytes, grid=grid)
     if settings is None or len(settings.groups) == 1:
         return Layout(params, bucket_bytes)
     owner = {param: g for g, group in enumerate(settings.groups) for param in group.params}
@@ -250,11 +273,11 @@ def layout_for(settings: RowSettings | None, params: Sequence[Tensor], bucket_by
 
 
 def arrange(
-    config: RunConfig, parts: Registry, samples: BatchSizes, bucket_bytes: int, **given: Any
+    config: RunConfig, parts: Registry, samples: BatchSizes, bucket_bytes: int, shards: ShardSums, **given: Any
 ) -> tuple[Layout, Robust | None]:
     """Buckets, and the rules if it is no mean; `given`: as of `row_settings`. What rules remember joins the state."""
     settings = row_settings(config, parts.names, samples.num_leaves, **given)
-    layout = layout_for(settings, parts.params, bucket_bytes)
+    layout = layout_for(settings, parts.params, bucket_bytes, shards.place, shards.width)
     if settings is None:
         return layout, None
     robust = Robust(settings, layout, samples, samples.seed)

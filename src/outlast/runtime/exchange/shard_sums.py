@@ -12,22 +12,21 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, Shard
 
 from outlast.core.protocol import split
 from outlast.errors import ConfigError, MembershipError, StepMisuse
+from outlast.tensors import is_shard
 
-__all__ = ["ShardSums", "local", "like", "sharded"]
+__all__ = ["ShardSums", "sharded"]
 
 
 class ShardSums:
-    """What `set_custom_reduce_scatter` is given. `weight`: of this rank's microbatch, set before its backward; `calls`:
-    how often gradients were reduced since `begin`."""
+    """What `set_custom_reduce_scatter` is given. Rank `place` of `width` computes the microbatches place, place +
+    width, and so on. `weight`: of its microbatch, set before the backward; `calls`: how often gradients were reduced since."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: int = 0, width: int = 1) -> None:
+        self.place, self.width = place, width
         self.weight, self.calls = 1.0, 0
 
     def begin(self, weight: float) -> None:
@@ -36,6 +35,8 @@ class ShardSums:
 
     def attach(self, model: torch.nn.Module) -> None:
         """Have every module of `model` that `fully_shard` wrapped reduce its gradients here: their sum, undivided."""
+        from torch.distributed.fsdp import FSDPModule  # takes a second to load; who comes here has it
+
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.set_custom_reduce_scatter(self)  # type: ignore[arg-type]
@@ -61,6 +62,8 @@ class ShardSums:
             )
         if self.weight != 1.0:
             input_tensor.mul_(self.weight)
+        from torch import distributed as dist
+
         received = torch.empty_like(input_tensor)
         try:
             dist.all_to_all_single(received, input_tensor, group=group)
@@ -89,31 +92,21 @@ def _added(rows: list[Tensor], node: tuple[int, int]) -> Tensor:
     return _added(rows, left).add_(_added(rows, right))
 
 
-def local(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor: its shard, or all of it."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def like(value: Tensor, param: Tensor) -> Tensor:
-    """A shard of what `param` is a shard of; `value` itself where `param` is whole."""
-    if not isinstance(param, DTensor) or isinstance(value, DTensor):
-        return value
-    return DTensor.from_local(
-        value, param.device_mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride()
-    )
-
-
 def sharded(named: Sequence[tuple[str, Tensor]], width: int) -> bool:
     """Whether the parameters are shards. ConfigError if they are not all sharded by rows over `width` ranks."""
-    shards = [name for name, param in named if isinstance(param, DTensor)]
-    if not shards and width == 1:
+    if width == 1 and not any(is_shard(param) for _, param in named):
         return False
     for name, param in named:
-        rows = isinstance(param, DTensor) and tuple(param.placements) == (Shard(0),)
-        if not rows or param.device_mesh.size() != width:  # type: ignore[attr-defined]
+        if not _by_rows(param, width):
             raise ConfigError(
                 f"{name} is not sharded by rows over the {width} ranks of this replica",
                 remedy="mesh = run.mesh(); fully_shard(model, mesh=mesh), before the optimizer is made and for every "
                 "parameter that it trains; tensor parallelism and ignored parameters are not done yet",
             )
     return True
+
+
+def _by_rows(param: Any, width: int) -> bool:
+    from torch.distributed.tensor import Shard
+
+    return is_shard(param) and tuple(param.placements) == (Shard(0),) and param.device_mesh.size() == width

@@ -12,6 +12,7 @@ from outlast.runtime.checks.checked_sums import admit_device, checked_sums
 from outlast.runtime.checks.guards import Guarding
 from outlast.runtime.exchange.robust_rows import arrange
 from outlast.runtime.exchange.rule_settings import row_settings
+from outlast.runtime.exchange.shard_sums import ShardSums, sharded
 from outlast.runtime.exchange.slots import Memory
 from outlast.runtime.faults.flips import ordered
 from outlast.runtime.host.environment import Environment
@@ -56,12 +57,15 @@ def assemble(
     """`facts`: what all members must share, so far; `keep`: how to save, if at all; `robust`: `row_settings`' own;
     `checks`: as `protect` has it."""
     microbatches, samples.doubted = samples.num_leaves, env.config.bitwise
-    layout, rows = arrange(env.config, parts, samples, int(bucket_mb * (1 << 20)), **robust)
+    shards = ShardSums()
+    if sharded(list(zip(parts.names, parts.params, strict=True)), shards.width):
+        shards.attach(parts.model)
+    layout, rows = arrange(env.config, parts, samples, int(bucket_mb * (1 << 20)), shards, **robust)
     admit_device(env.config.device_test, layout.device, env.me)
     shared = env.exchange == "shm" and layout.device.type == "cpu"
     policy = Guards.of(guards if env.config.guards == "script" else env.config.guards)
     engine = Engine(
-        parts, samples, layout, Memory(layout, microbatches + 2, shared=shared), clip_norm, seed, rows
+        parts, samples, layout, Memory(layout, microbatches + 2, shared=shared), clip_norm, seed, rows, shards
     )  # fmt: skip
     engine.step_checks.guards = guarding = Guarding(engine, policy)
     engine.checked = checked_sums(parts.model, checks)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from outlast.errors import StepMisuse
+from outlast.tensors import is_shard
 
 __all__ = ["hide", "show_none"]
 
@@ -41,6 +42,8 @@ _LOOK_AT = 12  # frames above the use of a gradient in which the habit has its n
 def hide(parameters: Iterable[Tensor], hidden: dict[int, Tensor]) -> None:
     """Put a tell-tale in the place of each gradient. `hidden`: those that were made before, kept by the caller."""
     for parameter in parameters:
+        if is_shard(parameter):  # FSDP takes what stands there for a gradient to add to
+            continue
         try:
             parameter.grad = hidden[id(parameter)]
         except (KeyError, RuntimeError):  # the first time, or the parameter has become another one since

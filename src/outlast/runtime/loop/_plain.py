@@ -25,6 +25,7 @@ from outlast.runtime.training.losses import missing_backward, second_backward
 from outlast.runtime.training.metrics import Metrics
 from outlast.runtime.training.samples import Samples, seed_everything
 from outlast.runtime.training.state import State, digest_of
+from outlast.tensors import is_shard
 
 __all__ = ["PlainStep", "PlainTraining", "plain_training"]
 
@@ -117,6 +118,10 @@ class PlainTraining:
         return digest_of(self.state)
 
 
+def _dense(grad: Tensor | None) -> Tensor | None:
+    return grad if grad is None or is_shard(grad) else grad.to_dense()
+
+
 class PlainStep:
     """One step of the plain loop."""
 
@@ -175,7 +180,7 @@ class PlainStep:
         self._backwards = 1
         self._restore()
         (loss * self._weight).backward()  # type: ignore[no-untyped-call]
-        t.grads = [p.grad if p.grad is None else p.grad.to_dense() for p in t.state.params]
+        t.grads = [_dense(p.grad) for p in t.state.params]
         t.watch.after_backward()
         self._losses.append((float(loss.detach()), self._weight))
 

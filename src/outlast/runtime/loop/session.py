@@ -37,6 +37,7 @@ from outlast.runtime.host.environment import Environment
 from outlast.runtime.loop._allocator import keep_freed_memory
 from outlast.runtime.loop._assembly import assemble, judge
 from outlast.runtime.loop._boundary import boundary
+from outlast.runtime.loop._device_mesh import mesh_of
 from outlast.runtime.loop._ending import exit_by_code, left_open, report_failure, unwritten
 from outlast.runtime.loop._epochs import Epoch, Epochs
 from outlast.runtime.loop._iterators import Left, WatchedLoop, at_the_script_s_end, values_of
@@ -153,6 +154,12 @@ class Run:
                 remedy="read it in the loop or after it: if run.is_writer and log is None: log = SummaryWriter(…)",
             )  # fmt: skip
         return training is None or training.writes()
+
+    def mesh(self, shard: int | None = None) -> Any:
+        """Return this replica's `DeviceMesh`, for `fully_shard(module, mesh=run.mesh())`: one dimension, named "shard",
+        over the ranks of the replica. `shard`: how many the script expects. Call it on every rank, before the model is
+        sharded. Raises ConfigError if the replica has another number of ranks."""
+        return mesh_of(self._env, shard)
 
     def protect(
         self,
@@ -376,7 +383,7 @@ class Training:
         keep_freed_memory()
         warm_up()
         self.engine.loop.find_schedulers()
-        if self.replica.env.config.bitwise:
+        if self.replica.env.config.bitwise and not self.engine.sharded:  # of shards no copy can be stepped
             self.engine.step_checks.rehearsal = Rehearsal(self.engine.state, self.replica.member.is_last)
         self.replica.link.start()
         if threading.current_thread() is threading.main_thread() and self.replica.env.coordinator is not None:

@@ -343,7 +343,7 @@ class Replica:
             admit(self, self.engine.robust, view, plan)
         self.donor.formed(view)
         first, share = list(plan.orphans[self.env.me]), self._standard_share(view)
-        self.engine.samples.expect(lambda step: first if step == plan.step else share, self.member.committed)
+        self.engine.expect(first, share, plan.step, self.member.committed)
         config = self.env.config
         awaited = bool(config.spares) or (bool(config.max_restarts) and len(view.members) < config.replicas)
         self.engine.expect_joiners(view.members.index(self.env.me), len(view.members) if awaited else 0)

@@ -75,7 +75,7 @@ class StepCourse:
                 continue
             replica.begun(step)
             if isinstance(todo, Compute):
-                if engine.samples.sizes(step)[todo.microbatch] == 0:
+                if engine.is_empty(step, todo.microbatch):
                     engine.skip(step, todo.microbatch)
                     self._computed(todo)
                     continue

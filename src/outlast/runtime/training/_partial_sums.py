@@ -24,6 +24,7 @@ from outlast.tensors import (
     add_and_print_blocks,
     combine,
     fingerprint_all,
+    local,
     packed_prints,
 )
 
@@ -180,6 +181,7 @@ class Accumulator:
         for index in indices:
             grad = self.params[index].grad
             assert grad is not None
+            grad = local(grad)
             grads.append((grad if grad.layout is torch.strided else grad.to_dense()).to(bucket.dtype))
         if self._weight != 1.0 and grads:
             with torch.no_grad():

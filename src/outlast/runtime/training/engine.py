@@ -23,6 +23,7 @@ from outlast.core.protocol import Header, combine, partials
 from outlast.health import CheckedSums
 from outlast.runtime.exchange.robust_rows import Robust
 from outlast.runtime.exchange.second_reduction import Checks
+from outlast.runtime.exchange.shard_sums import ShardSums
 from outlast.runtime.exchange.slots import OUTCOME, Memory
 from outlast.runtime.training._partial_sums import Accumulator
 from outlast.runtime.training.frozen import Frozen, OutcomeShare, raw
@@ -33,7 +34,7 @@ from outlast.runtime.training.state import State
 from outlast.runtime.training.step_checks import Meta, StepChecks
 from outlast.runtime.training.warm_memory import Warm
 from outlast.runtime.training.witness import Witness
-from outlast.tensors import Layout, prepare_fold
+from outlast.tensors import Layout, is_shard, like, prepare_fold
 
 __all__ = ["Engine"]
 
@@ -41,15 +42,19 @@ _SLACK = 1 << 20  # slices are whole blocks: somebody's share is larger than the
 
 
 class Engine:
-    """See the module. `clip_norm`: None, or the largest global gradient norm applied."""
+    """See the module. `clip_norm`: None, or the largest global gradient norm applied. `shards`: which rank of its
+    replica this process is. A leaf is what all its ranks compute at a time: one microbatch each."""
 
     def __init__(
         self, state: State, samples: Samples, layout: Layout, memory: Memory, clip_norm: float | None, seed: int,
-        robust: Robust | None = None,
+        robust: Robust | None = None, shards: ShardSums | None = None,
     ) -> None:  # fmt: skip
         self.state, self.samples, self.layout, self.memory = state, samples, layout, memory
         self.clip_norm, self.seed, self.robust = clip_norm, seed, robust
-        self.num_leaves, self.num_rows = samples.num_leaves, robust.num_rows if robust is not None else 1
+        self.shards = shards if shards is not None else ShardSums()
+        self.num_leaves = samples.num_leaves // self.shards.width
+        self.num_rows = robust.num_rows if robust is not None else 1
+        self.sharded = any(map(is_shard, state.params))
         self.step_checks = StepChecks()
         self.sums = Accumulator(
             state.params, layout, memory, self.num_leaves, self.num_rows, checks=self.step_checks
@@ -81,6 +86,7 @@ class Engine:
     # --- a microbatch --------------------------------------------------------------------------------------------
     def prepare(self, step: int, leaf: int) -> Any:
         """Everything a microbatch starts from: its samples, the step's first buffers, its random state (15, 16)."""
+        leaf = self._mine(leaf)
         batch = self.samples.fetch(step, leaf)
         if self.witness is not None:
             self.witness.fetched(batch)
@@ -89,6 +95,19 @@ class Engine:
         self.step_checks.flips.begin(step, leaf)
         self.step_checks.guards.microbatch_begins()
         return batch
+
+    def _mine(self, leaf: int) -> int:
+        """The microbatch of a leaf that this rank computes."""
+        return leaf * self.shards.width + self.shards.place
+
+    def is_empty(self, step: int, leaf: int) -> bool:
+        """Whether a leaf has no samples (in the short last batch)."""
+        return self.samples.sizes(step)[self._mine(leaf)] == 0
+
+    def expect(self, first: Sequence[int], share: Sequence[int], step: int, since: int) -> None:
+        """Which leaves this process will compute in `step`, and in all others from `since` on."""
+        now, later = [self._mine(leaf) for leaf in first], [self._mine(leaf) for leaf in share]
+        self.samples.expect(lambda number: now if number == step else later, since)
 
     def _seed_of(self, step: int, leaf: int) -> int:
         return position_seed(self.seed, step, leaf, 2)
@@ -99,7 +118,7 @@ class Engine:
             buffer.copy_(start)
 
     def weight(self, step: int, leaf: int) -> float:
-        """Share of the microbatch in the step's gradient if the batch is short, else 1 (then 1/G at the root)."""
+        """Share of a microbatch in the step's gradient if the batch is short, else 1 (then 1/G at the root)."""
         if self.robust is not None:
             return self.robust.weight(step, leaf)
         sizes = self.samples.sizes(step)
@@ -107,15 +126,20 @@ class Engine:
 
     def scale(self, step: int) -> float:
         """Applied once at the root."""
-        return 1.0 / self.num_leaves if len(set(self.samples.sizes(step))) == 1 else 1.0
+        return 1.0 / self.samples.num_leaves if len(set(self.samples.sizes(step))) == 1 else 1.0
 
     def begin(self, step: int, leaf: int, on_bucket: Callable[[int], None] | None, beside: bool = False) -> None:
-        self.sums.begin(leaf, self.weight(step, leaf), on_bucket, beside)
+        weight, alone = self.weight(step, self._mine(leaf)), self.shards.width == 1
+        self.shards.begin(weight)  # the ranks' microbatches are added up before they come here
+        self.sums.begin(leaf, weight if alone else 1.0, on_bucket, beside)
 
     def end(self, step: int, leaf: int, loss: float) -> None:
         """The backward is over: fold, and keep what microbatch 0 did to the buffers."""
+        if self.shards.width > 1:
+            self.shards.ended()
         self.sums.end()
         self.step_checks.guards.microbatch_ends()
+        leaf = self._mine(leaf)
         self.losses[leaf] = (loss, float(self.samples.sizes(step)[leaf]))
         if self.witness is not None:
             self.witness.computed(step, leaf, loss)
@@ -132,9 +156,11 @@ class Engine:
     # --- a step --------------------------------------------------------------------------------------------------
     def evidence(self, leaves: Sequence[int], norms: dict[int, float], output: int) -> dict[str, Any]:
         """My part of the header."""
+        width = self.shards.width
+        mine = [leaf * width + place for leaf in leaves for place in range(width)]
         return {
-            "losses": tuple((leaf, *self.losses[leaf]) for leaf in leaves if leaf in self.losses),
-            "metrics": self.metrics.told(leaf for leaf in leaves if leaf in self.losses),
+            "losses": tuple((leaf, *self.losses[leaf]) for leaf in mine if leaf in self.losses),
+            "metrics": self.metrics.told(leaf for leaf in mine if leaf in self.losses),
             "stop": self.stop_wanted,
             "used": bytes(self.sums.used),
             "norms": partials(norms, self.layout.num_blocks) if norms else (),
@@ -186,9 +212,10 @@ class Engine:
     def loss_of(self, headers: Sequence[Header]) -> float:
         """The step's loss."""
         rows = {leaf: (loss, weight) for header in headers for leaf, loss, weight in header.losses}
-        sums = [(i, i + 1, rows.get(i, (0.0, 0.0))[0] * rows.get(i, (0.0, 0.0))[1]) for i in range(self.num_leaves)]
-        weights = [(i, i + 1, rows.get(i, (0.0, 0.0))[1]) for i in range(self.num_leaves)]
-        root = (0, self.num_leaves)
+        number = self.samples.num_leaves
+        sums = [(i, i + 1, rows.get(i, (0.0, 0.0))[0] * rows.get(i, (0.0, 0.0))[1]) for i in range(number)]
+        weights = [(i, i + 1, rows.get(i, (0.0, 0.0))[1]) for i in range(number)]
+        root = (0, number)
         total = combine(weights, root)
         return combine(sums, root) / total if total else math.nan
 
@@ -299,7 +326,7 @@ class Engine:
         for index, param in enumerate(self.state.params):
             if meta.used[index >> 3] >> (index & 7) & 1:
                 grad = grads[index]
-                param.grad = grad if grad.dtype == param.dtype else grad.to(param.dtype)
+                param.grad = like(grad if grad.dtype == param.dtype else grad.to(param.dtype), param)
             else:
                 param.grad = None
         enter(Phase.OPTIMIZER)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from outlast.errors import ConfigError, LoopUnrepeatable
 from outlast.runtime.training.state import State, decoded_tree, encoded_tree
+from outlast.tensors import local
 
 __all__ = ["FOUND", "Lived", "LoopState"]
 
@@ -153,7 +154,7 @@ class LoopState:
         mine = dict(zip(self.state.names, self.state.params, strict=True))
         with torch.no_grad():
             for name, value in tree["written"].items():
-                mine[name].copy_(value)
+                local(mine[name]).copy_(value)
         if whole:
             parts = self.registered()
             for key, values in tree["registered"].items():

@@ -16,7 +16,7 @@ import xxhash
 from torch import Tensor
 
 from outlast.errors import ConfigError
-from outlast.tensors import combine, fingerprint, fingerprint_named
+from outlast.tensors import combine, fingerprint, fingerprint_named, is_shard, like, local, whole
 
 __all__ = ["State", "decoded_tree", "digest_of", "empty_like_encoded", "encoded_tree"]
 
@@ -42,18 +42,23 @@ class State:
         self._name_of = {id(p): n for p, n in zip(self.params, self.names, strict=True)} | names
         self.buffers: dict[str, Tensor] = dict(model.named_buffers())
 
+    def name_of(self, param: Tensor) -> str:
+        """The name of a parameter that an optimizer holds."""
+        return self._name_of[id(param)]
+
     def size_bytes(self) -> int:
         """Of its tensors, but those that were registered. Before an optimizer's first step its state is not there."""
-        held = [*self.params, *self.buffers.values()]
+        held = [*map(local, self.params), *self.buffers.values()]
         for optimizer in self.optimizers:
-            held += [t for row in optimizer.state.values() for t in row.values() if isinstance(t, Tensor)]
+            held += [local(t) for row in optimizer.state.values() for t in row.values() if isinstance(t, Tensor)]
         return sum(tensor.numel() * tensor.element_size() for tensor in held)
 
     # --- reading -------------------------------------------------------------------------------------------------
     def tree(self) -> dict[str, Any]:
-        """The live state: nested plain data with tensors at its leaves."""
-        model = {name: p.detach() for name, p in self.model.named_parameters()} | dict(self.model.named_buffers())
-        loose = {n: p.detach() for p, n in zip(self.params, self.names, strict=True) if n not in model}
+        """The live state: nested plain data with tensors at its leaves; of what is sharded, what lies here."""
+        model = {name: local(p).detach() for name, p in self.model.named_parameters()}
+        model |= dict(self.model.named_buffers())
+        loose = {n: local(p).detach() for p, n in zip(self.params, self.names, strict=True) if n not in model}
         return {
             "model": model | loose,
             "optimizers": [self._optimizer(o) for o in self.optimizers],
@@ -62,7 +67,8 @@ class State:
         }
 
     def _optimizer(self, optimizer: Any) -> dict[str, Any]:
-        rows = [(self._name_of[id(p)], dict(v)) for p, v in optimizer.state.items() if isinstance(p, Tensor)]
+        held = [(p, self._name_of[id(p)], v) for p, v in optimizer.state.items() if isinstance(p, Tensor)]
+        rows = [(name, {k: _held(name, k, t, p) for k, t in values.items()}) for p, name, values in held]
         state = dict(sorted(rows, key=lambda row: row[0]))
         groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         return {"state": state, "groups": groups}
@@ -95,7 +101,7 @@ class State:
         mine = self.tensors()
         with torch.no_grad():
             for name, value in tree["model"].items():
-                mine[name].copy_(value)
+                local(mine[name]).copy_(value)
         for optimizer, saved in zip(self.optimizers, tree["optimizers"], strict=True):
             optimizer.state.clear()
             for group, values in zip(optimizer.param_groups, saved["groups"], strict=True):
@@ -117,12 +123,27 @@ class State:
 
 
 def _placed(key: str, value: Any, param: Tensor, group: Mapping[str, Any]) -> Any:
-    """On the device where torch's optimizers keep it: with the parameter, but a step count on the host."""
+    """On the device where torch's optimizers keep it: with the parameter, but a step count on the host; and spread as
+    the parameter is, if it has its shape."""
+    if isinstance(value, Tensor) and is_shard(param) and value.ndim and value.shape == local(param).shape:
+        return like(value.to(param.device), param)
     if not isinstance(value, Tensor) or value.device == param.device:
         return value
     if key == "step" and not (group.get("capturable") or group.get("fused")):
         return value
     return value.to(param.device)
+
+
+def _held(name: str, key: str, value: Any, param: Tensor) -> Any:
+    """What lies here of an optimizer's state. ConfigError if it is spread in a way that cannot be put back."""
+    if not (isinstance(value, Tensor) and is_shard(value)):
+        return value
+    if local(value).shape != local(param).shape:
+        raise ConfigError(
+            f"the optimizer keeps {key} of {name} spread over the ranks in another shape than the parameter",
+            remedy="an optimizer that keeps tensors of the parameter's shape, such as AdamW or SGD",
+        )
+    return local(value)
 
 
 def encoded_tree(tree: Any) -> tuple[bytes, dict[str, Tensor]]:
@@ -143,14 +164,16 @@ def decoded_tree(plain: bytes, data: Tensor) -> Any:
 
 
 def digest_of(state: State) -> str:
-    """SHA-256 over parameters by name, then optimizer tensors by (parameter, key): name, dtype, shape, bytes."""
+    """SHA-256 over parameters by name, then optimizer tensors by (parameter, key): name, dtype, shape, bytes. With
+    shards every rank must ask for it."""
     sha = hashlib.sha256()
-    tree = state.tree()
-    rows = sorted((n, t) for n, t in tree["model"].items() if n in dict(state.model.named_parameters()))
-    for optimizer in tree["optimizers"]:
-        for name, values in sorted(optimizer["state"].items()):
+    rows: list[tuple[str, Tensor]] = sorted(state.model.named_parameters(), key=lambda row: row[0])
+    for optimizer in state.optimizers:
+        named = {state.name_of(p): v for p, v in optimizer.state.items() if isinstance(p, Tensor)}
+        for name, values in sorted(named.items(), key=lambda row: row[0]):
             rows += [(f"{name}.{key}", v) for key, v in sorted(values.items()) if isinstance(v, Tensor)]
     for name, tensor in rows:
+        tensor = whole(tensor)
         sha.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
         sha.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return sha.hexdigest()
@@ -158,6 +181,7 @@ def digest_of(state: State) -> str:
 
 def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
+        value = local(value)
         tensors[path] = value.detach()
         return ["T", path, str(value.dtype).removeprefix("torch."), list(value.shape)]
     if isinstance(value, Mapping):

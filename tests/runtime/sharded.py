@@ -1,0 +1,74 @@
+"""A small model under FSDP2 with everything that makes bits fragile, trained by replicas of any number of ranks."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn import functional
+
+import outlast
+
+
+class Block(nn.Module):
+    """Rows that two and four ranks cannot share evenly, and some that eight cannot at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(24, 333), nn.LayerNorm(333), nn.Linear(333, 24, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.down(functional.dropout(torch.relu(self.norm(self.up(x))), 0.1, self.training))
+        return x + hidden
+
+
+def data() -> list[tuple[Tensor, Tensor]]:
+    """The last batch of an epoch is short, and its microbatches are of two sizes."""
+    draw = torch.Generator().manual_seed(7)
+    return list(zip(torch.randn(83, 24, generator=draw), torch.randint(0, 3, (83,), generator=draw), strict=True))
+
+
+def train(steps: int, shard: bool = True, **how: Any) -> tuple[Any, dict[str, Any]]:
+    """Run to the end: (this process's part, what it found)."""
+    run = outlast.join()
+    torch.manual_seed(3)
+    model = nn.Sequential(Block(), Block(), nn.Linear(24, 3))
+    if shard:
+        mesh = run.mesh()
+        for module in (*list(model)[:2], model):
+            fully_shard(module, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20)
+    training = run.protect(
+        model, optimizer, data(), global_batch_size=32, microbatches=8, seed=11, scheduler=scheduler,
+        bucket_mb=0.02, **({"clip_norm": 0.5} | how),
+    )  # fmt: skip
+    losses: dict[int, float] = {}
+    norms: dict[int, float | None] = {}
+    for step in training.steps(until=steps):
+        for inputs, targets in step:
+            step.backward(functional.cross_entropy(model(inputs), targets))
+        losses[step.number], norms[step.number] = step.loss, step.grad_norm
+    found = {"fingerprint": training.fingerprint(), "losses": losses, "norms": norms, "steps": steps}
+    return run, json.loads(json.dumps(found))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    run, found = train(args.steps)
+    part = args.out / f"{run.name}.{os.getpid()}.part"
+    part.write_text(json.dumps(found))
+    part.rename(args.out / f"{run.name}.json")
+
+
+if __name__ == "__main__":
+    main()
