@@ -23,7 +23,7 @@ __all__ = ["ShardSums", "sharded"]
 
 class ShardSums:
     """What `set_custom_reduce_scatter` is given. Rank `place` of `width` computes the microbatches place, place +
-    width, and so on. `weight`: of its microbatch, set before the backward; `calls`: how often gradients were reduced since."""
+    width, and so on. `weight`: of its microbatch, set before the backward; `calls`: gradients were reduced since."""
 
     def __init__(self, place: int = 0, width: int = 1) -> None:
         self.place, self.width = place, width

@@ -89,7 +89,7 @@ class StepCourse:
             replica.enter(Phase.RECOMPUTE, todo.microbatch)
         batch = self._prepared(todo.step, todo.microbatch)
         self._current, self._loss = todo, None
-        self.engine.metrics.begin(todo.microbatch)
+        self.engine.metrics.begin(self.engine.mine(todo.microbatch))
         with watched(replica, self.engine, todo.step, todo.microbatch):
             yield batch
         if self._loss is None:
@@ -118,7 +118,7 @@ class StepCourse:
                 remedy="call it inside `for batch in step`, once a batch",
             )
         share = self.engine.samples.sizes(todo.step)[todo.microbatch] if weight is None else weight
-        self.engine.metrics.put(todo.microbatch, name, value, share)
+        self.engine.metrics.put(self.engine.mine(todo.microbatch), name, value, share)
 
     def _into_the_step(self, loss: Tensor) -> None:
         todo, replica = self._current, self.replica

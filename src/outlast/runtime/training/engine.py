@@ -86,7 +86,7 @@ class Engine:
     # --- a microbatch --------------------------------------------------------------------------------------------
     def prepare(self, step: int, leaf: int) -> Any:
         """Everything a microbatch starts from: its samples, the step's first buffers, its random state (15, 16)."""
-        leaf = self._mine(leaf)
+        leaf = self.mine(leaf)
         batch = self.samples.fetch(step, leaf)
         if self.witness is not None:
             self.witness.fetched(batch)
@@ -96,17 +96,17 @@ class Engine:
         self.step_checks.guards.microbatch_begins()
         return batch
 
-    def _mine(self, leaf: int) -> int:
+    def mine(self, leaf: int) -> int:
         """The microbatch of a leaf that this rank computes."""
         return leaf * self.shards.width + self.shards.place
 
     def is_empty(self, step: int, leaf: int) -> bool:
         """Whether a leaf has no samples (in the short last batch)."""
-        return self.samples.sizes(step)[self._mine(leaf)] == 0
+        return self.samples.sizes(step)[self.mine(leaf)] == 0
 
     def expect(self, first: Sequence[int], share: Sequence[int], step: int, since: int) -> None:
         """Which leaves this process will compute in `step`, and in all others from `since` on."""
-        now, later = [self._mine(leaf) for leaf in first], [self._mine(leaf) for leaf in share]
+        now, later = [self.mine(leaf) for leaf in first], [self.mine(leaf) for leaf in share]
         self.samples.expect(lambda number: now if number == step else later, since)
 
     def _seed_of(self, step: int, leaf: int) -> int:
@@ -129,7 +129,7 @@ class Engine:
         return 1.0 / self.samples.num_leaves if len(set(self.samples.sizes(step))) == 1 else 1.0
 
     def begin(self, step: int, leaf: int, on_bucket: Callable[[int], None] | None, beside: bool = False) -> None:
-        weight, alone = self.weight(step, self._mine(leaf)), self.shards.width == 1
+        weight, alone = self.weight(step, self.mine(leaf)), self.shards.width == 1
         self.shards.begin(weight)  # the ranks' microbatches are added up before they come here
         self.sums.begin(leaf, weight if alone else 1.0, on_bucket, beside)
 
@@ -139,7 +139,7 @@ class Engine:
             self.shards.ended()
         self.sums.end()
         self.step_checks.guards.microbatch_ends()
-        leaf = self._mine(leaf)
+        leaf = self.mine(leaf)
         self.losses[leaf] = (loss, float(self.samples.sizes(step)[leaf]))
         if self.witness is not None:
             self.witness.computed(step, leaf, loss)
@@ -197,7 +197,7 @@ class Engine:
             output=sum(h.output for h in headers) & ((1 << 64) - 1), ruling=ruling,
             observed=vigilance.observed(headers) if vigilance is not None else None,
             settings=self.loop.settings, probes=self._probes(headers) if self.robust is None else (),
-            metrics=reduced(headers, self.num_leaves), stop=next((h.stop for h in headers if h.stop), ""),
+            metrics=reduced(headers, self.samples.num_leaves), stop=next((h.stop for h in headers if h.stop), ""),
         )  # fmt: skip
 
     def _probes(self, headers: Sequence[Header]) -> tuple[tuple[int, float], ...]:
