@@ -28,13 +28,14 @@ def export(
     jsonl: Annotated[Path | None, typer.Option(help="Write JSON lines to this file.")] = None,
     tensorboard: Annotated[Path | None, typer.Option(help="Write an event file into this directory.")] = None,
     wandb: Annotated[Path | None, typer.Option(help="Write an offline run of W&B into this directory.")] = None,
+    otlp: Annotated[str, typer.Option(help="Send to this OpenTelemetry collector: http://HOST:4318.")] = "",
     follow: Annotated[bool, typer.Option("--follow", help="Go on until the run is over.")] = False,
 ) -> int:
     """Write losses, step times, uses of time, faults and saves from a run's journal, for other tools to draw."""
-    if not (jsonl or tensorboard or wandb):
-        raise ConfigError("nothing to write to", remedy="--jsonl FILE, --tensorboard DIR or --wandb DIR")
+    if not (jsonl or tensorboard or wandb or otlp):
+        raise ConfigError("nothing to write to", remedy="--jsonl FILE, --tensorboard DIR, --wandb DIR or --otlp URL")
     with open_run(run) as (reader, run_dir), contextlib.ExitStack() as stack:
-        writers = _writers(reader, run_dir, jsonl, tensorboard, wandb)
+        writers = _writers(reader, run_dir, jsonl, tensorboard, wandb, otlp)
         for writer in writers:
             stack.callback(writer.close)
         count = _copy(reader, run_dir, writers, follow, threading.Event())
@@ -43,7 +44,7 @@ def export(
 
 
 def _writers(
-    reader: Journal, run_dir: Path, jsonl: Path | None, tensorboard: Path | None, wandb: Path | None
+    reader: Journal, run_dir: Path, jsonl: Path | None, tensorboard: Path | None, wandb: Path | None, otlp: str
 ) -> list[MetricWriter]:
     from outlast import observe
 
@@ -51,6 +52,10 @@ def _writers(
     writers: list[MetricWriter] = []
     if wandb is not None:  # first, as it may be missing
         writers.append(observe.WeightsAndBiases(wandb, run_dir.resolve().name))
+    if otlp:
+        from outlast.observe.otlp import OpenTelemetry
+
+        writers.append(OpenTelemetry(otlp, run_dir.resolve().name))
     if jsonl is not None:
         writers.append(observe.JsonLines(jsonl))
     if tensorboard is not None:
