@@ -62,22 +62,20 @@ def test_a_save_that_loses_its_writer_to_a_view_change(fleet: Callable[..., Any]
 
 
 def test_a_save_by_a_replica_that_is_evicted_meanwhile(fleet: Callable[..., Any], tmp_path: Path) -> None:
-    """r1 is stopped with its part written and not promised; it is evicted, and the save goes with it."""
+    """r1 is stopped with parts written and none promised; it is evicted, and the saves go with it."""
     place = tmp_path / "c"
-    run = fleet(
-        strike("r1", Phase.SAVE_PART_WRITTEN, 2, "hang"), replicas=2, steps=16, gates=(10,), checkpoint=keep(place),
-        max_restarts=0, formation_s=3.0,
-    )  # fmt: skip
-    run.until("its second save has begun", lambda: len(began(run)) >= 2)
+    hangs = [strike("r1", Phase.SAVE_PART_WRITTEN, nth, "hang") for nth in (1, 2, 3)]  # as many as there are slots
+    run = fleet(*hangs, replicas=2, steps=16, gates=(10,), checkpoint=keep(place), max_restarts=0, formation_s=3.0)
+    run.until("a save has begun", lambda: began(run))
     run.strike(run.pid("r1.1"), signal.SIGSTOP)
     run.gate(10, "it is stopped", lambda: run.state("r1.1") == "T")
     run.assert_unchanged(survivors={"r0.1"}, recoveries=1)
     (gone,) = [e for e in run.exits() if e.replica == "r1.1"]
     assert gone.cause == "evicted"
-    second = began(run)[1]
+    first = began(run)[0]
     lost = {e.step for e in failed(run) if e.cause == "view_changed"}
-    assert second in lost
-    assert position(run, ev.CheckpointBegan, step=second) < position(run, ev.ReplicaExited, replica="r1.1")
+    assert first in lost
+    assert position(run, ev.CheckpointBegan, step=first) < position(run, ev.ReplicaExited, replica="r1.1")
     steps = assert_generations(place)
     assert not lost & set(steps)
     assert steps == [e.step for e in run.saved()]
