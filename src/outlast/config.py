@@ -29,8 +29,17 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Replicas kept caught up beside the run, owning no microbatch."""
     agents: int = 1
     """Supervising processes on this machine; replicas are dealt to them in turn."""
+    endpoint: str = ""
+    """For a run on several hosts: the address and port of this machine, `HOST:PORT`, that the others reach it at. The
+    coordinator listens there, and `outlast agent --join HOST:PORT` brings the other hosts in."""
+    nnodes: str = "1"
+    """Hosts of the run, `MIN` or `MIN:MAX`, this one among them: replicas are started once MIN are there, and beyond
+    MAX none is taken."""
+    slots: int = 0
+    """Replicas that may run on this host; 0 is any number. Every agent that joins says its own."""
     exchange: Literal["auto", "shm", "c10d"] = "auto"
-    """How gradients travel: shared memory inside a host, or c10d (Gloo, NCCL). `auto`: shm on CPU, else c10d."""
+    """How gradients travel: shared memory inside a host, or c10d (Gloo, NCCL). `auto`: shm on CPU, else c10d; on
+    several hosts always c10d."""
     lease_s: float = 600.0
     """A view that cannot hear its coordinator stops committing after this long. `inf` leaves it to a person."""
     heartbeat_s: float = 1.0
@@ -116,10 +125,27 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     stop_save_s: float = 20.0
     """How long a run that is asked to stop may take to save first; 0 stops at once."""
 
+    @property
+    def hosts(self) -> tuple[int, int]:
+        """(fewest to begin with, most). Raises ConfigError where `nnodes` says neither."""
+        low, colon, high = self.nnodes.partition(":")
+        numbers = [int(part) if part.isdigit() else 0 for part in ((low, high) if colon else (low, low))]
+        if not 0 < numbers[0] <= numbers[1]:
+            raise ConfigError(
+                f"nnodes = {self.nnodes!r} is no number of hosts", remedy="MIN or MIN:MAX, such as 3 or 2:4"
+            )
+        return numbers[0], numbers[1]
+
+    @property
+    def num_agents(self) -> int:
+        """Agents that have to be there before the first replicas are started, on this host and on others."""
+        return self.agents + self.hosts[0] - min(1, self.agents) if self.endpoint else self.agents
+
 
 _CHECKS: dict[str, tuple[float, float]] = {
     "readings_s": (0, 86400),
-    "replicas": (1, 100_000), "spares": (0, 100_000), "agents": (1, 1024), "lease_s": (1, float("inf")),
+    "replicas": (1, 100_000), "spares": (0, 100_000), "agents": (0, 1024), "slots": (0, 100_000),
+    "lease_s": (1, float("inf")),
     "heartbeat_s": (0.05, 60), "ack_s": (0.05, 600), "outside_s": (0.1, float("inf")), "stall_floor_s": (0.05, 3600),
     "formation_s": (0.5, 3600), "group_timeout_s": (1, 86400), "max_restarts": (0, 1_000_000),
     "restart_backoff_s": (0, 3600), "start_s": (1, 86400), "threads": (0, 1024), "port": (0, 65535),
@@ -197,7 +223,26 @@ def resolve(*, cli: Mapping[str, Any], environ: Mapping[str, str], file: Path | 
             raise ConfigError(
                 f"{key} = {value} (from {origins[key]}) is out of range", remedy=f"give a value from {low} to {high}"
             )
+    _check_hosts(config)
     return Resolved(config=config, origins=origins)
+
+
+def _check_hosts(config: RunConfig) -> None:
+    """What several hosts need, and what does not go with them."""
+    most = config.hosts[1]
+    if config.endpoint and config.exchange == "shm":
+        raise ConfigError("exchange = 'shm' does not reach other hosts", remedy="leave it out, or take c10d")
+    if config.endpoint and config.port:
+        raise ConfigError("port and endpoint both say where to listen", remedy="give the port in --endpoint HOST:PORT")
+    if not config.endpoint and most > 1:
+        raise ConfigError(
+            f"{config.nnodes} hosts, and no address at which the others reach this one",
+            remedy="--endpoint HOST:PORT, an address of this machine and a free port",
+        )
+    if not config.endpoint and not config.agents:
+        raise ConfigError(
+            "agents = 0 starts no replica on this host", remedy="at least 1, or --endpoint and other hosts"
+        )
 
 
 def _invalid(error: msgspec.ValidationError, values: Mapping[str, Any], origins: Mapping[str, str]) -> ConfigError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 import time
 from collections.abc import Collection
@@ -23,8 +24,10 @@ _LOG_TAIL_BYTES = 2000
 
 _OF_OTHERS = {
     **dict.fromkeys(("nproc-per-node", "num-processes", "n", "np", "nprocs", "num-gpus", "ntasks"), "--replicas N"),
-    **dict.fromkeys(("nnodes", "node-rank", "machine-rank", "num-machines"), "one host so far; --replicas N on it"),
-    **dict.fromkeys(("rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "standalone", "master-addr"),
+    **dict.fromkeys(("node-rank", "machine-rank"), "leave it out; the other hosts come in by outlast agent --join"),
+    "num-machines": "--nnodes N",
+    **dict.fromkeys(("rdzv-endpoint", "master-addr"), "--endpoint HOST:PORT, for a run on several hosts"),
+    **dict.fromkeys(("rdzv-backend", "rdzv-id", "rdzv-conf", "standalone"),
                     "leave it out, the coordinator is started with the run"),
     "max-restarts": "OUTLAST_MAX_RESTARTS=N, or max_restarts under [run] in --config",
     "monitor-interval": "leave it out, exits are noticed as they happen",
@@ -65,6 +68,11 @@ def run(
     replicas: Annotated[int | None, typer.Option(help="full copies of the training state, one process each")] = None,
     spares: Annotated[int | None, typer.Option(help="replicas kept caught up beside the run")] = None,
     agents: Annotated[int | None, typer.Option(help="supervising processes on this machine")] = None,
+    endpoint: Annotated[str | None, typer.Option(help="HOST:PORT of this machine, for a run on several")] = None,
+    nnodes: Annotated[str | None, typer.Option(help="hosts, MIN or MIN:MAX; others join by outlast agent")] = None,
+    slots: Annotated[int | None, typer.Option(help="replicas that may run on this host; 0 for any number")] = None,
+    host: Annotated[str | None, typer.Option(help="this host's name in the run; its own by default")] = None,
+    secret_file: Annotated[Path | None, typer.Option(help="the run's secret; else made, or OUTLAST_SECRET")] = None,
     exchange: Annotated[str | None, typer.Option(help="auto, shm or c10d")] = None,
     guards: Annotated[str | None, typer.Option(help="script, default, full or off: what is watched")] = None,
     aggregation: Annotated[str | None, typer.Option(help="mean, or a robust rule; outlast rules lists them")] = None,
@@ -90,6 +98,7 @@ def run(
 
     given = {
         "replicas": replicas, "spares": spares, "agents": agents, "exchange": exchange, "threads": threads,
+        "endpoint": endpoint, "nnodes": nnodes, "slots": slots,
         "port": port, "guards": guards, "audit": audit, "aggregation": aggregation, "f": f, "pre": pre, "rows": rows,
         "on_shortfall": on_shortfall, "checkpoint_dir": checkpoint_dir, "checkpoint_every": checkpoint_every,
         "resume": resume, "init_from": init_from, "init_strict": init_strict,
@@ -109,10 +118,24 @@ def run(
         from outlast.cli._serve import serve_beside
 
         serve_beside(folder)
-    code = launch(resolved, command, folder, as_json=as_json)
+    code = launch(resolved, command, folder, as_json=as_json, host=host, secret=_secret(secret_file, folder, resolved))
     if os.environ.get("OUTLAST_DIARY"):
         _remember(folder)
     return code
+
+
+def _secret(file: Path | None, folder: Path, resolved: Any) -> bytes | None:
+    """The run's secret where it was given. Where hosts are to join and none was, a new one, in the run directory."""
+    from outlast.runtime.host.joined import read_secret
+
+    secret = read_secret(file, os.environ.get("OUTLAST_SECRET"))
+    if secret is not None or not resolved.config.endpoint:
+        return secret
+    secret = secrets.token_bytes(32)
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(os.open(folder / "secret", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as out:
+        out.write(secret.hex() + "\n")
+    return secret
 
 
 def _remember(folder: Path) -> None:
@@ -187,7 +210,10 @@ def _command(script: str | None, module: str | None, args: list[str]) -> list[st
     return [sys.executable, script, *args]
 
 
-def launch(resolved: Any, command: list[str], run_dir: Path, *, as_json: bool) -> int:
+def launch(
+    resolved: Any, command: list[str], run_dir: Path, *, as_json: bool, host: str | None = None,
+    secret: bytes | None = None,
+) -> int:  # fmt: skip
     """Run to the end with the live view; returns the exit code."""
     from outlast.cli._follow import Follower
     from outlast.cli._streams import unheard
@@ -195,6 +221,7 @@ def launch(resolved: Any, command: list[str], run_dir: Path, *, as_json: bool) -
     from outlast.runtime.host.launcher import Launcher
 
     launcher = Launcher(resolved=resolved, command=command, run_dir=run_dir, began_at_s=_began_at_s())
+    launcher.host, launcher.secret = host or launcher.host, secret or launcher.secret
     live = Live(run_dir)
     follower = Follower(run_dir, live.say)
 
@@ -206,6 +233,8 @@ def launch(resolved: Any, command: list[str], run_dir: Path, *, as_json: bool) -
     def ready() -> None:
         with unheard():
             print(f"outlast: {run_dir} (logs of the replicas under logs/)", flush=True)
+            if launcher.awaits:
+                print(f"outlast: {launcher.awaits} of other hosts: {_joining(launcher.endpoint, run_dir)}", flush=True)
 
     if not as_json:
         launcher.watch, launcher.ready = watch, ready
@@ -216,6 +245,11 @@ def launch(resolved: Any, command: list[str], run_dir: Path, *, as_json: bool) -
         live.close()
     _report(run_dir, outcome.exit_code, as_json, follower.shown)
     return outcome.exit_code
+
+
+def _joining(endpoint: str, run_dir: Path) -> str:
+    made = run_dir / "secret"
+    return f"outlast agent --join {endpoint}" + (f" --secret-file {made}" if made.exists() else "")
 
 
 def _began_at_s() -> float:

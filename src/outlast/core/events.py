@@ -49,8 +49,15 @@ class CoordinatorLost(Event, frozen=True, kw_only=True, tag="coordinator_lost"):
 
 
 class AgentStarted(Event, frozen=True, kw_only=True, tag="agent_started"):
+    """`host`: the name of the machine that it joined from, "" for one that the launcher started; `place`: who shares it
+    shares memory and clock; `address`: for the other hosts; `slots`: replicas that may run there, 0 for any number."""
+
     agent: str
     pid: int
+    host: str = ""
+    place: str = ""
+    address: str = ""
+    slots: int = 0
 
 
 class AgentLost(Event, frozen=True, kw_only=True, tag="agent_lost"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from outlast.core.protocol import host_messages as hm
 from outlast.core.protocol import messages as m
 from outlast.errors import WireRefusal
 from outlast.runtime.transport.frames import Heartbeat
@@ -20,7 +21,7 @@ _MEMBER = (
     m.Hello, m.Left, m.Formed, m.Ready, m.Rejoin, m.Leaving, m.Done, m.Failed, m.Stalled, m.Rows, m.Whole, m.Admitted,
     m.Accused, m.Audited, m.Judged, *FROM_MEMBER,
 )  # fmt: skip
-_AGENT = (m.AgentHello, m.Spawned)
+_AGENT = (m.AgentHello, m.Spawned, hm.HostHere)
 _OF_ITS_RANKS = (m.SpawnFailed, m.Unjoined, m.Exited, m.Examined, m.Continued)
 _EITHER = (m.DeviceNoted,)
 _LAUNCHER = (m.AgentGone, m.Stop, SaveAsked)

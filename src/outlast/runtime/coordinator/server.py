@@ -23,17 +23,20 @@ from outlast.config import RunConfig, decoded
 from outlast.core import events
 from outlast.core.phases import Phase
 from outlast.core.protocol import Coordinator, Settings, StepTime
+from outlast.core.protocol import host_messages as hm
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet.reports import ReportedFault
 from outlast.errors import Unsaved, WireRefusal
 from outlast.journal import Journal
 from outlast.runtime.coordinator._authority import check_speaker
 from outlast.runtime.coordinator._bookkeeping import Bookkeeping
+from outlast.runtime.coordinator._hosts import Hosts, briefing
 from outlast.runtime.coordinator._saves import Keeper
 from outlast.runtime.host.silence import BEAT_S
 from outlast.runtime.settings.fault_points import Probe
 from outlast.runtime.transport import save_messages as saving
 from outlast.runtime.transport.door import Door
+from outlast.runtime.transport.endpoints import place_here
 from outlast.runtime.transport.frames import COORDINATOR, Heartbeat, HeartbeatReply, frame, frame_length
 from outlast.runtime.transport.handshake import PeerClaim
 from outlast.runtime.transport.progress_block import Progress
@@ -42,7 +45,7 @@ from outlast.runtime.transport.regions import Region
 __all__ = ["Server", "main"]
 
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
-    m.ToCoordinator | Heartbeat | saving.FromMember | saving.SaveAsked
+    m.ToCoordinator | Heartbeat | saving.FromMember | saving.SaveAsked | hm.HostHere
 )
 _FLUSH_S = 2.0
 _FIRST_S = 0.05  # a view is not held up for longer by a disk that is slow to take events
@@ -50,6 +53,7 @@ _ASLEEP_S = 0.5
 _RECORD = "protocol"
 _FAREWELL_S = 1.5  # members come back within a second
 _LENGTH = struct.Struct(">I")
+_KEEPALIVE = {socket.TCP_KEEPIDLE: 15, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}  # for hosts that are gone
 
 
 class Refusals:
@@ -95,7 +99,7 @@ class Server:
         stored = journal.get(_RECORD)
         record = msgspec.msgpack.decode(stored, type=m.Record) if stored else None
         settings = Settings(
-            num_replicas=config.replicas, num_spares=config.spares, num_agents=config.agents, ack_s=config.ack_s,
+            num_replicas=config.replicas, num_spares=config.spares, num_agents=config.num_agents, ack_s=config.ack_s,
             lease_s=config.lease_s, start_s=config.start_s, formation_s=config.formation_s,
             outside_s=config.outside_s, max_restarts=config.max_restarts, backoff_s=config.restart_backoff_s,
             on_alarm=config.on_alarm,
@@ -112,6 +116,7 @@ class Server:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._stored = stored
         self._agent_pids: dict[str, int] = {}
+        self.hosts = Hosts(config.hosts[1], config.stall_floor_s, place_here(), self._agent_of)
         self.refusals = Refusals(self.write)
         self._door: Door | None = None
         self._conversations: set[asyncio.Task[None]] = set()
@@ -123,6 +128,7 @@ class Server:
         for entry in journal.events(kinds=[events.AgentStarted]) if record is not None else ():
             if isinstance(entry.event, events.AgentStarted):
                 self._agent_pids[entry.event.agent] = entry.event.pid
+                self._recall_host(entry.event)
         started = journal.events(kinds=[events.ReplicaStarted]) if record is not None else ()
         lost = journal.events(kinds=[events.AgentLost]) if record is not None else ()
         self._lost_agents = {entry.event.agent for entry in lost if isinstance(entry.event, events.AgentLost)}
@@ -138,6 +144,8 @@ class Server:
         if now - before_s > _ASLEEP_S and self._superseded():
             return  # it was stopped, and another has taken its place
         self.progress.alive()
+        for silent in self.hosts.look(now):
+            self._lose(silent)
         if self._door is not None:
             self._door.turn()  # strangers who say nothing are sent away
         asyncio.get_running_loop().call_later(BEAT_S, self._give_sign)
@@ -168,6 +176,9 @@ class Server:
     async def _serve(self, sock: socket.socket, claim: PeerClaim) -> None:
         """A proved connection, to its end."""
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEPALIVE.items():
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
         reader, writer = await asyncio.open_connection(sock=sock)
         self.writers[claim.name] = writer
         try:
@@ -182,6 +193,7 @@ class Server:
         finally:
             if self.writers.get(claim.name) is writer:
                 del self.writers[claim.name]
+                self.hosts.hung_up(claim.name)
             writer.close()
 
     async def close(self) -> None:
@@ -198,6 +210,10 @@ class Server:
         message = _decoder.decode(body)
         check_speaker(role, name, message, self._agent_of)
         self.progress.alive()
+        if isinstance(message, hm.HostHere):
+            self._host_here(name, message)
+            return
+        message = self.hosts.heard(name, message, time.monotonic())
         if isinstance(message, Heartbeat):
             self._beat(name, message)
             return
@@ -211,7 +227,7 @@ class Server:
             return
         if isinstance(message, m.AgentHello) and self._agent_pids.get(name) != message.pid:
             self._agent_pids[name] = message.pid
-            self.write("agent_started", agent=name, pid=message.pid)
+            self.write("agent_started", agent=name, pid=message.pid, **self.hosts.facts(name))
         if isinstance(message, m.Spawned):
             if message.member in self._replicas:
                 return  # an agent says it again: an earlier coordinator may have died with it
@@ -225,6 +241,38 @@ class Server:
             self.keeper.greet(name)
         elif isinstance(message, m.AgentGone) and message.agent not in self._lost_agents:
             self.write("agent_lost", agent=message.agent, cause=message.cause, replicas=[])  # before it had said a word
+
+    # --- hosts ---------------------------------------------------------------------------------------------------
+    def _recall_host(self, told: events.AgentStarted) -> None:
+        if told.host:
+            said = hm.HostHere(
+                agent=told.agent, host=told.host, place=told.place, pid=told.pid, address=told.address,
+                slots=told.slots, sent_s=0.0,
+            )  # fmt: skip
+            self.hosts.recall(said, time.monotonic())
+            self.coordinator.roster.slots[told.agent] = told.slots
+
+    def _host_here(self, name: str, said: hm.HostHere) -> None:
+        """A host offers itself: it is taken and told what it needs, or it is turned away."""
+        over, refused = self.hosts.take(said, time.monotonic())
+        if over is not None:
+            self._lose(over)
+        if refused is not None:
+            reason, remedy = refused
+            self.write("notice", level="warning", text=f"host {said.host} at {said.address} was turned away: {reason}")
+            self.send([name], hm.Turned(epoch=self.epoch, reason=reason, remedy=remedy))
+            return
+        self.handle(said)
+        self.send([name], briefing(self.epoch, os.environ))
+
+    def _lose(self, silent: hm.HostSilent) -> None:
+        """Nothing is heard of a host. Should it live, it finds its connections closed, and comes back at once."""
+        gone = self.hosts.processes(silent.agent)
+        self.handle(silent)
+        self._agent_pids.pop(silent.agent, None)
+        for name in gone:
+            if (writer := self.writers.get(name)) is not None:
+                writer.transport.abort()
 
     def _agent_of(self, member: str) -> str:
         peer = self.coordinator.roster.peers.get(member)
@@ -245,7 +293,8 @@ class Server:
         peer = self.coordinator.roster.peers.get(name)
         if peer is not None and beat.committed > peer.committed:
             peer.committed = beat.committed
-        self.books.heard(beat)
+        if peer is not None:
+            self.books.heard(beat)
         self._count(name, beat.steps)
         view = self.coordinator.view
         if view is not None and name == view.members[0]:

@@ -35,13 +35,13 @@ from outlast.runtime.transport.mesh import Extra, Hand, Mesh, SumsReady
 from outlast.runtime.view.rounds import WANTED
 from outlast.tensors import Layout, fingerprint, reduce_slice
 
-__all__ = ["NetworkPlane", "open_store"]
+__all__ = ["LOOPBACK", "NetworkPlane", "open_store"]
 
 
-def open_store() -> tuple[Any, str]:
-    """This member's own store, on loopback, and its address: (store, host:port)."""
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
-    return store, f"127.0.0.1:{store.port}"
+def open_store(host: str) -> tuple[Any, str]:
+    """This member's own store, and its address: (store, host:port). `host`: an address of this machine."""
+    store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+    return store, f"{host}:{store.port}"
 
 
 class NetworkPlane:
@@ -87,7 +87,7 @@ class NetworkPlane:
                 if keys is None:
                     made.append(self._make_group(env, self._joined(env, store, address), address.rpartition(":")[0]))
                 else:
-                    made.append(self._make_group(env, keys, LOOPBACK))
+                    made.append(self._make_group(env, keys, env.address or LOOPBACK))
                     shut(keys.said)
             except RuntimeError as error:
                 trouble.append(error)

@@ -104,7 +104,7 @@ def row_settings(
 
 
 def _tolerated(config: RunConfig, trim: int, num_rows: int) -> int:
-    domains = min(config.agents, config.replicas) if config.fault_domain == "host" else config.replicas
+    domains = min(config.num_agents, config.replicas) if config.fault_domain == "host" else config.replicas
     most = -(-num_rows // domains)
     possible = trim // most
     if config.tolerated > possible:

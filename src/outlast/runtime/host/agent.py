@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import math
 import os
 import select
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ import msgspec
 
 from outlast.config import decoded
 from outlast.core.phases import OWNED, Phase
+from outlast.core.protocol import host_messages as hm
 from outlast.core.protocol import messages as m
 from outlast.errors import WireRefusal
 from outlast.runtime.host._children import Child, Exit, start
@@ -33,17 +36,22 @@ from outlast.runtime.host._snapshot_memory import slots_of
 from outlast.runtime.host._stopped_children import LOOK_S, Stopped
 from outlast.runtime.host.silence import BEAT_S, kernel_state
 from outlast.runtime.settings.fault_points import Probe
+from outlast.runtime.transport.endpoints import place_here, read_host_port
 from outlast.runtime.transport.frames import SILENT_BEATS, Heartbeat, HeartbeatReply, Link
 from outlast.runtime.transport.progress_block import Progress
 from outlast.runtime.transport.regions import Region
 
-__all__ = ["Agent", "main"]
+__all__ = ["Agent", "host_of", "main"]
 
-_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(m.FromCoordinator | HeartbeatReply)
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
+    m.FromCoordinator | HeartbeatReply | hm.Briefing | hm.Turned
+)
 _LOOK_S = 0.15  # between two looks at a suspect's processor time
 _BUSY = 0.2  # share of that time that counts as working
 _GRACE_S = 3.0  # between asking a rank to stop and killing it
 _TAIL_BYTES = 3000
+_HOST_BEAT_S = 0.2  # of an agent on whose host others may wait: how soon its silence is noticed
+_ENDS = {"finished": 0, "turned away": 4, "left alone": 3}  # exit codes; 1 for every other end
 
 
 @dataclass(slots=True)
@@ -58,18 +66,25 @@ class Rank:
 
 
 class Agent:
-    """See the module. `environ`: what its ranks inherit, with the run's secrets; `command`: the user's script."""
+    """See the module. `environ`: what its ranks inherit, with the run's secrets; `command`: the user's script; `link`:
+    to the coordinator, if there is one already."""
 
-    def __init__(self, name: str, environ: dict[str, str], command: list[str]) -> None:
+    def __init__(self, name: str, environ: dict[str, str], command: list[str], link: Link | None = None) -> None:
         self.name, self.environ, self.command = name, environ, command
-        host, _, port = environ["OUTLAST_COORDINATOR"].rpartition(":")
-        self.address = (host, int(port))
+        self.address = read_host_port(environ["OUTLAST_COORDINATOR"])
         self.secret = bytes.fromhex(environ["OUTLAST_SECRET"])
         self.run_dir = Path(environ["OUTLAST_RUN_DIR"])
         config = decoded(environ["OUTLAST_CONFIG"])
         self.heartbeat_s, self.outside_s, self.formation_s = config.heartbeat_s, config.outside_s, config.formation_s
+        self.host = host_of(name, environ)
+        self.grace_s, self.alone_s = _GRACE_S, math.inf
+        if self.host is not None:
+            self.heartbeat_s = min(self.heartbeat_s, _HOST_BEAT_S)
+            self.grace_s, self.lease_s = max(_GRACE_S, config.stop_save_s), config.lease_s
+            self.alone_s = config.lease_s + config.start_s
         self.shown = BlocksShown(environ)
-        self.sign = Progress(Region(Progress.SIZE, fd=int(environ["OUTLAST_SIGN_FD"])))
+        sign_fd = environ.get("OUTLAST_SIGN_FD")
+        self.sign = Progress(Region(Progress.SIZE, fd=int(sign_fd) if sign_fd else None))
         self.probe = Probe(name if "." in name else f"{name}.1", environ.get("OUTLAST_FAULTS"))
         self.hold_fds = slots_of(environ)
         self.ranks: dict[str, Rank] = {}
@@ -81,6 +96,7 @@ class Agent:
         self._unborn: list[str] = []  # due, and waiting until the nursery is ready
         self.epoch = self.greetings = 0
         self.link: Link | None = None
+        self._first_link = link
         self.stopped = Stopped()
         self.stopping = ""
         self._agenda: list[tuple[float, int, Any]] = []
@@ -88,7 +104,7 @@ class Agent:
         self._retry_s = 0.02
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._asked = ""
-        self._heard_s = 0.0
+        self._heard_s = self._answered_s = time.monotonic()
 
     def ask(self, reason: str) -> None:
         """From a signal's handler: the launcher says that the run is over."""
@@ -97,7 +113,7 @@ class Agent:
 
     # --- the loop ------------------------------------------------------------------------------------------------
     def run(self) -> int:
-        """Until told to stop and all ranks are gone."""
+        """Until told to stop and all ranks are gone; the exit code."""
         self.nursery.begin()
         self._at(0.0, self._connect)
         self._at(self.heartbeat_s, self._beat)
@@ -112,7 +128,7 @@ class Agent:
         self.nursery.close()
         self.readings.close()
         self.doubt.close()
-        return 0
+        return _ENDS.get(self.stopping, 1)
 
     def _at(self, delay_s: float, action: Any) -> None:
         self._tie += 1
@@ -161,12 +177,14 @@ class Agent:
         if self.link is not None or self._asked:  # once the launcher has asked, the coordinator is gone for good
             return
         try:
-            self.link = Link(self.address, self.secret, "agent", self.name, timeout_s=2.0)
+            first, self._first_link = self._first_link, None
+            self.link = first or Link(self.address, self.secret, "agent", self.name, timeout_s=2.0)
         except (OSError, WireRefusal, msgspec.DecodeError):
             self._retry_s = min(0.5, self._retry_s * 1.5)
             self._at(self._retry_s, self._connect)
             return
         self._retry_s, self._heard_s = 0.02, time.monotonic()
+        self._offer()
         for exited in self.exits.values():  # before the list, from which their absence would speak less clearly
             self._send(exited)
         members = (*self.ranks, *sorted(self.pending))
@@ -176,6 +194,12 @@ class Agent:
         )
         for rank in list(self.ranks.values()):
             self._send(m.Spawned(member=rank.name, agent=self.name, pid=rank.child.pid))
+
+    def _offer(self) -> None:
+        """This host's slots, where the run spans several; none once it is asked to stop."""
+        if self.host is not None:
+            slots = -1 if self._asked else self.host.slots
+            self._send(msgspec.structs.replace(self.host, slots=slots, sent_s=time.monotonic()))
 
     def _send(self, message: Any) -> None:
         if self.link is not None:
@@ -202,7 +226,17 @@ class Agent:
         for result in self.doubt.turn(idle=not (self.ranks or self.pending or self.stopping)):
             self._send(result)
         self._reap_strangers()
+        if self.host is not None:
+            self._mind_the_lease(now - self._answered_s)
         self._at(self.heartbeat_s, self._beat)
+
+    def _mind_the_lease(self, alone_s: float) -> None:
+        """Others may have gone on without this host: its replicas end with their lease, and it with its patience."""
+        if alone_s > self.lease_s:
+            for rank in list(self.ranks.values()):
+                self._kill(rank.name, f"no word of the coordinator for {alone_s:.0f} s, longer than the lease")
+        if alone_s > self.alone_s and not self.stopping:
+            self._stop("left alone")
 
     def _look_for_the_stopped(self) -> None:
         """Continue each child once; of who is stopped again the coordinator hears."""
@@ -243,10 +277,15 @@ class Agent:
             self._disconnected()
             return
         self._heard_s = time.monotonic()
-        if isinstance(message, HeartbeatReply) or message.epoch < self.epoch:
+        if message.epoch < self.epoch:
             return
         self.epoch = message.epoch
-        if isinstance(message, m.Spawn):
+        if isinstance(message, HeartbeatReply):
+            self._answered_s = message.sent_s
+        elif isinstance(message, hm.Turned):
+            print(f"outlast: turned away: {message.reason}\n  remedy: {message.remedy}", file=sys.stderr, flush=True)
+            self._stop("turned away")
+        elif isinstance(message, m.Spawn):
             self._order(message)
         elif isinstance(message, m.Kill):
             self._kill(message.member, message.reason)
@@ -363,13 +402,15 @@ class Agent:
         if self.stopping:
             return
         self.stopping = reason or "stopped"
+        if self._asked:
+            self._offer()
         for rank in self.ranks.values():
             if reason != "finished":
                 rank.child.send(signal.SIGCONT)
                 rank.child.send(signal.SIGTERM)
             elif rank.progress.changes == 0:
                 self._kill(rank.name, "it was still starting when the run finished")
-        self._at(_GRACE_S, self._enforce)
+        self._at(self.grace_s, self._enforce)
 
     def _enforce(self, last: bool = False) -> None:
         """After a good end a script that has left its training may take its time. Who only waits for somebody's word
@@ -412,6 +453,17 @@ class Agent:
             cpu_advanced=advanced, allowed_s=allowed_s,
         )  # fmt: skip
         self._send(examined)
+
+
+def host_of(name: str, environ: Mapping[str, str]) -> hm.HostHere | None:
+    """What an agent says of its host in a run that spans several; None in one that does not."""
+    address = environ.get("OUTLAST_ADDRESS", "")
+    if not address:
+        return None
+    return hm.HostHere(
+        agent=name, host=environ["OUTLAST_HOST"], place=place_here(), pid=os.getpid(), address=address,
+        slots=int(environ.get("OUTLAST_HOST_SLOTS", "0")),
+    )  # fmt: skip
 
 
 def _cpu_s(pid: int) -> float:

@@ -2,8 +2,8 @@
 
 Names: OUTLAST_MEMBER, OUTLAST_AGENT, OUTLAST_RUN, OUTLAST_RUN_DIR, OUTLAST_COORDINATOR (host:port), OUTLAST_SECRET
 (hex), OUTLAST_CONFIG (JSON of RunConfig), OUTLAST_PROGRESS_FD, OUTLAST_PARENT, OUTLAST_FAULTS, OUTLAST_LIES,
-OUTLAST_HOLD (memory for snapshots), OUTLAST_UNTIL (of `outlast ckpt resume-check`). Read once, by `join`; a fleet of
-one reads the settings of checkpoints besides.
+OUTLAST_HOLD (memory for snapshots), OUTLAST_ADDRESS (of this host, for members on others), OUTLAST_UNTIL (of `outlast
+ckpt resume-check`). Read once, by `join`; a fleet of one reads the settings of checkpoints besides.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from outlast.config import RunConfig, decoded
 from outlast.errors import ConfigError, MembershipError
 from outlast.runtime.settings.fault_points import Probe
 from outlast.runtime.settings.save_settings import solo_config
+from outlast.runtime.transport.endpoints import read_host_port
 from outlast.runtime.transport.progress_block import Progress
 from outlast.runtime.transport.regions import Region
 
@@ -43,6 +44,7 @@ class Environment:
     store: str = ""
     lies: str = ""
     hold: str = ""  # the launcher's memory for snapshots
+    address: str = ""  # of this host, where the run spans several
     until: int = 0  # end every loop after so many steps, and the script with it; 0: do not
 
     @classmethod
@@ -61,19 +63,23 @@ class Environment:
             )  # fmt: skip
         if os.getppid() != int(environ["OUTLAST_PARENT"]):
             raise MembershipError(f"the agent of {me} died before it started", did="it exits", remedy="none needed")
-        host, _, port = environ["OUTLAST_COORDINATOR"].rpartition(":")
         try:
             config = decoded(environ["OUTLAST_CONFIG"])
         except (msgspec.DecodeError, KeyError) as error:
             raise ConfigError("OUTLAST_CONFIG is not a configuration", remedy="start with outlast run") from error
         return cls(
             me=me, agent=environ["OUTLAST_AGENT"], run_id=environ["OUTLAST_RUN"],
-            run_dir=Path(environ["OUTLAST_RUN_DIR"]), coordinator=(host, int(port)),
+            run_dir=Path(environ["OUTLAST_RUN_DIR"]), coordinator=read_host_port(environ["OUTLAST_COORDINATOR"]),
             secret=bytes.fromhex(environ["OUTLAST_SECRET"]), config=config, probe=Probe(me, faults),
             progress=Progress(Region(Progress.SIZE, fd=int(environ["OUTLAST_PROGRESS_FD"]))),
-            exchange="shm" if config.exchange == "auto" else config.exchange, lies=environ.get("OUTLAST_LIES", ""),
-            hold=environ.get("OUTLAST_HOLD", ""), until=_until(environ),
+            exchange=_exchange(config), lies=environ.get("OUTLAST_LIES", ""),
+            hold=environ.get("OUTLAST_HOLD", ""), address=environ.get("OUTLAST_ADDRESS", ""), until=_until(environ),
         )  # fmt: skip
+
+
+def _exchange(config: RunConfig) -> str:
+    chosen = "c10d" if config.endpoint else "shm"  # no memory is shared between hosts
+    return chosen if config.exchange == "auto" else config.exchange
 
 
 def _until(environ: Mapping[str, str]) -> int:

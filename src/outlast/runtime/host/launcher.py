@@ -33,6 +33,7 @@ from outlast.runtime.host._children import Child, start
 from outlast.runtime.host._rank_blocks import RankBlocks
 from outlast.runtime.host._snapshot_memory import hold_memory, slots_of
 from outlast.runtime.host.silence import Watch
+from outlast.runtime.transport.endpoints import data_address, listen_on, read_host_port, shown
 from outlast.runtime.transport.frames import Link
 from outlast.runtime.transport.progress_block import Progress
 from outlast.runtime.transport.regions import Region
@@ -77,7 +78,8 @@ class Launcher:
     ready: Callable[[], Any] | None = None
     began_at_s: float | None = None
     run_id: str = field(default_factory=lambda: secrets.token_hex(4))
-    _secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
+    secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
+    host: str = field(default_factory=socket.gethostname)
     _agents: list[_Agent] = field(default_factory=list)
     _coordinator: Child | None = None
     _progress: Progress | None = None
@@ -101,14 +103,14 @@ class Launcher:
         self.resolved = msgspec.structs.replace(self.resolved, config=anchored(self.resolved.config))
         listening = self._listen()
         try:
-            hold, found_by = hold_memory(self.resolved.config.replicas + self.resolved.config.spares)
+            hold, found_by = hold_memory(self._num_held)
             lock = self._prepare()
         except OutlastError:
             listening.close()
             raise
+        environ = self._environ(listening) | found_by
         if self.ready is not None:
             self.ready()
-        environ = self._environ(listening) | found_by
         wake_r, wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         old_fd = signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
         ends = [signal.SIGINT, signal.SIGTERM]
@@ -146,6 +148,23 @@ class Launcher:
             end.append(events.RunEnded(at_s=time.time(), exit_code=code))
 
     # --- preparing -----------------------------------------------------------------------------------------------
+    @property
+    def endpoint(self) -> str:
+        """Where the coordinator listens."""
+        return shown(*self._address)
+
+    @property
+    def awaits(self) -> int:
+        """Agents of other hosts, before the first replicas are started."""
+        return self.resolved.config.num_agents - self.resolved.config.agents
+
+    @property
+    def _num_held(self) -> int:
+        """Replicas whose snapshots this host keeps. A state whose writers are on several hosts is whole on none: then
+        all of them take it from where checkpoints are kept."""
+        config = self.resolved.config
+        return 0 if config.endpoint else config.replicas + config.spares
+
     def _prepare(self) -> RunLock:
         config = self.resolved.config
         try:
@@ -177,30 +196,35 @@ class Launcher:
         return lock
 
     def _listen(self) -> socket.socket:
-        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        port = self.resolved.config.port
+        config = self.resolved.config
+        host, port = read_host_port(config.endpoint) if config.endpoint else ("127.0.0.1", config.port)
+        if config.endpoint:
+            host = data_address(host, (host, port), "the endpoint")
         try:
-            if port:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(("127.0.0.1", port))
+            return listen_on(host, port)
         except OSError as error:
+            option = "--endpoint HOST:PORT" if config.endpoint else "--port"
             raise EnvironmentFault(
                 f"the coordinator's port {port} is busy: {error.strerror}",
-                remedy="give another --port, or 0 for any free one",
+                remedy=f"give another {option}, or 0 for any free one",
             ) from error
-        sock.listen(1024)
-        return sock
 
     def _environ(self, listening: socket.socket) -> dict[str, str]:
-        host, port = self._address = listening.getsockname()
-        return dict(os.environ) | {
+        self._address = listening.getsockname()[:2]
+        config = self.resolved.config
+        found = dict(os.environ) | {
             "OUTLAST_RUN": self.run_id,
             "OUTLAST_RUN_DIR": str(self.run_dir.resolve()),
-            "OUTLAST_COORDINATOR": f"{host}:{port}",
-            "OUTLAST_SECRET": self._secret.hex(),
-            "OUTLAST_CONFIG": encoded(self.resolved.config),
+            "OUTLAST_COORDINATOR": shown(*self._address),
+            "OUTLAST_SECRET": self.secret.hex(),
+            "OUTLAST_CONFIG": encoded(config),
+            "OUTLAST_COMMAND": json.dumps(self.command),
+            "OUTLAST_FOLDER": str(Path.cwd()),
             "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),  # sets have one order in all, whenever they start
         }
+        if config.endpoint:
+            found |= {"OUTLAST_ADDRESS": self._address[0], "OUTLAST_HOST_SLOTS": str(config.slots)}
+        return found
 
     # --- children ------------------------------------------------------------------------------------------------
     def _start_coordinator(
@@ -230,7 +254,12 @@ class Launcher:
         region = Region(Progress.SIZE, name=f"outlast-{name}")
         sign, config, blocks = Progress(region), self.resolved.config, RankBlocks()
         sign.alive()
-        mine = {"OUTLAST_SIGN_FD": str(region.fd), "OUTLAST_RANKS_FD": str(blocks.passed.fileno())}
+        host = self.host if config.agents == 1 else f"{self.host}-{name.partition('.')[0]}"
+        mine = {
+            "OUTLAST_SIGN_FD": str(region.fd),
+            "OUTLAST_RANKS_FD": str(blocks.passed.fileno()),
+            "OUTLAST_HOST": host,
+        }
         child = start(
             command, environ=environ | mine, log=self.run_dir / "logs" / f"agent-{name}.log",
             pass_fds=[region.fd, blocks.passed.fileno(), *slots_of(environ)],
@@ -349,7 +378,7 @@ class Launcher:
     def _tell(self, messages: Sequence[Any], timeout_s: float = 2.0) -> None:
         try:
             if self._link is None:
-                self._link = Link(self._address, self._secret, "launcher", "launcher", timeout_s=timeout_s)
+                self._link = Link(self._address, self.secret, "launcher", "launcher", timeout_s=timeout_s)
             for message in messages:
                 self._link.send(message)
         except (OSError, WireRefusal, msgspec.DecodeError):

@@ -3,7 +3,8 @@
 A donor freezes its share of the state on a thread while the next step computes (nothing writes parameters between two
 optimizer steps; the next one waits for what is not copied yet) and sends from that thread, so a joiner's slowness or
 death touches no exchange. What waits for it is bounded; beyond that the stream ends and the joiner starts again
-(protocol, 18). Streams are unix sockets of this host's; between hosts another transport will stand in their place.
+(protocol, 18). A stream from another host ends without a word when that host does: who is in no view any more is then
+not waited for (`joiner.py`).
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ class _Incoming:
                 received = self.sock.recv_into(self._target[self._filled :])
             except BlockingIOError:
                 return False
-            except ConnectionError:
+            except OSError:  # between hosts also for want of an answer
                 received = 0
             if not received:
                 self.ended = True

@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 from outlast.core.phases import Phase
-from outlast.core.protocol import Member, ServeId, ViewId
+from outlast.core.protocol import Member, ServeId, View
 from outlast.errors import ViewAbandoned
 from outlast.runtime.exchange.slots import OUTCOME
 from outlast.runtime.host.environment import Environment
@@ -32,6 +32,7 @@ from outlast.runtime.view.port import CoordinatorLink
 
 __all__ = ["Spare"]
 
+_SILENT_S = 0.25  # for the end of a stream whose sender has died; on one machine it comes at once
 _ENOUGH = 8  # outcomes, half of what may wait in a donor before it gives a joiner up
 
 
@@ -220,18 +221,20 @@ class Spare:
         self._shares.clear()
         self._loaded, self._replayed = True, 0
 
-    def drain(self, view: ViewId) -> None:
-        """Before joining a view: everything that its members sent up to it. Ends when each stream said so or ended.
+    def drain(self, view: View) -> None:
+        """Before joining a view: everything that was sent up to it. Ends when each stream said so or ended; of who is not
+        in the view also after a while, since his host may have fallen silent.
 
         The last outcome is left for `live`, as the loop goes through its step. Who is switched into the view by an
         order says so in the roll: then its members do not wait, in the first step, for gradients of this replica. With
         a robust rule rows decide in which views may be computed at all, so there it takes its share from the first."""
         self._touched = True  # from here on others may read what lies there
         late = self.member.switched and self.engine.robust is None
-        while any(not s.ended and (s.flushed is None or s.flushed < view) for s in self.streams.incoming):
-            if self.member.over(view):
+        until_s = time.monotonic() + (self._grace_s if self.member.switched else _SILENT_S)
+        while waits_s := self._unsaid_s(view, until_s):
+            if self.member.over(view.id):
                 break
-            self._take_in(1.0)
+            self._take_in(waits_s)
             if self._loaded:  # at once: its members wait for what is left when the last has sent the last word
                 self._replay(late)
         if self._loaded:
@@ -240,8 +243,15 @@ class Spare:
         self._loaded = False
         self._steps.clear()
         self._serve = (0, 0)
-        if self.member.over(view):
+        if self.member.over(view.id):
             raise ViewAbandoned("the view ended while the joiner caught up")
+
+    def _unsaid_s(self, view: View, until_s: float) -> float:
+        """How long to wait now for streams that may still bring something of before the view; 0: for none."""
+        unsaid = [s for s in self.streams.incoming if not s.ended and (s.flushed is None or s.flushed < view.id)]
+        if any(stream.member in view.members for stream in unsaid):
+            return 1.0
+        return max(0.0, until_s - time.monotonic()) if unsaid else 0.0
 
     def live(self) -> None:
         """The loop is in the step whose outcome was left for it: apply it."""

@@ -72,10 +72,12 @@ class Replica:
         self.probe, self.progress = env.probe, env.progress
         self._store: Any = None
         if env.exchange == "c10d" and engine.layout.device.type == "cuda":
-            from outlast.runtime.exchange.c10d_plane import open_store
+            from outlast.runtime.exchange.c10d_plane import LOOPBACK, open_store
 
-            self._store, env.store = open_store()
-        self.listener = Listener(env.run_id, env.me, env.secret, alone=env.coordinator is None)
+            self._store, env.store = open_store(env.address or LOOPBACK)
+        self.listener = Listener(
+            env.run_id, env.me, env.secret, alone=env.coordinator is None, network=env.address
+        )  # fmt: skip
         self.link = self._make_link()
         self.spare = Spare(env, engine, self.link, self.member, self.lock, self.enter, self.listener.feeds)
         self.mesh: Mesh | None = None
@@ -249,7 +251,7 @@ class Replica:
         if not self._left_at_s and not view.start:
             self._left_at_s = time.monotonic()
         self.donor.flush(view)
-        self.spare.drain(view.id)
+        self.spare.drain(view)
         if view.start:
             begin(self.env, self.engine, view, self.saves)
         self.enter(Phase.CONNECT)

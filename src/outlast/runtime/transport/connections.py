@@ -1,7 +1,8 @@
 """A member's socket for its peers and donors, and the connections that its door has let in.
 
-Role: one abstract unix socket a member, watched by a thread of its own from its first moment to its last, so that
-strangers are dealt with before, between and during views and none of it waits for the training thread. Who has proved
+Role: one abstract unix socket a member, and beside it one on the network where the run spans hosts, watched by a thread
+of their own from their first moment to their last, so that strangers are dealt with before, between and during views
+and none of it waits for the training thread. Who has proved
 itself waits in `mesh` or `feeds` until that thread asks. Also frames, and descriptors of shared regions, between
 members that are proved: a peer that sends what cannot be read is a lost peer.
 """
@@ -24,6 +25,7 @@ import msgspec
 
 from outlast.errors import ViewAbandoned
 from outlast.runtime.transport.door import Door
+from outlast.runtime.transport.endpoints import caller_for, listen_on, member_address
 from outlast.runtime.transport.handshake import Caller, PeerClaim
 from outlast.runtime.transport.regions import Region
 
@@ -56,7 +58,7 @@ def decoded(member: str, body: bytes | memoryview, kind: type[T]) -> T:
 
 
 class Connection:
-    """One unix stream with a proved peer: frames in, frames out, descriptors in."""
+    """One stream with a proved peer: frames in, frames out, descriptors in where both are on one machine."""
 
     def __init__(
         self, sock: socket.socket, peer: str, decoder: msgspec.msgpack.Decoder[Any], *, called: bool = False
@@ -71,14 +73,14 @@ class Connection:
         sock.setblocking(False)
 
     def send(self, message: Any, fd: int | None = None) -> None:
-        """Queue a frame and send what fits. `fd` goes with it; nothing may be waiting then."""
+        """Queue a frame and send what fits. `fd` goes with it on one machine; nothing may be waiting then."""
         if self.deaf:
             return
         body = _encoder.encode(message)
         if len(body) > MAX_PEER_FRAME:
             raise ValueError(f"a message of {len(body)} bytes to {self.peer} is over the limit of {MAX_PEER_FRAME}")
         data = len(body).to_bytes(4, "big") + body
-        if fd is not None:
+        if fd is not None and self.sock.family == socket.AF_UNIX:
             rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))
             with contextlib.suppress(OSError):
                 data = data[self.sock.sendmsg([data], [rights]) :]
@@ -147,19 +149,39 @@ class Connection:
 
 
 class Call:
-    """A connection to a peer's socket whose handshake is under way. Never waits."""
+    """A connection to a peer's socket whose handshake is under way. Never waits. `events`: what to poll it for; while
+    it is `connecting`, call `connected` then, and `proved` after that."""
 
     def __init__(self, address: str, secret: bytes, peer: str, claim: PeerClaim) -> None:
         """ConnectionRefusedError: nobody listens there. BlockingIOError: the queue before it is full just now."""
         self.peer, self._caller, self._data = peer, Caller(secret, peer, claim), b""
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock, target = caller_for(address)
         self.sock.setblocking(False)
+        self.connecting = False
         try:
-            self.sock.connect("\0" + address)
+            try:
+                self.sock.connect(target)
+            except BlockingIOError:
+                if self.sock.family == socket.AF_UNIX:
+                    raise
+                self.connecting = True
+                return
             self.sock.send(self._caller.knock)
         except OSError:
             self.sock.close()
             raise
+
+    @property
+    def events(self) -> int:
+        return select.POLLOUT if self.connecting else select.POLLIN
+
+    def connected(self) -> None:
+        """The network has answered. OSError: nobody listens there, or there is no way to it."""
+        error = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            raise OSError(error, os.strerror(error))
+        self.connecting = False
+        self.sock.send(self._caller.knock)
 
     def proved(self) -> bool:
         """Whether both ends are proved now. ConnectionError: it ended before; WireRefusal: it is somebody else."""
@@ -183,11 +205,11 @@ def reach(address: str, secret: bytes, peer: str, claim: PeerClaim, patience_s: 
     The limit is the kernel's: a send is then one call for all of a payload, without the interpreter's lock.
     """
     for tries_left in reversed(range(_TRIES)):
-        sock, caller = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), Caller(secret, peer, claim)
+        (sock, target), caller = caller_for(address), Caller(secret, peer, claim)
         try:
             for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
                 sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", patience_s, 0))
-            sock.connect("\0" + address)
+            sock.connect(target)
             sock.sendall(caller.knock)
             reply = sock.recv(caller.wanted, socket.MSG_WAITALL)
             if len(reply) == caller.wanted:
@@ -233,15 +255,16 @@ class Arrivals:
 
 
 class Listener:
-    """A member's address on this host, and what outlives a view: peers' mapped regions, callers of later views.
+    """A member's address, and what outlives a view: peers' mapped regions, callers of later views.
 
     The address has a random part: nobody can take it beforehand. `refused`: how often strangers were sent away, and
-    who was the first, for each reason (of which there are few). `alone`: a fleet of one listens to nobody.
+    who was the first, for each reason (of which there are few). `alone`: a fleet of one listens to nobody. `network`:
+    the address of this machine at which other hosts reach this member; "" where the run has but one.
     """
 
-    def __init__(self, run_id: str, me: str, secret: bytes, *, alone: bool = False) -> None:
+    def __init__(self, run_id: str, me: str, secret: bytes, *, alone: bool = False, network: str = "") -> None:
         self.me, self.secret = me, secret
-        self.address = f"outlast/{run_id}/{me}/{secrets.token_hex(8)}"
+        unix = f"outlast/{run_id}/{me}/{secrets.token_hex(8)}"
         self.mesh, self.feeds = Arrivals(), Arrivals()
         self.early: list[tuple[socket.socket, PeerClaim]] = []  # for views that I have not heard of
         self.regions: dict[str, Region] = {}
@@ -249,23 +272,31 @@ class Listener:
         self._closed = False
         self._closing_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._watch, name="outlast-door", daemon=True)
+        self._doors: list[Door] = []
+        self.address = unix
         if not alone:
-            self._door = self._open()
+            self._open(unix, network)
             self._thread.start()
 
-    def _open(self) -> Door:
+    def _open(self, unix: str, network: str) -> None:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.bind("\0" + self.address)
+        sock.bind("\0" + unix)
         sock.listen(1024)
-        return Door(sock, self.secret, self.me, self._admit, self._refuse)
+        socks = [sock]
+        if network:
+            socks.append(listen_on(network))
+            self.address = member_address(unix, socks[1].getsockname()[:2])
+        self._doors = [Door(sock, self.secret, self.me, self._admit, self._refuse) for sock in socks]
 
     def _watch(self) -> None:
         poll = select.poll()
-        poll.register(self._door.fileno(), select.POLLIN)
-        poll.register(self._closing_fd, select.POLLIN)
-        while all(fd != self._closing_fd for fd, _ in poll.poll(self._door.patience_s * 1000.0)):
-            self._door.turn()
-        self._door.close()
+        for fd in (self._closing_fd, *(door.fileno() for door in self._doors)):
+            poll.register(fd, select.POLLIN)
+        while all(fd != self._closing_fd for fd, _ in poll.poll(1000.0 * min(d.patience_s for d in self._doors))):
+            for door in self._doors:
+                door.turn()
+        for door in self._doors:
+            door.close()
 
     def _admit(self, sock: socket.socket, claim: PeerClaim) -> None:
         if claim.role in ("mesh", "feed"):

@@ -129,6 +129,7 @@ class Door:
                 return
         else:
             host, port = address[:2] if isinstance(address, tuple) else ("?", 0)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             visitor = _Visitor(sock, Doorkeeper(self._secret, self._name), f"{host}:{port}")
         self._make_room(self._silent, ROOM)
         self._silent[sock.fileno()] = visitor

@@ -1,10 +1,10 @@
-"""The connections between a view's members on one host: made afresh for every view, closed with a goodbye.
+"""The connections between a view's members: made afresh for every view, closed with a goodbye.
 
 Role: small frames in order between every pair (roll call, bucket announcements, headers, hand-over), descriptors of
 shared regions, and the first evidence of a death: an end of stream without goodbye. All I/O is the training thread's;
 it waits on sockets and on a wake descriptor, never in a sleep. Frames of an older view cannot arrive: its sockets are
-closed. Who connects has been proved before it is heard of here (`connections.py`). Between hosts another mesh will
-stand in its place.
+closed. Who connects has been proved before it is heard of here (`connections.py`). Between hosts they are TCP's; a host
+that falls silent ends none of them, so who waits for it is told of by the view's deadlines.
 """
 
 from __future__ import annotations
@@ -238,11 +238,22 @@ class Mesh:
                 raise PeersLost((name,)) from error
             else:
                 self._calls[call.sock.fileno()] = call
-                self._poll.register(call.sock.fileno(), select.POLLIN)
+                self._poll.register(call.sock.fileno(), call.events)
+
+    def _connected(self, call: Call) -> None:
+        """The network has answered a call: there is a listener, or none."""
+        try:
+            call.connected()
+        except OSError as error:
+            raise PeersLost((call.peer,)) from error
+        self._poll.modify(call.sock.fileno(), call.events)
 
     def _answered(self, fd: int) -> None:
         """A listener that I called said something, or let go of me: its door was too crowded, or it has died."""
         call = self._calls[fd]
+        if call.connecting:
+            self._connected(call)
+            return
         try:
             if not call.proved():
                 return

@@ -18,6 +18,7 @@ def agent_hello(c: FleetState, now_s: float, hello: m.AgentHello) -> None:
         return
     if not c.roster.agent_here(hello.agent, hello.pid, hello.number):
         return
+    c.silent.pop(hello.agent, None)
     c.tell([hello.agent], m.Welcome(epoch=c.epoch))
     listed = set(hello.members)
     for name in hello.members:

@@ -54,7 +54,7 @@ def demote(c: FleetState, name: str) -> None:
 def try_install(c: FleetState, now_s: float) -> None:
     change = c.change
     assert change is not None
-    if change.waiting and not change.expired:
+    if not change.expired and any(c.roster.peers[name].agent not in c.silent for name in change.waiting):
         return
     if change.doubts and _open_doubts(c, change):
         return
@@ -76,7 +76,7 @@ def try_install(c: FleetState, now_s: float) -> None:
 
 def _carry_on(c: FleetState, change: Change, carriers: Sequence[str]) -> None:
     for name in sorted(change.waiting):
-        c.condemn(name, f"did not acknowledge leaving view {change.upto}")
+        c.condemn(name, c.silent.get(c.roster.peers[name].agent) or f"did not acknowledge leaving view {change.upto}")
     for name in sorted(change.stale.difference(carriers)):
         demote(c, name)
     install(c, successor(c, change, carriers), change.cause)

@@ -4,8 +4,8 @@
 carried out in order; a `Persist` must be durable before anything after it (protocol, 2 and 3). Read `_progress` first:
 after every event it does the one thing that is next. `rules` lists the events, and which rule each is for. Rules lie
 beside this file and work on the data in `state`: `_members` and `_agents` (what they say), `change` (a view is over),
-`_planned` (somebody in or out, a joiner to be served), `_silence` (who is asked to go), `_restart` (a new epoch),
-`_returning` (a lost connection).
+`_planned` (somebody in or out, a joiner to be served), `_silence` (who is asked to go), `_hosts` (who is not heard of),
+`_restart` (a new epoch), `_returning` (a lost connection).
 
     no view ── enough fresh members ──► view formed ──(death, Left, eviction)──► change: everyone is told to leave
                                           ▲   │ planned switch / serve a joiner         │ all alive acknowledged
@@ -21,12 +21,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+from outlast.core.protocol import host_messages as hm
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet import (
     _agents,
     _audit_findings,
     _beginning,
     _ending,
+    _hosts,
     _members,
     _notes,
     _planned,
@@ -62,6 +64,7 @@ class Coordinator(FleetState):
         m.AgentHello: _agents.agent_hello, m.Audited: _audit_findings.audited, m.Continued: _silence.continued,
         m.DeviceNoted: _notes.noted, m.Done: _members.done, m.Examined: _silence.examined, m.Exited: _agents.exited,
         m.Failed: _members.failed, m.Formed: _members.formed, m.Hello: _members.hello,
+        hm.HostHere: _hosts.host_here, hm.HostSilent: _hosts.host_silent,
         m.Judged: _step_verdicts.judged, m.Leaving: _members.leaving, m.Left: _members.left, m.Ready: _members.ready,
         m.Rejoin: _members.rejoin, m.Resumed: _notes.resumed, m.Rows: _silence.rows,
         m.SpawnFailed: _agents.spawn_failed, m.Spawned: _agents.spawned, m.Stalled: _silence.stalled, m.Stop: _stop,
@@ -95,6 +98,8 @@ class Coordinator(FleetState):
         self._spawn()
         if self.change is not None:
             _change.try_install(self, now_s)
+            if self.silent:
+                _hosts.settle(self, now_s)
         if self.over or self.change is not None:
             return
         if self.view is None:

@@ -6,7 +6,7 @@ that is asked at each event is answered from a counter, so that a fleet of N cos
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -99,6 +99,7 @@ class Roster:
     judged: set[tuple[int, str, str]] = field(default_factory=set)  # (step, action, member) that was written down
     barred: set[str] = field(default_factory=set)  # agents that get no replica any more
     doubted: set[str] = field(default_factory=set)  # agents that get none until they were found well
+    slots: dict[str, int] = field(default_factory=dict)  # agent -> replicas that it may have; 0 or absent: any number
     _live: dict[str, str] = field(default_factory=dict)  # slot -> live member
     _greetings: dict[tuple[str, int], int] = field(default_factory=dict)  # (agent, process) -> number of the newest
     _by_status: dict[Status, set[str]] = field(default_factory=dict)
@@ -217,17 +218,19 @@ class Roster:
                 continue
             again, deaths = self.incarnations.get(slot, 0) > 0, len(self.recent.get(slot, []))
             decision = self._restarts.decide(deaths=deaths, restarts=self.restarts, again=again)
-            if not decision.start:
+            agent = self._roomiest(load)
+            if not decision.start or not agent:
                 continue
             self.restarts += again
-            yield self._start(slot, load, decision.delay_s)
+            load[agent] += 1
+            name = f"{slot}.{self.incarnations.get(slot, 0) + 1}"
+            self.add(name, agent, "spawning")
+            yield name, agent, decision.delay_s
 
-    def _start(self, slot: str, load: dict[str, int], delay: float) -> tuple[str, str, float]:
-        agent = min(load, key=lambda a: (load[a], a)) if len(load) > 1 else next(iter(load))
-        load[agent] += 1
-        name = f"{slot}.{self.incarnations.get(slot, 0) + 1}"
-        self.add(name, agent, "spawning")
-        return name, agent, delay
+    def _roomiest(self, load: Mapping[str, int]) -> str:
+        """The agent with the fewest replicas among those with a slot left; "" if there is none."""
+        free = [agent for agent, number in load.items() if not self.slots.get(agent) or number < self.slots[agent]]
+        return min(free, key=lambda agent: (load[agent], agent), default="")
 
     def unlisted(self, agent: str, listed: Collection[str]) -> tuple[list[str], list[str]]:
         """Live members placed on the agent that it does not list: (those that had started, those that had not)."""

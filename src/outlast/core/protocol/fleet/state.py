@@ -69,6 +69,7 @@ class FleetState:
         self.leaving = False  # some member was asked to go
         self.awaiting: set[str] = set()  # after a restart: members of the last view that have not reported
         self.unheard: set[str] = set()  # after a restart: the others that were placed and have not reported
+        self.silent: dict[str, str] = {}  # agents of hosts that are not heard of, and how that was found
         self.disturbed = ""  # after a restart: why the last view cannot simply go on
         self.ended: m.Record | None = None  # the run was over before this coordinator began
         self.ending: m.Ending | None = None  # training is over, the scripts are not

@@ -1,0 +1,41 @@
+"""`outlast agent`: bring this host into a run that was started on another."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from outlast.errors import ConfigError
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def agent(
+    join: Annotated[str, typer.Option(help="HOST:PORT, as the run's --endpoint says")],
+    secret_file: Annotated[Path | None, typer.Option(help="the run's secret; else OUTLAST_SECRET")] = None,
+    host: Annotated[str | None, typer.Option(help="this host's name in the run; its own by default")] = None,
+    address: Annotated[str, typer.Option(help="at which other hosts reach it; else the one that reaches theirs")] = "",
+    slots: Annotated[int, typer.Option(min=0, help="replicas that may run here; 0 for any number")] = 1,
+    run_dir: Annotated[str, typer.Option(help="where the replicas' logs go")] = "",
+    wait: Annotated[float, typer.Option(min=0, help="seconds for the run to be there")] = 600.0,
+) -> int:
+    """Bring this host into the run at HOST:PORT, and start, watch and end its replicas here until the run is over. Exit
+    code: 0 if the run finished, 1 if it ended otherwise, 3 without a coordinator, 4 if it does not take this host."""
+    from outlast.runtime.host.joined import JoinOptions, join_run, read_secret
+
+    secret = read_secret(secret_file, os.environ.get("OUTLAST_SECRET"))
+    if secret is None:
+        raise ConfigError(
+            "no secret of the run", remedy="--secret-file FILE, or OUTLAST_SECRET; outlast run says where it is"
+        )
+    options = JoinOptions(
+        endpoint=join, secret=secret, host=host or socket.gethostname(), address=address, slots=slots, folder=run_dir,
+        wait_s=wait,
+    )  # fmt: skip
+    return join_run(options, lambda text: print(f"outlast: {text}", file=sys.stderr, flush=True))

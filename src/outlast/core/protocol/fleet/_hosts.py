@@ -1,0 +1,55 @@
+"""Hosts that join, and hosts of which nothing is heard: removed whole, in one view (protocol, 30).
+
+A host that is only cut off may live, and its replicas with it. What it can do is bounded by rule 2: its view is dead
+once a living member has left it, and without such a member the coordinator waits until the lease is surely over. So
+silence never proves a death here; it says for whom nobody waits.
+"""
+
+from __future__ import annotations
+
+from outlast.core.protocol import host_messages as hm
+from outlast.core.protocol import messages as m
+from outlast.core.protocol.fleet import _agents
+from outlast.core.protocol.fleet import change as _change
+from outlast.core.protocol.fleet.state import FleetState
+
+__all__ = ["host_here", "host_silent", "settle"]
+
+
+def host_here(c: FleetState, now_s: float, said: hm.HostHere) -> None:
+    """A host offers its slots; its agent's greeting follows."""
+    c.roster.slots[said.agent] = said.slots
+
+
+def host_silent(c: FleetState, now_s: float, silent: hm.HostSilent) -> None:
+    """Nobody waits for this host any more, and it gets no replica until it is back."""
+    agent = silent.agent
+    mine = [peer.name for peer in c.roster.peers.values() if peer.agent == agent and peer.alive]
+    if agent in c.silent or (agent not in c.roster.agents and not mine):
+        return
+    c.silent[agent] = f"its host is not heard of: {silent.why}"
+    c.roster.agent_lost(agent)
+    c.journal("agent_lost", agent=agent, cause=silent.why, replicas=mine)
+    inside = [name for name in mine if name in c.current]
+    for name in mine:
+        if name not in inside:
+            _gone(c, now_s, name, agent)
+    heard = c.awaiting.intersection(inside)
+    c.awaiting -= heard
+    if heard and not c.disturbed:
+        c.disturbed = c.silent[agent]
+    if inside and c.change is None and not c.awaiting:
+        _change.begin(c, f"host of {', '.join(inside)}: {silent.why}")
+
+
+def settle(c: FleetState, now_s: float) -> None:
+    """Members of silent hosts that no view has any more: their slots are free. What is left of them is killed when
+    their agent is back."""
+    for peer in [p for p in c.roster.peers.values() if p.status == "condemned" and p.agent in c.silent]:
+        _gone(c, now_s, peer.name, peer.agent)
+
+
+def _gone(c: FleetState, now_s: float, name: str, agent: str) -> None:
+    _agents.exited(
+        c, now_s, m.Exited(member=name, cause="agent_lost", detail=c.silent[agent], noticed_at_s=now_s)
+    )  # fmt: skip

@@ -1,0 +1,186 @@
+"""What the coordinator's process knows of hosts: who they are, when they were heard of, what their clocks say.
+
+Role: a host whose agent and replicas are all silent is reported to the protocol once somebody waits for one of them
+longer than the host has ever been silent; one for whom nobody waits, after a fixed patience. Times that its processes
+tell by their monotonic clock become this machine's. Time is passed in. Decides nothing about membership.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from outlast.core.policy._deadline import Durations, deadline
+from outlast.core.protocol import StepTime
+from outlast.core.protocol import host_messages as hm
+from outlast.core.protocol import messages as m
+from outlast.runtime.transport.frames import Heartbeat
+
+__all__ = ["UNMISSED_S", "Hosts", "briefing"]
+
+UNMISSED_S = 10.0
+"""Silence of a host for whom nobody waits, after which it is given up."""
+_WANTED_S = 5.0  # for so long somebody's word counts that he waits for a replica there
+_ALIVE_S = 1.0  # several beats of an agent that has joined
+_ABSENT_S = 1.0  # a pause between two looks above this was this process's own: nobody was silent in it
+_SAMPLES = 64  # of a clock
+_TIMES: dict[type, tuple[str, ...]] = {
+    m.Exited: ("last_alive_s", "noticed_at_s"), m.Left: ("at_s",), m.Formed: ("left_at_s", "formed_at_s"),
+    m.Accused: ("at_s",),
+}  # fmt: skip
+"""What is said by the sender's monotonic clock; 0 is no time."""
+
+
+@dataclass(slots=True)
+class _Known:
+    said: hm.HostHere
+    heard_s: float
+    gaps: Durations = field(default_factory=Durations)
+    wanted_s: float = -math.inf  # when somebody said last that he waits
+    connected: set[str] = field(default_factory=set)  # the agent and its members, as far as they are
+    silent: bool = False
+
+
+class Hosts:
+    """See the module. `most`: hosts that the run takes; `floor_s`: no learned deadline is below. `agent_of(member)`: ""
+    while unknown. `here`: the place of this process."""
+
+    def __init__(self, most: int, floor_s: float, here: str, agent_of: Callable[[str], str]) -> None:
+        self._most, self._floor_s, self._here, self._agent_of = most, floor_s, here, agent_of
+        self._known: dict[str, _Known] = {}
+        self._clocks: dict[str, deque[float]] = {}  # place -> here less there, and what the way took
+        self._looked_s = math.nan
+
+    # --- who is there --------------------------------------------------------------------------------------------
+    def recall(self, said: hm.HostHere, now_s: float) -> None:
+        """A host that an earlier coordinator had; from now on it may be silent."""
+        self._known[said.agent] = _Known(said, now_s, connected={said.agent})
+
+    def take(self, said: hm.HostHere, now_s: float) -> tuple[hm.HostSilent | None, tuple[str, str] | None]:
+        """A host says that it is there: (an earlier process of it that is thereby over, why it is not taken)."""
+        mine = self._known.get(said.agent)
+        if mine is not None:
+            mine.said, mine.silent = said, False
+            return None, None
+        twins = [agent for agent, k in self._known.items() if k.said.host == said.host and not k.silent]
+        before = next(iter(twins), "")
+        twin = self._known.get(before)
+        if twin is not None and before in twin.connected and now_s - twin.heard_s < _ALIVE_S:
+            where = f"process {twin.said.pid} at {twin.said.address or 'this machine'}"
+            reason = f"a host of the name {said.host} is already here ({where})"
+            return None, (reason, "give this one another name with --host, or end the other agent")
+        others = {k.said.host for k in self._known.values() if not k.silent} - {said.host}
+        if len(others) >= self._most:
+            return None, (f"the run has its {self._most} hosts", "start it with a larger --nnodes MIN:MAX")
+        over = None
+        if twin is not None:
+            twin.silent = True
+            why = f"host {said.host} has come anew"
+            over = hm.HostSilent(agent=before, for_s=now_s - twin.heard_s, why=why)
+        self._known[said.agent] = _Known(said, now_s, connected={said.agent})
+        self._sample(self._known[said.agent], said.sent_s, now_s)
+        return over, None
+
+    def facts(self, agent: str) -> dict[str, Any]:
+        """What the journal tells of it; nothing of an agent that the launcher started."""
+        known = self._known.get(agent)
+        if known is None:
+            return {}
+        said = known.said
+        return {"host": said.host, "place": said.place, "address": said.address, "slots": said.slots}
+
+    def _of(self, name: str) -> _Known | None:
+        return self._known.get(name) or self._known.get(self._agent_of(name))
+
+    # --- silence -------------------------------------------------------------------------------------------------
+    def heard(self, name: str, message: Any, now_s: float) -> Any:
+        """An agent or a member has said something: the message, as of my clock."""
+        known = self._of(name)
+        if known is None:
+            return message
+        if name in self._known and name in known.connected and not known.silent:
+            known.gaps.observe(now_s - known.heard_s)
+        known.heard_s = max(known.heard_s, now_s)
+        known.connected.add(name)
+        if isinstance(message, m.Stalled):
+            self._wanted(message.missing, now_s)
+        if isinstance(message, Heartbeat):
+            self._sample(known, message.sent_s, now_s)
+        return self._by_my_clock(known, message)
+
+    def hung_up(self, name: str) -> None:
+        """Its connection ended."""
+        known = self._of(name)
+        if known is not None:
+            known.connected.discard(name)
+
+    def _wanted(self, members: Iterable[str], now_s: float) -> None:
+        for member in members:
+            known = self._of(member)
+            if known is not None:
+                known.wanted_s = now_s
+
+    def look(self, now_s: float) -> list[hm.HostSilent]:
+        """Hosts that nobody should wait for any more, each once. Call it several times a second."""
+        absent, self._looked_s = not now_s - self._looked_s < _ABSENT_S, now_s
+        found = []
+        for agent, known in self._known.items():
+            if absent:
+                known.heard_s = max(known.heard_s, now_s)
+            limit_s, why = self._limit(known, now_s)
+            for_s = now_s - known.heard_s
+            if not known.silent and for_s > limit_s:
+                known.silent = True
+                found.append(hm.HostSilent(agent=agent, for_s=for_s, why=f"silent for {for_s:.2f} s{why}"))
+        return found
+
+    def _limit(self, known: _Known, now_s: float) -> tuple[float, str]:
+        if not known.connected:
+            return min(self._floor_s, UNMISSED_S), ", and all its connections have ended"
+        if now_s - known.wanted_s < _WANTED_S:
+            return min(max(deadline(known.gaps, self._floor_s), self._floor_s), UNMISSED_S), " while others wait for it"
+        return UNMISSED_S, ""
+
+    def processes(self, agent: str) -> list[str]:
+        """Who was connected from there."""
+        known = self._known.get(agent)
+        return sorted(known.connected) if known is not None else []
+
+    # --- clocks --------------------------------------------------------------------------------------------------
+    def _sample(self, known: _Known, sent_s: float, now_s: float) -> None:
+        if known.said.place != self._here:
+            self._clocks.setdefault(known.said.place, deque(maxlen=_SAMPLES)).append(now_s - sent_s)
+
+    def _apart_s(self, known: _Known) -> float:
+        """My clock less its, late by no more than the fastest of the newest messages took; 0 where it is the same."""
+        return min(self._clocks.get(known.said.place, ()), default=0.0)
+
+    def _by_my_clock(self, known: _Known, message: Any) -> Any:
+        apart_s = self._apart_s(known)
+        if not apart_s:
+            return message
+        changes: dict[str, Any] = {
+            key: getattr(message, key) + apart_s for key in _TIMES.get(type(message), ()) if getattr(message, key)
+        }
+        if isinstance(message, Heartbeat | m.Exited) and message.steps:  # a heartbeat's `sent_s` goes back as it is
+            changes["steps"] = tuple(_moved(step, apart_s) for step in message.steps)
+        return msgspec.structs.replace(message, **changes) if changes else message
+
+
+def _moved(step: StepTime, by_s: float) -> StepTime:
+    return msgspec.structs.replace(step, end_s=step.end_s + by_s)
+
+
+def briefing(epoch: int, environ: Mapping[str, str]) -> hm.Briefing:
+    """What an agent that joins has to know, from the coordinator's own environment."""
+    return hm.Briefing(
+        epoch=epoch, run_id=environ["OUTLAST_RUN"], command=tuple(json.loads(environ["OUTLAST_COMMAND"])),
+        folder=environ["OUTLAST_FOLDER"], config=environ["OUTLAST_CONFIG"],
+        hash_seed=environ.get("PYTHONHASHSEED", "0"),
+    )  # fmt: skip

@@ -1,0 +1,181 @@
+"""An agent on another host than the coordinator's: it finds the run, proves the run's secret, and offers its slots.
+
+What the replicas need to start (the script, the configuration) the coordinator tells it; the script itself lies at the
+same path here, or the working directory does not matter to it. From then on it is an agent like any other
+(`agent.py`). No torch.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import signal
+import stat
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from outlast.core.protocol import host_messages as hm
+from outlast.errors import ConfigError, EnvironmentFault, MembershipError, WireRefusal
+from outlast.runtime.host.agent import Agent, host_of
+from outlast.runtime.transport.endpoints import data_address, read_host_port, shown
+from outlast.runtime.transport.frames import HeartbeatReply, Link
+
+__all__ = ["JoinOptions", "join_run", "read_secret"]
+
+_TRY_S = 5.0  # for one connection
+_PAUSE_S = (0.1, 2.0)  # between two tries: at first, at most
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(hm.Briefing | hm.Turned | HeartbeatReply)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JoinOptions:
+    """`endpoint`: the coordinator's; `address`: of this host, "" for the one that reaches it; `folder`: for the logs of
+    the replicas here, "" for one under `outlast-runs`; `wait_s`: for the coordinator to be there."""
+
+    endpoint: str
+    secret: bytes
+    host: str
+    address: str = ""
+    slots: int = 1
+    folder: str = ""
+    wait_s: float = 600.0
+
+
+def read_secret(file: Path | None, text: str | None) -> bytes | None:
+    """The run's secret from a file that others cannot read, or from the environment; None if neither is there.
+    ConfigError."""
+    if file is not None:
+        try:
+            mode, text = file.stat().st_mode, file.read_text(encoding="ascii")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"no secret can be read from {file}: {error}", remedy="a file with 32 or more hexadecimal digits"
+            ) from error
+        if mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise ConfigError(f"the secret in {file} can be read by others", remedy=f"chmod 600 {file}")
+    if not text:
+        return None
+    try:
+        secret = bytes.fromhex(text.strip())
+    except ValueError:
+        secret = b""
+    if len(secret) < 16:
+        where = str(file) if file is not None else "OUTLAST_SECRET"
+        raise ConfigError(
+            f"what {where} holds is no secret of a run", remedy="32 or more hexadecimal digits: openssl rand -hex 32"
+        )
+    return secret
+
+
+def join_run(options: JoinOptions, say: Callable[[str], None]) -> int:
+    """Join, and stay until the run ends; the exit code. Raises ConfigError, EnvironmentFault, MembershipError."""
+    if not _NAME.fullmatch(options.host):
+        raise ConfigError(f"{options.host!r} is no name for a host", remedy="letters, digits, dots and dashes: --host")
+    peer = read_host_port(options.endpoint, "--join")
+    name = f"{options.host}:{secrets.token_hex(2)}"
+    link, address = _connected(options, peer, name, say)
+    offer = host_of(name, _offered(options, address))
+    assert offer is not None
+    try:
+        link.send(msgspec.structs.replace(offer, sent_s=time.monotonic()))
+        told = link.receive(_decoder)
+    except (OSError, WireRefusal, msgspec.DecodeError) as error:
+        raise EnvironmentFault(
+            f"{shown(*peer)} let go of this host: {error}", remedy="see the coordinator's log, in the run directory"
+        ) from error
+    if not isinstance(told, hm.Briefing):
+        raise MembershipError(
+            f"the run at {shown(*peer)} does not take this host: {getattr(told, 'reason', told)}",
+            did="nothing was started", remedy=getattr(told, "remedy", "see the coordinator's log"),
+        )  # fmt: skip
+    environ, command = _prepared(options, told, address, peer)
+    say(
+        f"{options.host} ({address}, {options.slots or 'any number of'} slots) is in run {told.run_id} at "
+        f"{shown(*peer)}; logs of its replicas in {environ['OUTLAST_RUN_DIR']}/logs"
+    )
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    agent = Agent(name, environ, command, link)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: agent.ask("stopped"))
+    return agent.run()
+
+
+def _connected(
+    options: JoinOptions, peer: tuple[str, int], name: str, say: Callable[[str], None]
+) -> tuple[Link, str]:  # fmt: skip
+    """Once the coordinator is there. A wrong secret is not tried again."""
+    until_s, pause_s, told = time.monotonic() + options.wait_s, _PAUSE_S[0], ""
+    pause = threading.Event()
+    while True:
+        try:
+            link = Link(peer, options.secret, "agent", name, timeout_s=_TRY_S)
+            return link, data_address(options.address, peer, "--address")
+        except WireRefusal as error:
+            raise MembershipError(
+                f"{shown(*peer)}: {error.message}", did="nothing was started",
+                remedy="the secret of this run: --secret-file, or OUTLAST_SECRET",
+            ) from error  # fmt: skip
+        except ConnectionError as error:
+            reason = _unproved(error)
+        except OSError as error:
+            reason = error.strerror or str(error)
+        if time.monotonic() + pause_s > until_s:
+            raise EnvironmentFault(
+                f"no coordinator at {shown(*peer)} in {options.wait_s:g} s: {reason}", did="nothing was started",
+                remedy="start outlast run there with --endpoint and --nnodes, or give --wait more seconds",
+            )  # fmt: skip
+        if reason != told:
+            say(f"waiting for the coordinator at {shown(*peer)}: {reason}")
+            told = reason
+        pause.wait(pause_s)
+        pause_s = min(_PAUSE_S[1], 2 * pause_s)
+
+
+def _unproved(error: ConnectionError) -> str:
+    if isinstance(error, ConnectionRefusedError):
+        return "nobody listens there"
+    return "it let go of the connection; is this the secret of that run?"
+
+
+def _offered(options: JoinOptions, address: str) -> dict[str, str]:
+    return {
+        "OUTLAST_ADDRESS": address,
+        "OUTLAST_HOST": options.host,
+        "OUTLAST_HOST_SLOTS": str(options.slots),
+    }
+
+
+def _prepared(
+    options: JoinOptions, told: hm.Briefing, address: str, peer: tuple[str, int]
+) -> tuple[dict[str, str], list[str]]:  # fmt: skip
+    """The environment and the command of replicas here."""
+    folder = Path(options.folder or f"outlast-runs/{told.run_id}-{options.host}").resolve()
+    try:
+        (folder / "logs").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EnvironmentFault(
+            f"cannot make {folder}: {error.strerror}", remedy="give --run-dir a directory that can be written"
+        ) from error
+    if Path(told.folder).is_dir():
+        os.chdir(told.folder)
+    script = told.command[1]
+    if script != "-m" and not Path(script).is_file():
+        raise EnvironmentFault(
+            f"the run's script {script} is not here, seen from {Path.cwd()}", did="nothing was started",
+            remedy=f"put it where the run was started ({told.folder}), or on a file system that all hosts share",
+        )  # fmt: skip
+    environ = {
+        **os.environ, **_offered(options, address),
+        "OUTLAST_RUN": told.run_id, "OUTLAST_RUN_DIR": str(folder), "OUTLAST_COORDINATOR": shown(*peer),
+        "OUTLAST_SECRET": options.secret.hex(), "OUTLAST_CONFIG": told.config, "PYTHONHASHSEED": told.hash_seed,
+    }  # fmt: skip
+    return environ, [sys.executable, *told.command[1:]]
