@@ -52,6 +52,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """No learned deadline is ever below this."""
     formation_s: float = 30.0
     """A view that has not formed by then is reported, and its silent members are examined."""
+    host_silence_s: float = 5.0
+    """A host of which nothing is heard for this long is given up, although nobody waits for it; one that others wait
+    for is given up by a learned deadline, often within `stall_floor_s`."""
     group_timeout_s: float = 60.0
     """c10d's own timeout; met only on a silent network cut."""
     max_restarts: int = 16
@@ -148,6 +151,7 @@ _CHECKS: dict[str, tuple[float, float]] = {
     "lease_s": (1, float("inf")),
     "heartbeat_s": (0.05, 60), "ack_s": (0.05, 600), "outside_s": (0.1, float("inf")), "stall_floor_s": (0.05, 3600),
     "formation_s": (0.5, 3600), "group_timeout_s": (1, 86400), "max_restarts": (0, 1_000_000),
+    "host_silence_s": (0.5, 3600),
     "restart_backoff_s": (0, 3600), "start_s": (1, 86400), "threads": (0, 1024), "port": (0, 65535),
     "f": (0, 100_000), "rows": (0, 100_000), "row_momentum": (0, 0.999999), "check_reducers": (0, 1),
     "tolerated": (-1, 100_000),

@@ -70,7 +70,7 @@ class Fleet:
         microbatches: int = 8, dtype: str = "float32", workers: int = 0,
         gates: Sequence[int] = (), program: Sequence[str] = ("-m", "outlast"), rule: dict[str, Any] | None = None,
         lies: Sequence[Lie] = (), flips: Sequence[Flip] = (), checkpoint: dict[str, Any] | None = None,
-        script: Sequence[Any] = (),
+        script: Sequence[Any] = (), prefix: Sequence[str] = (), environ: dict[str, str] | None = None,
         **settings: Any,
     ) -> None:  # fmt: skip
         self.base, self.faults = base, list(faults)
@@ -93,7 +93,9 @@ class Fleet:
             self._gates[step] = path.open("w")
             fcntl.flock(self._gates[step], fcntl.LOCK_EX)
         script += ["--gates", str(base / "gates")] if gates else []
-        self.driven = Driven(base / "run", options, script, self.faults, program, lies=lies, flips=flips)
+        self.driven = Driven(
+            base / "run", options, script, self.faults, program, lies=lies, flips=flips, environ=environ, prefix=prefix
+        )
 
     def gate(self, step: int, what: str, test: Callable[[], bool]) -> None:
         """Training waits before this step until `test()` holds."""

@@ -19,6 +19,11 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("outlast run --replicas 4 --spares 1 train.py --epochs 3", "what follows the script is the script's"),
         ("outlast run --replicas 4 --checkpoint-dir ckpt -m package.train", "a module; resumes where it ended"),
         ("outlast run --config run.toml train.py", "settings from a file; outlast config show explains them"),
+        ("outlast run --endpoint 10.0.0.1:29400 --nnodes 3 --replicas 6 train.py", "on three hosts; see outlast agent"),
+    ),
+    "agent": (
+        ("outlast agent --join 10.0.0.1:29400 --secret-file secret", "this host, with one replica"),
+        ("OUTLAST_SECRET=... outlast agent --join head:29400 --slots 4", "with four; the secret from the environment"),
     ),
     "status": (
         ("outlast status", "the newest run under outlast-runs"),

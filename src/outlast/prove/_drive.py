@@ -36,7 +36,7 @@ class Driven:
     def __init__(
         self, run_dir: Path, options: Sequence[str], script: Sequence[str], faults: Sequence[Fault] = (),
         program: Sequence[str] = ("-m", "outlast"), flips: Sequence[Flip] = (), lies: Sequence[Lie] = (),
-        environ: Mapping[str, str] | None = None,
+        environ: Mapping[str, str] | None = None, prefix: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self.run_dir = run_dir
         self.events: list[ev.AnyEvent] = []
@@ -49,7 +49,7 @@ class Driven:
             environ["OUTLAST_LIES"] = msgspec.json.encode(list(lies)).decode()
         if flips:
             environ["OUTLAST_CORRUPTION"] = msgspec.json.encode(list(flips)).decode()
-        command = [sys.executable, *program, "run", "--json", "--run-dir", str(run_dir), *options, *script]
+        command = [*prefix, sys.executable, *program, "run", "--json", "--run-dir", str(run_dir), *options, *script]
         self.process = subprocess.Popen(
             command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )

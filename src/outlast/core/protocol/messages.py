@@ -12,6 +12,7 @@ import msgspec
 from outlast.core.policy.guard_records import Verdict
 from outlast.core.protocol.delta import ViewDelta
 from outlast.core.protocol.disputes import Finding
+from outlast.core.protocol.host_messages import HostHere, HostSilent
 from outlast.core.protocol.ledger import StepTime
 from outlast.core.protocol.types import Order, ServeId, View, ViewId
 
@@ -492,5 +493,5 @@ ToCoordinator = (
     | SpawnFailed | Unjoined | Exited | Examined | Continued | Rows | Audited | Whole | Stop | Admitted | Accused
     | Judged | DeviceNoted
 )  # fmt: skip
-Event = ToCoordinator | Timer | Resumed | Superseded
+Event = ToCoordinator | HostHere | HostSilent | Timer | Resumed | Superseded
 Action = Persist | Tell | SetTimer | Journal | Finish

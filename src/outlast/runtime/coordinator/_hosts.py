@@ -16,16 +16,15 @@ from typing import Any
 
 import msgspec
 
-from outlast.core.policy._deadline import Durations, deadline
+from outlast.core.policy.deadlines import Durations, deadline
 from outlast.core.protocol import StepTime
 from outlast.core.protocol import host_messages as hm
 from outlast.core.protocol import messages as m
 from outlast.runtime.transport.frames import Heartbeat
 
-__all__ = ["UNMISSED_S", "Hosts", "briefing"]
+__all__ = ["Hosts", "briefing"]
 
-UNMISSED_S = 10.0
-"""Silence of a host for whom nobody waits, after which it is given up."""
+_ENDED_S = 0.15  # for an agent that lives to connect anew, when its connection and those of its replicas have ended
 _WANTED_S = 5.0  # for so long somebody's word counts that he waits for a replica there
 _ALIVE_S = 1.0  # several beats of an agent that has joined
 _ABSENT_S = 1.0  # a pause between two looks above this was this process's own: nobody was silent in it
@@ -48,11 +47,14 @@ class _Known:
 
 
 class Hosts:
-    """See the module. `most`: hosts that the run takes; `floor_s`: no learned deadline is below. `agent_of(member)`: ""
-    while unknown. `here`: the place of this process."""
+    """See the module. `most`: hosts that the run takes; `floor_s`: no learned deadline is below; `unmissed_s`: the
+    silence of a host for whom nobody waits. `agent_of(member)`: "" while unknown. `here`: the place of this process."""
 
-    def __init__(self, most: int, floor_s: float, here: str, agent_of: Callable[[str], str]) -> None:
-        self._most, self._floor_s, self._here, self._agent_of = most, floor_s, here, agent_of
+    def __init__(
+        self, most: int, floor_s: float, unmissed_s: float, here: str, agent_of: Callable[[str], str]
+    ) -> None:  # fmt: skip
+        self._most, self._floor_s, self._unmissed_s = most, floor_s, unmissed_s
+        self._here, self._agent_of = here, agent_of
         self._known: dict[str, _Known] = {}
         self._clocks: dict[str, deque[float]] = {}  # place -> here less there, and what the way took
         self._looked_s = math.nan
@@ -142,10 +144,10 @@ class Hosts:
 
     def _limit(self, known: _Known, now_s: float) -> tuple[float, str]:
         if not known.connected:
-            return min(self._floor_s, UNMISSED_S), ", and all its connections have ended"
+            return _ENDED_S, ", and all its connections have ended"
         if now_s - known.wanted_s < _WANTED_S:
-            return min(max(deadline(known.gaps, self._floor_s), self._floor_s), UNMISSED_S), " while others wait for it"
-        return UNMISSED_S, ""
+            return min(deadline(known.gaps, self._floor_s), self._unmissed_s), " while others wait for it"
+        return self._unmissed_s, ""
 
     def processes(self, agent: str) -> list[str]:
         """Who was connected from there."""

@@ -116,7 +116,9 @@ class Server:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._stored = stored
         self._agent_pids: dict[str, int] = {}
-        self.hosts = Hosts(config.hosts[1], config.stall_floor_s, place_here(), self._agent_of)
+        self.hosts = Hosts(
+            config.hosts[1], config.stall_floor_s, config.host_silence_s, place_here(), self._agent_of
+        )  # fmt: skip
         self.refusals = Refusals(self.write)
         self._door: Door | None = None
         self._conversations: set[asyncio.Task[None]] = set()

@@ -222,8 +222,8 @@ class Spare:
         self._loaded, self._replayed = True, 0
 
     def drain(self, view: View) -> None:
-        """Before joining a view: everything that was sent up to it. Ends when each stream said so or ended; of who is not
-        in the view also after a while, since his host may have fallen silent.
+        """Before joining a view: everything that was sent up to it. Ends when each stream said so or ended; of who is
+        not in the view also after a while, since his host may have fallen silent.
 
         The last outcome is left for `live`, as the loop goes through its step. Who is switched into the view by an
         order says so in the roll: then its members do not wait, in the first step, for gradients of this replica. With

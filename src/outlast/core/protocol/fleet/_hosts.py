@@ -24,7 +24,7 @@ def host_here(c: FleetState, now_s: float, said: hm.HostHere) -> None:
 def host_silent(c: FleetState, now_s: float, silent: hm.HostSilent) -> None:
     """Nobody waits for this host any more, and it gets no replica until it is back."""
     agent = silent.agent
-    mine = [peer.name for peer in c.roster.peers.values() if peer.agent == agent and peer.alive]
+    mine = [peer.name for peer in c.roster.peers.values() if peer.agent == agent and peer.status != "gone"]
     if agent in c.silent or (agent not in c.roster.agents and not mine):
         return
     c.silent[agent] = f"its host is not heard of: {silent.why}"
@@ -32,7 +32,7 @@ def host_silent(c: FleetState, now_s: float, silent: hm.HostSilent) -> None:
     c.journal("agent_lost", agent=agent, cause=silent.why, replicas=mine)
     inside = [name for name in mine if name in c.current]
     for name in mine:
-        if name not in inside:
+        if c.ending is not None or name not in inside:
             _gone(c, now_s, name, agent)
     heard = c.awaiting.intersection(inside)
     c.awaiting -= heard

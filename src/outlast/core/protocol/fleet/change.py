@@ -54,7 +54,7 @@ def demote(c: FleetState, name: str) -> None:
 def try_install(c: FleetState, now_s: float) -> None:
     change = c.change
     assert change is not None
-    if not change.expired and any(c.roster.peers[name].agent not in c.silent for name in change.waiting):
+    if not change.expired and _some_will_answer(c, change):
         return
     if change.doubts and _open_doubts(c, change):
         return
@@ -68,10 +68,17 @@ def try_install(c: FleetState, now_s: float) -> None:
         _carry_on(c, change, fit)
     elif carriers and change.stale.issuperset(alive):  # whoever was ahead of them is gone: their own step is the newest
         _carry_on(c, change, carriers)
-    elif change.lease_out and (carriers or c.roster.count("ready")):
+    elif change.lease_out and (carriers or c.roster.count("ready") or not _some_will_answer(c, change)):
         for name in sorted(change.waiting):
             c.condemn(name, "silent for longer than the lease")
         try_install(c, now_s)
+
+
+def _some_will_answer(c: FleetState, change: Change) -> bool:
+    """Whether anybody is waited for whose host is heard of."""
+    if not c.silent:
+        return bool(change.waiting)
+    return any(c.roster.peers[name].agent not in c.silent for name in change.waiting)
 
 
 def _carry_on(c: FleetState, change: Change, carriers: Sequence[str]) -> None:

@@ -98,8 +98,8 @@ class Coordinator(FleetState):
         self._spawn()
         if self.change is not None:
             _change.try_install(self, now_s)
-            if self.silent:
-                _hosts.settle(self, now_s)
+        if self.silent and not self.over:
+            _hosts.settle(self, now_s)
         if self.over or self.change is not None:
             return
         if self.view is None:

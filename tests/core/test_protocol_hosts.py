@@ -1,0 +1,151 @@
+"""A host of which nothing is heard is removed whole, in one view; and no second side commits because of that."""
+
+from typing import Any
+
+from outlast.core.protocol import Coordinator, Settings
+from outlast.core.protocol import messages as m
+from outlast.core.protocol.host_messages import HostHere, HostSilent
+
+PLACES = {"r0.1": "h0", "r1.1": "h1", "r2.1": "h2", "r3.1": "h2", "r4.1": "h1"}
+
+
+def started(spares: int = 0, checkpoints: str = "", **more: Any) -> Coordinator:
+    """Four replicas on three hosts, their first view formed."""
+    c = Coordinator(Settings(num_replicas=4, num_spares=spares, num_agents=3, **more), 1)
+    for host in ("h0", "h1", "h2"):
+        c.handle(0.0, HostHere(agent=host, host=host, place=host, pid=1, slots=2))
+        c.handle(0.0, m.AgentHello(agent=host, pid=1))
+    facts = {"microbatches": "8"} | ({"checkpoints": checkpoints} if checkpoints else {})
+    for name, host in list(PLACES.items())[: 4 + spares]:
+        c.roster.peers[name].agent = host  # wherever it was dealt to
+        c.handle(0.0, m.Hello(member=name, agent=host, epoch=0, state="fresh", facts=facts))
+    assert c.view is not None
+    for name in c.view.members:
+        c.handle(0.0, m.Formed(member=name, view=c.view.id, step=0))
+    return c
+
+
+def silent(c: Coordinator, host: str, at_s: float = 5.0) -> list[m.Action]:
+    return c.handle(at_s, HostSilent(agent=host, for_s=0.6, why="silent for 0.60 s"))
+
+
+def left(c: Coordinator, *names: str) -> None:
+    for name in names:
+        assert c.change is not None
+        c.handle(6.0, m.Left(member=name, view=c.change.upto))
+
+
+def kept(actions: list[m.Action], kind: str) -> list[dict[str, Any]]:
+    return [a.fields for a in actions if isinstance(a, m.Journal) and a.kind == kind]
+
+
+def told(actions: list[m.Action], kind: type) -> list[tuple[str, ...]]:
+    return [a.to for a in actions if isinstance(a, m.Tell) and isinstance(a.message, kind)]
+
+
+def test_a_silent_host_goes_whole_and_nobody_waits_for_its_word() -> None:
+    c = started()
+    [lost] = kept(silent(c, "h2"), "agent_lost")
+    assert lost["replicas"] == ["r2.1", "r3.1"]
+    left(c, "r0.1", "r1.1")  # at once: no ack timer has to pass
+    assert c.change is None
+    assert c.view is not None
+    assert c.view.members == ("r0.1", "r1.1")
+    assert not c.roster.is_alive("r2.1")
+
+
+def test_nobody_goes_on_without_the_word_of_a_living_member() -> None:
+    """All of the view are on hosts that are not heard of: they may well train on. Only the lease ends that."""
+    c = started(spares=1)
+    assert c.view is not None
+    for host in ("h0", "h2", "h1"):
+        silent(c, host)
+    assert c.change is not None
+    upto = c.change.upto
+    c.handle(20.0, m.Timer(name=f"ack:{upto}"))
+    assert c.change is not None
+    assert not c.over
+    c.handle(700.0, m.Timer(name=f"lease:{upto}"))
+    assert c.over  # no checkpoint, no spare that is heard of: the state is gone for good
+
+
+def test_after_the_lease_a_run_with_checkpoints_begins_again_elsewhere() -> None:
+    c = started(checkpoints="there")
+    for host in ("h0", "h1", "h2"):
+        silent(c, host)
+    assert c.change is not None
+    upto = c.change.upto
+    c.handle(20.0, m.Timer(name=f"ack:{upto}"))
+    c.handle(700.0, m.Timer(name=f"lease:{upto}"))
+    assert c.view is None
+    assert not c.over
+    c.handle(701.0, HostHere(agent="h9", host="h9", place="h9", pid=1, slots=2))
+    actions = c.handle(701.0, m.AgentHello(agent="h9", pid=1))
+    spawns = [a.message.member for a in actions if isinstance(a, m.Tell) and isinstance(a.message, m.Spawn)]
+    assert spawns == ["r0.2", "r1.2"]  # as many as it has slots
+
+
+def test_who_comes_back_in_time_is_heard_and_who_comes_late_is_ended() -> None:
+    c = started()
+    silent(c, "h2")
+    assert c.change is not None
+    c.handle(5.5, m.Left(member="r2.1", view=c.change.upto))  # it was only slow
+    left(c, "r0.1", "r1.1")
+    assert c.view is not None
+    assert set(c.view.members) == {"r0.1", "r1.1", "r2.1"}
+    actions = c.handle(9.0, m.AgentHello(agent="h2", pid=1, members=("r2.1", "r3.1"), number=2))
+    assert [a.message.member for a in actions if isinstance(a, m.Tell) and isinstance(a.message, m.Kill)] == ["r3.1"]
+
+
+def test_slots_that_are_free_elsewhere_take_the_replicas_of_a_silent_host() -> None:
+    c = started()
+    silent(c, "h2")
+    actions = []
+    assert c.change is not None
+    for name in ("r0.1", "r1.1"):
+        actions += c.handle(6.0, m.Left(member=name, view=c.change.upto))
+    spawned = {a.message.member: a.to[0] for a in actions if isinstance(a, m.Tell) and isinstance(a.message, m.Spawn)}
+    assert spawned == {}  # not before they are out of the view
+    assert c.view is not None
+    for name in c.view.members:
+        actions += c.handle(7.0, m.Formed(member=name, view=c.view.id, step=1))
+    spawned = {a.message.member: a.to[0] for a in actions if isinstance(a, m.Tell) and isinstance(a.message, m.Spawn)}
+    assert spawned == {"r2.2": "h0", "r3.2": "h1"}
+
+
+def test_a_host_that_offers_no_more_slots_gets_no_replica() -> None:
+    c = started()
+    c.handle(5.0, HostHere(agent="h0", host="h0", place="h0", pid=1, slots=-1))
+    actions = c.handle(5.0, m.Exited(member="r1.1", cause="signal"))
+    assert c.change is not None
+    actions += c.handle(5.0, m.Left(member="r0.1", view=c.change.upto))
+    spawned = {a.message.member: a.to[0] for a in actions if isinstance(a, m.Tell) and isinstance(a.message, m.Spawn)}
+    assert spawned == {"r1.2": "h1"}
+
+
+def test_a_coordinator_that_starts_anew_does_not_wait_for_ever_for_a_host_that_went_meanwhile() -> None:
+    before = started()
+    assert before.view is not None
+    placement = {name: host for name, host in PLACES.items() if name in before.view.members}
+    stored = m.Record(view=before.view, incarnations={f"r{i}": 1 for i in range(4)}, placement=placement, formed=True)
+    c = Coordinator(Settings(num_replicas=4, num_agents=3), 2, stored)
+    for name, host in (("r0.1", "h0"), ("r1.1", "h1")):
+        c.handle(1.0, m.AgentHello(agent=host, pid=1, members=(name,)))
+        c.handle(1.0, m.Hello(member=name, agent=host, epoch=1, view=before.view, formed=True, state="member"))
+    assert c.awaiting == {"r2.1", "r3.1"}
+    silent(c, "h2")
+    assert c.change is not None
+    left(c, "r0.1", "r1.1")
+    assert c.view is not None
+    assert c.view.members == ("r0.1", "r1.1")
+
+
+def test_after_the_last_step_a_silent_writer_is_followed_by_another() -> None:
+    c = started()
+    assert c.view is not None
+    for name in c.view.members:
+        c.handle(8.0, m.Done(member=name, view=c.view.id, steps=5))
+    assert c.ending is not None
+    assert c.ending.writer == "r0.1"
+    silent(c, "h0", 9.0)
+    assert c.ending.writer == "r1.1"

@@ -1,0 +1,239 @@
+"""What the coordinator's process makes of hosts: silence, twins, clocks. And endpoints, on one machine and between."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from outlast.config import resolve
+from outlast.core.protocol import StepTime, View, ViewId
+from outlast.core.protocol import messages as m
+from outlast.core.protocol.host_messages import HostHere
+from outlast.errors import ConfigError, WireRefusal
+from outlast.runtime.coordinator._hosts import Hosts
+from outlast.runtime.host.joined import read_secret
+from outlast.runtime.settings.fault_points import Probe
+from outlast.runtime.transport import endpoints
+from outlast.runtime.transport.connections import Listener, PeersLost, reach
+from outlast.runtime.transport.frames import Heartbeat
+from outlast.runtime.transport.handshake import PeerClaim
+from outlast.runtime.transport.mesh import Mesh
+
+SECRET = b"s" * 32
+
+
+def here(agent: str = "h1:aa", **more: Any) -> HostHere:
+    told: dict[str, Any] = {"agent": agent, "host": agent.partition(":")[0], "place": "there", "pid": 7} | more
+    return HostHere(**told)
+
+
+def known(*agents: str, beats: int = 20) -> Hosts:
+    """Hosts whose agents have beaten regularly until second 10."""
+    hosts = Hosts(8, 0.5, 5.0, "here", lambda member: {"r1.1": "h1:aa", "r2.1": "h2:aa"}.get(member, ""))
+    for agent in agents or ("h1:aa",):
+        assert hosts.take(here(agent), 10.0 - beats * 0.2) == (None, None)
+    for beat in range(1, beats + 1):
+        at_s = 10.0 - (beats - beat) * 0.2
+        hosts.look(at_s)
+        for agent in agents or ("h1:aa",):
+            hosts.heard(agent, Heartbeat(sender=agent, sent_s=at_s), at_s)
+    return hosts
+
+
+def looks(hosts: Hosts, upto_s: float, begin_s: float = 10.0) -> list[tuple[float, str]]:
+    """(when, whose silence) while somebody looks ten times a second."""
+    found = []
+    for tick in range(1, round((upto_s - begin_s) * 10) + 1):
+        at_s = begin_s + tick / 10
+        found += [(round(at_s, 1), silent.agent) for silent in hosts.look(at_s)]
+    return found
+
+
+def waits(for_whom: str) -> m.Stalled:
+    return m.Stalled(member="r0.1", view=ViewId(1, 1), phase=3, missing=(for_whom,), waited_s=0.5, deadline_s=0.5)
+
+
+def test_silence_ends_patience_soon_where_somebody_waits_and_late_where_nobody_does() -> None:
+    assert looks(known(), 20.0) == [(15.1, "h1:aa")]
+    hosts = known("h1:aa", "h2:aa")
+    hosts.heard("h2:aa", waits("r1.1"), 10.1)
+    assert looks(hosts, 12.0) == [(10.7, "h1:aa")]
+
+
+def test_a_host_that_is_often_silent_is_given_longer() -> None:
+    hosts = known()
+    hosts.look(10.7)
+    hosts.heard("h1:aa", Heartbeat(sender="h1:aa", sent_s=0.0), 10.8)
+    hosts.look(10.9)
+    hosts.heard("h1:aa", waits("r1.1"), 10.9)
+    assert looks(hosts, 20.0, 10.9) == [(13.4, "h1:aa")]  # three times 0.8 s
+
+
+def test_its_replicas_speak_for_a_host_whose_agent_is_stopped() -> None:
+    hosts = known()
+    for second in range(11, 30):
+        hosts.heard("r1.1", Heartbeat(sender="r1.1", sent_s=0.0), float(second))
+        assert looks(hosts, second + 1.0, float(second)) == []
+    hosts.hung_up("r1.1")
+    assert looks(hosts, 40.0, 30.0)
+
+
+def test_who_looks_after_a_pause_of_its_own_blames_nobody() -> None:
+    hosts = known()
+    assert hosts.look(100.0) == []
+    assert looks(hosts, 110.0, 100.0) == [(105.1, "h1:aa")]
+
+
+def test_connections_that_all_end_are_word_enough() -> None:
+    hosts = known()
+    hosts.heard("r1.1", Heartbeat(sender="r1.1", sent_s=0.0), 10.0)
+    hosts.hung_up("h1:aa")
+    assert looks(hosts, 10.5) == []
+    hosts.hung_up("r1.1")
+    [silent] = hosts.look(10.6)
+    assert "all its connections have ended" in silent.why
+
+
+def test_a_host_comes_twice_or_anew_or_as_one_too_many() -> None:
+    hosts = known()
+    _, refused = hosts.take(here("h1:bb", pid=9), 10.1)
+    assert refused is not None
+    assert "already here" in refused[0]
+    hosts.hung_up("h1:aa")
+    over, refused = hosts.take(here("h1:bb", pid=9), 10.1)
+    assert (refused, over and over.agent) == (None, "h1:aa")
+    small = Hosts(1, 0.5, 5.0, "here", lambda member: "")
+    assert small.take(here(), 0.0) == (None, None)
+    _, refused = small.take(here("h2:aa"), 0.1)
+    assert refused is not None
+    assert "has its 1 hosts" in refused[0]
+
+
+def test_times_of_another_clock_become_those_of_this_one() -> None:
+    hosts = known()  # beats were sent as they came: the same second on both clocks
+    hosts.take(here("h2:aa", place="elsewhere", sent_s=1000.0), 10.0)
+    for delay in (0.3, 0.002, 0.1):
+        hosts.heard("h2:aa", Heartbeat(sender="h2:aa", sent_s=1001.0), 11.0 + delay)
+    step = StepTime(step=4, end_s=1005.0, took_s=0.25)
+    gone = m.Exited(member="r2.1", cause="signal", last_alive_s=1004.0, noticed_at_s=1004.5, steps=(step,))
+    told = hosts.heard("h2:aa", gone, 15.0)
+    assert (told.last_alive_s, told.noticed_at_s, told.steps[0].end_s) == pytest.approx((14.0, 14.5, 15.0))
+    assert told.steps[0].took_s == 0.25
+    beat = hosts.heard("r2.1", Heartbeat(sender="r2.1", sent_s=1006.0, steps=(step,)), 16.0)
+    assert beat.sent_s == 1006.0  # goes back to where it came from
+    assert beat.steps[0].end_s == pytest.approx(15.0)
+    formed = hosts.heard("r2.1", m.Formed(member="r2.1", view=ViewId(1, 1), step=4, formed_at_s=1006.0), 16.0)
+    assert (formed.left_at_s, formed.formed_at_s) == (0.0, pytest.approx(16.0))  # 0 is no time
+    assert hosts.heard("r0.1", gone, 16.0) is gone
+
+
+# --- endpoints ----------------------------------------------------------------------------------------------------
+def test_endpoints_are_read_as_people_write_them() -> None:
+    assert endpoints.read_host_port("head-node:29400") == ("head-node", 29400)
+    assert endpoints.read_host_port("[fd00::1]:80") == ("fd00::1", 80)
+    assert endpoints.shown("fd00::1", 80) == "[fd00::1]:80"
+    for wrong in ("head", "head:", ":80", "head:port", "fd00::1:80", "head:70000"):
+        with pytest.raises(ConfigError, match="is not HOST:PORT"):
+            endpoints.read_host_port(wrong)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"nnodes": "3"}, "no address at which the others reach this one"),
+        ({"nnodes": "3:2", "endpoint": "10.0.0.1:80"}, "is no number of hosts"),
+        ({"endpoint": "10.0.0.1:80", "exchange": "shm"}, "does not reach other hosts"),
+        ({"agents": 0}, "starts no replica"),
+        ({"endpoint": "10.0.0.1:80", "port": 80}, "both say where to listen"),
+    ],
+)
+def test_what_several_hosts_need_is_said_before_anything_starts(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        resolve(cli=given, environ={})
+
+
+def test_hosts_and_agents_are_counted() -> None:
+    config = resolve(cli={"endpoint": "10.0.0.1:80", "nnodes": "3:5"}, environ={}).config
+    assert (config.num_agents, config.hosts) == (3, (3, 5))
+    assert msgspec.structs.replace(config, agents=0).num_agents == 3
+    assert msgspec.structs.replace(config, agents=2).num_agents == 4
+
+
+def test_secrets_that_others_can_read_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("ab" * 32)
+    file.chmod(0o644)
+    with pytest.raises(ConfigError, match="can be read by others"):
+        read_secret(file, None)
+    file.chmod(0o600)
+    assert read_secret(file, None) == bytes.fromhex("ab" * 32)
+    assert read_secret(None, None) is None
+    for wrong in ("ab" * 8, "not hexadecimal"):
+        with pytest.raises(ConfigError, match="no secret of a run"):
+            read_secret(None, wrong)
+
+
+class Far:
+    """Two members of one machine that take each other for another one's."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.listeners = [Listener("far", name, SECRET, network="127.0.0.1") for name in ("r0.1", "r1.1")]
+        monkeypatch.setattr("outlast.runtime.transport.endpoints.place_here", lambda: "elsewhere")
+        self.addresses = {each.me: each.address for each in self.listeners}
+
+    def mesh(self, index: int) -> Mesh:
+        return Mesh(
+            self.listeners[index], View(id=ViewId(1, 1), members=("r0.1", "r1.1")), self.addresses, None,
+            wake_fd=os.eventfd(0, os.EFD_NONBLOCK), abandoned=lambda: False, patience=lambda phase: 30.0,
+            on_stall=lambda *_: None, probe=Probe(f"r{index}.1", None),
+        )  # fmt: skip
+
+    def close(self) -> None:
+        for each in self.listeners:
+            each.close()
+
+
+def test_a_view_forms_over_the_network_and_strangers_reach_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    far = Far(monkeypatch)
+    host, port = far.addresses["r0.1"].split(" ")[2:]
+    strangers = []
+    for data in (b"", b"\0\0\0\5hello", os.urandom(300), b"GET / HTTP/1.1\r\n\r\n"):
+        strangers.append(socket.create_connection((host, int(port)), timeout=20))
+        strangers[-1].sendall(data)
+    with pytest.raises((WireRefusal, ConnectionError)):
+        reach(far.addresses["r0.1"], b"o" * 32, "r0.1", PeerClaim("mesh", "r1.1", (1, 1)), 20)
+    meshes = [far.mesh(index) for index in (0, 1)]
+    other = threading.Thread(target=meshes[1].form)
+    other.start()
+    meshes[0].form()
+    other.join(30)
+    assert meshes[0].conns["r1.1"].sock.family == socket.AF_INET
+    assert far.listeners[0].refused
+    for mesh in meshes:
+        mesh.close()
+    for stranger in strangers:
+        stranger.close()
+    far.close()
+
+
+def test_who_does_not_listen_any_more_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    far = Far(monkeypatch)
+    far.listeners[0].close()
+    with pytest.raises(PeersLost) as lost:
+        far.mesh(1).form()
+    assert lost.value.suspects == ("r0.1",)
+    far.listeners[1].close()
+
+
+def test_on_one_machine_the_network_is_not_used() -> None:
+    listener = Listener("near", "r0.1", SECRET, network="127.0.0.1")
+    assert len(listener.address.split(" ")) == 4
+    with reach(listener.address, SECRET, "r0.1", PeerClaim("feed", "r1.1", (1, 1)), 20) as sock:
+        assert sock.family == socket.AF_UNIX
+    listener.close()
