@@ -98,8 +98,7 @@ def run(
 
     given = {
         "replicas": replicas, "spares": spares, "agents": agents, "exchange": exchange, "threads": threads,
-        "endpoint": endpoint, "nnodes": nnodes, "slots": slots,
-        "port": port, "guards": guards, "audit": audit, "aggregation": aggregation, "f": f, "pre": pre, "rows": rows,
+        "endpoint": endpoint, "nnodes": nnodes, "slots": slots, "port": port, "guards": guards, "audit": audit, "aggregation": aggregation, "f": f, "pre": pre, "rows": rows,
         "on_shortfall": on_shortfall, "checkpoint_dir": checkpoint_dir, "checkpoint_every": checkpoint_every,
         "resume": resume, "init_from": init_from, "init_strict": init_strict,
     }  # fmt: skip
@@ -119,8 +118,7 @@ def run(
 
         serve_beside(folder)
     code = launch(resolved, command, folder, as_json=as_json, host=host, secret=_secret(secret_file, folder, resolved))
-    if os.environ.get("OUTLAST_DIARY"):
-        _remember(folder)
+    _remember(folder)
     return code
 
 
@@ -139,7 +137,9 @@ def _secret(file: Path | None, folder: Path, resolved: Any) -> bytes | None:
 
 
 def _remember(folder: Path) -> None:
-    """What the run tells about its devices, into the diary that was named; no run ends otherwise for it."""
+    """What the run tells about its devices, into the diary if one was named; no run ends otherwise for it."""
+    if not os.environ.get("OUTLAST_DIARY"):
+        return
     import socket
 
     from outlast import health
