@@ -56,7 +56,7 @@ def test_examples_name_what_exists(name: str, line: str) -> None:
 
 @pytest.mark.parametrize(
     ("option", "words"),
-    [("--nproc-per-node", "--replicas"), ("--nproc_per_node", "--replicas"), ("--nnodes", "one host"),
+    [("--nproc-per-node", "--replicas"), ("--nproc_per_node", "--replicas"), ("--rdzv-endpoint", "--endpoint"),
      ("--rdzv-backend", "leave it out"), ("--max-restarts", "max_restarts"), ("--log-dir", "--run-dir"),
      ("--num_processes", "--replicas"), ("--standalone", "leave it out"), ("--module", "-m MODULE")],
 )  # fmt: skip

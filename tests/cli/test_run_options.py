@@ -20,7 +20,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """(resolved configuration, command) of each run that would have started."""
     seen: list[Any] = []
 
-    def launch(resolved: Any, command: list[str], run_dir: Path, *, as_json: bool) -> int:
+    def launch(resolved: Any, command: list[str], run_dir: Path, **_: Any) -> int:
         seen.append((resolved.config, command))
         return 0
 

@@ -50,6 +50,7 @@ class Launched:
 
     def __init__(self, resolved: Any, command: list[str], run_dir: Path, **_: Any) -> None:
         self.run_dir, self.watch, self.ready, self.turns = run_dir, None, None, 0
+        self.host, self.secret, self.awaits = "", b"", 0
 
     def run(self) -> Any:
         journal = Journal.create(self.run_dir)

@@ -50,7 +50,7 @@ class Side:
             patience=lambda phase: 30.0, on_stall=lambda *_: None, probe=Probe(self.listener.me, None),
         )  # fmt: skip
         self.mesh.form()
-        env: Any = SimpleNamespace(config=RunConfig(group_timeout_s=60.0))
+        env: Any = SimpleNamespace(config=RunConfig(group_timeout_s=60.0), address="")
         self.plane = NetworkPlane(
             self.mesh, self.layout, self.memory, self.out, lambda *_: None, env, None, ""
         )  # fmt: skip

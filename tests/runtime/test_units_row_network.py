@@ -79,7 +79,7 @@ def aggregate(num: int, rule: dict[str, Any]) -> tuple[list[torch.Tensor], list[
             for bucket, flat in enumerate(memory.flats(slot)):
                 flat.copy_(torch.randn(flat.shape, generator=torch.Generator().manual_seed(10 * leaf + bucket)))
         robust = Robust(settings, layout, samples, 0)
-        env: Any = SimpleNamespace(config=RunConfig())
+        env: Any = SimpleNamespace(config=RunConfig(), address="")
         plane = NetworkRowPlane(robust, room.mesh(me), layout, memory, out, lambda *_: None, env, store, address)
         if rule.get("check_reducers") and me == "r1":
             plane.tamper = lambda bucket, target: target.neg_() if bucket == 1 else None

@@ -98,7 +98,8 @@ def run(
 
     given = {
         "replicas": replicas, "spares": spares, "agents": agents, "exchange": exchange, "threads": threads,
-        "endpoint": endpoint, "nnodes": nnodes, "slots": slots, "port": port, "guards": guards, "audit": audit, "aggregation": aggregation, "f": f, "pre": pre, "rows": rows,
+        "endpoint": endpoint, "nnodes": nnodes, "slots": slots, "port": port, "guards": guards, "audit": audit,
+        "aggregation": aggregation, "f": f, "pre": pre, "rows": rows,
         "on_shortfall": on_shortfall, "checkpoint_dir": checkpoint_dir, "checkpoint_every": checkpoint_every,
         "resume": resume, "init_from": init_from, "init_strict": init_strict,
     }  # fmt: skip

@@ -38,7 +38,7 @@ from outlast.tensors import Layout, fingerprint, reduce_slice
 __all__ = ["LOOPBACK", "NetworkPlane", "open_store"]
 
 
-def open_store(host: str) -> tuple[Any, str]:
+def open_store(host: str = LOOPBACK) -> tuple[Any, str]:
     """This member's own store, and its address: (store, host:port). `host`: an address of this machine."""
     store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
     return store, f"{host}:{store.port}"
