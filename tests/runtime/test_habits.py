@@ -21,7 +21,7 @@ STEPS = 14
 HELD = (
     "plain", "rate_before", "rate_after", "rate_follows", "scheduler_by_hand", "plateau_by_hand", "plateau_of_ones_own",
     "average", "average_by_hook", "teacher", "counter", "clamped", "frozen_then_thawed", "eval_mode", "adversaries",
-    "average_that_follows", "measured", "stopped_by_one",
+    "average_that_follows", "measured", "stopped_by_one", "evaluates",
 )  # fmt: skip
 HELD_TOO = "in_turns", "schedule_free", "plateau_in_state", "thawed_in_stages", "hook_that_drifts", "group_at_a_time"
 """The same ways to a joiner as those above, from other habits."""
@@ -80,6 +80,21 @@ def test_a_joiner_goes_on_as_the_loop_does(fleet: Callable[..., Any], habit: str
     run.gate(20, "they were gone", lambda: all(run.exited(f"r{slot}.1") for slot in range(replicas)))
     assert_as_alone(run, habit, 24)
     assert set(run.results()) == {"r1.2"}
+
+
+@pytest.mark.campaign
+def test_a_replica_that_dies_in_an_evaluation_changes_no_number(fleet: Callable[..., Any]) -> None:
+    """All three are inside it, each in its own batches, when one is killed; its successor joins."""
+    run = fleet(script=(SCRIPT, "evaluates"), replicas=3, steps=24, gates=(1005, 7, 8), max_restarts=1)
+    run.until("all were started", lambda: all(run.started(f"r{slot}.1") for slot in range(3)))
+    pids = {run.pid(f"r{slot}.1") for slot in range(3)}
+    run.until("all evaluated", lambda: run.at_gates(pids))
+    run.strike(run.pid("r1.1"))
+    run.gate(1005, "it was gone", lambda: run.exited("r1.1"))
+    run.gate(7, "its successor was served", lambda: run.served("r1.2"))
+    run.gate(8, "it had caught up", lambda: run.caught_up("r1.2"))
+    assert_as_alone(run, "evaluates", 24)
+    assert set(run.results()) == {"r0.1", "r1.2", "r2.1"}
 
 
 @pytest.mark.process

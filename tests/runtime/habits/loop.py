@@ -41,6 +41,7 @@ class Bench:
         self.training: Any = None
         self.batch: Any = None
         self.steps = 0
+        self.gates: Path | None = None
 
     def rate(self, value: float) -> None:
         for group in self.optimizer.param_groups:
@@ -487,6 +488,29 @@ def stopped_by_one(bench: Bench) -> None:
     bench.compared["last"] = lambda: [done, bench.training.stopped]
 
 
+def evaluates(bench: Bench) -> None:
+    """Two evaluations a step, before and after the inner loop; the better losses are counted."""
+    held_out = [(x, y) for x, y in zip(torch.randn(90, 8), torch.randint(0, 4, (90,)), strict=True)]
+    counter, found = Counter(), dict[str, Any]()
+
+    def fn(batch: Any) -> dict[str, Any]:
+        if bench.gates is not None and bench.training.engine.loop.step == 5:
+            pass_gate(bench.gates, 1005)
+        out = bench.model(batch[0])
+        return {"loss": nn.functional.cross_entropy(out, batch[1]), "hits": (out.argmax(1) == batch[1]).float().mean()}
+
+    def before(step: Any) -> None:
+        found["before"] = bench.training.evaluate(held_out, fn, batch_size=4)
+        bench.rate(0.01 / (1 + found["before"]["loss"]))
+
+    def after(step: Any) -> None:
+        found["after"] = bench.training.evaluate(held_out, fn, batch_size=7)
+        counter.n, counter.best = counter.n + (found["after"]["loss"] < counter.best), found["after"]["loss"]
+
+    bench.before, bench.after, bench.options["state"] = before, after, {"counter": counter}
+    bench.compared["found"] = lambda: [found, counter.n]
+
+
 HABITS = {
     f.__name__: f
     for f in (
@@ -495,7 +519,7 @@ HABITS = {
         unregistered, thawed, group_added, data_written, counting_optimizer, drawing_dataset, drawing_workers,
         caching_dataset, clipped_by_hand, scheduler_twice, scaled, adversaries, in_turns, schedule_free,
         plateau_in_state, thawed_in_stages, hook_that_counts, hook_that_drifts, group_at_a_time, group_at_a_time_unseen,
-        weighted_by_count, average_that_follows, measured, stopped_by_one,
+        weighted_by_count, average_that_follows, measured, stopped_by_one, evaluates,
     )
 }  # fmt: skip
 
@@ -522,7 +546,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     run, bench = outlast.join(), Bench()
-    bench.run, bench.steps = run, args.steps
+    bench.run, bench.steps, bench.gates = run, args.steps, args.gates
     HABITS[args.habit](bench)
     training = run.protect(
         bench.model, bench.optimizer, bench.dataset, global_batch_size=16, microbatches=8, seed=1, **bench.options

@@ -20,6 +20,7 @@ from outlast.runtime.loop._plain_saves import PlainSaves
 from outlast.runtime.saving.resume import begin_at_zero
 from outlast.runtime.settings.save_settings import TIMEOUT_S, SaveSettings
 from outlast.runtime.training.arguments import positive
+from outlast.runtime.training.evaluation import evaluation_of
 from outlast.runtime.training.followers import check_follower
 from outlast.runtime.training.losses import missing_backward, second_backward
 from outlast.runtime.training.metrics import Metrics
@@ -85,6 +86,13 @@ class PlainTraining:
     def stop(self, reason: str = "the loop asked for it") -> None:
         """As of `Training.stop`."""
         self.stop_wanted = reason or "the loop asked for it"
+
+    def evaluate(
+        self, dataset: Any, fn: Callable[[Any], Any], *, batch_size: int | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+    ) -> dict[str, float]:  # fmt: skip
+        """As of `Training.evaluate`."""
+        return evaluation_of(self.state, self.samples, dataset, fn, batch_size, collate_fn).here()
 
     def after_step(self, function: Callable[[], object]) -> None:
         """As of `Training.after_step`."""

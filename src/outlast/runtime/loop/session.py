@@ -15,7 +15,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import platform
 import signal
 import sys
 import threading
@@ -27,7 +26,7 @@ from torch import Tensor
 
 from outlast.core.phases import Phase
 from outlast.core.policy import Guards
-from outlast.core.protocol import Certificate, Leave, Wait
+from outlast.core.protocol import Certificate, Leave, View, Wait
 from outlast.errors import ConfigError, Evicted, FleetLost, MembershipError, StepMisuse, ViewAbandoned
 from outlast.runtime.checks.audits import chosen_audit
 from outlast.runtime.checks.critical_parameters import critical_of
@@ -42,14 +41,17 @@ from outlast.runtime.loop._ending import exit_by_code, left_open, report_failure
 from outlast.runtime.loop._epochs import Epoch, Epochs
 from outlast.runtime.loop._iterators import Left, WatchedLoop, at_the_script_s_end, values_of
 from outlast.runtime.loop._loop_watch import LoopWatch, steps_again
+from outlast.runtime.loop._place import Place
 from outlast.runtime.loop._plain import PlainTraining, plain_training
 from outlast.runtime.loop._step import Step
 from outlast.runtime.loop._writer_turn import Turn
 from outlast.runtime.member.driver import Replica
+from outlast.runtime.member.shared_evaluation import SharedEvaluations
 from outlast.runtime.member.step import StepCourse
 from outlast.runtime.saving.unsaved import watch
 from outlast.runtime.settings.save_settings import Checkpoint, beginning_of, settings_of
 from outlast.runtime.training.arguments import check_arguments, check_once, check_shares, listed, positive
+from outlast.runtime.training.evaluation import evaluation_of
 from outlast.runtime.training.followers import check_follower
 from outlast.runtime.training.run_facts import facts_of, prepare_process, warm_up
 from outlast.runtime.training.samples import Samples
@@ -83,62 +85,16 @@ def pause(seconds: float) -> None:
 _active: list[Progress] = []  # the progress block of this process's run, once joined
 
 
-class Run:
+class Run(Place):
     """This process's part in a run."""
 
     def __init__(self, env: Environment, plain: bool = False) -> None:
-        self._env, self._plain = env, plain
-        _active[:] = [env.progress]
         self._training: Training | None = None
+        super().__init__(env, plain, self._view)
+        _active[:] = [env.progress]
 
-    @property
-    def name(self) -> str:
-        """This replica's name, slot.incarnation, e.g. `r2.1`."""
-        return self._env.me
-
-    @property
-    def rank(self) -> int:
-        """This replica's place among the members of the present view, 0 … size-1: rank 0 writes. It may change with
-        every view; what stays is `name`. Raises StepMisuse before a fleet's first step."""
-        return self._members("rank").index(self._env.me)
-
-    @property
-    def size(self) -> int:
-        """How many replicas train in the present view. Raises StepMisuse before a fleet's first step."""
-        return len(self._members("size"))
-
-    def _members(self, what: str) -> tuple[str, ...]:
-        view = self._training.replica.member.view if self._training is not None else None
-        if view is not None and self._env.me in view.members:
-            return view.members
-        if self._alone:
-            return (self._env.me,)
-        raise StepMisuse(
-            f"run.{what} is not known before the first step", where=f"replica {self._env.me}",
-            remedy="read it in the loop or after it; data is shared out by outlast, a device is run.device, and a name "
-            "that is this replica's alone is run.name",
-        )  # fmt: skip
-
-    @property
-    def _alone(self) -> bool:
-        config = self._env.config
-        return self._plain or self._env.coordinator is None or config.replicas + config.spares == 1
-
-    @property
-    def host(self) -> str:
-        """The name of the machine that this replica runs on."""
-        return platform.node()
-
-    @property
-    def device(self) -> torch.device:
-        """The device for this replica: of the GPUs that are visible here the one with its slot's number, round robin,
-        which becomes torch's current one; else the processor."""
-        if not torch.cuda.is_available():
-            return torch.device("cpu")
-        slot = self._env.me.removeprefix("r").partition(".")[0]
-        device = torch.device("cuda", int(slot) % torch.cuda.device_count() if slot.isdigit() else 0)
-        torch.cuda.set_device(device)
-        return device
+    def _view(self) -> View | None:
+        return self._training.replica.member.view if self._training is not None else None
 
     @property
     def is_writer(self) -> bool:
@@ -229,6 +185,8 @@ class Training:
     def __init__(self, replica: Replica, audit: float | str = 0.0, critical: Sequence[str] = ()) -> None:
         self.replica, self.engine = replica, replica.engine
         self._course = StepCourse(replica, audit, critical)
+        self._evaluations = SharedEvaluations(replica, self._ended)
+        self._inside = False  # the loop over a step's batches
         self._started = False
         self._step: Step | None = None
         self._failed = False
@@ -271,6 +229,26 @@ class Training:
         """Why training ended before its last step, the same on every replica; "" if it did not."""
         return self.engine.stopped
 
+    def evaluate(
+        self, dataset: Any, fn: Callable[[Any], Mapping[str, Any]], *, batch_size: int | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+    ) -> dict[str, float]:  # fmt: skip
+        """Evaluate on a dataset, its batches shared by the replicas, and return the same numbers on every one of them.
+
+        `fn(batch)` returns a mapping of names to values, or to (value, weight); the result is each name's mean,
+        weighted by samples where no weight is given. It runs without gradients, with the model in `eval` mode.
+        `batch_size`: a microbatch's samples if not given. A replica's death costs what it had not told yet. Call it on
+        every replica, before or after a step's inner loop; outside of the loop whoever calls it computes all of it.
+        Raises StepMisuse inside the inner loop and where replicas evaluate different things, ConfigError for bad input.
+        """
+        wanted = evaluation_of(self.engine.state, self.engine.samples, dataset, fn, batch_size, collate_fn)
+        if self._inside:
+            raise StepMisuse(
+                "training.evaluate(…) was called inside the loop over a step's batches",
+                remedy="call it before or after `for batch in step`",
+            )
+        return self._evaluations.run(wanted) if self._open else wanted.here()
+
     def after_step(self, function: Callable[[], object]) -> None:
         """Have it called after each step, when the optimizer has taken it: for averages of weights and the like.
 
@@ -297,6 +275,7 @@ class Training:
             assert not isinstance(todo, Wait)
             self._step = self._as_seen(todo.step)
             self._open = True
+            self._evaluations.given()
             yield self._step
             self._open = False
             if self.replica.member.committed == todo.step:
@@ -337,6 +316,7 @@ class Training:
         """The step whose outcome this process only has to apply: what the loop does around it is done here as well."""
         self._step = self._as_seen(step)
         self._open = True
+        self._evaluations.given()
         yield self._step
         self._open = False
         if self.engine.late is not None and self.engine.late.step == step:
@@ -462,7 +442,10 @@ class Training:
 
     def _microbatches(self, step: int) -> Iterator[Any]:
         """Batches until the step is committed: mine, and orphans of the dead."""
+        self._evaluations.inner()
+        self._inside = True
         yield from self._course.batches(step, self._ended)
+        self._inside = False
         if self.engine.meta is None or self.engine.meta.step != step:  # a newer state was taken: the loop missed steps
             raise Evicted(
                 f"the run went on without this replica after step {step}", where=f"replica {self.replica.env.me}",

@@ -95,6 +95,7 @@ class Replica:
         self.pace = Pace(env.progress, env.config.replicas if env.coordinator is not None else 1)
         self.spare.applied = self.pace.replayed
         engine.on_stop = self._stop_after
+        self.on_formed: Callable[[], None] = lambda: None  # told of each view that works
         self._departed = self._retired = False
         self.saves: Saves | None = None  # the run's checkpoints, if it keeps any
 
@@ -344,6 +345,7 @@ class Replica:
         if self.engine.robust is not None:
             admit(self, self.engine.robust, view, plan)
         self.donor.formed(view)
+        self.on_formed()
         first, share = list(plan.orphans[self.env.me]), self._standard_share(view)
         self.engine.expect(first, share, plan.step, self.member.committed)
         config = self.env.config

@@ -63,6 +63,7 @@ class Engine:
         """The outcome, a flat tensor a bucket. A plane may put another in a tensor's place."""
         self.losses: dict[int, tuple[float, float]] = {}
         self.metrics = Metrics()
+        self.evaluated: list[tuple[tuple[str, float], ...]] = []  # before the step's inner loop
         self.stop_wanted = ""  # why this replica's loop wants the step under way to be the last
         self.stopped = ""  # why the last step was the last
         self.on_stop: Callable[[int], None] = lambda steps: None  # told after how many
@@ -198,6 +199,7 @@ class Engine:
             observed=vigilance.observed(headers) if vigilance is not None else None,
             settings=self.loop.settings, probes=self._probes(headers) if self.robust is None else (),
             metrics=reduced(headers, self.samples.num_leaves), stop=next((h.stop for h in headers if h.stop), ""),
+            evaluated=tuple(self.evaluated),
         )  # fmt: skip
 
     def _probes(self, headers: Sequence[Header]) -> tuple[tuple[int, float], ...]:

@@ -100,6 +100,11 @@ class Samples:
 
     # --- the pure part -------------------------------------------------------------------------------------------
     @property
+    def collate(self) -> Callable[[list[Any]], Any]:
+        """What makes a batch of samples."""
+        return self._keyed.collate
+
+    @property
     def order(self) -> str:
         """How the samples of an epoch are put in order."""
         return self._order.name

@@ -16,7 +16,7 @@ from outlast.core.phases import Phase
 from outlast.runtime.transport.connections import decoded
 from outlast.runtime.transport.mesh import Extra, Mesh
 
-__all__ = ["GRAMS", "HOLD", "SLICES", "VOTE", "WANTED", "Channel", "round_of"]
+__all__ = ["EVALUATED", "GRAMS", "HOLD", "SLICES", "VOTE", "WANTED", "Channel", "round_of"]
 
 T = TypeVar("T")
 
@@ -47,6 +47,7 @@ SLICES: Channel[Words] = Channel(
     1 << 22, lambda words: msgspec.msgpack.encode([(*key, *pair) for key, pair in words.items()]), _words
 )
 """Fingerprints of slices whose reduction is disputed: as gathered, and as computed now."""
+EVALUATED = 1 << 24  # of `member/shared_evaluation.py`: what is known of an evaluation, and one more for each further
 WANTED = 1 << 23  # of `exchange/c10d_plane.py`: which slices I check
 
 

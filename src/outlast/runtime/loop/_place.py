@@ -1,0 +1,73 @@
+"""Where a process stands in its run: its name, its place among those who train, its machine and its device.
+
+Decides nothing, and shares out no data: that is the protocol's matter. Places change with every view.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+
+import torch
+
+from outlast.core.protocol import View
+from outlast.errors import StepMisuse
+from outlast.runtime.host.environment import Environment
+
+__all__ = ["Place"]
+
+
+class Place:
+    """See the module. `present`: the view that this replica trains in, if there is one."""
+
+    def __init__(self, env: Environment, plain: bool, present: Callable[[], View | None]) -> None:
+        self._env, self._plain, self._present = env, plain, present
+
+    @property
+    def name(self) -> str:
+        """This replica's name, slot.incarnation, e.g. `r2.1`."""
+        return self._env.me
+
+    @property
+    def rank(self) -> int:
+        """This replica's place among the members of the present view, 0 … size-1: rank 0 writes. It may change with
+        every view; what stays is `name`. Raises StepMisuse before a fleet's first step."""
+        return self._members("rank").index(self._env.me)
+
+    @property
+    def size(self) -> int:
+        """How many replicas train in the present view. Raises StepMisuse before a fleet's first step."""
+        return len(self._members("size"))
+
+    def _members(self, what: str) -> tuple[str, ...]:
+        view = self._present()
+        if view is not None and self._env.me in view.members:
+            return view.members
+        if self._alone:
+            return (self._env.me,)
+        raise StepMisuse(
+            f"run.{what} is not known before the first step", where=f"replica {self._env.me}",
+            remedy="read it in the loop or after it; data is shared out by outlast, a device is run.device, and a name "
+            "that is this replica's alone is run.name",
+        )  # fmt: skip
+
+    @property
+    def _alone(self) -> bool:
+        config = self._env.config
+        return self._plain or self._env.coordinator is None or config.replicas + config.spares == 1
+
+    @property
+    def host(self) -> str:
+        """The name of the machine that this replica runs on."""
+        return platform.node()
+
+    @property
+    def device(self) -> torch.device:
+        """The device for this replica: of the GPUs that are visible here the one with its slot's number, round robin,
+        which becomes torch's current one; else the processor."""
+        if not torch.cuda.is_available():
+            return torch.device("cpu")
+        slot = self._env.me.removeprefix("r").partition(".")[0]
+        device = torch.device("cuda", int(slot) % torch.cuda.device_count() if slot.isdigit() else 0)
+        torch.cuda.set_device(device)
+        return device
