@@ -41,9 +41,9 @@ from outlast.runtime.loop._ending import exit_by_code, left_open, report_failure
 from outlast.runtime.loop._epochs import Epoch, Epochs
 from outlast.runtime.loop._iterators import Left, WatchedLoop, at_the_script_s_end, values_of
 from outlast.runtime.loop._loop_watch import LoopWatch, steps_again
-from outlast.runtime.loop._place import Place
 from outlast.runtime.loop._plain import PlainTraining, plain_training
 from outlast.runtime.loop._step import Step
+from outlast.runtime.loop._whereabouts import Whereabouts
 from outlast.runtime.loop._writer_turn import Turn
 from outlast.runtime.member.driver import Replica
 from outlast.runtime.member.shared_evaluation import SharedEvaluations
@@ -85,7 +85,7 @@ def pause(seconds: float) -> None:
 _active: list[Progress] = []  # the progress block of this process's run, once joined
 
 
-class Run(Place):
+class Run(Whereabouts):
     """This process's part in a run."""
 
     def __init__(self, env: Environment, plain: bool = False) -> None:

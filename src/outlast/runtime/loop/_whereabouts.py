@@ -14,10 +14,10 @@ from outlast.core.protocol import View
 from outlast.errors import StepMisuse
 from outlast.runtime.host.environment import Environment
 
-__all__ = ["Place"]
+__all__ = ["Whereabouts"]
 
 
-class Place:
+class Whereabouts:
     """See the module. `present`: the view that this replica trains in, if there is one."""
 
     def __init__(self, env: Environment, plain: bool, present: Callable[[], View | None]) -> None:
