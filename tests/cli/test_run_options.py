@@ -152,3 +152,37 @@ def test_the_first_member_s_output_is_followed(tmp_path: Path) -> None:
     journal.close()
     assert lines[4:] == ["goes on", "still", "end"]
     assert "last words" in follower.shown
+
+
+def test_a_demonstration_on_hosts_that_cannot_be_made_says_why(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("outlast.prove.demo_hosts.unavailable", lambda: "network namespaces need root here")
+    assert main(["demo", "--hosts", "3", "--keep", str(tmp_path)]) == 3
+    assert "network namespaces need root here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "no secret of the run"),
+        (["--secret-file", "nowhere"], "no secret can be read from nowhere"),
+        (["--secret-file", "{secret}", "--join", "head"], "is not HOST:PORT"),
+        (["--secret-file", "{secret}", "--host", "a b"], "is no name for a host"),
+        (["--secret-file", "{secret}", "--wait", "0"], "no coordinator at 127.0.0.1:9"),
+    ],
+)
+def test_an_agent_that_cannot_join_says_why(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OUTLAST_SECRET", raising=False)
+    secret = tmp_path / "secret"
+    secret.write_text("ab" * 32)
+    secret.chmod(0o600)
+    given = [word.format(secret=secret) for word in words]
+    if "--join" not in given:
+        given += ["--join", "127.0.0.1:9"]  # where nobody listens
+    assert main(["agent", *given]) in (2, 3)
+    err = capsys.readouterr().err
+    assert said in err
+    assert "remedy" in err

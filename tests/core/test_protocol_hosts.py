@@ -54,6 +54,23 @@ def test_a_silent_host_goes_whole_and_nobody_waits_for_its_word() -> None:
     assert not c.roster.is_alive("r2.1")
 
 
+def test_its_loss_is_told_as_an_interruption_that_the_coordinator_noticed() -> None:
+    c = started()
+    silent(c, "h2")  # for 0.6 s
+    left(c, "r0.1", "r1.1")
+    assert c.view is not None
+    actions = []
+    for name in c.view.members:
+        formed = m.Formed(member=name, view=c.view.id, step=3, left_at_s=5.1, formed_at_s=6.2, recomputed=4)
+        actions += c.handle(6.3, formed)
+    c.reports.committed(4.0, 6.5)
+    told_ = kept(c.handle(6.6, m.Resumed()), "recovery")
+    assert [(r["replica"], r["cause"], r["noticed_by"]) for r in told_] == [
+        ("r2.1", "agent_lost", "coordinator"), ("r3.1", "agent_lost", "coordinator"),
+    ]  # fmt: skip
+    assert {(round(r["detect_s"], 3), r["downtime_s"], r["microbatches_recomputed"]) for r in told_} == {(0.6, 2.5, 4)}
+
+
 def test_nobody_goes_on_without_the_word_of_a_living_member() -> None:
     """All of the view are on hosts that are not heard of: they may well train on. Only the lease ends that."""
     c = started(spares=1)

@@ -200,3 +200,15 @@ def test_a_run_whose_replicas_are_all_gone_is_starting_not_training(story: Any) 
     said = status([*events, lost], held=True, now_s=lost.at_s + 9.0)
     assert (said.state, said.detail) == ("starting", "every replica was gone, and the run begins again")
     assert said.step is None
+
+
+def test_hosts_are_told_where_there_are_several() -> None:
+    there = ev.AgentStarted(
+        at_s=1.0, agent="h1:5e1c", pid=9, host="h1", place="elsewhere", address="10.0.0.2", slots=2
+    )  # fmt: skip
+    run = [there, ev.ReplicaStarted(at_s=1.1, replica="r1.1", agent="h1:5e1c", pid=10)]
+    shown = render_status(status(run))
+    assert "HOST" in shown
+    assert next(line.split()[:3] for line in shown.splitlines() if "r1.1" in line) == ["r1.1", "h1", "10"]
+    assert "at 10.0.0.2, 2 slots" in shown
+    assert "HOST" not in render_status(status([ev.AgentStarted(at_s=1.0, agent="a0", pid=9)]))

@@ -132,6 +132,7 @@ def test_a_loop_that_is_held_up_again_and_again_is_told_by_its_longest_times(sto
         ("exit", "died while the coordinator was away", "a process ended by itself"),
         ("agent_lost", "its agent a0 died: SIGKILL", "an agent lost"),
         ("agent_lost", "", "an agent lost"),
+        ("agent_lost", "its host is not heard of: silent for 0.61 s while others wait for it", "a host lost"),
         ("exit", "exit code 3", "a process ended by itself"),
         ("broken path", "r1.0 and r2.0", "a broken path between members"),
         ("gremlins", "", "another cause"),

@@ -17,14 +17,18 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def demo(
     steps: Annotated[int, typer.Option(min=24, help="training steps of each of the two runs")] = 160,
     seed: Annotated[int, typer.Option(help="seed of model and data")] = 0,
+    hosts: Annotated[
+        int | None, typer.Option(min=3, max=16, help="on so many hosts: network namespaces, as root")
+    ] = None,
     keep: Annotated[Path | None, typer.Option(help="where both runs are kept; a temporary directory otherwise")] = None,
     serve: Annotated[bool, typer.Option("--serve", help="show the disturbed run in a browser while it lasts")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object, nothing else")] = False,
 ) -> int:
     """Train a small GPT on four replicas and a spare while killing a replica inside an exchange, stopping one inside a
-    backward, killing the coordinator and losing the spare; train it undisturbed; compare the bits. Exit code 1 if they
-    differ."""
-    from outlast.prove import Demo
+    backward, killing the coordinator and losing the spare; train it undisturbed; compare the bits. With --hosts one
+    host loses its power, another one its network, both come back, and the coordinator is killed. Exit code 1 if the
+    bits differ."""
+    from outlast.prove import Demo, HostsDemo
 
     base = keep or Path(tempfile.mkdtemp(prefix="outlast-demo-"))
     base.mkdir(parents=True, exist_ok=True)
@@ -33,7 +37,8 @@ def demo(
 
         serve_beside(base / "disturbed")
     watch = _Progress(steps, quiet=as_json)
-    verdict = Demo(base, steps, seed, watch).run()
+    demonstration = HostsDemo(base, steps, seed, watch, hosts) if hosts else Demo(base, steps, seed, watch)
+    verdict = demonstration.run()
     watch.close()
     if as_json:
         import msgspec

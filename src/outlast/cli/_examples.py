@@ -8,6 +8,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "demo": (
         ("outlast demo", "train a small GPT, kill things, compare the bits"),
         ("outlast demo --serve", "the same, with the page"),
+        ("outlast demo --hosts 3", "on three hosts, made on this machine as root"),
     ),
     "plan": (
         ("outlast plan --profile llama3", "what a job of that kind meets"),

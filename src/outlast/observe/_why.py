@@ -97,6 +97,10 @@ _CAUSES: dict[str, _Cause] = {
     "asked to leave": _Cause(
         r"sigterm|sigint|signal (15|2)\b|preempt|graceful",
         "nothing to mend: a scheduler or a person asked for it; keep a spare if that happens often"),
+    "a host lost": _Cause(
+        r"host is not heard of",
+        "its power, its network, its kernel or its agent went: see that host, and its agent's output; it joins again "
+        "with outlast agent, and spares on other hosts take its replicas' places meanwhile"),
     "an agent lost": _Cause(
         r"agent",
         "its replicas died with it: look for what ended the agent's process; --agents 2 keeps half of them alive"),
@@ -136,7 +140,7 @@ _BY_CAUSE: dict[str, tuple[str, ...]] = {
     "exit": ("killed from outside", "a process ended by itself"),
     "exception": ("an exception in the loop",),
     "evicted": ("put out by a guard", "a broken path between members", "silent for too long"),
-    "agent_lost": ("an agent lost",),
+    "agent_lost": ("a host lost", "an agent lost"),
     "coordinator": ("the coordinator lost",),
 }
 """For causes that events name: what their detail may tell apart; the last one where it tells nothing."""

@@ -44,7 +44,14 @@ def render_status(state: Status, *, curve: Sequence[float] = ()) -> str:
         lines += [f"loss {sparkline(curve)}"]
     people = [state.coordinator, *state.agents] if state.coordinator else state.agents
     rows = [_process_cells(process) for process in people] + [_replica_cells(replica) for replica in state.replicas]
-    lines += ["", table(("WHO", "PID", "STATE", "VIEW", "STEP", ""), rows)]
+    head: tuple[str, ...] = ("WHO", "PID", "STATE", "VIEW", "STEP", "")
+    if any(agent.host for agent in state.agents):  # several hosts: who is where
+        host_of = {agent.name: agent.host for agent in state.agents}
+        hosts = [host_of.get(process.name, "") for process in people]
+        hosts += [host_of.get(replica.agent, "") for replica in state.replicas]
+        rows = [(row[0], host, *row[1:]) for row, host in zip(rows, hosts, strict=True)]
+        head = ("WHO", "HOST", *head[1:])
+    lines += ["", table(head, rows)]
     return "\n".join(lines)
 
 
@@ -88,8 +95,14 @@ def render_why(story: Why) -> str:
 
 def _process_cells(process: Process) -> tuple[str, ...]:
     return (
-        process.name, str(process.pid), process.state, _view(process.view), _or_dash(process.step), process.detail,
+        process.name, str(process.pid), process.state, _view(process.view), _or_dash(process.step),
+        ", ".join(part for part in (_place(process), process.detail) if part),
     )  # fmt: skip
+
+
+def _place(process: Process) -> str:
+    slots = "" if not process.slots else f", {process.slots} slot{'s' * (process.slots != 1)}"
+    return f"at {process.address}{slots}" if process.address else ""
 
 
 def _replica_cells(replica: Replica) -> tuple[str, ...]:

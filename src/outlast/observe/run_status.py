@@ -29,7 +29,8 @@ RunState = Literal["starting", "forming", "training", "stalled", "ending", "fini
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
-    """The coordinator or an agent. `view`: (epoch, n); `step`: the last stable step; None before the first."""
+    """The coordinator or an agent. `view`: (epoch, n); `step`: the last stable step; None before the first. In a run
+    on several hosts also `host`, the `address` at which the others reach it, and `slots`, for how many replicas."""
 
     name: str
     pid: int
@@ -37,6 +38,9 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     view: tuple[int, int] | None
     step: int | None
     detail: str = ""
+    host: str = ""
+    address: str = ""
+    slots: int = 0
 
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
@@ -267,7 +271,9 @@ class StatusFold:
             case ev.CoordinatorLost() if self._coordinator:
                 self._coordinator = _lost(self._coordinator, event.cause)
             case ev.AgentStarted():
-                self._agents[event.agent] = _process(event.agent, event.pid, "")
+                self._agents[event.agent] = msgspec.structs.replace(
+                    _process(event.agent, event.pid, ""), host=event.host, address=event.address, slots=event.slots
+                )
             case ev.AgentLost():
                 if event.agent in self._agents:
                     self._agents[event.agent] = _lost(self._agents[event.agent], event.cause)

@@ -233,7 +233,8 @@ def _describe_process(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning
         case ev.CoordinatorLost():
             return f"coordinator of epoch {event.epoch} lost: {event.cause}", "warning"
         case ev.AgentStarted():
-            return f"agent {event.agent} started, process {event.pid}", "info"
+            where = f" on {event.host} at {event.address}" if event.host else ""
+            return f"agent {event.agent} started{where}, process {event.pid}", "info"
         case ev.AgentLost():
             return (
                 f"agent {event.agent} lost: {event.cause}; with it {', '.join(event.replicas) or 'nobody'}",

@@ -9,5 +9,6 @@ from outlast.prove._demo import Demo, Verdict
 from outlast.prove._drive import Driven
 from outlast.prove._strike_campaign import StrikeCampaign, Struck
 from outlast.prove._trials import Trial
+from outlast.prove.demo_hosts import HostsDemo
 
-__all__ = ["Campaign", "Demo", "Driven", "Result", "StrikeCampaign", "Struck", "Trial", "Verdict"]
+__all__ = ["Campaign", "Demo", "Driven", "HostsDemo", "Result", "StrikeCampaign", "Struck", "Trial", "Verdict"]

@@ -20,9 +20,9 @@ from outlast.errors import ProveError
 from outlast.prove._drive import Driven
 from outlast.runtime.settings.fault_points import Fault
 
-__all__ = ["Demo", "Verdict"]
+__all__ = ["PATIENCE_S", "Demo", "Verdict"]
 
-_PATIENCE_S = 110.0
+PATIENCE_S = 110.0
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,9 +91,9 @@ class Demo:
             def spare_to_lose() -> bool:  # one that has caught up, while there is time to wait for that
                 return driven.step > kill and bool(driven.spares(ready=driven.step < late))
 
-            driven.until("the coordinator's moment", reached(coordinator), _PATIENCE_S, watch)
+            driven.until("the coordinator's moment", reached(coordinator), PATIENCE_S, watch)
             os.kill(driven.coordinator_pid, signal.SIGKILL)
-            driven.until("there was a spare to lose", spare_to_lose, _PATIENCE_S, watch)
+            driven.until("there was a spare to lose", spare_to_lose, PATIENCE_S, watch)
             os.kill(next(iter(driven.spares(ready=driven.step < late).values())), signal.SIGKILL)
             self._end(driven, watch)
         return driven
@@ -104,7 +104,7 @@ class Demo:
         return driven
 
     def _end(self, driven: Driven, watch: Callable[[], None]) -> None:
-        code = driven.finish(_PATIENCE_S, watch)
+        code = driven.finish(PATIENCE_S, watch)
         if code != 0:
             _, err = driven.process.communicate()
             raise ProveError(f"the run ended with code {code}: {err.strip()[-1500:]}", remedy="see its logs")

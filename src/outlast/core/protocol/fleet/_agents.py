@@ -8,7 +8,7 @@ from outlast.core.protocol.fleet import change as _change
 from outlast.core.protocol.fleet.roster import incarnation_of, slot_of
 from outlast.core.protocol.fleet.state import FleetState
 
-__all__ = ["agent_gone", "agent_hello", "exited", "spawn_failed", "spawned"]
+__all__ = ["agent_gone", "agent_hello", "dropped", "exited", "spawn_failed", "spawned"]
 
 
 def agent_hello(c: FleetState, now_s: float, hello: m.AgentHello) -> None:
@@ -63,6 +63,11 @@ def spawn_failed(c: FleetState, now_s: float, failed: m.SpawnFailed) -> None:
 
 def exited(c: FleetState, now_s: float, gone: m.Exited) -> None:
     """A process has ended: news of a replica that an agent is certain of."""
+    dropped(c, now_s, gone, gone.member in c.current)
+
+
+def dropped(c: FleetState, now_s: float, gone: m.Exited, of_view: bool) -> None:
+    """The same of a replica that the current view may be without already. `of_view`: it interrupted one."""
     name = gone.member
     died = _ending.exited(c, gone) if c.ending is not None else None
     known = c.roster.peers.get(name)
@@ -76,7 +81,7 @@ def exited(c: FleetState, now_s: float, gone: m.Exited) -> None:
     c.roster.drop(name, now_s)
     c.unheard.discard(name)
     fault = died if died is not None else not planned_departure or name in c.current
-    c.reports.exited(gone, known.committed if known else None, fault, name in c.current)
+    c.reports.exited(gone, known.committed if known else None, fault, of_view)
     _blame.ended(c, gone, fault)
     if known is not None and fault:
         _alarms.failed(c, now_s, known.agent, gone.cause)

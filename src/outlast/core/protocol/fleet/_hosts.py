@@ -11,7 +11,7 @@ from outlast.core.protocol import host_messages as hm
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet import _agents
 from outlast.core.protocol.fleet import change as _change
-from outlast.core.protocol.fleet.state import FleetState
+from outlast.core.protocol.fleet.state import FleetState, Silence
 
 __all__ = ["host_here", "host_silent", "settle"]
 
@@ -27,17 +27,17 @@ def host_silent(c: FleetState, now_s: float, silent: hm.HostSilent) -> None:
     mine = [peer.name for peer in c.roster.peers.values() if peer.agent == agent and peer.status != "gone"]
     if agent in c.silent or (agent not in c.roster.agents and not mine):
         return
-    c.silent[agent] = f"its host is not heard of: {silent.why}"
+    c.silent[agent] = Silence(f"its host is not heard of: {silent.why}", now_s - silent.for_s, now_s)
     c.roster.agent_lost(agent)
     c.journal("agent_lost", agent=agent, cause=silent.why, replicas=mine)
     inside = [name for name in mine if name in c.current]
     for name in mine:
         if c.ending is not None or name not in inside:
-            _gone(c, now_s, name, agent)
+            _gone(c, now_s, name, agent, name in inside)
     heard = c.awaiting.intersection(inside)
     c.awaiting -= heard
     if heard and not c.disturbed:
-        c.disturbed = c.silent[agent]
+        c.disturbed = c.silent[agent].why
     if inside and c.change is None and not c.awaiting:
         _change.begin(c, f"host of {', '.join(inside)}: {silent.why}")
 
@@ -46,10 +46,14 @@ def settle(c: FleetState, now_s: float) -> None:
     """Members of silent hosts that no view has any more: their slots are free. What is left of them is killed when
     their agent is back."""
     for peer in [p for p in c.roster.peers.values() if p.status == "condemned" and p.agent in c.silent]:
-        _gone(c, now_s, peer.name, peer.agent)
+        _gone(c, now_s, peer.name, peer.agent, True)
 
 
-def _gone(c: FleetState, now_s: float, name: str, agent: str) -> None:
-    _agents.exited(
-        c, now_s, m.Exited(member=name, cause="agent_lost", detail=c.silent[agent], noticed_at_s=now_s)
+def _gone(c: FleetState, now_s: float, name: str, agent: str, of_view: bool) -> None:
+    silence = c.silent[agent]
+    c.reports.noticed(name, "coordinator", silence.noticed_s)
+    gone = m.Exited(
+        member=name, cause="agent_lost", detail=silence.why, last_alive_s=silence.since_s,
+        noticed_at_s=silence.noticed_s,
     )  # fmt: skip
+    _agents.dropped(c, now_s, gone, of_view)

@@ -83,7 +83,8 @@ def _some_will_answer(c: FleetState, change: Change) -> bool:
 
 def _carry_on(c: FleetState, change: Change, carriers: Sequence[str]) -> None:
     for name in sorted(change.waiting):
-        c.condemn(name, c.silent.get(c.roster.peers[name].agent) or f"did not acknowledge leaving view {change.upto}")
+        silence = c.silent.get(c.roster.peers[name].agent)
+        c.condemn(name, silence.why if silence else f"did not acknowledge leaving view {change.upto}")
     for name in sorted(change.stale.difference(carriers)):
         demote(c, name)
     install(c, successor(c, change, carriers), change.cause)
