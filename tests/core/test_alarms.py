@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from outlast.core.policy import AlarmKind
 from outlast.core.protocol import Coordinator, Settings
 from outlast.core.protocol import messages as m
 
@@ -98,13 +99,23 @@ def test_a_doubted_host_gets_replicas_again_once_it_passed_a_test_and_never_if_i
         assert c.roster.agents - c.roster.barred - c.roster.doubted == agents, result
 
 
-def test_an_alarm_that_nothing_follows_ends_by_itself_and_was_false() -> None:
+def test_an_alarm_that_nothing_follows_ends_by_itself() -> None:
     c = fleet()
     c.handle(10.0, alarm("a1"))
     assert c.roster.doubted == {"a1"}
     c.handle(10.0 + 5 * 600 + 1, m.Timer(name="outlook:a1"))
     assert not c.roster.doubted
+    assert c.prognosis.kind("fatal xid.fatal").num_false == 0, "nobody can know: its work had gone elsewhere"
+    c = fleet(on_alarm="tell")
+    c.handle(10.0, alarm("a1"))
+    c.handle(10.0 + 5 * 600 + 1, m.Timer(name="outlook:a1"))
     assert c.prognosis.kind("fatal xid.fatal").num_false == 1
+
+
+def test_what_runs_before_have_taught_is_where_a_run_begins() -> None:
+    c = fleet(alarm_kinds={"fatal xid.fatal": AlarmKind(num_false=200.0)})
+    (said,) = weighed(c.handle(10.0, alarm("a1")))
+    assert said["action"] == "wait"
 
 
 def test_deaths_of_one_host_at_once_are_one_failure_that_was_foretold() -> None:

@@ -18,7 +18,7 @@ from outlast.doctor import Finding, HostReport, compare, contradictions, quick, 
 from outlast.doctor import _disk as disk_module
 from outlast.doctor import _host as host_module
 from outlast.doctor._disk import look_at_disk
-from outlast.doctor.deep import look_at_store, repeats
+from outlast.doctor.deep import burn_in, look_at_store, repeats
 from outlast.errors import ConfigError
 from outlast.journal import Mount
 
@@ -239,3 +239,17 @@ def test_torch_is_not_loaded(args: list[str], tmp_path: Path) -> None:
     code = f"import sys; from outlast.cli import main; main({args!r}); assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_burn_in_says_what_it_can_have_found(capsys: pytest.CaptureFixture[str]) -> None:
+    told: list[str] = []
+    (found,) = burn_in(0.001, lambda device, seconds: told.append(device))
+    assert found.level == "ok"
+    assert told
+    assert set(told) == {"cpu"}
+    assert found.figures["least_rate_an_answer"] == pytest.approx(3 / int(found.figures["answers"]))
+    assert float(found.figures["deaths_a_day_after"]) < float(found.figures["deaths_a_day_now"])
+    for wrong in ("0", "-1", "inf"):
+        assert main(["doctor", "--burn-in", wrong]) == 2
+    assert main(["doctor", "--quick", "--burn-in", "1"]) == 2
+    assert "--burn-in" in capsys.readouterr().err

@@ -33,6 +33,9 @@ def doctor(
     model: Annotated[
         str | None, typer.Option(help="FILE.py:FUNCTION that returns (model, loss): are its bits the same each time?")
     ] = None,
+    burn_in: Annotated[
+        float | None, typer.Option("--burn-in", help="Stress each device with known answers, for MINUTES in all.")
+    ] = None,
     compare: Annotated[
         list[Path] | None, typer.Option(help="Reports (--json) of hosts to hold against each other; more than once.")
     ] = None,
@@ -55,8 +58,10 @@ def doctor(
     findings = room.quick(settings, os.environ, places=places)
     if not quick:
         findings += _deep(settings, model)
-    elif model is not None:
-        raise ConfigError("--quick tries no model", remedy="leave --quick or --model out")
+    elif model is not None or burn_in is not None:
+        raise ConfigError("--quick tries no model and no device", remedy="leave --quick, or --model and --burn-in, out")
+    if burn_in is not None:
+        findings += _burnt_in(burn_in)
     facts = room.facts()
     return _tell(room.report(socket.gethostname(), findings, facts, time.perf_counter() - begin), as_json, strict)
 
@@ -76,6 +81,21 @@ def _deep(settings: RunConfig, model: str | None) -> list[Finding]:
     print("outlast: asking devices what the answers are known to; --quick leaves that out", file=sys.stderr, flush=True)
     findings += look_at_devices()
     return findings + (list(repeats(model)) if model is not None else [])
+
+
+def _burnt_in(minutes: float) -> list[Finding]:
+    from outlast.doctor.deep import burn_in
+
+    if not 0 < minutes < float("inf"):
+        raise ConfigError(f"--burn-in {minutes:g} is no time", remedy="minutes, above 0; new devices want hours")
+    last = [0.0]
+
+    def told(device: str, seconds: float) -> None:
+        if seconds - last[0] >= 10 or seconds < last[0]:
+            last[0] = seconds
+            print(f"outlast: burn-in of {device}: {seconds / 60:.1f} min", file=sys.stderr, flush=True)
+
+    return list(burn_in(minutes, told))
 
 
 def _tell(report: HostReport, as_json: bool, strict: bool) -> int:

@@ -12,7 +12,7 @@ import typer
 if TYPE_CHECKING:
     from outlast.health import DeviceTest, Diary
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, suggest_commands=False, no_args_is_help=True)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, suggest_commands=False)
 
 DiaryOption = Annotated[
     Path | None, typer.Option("--diary", help="The diary's file; OUTLAST_DIARY, or ~/.local/state/outlast otherwise.")
@@ -21,9 +21,29 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 DeviceArgument = Annotated[str, typer.Argument(help="A device's name in the diary, or a part that is only its.")]
 
 
-@app.callback()
-def health() -> None:
-    """Find hardware that is wrong: test a device, and read and write the diary of all of them."""
+@app.callback(invoke_without_command=True)
+def health(context: typer.Context, diary: DiaryOption = None, as_json: JsonOption = False) -> None:
+    """Find hardware that is wrong: what is suspected, tests of devices, and the diary of all of them."""
+    if context.invoked_subcommand is None:
+        _suspects(_open(diary), as_json)
+
+
+def _suspects(book: Diary, as_json: bool) -> None:
+    """Each suspect in a sentence, and what alarms were worth so far."""
+    from outlast import health
+
+    entries = _entries(book)
+    said = [text for row in health.rank_devices(health.records_of(entries)) if (text := health.suspicion(row))]
+    worth = health.foretold_of(entries)
+    if as_json:
+        _print({"diary": str(book.path), "suspects": said, "prediction": worth, "skipped": book.skipped})
+        return
+    if not entries:
+        print(f"The diary {book.path} is empty: nothing is known of any device. outlast health --help")
+        return
+    for text in said or ["No device is suspected."]:
+        print(text)
+    print(f"\n{health.worth_of(worth)}")
 
 
 @app.command()

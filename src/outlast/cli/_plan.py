@@ -212,6 +212,57 @@ def job_command(
 
 
 @app.command()
+def prediction(
+    file: Annotated[str | None, typer.Argument(help="A job's TOML file.", metavar="JOB.TOML")] = None,
+    profile: Profile = "",
+    params: Params = None,
+    accelerators: Accelerators = None,
+    diary: Annotated[str, typer.Option(help="The diary of devices; OUTLAST_DIARY, or ~/.local/state/outlast.")] = "",
+    share: Annotated[float | None, typer.Option(help="Share of failures foretold, in place of the diary's.")] = None,
+    precision: Annotated[float | None, typer.Option(help="Share of alarms that come true; with --share.")] = None,
+    notice_s: Annotated[float | None, typer.Option(help="Seconds from alarm to failure; with --share.")] = None,
+    json: Json = False,
+) -> None:
+    """What prediction is worth to a job: hours saved against false alarms, as the diary measured it."""
+    from outlast.plan.prediction import prediction_answer
+
+    told = _foretold(diary, share, precision, notice_s)
+    emit(prediction_answer(**told, file=file or "", profile=profile, params=params, accelerators=accelerators), json)
+
+
+def _foretold(diary: str, share: float | None, precision: float | None, notice_s: float | None) -> dict[str, Any]:
+    """Shares with intervals: as given, or as the diary has them."""
+    from outlast.errors import ConfigError
+
+    if share is not None:
+        for name, value in (("--share", share), ("--precision", precision)):
+            if value is not None and not 0 <= value <= 1:
+                raise ConfigError(f"{name} {value:g} is no share", remedy="from 0 to 1")
+        true = 1.0 if precision is None else precision
+        return {
+            "shares": (share,) * 3, "precisions": (true,) * 3, "notice_s": 3600.0 if notice_s is None else notice_s,
+            "seen": "Share and precision are as given, not measured.",
+        }  # fmt: skip
+    if precision is not None or notice_s is not None:
+        raise ConfigError("--precision and --notice-s go with --share", remedy="give it too, or leave them out")
+    from pathlib import Path
+
+    from outlast import health
+
+    book = health.Diary(Path(diary) if diary else health.default_diary())
+    found = health.foretold_of(book.entries())
+    if not found.failures or not found.alarms:
+        raise ConfigError(
+            f"the diary {book.path} has {found.failures} failures and {found.alarms} settled alarms: nothing measured",
+            remedy="outlast health learn RUN, or --share and --precision to ask what a predictor would be worth",
+        )
+    return {
+        "shares": found.share, "precisions": found.precision, "notice_s": found.notice_s,
+        "seen": health.worth_of(found).removesuffix(" outlast plan prediction says what that is worth to a job."),
+    }  # fmt: skip
+
+
+@app.command()
 def compare(
     first: Annotated[str | None, typer.Argument(help="A job's TOML; default: the lost weekend, before.")] = None,
     second: Annotated[str | None, typer.Argument(help="Another; default: the lost weekend, after.")] = None,

@@ -6,6 +6,7 @@ steps forward and backward on each device that torch has, from one seed each tim
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import secrets
 import sys
@@ -16,7 +17,7 @@ from typing import Any
 from outlast.doctor._finding import Finding
 from outlast.errors import ConfigError, OutlastError
 
-__all__ = ["look_at_devices", "look_at_store", "repeats"]
+__all__ = ["burn_in", "look_at_devices", "look_at_store", "repeats"]
 
 _ROUNDS = 3
 
@@ -68,6 +69,52 @@ def look_at_devices() -> Iterator[Finding]:
             )
         else:
             yield Finding(check="device", level="ok", what=f"{name} gave the right answers")
+
+
+def burn_in(minutes: float, told: Callable[[str, float], None] | None = None) -> Iterator[Finding]:
+    """Stress each device with known answers, for so many minutes in all, and say what that can have found.
+
+    `told(device, seconds)`: after each round. Rates are of faults an operation and an answer; what a device's youth
+    adds to them is the bathtub's (`outlast plan burn-in` finds the length that pays)."""
+    import torch
+
+    from outlast.core.reliability import bathtub
+    from outlast.health import ask_device
+
+    names = [f"cuda:{n}" for n in range(torch.cuda.device_count())] or ["cpu"]
+    days = minutes / 1440
+    life = bathtub(infant_shape=0.5, infant_scale=40_000, rate=1 / 2000, wear_shape=3.0, wear_scale=2500)
+    young = (1 - float(life.sf(days))) / days
+    later = (float(life.sf(days)) - float(life.sf(days + 1.0))) / float(life.sf(days))
+    for name in names:
+        test = ask_device(
+            torch.device(name), seconds=60 * minutes / len(names),
+            told=functools.partial(_say, told, name) if told is not None else None,
+        )  # fmt: skip
+        figures: dict[str, float | int | str] = {
+            "answers": test.num_asked, "wrong": test.num_wrong, "operations": test.operations, "seconds": test.seconds,
+            "least_rate_an_answer": 3 / test.num_asked, "least_rate_an_operation": 3 / test.operations,
+            "deaths_a_day_now": young, "deaths_a_day_after": later,
+        }  # fmt: skip
+        if test.num_wrong:
+            worst = test.wrong[0]
+            yield Finding(
+                check="burn-in", level="error", figures=figures,
+                what=f"{name} gave {test.num_wrong} wrong answers of {test.num_asked:,}: {worst.case} {worst.kind}",
+                remedy="take it out of service; outlast health test names the operations",
+            )  # fmt: skip
+        else:
+            yield Finding(
+                check="burn-in", level="ok", figures=figures,
+                what=f"{name} gave {test.num_asked:,} right answers in {test.seconds / 60:.1f} min: with 95 % "
+                f"confidence fewer than {3 / test.num_asked:.1e} of its answers, and {3 / test.operations:.1e} of its "
+                f"operations, are wrong; of new devices that live through it {later:.2%} die on the next day (by a "
+                f"typical bathtub; {young:.2%} a day during it)",
+            )  # fmt: skip
+
+
+def _say(told: Callable[[str, float], None], name: str, rounds: int, seconds: float) -> None:
+    told(name, seconds)
 
 
 def repeats(place: str) -> Iterator[Finding]:

@@ -15,10 +15,18 @@ if TYPE_CHECKING:
     from outlast.health._answers import Answers
     from outlast.health._checked import CheckedSums
     from outlast.health._checks import ProductChecks, SumFinding
-    from outlast.health._device_test import DeviceTest, WrongAnswer, ask_device, device_identity, device_of
+    from outlast.health._device_test import (
+        DeviceTest,
+        QuestionsInTurn,
+        WrongAnswer,
+        ask_device,
+        device_identity,
+        device_of,
+    )
     from outlast.health._diary import Diary, DiaryEntry, default_diary
+    from outlast.health._foretold import Foretold, KindRecord, alarm_kinds, foretold_of, worth_of
     from outlast.health._learn import learn_run, remember_run
-    from outlast.health._ranking import DeviceRecord, rank_devices, records_of
+    from outlast.health._ranking import DeviceRecord, rank_devices, records_of, suspicion
 
 _HOMES = {
     "Answers": "_answers",
@@ -28,12 +36,19 @@ _HOMES = {
     "Diary": "_diary",
     "DiaryEntry": "_diary",
     "default_diary": "_diary",
+    "Foretold": "_foretold",
+    "KindRecord": "_foretold",
+    "alarm_kinds": "_foretold",
+    "foretold_of": "_foretold",
+    "worth_of": "_foretold",
+    "suspicion": "_ranking",
     "learn_run": "_learn",
     "remember_run": "_learn",
     "rank_devices": "_ranking",
     "records_of": "_ranking",
     "ProductChecks": "_checks",
     "SumFinding": "_checks",
+    "QuestionsInTurn": "_device_test",
     "WrongAnswer": "_device_test",
     "device_identity": "_device_test",
     "device_of": "_device_test",
@@ -42,7 +57,8 @@ _HOMES = {
 __all__ = [
     "DeviceRecord", "Diary", "DiaryEntry", "default_diary", "learn_run", "remember_run", "rank_devices", "records_of",
     "Answers", "CheckedSums", "DeviceTest", "ProductChecks", "SumFinding", "WrongAnswer", "device_identity",
-    "device_of", "ask_device",
+    "device_of", "ask_device", "Foretold", "KindRecord", "alarm_kinds", "foretold_of",
+    "QuestionsInTurn", "suspicion", "worth_of",
 ]  # fmt: skip
 
 

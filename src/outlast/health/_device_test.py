@@ -21,7 +21,7 @@ from outlast.health._answers import Answers
 from outlast.health._kernels import Case, cases
 from outlast.tensors import fingerprint
 
-__all__ = ["DeviceTest", "WrongAnswer", "device_identity", "device_of", "ask_device"]
+__all__ = ["DeviceTest", "WrongAnswer", "device_identity", "QuestionsInTurn", "device_of", "ask_device"]
 
 _ASKED_AGAIN = 2
 
@@ -114,6 +114,25 @@ def ask_device(
         operations=rounds * sum(case.operations for case in asked), num_wrong=num_wrong, wrong=wrong,
         learned=learned if not num_wrong else 0,
     )  # fmt: skip
+
+
+class QuestionsInTurn:
+    """The same questions, one a call: for a device that has other things to do. It is held to itself alone, and to what
+    is known of exact answers."""
+
+    def __init__(
+        self, device: torch.device, size: int = 32, strike: Callable[[str, Tensor], None] | None = None
+    ) -> None:  # fmt: skip
+        self._asked = list(cases(device, size))
+        self._known: dict[str, int] = {}
+        self._strike = strike
+        self.num_asked = 0
+
+    def ask(self) -> WrongAnswer | None:
+        """Ask the next question; None if the answer is right."""
+        rounds, place = divmod(self.num_asked, len(self._asked))
+        self.num_asked += 1
+        return _ask(self._asked[place], self._known, rounds, self._strike)[0]
 
 
 def _ask(

@@ -22,13 +22,14 @@ from outlast.errors import ConfigError, EnvironmentFault, nearest
 __all__ = ["Diary", "DiaryEntry", "EntryKind", "default_diary"]
 
 VERSION = 1
-EntryKind = Literal["failure", "finding", "test", "repair", "hours", "note", "retired", "returned", "learned"]
+EntryKind = Literal["failure", "finding", "test", "repair", "hours", "note", "retired", "returned", "learned", "alarm"]
 _LONGEST = 16 * 1024  # bytes of a line
 
 
 class DiaryEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One thing about one device. `device`: its serial number or UUID, else host and slot. `run`: whose journal it is
-    from, "" for none. `hours`: how long it worked, of `kind` hours. `passed`: of a test."""
+    from, "" for none. `hours`: how long it worked, of `kind` hours; until the failure, of an alarm that came true.
+    `passed`: of a test, or of an alarm that was false; None of one that work was moved away from."""
 
     at_s: float
     device: str

@@ -10,12 +10,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from outlast.core import events as ev
+from outlast.core.policy import Prognosis, alarm_name
 from outlast.health._diary import Diary, DiaryEntry
 from outlast.journal import Journal
 
 __all__ = ["learn_run", "remember_run"]
 
 _FAILED = {"signal", "evicted", "agent_lost"}
+_AT_ONCE_S = 1.0  # replicas of a host that die within that die of one failure
 
 
 def learn_run(events: Iterable[tuple[int, ev.AnyEvent]], host: str, before: Sequence[DiaryEntry]) -> list[DiaryEntry]:
@@ -50,9 +52,13 @@ class _Reader:
         self._hours: dict[str, float] = {}
         self._found: list[DiaryEntry] = []
         self._new = False
+        self._agents: dict[str, str] = {}  # replica -> agent
+        self._prognosis = Prognosis()
+        self._failed_s: dict[str, float] = {}
 
     def take(self, number: int, event: ev.AnyEvent) -> None:
         self._new = number > self.done
+        self._alarms(event)
         match event:
             case ev.ReplicaStarted():
                 self._places[event.replica] = self._place(event.agent, event.replica)
@@ -83,6 +89,39 @@ class _Reader:
             case ev.RunFinished() | ev.RunEnded():
                 for replica in list(self._alive):
                     self._ended(replica, event.at_s)
+
+    def _alarms(self, event: ev.AnyEvent) -> None:
+        """Follow alarms to their ends, as the coordinator did; what was played back from a file is none."""
+        before, now = self._prognosis, self._prognosis.closed(event.at_s)
+        truth: dict[str, bool] = {}  # host -> whether its alarm was true, where more than time says so
+        match event:
+            case ev.ReplicaStarted():
+                self._agents[event.replica] = event.agent
+            case ev.DeviceFinding(source="readings") if not event.evidence.endswith("(recorded)"):
+                if event.action in ("notice", "warning", "fatal"):
+                    now = now.alarm(event.host, alarm_name(event.action, event.evidence), event.at_s)
+            case ev.AlarmWeighed(action="move", told_only=False):
+                now = now.emptied(event.host)
+            case ev.DeviceFinding(source="test", action="passed", replica=""):
+                now, truth = now.cleared(event.host), {event.host: False}
+            case ev.DeviceFinding(source="test", action="failed", replica=""):
+                now, truth = now.failed(event.host, event.at_s), {event.host: True}
+            case ev.ReplicaExited() if event.cause in (*_FAILED, "exception"):
+                agent = self._agents.get(event.replica, "")
+                if event.at_s - self._failed_s.get(agent, -_AT_ONCE_S) >= _AT_ONCE_S:
+                    self._failed_s[agent] = event.at_s
+                    now, truth = now.failed(agent, event.at_s), {agent: True}
+        self._prognosis = now
+        for host in before.open.keys() - now.open.keys():
+            if self._new and (host in truth or host not in before.empty):
+                self._settled(host, before.open[host], event.at_s, truth.get(host, False))
+
+    def _settled(self, agent: str, alarm: tuple[str, float], at_s: float, true: bool) -> None:
+        name, since_s = alarm
+        self._found.append(DiaryEntry(
+            at_s=at_s, device=f"{self.host}/{agent}", kind="alarm", text=name, host=self.host, run=self.run,
+            passed=not true, hours=max(0.0, at_s - since_s) / 3600 if true else 0.0,
+        ))  # fmt: skip
 
     def _place(self, agent: str, replica: str) -> str:
         """Host, agent and slot: what a processor's part in a run is known by."""

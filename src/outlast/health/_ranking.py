@@ -13,7 +13,7 @@ import msgspec
 
 from outlast.health._diary import DiaryEntry
 
-__all__ = ["DeviceRecord", "rank_devices", "records_of"]
+__all__ = ["DeviceRecord", "rank_devices", "records_of", "suspicion"]
 
 FAILING = frozenset({"failure", "finding"})
 
@@ -47,7 +47,7 @@ def records_of(entries: Sequence[DiaryEntry]) -> list[DeviceRecord]:
     """One record a device, in order of first appearance."""
     devices: dict[str, list[DiaryEntry]] = {}
     for entry in entries:
-        if entry.kind != "learned":
+        if entry.kind not in ("learned", "alarm"):
             devices.setdefault(entry.device, []).append(entry)
     return [_record(device, rows) for device, rows in devices.items()]
 
@@ -91,3 +91,22 @@ def rank_devices(records: Sequence[DeviceRecord]) -> list[DeviceRecord]:
         known.sort(key=lambda r: (-(r.lemon or 0.0), -(r.rate or 0.0), r.device))
     rest = [record for record in records if record.hours <= 0]
     return known + sorted(rest, key=lambda r: (-(r.failures + r.findings), r.device))
+
+
+def suspicion(record: DeviceRecord) -> str:
+    """What is suspected of a device, on what evidence, and what to do, in a sentence; "" if nothing is."""
+    told = [
+        f"{number} {name}{'s' if number > 1 else ''}"
+        for number, name in (
+            (record.failures, "failure"), (record.findings, "finding"), (record.tests_failed, "failed test")
+        )
+        if number
+    ]  # fmt: skip
+    if record.state == "retired":
+        return f"{record.device} is out of service ({record.last})."
+    if not told or (record.tests_failed == 0 and (record.lemon or 0.0) < 0.5):
+        return ""
+    sure = f"; it fails more than three times as often as others with {record.lemon:.0%}" if record.lemon else ""
+    what = "is broken" if record.tests_failed else "may be a lemon"
+    hours = f" in {record.hours:.0f} hours" if record.hours else ""
+    return f"{record.device} {what}: {', '.join(told)}{hours}{sure}. Test it: outlast health test; else retire it."

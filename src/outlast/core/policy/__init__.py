@@ -23,6 +23,7 @@ from outlast.core.policy._prognosis import (
     alarm_name,
     choose_action,
     prior_of,
+    wilson,
 )
 from outlast.core.policy._record import Believed, RunPrior, RunRecord, SaveDecision
 from outlast.core.policy._restart import RestartDecision, RestartPolicy
@@ -67,7 +68,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ActionCosts", "AlarmKind", "DeviceHazard", "Outlook", "Prognosis", "alarm_name", "choose_action",
-    "prior_of",
+    "prior_of", "wilson",
     "PRESETS", "PRE_STEPS", "RULES", "Admission", "AuditDecision", "AuditPolicy", "AuditState", "Band", "Belief",
     "Believed",
     "ClassPrior", "Culprit", "GuardEvidence", "GuardNote", "GuardState", "Guards", "IntervalDecision",

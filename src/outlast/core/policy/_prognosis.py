@@ -20,7 +20,7 @@ from typing import Literal
 
 from outlast.errors import ConfigError
 
-__all__ = ["ActionCosts", "AlarmKind", "Outlook", "Prognosis", "alarm_name", "choose_action", "prior_of"]
+__all__ = ["ActionCosts", "AlarmKind", "Outlook", "Prognosis", "alarm_name", "choose_action", "prior_of", "wilson"]
 
 Action = Literal["wait", "save", "move"]
 _PERIODS = 32
@@ -175,12 +175,14 @@ def _periods(truth: float, delay_s: float, period_s: float) -> tuple[list[float]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prognosis:
     """Learns from alarms and failures of all devices; a new one after each event. `open`: alarms whose end is not yet
-    known, by device: (kind, when). `failures`, `foretold`: how many there were, and how many an alarm was open for."""
+    known, by device: (kind, when). `failures`, `foretold`: how many there were, and how many an alarm was open for.
+    `empty`: devices that work was moved away from."""
 
     kinds: Mapping[str, AlarmKind] = field(default_factory=dict)
     open: Mapping[str, tuple[str, float]] = field(default_factory=dict)
     failures: int = 0
     foretold: int = 0
+    empty: frozenset[str] = frozenset()
 
     def kind(self, name: str) -> AlarmKind:
         return self.kinds.get(name) or prior_of(name)
@@ -203,27 +205,33 @@ class Prognosis:
         rest = {other: row for other, row in known.open.items() if other != device}
         return replace(
             known, kinds={**known.kinds, name: kind}, open=rest, failures=known.failures + 1,
-            foretold=known.foretold + 1,
+            foretold=known.foretold + 1, empty=known.empty - {device},
         )  # fmt: skip
 
     def cleared(self, device: str) -> Prognosis:
         """A device was tested and is well: its open alarm was false."""
         if device not in self.open:
             return self
-        return self._closed({device})
+        return replace(self, empty=self.empty - {device})._closed({device})
 
     def closed(self, now_s: float) -> Prognosis:
         """Alarms that nothing followed for long enough were false."""
         over = {d for d, (name, at_s) in self.open.items() if now_s - at_s > self.kind(name).closes_after_s}
         return self._closed(over) if over else self
 
+    def emptied(self, device: str) -> Prognosis:
+        """Work was moved away from a device: that it does not fail then is no proof that its alarm was false. (It would
+        be if it counted: alarms that are acted on would seem false, and be acted on no more.)"""
+        return replace(self, empty=self.empty | {device})
+
     def _closed(self, over: set[str]) -> Prognosis:
         kinds = dict(self.kinds)
-        for device in over:
+        for device in over - self.empty:
             name = self.open[device][0]
             kind = kinds.get(name) or prior_of(name)
             kinds[name] = replace(kind, num_false=kind.num_false + 1)
-        return replace(self, kinds=kinds, open={d: row for d, row in self.open.items() if d not in over})
+        rest = {d: row for d, row in self.open.items() if d not in over}
+        return replace(self, kinds=kinds, open=rest, empty=self.empty - over)
 
     def outlook(
         self, device: str, now_s: float, unsaved_s: float, costs: ActionCosts, *, can_move: bool = True
@@ -237,9 +245,13 @@ class Prognosis:
 
     def share(self, z: float = 1.96) -> tuple[float, float, float]:
         """(share of failures that were foretold, its interval by Wilson): (0, 0, 1) before any failure."""
-        n, k = self.failures, self.foretold
-        if not n:
-            return 0.0, 0.0, 1.0
-        middle = (k + z * z / 2) / (n + z * z)
-        half = z / (n + z * z) * math.sqrt(k * (n - k) / n + z * z / 4)
-        return k / n, max(0.0, middle - half), min(1.0, middle + half)
+        return wilson(self.foretold, self.failures, z)
+
+
+def wilson(count: int, of: int, z: float = 1.96) -> tuple[float, float, float]:
+    """(share, low, high) of `count` in `of` draws (Wilson 1927); (0, 0, 1) of none."""
+    if not of:
+        return 0.0, 0.0, 1.0
+    middle = (count + z * z / 2) / (of + z * z)
+    half = z / (of + z * z) * math.sqrt(count * (of - count) / of + z * z / 4)
+    return count / of, max(0.0, middle - half), min(1.0, middle + half)

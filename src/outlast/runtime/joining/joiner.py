@@ -21,6 +21,7 @@ from outlast.errors import ViewAbandoned
 from outlast.runtime.exchange.slots import OUTCOME
 from outlast.runtime.host.environment import Environment
 from outlast.runtime.joining._feeds import Share, Streams
+from outlast.runtime.joining.idle_test import IdleTest
 from outlast.runtime.training.engine import Engine
 from outlast.runtime.training.frozen import OutcomeShare, raw
 from outlast.runtime.training.loop_state import Lived
@@ -69,6 +70,7 @@ class Spare:
         self.streams = Streams(donors, link.wake_fd)
         self._num_replicas = env.config.replicas
         self._touched = False
+        self._test = IdleTest(engine.layout.device, link, env.me)
         self._grace_s = env.config.ack_s
         self._serve: ServeId = (0, 0)
         self._shares: list[tuple[ServeId, Share, memoryview]] = []
@@ -95,6 +97,8 @@ class Spare:
             at_low_priority(lambda: self._take_in(1.0))
         self._replay()
         self.enter(Phase.IDLE)
+        if self.member.state == "ready":
+            self._test.turn()
         self._give_up_if_orphaned()
 
     def _restart(self) -> None:

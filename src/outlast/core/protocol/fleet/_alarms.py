@@ -124,6 +124,7 @@ def _act(c: FleetState, now_s: float, agent: str, outlook: Outlook, members: Seq
         c.saved_s = now_s
     elif outlook.action == "move":
         c.roster.doubted.add(agent)
+        c.prognosis = c.prognosis.emptied(agent)
         for name in members:
             peer = c.roster.peers[name]
             peer.leaving = c.leaving = True

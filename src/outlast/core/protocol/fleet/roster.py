@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from outlast.core.policy import RestartPolicy
+from outlast.core.policy import AlarmKind, RestartPolicy
 from outlast.core.protocol.types import ServeId, ViewId
 
 __all__ = ["QUARANTINED_AT", "Peer", "Roster", "Settings", "Status", "incarnation_of", "slot_of"]
@@ -38,6 +38,7 @@ class Settings:
     backoff_s: float = 1.0
     respawn: bool = True
     on_alarm: Literal["act", "tell"] = "act"
+    alarm_kinds: Mapping[str, AlarmKind] = field(default_factory=dict)  # what runs before have taught of alarms
     save_s: float = 1.0  # what a save is taken to cost before anything is known
     failure_s: float = 5.0  # likewise a death that nobody expected
 

@@ -93,7 +93,7 @@ class FleetState:
         self.probing: ViewId | None = None
         self.done: dict[ViewId, set[str]] = {}
         self.failures = Failures()
-        self.prognosis = Prognosis()
+        self.prognosis = Prognosis(kinds=settings.alarm_kinds)
         self.alarms: dict[str, str] = {}  # agent -> evidence of its open alarm
         self.outages: list[float] = []  # seconds that each death has cost so far
         self.failed_s: dict[str, float] = {}  # agent -> when a replica of it died last
