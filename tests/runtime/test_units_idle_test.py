@@ -11,7 +11,7 @@ import torch
 from outlast.errors import DeviceFault
 from outlast.health import QuestionsInTurn
 from outlast.runtime.faults.flips import flip_bit
-from outlast.runtime.joining.idle_test import IdleTest
+from outlast.runtime.joining._idle_test import IdleTest
 
 
 class Line:

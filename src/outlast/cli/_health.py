@@ -168,6 +168,39 @@ def ask(
     return 0 if found.passed else DeviceFault.exit_code
 
 
+@app.command()
+def links(
+    fabric: Annotated[Path, typer.Argument(help="TOML: hosts and their addresses, paths and their links.")],
+    me: Annotated[str, typer.Option("--me", help="Probe from this host: run it on every host.")] = "",
+    out: Annotated[Path | None, typer.Option("--out", help="With --me: where to write the probes.")] = None,
+    rounds: Annotated[int, typer.Option("--rounds", help="With --me: rounds of probes.")] = 50,
+    count: Annotated[int, typer.Option("--count", help="With --me: datagrams to each host a round.")] = 20,
+    wait: Annotated[float, typer.Option("--wait", help="With --me: seconds to wait for a round's last answers.")] = 0.5,
+    patience: Annotated[float, typer.Option("--patience", help="With --me: seconds to wait for the others.")] = 30.0,
+    read: Annotated[list[Path] | None, typer.Option("--read", help="Probes of a host; once for each.")] = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Probe the links between hosts, and name the bad ones. Without --me and --read: what probes could tell at all."""
+    from outlast import health
+    from outlast.cli._health_links import print_links, probe_links
+    from outlast.errors import ConfigError
+
+    found = health.load_fabric(fabric)
+    if me and read:
+        raise ConfigError("--me probes, --read judges what was probed", remedy="one after the other")
+    if me:
+        return probe_links(found, me, out, rounds, count, wait, patience)
+    if out is not None:
+        raise ConfigError("--out is where --me writes", remedy="give --me, or leave --out out")
+    probes, skipped = health.read_probes(read or [])
+    report = health.link_report(found, probes)
+    if as_json:
+        _print(report)
+    else:
+        print_links(report, skipped)
+    return 0
+
+
 def _progress(minutes: float):  # type: ignore[no-untyped-def]
     """Says how far the test is, at most every ten seconds."""
     last = [0.0]

@@ -26,6 +26,16 @@ if TYPE_CHECKING:
     from outlast.health._diary import Diary, DiaryEntry, default_diary
     from outlast.health._foretold import Foretold, KindRecord, alarm_kinds, foretold_of, worth_of
     from outlast.health._learn import learn_run, remember_run
+    from outlast.health._link_probes import (
+        BadLink,
+        Fabric,
+        LinkProbe,
+        LinkReport,
+        ProbedPair,
+        link_report,
+        load_fabric,
+        read_probes,
+    )
     from outlast.health._ranking import DeviceRecord, rank_devices, records_of, suspicion
 
 _HOMES = {
@@ -42,6 +52,14 @@ _HOMES = {
     "foretold_of": "_foretold",
     "worth_of": "_foretold",
     "suspicion": "_ranking",
+    "BadLink": "_link_probes",
+    "Fabric": "_link_probes",
+    "LinkProbe": "_link_probes",
+    "LinkReport": "_link_probes",
+    "ProbedPair": "_link_probes",
+    "link_report": "_link_probes",
+    "load_fabric": "_link_probes",
+    "read_probes": "_link_probes",
     "learn_run": "_learn",
     "remember_run": "_learn",
     "rank_devices": "_ranking",
@@ -58,6 +76,7 @@ __all__ = [
     "DeviceRecord", "Diary", "DiaryEntry", "default_diary", "learn_run", "remember_run", "rank_devices", "records_of",
     "Answers", "CheckedSums", "DeviceTest", "ProductChecks", "SumFinding", "WrongAnswer", "device_identity",
     "device_of", "ask_device", "Foretold", "KindRecord", "alarm_kinds", "foretold_of",
+    "BadLink", "Fabric", "LinkProbe", "LinkReport", "ProbedPair", "link_report", "load_fabric", "read_probes",
     "QuestionsInTurn", "suspicion", "worth_of",
 ]  # fmt: skip
 

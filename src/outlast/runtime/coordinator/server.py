@@ -13,7 +13,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,13 @@ import msgspec
 from outlast.config import RunConfig, decoded
 from outlast.core import events
 from outlast.core.phases import Phase
-from outlast.core.policy import AlarmKind
 from outlast.core.protocol import Coordinator, Settings, StepTime
 from outlast.core.protocol import host_messages as hm
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet.reports import ReportedFault
-from outlast.errors import OutlastError, Unsaved, WireRefusal
+from outlast.errors import Unsaved, WireRefusal
 from outlast.journal import Journal
+from outlast.runtime.coordinator._alarm_memory import taught
 from outlast.runtime.coordinator._authority import check_speaker
 from outlast.runtime.coordinator._bookkeeping import Bookkeeping
 from outlast.runtime.coordinator._hosts import Hosts, briefing
@@ -103,7 +103,7 @@ class Server:
             num_replicas=config.replicas, num_spares=config.spares, num_agents=config.num_agents, ack_s=config.ack_s,
             lease_s=config.lease_s, start_s=config.start_s, formation_s=config.formation_s,
             outside_s=config.outside_s, max_restarts=config.max_restarts, backoff_s=config.restart_backoff_s,
-            on_alarm=config.on_alarm, alarm_kinds=_taught(os.environ),
+            on_alarm=config.on_alarm, alarm_kinds=taught(os.environ),
         )  # fmt: skip
         self.coordinator = Coordinator(settings, self.epoch, record)
         self._began_s = time.time() - time.monotonic()
@@ -427,19 +427,6 @@ class Server:
             story = [entry.event for entry in self.journal.events()]
             end = msgspec.structs.replace(end, seconds=accounting([*story, end]).seconds())
         self.journal.append(end)
-
-
-def _taught(environ: Mapping[str, str]) -> Mapping[str, AlarmKind]:
-    """What the diary knows of alarms, if one is named; it never holds up a run."""
-    if "OUTLAST_DIARY" not in environ:
-        return {}
-    from outlast.health import Diary, alarm_kinds, default_diary
-
-    try:
-        return alarm_kinds(Diary(default_diary(dict(environ))).entries())
-    except OutlastError as error:
-        print(f"outlast: the diary teaches nothing of alarms: {error}", file=sys.stderr, flush=True)
-        return {}
 
 
 def _unreported(journal: Journal, apart_s: float) -> tuple[list[ReportedFault], tuple[int, float] | None]:

@@ -21,7 +21,7 @@ from outlast.errors import ViewAbandoned
 from outlast.runtime.exchange.slots import OUTCOME
 from outlast.runtime.host.environment import Environment
 from outlast.runtime.joining._feeds import Share, Streams
-from outlast.runtime.joining.idle_test import IdleTest
+from outlast.runtime.joining._idle_test import IdleTest
 from outlast.runtime.training.engine import Engine
 from outlast.runtime.training.frozen import OutcomeShare, raw
 from outlast.runtime.training.loop_state import Lived

@@ -1,0 +1,301 @@
+"""Watching links: datagrams between hosts, what of them is lost or late, and which links of a known fabric explain it.
+
+Role: `outlast health links`. Each host answers and probes; what came back is a line of a file, and whoever reads the
+lines of all hosts can say which link is bad (`core.reliability.localise_links`). No torch. A datagram carries the
+fabric's digest, so strangers are ignored; an answer is as long as its question, so nobody is flooded through us.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import select
+import socket
+import struct
+import time
+import tomllib
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from outlast.errors import ConfigError, EnvironmentFault, nearest
+
+__all__ = ["BadLink", "Fabric", "LinkProbe", "LinkReport", "ProbedPair", "link_report", "load_fabric", "read_probes"]
+
+_HEAD = struct.Struct(">8sBIQ")  # digest, kind, round, number
+_PADDED = 512
+_QUESTION, _ANSWER, _DONE = 0, 1, 2
+_AGAIN_S = 0.1
+_FAREWELLS = 5  # a word that may be lost is said more than once
+
+
+class Fabric(msgspec.Struct, frozen=True, kw_only=True):
+    """Hosts with their addresses, and the links that each ordered pair's datagrams cross. Without paths a host is known
+    by its own link, the only part that can be told then."""
+
+    hosts: dict[str, str]
+    paths: dict[str, list[str]] = {}
+    digest: bytes = b""
+
+    def path(self, source: str, target: str) -> list[str]:
+        """The links between two hosts, in either direction unless both are given."""
+        return self.paths.get(f"{source}>{target}") or self.paths.get(f"{target}>{source}") or [source, target]
+
+    def links(self) -> list[str]:
+        """All links that are named, in order."""
+        return sorted({link for path in self.paths.values() for link in path} or self.hosts)
+
+    def address(self, host: str) -> tuple[str, int]:
+        """Where a host answers."""
+        if host not in self.hosts:
+            raise ConfigError(f"the fabric has no host {host!r}", remedy=nearest(host, list(self.hosts)))
+        name, _, port = self.hosts[host].rpartition(":")
+        if not name or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ConfigError(f"host {host} = {self.hosts[host]!r} is no address", remedy="ADDRESS:PORT")
+        return name, int(port)
+
+
+class ProbedPair(msgspec.Struct, frozen=True, kw_only=True):
+    """One round of probes from `source` to `target`: how many were sent, lost and late, and their median round trip."""
+
+    at_s: float
+    round: int
+    source: str
+    target: str
+    sent: int
+    lost: int
+    late: int = 0
+    median_s: float | None = None
+
+
+class BadLink(msgspec.Struct, frozen=True, kw_only=True):
+    """A link that explains what was lost or late, and those that these probes cannot tell from it. `rate`: of one
+    crossing, with its 95 % interval."""
+
+    link: str
+    same_as: list[str]
+    rate: float
+    low: float
+    high: float
+    confidence: float
+
+
+class LinkReport(msgspec.Struct, frozen=True, kw_only=True):
+    """`bad`: each bad link in a sentence; `suspects`: the same as records; `unseen`, `ambiguous`: what these probes
+    cannot judge, or not apart. `background`: share of bad on any other link."""
+
+    bad: list[str]
+    suspects: list[BadLink]
+    background: float
+    unseen: list[str]
+    ambiguous: list[list[str]]
+    rounds: int
+    sent: int
+
+
+def load_fabric(path: Path) -> Fabric:
+    """From TOML: `[hosts]` name = "ADDRESS:PORT", and optionally `[paths]` "a>b" = ["link", ...]. ConfigError."""
+    try:
+        data = path.read_bytes()
+        found = msgspec.convert(tomllib.loads(data.decode()), Fabric)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}", remedy="a TOML file with [hosts]") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
+        raise ConfigError(
+            f"{path} is no fabric: {error}", remedy='[hosts] with name = "ADDRESS:PORT", [paths] with "a>b" = ["link"]'
+        ) from error
+    if len(found.hosts) < 2:
+        raise ConfigError(f"{path} has {len(found.hosts)} hosts", remedy="two or more: a link has two ends")
+    for pair in found.paths:
+        ends = pair.split(">")
+        if len(ends) != 2 or not set(ends) <= found.hosts.keys():
+            raise ConfigError(f"path {pair!r} is between no two hosts", remedy='"a>b", of names under [hosts]')
+    for host in found.hosts:
+        found.address(host)
+    return msgspec.structs.replace(found, digest=hashlib.sha256(data).digest()[:8])
+
+
+class LinkProbe:
+    """Answers the others and probes them, in one thread: `start`, rounds, `finish`, `close`. `count`: datagrams to each
+    host a round, `wait_s`: for the last of them. `lose(host, number)`: tests say what does not arrive."""
+
+    def __init__(
+        self, fabric: Fabric, me: str, *, count: int = 20, wait_s: float = 0.5, late_s: float = 0.05,
+        clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time,
+        lose: Callable[[str, int], bool] = lambda host, number: False,
+    ) -> None:  # fmt: skip
+        self.fabric, self.me, self._count, self._wait_s, self._late_s = fabric, me, count, wait_s, late_s
+        self._clock, self._wall, self._lose = clock, wall, lose
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        try:
+            self._socket.bind(fabric.address(me))
+        except OSError as error:
+            self._socket.close()
+            raise EnvironmentFault(
+                f"{me} cannot listen at {fabric.hosts[me]}: {error.strerror}", remedy="its own address, and a free port"
+            ) from error
+        self._targets = {fabric.address(host): host for host in fabric.hosts if host != me}
+        self._round = 0
+        self._sent: dict[tuple[str, int], float] = {}
+        self._took: dict[str, dict[int, float]] = {}
+        self._done: set[str] = set()
+        self._heard_s = clock()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def start(self, patience_s: float) -> list[str]:
+        """Wait until every host has answered once; returns those that have not, which count as lost from then on."""
+        until, here = self._clock() + patience_s, set(self._targets.values())
+        while here and self._clock() < until:
+            self._ask(1)
+            self._listen(_AGAIN_S, lambda: all(self._took.values()))
+            here -= {host for host, row in self._took.items() if row}
+        return sorted(here)
+
+    def round(self) -> list[ProbedPair]:
+        """Ask everybody, and answer everybody, until all have answered or `wait_s` after the last question."""
+        self._ask(self._count)
+        self._listen(self._wait_s, lambda: all(len(row) == self._count for row in self._took.values()))
+        return self._counted()
+
+    def finish(self, patience_s: float) -> None:
+        """Answer those who still ask: until all have said that they are done, or nobody has asked for so long."""
+        self._heard_s = self._clock()
+        while self._done != set(self._targets.values()) and self._clock() - self._heard_s < patience_s:
+            self._tell_done()
+            self._listen(_AGAIN_S, lambda: self._done == set(self._targets.values()))
+        for _ in range(_FAREWELLS):
+            self._tell_done()
+
+    def _tell_done(self) -> None:
+        for address in self._targets:
+            self._send(_DONE, 0, 0, address)
+
+    def _ask(self, count: int) -> None:
+        self._round += 1
+        self._sent, self._took = {}, {host: {} for host in self._targets.values()}
+        for number in range(count):
+            for address, host in self._targets.items():
+                self._sent[host, number] = self._clock()
+                if not self._lose(host, number):
+                    self._send(_QUESTION, self._round, number, address)
+            self._serve(0.0)
+
+    def _listen(self, seconds: float, enough: Callable[[], bool]) -> None:
+        until = self._clock() + seconds
+        while not enough() and (left := until - self._clock()) > 0:
+            self._serve(left)
+
+    def _send(self, kind: int, number: int, which: int, address: tuple[str, int]) -> None:
+        head = _HEAD.pack(self.fabric.digest, kind, number, which)
+        try:
+            self._socket.sendto(head + bytes(_PADDED - len(head)), address)
+        except OSError:  # no route, or no room: it is lost, which is what is counted
+            return
+
+    def _serve(self, timeout_s: float) -> None:
+        if not select.select([self._socket], [], [], timeout_s)[0]:
+            return
+        while True:
+            try:
+                data, address = self._socket.recvfrom(2048)
+            except BlockingIOError:
+                return
+            except OSError:  # an ICMP error; it does not say which question was refused, and that one counts as lost
+                continue
+            if len(data) == _PADDED and address in self._targets:
+                self._take(self._targets[address], address, *_HEAD.unpack_from(data))
+
+    def _take(self, host: str, address: tuple[str, int], digest: bytes, kind: int, number: int, which: int) -> None:
+        if digest != self.fabric.digest:
+            return
+        if kind == _QUESTION:
+            self._heard_s = self._clock()
+            self._send(_ANSWER, number, which, address)
+        elif kind == _DONE:
+            self._done.add(host)
+        elif kind == _ANSWER and number == self._round and (host, which) in self._sent:
+            self._took[host].setdefault(which, self._clock() - self._sent[host, which])
+
+    def _counted(self) -> list[ProbedPair]:
+        return [
+            ProbedPair(
+                at_s=self._wall(), round=self._round, source=self.me, target=host, sent=self._count,
+                lost=self._count - len(row), late=sum(each > self._late_s for each in row.values()),
+                median_s=sorted(row.values())[len(row) // 2] if row else None,
+            )
+            for host, row in self._took.items()
+        ]  # fmt: skip
+
+
+def read_probes(paths: Iterable[Path]) -> tuple[list[ProbedPair], int]:
+    """(all rounds of all hosts, lines that were none: cut short, or of something else). ConfigError for no file."""
+    found, skipped = [], 0
+    for path in paths:
+        try:
+            lines = path.read_bytes().splitlines()
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error.strerror}", remedy="what each host's --out wrote") from error
+        for line in lines:
+            try:
+                row = msgspec.json.decode(line, type=ProbedPair)
+            except msgspec.DecodeError:
+                skipped += 1
+                continue
+            if row.sent > 0 and 0 <= row.lost <= row.sent and 0 <= row.late <= row.sent - row.lost:
+                found.append(row)
+            else:
+                skipped += 1
+    return found, skipped
+
+
+def link_report(fabric: Fabric, probes: Sequence[ProbedPair], *, level: float = 0.01) -> LinkReport:
+    """Which links explain what was lost or late. A round trip crosses its links twice; rates are of a crossing."""
+    from outlast.core.reliability import localise_links
+
+    pairs: dict[tuple[str, str], list[float]] = {}
+    for row in probes:
+        if {row.source, row.target} <= fabric.hosts.keys():
+            sums = pairs.setdefault((row.source, row.target), [0.0, 0.0])
+            sums[0] += row.sent
+            sums[1] += row.lost + row.late
+    names = sorted(set(fabric.links()) | {link for pair in pairs for link in fabric.path(*pair)})
+    number = {name: place for place, name in enumerate(names)}
+    paths = [[number[link] for link in fabric.path(*pair)] for pair in pairs]
+    found = localise_links(
+        paths, [sent for sent, _ in pairs.values()], [bad for _, bad in pairs.values()], num_links=max(len(names), 1),
+        level=level,
+    )  # fmt: skip
+    suspects = [
+        BadLink(
+            link=names[s.link], same_as=[names[link] for link in s.same_as], rate=_crossing(s.rate),
+            low=_crossing(s.low), high=_crossing(s.high), confidence=s.confidence,
+        )
+        for s in found.suspects
+    ]  # fmt: skip
+    return LinkReport(
+        bad=[_sentence(probes, fabric, suspect) for suspect in suspects], suspects=suspects,
+        background=_crossing(found.background), unseen=[names[link] for link in found.unseen if link < len(names)],
+        ambiguous=[[names[link] for link in group] for group in found.ambiguous],
+        rounds=max((row.round for row in probes), default=0), sent=int(sum(sent for sent, _ in pairs.values())),
+    )  # fmt: skip
+
+
+def _crossing(rate: float) -> float:
+    """Of one crossing, from that of a round trip."""
+    return 1.0 - math.sqrt(max(0.0, 1 - rate))
+
+
+def _sentence(probes: Sequence[ProbedPair], fabric: Fabric, found: BadLink) -> str:
+    mine = [p for p in probes if found.link in fabric.path(p.source, p.target)]
+    what = "loss" if sum(p.lost for p in mine) >= sum(p.late for p in mine) else "late"
+    since = min((p.at_s for p in mine if p.lost or p.late), default=0.0)
+    other = f" (or {', '.join(found.same_as)}: these probes cannot tell them apart)" if found.same_as else ""
+    clock = time.strftime("%H:%M:%S", time.gmtime(since))
+    return (
+        f"{found.link}{other}: {found.rate:.2%} {what} (95 % {found.low:.2%} to {found.high:.2%}) since {clock} UTC, "
+        f"confidence {found.confidence:.1%}"
+    )
