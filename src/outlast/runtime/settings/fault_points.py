@@ -46,6 +46,7 @@ class Probe:
         self.muted: set[str] = set()
         self.faults: list[tuple[Fault, Phase]] = []
         self._passes: dict[int, int] = {}
+        self._lock = threading.Lock()
         if text:
             try:
                 faults = msgspec.json.decode(text, type=list[Fault])
@@ -54,14 +55,22 @@ class Probe:
                 raise ConfigError(f"OUTLAST_FAULTS is no list of faults: {error}", remedy="see prove") from error
 
     def __call__(self, phase: Phase, step: int = -1, microbatch: int = -1, bucket: int = -1) -> None:
-        for index, (fault, where) in enumerate(self.faults):
-            if where is not phase or (fault.step is not None and fault.step != step):
-                continue
-            if fault.microbatch not in (None, microbatch) or fault.bucket not in (None, bucket):
-                continue
-            self._passes[index] = self._passes.get(index, 0) + 1
-            if self._passes[index] == fault.count:
-                self._strike(fault)
+        for fault in self._due(phase, step, microbatch, bucket):
+            self._strike(fault)
+
+    def _due(self, phase: Phase, step: int, microbatch: int, bucket: int) -> list[Fault]:
+        """Which strike now. A pass counts for all of them, whichever hangs, and threads pass one at a time."""
+        due = []
+        with self._lock:
+            for index, (fault, where) in enumerate(self.faults):
+                if where is not phase or fault.step not in (None, step):
+                    continue
+                if fault.microbatch not in (None, microbatch) or fault.bucket not in (None, bucket):
+                    continue
+                self._passes[index] = self._passes.get(index, 0) + 1
+                if self._passes[index] == fault.count:
+                    due.append(fault)
+        return due
 
     def _strike(self, fault: Fault) -> None:
         if fault.action == "raise":
