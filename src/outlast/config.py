@@ -24,7 +24,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Everything a user can set for `outlast run`. In TOML: the table `[run]`; in the environment: `OUTLAST_<KEY>`."""
 
     replicas: int = 1
-    """Full copies of the training state, one process each."""
+    """Full copies of the training state, one process each, or `ranks` of them."""
+    ranks: int = 1
+    """Processes of a replica, over which its state is sharded (`run.mesh()`, FSDP2): 1, 2, 4 or 8."""
     spares: int = 0
     """Replicas kept caught up beside the run, owning no microbatch."""
     agents: int = 1
@@ -147,7 +149,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 _CHECKS: dict[str, tuple[float, float]] = {
     "readings_s": (0, 86400),
-    "replicas": (1, 100_000), "spares": (0, 100_000), "agents": (0, 1024), "slots": (0, 100_000),
+    "replicas": (1, 100_000), "ranks": (1, 8), "spares": (0, 100_000), "agents": (0, 1024), "slots": (0, 100_000),
     "lease_s": (1, float("inf")),
     "heartbeat_s": (0.05, 60), "ack_s": (0.05, 600), "outside_s": (0.1, float("inf")), "stall_floor_s": (0.05, 3600),
     "formation_s": (0.5, 3600), "group_timeout_s": (1, 86400), "max_restarts": (0, 1_000_000),

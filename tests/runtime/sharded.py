@@ -51,11 +51,17 @@ def train(steps: int, shard: bool = True, **how: Any) -> tuple[Any, dict[str, An
     )  # fmt: skip
     losses: dict[int, float] = {}
     norms: dict[int, float | None] = {}
+    correct: dict[int, float] = {}
     for step in training.steps(until=steps):
         for inputs, targets in step:
-            step.backward(functional.cross_entropy(model(inputs), targets))
+            outputs = model(inputs)
+            step.metric("correct", (outputs.argmax(1) == targets).float().mean())
+            step.backward(functional.cross_entropy(outputs, targets))
+        correct[step.number] = step.metrics["correct"]
         losses[step.number], norms[step.number] = step.loss, step.grad_norm
-    found = {"fingerprint": training.fingerprint(), "losses": losses, "norms": norms, "steps": steps}
+    found = {
+        "fingerprint": training.fingerprint(), "losses": losses, "norms": norms, "correct": correct, "steps": steps,
+    }  # fmt: skip
     return run, json.loads(json.dumps(found))
 
 
@@ -67,7 +73,7 @@ def main() -> None:
     run, found = train(args.steps)
     part = args.out / f"{run.name}.{os.getpid()}.part"
     part.write_text(json.dumps(found))
-    part.rename(args.out / f"{run.name}.json")
+    part.rename(args.out / f"{run.name}-{os.environ.get('OUTLAST_PLACE', '0')}.json")
 
 
 if __name__ == "__main__":

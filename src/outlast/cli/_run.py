@@ -66,6 +66,7 @@ def run(
     args: Annotated[list[str] | None, typer.Argument(help="its own arguments")] = None,
     module: Annotated[str | None, typer.Option("-m", help="run this module instead of a script")] = None,
     replicas: Annotated[int | None, typer.Option(help="full copies of the training state, one process each")] = None,
+    ranks: Annotated[int | None, typer.Option(help="processes of a replica, over which FSDP2 shards it")] = None,
     spares: Annotated[int | None, typer.Option(help="replicas kept caught up beside the run")] = None,
     agents: Annotated[int | None, typer.Option(help="supervising processes on this machine")] = None,
     endpoint: Annotated[str | None, typer.Option(help="HOST:PORT of this machine, for a run on several")] = None,
@@ -97,11 +98,11 @@ def run(
     from outlast.config import resolve
 
     given = {
-        "replicas": replicas, "spares": spares, "agents": agents, "exchange": exchange, "threads": threads,
-        "endpoint": endpoint, "nnodes": nnodes, "slots": slots, "port": port, "guards": guards, "audit": audit,
-        "aggregation": aggregation, "f": f, "pre": pre, "rows": rows,
-        "on_shortfall": on_shortfall, "checkpoint_dir": checkpoint_dir, "checkpoint_every": checkpoint_every,
-        "resume": resume, "init_from": init_from, "init_strict": init_strict,
+        "replicas": replicas, "ranks": ranks, "spares": spares, "agents": agents, "exchange": exchange, "rows": rows,
+        "threads": threads, "endpoint": endpoint, "nnodes": nnodes, "slots": slots, "port": port, "guards": guards,
+        "audit": audit, "aggregation": aggregation, "f": f, "pre": pre, "on_shortfall": on_shortfall, "resume": resume,
+        "checkpoint_dir": checkpoint_dir, "checkpoint_every": checkpoint_every, "init_from": init_from,
+        "init_strict": init_strict,
     }  # fmt: skip
     if os.environ.get("OUTLAST", "on").lower() == "off":
         raise ConfigError(
@@ -109,9 +110,8 @@ def run(
             remedy="unset OUTLAST, or run the script without outlast run",
         )
     resolved = resolve(cli=given, environ=os.environ, file=config)
-    _check_rule(resolved.config)
-    _check_audit(resolved.config)
-    _check_places(resolved.config)
+    for check in (_check_rule, _check_audit, _check_places):
+        check(resolved.config)
     command = _command(script, module, args or [])
     folder = run_dir or _new_directory()
     if serve:

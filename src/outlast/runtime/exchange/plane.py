@@ -48,6 +48,7 @@ class Reduction(msgspec.Struct, kw_only=True):
 
     fingerprint: int = 0
     norms: dict[int, float] = {}
+    others: tuple[tuple[int, int, float], ...] = ()  # of other ranks' lanes, partial trees
     unlike: set[str] = set()  # members whose sums were not what they fingerprinted
     false: dict[tuple[int, str], int] = {}  # (bucket, reducer): what I compute, where they reduced to something else
 

@@ -16,7 +16,6 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +26,12 @@ from outlast.core.phases import OWNED, Phase
 from outlast.core.protocol import host_messages as hm
 from outlast.core.protocol import messages as m
 from outlast.errors import WireRefusal
-from outlast.runtime.host._children import Child, Exit, start
+from outlast.runtime.host._children import start
 from outlast.runtime.host._host_doubt import HostDoubt
 from outlast.runtime.host._host_readings import HostReadings, sources_of
 from outlast.runtime.host._nursery import Preloading
 from outlast.runtime.host._rank_blocks import BlocksShown, exit_of
+from outlast.runtime.host._replica_ranks import Rank, cause_of, detail_of
 from outlast.runtime.host._snapshot_memory import slots_of
 from outlast.runtime.host._stopped_children import LOOK_S, Stopped
 from outlast.runtime.host.silence import BEAT_S, kernel_state
@@ -54,17 +54,6 @@ _HOST_BEAT_S = 0.2  # of an agent on whose host others may wait: how soon its si
 _ENDS = {"finished": 0, "turned away": 4, "left alone": 3}  # exit codes; 1 for every other end
 
 
-@dataclass(slots=True)
-class Rank:
-    """A rank under this agent."""
-
-    name: str
-    child: Child
-    progress: Progress
-    log: Path
-    killed_for: str = ""
-
-
 class Agent:
     """See the module. `environ`: what its ranks inherit, with the run's secrets; `command`: the user's script; `link`:
     to the coordinator, if there is one already."""
@@ -76,6 +65,7 @@ class Agent:
         self.run_dir = Path(environ["OUTLAST_RUN_DIR"])
         config = decoded(environ["OUTLAST_CONFIG"])
         self.heartbeat_s, self.outside_s, self.formation_s = config.heartbeat_s, config.outside_s, config.formation_s
+        self.width = config.ranks
         self.host = host_of(name, environ)
         self.grace_s, self.alone_s = _GRACE_S, math.inf
         if self.host is not None:
@@ -139,7 +129,7 @@ class Agent:
             self._stop(self._asked)
         poll = select.poll()
         poll.register(self._wake_fd, select.POLLIN)
-        by_fd = {rank.child.fd: rank for rank in self.ranks.values()}
+        by_fd = {rank.child.fd: (lead, rank) for lead in self.ranks.values() for rank in lead.all()}
         for fd in by_fd:
             poll.register(fd, select.POLLIN)
         if self.link is not None:
@@ -152,7 +142,7 @@ class Agent:
             if fd == self._wake_fd:
                 os.eventfd_read(fd)
             elif fd in by_fd:
-                self._ended(by_fd[fd])
+                self._ended(*by_fd[fd])
             elif fd == nursery_fd:
                 self.nursery.hear()
                 self._spawn_unborn()
@@ -220,7 +210,7 @@ class Agent:
         if self.link is not None and now - self._heard_s > SILENT_BEATS * self.heartbeat_s:
             self._disconnected()
         self._send(Heartbeat(sender=self.name, sent_s=now))
-        for rank in self.ranks.values():
+        for rank in self._every():
             if rank.progress.changes and self._too_silent(rank, now):
                 self._examine(rank.name)
         for result in self.doubt.turn(idle=not (self.ranks or self.pending or self.stopping)):
@@ -241,8 +231,8 @@ class Agent:
     def _look_for_the_stopped(self) -> None:
         """Continue each child once; of who is stopped again the coordinator hears."""
         now = time.monotonic()
-        for rank in self.ranks.values():
-            found, for_s = self.stopped.look(rank.name, rank.child.pid, now)
+        for rank in self._every():
+            found, for_s = self.stopped.look(rank.key, rank.child.pid, now)
             if found == "once":
                 rank.child.send(signal.SIGCONT)
                 self._send(m.Continued(member=rank.name, for_s=for_s))
@@ -254,7 +244,7 @@ class Agent:
 
     def _reap_strangers(self) -> None:
         """What was adopted beside a rank: a loader of one that died at that moment, a rank whose number came late."""
-        known = {self.nursery.pid, self.doubt.pid, *(rank.child.pid for rank in self.ranks.values())}
+        known = {self.nursery.pid, self.doubt.pid, *(rank.child.pid for rank in self._every())}
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
                 if ended.si_pid in known:  # is dealt with where it is waited for; the others when it has been
@@ -292,7 +282,8 @@ class Agent:
         elif isinstance(message, m.Examine):
             self._examine(message.member)
         elif isinstance(message, m.Continue) and message.member in self.ranks:
-            self.ranks[message.member].child.send(signal.SIGCONT)
+            for rank in self.ranks[message.member].all():
+                rank.child.send(signal.SIGCONT)
         elif isinstance(message, m.Stop):
             self._stop(message.reason)
 
@@ -319,73 +310,78 @@ class Agent:
             return
         self.pending.discard(member)
         self.probe(Phase.SPAWN)
-        log = self.run_dir / "logs" / f"{member}.log"
-        region = Region(Progress.SIZE, name=f"outlast-{member}")
+        started: list[Rank] = []
+        try:
+            for place in range(self.width):
+                started.append(self._start(member, place))
+        except OSError as error:
+            for rank in started:
+                rank.child.send(signal.SIGKILL)
+                rank.child.wait()
+            self._send(m.SpawnFailed(member=member, error=str(error)))
+            return
+        lead, *lead.siblings = started
+        self.ranks[member] = lead
+        self.shown.began(member, lead.progress.region.fd, lead.child.fd)
+        self._at(self.formation_s, lambda: self._look_whether_joined(member))
+        self._send(m.Spawned(member=member, agent=self.name, pid=lead.child.pid))
+
+    def _start(self, member: str, place: int) -> Rank:
+        key = f"{member}.rank{place}" if place else member
+        log = self.run_dir / "logs" / f"{key}.log"
+        region = Region(Progress.SIZE, name=f"outlast-{key}")
         environ = {
             "OUTLAST_MEMBER": member,
+            "OUTLAST_PLACE": str(place),
             "OUTLAST_AGENT": self.name,
             "OUTLAST_PARENT": str(os.getpid()),
             "OUTLAST_PROGRESS_FD": str(region.fd),
             "PYTHONUNBUFFERED": "1",
         }
-        try:
-            child = self.nursery.start(environ, log, region.fd) or start(
-                self.command, environ=self.environ | environ, log=log, pass_fds=[region.fd, *self.hold_fds]
-            )
-        except OSError as error:
-            self._send(m.SpawnFailed(member=member, error=str(error)))
-            return
-        self.ranks[member] = Rank(member, child, Progress(region), log)
-        self.shown.began(member, region.fd, child.fd)
-        self._at(self.formation_s, lambda: self._look_whether_joined(member))
-        self._send(m.Spawned(member=member, agent=self.name, pid=child.pid))
+        child = self.nursery.start(environ, log, region.fd) or start(
+            self.command, environ=self.environ | environ, log=log, pass_fds=[region.fd, *self.hold_fds]
+        )
+        return Rank(member, child, Progress(region), log, key=key)
+
+    def _every(self) -> list[Rank]:
+        """All ranks that have not ended."""
+        return [rank for lead in self.ranks.values() for rank in lead.all()]
 
     def _look_whether_joined(self, member: str) -> None:
         rank = self.ranks.get(member)
         if rank is not None and not rank.progress.joined:
             self._send(m.Unjoined(member=member, for_s=self.formation_s))
 
-    def _ended(self, rank: Rank) -> None:
+    def _ended(self, lead: Rank, rank: Rank) -> None:
         noticed = time.monotonic()
         how = rank.child.reap(sweep=self.stopping not in ("", "finished"))
         if how is None:
             return
-        del self.ranks[rank.name]
-        self.stopped.forget(rank.name)
-        exited = exit_of(rank.name, rank.progress, noticed, self._cause(rank, how), self._detail(rank, how))
+        rank.how = how
+        self.stopped.forget(rank.key)
+        left = lead.all()
+        if how.signal is not None or how.code != 0:  # a replica lives and dies as a whole (38)
+            for other in left:
+                other.swept = True
+                other.child.send(signal.SIGKILL)
+        if not left:
+            self._all_ended(lead, lead.first_to_fail(), noticed)
+
+    def _all_ended(self, lead: Rank, rank: Rank, noticed: float) -> None:
+        """The replica is gone; `rank`: the one that says why."""
+        del self.ranks[lead.name]
+        how = rank.how
+        assert how is not None
+        exited = exit_of(lead.name, lead.progress, noticed, cause_of(rank, how), detail_of(rank, how))
         exited = msgspec.structs.replace(exited, code=how.code)
-        rank.progress.region.close()
+        for each in (lead, *lead.siblings):
+            each.progress.region.close()
         self._gone(exited)
-        self.shown.ended(rank.name)
+        self.shown.ended(lead.name)
 
     def _gone(self, exited: m.Exited) -> None:
         self.exits[exited.member] = exited
         self._send(exited)
-
-    def _cause(self, rank: Rank, how: Exit) -> m.Cause:
-        if rank.killed_for:
-            return "evicted"
-        if how.signal is not None:
-            return "signal"
-        if how.code != 0:
-            return "exception"
-        if rank.progress.changes == 0:  # calm, but it has not trained: to start it again would help nobody
-            return "exit"
-        return "left" if rank.progress.read()[0] is Phase.DEPART else "finished"
-
-    def _detail(self, rank: Rank, how: Exit) -> str:
-        if rank.killed_for:
-            return rank.killed_for
-        trained = rank.progress.changes > 0
-        if how.signal is not None or (how.code == 0 and trained):
-            return str(how)
-        told = str(how) if how.code else f"{how}, and steps() of outlast.join().protect(...) was never begun"
-        try:
-            with rank.log.open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-                return f"{told}; the end of {rank.log.name}:\n" + file.read().decode("utf-8", "replace")
-        except OSError:
-            return told
 
     def _kill(self, member: str, reason: str) -> None:
         rank = self.ranks.get(member)
@@ -395,7 +391,9 @@ class Agent:
         elif rank is not None:
             rank.killed_for = rank.killed_for or reason
             self.probe(Phase.KILL)
-            rank.child.send(signal.SIGKILL)
+            for each in rank.all():
+                each.killed_for = rank.killed_for
+                each.child.send(signal.SIGKILL)
 
     def _stop(self, reason: str) -> None:
         """The run is over. A script that finished training may take its time; any other end is enforced."""
@@ -406,7 +404,8 @@ class Agent:
             self._offer()
         for rank in self.ranks.values():
             if reason != "finished":
-                rank.child.send(signal.SIGCONT)
+                for each in rank.all():
+                    each.child.send(signal.SIGCONT)
                 rank.child.send(signal.SIGTERM)
             elif rank.progress.changes == 0:
                 self._kill(rank.name, "it was still starting when the run finished")
@@ -433,10 +432,11 @@ class Agent:
             )
             self._send(gone)
             return
-        state, traced = kernel_state(rank.child.pid)
-        if state in "Tt":
-            self._say(rank, state, traced, False)
-            return
+        for each in rank.all():
+            state, traced = kernel_state(each.child.pid)
+            if state in "Tt":
+                self._say(each, state, traced, False)
+                return
         before = _cpu_s(rank.child.pid)
         self._at(_LOOK_S, lambda: self._look_again(rank, before))
 

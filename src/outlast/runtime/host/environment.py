@@ -3,7 +3,8 @@
 Names: OUTLAST_MEMBER, OUTLAST_AGENT, OUTLAST_RUN, OUTLAST_RUN_DIR, OUTLAST_COORDINATOR (host:port), OUTLAST_SECRET
 (hex), OUTLAST_CONFIG (JSON of RunConfig), OUTLAST_PROGRESS_FD, OUTLAST_PARENT, OUTLAST_FAULTS, OUTLAST_LIES,
 OUTLAST_HOLD (memory for snapshots), OUTLAST_ADDRESS (of this host, for members on others), OUTLAST_UNTIL (of `outlast
-ckpt resume-check`). Read once, by `join`; a fleet of one reads the settings of checkpoints besides.
+ckpt resume-check`), OUTLAST_PLACE (which rank of its replica). Read once, by `join`; a fleet of one reads the settings
+of checkpoints besides.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -22,6 +23,7 @@ from outlast.runtime.settings.fault_points import Probe
 from outlast.runtime.settings.save_settings import solo_config
 from outlast.runtime.transport.endpoints import read_host_port
 from outlast.runtime.transport.progress_block import Progress
+from outlast.runtime.transport.rank_channel import RankPipe, call_lead, meet_ranks
 from outlast.runtime.transport.regions import Region
 
 __all__ = ["Environment"]
@@ -45,7 +47,22 @@ class Environment:
     lies: str = ""
     hold: str = ""  # the launcher's memory for snapshots
     address: str = ""  # of this host, where the run spans several
+    place: int = 0  # among the ranks of this replica; 0 is its lead
+    pipes: list[RankPipe] = field(default_factory=list)  # the lead's, to the others
+    lead: RankPipe | None = None  # the others', to the lead
     until: int = 0  # end every loop after so many steps, and the script with it; 0: do not
+
+    @property
+    def width(self) -> int:
+        """How many ranks this replica has."""
+        return self.config.ranks if self.coordinator is not None else 1
+
+    def meet(self) -> None:
+        """Find the other ranks of this replica. Raises MembershipError if they do not come."""
+        if self.width > 1 and self.place == 0:
+            self.pipes = meet_ranks(self.secret, self.me, self.width, self.config.start_s)
+        elif self.width > 1:
+            self.lead = call_lead(self.secret, self.me, self.place, self.config.start_s)
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Environment:
@@ -67,10 +84,13 @@ class Environment:
             config = decoded(environ["OUTLAST_CONFIG"])
         except (msgspec.DecodeError, KeyError) as error:
             raise ConfigError("OUTLAST_CONFIG is not a configuration", remedy="start with outlast run") from error
+        place = int(environ.get("OUTLAST_PLACE", "0"))
+        slot, _, incarnation = me.partition(".")
+        probed = f"{slot}/{place}.{incarnation}" if place else me
         return cls(
-            me=me, agent=environ["OUTLAST_AGENT"], run_id=environ["OUTLAST_RUN"],
+            me=me, place=place, agent=environ["OUTLAST_AGENT"], run_id=environ["OUTLAST_RUN"],
             run_dir=Path(environ["OUTLAST_RUN_DIR"]), coordinator=read_host_port(environ["OUTLAST_COORDINATOR"]),
-            secret=bytes.fromhex(environ["OUTLAST_SECRET"]), config=config, probe=Probe(me, faults),
+            secret=bytes.fromhex(environ["OUTLAST_SECRET"]), config=config, probe=Probe(probed, faults),
             progress=Progress(Region(Progress.SIZE, fd=int(environ["OUTLAST_PROGRESS_FD"]))),
             exchange=_exchange(config), lies=environ.get("OUTLAST_LIES", ""),
             hold=environ.get("OUTLAST_HOLD", ""), address=environ.get("OUTLAST_ADDRESS", ""), until=_until(environ),

@@ -17,8 +17,10 @@ from outlast.runtime.exchange.slots import Memory
 from outlast.runtime.faults.flips import ordered
 from outlast.runtime.host.environment import Environment
 from outlast.runtime.member.driver import Replica
+from outlast.runtime.member.follower import FollowingRank
 from outlast.runtime.member.link import SoloLink
 from outlast.runtime.saving.member_saves import Saves
+from outlast.runtime.settings.rank_limits import check_protected
 from outlast.runtime.settings.save_settings import SaveSettings
 from outlast.runtime.training.engine import Engine
 from outlast.runtime.training.samples import Samples
@@ -53,17 +55,22 @@ def assemble(
     keep: SaveSettings | None,
     robust: dict[str, Any],
     checks: Any,
-) -> Replica:
+) -> Replica | FollowingRank:
     """`facts`: what all members must share, so far; `keep`: how to save, if at all; `robust`: `row_settings`' own;
     `checks`: as `protect` has it."""
     microbatches, samples.doubted = samples.num_leaves, env.config.bitwise
-    shards = ShardSums()
+    policy = Guards.of(guards if env.config.guards == "script" else env.config.guards)
+    check_protected(
+        env.width, microbatches, samples.sizes(samples.steps_per_epoch - 1), robust=robust,
+        audits=facts["audit"] != "0", critical=bool(facts["audit_params"]), checks=checks, keeps=keep is not None,
+        policy=policy, device=parts.params[0].device.type,
+    )  # fmt: skip
+    shards = ShardSums(env.place, env.width)
     if sharded(list(zip(parts.names, parts.params, strict=True)), shards.width):
         shards.attach(parts.model)
     layout, rows = arrange(env.config, parts, samples, int(bucket_mb * (1 << 20)), shards, **robust)
     admit_device(env.config.device_test, layout.device, env.me)
     shared = env.exchange == "shm" and layout.device.type == "cpu"
-    policy = Guards.of(guards if env.config.guards == "script" else env.config.guards)
     engine = Engine(
         parts, samples, layout, Memory(layout, microbatches + 2, shared=shared), clip_norm, seed, rows, shards
     )  # fmt: skip
@@ -74,6 +81,8 @@ def assemble(
     facts = facts | {"aggregation": rows.settings.describe() if rows is not None else "mean", "guards": str(policy)}
     facts |= {"loop": "protected", "bucket_mb": f"{bucket_mb:g}"}  # norms are summed bucket by bucket
     facts |= {"checkpoints": msgspec.json.encode(keep).decode()} if keep is not None else {}
+    if env.place:
+        return FollowingRank(env, engine, facts, lambda step: guarding.agreement.fingerprint(step)[1])
     replica = Replica(env, engine, facts, guarding)
     if env.lies:
         from outlast.runtime.faults.liars import lying

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from datetime import timedelta
 from typing import Any
 
 from outlast.errors import ConfigError
 from outlast.runtime.host.environment import Environment
+from outlast.runtime.transport.rank_channel import OpenWorld
 
 __all__ = ["mesh_of"]
 
@@ -16,17 +20,36 @@ def mesh_of(env: Environment, shard: int | None) -> Any:
     from torch.distributed import HashStore  # type: ignore[attr-defined]
     from torch.distributed.device_mesh import init_device_mesh
 
-    width = 1
+    width = env.width
     if shard is not None and shard != width:
         raise ConfigError(
             f"run.mesh(shard={shard}) in a replica of {width} rank{'s' * (width > 1)}",
             remedy=f"outlast run --ranks {shard}, or run.mesh() without a number: the bits do not depend on it",
         )
     if not dist.is_initialized():
-        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the ranks of a replica are on one machine
+        store = HashStore() if width == 1 else _meeting_place(env, width)
+        hook = sys.excepthook
+        dist.init_process_group("gloo", store=store, rank=env.place, world_size=width)
+        sys.excepthook = hook  # torch's own swallows what ours prints
     if dist.get_world_size() != width:
         raise ConfigError(
             f"the script made a process group of {dist.get_world_size()} processes, and the replica has {width}",
             remedy="leave init_process_group() out: run.mesh() makes the replica's own",
         )
     return init_device_mesh("cpu", (width,), mesh_dim_names=("shard",))
+
+
+def _meeting_place(env: Environment, width: int) -> Any:
+    """The store in which the replica's ranks find each other; the lead listens, on loopback."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    patience = timedelta(seconds=env.config.start_s)
+    if env.lead is None:
+        store = TCPStore("127.0.0.1", 0, width, is_master=True, timeout=patience, wait_for_workers=False)
+        for pipe in env.pipes:
+            pipe.send(OpenWorld(f"127.0.0.1:{store.port}"))
+        return store
+    told = env.lead.wait_for(OpenWorld)
+    host, _, port = told.store.rpartition(":")
+    return TCPStore(host, int(port), width, is_master=False, timeout=patience)

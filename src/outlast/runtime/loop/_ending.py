@@ -20,7 +20,7 @@ from outlast.errors import FleetLost, LoopUnrepeatable, OutlastError, ProtocolVi
 from outlast.runtime.host.launcher_words import add_hint
 from outlast.runtime.member.driver import Replica
 
-__all__ = ["exit_by_code", "left_open", "report_failure", "told", "unwritten"]
+__all__ = ["exit_by_code", "left_open", "report_failure", "told", "unwritten", "what_is_alike"]
 
 _NOT_THE_USER_S = tuple(os.path.dirname(str(package.__file__)) + os.sep for package in (outlast, torch))
 
@@ -41,8 +41,9 @@ def report_failure(replica: Replica, error: BaseException) -> m.Failed:
     text = told(error)[-4000:]
     microbatch = -1 if isinstance(error, OutlastError) else replica.progress.read()[2]  # ours are no microbatch's fault
     return m.Failed(
-        member=replica.env.me, step=replica.member.committed, microbatch=microbatch, error=text, alike=_alike(error),
-        code=error.exit_code if isinstance(error, OutlastError) else 5, final=_final(error, replica),
+        member=replica.env.me, step=replica.member.committed, microbatch=microbatch, error=text,
+        alike=what_is_alike(error), code=error.exit_code if isinstance(error, OutlastError) else 5,
+        final=_final(error, replica),
     )  # fmt: skip
 
 
@@ -52,7 +53,7 @@ def _final(error: BaseException, replica: Replica) -> bool:
     return early or isinstance(error, LoopUnrepeatable)
 
 
-def _alike(error: BaseException) -> str:
+def what_is_alike(error: BaseException) -> str:
     """The error's kind, words and line. Ours name their replica and microbatch, so their words do not count."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""

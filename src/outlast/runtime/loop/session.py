@@ -39,6 +39,7 @@ from outlast.runtime.loop._boundary import boundary
 from outlast.runtime.loop._device_mesh import mesh_of
 from outlast.runtime.loop._ending import exit_by_code, left_open, report_failure, unwritten
 from outlast.runtime.loop._epochs import Epoch, Epochs
+from outlast.runtime.loop._following import FollowingTraining, no_evaluation
 from outlast.runtime.loop._iterators import Left, WatchedLoop, at_the_script_s_end, values_of
 from outlast.runtime.loop._loop_watch import LoopWatch, steps_again
 from outlast.runtime.loop._plain import PlainTraining, plain_training
@@ -46,6 +47,7 @@ from outlast.runtime.loop._step import Step
 from outlast.runtime.loop._whereabouts import Whereabouts
 from outlast.runtime.loop._writer_turn import Turn
 from outlast.runtime.member.driver import Replica
+from outlast.runtime.member.follower import FollowingRank
 from outlast.runtime.member.shared_evaluation import SharedEvaluations
 from outlast.runtime.member.step import StepCourse
 from outlast.runtime.saving.unsaved import watch
@@ -68,6 +70,7 @@ def join() -> Run:
     env = Environment.read(os.environ)
     env.progress.alive()
     prepare_process(env)
+    env.meet()
     return Run(env, plain=os.environ.get("OUTLAST", "on").lower() == "off")
 
 
@@ -89,12 +92,12 @@ class Run(Whereabouts):
     """This process's part in a run."""
 
     def __init__(self, env: Environment, plain: bool = False) -> None:
-        self._training: Training | None = None
+        self._training: Training | FollowingTraining | None = None
         super().__init__(env, plain, self._view)
         _active[:] = [env.progress]
 
     def _view(self) -> View | None:
-        return self._training.replica.member.view if self._training is not None else None
+        return self._training.replica.view if self._training is not None else None
 
     @property
     def is_writer(self) -> bool:
@@ -104,7 +107,9 @@ class Run(Whereabouts):
         that asks is told True. So ask again there. Raises StepMisuse before a fleet's first step: there is no view yet.
         """
         training = self._training
-        if not self._alone and (training is None or training.replica.member.view is None):
+        if self._env.place:  # of a replica of several ranks its lead writes
+            return False
+        if not self._alone and (training is None or training.replica.view is None):
             raise StepMisuse(
                 "run.is_writer is not known before the first step", where=f"replica {self._env.me}",
                 remedy="read it in the loop or after it: if run.is_writer and log is None: log = SummaryWriter(…)",
@@ -127,7 +132,7 @@ class Run(Whereabouts):
         check_reducers: float | None = None, guards: Guards | str = "default",
         checkpoint: Checkpoint | Literal["auto", "off"] = "auto", audit: float | str = 0.0,
         audit_params: Sequence[str] | str = (), checks: Any = None,
-    ) -> Training | PlainTraining:  # fmt: skip
+    ) -> Training | FollowingTraining | PlainTraining:  # fmt: skip
         """Put the model's training under protection.
 
         `optimizer`, `scheduler`: one, or a list. `microbatches`: units of work in a step, the same whoever computes
@@ -158,7 +163,7 @@ class Run(Whereabouts):
             microbatches=positive("microbatches", microbatches), seed=seed, shuffle=shuffle, drop_last=drop_last,
             collate_fn=collate_fn, num_workers=num_workers,
         )  # fmt: skip
-        check_shares(self._env.config.replicas, microbatches)
+        check_shares(self._env.config.replicas, microbatches // self._env.width)
         parts = State(model, optimizers, schedulers, state or {})
         self._env.config = beginning_of(checkpoint, self._env.config)
         keep, facts = settings_of(checkpoint, self._env.config), facts_of(self._env.config, parts, samples, clip_norm)
@@ -175,8 +180,15 @@ class Run(Whereabouts):
             self._env, parts, samples, facts, seed=seed, clip_norm=clip_norm, bucket_mb=bucket_mb, guards=guards,
             keep=keep, robust=robust, checks=checks,
         )  # fmt: skip
-        self._training = Training(replica, chosen, critical)
-        return self._training
+        self._training = made = _training_of(replica, chosen, critical)
+        return made
+
+
+def _training_of(
+    replica: Replica | FollowingRank, audit: float | str, critical: Sequence[str]
+) -> Training | FollowingTraining:
+    """What `protect` returns on this rank."""
+    return FollowingTraining(replica) if isinstance(replica, FollowingRank) else Training(replica, audit, critical)
 
 
 class Training:
@@ -191,7 +203,7 @@ class Training:
         self._step: Step | None = None
         self._failed = False
         self._home = os.getpid()  # what the script forks inherits hooks and handlers, and is not the replica
-        self._watch = LoopWatch(self.engine.state, self.engine.num_leaves, self.engine.witness)
+        self._watch = LoopWatch(self.engine.state, self.engine.samples.num_leaves, self.engine.witness)
         self._open = False  # the loop has been given a step, and has not asked for the next
         self._left: Left | None = None  # how the loop over a step's batches was
         self._saved = False  # what a loop that was left early leaves
@@ -241,6 +253,8 @@ class Training:
         every replica, before or after a step's inner loop; outside of the loop whoever calls it computes all of it.
         Raises StepMisuse inside the inner loop and where replicas evaluate different things, ConfigError for bad input.
         """
+        if self.replica.siblings.some:
+            raise no_evaluation()
         wanted = evaluation_of(self.engine.state, self.engine.samples, dataset, fn, batch_size, collate_fn)
         if self._inside:
             raise StepMisuse(
@@ -352,7 +366,8 @@ class Training:
             if os.getpid() == self._home:
                 self._failed = True
                 self.replica.link.beat()
-                if isinstance(error, Exception) and not isinstance(error, MembershipError):
+                mine = not isinstance(error, MembershipError) and not self.replica.siblings.reported
+                if isinstance(error, Exception) and mine:
                     self.replica.link.send([report_failure(self.replica, error)])
                 self.replica.close()
             previous(kind, error, trace)

@@ -44,6 +44,7 @@ from outlast.runtime.joining.donor import Donor
 from outlast.runtime.joining.joiner import Spare
 from outlast.runtime.member._heartbeat import Pace, ping, stalled
 from outlast.runtime.member._plane_choice import make_plane
+from outlast.runtime.member._siblings import LanedPlane, Siblings
 from outlast.runtime.member.link import MemberLink, SoloLink
 from outlast.runtime.saving.member_saves import Saves
 from outlast.runtime.saving.resume import begin
@@ -53,7 +54,9 @@ from outlast.runtime.training.script_files import script_files
 from outlast.runtime.transport.connections import Listener, PeersLost
 from outlast.runtime.transport.frames import Heartbeat
 from outlast.runtime.transport.mesh import Final, Mesh, Roll
-from outlast.runtime.view.rounds import Channel, round_of
+from outlast.runtime.transport.rank_channel import RankFailed
+from outlast.runtime.view.rounds import LANES, Channel, round_of
+from outlast.tensors import combine
 
 __all__ = ["Replica"]
 
@@ -79,6 +82,10 @@ class Replica:
             env.run_id, env.me, env.secret, alone=env.coordinator is None, network=env.address
         )  # fmt: skip
         self.link = self._make_link()
+        self.siblings = Siblings(env.pipes, self.link.wake_fd)
+        for pipe in env.pipes:
+            pipe.on_failed = self._rank_failed
+        self.siblings.meet(facts)
         self.spare = Spare(env, engine, self.link, self.member, self.lock, self.enter, self.listener.feeds)
         self.mesh: Mesh | None = None
         self.plane: Plane | None = None
@@ -109,6 +116,23 @@ class Replica:
             env.coordinator, env.secret, self.member, self.lock, hello=self._hello, beat=self._beat, asked=self._asked,
             heartbeat_s=env.config.heartbeat_s, lease_s=env.config.lease_s,
         )  # fmt: skip
+
+    def _rank_failed(self, failed: RankFailed) -> None:
+        """The script raised on another rank of this replica: its lead says so."""
+        self.siblings.reported = True
+        self.link.send(
+            [
+                m.Failed(
+                    member=self.env.me, step=self.member.committed, microbatch=failed.microbatch, error=failed.error,
+                    alike=failed.alike, code=failed.code,
+                )
+            ]
+        )  # fmt: skip
+
+    @property
+    def view(self) -> View | None:
+        """The newest view that this replica was told."""
+        return self.member.view
 
     # --- what others see -----------------------------------------------------------------------------------------
     def enter(self, phase: Phase, microbatch: int = -1, bucket: int = -1) -> None:
@@ -240,6 +264,8 @@ class Replica:
         self._close_view()
 
     def _close_view(self) -> None:
+        if self.mesh is not None:
+            self.siblings.drop()
         if self.plane is not None:
             self.plane.close()
         if self.mesh is not None:
@@ -268,6 +294,9 @@ class Replica:
         at_once = view.start or self.member.committed >= (self.member.until or math.inf)
         joined = self.engine.late is not None
         fingerprint = self.engine.fingerprint() if at_once and not joined else 0
+        if self.siblings.some:  # later its ranks may have ended, as their lead is about to
+            whole = view.start
+            fingerprint = combine([fingerprint, *self.siblings.fingerprints()]) if whole else 0
         with self.lock:
             entry = self.member.roll(fingerprint, self.engine.outcome(), late=self.spare.late, joined=joined)
         entries = [roll.entry for roll in self.everyone(Roll(entry), Phase.ROLL_CALL).values()]
@@ -282,9 +311,19 @@ class Replica:
             self.link.send(answers)
             self._close_view()
             return
-        self.plane = self.disguise(make_plane(self, self.engine, self.mesh, self.memories, self._store))
+        self.plane = self.disguise(self._make_plane(self.mesh))
         if formed:
             self._formed(view, plan)
+
+    def _make_plane(self, mesh: Mesh) -> Plane:
+        """The lane of this rank; and the replica's others, where it has more than one."""
+        if not self.siblings.some:
+            return make_plane(self, self.engine, mesh, self.memories, self._store)
+        view = mesh.view
+        lanes = self.on(LANES, -1, self.siblings.addresses, Phase.ROLL_CALL)
+        self.siblings.form(view, lanes, sorted(self.member.held))
+        own = make_plane(self, self.engine, mesh, self.memories, self._store)
+        return LanedPlane(own, self.siblings, self.engine, lambda: self._over(view))
 
     def _over(self, view: View) -> bool:
         mesh = self.mesh
@@ -348,6 +387,7 @@ class Replica:
         self.on_formed()
         first, share = list(plan.orphans[self.env.me]), self._standard_share(view)
         self.engine.expect(first, share, plan.step, self.member.committed)
+        self.siblings.expect(first, share, plan.step, self.member.committed)
         config = self.env.config
         awaited = bool(config.spares) or (bool(config.max_restarts) and len(view.members) < config.replicas)
         self.engine.expect_joiners(view.members.index(self.env.me), len(view.members) if awaited else 0)
@@ -417,6 +457,7 @@ class Replica:
         if self.saves is not None:
             self.saves.close()
         self.link.forget_saves()
+        self.siblings.end(self.member.done)
         self.spare.close()
         self.listener.close()
 

@@ -59,8 +59,13 @@ class StepCourse:
     def batches(self, step: int, closed: Callable[[], None]) -> Iterator[Any]:
         """Batches until the step is committed, each to see one backward. `closed`: the run is over for this replica; it
         raises."""
+        self.replica.siblings.begin_step(step)
+        yield from self._batches(step, closed)
+        self.replica.siblings.end_step(step)
+
+    def _batches(self, step: int, closed: Callable[[], None]) -> Iterator[Any]:
         replica, engine = self.replica, self.engine
-        if step == 0:
+        if step == 0 and not replica.siblings.some:
             yield from self.repeat.batches(self.repeat.rounds())
         while True:
             if engine.late is not None and engine.late.step == step:
@@ -87,6 +92,7 @@ class StepCourse:
         replica = self.replica
         if todo.orphan:
             replica.enter(Phase.RECOMPUTE, todo.microbatch)
+        replica.siblings.compute(todo.step, todo.microbatch)
         batch = self._prepared(todo.step, todo.microbatch)
         self._current, self._loss = todo, None
         self.engine.metrics.begin(self.engine.mine(todo.microbatch))
@@ -117,7 +123,7 @@ class StepCourse:
                 f"step.metric({name!r}, …) was called outside of the loop over the step's batches",
                 remedy="call it inside `for batch in step`, once a batch",
             )
-        share = self.engine.samples.sizes(todo.step)[todo.microbatch] if weight is None else weight
+        share = self.engine.samples.sizes(todo.step)[self.engine.mine(todo.microbatch)] if weight is None else weight
         self.engine.metrics.put(self.engine.mine(todo.microbatch), name, value, share)
 
     def _into_the_step(self, loss: Tensor) -> None:
@@ -179,7 +185,7 @@ class StepCourse:
             yield from self.audit.batches(todo)
             headers, buffers = self._headers(todo, found)
             self.entrance.conclude()
-            if self.replica.guards.suspects(headers):
+            if self.replica.guards.suspects(headers) and not self.replica.siblings.some:
                 yield from self.inspection.batches(headers)
             ruling = self._decided(headers)
             self._apply(todo, headers, buffers, ruling)
@@ -231,12 +237,14 @@ class StepCourse:
         plan, plane, comparison = replica.member.plan, replica.plane, replica.comparison
         if plan is None or plane is None or replica.mesh is None:
             raise ViewAbandoned("the view is closed")
-        evidence = engine.evidence(plan.leaves[replica.env.me], found.norms, found.fingerprint)
+        evidence = engine.evidence(plan.leaves[replica.env.me], found.norms, found.fingerprint, found.others)
         with replica.lock:
             save = replica.saves.vote(todo.step) if replica.saves is not None else 0
             header = replica.member.header(
                 **evidence,
-                state=comparison.told() if comparison is not None else replica.guards.agreement.fingerprint(todo.step),
+                state=replica.siblings.with_theirs(
+                    comparison.told() if comparison is not None else replica.guards.agreement.fingerprint(todo.step)
+                ),
                 settings=engine.loop.digest(engine.loop.settings), guard=replica.guards.note(todo.step), save=save,
                 audit=self.audit.evidence(found),
             )  # fmt: skip
@@ -273,6 +281,7 @@ class StepCourse:
         early = engine.robust is None  # a joiner then applies the outcome while I do: the next view waits for it
         if early:
             replica.donor.feed(todo.view, meta)
+        replica.siblings.apply(meta)  # the replica's commit point: every lane is complete (37)
         engine.apply(meta, replica.enter)
         with replica.lock:
             due = replica.member.commit()

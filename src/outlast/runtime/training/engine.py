@@ -21,6 +21,7 @@ from outlast.core.policy import Ruling
 from outlast.core.position import position_seed
 from outlast.core.protocol import Header, combine, partials
 from outlast.health import CheckedSums
+from outlast.runtime.exchange.plane import Reduction
 from outlast.runtime.exchange.robust_rows import Robust
 from outlast.runtime.exchange.second_reduction import Checks
 from outlast.runtime.exchange.shard_sums import ShardSums
@@ -155,8 +156,11 @@ class Engine:
         self.end(step, leaf, 0.0)
 
     # --- a step --------------------------------------------------------------------------------------------------
-    def evidence(self, leaves: Sequence[int], norms: dict[int, float], output: int) -> dict[str, Any]:
-        """My part of the header."""
+    def evidence(
+        self, leaves: Sequence[int], norms: dict[int, float], output: int,
+        others: tuple[tuple[int, int, float], ...] = (),
+    ) -> dict[str, Any]:  # fmt: skip
+        """My part of the header; `others`: norms of the replica's other lanes."""
         width = self.shards.width
         mine = [leaf * width + place for leaf in leaves for place in range(width)]
         return {
@@ -164,10 +168,30 @@ class Engine:
             "metrics": self.metrics.told(leaf for leaf in mine if leaf in self.losses),
             "stop": self.stop_wanted,
             "used": bytes(self.sums.used),
-            "norms": partials(norms, self.layout.num_blocks) if norms else (),
+            "norms": (*(partials(norms, self.layout.num_blocks) if norms else ()), *others),
             "output": output & ((1 << 64) - 1),
             **({"rows": self.robust.note} if self.robust is not None else {}),
         }
+
+    def lane_evidence(self, found: Reduction) -> dict[str, Any]:
+        """What a rank that is not the lead tells it of an exchange."""
+        norms = partials(found.norms, self.layout.num_blocks) if found.norms else ()
+        losses = tuple((leaf, *row) for leaf, row in sorted(self.losses.items()))
+        return {
+            "norms": norms, "used": bytes(self.sums.used), "losses": losses, "metrics": self.metrics.told(self.losses),
+        }  # fmt: skip
+
+    def take_in(
+        self, used: bytes, losses: Sequence[tuple[int, float, float]], metrics: Sequence[tuple[int, str, float, float]]
+    ) -> None:
+        """What another rank of this replica found in the step."""
+        for index, byte in enumerate(used):
+            self.sums.used[index] |= byte
+        self.losses.update({leaf: (loss, weight) for leaf, loss, weight in losses})
+        for leaf in {row[0] for row in metrics}:
+            self.metrics.begin(leaf)
+        for leaf, name, value, weight in metrics:
+            self.metrics.put(leaf, name, value, weight)
 
     @property
     def end_buffers(self) -> tuple[bytes, ...]:
@@ -191,9 +215,7 @@ class Engine:
         # A rule's evidence has the loss of good rows only.
         loss = read.loss if read is not None and self.robust is None else self.loss_of(headers)
         applies, vigilance = ruling is None or ruling.verdict.applies, self.step_checks.vigilance
-        if applies and norm is not None:
-            self._clip(norm)
-        return Meta(
+        meta = Meta(
             step=first.step, loss=loss, norm=norm, used=bytes(used), buffers=buffers if applies else (),
             output=sum(h.output for h in headers) & ((1 << 64) - 1), ruling=ruling,
             observed=vigilance.observed(headers) if vigilance is not None else None,
@@ -201,6 +223,8 @@ class Engine:
             metrics=reduced(headers, self.samples.num_leaves), stop=next((h.stop for h in headers if h.stop), ""),
             evaluated=tuple(self.evaluated),
         )  # fmt: skip
+        self.clip(meta)
+        return meta
 
     def _probes(self, headers: Sequence[Header]) -> tuple[tuple[int, float], ...]:
         rows = sorted((leaf, loss) for header in headers for leaf, loss, weight in header.losses if weight)
@@ -221,10 +245,11 @@ class Engine:
         total = combine(weights, root)
         return combine(sums, root) / total if total else math.nan
 
-    def _clip(self, norm: float) -> None:
-        if self.clip_norm is None:
+    def clip(self, meta: Meta) -> None:
+        """Scale `out` if the step is applied and the whole gradient's norm is too large."""
+        if self.clip_norm is None or meta.norm is None or not (meta.ruling is None or meta.ruling.verdict.applies):
             return
-        factor = self.clip_norm / (norm + 1e-6)
+        factor = self.clip_norm / (meta.norm + 1e-6)
         if factor < 1.0:
             for flat in self.out:
                 flat.mul_(factor)

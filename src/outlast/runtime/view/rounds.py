@@ -16,7 +16,7 @@ from outlast.core.phases import Phase
 from outlast.runtime.transport.connections import decoded
 from outlast.runtime.transport.mesh import Extra, Mesh
 
-__all__ = ["EVALUATED", "GRAMS", "HOLD", "SLICES", "VOTE", "WANTED", "Channel", "round_of"]
+__all__ = ["EVALUATED", "GRAMS", "HOLD", "LANES", "SLICES", "VOTE", "WANTED", "Channel", "round_of"]
 
 T = TypeVar("T")
 
@@ -48,6 +48,8 @@ SLICES: Channel[Words] = Channel(
 )
 """Fingerprints of slices whose reduction is disputed: as gathered, and as computed now."""
 EVALUATED = 1 << 24  # of `member/shared_evaluation.py`: what is known of an evaluation, and one more for each further
+LANES: Channel[list[str]] = Channel(1 << 19, msgspec.msgpack.encode, lambda peer, body: decoded(peer, body, list[str]))
+"""Where the other ranks of a replica are reached, after a view's roll call."""
 WANTED = 1 << 23  # of `exchange/c10d_plane.py`: which slices I check
 
 

@@ -1,0 +1,69 @@
+"""The processes of one replica as its agent knows them, and what their end is told as. Decides nothing."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from outlast.core.phases import Phase
+from outlast.core.protocol import messages as m
+from outlast.errors import MembershipError
+from outlast.runtime.host._children import Child, Exit
+from outlast.runtime.transport.progress_block import Progress
+
+__all__ = ["Rank", "cause_of", "detail_of"]
+
+_TAIL_BYTES = 3000
+
+
+@dataclass(slots=True)
+class Rank:
+    """A rank under this agent: a replica's lead, with its siblings where it has any."""
+
+    name: str
+    child: Child
+    progress: Progress
+    log: Path
+    killed_for: str = ""
+    key: str = ""  # among all ranks
+    siblings: list[Rank] = field(default_factory=list)
+    how: Exit | None = None  # it has ended
+    swept: bool = False  # killed as another had ended
+
+    def first_to_fail(self) -> Rank:
+        """Of a replica that has ended, the rank whose end was not another's doing; its lead, if all ended well."""
+        failed = [r for r in (self, *self.siblings) if not r.swept and r.how is not None and r.how.code != 0]
+        own = [r for r in failed if r.how is not None and r.how.code != MembershipError.exit_code]
+        return next(iter((*own, *failed)), self)
+
+    def all(self) -> list[Rank]:
+        """Those of the replica that have not ended."""
+        return [rank for rank in (self, *self.siblings) if rank.how is None]
+
+
+def cause_of(rank: Rank, how: Exit) -> m.Cause:
+    if rank.killed_for:
+        return "evicted"
+    if how.signal is not None:
+        return "signal"
+    if how.code != 0:
+        return "exception"
+    if rank.progress.changes == 0:  # calm, but it has not trained: to start it again would help nobody
+        return "exit"
+    return "left" if rank.progress.read()[0] is Phase.DEPART else "finished"
+
+
+def detail_of(rank: Rank, how: Exit) -> str:
+    if rank.killed_for:
+        return rank.killed_for
+    trained = rank.progress.changes > 0
+    if how.signal is not None or (how.code == 0 and trained):
+        return str(how)
+    told = str(how) if how.code else f"{how}, and steps() of outlast.join().protect(...) was never begun"
+    try:
+        with rank.log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            return f"{told}; the end of {rank.log.name}:\n" + file.read().decode("utf-8", "replace")
+    except OSError:
+        return told

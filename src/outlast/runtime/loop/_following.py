@@ -1,0 +1,154 @@
+"""The loop on a rank that is not its replica's lead: the same loop, step by step and batch by batch as the lead's goes.
+
+What `protect` returns there. It reads like `Training` and decides nothing: which step and which microbatch is next, and
+when training is over, is what the lead says.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+from outlast.core.phases import Phase
+from outlast.errors import OutlastError, StepMisuse
+from outlast.runtime.loop._allocator import keep_freed_memory
+from outlast.runtime.loop._ending import left_open, told, what_is_alike
+from outlast.runtime.loop._epochs import Epoch, Epochs
+from outlast.runtime.loop._iterators import Left, WatchedLoop, at_the_script_s_end
+from outlast.runtime.loop._loop_watch import LoopWatch, steps_again
+from outlast.runtime.loop._step import Step
+from outlast.runtime.member.follower import FollowingRank
+from outlast.runtime.training.arguments import positive
+from outlast.runtime.training.followers import check_follower
+from outlast.runtime.training.run_facts import warm_up
+from outlast.runtime.training.state import digest_of
+from outlast.runtime.transport.rank_channel import RankFailed
+
+__all__ = ["FollowingTraining", "no_evaluation"]
+
+
+def no_evaluation() -> StepMisuse:
+    """The error for an evaluation that a replica of several ranks cannot share yet."""
+    return StepMisuse(
+        "training.evaluate(…) cannot be had with replicas of several ranks yet",
+        remedy="go through the same batches on every rank: with torch.no_grad(): for batch in loader: model(batch)",
+    )
+
+
+class FollowingTraining:
+    """See the module, and `Training` for what each method does."""
+
+    certified = None
+    """Audits are the lead's matter."""
+
+    def __init__(self, follower: FollowingRank) -> None:
+        self.replica, self.engine = follower, follower.engine
+        self._watch = LoopWatch(self.engine.state, self.engine.samples.num_leaves, None)
+        self._started = False
+        self._failed = False
+        self._home = os.getpid()
+
+    def steps(self, until: int) -> Iterator[Step]:
+        """As of `Training.steps`."""
+        return WatchedLoop(self._steps(until), self._watch.given, self._watch.returned, self._dropped)
+
+    def epochs(self, num: int) -> Iterator[Epoch]:
+        """As of `Training.epochs`."""
+        size = self.steps_per_epoch
+        return Epochs(self.steps(positive("epochs", num) * size), size)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """As of `Training.steps_per_epoch`."""
+        return self.engine.samples.steps_per_epoch
+
+    def stop(self, reason: str = "the loop asked for it") -> None:
+        """As of `Training.stop`, which every rank must call: the lead's call is the one that counts."""
+        self.engine.stop_wanted = reason
+
+    @property
+    def stopped(self) -> str:
+        """As of `Training.stopped`."""
+        return self.engine.stopped
+
+    def after_step(self, function: Callable[[], object]) -> None:
+        """As of `Training.after_step`."""
+        check_follower(function, self.engine.state, self._started)
+        self.engine.after_step.append(function)
+
+    def fingerprint(self) -> str:
+        """As of `Training.fingerprint`."""
+        return digest_of(self.engine.state)
+
+    def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
+        """Not done with several ranks yet."""
+        raise no_evaluation()
+
+    def writes(self) -> bool:
+        """Only a lead does."""
+        return False
+
+    def _steps(self, until: int) -> Iterator[Step]:
+        positive("until", until)
+        self._start()
+        while (step := self.replica.next_step()) is not None:
+            yield Step(
+                step, batches=self._batches, backward=self._backward, newest=lambda: self.engine.meta,
+                metric=self.replica.metric, steps_per_epoch=self.steps_per_epoch,
+            )  # fmt: skip
+            if self.engine.meta is None or self.engine.meta.step != step:
+                raise left_open(step, self.replica.env.me)
+        self._watch.over()
+        if not self.replica.ended or (self.replica.env.until and self.replica.env.until < until):
+            raise SystemExit(0)
+
+    def _start(self) -> None:
+        if self._started:
+            raise steps_again(self.steps_per_epoch)
+        self._started = True
+        previous = sys.excepthook
+
+        def failed(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+            if os.getpid() == self._home:
+                self._failed = True
+                self._report(error)
+            previous(kind, error, trace)
+
+        sys.excepthook = failed
+        atexit.register(self.replica.retire)
+        at_the_script_s_end(self._at_the_script_s_end)
+        keep_freed_memory()
+        warm_up()
+        self.engine.loop.find_schedulers()
+
+    def _report(self, error: BaseException) -> None:
+        if isinstance(error, Exception):
+            ours = isinstance(error, OutlastError)
+            microbatch = -1 if ours else self.replica.env.progress.read()[2]
+            code = error.exit_code if isinstance(error, OutlastError) else 5
+            self.replica.pipe.send(RankFailed(microbatch, told(error)[-4000:], what_is_alike(error), code))
+
+    def _at_the_script_s_end(self) -> None:
+        if os.getpid() == self._home and not self._failed:
+            self.replica.leave_early()
+
+    def _dropped(self, left: Left) -> None:
+        self._watch.over()
+
+    def _batches(self, step: int) -> Iterator[Any]:
+        return WatchedLoop(self._microbatches(step), self._watch.given, self._watch.returned, lambda left: None)
+
+    def _microbatches(self, step: int) -> Iterator[Any]:
+        yield from self.replica.batches(step)
+        self._watch.committed(self.engine.meta)
+        self.replica.enter(Phase.BODY)
+
+    def _backward(self, loss: Tensor) -> None:
+        self._watch.loss(loss)
+        self.replica.backward(loss)
+        self._watch.after_backward()

@@ -1,0 +1,195 @@
+"""The other ranks of a replica, as its lead commands them; and the exchange of all its lanes as one plane.
+
+The lead (rank 0) is the member of the run; its own lane is the mesh over which headers travel. What it does with its
+tensors the others do with theirs: they are told of each leaf, each exchange and each outcome, in order. A lane that is
+complete says so with what its header would say; the lead folds that into its own header, which therefore is said only
+when all lanes of the replica are complete (protocol, 37). With one rank there is nobody to tell, and nothing is sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from outlast.core.protocol import View
+from outlast.errors import StepMisuse, ViewAbandoned
+from outlast.runtime.exchange.plane import ExchangeTask, Plane, Reduction
+from outlast.runtime.training.engine import Engine
+from outlast.runtime.training.step_checks import Meta
+from outlast.runtime.transport import rank_channel as say
+from outlast.runtime.transport.connections import PeersLost
+from outlast.runtime.transport.rank_channel import RankPipe
+from outlast.tensors import combine
+
+__all__ = ["LanedPlane", "Siblings"]
+
+
+class Siblings:
+    """See the module. `pipes`: to rank 1, 2, …; none where the replica is one rank."""
+
+    def __init__(self, pipes: Sequence[RankPipe], wake_fd: int) -> None:
+        self.pipes, self._wake_fd = list(pipes), wake_fd
+        self.addresses: list[str] = []
+        self.state: list[int] = []  # what the others said of theirs, in the newest exchange
+        self.reported = False  # a failure of the script, to the coordinator
+        self._number = 0  # of what was asked for last: answers to anything else are old
+        self._ended = False
+
+    @property
+    def some(self) -> bool:
+        return bool(self.pipes)
+
+    def with_theirs(self, state: tuple[int, int]) -> tuple[int, int]:
+        """What a header says of the state: of all ranks' parts."""
+        return state[0], combine([state[1], *self.state])
+
+    def tell(self, word: Any) -> None:
+        """To all of them."""
+        for pipe in self.pipes:
+            pipe.send(word)
+
+    def begin_step(self, step: int) -> None:
+        self.tell(say.BeginStep(step))
+
+    def end_step(self, step: int) -> None:
+        self.tell(say.EndStep(step))
+
+    def compute(self, step: int, leaf: int) -> None:
+        self.tell(say.ComputeLeaf(step, leaf))
+
+    def expect(self, first: Sequence[int], share: Sequence[int], step: int, since: int) -> None:
+        self.tell(say.ExpectLeaves(tuple(first), tuple(share), step, since))
+
+    def form(self, view: View, lanes: dict[str, list[str]], held: Sequence[tuple[int, int]]) -> None:
+        """The view of which the roll was called, to each with the addresses of its own lane."""
+        self._number += 1
+        for place, pipe in enumerate(self.pipes):
+            addresses = {name: told[place] for name, told in lanes.items() if place < len(told)}
+            pipe.send(say.FormLane(self._number, view, addresses, tuple(held)))
+
+    def drop(self) -> None:
+        """The view is over; what was asked for is no longer waited for."""
+        self._number += 1
+        self.tell(say.DropLane(self._number))
+
+    def ask(self, word: Callable[[int], Any]) -> None:
+        """Ask for something; `word` takes the question's number."""
+        self._number += 1
+        self.tell(word(self._number))
+
+    def apply(self, meta: Meta) -> None:
+        """The commit point of the replica: the step is decided, and every lane is complete."""
+        if self.pipes:
+            self.tell(say.ApplyOutcome(msgspec.msgpack.encode(meta)))
+
+    def end(self, finished: bool) -> None:
+        """Training is over for this replica. Once or more."""
+        if not self._ended:
+            self._ended = True
+            for pipe in self.pipes:
+                pipe.over = True
+            self.tell(say.EndRun(finished))
+
+    def gather(self, kind: type, over: Callable[[], bool]) -> list[Any]:
+        """Everybody's answer of this kind to the newest question. Raises ViewAbandoned when the view ends first, or a
+        lane of it does."""
+        answers: dict[int, Any] = {}
+        poll = select.poll()
+        for fd in (self._wake_fd, *(pipe.wake_fd for pipe in self.pipes)):
+            poll.register(fd, select.POLLIN)
+        while True:
+            for pipe in self.pipes:
+                self._take(pipe, kind, answers)
+            if len(answers) == len(self.pipes):
+                return [answers[pipe.place] for pipe in self.pipes]
+            if over():
+                raise ViewAbandoned("a newer view or a notice ended this one")
+            for fd, _ in poll.poll(1000.0):
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(fd)
+
+    def _take(self, pipe: RankPipe, kind: type, answers: dict[int, Any]) -> None:
+        while (word := pipe.take()) is not None:
+            if isinstance(word, say.LaneBroken) and word.number == self._number:
+                raise PeersLost(word.suspects) if word.suspects else ViewAbandoned(f"lane {pipe.place}: {word.why}")
+            if isinstance(word, kind) and getattr(word, "number", self._number) == self._number:
+                answers[pipe.place] = word
+        if pipe.left and pipe.place not in answers:
+            raise StepMisuse(
+                f"rank {pipe.place} of the replica ended its loop while the lead trains on",
+                remedy="decide on `break` by what is equal on all ranks, such as step.loss",
+            )
+
+    def meet(self, facts: dict[str, str]) -> None:
+        """All ranks have reached `protect`. Raises StepMisuse if they were not given the same there."""
+        ready: list[say.RankReady] = self.gather(say.RankReady, lambda: False)
+        self.addresses = [told.address for told in ready]
+        for pipe, told in zip(self.pipes, ready, strict=True):
+            other = next((key for key in sorted({*facts, *told.facts}) if facts.get(key) != told.facts.get(key)), None)
+            if other is not None:
+                raise StepMisuse(
+                    f"the ranks of one replica differ in {other}: {facts.get(other)} on the lead, "
+                    f"{told.facts.get(other)} on rank {pipe.place}",
+                    did="nothing was trained", remedy="run the same script with the same arguments on every rank",
+                )  # fmt: skip
+
+    def fingerprints(self) -> list[int]:
+        """Of the others' parts of the state."""
+        if not self.pipes:
+            return []
+        self.ask(say.AskFingerprint)
+        return [told.value for told in self.gather(say.FingerprintSaid, lambda: False)]
+
+
+class LanedPlane:
+    """The lead's plane, and with it those of the other lanes. `over`: whether the view has ended for this replica."""
+
+    def __init__(self, own: Plane, siblings: Siblings, engine: Engine, over: Callable[[], bool]) -> None:
+        self.own, self.siblings, self.engine, self.over = own, siblings, engine, over
+
+    def begin(self, task: ExchangeTask) -> None:
+        self.siblings.ask(lambda number: say.ReduceLane(number, task.step, task.nodes, task.with_norms))
+        self.own.begin(task)
+
+    def offer(self, bucket: int) -> None:
+        self.own.offer(bucket)
+
+    def finish(self) -> Reduction:
+        """When every lane is complete: what all of them found. Raises ViewAbandoned, StepMisuse."""
+        found = self.own.finish()
+        told: list[say.LaneReduced] = self.siblings.gather(say.LaneReduced, self.over)
+        mine = self.engine.loop.digest(self.engine.loop.settings)
+        if any(lane.settings != mine for lane in told):
+            raise StepMisuse(
+                "the loops of this replica's ranks set different learning rates or modes", did="nothing was committed",
+                remedy="do the same on every rank: decide by what is equal everywhere, such as step.loss",
+            )  # fmt: skip
+        for lane in told:
+            self.engine.take_in(lane.used, lane.losses, lane.metrics)
+        self.siblings.state = [lane.state for lane in told]
+        found.fingerprint = combine([found.fingerprint, *(lane.fingerprint for lane in told)])
+        found.others = tuple(part for lane in told for part in lane.norms)
+        return found
+
+    def give(self, step: int, meta: bytes, to: Sequence[str]) -> None:
+        self.siblings.ask(lambda number: say.GiveOutcome(number, step, tuple(to)))
+        self.own.give(step, meta, to)
+
+    def take(self, step: int, donor: str) -> bytes:
+        """All lanes' parts of the outcome are here, or none counts."""
+        self.siblings.ask(lambda number: say.TakeOutcome(number, step, donor))
+        told = self.own.take(step, donor)
+        self.siblings.gather(say.LaneTaken, self.over)
+        self.siblings.tell(say.SettleOutcome(told))
+        return told
+
+    def look_again(self, slices: Sequence[tuple[int, str]]) -> dict[tuple[int, str], tuple[int, int]]:
+        return self.own.look_again(slices)
+
+    def close(self) -> None:
+        self.own.close()

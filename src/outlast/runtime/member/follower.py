@@ -1,0 +1,262 @@
+"""A rank of a replica that is not its lead: does with its tensors what the lead does with its own, when it is told.
+
+It is no member of the run and speaks to no coordinator. It has a mesh of its own for each view, with the ranks of equal
+place in the other replicas (its lane), and exchanges its part of each gradient there. It commits when the lead says so,
+which is when all lanes of the replica are complete (protocol, 37). A view that ends is left when the lead drops it; an
+exchange that breaks is told, and the sums stay for the next view.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+from torch import Tensor
+
+from outlast.core.phases import Phase
+from outlast.core.protocol import View
+from outlast.errors import ViewAbandoned
+from outlast.runtime.exchange.plane import ExchangeTask, Reduction, SharedPlane
+from outlast.runtime.exchange.slots import Memory
+from outlast.runtime.host.environment import Environment
+from outlast.runtime.training.engine import Engine
+from outlast.runtime.training.losses import missing_backward, second_backward
+from outlast.runtime.training.step_checks import Meta
+from outlast.runtime.transport import rank_channel as say
+from outlast.runtime.transport.connections import Listener, PeersLost
+from outlast.runtime.transport.mesh import Mesh
+
+__all__ = ["FollowingRank"]
+
+
+class FollowingRank:
+    """See the module. `fingerprint`: of what the lead's header says of the state, by step."""
+
+    def __init__(
+        self, env: Environment, engine: Engine, facts: dict[str, str], fingerprint: Callable[[int], int]
+    ) -> None:  # fmt: skip
+        assert env.lead is not None
+        self.env, self.engine, self.pipe, self._fingerprint = env, engine, env.lead, fingerprint
+        self.listener = Listener(env.run_id, env.me, env.secret)
+        self.mesh: Mesh | None = None
+        self.plane: SharedPlane | None = None
+        self.memories: dict[str, Memory] = {}
+        self.view: View | None = None
+        self.committed = 0
+        self.ended: bool | None = None  # training is over; whether it ended well
+        self._leaf: tuple[int, int] | None = None
+        self._loss: float | None = None
+        self.pipe.send(say.RankReady(self.listener.address, facts))
+
+    def enter(self, phase: Phase, microbatch: int = -1, bucket: int = -1) -> None:
+        """Publish where I am, and pass the fault point."""
+        self.env.progress.enter(phase, self.committed, microbatch, bucket)
+        if self.env.probe.faults:
+            self.env.probe(phase, self.committed, microbatch, bucket)
+
+    # --- what the lead says --------------------------------------------------------------------------------------
+    def next_step(self) -> int | None:
+        """The step that the loop is to be given; None when training is over."""
+        while self.ended is None:
+            word = self._word()
+            if isinstance(word, say.BeginStep):
+                self.committed = word.step
+                return word.step
+            self._obey(word)
+        return None
+
+    def batches(self, step: int) -> Iterator[Any]:
+        """This rank's microbatches of the step, until the lead's loop is through with it."""
+        self.engine.begun(step)
+        while self.ended is None:
+            word = self._word()
+            if isinstance(word, say.EndStep):
+                return
+            if isinstance(word, say.ComputeLeaf):
+                yield from self._one(word)
+            else:
+                self._obey(word)
+        raise SystemExit(0)
+
+    def _word(self) -> Any:
+        """The lead's next word. Its loss ends the process meanwhile."""
+        poll = select.poll()
+        poll.register(self.pipe.wake_fd, select.POLLIN)
+        while (word := self.pipe.take()) is None:
+            if self.env.progress.read()[0] is not Phase.IDLE:
+                self.env.progress.enter(Phase.IDLE, self.committed)
+            poll.poll(1000.0)
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self.pipe.wake_fd)
+        return word
+
+    def _obey(self, word: Any) -> None:
+        done: dict[Any, Callable[[Any], None]] = {
+            say.FormLane: self._form, say.DropLane: self._drop, say.ReduceLane: self._reduce, say.EndRun: self._end,
+            say.ApplyOutcome: self._apply, say.GiveOutcome: self._give, say.TakeOutcome: self._take,
+            say.SettleOutcome: self._settle, say.AskFingerprint: self._tell_state, say.ExpectLeaves: self._expect,
+        }  # fmt: skip
+        done[type(word)](word)
+
+    # --- a microbatch --------------------------------------------------------------------------------------------
+    def _one(self, todo: say.ComputeLeaf) -> Iterator[Any]:
+        engine = self.engine
+        self.enter(Phase.LOAD, todo.leaf)
+        batch = engine.prepare(todo.step, todo.leaf)
+        self.enter(Phase.BODY, todo.leaf)
+        self._leaf, self._loss = (todo.step, todo.leaf), None
+        engine.metrics.begin(engine.mine(todo.leaf))
+        yield batch
+        if self._loss is None:
+            raise missing_backward(todo.step, todo.leaf)
+        self._leaf = None
+
+    def backward(self, loss: Tensor) -> None:
+        """The loop's backward of the microbatch under way."""
+        if self._leaf is None or self._loss is not None:
+            raise second_backward()
+        step, leaf = self._leaf
+        self.enter(Phase.BACKWARD, leaf)
+        self.engine.begin(step, leaf, None)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.enter(Phase.MERGE, leaf)
+        self._loss = float(loss.detach())
+        self.engine.end(step, leaf, self._loss)
+        self.enter(Phase.BODY, leaf)
+
+    def metric(self, name: str, value: Any, weight: Any) -> None:
+        """A number of the microbatch under way."""
+        if self._leaf is not None:
+            step, leaf = self._leaf[0], self.engine.mine(self._leaf[1])
+            share = self.engine.samples.sizes(step)[leaf] if weight is None else weight
+            self.engine.metrics.put(leaf, name, value, share)
+
+    def _expect(self, word: say.ExpectLeaves) -> None:
+        self.engine.expect(word.first, word.share, word.step, word.since)
+
+    # --- the lane of a view --------------------------------------------------------------------------------------
+    def _form(self, word: say.FormLane) -> None:
+        self._close()
+        self.view = word.view
+        self.enter(Phase.CONNECT)
+        self.engine.sums.keep(word.held)
+        mesh = self.mesh = Mesh(
+            self.listener, word.view, word.addresses, self.engine.memory.region, wake_fd=self.pipe.wake_fd,
+            abandoned=self._abandoned, patience=lambda phase: math.inf, on_stall=lambda *_: None, probe=self.env.probe,
+        )  # fmt: skip
+        try:
+            mesh.form()
+        except ViewAbandoned:
+            self._close()  # told when something is asked of this lane
+            return
+        for name, region in self.listener.regions.items():
+            if name not in self.memories:
+                self.memories[name] = Memory(self.engine.layout, self.engine.memory.num_slots, region)
+        engine = self.engine
+        self.plane = SharedPlane(mesh, engine.layout, engine.memory, self.memories, engine.out, self._entered)
+
+    def _entered(self, phase: Phase, bucket: int) -> None:
+        self.enter(phase, bucket=bucket)
+
+    def _abandoned(self) -> bool:
+        return any(isinstance(word, say.DropLane | say.EndRun) for word in tuple(self.pipe.inbox))
+
+    def _drop(self, word: say.DropLane) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if self.mesh is not None:
+            self.mesh.close()
+        self.plane = self.mesh = None
+
+    def _reduce(self, word: say.ReduceLane) -> None:
+        try:
+            found = self._reduced(word)
+        except ViewAbandoned as reason:
+            self._broken(word.number, reason)
+            return
+        engine = self.engine
+        told = engine.lane_evidence(found)
+        self.pipe.send(
+            say.LaneReduced(
+                number=word.number, fingerprint=found.fingerprint, state=self._fingerprint(word.step),
+                settings=engine.loop.digest(engine.loop.settings), **told,
+            )
+        )  # fmt: skip
+
+    def _reduced(self, word: say.ReduceLane) -> Reduction:
+        plane, engine = self.plane, self.engine
+        if plane is None or self.mesh is None:
+            raise ViewAbandoned("this lane did not form")
+        engine.loop.check()
+        mine = word.nodes[self.mesh.view.members.index(self.env.me)]
+        plane.begin(
+            ExchangeTask(
+                step=word.step, nodes=word.nodes, slots=tuple(engine.sums.slots[node] for node in mine),
+                num_leaves=engine.num_leaves, scale=engine.scale(word.step), with_norms=word.with_norms,
+                on_scattered=lambda: None,
+            )
+        )  # fmt: skip
+        for bucket in range(len(engine.layout.buckets)):
+            plane.offer(bucket)
+        return plane.finish()
+
+    def _broken(self, number: int, reason: ViewAbandoned) -> None:
+        suspects: Sequence[str] = reason.suspects if isinstance(reason, PeersLost) else ()
+        self._close()
+        self.pipe.send(say.LaneBroken(number, tuple(suspects), str(reason.message)))
+
+    # --- outcomes ------------------------------------------------------------------------------------------------
+    def _apply(self, word: say.ApplyOutcome) -> None:
+        meta = msgspec.msgpack.decode(word.meta, type=Meta)
+        self.enter(Phase.VERDICT)
+        self.engine.clip(meta)
+        self.engine.apply(meta, self.enter)
+        self.committed = meta.step + 1
+        self.enter(Phase.COMMIT)
+
+    def _give(self, word: say.GiveOutcome) -> None:
+        if self.plane is not None:
+            self.enter(Phase.HAND_OVER_SEND)
+            self.plane.give(word.step, b"", word.to)
+
+    def _take(self, word: say.TakeOutcome) -> None:
+        self.enter(Phase.HAND_OVER_RECEIVE)
+        try:
+            if self.plane is None:
+                raise ViewAbandoned("this lane did not form")
+            self.plane.take(word.step, word.donor)
+        except ViewAbandoned as reason:
+            self._broken(word.number, reason)
+            return
+        self.pipe.send(say.LaneTaken(word.number))
+
+    def _settle(self, word: say.SettleOutcome) -> None:
+        meta = self.engine.heard(word.told)
+        self.engine.live(self.enter)
+        self.committed = meta.step + 1
+
+    def _tell_state(self, word: say.AskFingerprint) -> None:
+        self.pipe.send(say.FingerprintSaid(word.number, self.engine.fingerprint()))
+
+    # --- the end -------------------------------------------------------------------------------------------------
+    def _end(self, word: say.EndRun) -> None:
+        self._close()
+        self.listener.close()
+        self.ended = word.finished
+
+    def retire(self) -> None:
+        """Leave no socket behind. Once or more."""
+        self._close()
+        self.listener.close()
+
+    def leave_early(self) -> None:
+        """The loop was left, and the script is over."""
+        if self.ended is None:
+            self.pipe.over = True
+            self.pipe.send(say.RankLeft())

@@ -1,0 +1,81 @@
+"""What replicas of several ranks do not do yet, each refused by name before anything is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from outlast.config import RunConfig
+from outlast.core.policy import Guards
+from outlast.errors import ConfigError
+
+__all__ = ["check_protected", "check_ranks", "effective"]
+
+
+def check_ranks(config: RunConfig) -> None:
+    """ConfigError for a number of ranks that cannot be, and for what a run with ranks is told and cannot do."""
+    if config.ranks == 1:
+        return
+    if config.ranks & (config.ranks - 1):
+        raise ConfigError(
+            f"--ranks {config.ranks} is no power of two: the ranks' microbatches would be no subtree of the sum",
+            remedy="--ranks 2, 4 or 8",
+        )
+    refused = {
+        "several hosts (endpoint)": bool(config.endpoint),
+        "spares": config.spares > 0,
+        "exchange = c10d": config.exchange == "c10d",
+        "a robust rule (aggregation)": config.aggregation != "mean",
+        "audit": config.audit not in ("script", "0", "0.0", 0, 0.0),
+        "guards = full": config.guards == "full",
+        "checkpoint_dir": bool(config.checkpoint_dir),
+        "resume": config.resume not in ("auto", "never"),
+        "init_from": bool(config.init_from),
+    }
+    _refuse(config.ranks, refused)
+
+
+def effective(config: RunConfig) -> RunConfig:
+    """The configuration of a run with ranks: a replica that dies is not started again, for none can join yet."""
+    return config if config.ranks == 1 else msgspec.structs.replace(config, max_restarts=0)
+
+
+def check_protected(
+    width: int, microbatches: int, sizes: list[int], *, robust: Mapping[str, object], audits: bool, critical: bool,
+    checks: object, keeps: bool, policy: Guards | None, device: str,
+) -> None:  # fmt: skip
+    """ConfigError for what the script gives `protect` and a replica of `width` ranks cannot do. `sizes`: of an epoch's
+    last microbatches; `policy`: the guards."""
+    if width == 1:
+        return
+    if microbatches % width:
+        raise ConfigError(
+            f"{microbatches} microbatches cannot be dealt to {width} ranks: each computes one at a time",
+            remedy=f"microbatches={-(-microbatches // width) * width}",
+        )
+    if not all(sizes):
+        raise ConfigError(
+            "the last batch of an epoch has fewer samples than microbatches, and every rank needs one",
+            remedy="drop_last=True",
+        )
+    refused = {
+        "a robust rule (aggregation, rows, f)": any(value is not None for value in robust.values()),
+        "audit": audits,
+        "audit_params": critical,
+        "checks": checks is not None,
+        "checkpoint": keeps,
+        "guards that go back to a certified state, or watch activations": policy is not None
+        and (policy.certify_every > 0 or policy.collapse != "off"),
+        f"training on {device}": device != "cpu",
+    }
+    _refuse(width, refused)
+
+
+def _refuse(width: int, refused: Mapping[str, bool]) -> None:
+    for what, given in refused.items():
+        if given:
+            raise ConfigError(
+                f"{what} cannot be had with replicas of {width} ranks yet", did="nothing was started",
+                remedy="leave it out, or --ranks 1",
+            )  # fmt: skip

@@ -1,0 +1,325 @@
+"""Words between the ranks of one replica: its lead, rank 0, says what is next; the others say what they found.
+
+Role: one proved unix stream between the lead and each of the others, read by a thread at either end, so that nobody
+waits in a send and whoever loses the other end ends at once: a replica lives and dies as a whole (protocol, 38). The
+lead alone is a member of the run. What the words mean is `member/_siblings.py`'s and `member/follower.py`'s matter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+from outlast.core.protocol import Node, View
+from outlast.errors import MembershipError, WireRefusal
+from outlast.runtime.transport.connections import reach
+from outlast.runtime.transport.door import Door
+from outlast.runtime.transport.frames import frame, read_frame
+from outlast.runtime.transport.handshake import PeerClaim
+
+__all__ = [
+    "ApplyOutcome", "AskFingerprint", "BeginStep", "ComputeLeaf", "DropLane", "EndRun", "EndStep", "ExpectLeaves",
+    "FingerprintSaid", "FormLane", "GiveOutcome", "LaneBroken", "LaneReduced", "LaneTaken", "OpenWorld", "RankFailed",
+    "RankLeft", "RankPipe", "RankReady", "ReduceLane", "SettleOutcome", "TakeOutcome", "call_lead", "meet_ranks",
+]  # fmt: skip
+
+T = TypeVar("T")
+_RETRY_S = 0.02
+_PATIENCE_S = 30
+_LOST = MembershipError.exit_code  # of a rank that ends because another one has
+
+
+class OpenWorld(msgspec.Struct, frozen=True, tag=True):
+    """Lead: the replica's torch world meets in this store (host:port)."""
+
+    store: str
+
+
+class BeginStep(msgspec.Struct, frozen=True, tag=True):
+    """Lead: my loop has been given this step."""
+
+    step: int
+
+
+class ExpectLeaves(msgspec.Struct, frozen=True, tag=True):
+    """Lead: what this replica computes in `step`, and from `since` on."""
+
+    first: tuple[int, ...]
+    share: tuple[int, ...]
+    step: int
+    since: int
+
+
+class ComputeLeaf(msgspec.Struct, frozen=True, tag=True):
+    """Lead: the next leaf, of which everybody computes one microbatch."""
+
+    step: int
+    leaf: int
+
+
+class FormLane(msgspec.Struct, frozen=True, tag=True):
+    """Lead: a view has formed. `addresses`: of the ranks in your lane, by replica; `held`: the sums that count."""
+
+    number: int
+    view: View
+    addresses: dict[str, str]
+    held: tuple[Node, ...]
+
+
+class ReduceLane(msgspec.Struct, frozen=True, tag=True):
+    """Lead: exchange this step's sums in your lane. `nodes`: each replica's, in the view's order."""
+
+    number: int
+    step: int
+    nodes: tuple[tuple[Node, ...], ...]
+    with_norms: bool
+
+
+class DropLane(msgspec.Struct, frozen=True, tag=True):
+    """Lead: the view is over."""
+
+    number: int
+
+
+class ApplyOutcome(msgspec.Struct, frozen=True, tag=True):
+    """Lead: the step is decided, in all lanes; commit it (37)."""
+
+    meta: bytes
+
+
+class GiveOutcome(msgspec.Struct, frozen=True, tag=True):
+    """Lead: hand your part of the outcome to these replicas, which are behind."""
+
+    number: int
+    step: int
+    to: tuple[str, ...]
+
+
+class TakeOutcome(msgspec.Struct, frozen=True, tag=True):
+    """Lead: take yours from this one."""
+
+    number: int
+    step: int
+    donor: str
+
+
+class SettleOutcome(msgspec.Struct, frozen=True, tag=True):
+    """Lead: what was taken is complete in all lanes; apply it."""
+
+    told: bytes
+
+
+class AskFingerprint(msgspec.Struct, frozen=True, tag=True):
+    """Lead: how is your part of the state?"""
+
+    number: int
+
+
+class EndStep(msgspec.Struct, frozen=True, tag=True):
+    """Lead: my loop is through with the step's batches."""
+
+    step: int
+
+
+class EndRun(msgspec.Struct, frozen=True, tag=True):
+    """Lead: training is over. `finished`: the script goes on."""
+
+    finished: bool
+
+
+class RankReady(msgspec.Struct, frozen=True, tag=True):
+    """I have reached `protect`. `address`: where my lane reaches me; `facts`: what must be equal on all ranks."""
+
+    address: str
+    facts: dict[str, str]
+
+
+class LaneReduced(msgspec.Struct, frozen=True, tag=True):
+    """My lane's buckets are complete. What my header would say."""
+
+    number: int
+    fingerprint: int
+    norms: tuple[tuple[int, int, float], ...]
+    used: bytes
+    losses: tuple[tuple[int, float, float], ...]
+    metrics: tuple[tuple[int, str, float, float], ...]
+    state: int
+    settings: int
+
+
+class LaneTaken(msgspec.Struct, frozen=True, tag=True):
+    number: int
+
+
+class LaneBroken(msgspec.Struct, frozen=True, tag=True):
+    """My lane's view cannot go on."""
+
+    number: int
+    suspects: tuple[str, ...]
+    why: str
+
+
+class FingerprintSaid(msgspec.Struct, frozen=True, tag=True):
+    number: int
+    value: int
+
+
+class RankFailed(msgspec.Struct, frozen=True, tag=True):
+    """User code raised here; I exit after this."""
+
+    microbatch: int
+    error: str
+    alike: str
+    code: int
+
+
+class RankLeft(msgspec.Struct, frozen=True, tag=True):
+    """My loop was left early, and my script is over."""
+
+
+_Word = (
+    OpenWorld
+    | BeginStep
+    | ExpectLeaves
+    | ComputeLeaf
+    | FormLane
+    | ReduceLane
+    | DropLane
+    | ApplyOutcome
+    | GiveOutcome
+    | TakeOutcome
+    | SettleOutcome
+    | AskFingerprint
+    | EndStep
+    | EndRun
+    | RankReady
+    | LaneReduced
+    | LaneTaken
+    | LaneBroken
+    | FingerprintSaid
+    | RankFailed
+    | RankLeft
+)
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Word)
+
+
+class RankPipe:
+    """One end of a stream between two ranks. `wake_fd` becomes readable when something has arrived; `over`: the other
+    end may go; until then its loss ends this process."""
+
+    def __init__(self, sock: socket.socket, place: int) -> None:
+        sock.settimeout(None)
+        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):  # a microbatch takes as long as it takes
+            sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", 0, 0))
+        self._sock, self.place, self.over, self.left = sock, place, False, False
+        self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.inbox: deque[Any] = deque()
+        self.on_failed: Callable[[RankFailed], None] = lambda failed: None
+        self._thread = threading.Thread(target=self._read, name=f"outlast-rank-{place}", daemon=True)
+        self._thread.start()
+
+    def send(self, word: Any) -> None:
+        """The other end's thread always reads. What cannot be sent is for one that is gone, as its end will tell."""
+        with contextlib.suppress(OSError):
+            self._sock.sendall(frame(word))
+
+    def take(self) -> Any:
+        """The next word, or None. Never waits."""
+        return self.inbox.popleft() if self.inbox else None
+
+    def wait_for(self, kind: type[T]) -> T:
+        """The next word, which is of this kind. The other end's loss ends this process meanwhile."""
+        while (word := self.take()) is None:
+            _readable(self.wake_fd, 1.0)
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self.wake_fd)
+        if not isinstance(word, kind):
+            raise MembershipError(
+                f"the lead said {type(word).__name__} where {kind.__name__} was due", where=f"rank {self.place}",
+                did="this rank ends", remedy="call run.mesh() on every rank, before protect()",
+            )  # fmt: skip
+        return word
+
+    def _read(self) -> None:
+        try:
+            while True:
+                word = _decoder.decode(read_frame(self._sock))
+                self.left = self.left or isinstance(word, RankLeft)
+                self.over = self.over or isinstance(word, EndRun | RankLeft)
+                if isinstance(word, RankFailed):
+                    self.on_failed(word)
+                self.inbox.append(word)
+                os.eventfd_write(self.wake_fd, 1)
+        except (OSError, WireRefusal, msgspec.DecodeError):
+            if not self.over:  # a replica without one of its ranks is none: nobody waits in a collective for it
+                os._exit(_LOST)
+
+
+def _address(secret: bytes, member: str) -> str:
+    """Known to the ranks of this replica alone, so nobody takes it beforehand."""
+    return "outlast/ranks/" + hmac.digest(secret, f"ranks of {member}".encode(), "sha256").hex()[:32]
+
+
+def meet_ranks(secret: bytes, member: str, width: int, patience_s: float) -> list[RankPipe]:
+    """The lead's end: wait for all other ranks. Raises MembershipError if they do not come."""
+    found: dict[int, RankPipe] = {}
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.bind("\0" + _address(secret, member))
+    sock.listen(64)
+
+    def admit(other: socket.socket, claim: PeerClaim) -> None:
+        place = claim.number[0]
+        if claim.role != "rank" or claim.name != member or not 0 < place < width or place in found:
+            other.close()
+        else:
+            other.setblocking(True)
+            found[place] = RankPipe(other, place)
+
+    door, until_s = Door(sock, secret, member, admit, lambda reason, who: None), time.monotonic() + patience_s
+    try:
+        while len(found) < width - 1:
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                missing = ", ".join(str(place) for place in range(1, width) if place not in found)
+                raise MembershipError(
+                    f"rank {missing} of this replica did not come in {patience_s:g} s", where=f"replica {member}",
+                    did="it ends", remedy="every rank must call outlast.join(); their output is in the run's logs",
+                )  # fmt: skip
+            _readable(door.fileno(), min(left_s, door.patience_s))
+            door.turn()
+    finally:
+        door.close()
+    return [found[place] for place in sorted(found)]
+
+
+def call_lead(secret: bytes, member: str, place: int, patience_s: float) -> RankPipe:
+    """Another rank's end. Raises MembershipError if the lead does not answer."""
+    until_s, never = time.monotonic() + patience_s, threading.Event()
+    while True:
+        try:
+            claim = PeerClaim("rank", member, (place, 0))
+            return RankPipe(reach(_address(secret, member), secret, member, claim, _PATIENCE_S), place)
+        except (OSError, WireRefusal) as error:  # it is still on its way to `join`
+            if time.monotonic() > until_s:
+                raise MembershipError(
+                    f"the lead rank of {member} did not answer in {patience_s:g} s", where=f"rank {place}",
+                    did="this rank ends", remedy="every rank must call outlast.join()",
+                ) from error  # fmt: skip
+        never.wait(_RETRY_S)
+
+
+def _readable(fd: int, timeout_s: float) -> None:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    poll.poll(max(0.0, timeout_s) * 1000.0)

@@ -1,0 +1,95 @@
+"""Replicas of several ranks: one fingerprint for every width and number of them, whatever is killed, and when."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import multiprocessing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outlast.prove._process_tree import of_run
+from outlast.runtime.settings.fault_points import Fault
+
+pytestmark = [pytest.mark.process, pytest.mark.campaign]
+SCRIPT = Path(__file__).with_name("sharded.py")
+STEPS = 6
+
+
+def _plainly(into: Any) -> None:
+    spec = importlib.util.spec_from_file_location("outlast_sharded", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    into.put(module.train(STEPS)[1])
+
+
+@functools.cache
+def undisturbed() -> dict[str, Any]:
+    """By one rank alone, in a process of its own."""
+    start = multiprocessing.get_context("fork")
+    into = start.SimpleQueue()
+    alone = start.Process(target=_plainly, args=(into,))
+    alone.start()
+    alone.join(120)
+    assert alone.exitcode == 0
+    found: dict[str, Any] = into.get()
+    return found
+
+
+def check(run: Any, survivors: set[str], ranks: int, recoveries: int) -> None:
+    """It ended well, nothing is left, and each rank of each survivor has the bits of the undisturbed run."""
+    assert run.finish() == 0, run.logs()
+    assert of_run(run.driven.run_dir) == []
+    results = run.results()
+    assert set(results) == {f"{name}-{place}" for name in survivors for place in range(ranks)}, run.logs()
+    for name, found in results.items():
+        assert found == undisturbed(), f"{name}\n{run.logs()}"
+    told = run.driven.recoveries()
+    assert all(recovery.lost_steps == 0 for recovery in told)
+    assert len(told) == recoveries, run.logs()
+
+
+def fault(replica: str, phase: str, action: Any = "SIGKILL", **where: Any) -> Fault:
+    return Fault(replica=replica, phase=phase, action=action, **where)
+
+
+@pytest.mark.parametrize(("replicas", "ranks"), [(1, 4), (2, 2), (3, 1)])
+def test_every_width_has_the_bits_of_one(fleet: Callable[..., Any], replicas: int, ranks: int) -> None:
+    run = fleet(replicas=replicas, ranks=ranks, steps=STEPS, script=[SCRIPT])
+    check(run, {f"r{slot}.1" for slot in range(replicas)}, ranks, 0)
+
+
+def test_a_rank_is_killed_and_its_replica_with_it(fleet: Callable[..., Any]) -> None:
+    """One that is no lead in its backward, and a lead while its lanes are reduced."""
+    run = fleet(
+        fault("r1/1", "backward", step=1), fault("r2", "gathered", step=3),
+        replicas=3, ranks=2, steps=STEPS, script=[SCRIPT],
+    )  # fmt: skip
+    check(run, {"r0.1"}, 2, 2)
+    assert {e.replica for e in run.exits() if e.cause == "signal"} == {"r1.1", "r2.1"}
+
+
+def test_killed_around_the_commit_point(fleet: Callable[..., Any]) -> None:
+    """A rank that has offered its sums; a lead between the verdict and the word to its others; a rank after it."""
+    run = fleet(
+        fault("r2/1", "scattered", step=1), fault("r0", "verdict", step=3), fault("r3/1", "optimizer", step=4),
+        replicas=4, ranks=2, steps=STEPS, script=[SCRIPT],
+    )  # fmt: skip
+    check(run, {"r1.1"}, 2, 3)
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_an_outcome_is_handed_over_lane_by_lane(fleet: Callable[..., Any], dies: bool) -> None:
+    """The dying replica's header reached one survivor only: it is ahead, and hands each lane its part. A rank that is
+    killed while it takes its own leaves the others to go on."""
+    run = fleet(
+        fault("r2", "header", "mute", step=2, peer="r1.1"), fault("r2", "verdict", step=2),
+        *[fault("r1/1", "hand_over_receive", step=2)] * dies,
+        replicas=3, ranks=2, steps=STEPS, script=[SCRIPT],
+    )  # fmt: skip
+    check(run, {"r0.1"} if dies else {"r0.1", "r1.1"}, 2, 2 if dies else 1)
