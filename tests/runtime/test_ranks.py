@@ -93,3 +93,21 @@ def test_an_outcome_is_handed_over_lane_by_lane(fleet: Callable[..., Any], dies:
         replicas=3, ranks=2, steps=STEPS, script=[SCRIPT],
     )  # fmt: skip
     check(run, {"r0.1"} if dies else {"r0.1", "r1.1"}, 2, 2 if dies else 1)
+
+
+def test_a_rank_raises_or_is_stopped(fleet: Callable[..., Any]) -> None:
+    """An exception in the loop of a rank that is no lead is told as its replica's; a stopped rank is continued."""
+    run = fleet(
+        fault("r2/1", "load", "raise", step=2), fault("r1/1", "load", "SIGSTOP", step=3),
+        replicas=3, ranks=2, steps=STEPS, script=[SCRIPT], stall_floor_s=60.0,
+    )  # fmt: skip
+    check(run, {"r0.1", "r1.1"}, 2, 1)
+    (gone,) = [exit for exit in run.exits() if exit.cause != "finished"]
+    assert (gone.replica, gone.cause) == ("r2.1", "exception")
+    assert "ordered for r2/1.1 in load" in gone.detail
+
+
+def test_a_script_that_shards_nothing_is_refused(fleet: Callable[..., Any]) -> None:
+    run = fleet(replicas=1, ranks=2, steps=STEPS)
+    assert run.finish() == 2, run.logs()
+    assert "is not sharded by rows over the 2 ranks of this replica" in run.logs()

@@ -23,17 +23,23 @@ from outlast.runtime.training.engine import Engine
 from outlast.runtime.training.step_checks import Meta
 from outlast.runtime.transport import rank_channel as say
 from outlast.runtime.transport.connections import PeersLost
+from outlast.runtime.transport.mesh import Mesh
 from outlast.runtime.transport.rank_channel import RankPipe
 from outlast.tensors import combine
 
 __all__ = ["LanedPlane", "Siblings"]
 
+_LOOK_S = 1.0  # should another wait have taken what woke this one
+
 
 class Siblings:
-    """See the module. `pipes`: to rank 1, 2, …; none where the replica is one rank."""
+    """See the module. `pipes`: to rank 1, 2, …; none where the replica is one rank. `wake_fd`: as of the lead's link,
+    which whatever waits in a mesh is woken by."""
 
     def __init__(self, pipes: Sequence[RankPipe], wake_fd: int) -> None:
         self.pipes, self._wake_fd = list(pipes), wake_fd
+        for pipe in self.pipes:
+            pipe.wakes_too = wake_fd
         self.addresses: list[str] = []
         self.state: list[int] = []  # what the others said of theirs, in the newest exchange
         self.reported = False  # a failure of the script, to the coordinator
@@ -95,23 +101,24 @@ class Siblings:
                 pipe.over = True
             self.tell(say.EndRun(finished))
 
-    def gather(self, kind: type, over: Callable[[], bool]) -> list[Any]:
-        """Everybody's answer of this kind to the newest question. Raises ViewAbandoned when the view ends first, or a
-        lane of it does."""
+    def gather(self, kind: type, wait: Callable[[], None] | None = None) -> list[Any]:
+        """Everybody's answer of this kind to the newest question. `wait`: until something wakes; it raises when the
+        view ends first. Raises ViewAbandoned when a lane of it does."""
         answers: dict[int, Any] = {}
-        poll = select.poll()
-        for fd in (self._wake_fd, *(pipe.wake_fd for pipe in self.pipes)):
-            poll.register(fd, select.POLLIN)
         while True:
             for pipe in self.pipes:
                 self._take(pipe, kind, answers)
             if len(answers) == len(self.pipes):
                 return [answers[pipe.place] for pipe in self.pipes]
-            if over():
-                raise ViewAbandoned("a newer view or a notice ended this one")
-            for fd, _ in poll.poll(1000.0):
-                with contextlib.suppress(BlockingIOError):
-                    os.eventfd_read(fd)
+            (wait or self._wait)()
+
+    def _wait(self) -> None:
+        """In no view yet: a rank that is lost ends this process."""
+        poll = select.poll()
+        poll.register(self._wake_fd, select.POLLIN)
+        poll.poll(_LOOK_S * 1000.0)
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake_fd)
 
     def _take(self, pipe: RankPipe, kind: type, answers: dict[int, Any]) -> None:
         while (word := pipe.take()) is not None:
@@ -127,7 +134,7 @@ class Siblings:
 
     def meet(self, facts: dict[str, str]) -> None:
         """All ranks have reached `protect`. Raises StepMisuse if they were not given the same there."""
-        ready: list[say.RankReady] = self.gather(say.RankReady, lambda: False)
+        ready: list[say.RankReady] = self.gather(say.RankReady)
         self.addresses = [told.address for told in ready]
         for pipe, told in zip(self.pipes, ready, strict=True):
             other = next((key for key in sorted({*facts, *told.facts}) if facts.get(key) != told.facts.get(key)), None)
@@ -138,19 +145,21 @@ class Siblings:
                     did="nothing was trained", remedy="run the same script with the same arguments on every rank",
                 )  # fmt: skip
 
-    def fingerprints(self) -> list[int]:
+    def fingerprints(self, mesh: Mesh) -> list[int]:
         """Of the others' parts of the state."""
         if not self.pipes:
             return []
         self.ask(say.AskFingerprint)
-        return [told.value for told in self.gather(say.FingerprintSaid, lambda: False)]
+        return [told.value for told in self.gather(say.FingerprintSaid, lambda: mesh.rest(_LOOK_S))]
 
 
 class LanedPlane:
-    """The lead's plane, and with it those of the other lanes. `over`: whether the view has ended for this replica."""
+    """The lead's plane, and with it those of the other lanes. While the lead waits for these, its own peers are heard
+    and answered."""
 
-    def __init__(self, own: Plane, siblings: Siblings, engine: Engine, over: Callable[[], bool]) -> None:
-        self.own, self.siblings, self.engine, self.over = own, siblings, engine, over
+    def __init__(self, own: Plane, siblings: Siblings, engine: Engine, mesh: Mesh) -> None:
+        self.own, self.siblings, self.engine = own, siblings, engine
+        self._wait = lambda: mesh.rest(_LOOK_S)
 
     def begin(self, task: ExchangeTask) -> None:
         self.siblings.ask(lambda number: say.ReduceLane(number, task.step, task.nodes, task.with_norms))
@@ -162,7 +171,7 @@ class LanedPlane:
     def finish(self) -> Reduction:
         """When every lane is complete: what all of them found. Raises ViewAbandoned, StepMisuse."""
         found = self.own.finish()
-        told: list[say.LaneReduced] = self.siblings.gather(say.LaneReduced, self.over)
+        told: list[say.LaneReduced] = self.siblings.gather(say.LaneReduced, self._wait)
         mine = self.engine.loop.digest(self.engine.loop.settings)
         if any(lane.settings != mine for lane in told):
             raise StepMisuse(
@@ -184,7 +193,7 @@ class LanedPlane:
         """All lanes' parts of the outcome are here, or none counts."""
         self.siblings.ask(lambda number: say.TakeOutcome(number, step, donor))
         told = self.own.take(step, donor)
-        self.siblings.gather(say.LaneTaken, self.over)
+        self.siblings.gather(say.LaneTaken, self._wait)
         self.siblings.tell(say.SettleOutcome(told))
         return told
 

@@ -296,7 +296,7 @@ class Replica:
         fingerprint = self.engine.fingerprint() if at_once and not joined else 0
         if self.siblings.some:  # later its ranks may have ended, as their lead is about to
             whole = view.start
-            fingerprint = combine([fingerprint, *self.siblings.fingerprints()]) if whole else 0
+            fingerprint = combine([fingerprint, *self.siblings.fingerprints(self.mesh)]) if whole else 0
         with self.lock:
             entry = self.member.roll(fingerprint, self.engine.outcome(), late=self.spare.late, joined=joined)
         entries = [roll.entry for roll in self.everyone(Roll(entry), Phase.ROLL_CALL).values()]
@@ -319,11 +319,10 @@ class Replica:
         """The lane of this rank; and the replica's others, where it has more than one."""
         if not self.siblings.some:
             return make_plane(self, self.engine, mesh, self.memories, self._store)
-        view = mesh.view
         lanes = self.on(LANES, -1, self.siblings.addresses, Phase.ROLL_CALL)
-        self.siblings.form(view, lanes, sorted(self.member.held))
+        self.siblings.form(mesh.view, lanes, sorted(self.member.held))
         own = make_plane(self, self.engine, mesh, self.memories, self._store)
-        return LanedPlane(own, self.siblings, self.engine, lambda: self._over(view))
+        return LanedPlane(own, self.siblings, self.engine, mesh)
 
     def _over(self, view: View) -> bool:
         mesh = self.mesh

@@ -224,6 +224,7 @@ class RankPipe:
             sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", 0, 0))
         self._sock, self.place, self.over, self.left = sock, place, False, False
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.wakes_too = -1  # another descriptor to write to
         self.inbox: deque[Any] = deque()
         self.on_failed: Callable[[RankFailed], None] = lambda failed: None
         self._thread = threading.Thread(target=self._read, name=f"outlast-rank-{place}", daemon=True)
@@ -260,7 +261,9 @@ class RankPipe:
                 if isinstance(word, RankFailed):
                     self.on_failed(word)
                 self.inbox.append(word)
-                os.eventfd_write(self.wake_fd, 1)
+                for fd in (self.wake_fd, self.wakes_too):
+                    if fd >= 0:
+                        os.eventfd_write(fd, 1)
         except (OSError, WireRefusal, msgspec.DecodeError):
             if not self.over:  # a replica without one of its ranks is none: nobody waits in a collective for it
                 os._exit(_LOST)

@@ -1,0 +1,179 @@
+"""What the ranks of a replica say to each other, what their lead makes of it, and what is refused with several."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from collections import deque
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from outlast.config import RunConfig
+from outlast.errors import ConfigError, MembershipError, StepMisuse, ViewAbandoned
+from outlast.runtime.host._children import Exit
+from outlast.runtime.host._replica_ranks import Rank
+from outlast.runtime.member._siblings import Siblings
+from outlast.runtime.settings.rank_limits import check_protected, check_ranks, effective
+from outlast.runtime.transport import rank_channel as say
+from outlast.runtime.transport.connections import PeersLost
+from outlast.runtime.transport.rank_channel import call_lead, meet_ranks
+
+SECRET = b"s" * 16
+
+
+class Pipe:
+    """The lead's end of a stream, with what has arrived."""
+
+    def __init__(self, place: int, *words: Any) -> None:
+        self.place, self.words, self.said = place, deque(words), list[Any]()
+        self.left = self.over = False
+        self.wakes_too = -1
+
+    def take(self) -> Any:
+        return self.words.popleft() if self.words else None
+
+    def send(self, word: Any) -> None:
+        self.said.append(word)
+
+
+def siblings(*pipes: Pipe) -> Siblings:
+    return Siblings(cast(Any, pipes), os.eventfd(1, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
+
+
+def test_ranks_meet_their_lead_and_hear_it_in_order() -> None:
+    member = f"r0.{secrets.token_hex(4)}"
+    found: dict[int, Any] = {}
+    others = [threading.Thread(target=lambda p=p: found.update({p: call_lead(SECRET, member, p, 60)})) for p in (1, 2)]
+    for other in others:
+        other.start()
+    pipes = meet_ranks(SECRET, member, 3, 60)
+    for other in others:
+        other.join(60)
+    assert [pipe.place for pipe in pipes] == [1, 2]
+    for step in range(3):
+        for pipe in pipes:
+            pipe.send(say.BeginStep(step))
+    assert [found[2].wait_for(say.BeginStep).step for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(MembershipError, match="the lead said BeginStep where OpenWorld was due"):
+        found[1].wait_for(say.OpenWorld)
+    for pipe in (*pipes, *found.values()):
+        pipe.over = True  # the end of a stream is now no loss
+
+
+def test_a_rank_that_does_not_come_is_named() -> None:
+    with pytest.raises(MembershipError, match="rank 1, 2 of this replica did not come in 0 s"):
+        meet_ranks(SECRET, f"r0.{secrets.token_hex(4)}", 3, 0.0)
+    with pytest.raises(MembershipError, match="did not answer in 0 s"):
+        call_lead(SECRET, f"r0.{secrets.token_hex(4)}", 1, 0.0)
+
+
+def test_only_answers_to_the_newest_question_count() -> None:
+    pipe = Pipe(1, say.LaneTaken(1), say.LaneBroken(1, ("r2.1",), "old"))
+    lead = siblings(pipe)
+    for _ in range(2):
+        lead.ask(lambda number: say.TakeOutcome(number, 3, "r1.1"))
+    pipe.words.append(say.LaneTaken(2))
+    assert lead.gather(say.LaneTaken) == [say.LaneTaken(2)]
+    lead.drop()
+    pipe.words += [say.LaneTaken(2), say.LaneBroken(3, ("r2.1",), "gone")]
+    with pytest.raises(PeersLost) as lost:
+        lead.gather(say.LaneTaken)
+    assert lost.value.suspects == ("r2.1",)
+
+
+def test_a_wait_for_lanes_ends_with_the_view() -> None:
+    def over() -> None:
+        raise ViewAbandoned("a newer view")
+
+    with pytest.raises(ViewAbandoned, match="a newer view"):
+        siblings(Pipe(1)).gather(say.LaneTaken, over)
+
+
+def test_ranks_that_were_given_other_arguments_are_told_apart() -> None:
+    lead = siblings(Pipe(1, say.RankReady("a", {"seed": "1"})), Pipe(2, say.RankReady("b", {"seed": "2"})))
+    with pytest.raises(StepMisuse, match="differ in seed: 1 on the lead, 2 on rank 2"):
+        lead.meet({"seed": "1"})
+
+
+def test_a_rank_that_left_its_loop_is_not_waited_for() -> None:
+    pipe = Pipe(1)
+    pipe.left = True
+    with pytest.raises(StepMisuse, match="rank 1 of the replica ended its loop"):
+        siblings(pipe).gather(say.LaneTaken)
+
+
+def test_one_rank_has_nobody_to_tell() -> None:
+    alone = siblings()
+    alone.meet({"seed": "1"})
+    assert alone.with_theirs((3, 7)) == (3, 7)
+    assert not alone.some
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"spares": 1}, {"exchange": "c10d"}, {"aggregation": "median", "f": 1}, {"audit": "0.1"}, {"guards": "full"},
+        {"checkpoint_dir": "/somewhere"}, {"resume": "/somewhere"}, {"init_from": "/somewhere"},
+        {"endpoint": "10.0.0.1:29400"},
+    ],
+)  # fmt: skip
+def test_what_ranks_cannot_do_is_refused_by_name(setting: dict[str, Any]) -> None:
+    check_ranks(RunConfig(replicas=2, **setting))
+    with pytest.raises(ConfigError, match=f"{next(iter(setting))}.* cannot be had with replicas of 2 ranks yet"):
+        check_ranks(RunConfig(replicas=2, ranks=2, **setting))
+
+
+def test_the_number_of_ranks() -> None:
+    check_ranks(RunConfig(ranks=8))
+    with pytest.raises(ConfigError, match="no power of two"):
+        check_ranks(RunConfig(ranks=6))
+    assert effective(RunConfig(ranks=2)).max_restarts == 0
+    assert effective(RunConfig()).max_restarts == RunConfig().max_restarts
+
+
+def test_what_the_script_asks_for_is_refused_too() -> None:
+    good: dict[str, Any] = {
+        "robust": {"f": None}, "audits": False, "critical": False, "checks": None, "keeps": False, "policy": None,
+        "device": "cpu",
+    }  # fmt: skip
+    check_protected(2, 8, [2] * 8, **good)
+    with pytest.raises(ConfigError, match="9 microbatches cannot be dealt to 2 ranks"):
+        check_protected(2, 9, [2] * 9, **good)
+    with pytest.raises(ConfigError, match="every rank needs one"):
+        check_protected(2, 8, [1] * 7 + [0], **good)
+    wrong = {"robust": {"f": 1}, "audits": True, "critical": True, "checks": "abft", "keeps": True, "device": "cuda"}
+    for key, value in wrong.items():
+        check_protected(1, 8, [1] * 8, **good | {key: value})
+        with pytest.raises(ConfigError, match="cannot be had with replicas of 2 ranks yet"):
+            check_protected(2, 8, [1] * 8, **good | {key: value})
+
+
+def test_the_end_of_a_replica_is_that_of_the_rank_that_failed_first() -> None:
+    def rank(signal: int | None, code: int | None, swept: bool = False) -> Rank:
+        made = Rank("r0.1", cast(Any, SimpleNamespace()), cast(Any, None), cast(Any, None), swept=swept)
+        made.how = Exit(signal=signal, code=code)
+        return made
+
+    lost = MembershipError.exit_code
+    for lead, sibling, first in (
+        (rank(None, lost), rank(9, None), 1),  # killed from outside; its lead ended as the stream did
+        (rank(9, None), rank(None, lost), 0),
+        (rank(None, 1), rank(9, None, swept=True), 0),  # the agent killed the other
+        (rank(None, lost), rank(9, None, swept=True), 0),
+        (rank(None, 0), rank(None, 0), 0),
+    ):
+        lead.siblings = [sibling]
+        assert lead.first_to_fail() is (lead, sibling)[first]
+        assert lead.all() == []
+
+
+def test_words_survive_the_wire() -> None:
+    said = say.LaneReduced(
+        number=1, fingerprint=2**64 - 1, norms=((0, 2, 1.5),), used=b"\x01", losses=((3, 0.5, 4.0),),
+        metrics=((3, "correct", 1.0, 4.0),), state=7, settings=2**64 - 2,
+    )  # fmt: skip
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(said), type=say.LaneReduced) == said
