@@ -7,6 +7,7 @@ import functools
 import importlib.util
 import json
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -52,6 +53,13 @@ def training_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     torch.set_num_threads(threads)
     sys.excepthook = hook
+
+
+def readable(fd: int, seconds: float) -> bool:
+    """Whether it becomes so in time. By poll: this process may have more descriptors than select takes."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(seconds * 1000.0))
 
 
 def _state(pid: int) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.runtime.conftest import readable
 
 from outlast.core import events as ev
 from outlast.core.protocol import messages as m
@@ -22,9 +23,7 @@ def asked(doubt: HostDoubt, *, begun: bool = False) -> list[m.DeviceNoted]:
     notes = [] if begun else doubt.turn(idle=True)
     child = doubt._child
     if child is not None:
-        import select
-
-        select.select([child.fd], [], [], 60)
+        readable(child.fd, 60)
         notes += doubt.turn(idle=True)
     return notes
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import socket
 import struct
 import threading
@@ -14,6 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.runtime.conftest import readable
 
 from outlast.errors import WireRefusal
 from outlast.runtime.transport import door as _door
@@ -44,7 +44,7 @@ class Entry:
 
     def until(self, test: Callable[[], object]) -> None:
         while not test():
-            assert select.select([self.door.fileno()], [], [], 20)[0], "nothing happens any more"
+            assert readable(self.door.fileno(), 20), "nothing happens any more"
             self.door.turn()
 
     def connect(self, data: bytes = b"") -> socket.socket:

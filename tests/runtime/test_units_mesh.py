@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import select
 import threading
 import typing
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.runtime.conftest import readable
 
 from outlast.core.phases import Phase
 from outlast.core.protocol import View, ViewId
@@ -95,7 +95,7 @@ def test_a_view_left_before_the_peer_was_heard(sides: list[Side]) -> None:
     first, second = sides
     view2 = first.mesh(2, abandoned=lambda: True)
     follower = Follower(second)
-    assert select.select([first.listener.mesh.fd], [], [], 30)[0]
+    assert readable(first.listener.mesh.fd, 30)
     with pytest.raises(ViewAbandoned):
         view2.form()
     view2.close()
@@ -119,7 +119,7 @@ def test_who_comes_early_and_silently_is_heard_later(sides: list[Side]) -> None:
     first, second = sides
     call = Call(first.listener.address, first.listener.secret, "r0.1", PeerClaim("mesh", "r1.1", (1, 3)))
     while not call.proved():
-        assert select.select([call.sock], [], [], 20)[0]
+        assert readable(call.sock.fileno(), 20)
     view2, follower = first.mesh(2), second.mesh(2)
     thread = threading.Thread(target=follower.form)
     thread.start()

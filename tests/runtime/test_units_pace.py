@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from outlast.core.phases import Phase
@@ -149,7 +151,7 @@ def test_another_process_reads_the_newest_steps_of_one_that_is_dead(clock: Clock
     for step in range(3000):
         clock.now_s += 0.01
         pace.committed(step, 1)
-    seen = Progress(Region(Progress.SIZE, fd=region.fd))
+    seen = Progress(Region(Progress.SIZE, fd=os.dup(region.fd)))
     assert seen.num_commits == 3000
     assert [time.step for time in seen.commits()] == list(range(3000 - 1024, 3000))
     assert seen.commits()[-1].end_s == pytest.approx(clock.now_s)

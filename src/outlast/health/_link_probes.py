@@ -197,7 +197,9 @@ class LinkProbe:
             return
 
     def _serve(self, timeout_s: float) -> None:
-        if not select.select([self._socket], [], [], timeout_s)[0]:
+        poll = select.poll()  # not select: a process may have more descriptors than that takes
+        poll.register(self._socket, select.POLLIN)
+        if not poll.poll(timeout_s * 1000.0):
             return
         while True:
             try:
