@@ -25,6 +25,7 @@ def test_deaths_in_and_between_collectives(fleet: Callable[..., Any]) -> None:
     run.assert_unchanged(survivors={"r5.1"}, recoveries=5)
 
 
+@pytest.mark.campaign
 def test_a_member_that_committed_hands_over_and_a_joiner_grows_the_group(fleet: Callable[..., Any]) -> None:
     run = fleet(
         Fault(replica="r1.1", phase="header", step=5, action="SIGKILL"),

@@ -250,6 +250,7 @@ def test_a_disk_that_fills_while_training(small_disk: Path, tmp_path: Path) -> N
     assert told.read_text() == alone.read_text()
 
 
+@pytest.mark.campaign
 def test_strangers_at_the_port_do_not_touch_the_run(fleet: Callable[..., Any]) -> None:
     run = fleet(replicas=2, steps=60, gates=(50,))
     run.until("training went on", lambda: run.driven.step >= 2)

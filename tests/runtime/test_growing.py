@@ -18,6 +18,7 @@ def fault(replica: str, phase: str, action: Any = "SIGKILL", **where: Any) -> Fa
     return Fault(replica=replica, phase=phase, action=action, **where)
 
 
+@pytest.mark.campaign
 def test_a_spare_takes_over_and_the_dead_come_back(fleet: Callable[..., Any]) -> None:
     """r1 dies in an exchange: the spare is in its place at once. Its successor dies while it receives its snapshot; the
     next one joins and becomes the spare. Then a member is asked to leave, and the spare takes its place too."""

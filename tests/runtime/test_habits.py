@@ -97,6 +97,7 @@ def test_a_replica_that_dies_in_an_evaluation_changes_no_number(fleet: Callable[
     assert set(run.results()) == {"r0.1", "r1.2", "r2.1"}
 
 
+@pytest.mark.campaign
 @pytest.mark.process
 @pytest.mark.parametrize("habit", ["scheduler_by_hand", "teacher"])
 def test_a_spare_takes_over_with_all_that_the_loop_made(fleet: Callable[..., Any], habit: str) -> None:

@@ -95,6 +95,7 @@ def test_a_fleet_on_a_full_disk_goes_on_saving(small: Path) -> None:
         assert any("is full: 1 of its generations stay, not 3" in text for text in texts)
 
 
+@pytest.mark.campaign
 @pytest.mark.process
 @pytest.mark.parametrize("replicas", [0, 2])
 @pytest.mark.parametrize("off", [False, True])

@@ -18,6 +18,7 @@ def fault(replica: str, phase: str, action: Any, step: int, **where: Any) -> Fau
     return Fault(replica=replica, phase=phase, action=action, step=step, **where)
 
 
+@pytest.mark.campaign
 def test_stopped_hung_and_cut_off(fleet: Callable[..., Any]) -> None:
     run = fleet(
         fault("r1", "gathered", "SIGSTOP", 5, bucket=0),
