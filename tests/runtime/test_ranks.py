@@ -16,11 +16,12 @@ from outlast.runtime.settings.fault_points import Fault
 
 pytestmark = [pytest.mark.process, pytest.mark.campaign]
 SCRIPT = Path(__file__).with_name("sharded.py")
+WAYS = Path(__file__).with_name("sharded_ways.py")
 STEPS = 6
 
 
-def _plainly(into: Any) -> None:
-    spec = importlib.util.spec_from_file_location("outlast_sharded", SCRIPT)
+def _plainly(script: Path, into: Any) -> None:
+    spec = importlib.util.spec_from_file_location(f"outlast_{script.stem}", script)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -29,11 +30,11 @@ def _plainly(into: Any) -> None:
 
 
 @functools.cache
-def undisturbed() -> dict[str, Any]:
+def undisturbed(script: Path = SCRIPT) -> dict[str, Any]:
     """By one rank alone, in a process of its own."""
     start = multiprocessing.get_context("fork")
     into = start.SimpleQueue()
-    alone = start.Process(target=_plainly, args=(into,))
+    alone = start.Process(target=_plainly, args=(script, into))
     alone.start()
     alone.join(120)
     assert alone.exitcode == 0
@@ -41,14 +42,14 @@ def undisturbed() -> dict[str, Any]:
     return found
 
 
-def check(run: Any, survivors: set[str], ranks: int, recoveries: int) -> None:
+def check(run: Any, survivors: set[str], ranks: int, recoveries: int, script: Path = SCRIPT) -> None:
     """It ended well, nothing is left, and each rank of each survivor has the bits of the undisturbed run."""
     assert run.finish() == 0, run.logs()
     assert of_run(run.driven.run_dir) == []
     results = run.results()
     assert set(results) == {f"{name}-{place}" for name in survivors for place in range(ranks)}, run.logs()
     for name, found in results.items():
-        assert found == undisturbed(), f"{name}\n{run.logs()}"
+        assert found == undisturbed(script), f"{name}\n{run.logs()}"
     told = run.driven.recoveries()
     assert all(recovery.lost_steps == 0 for recovery in told)
     assert len(told) == recoveries, run.logs()
@@ -62,6 +63,12 @@ def fault(replica: str, phase: str, action: Any = "SIGKILL", **where: Any) -> Fa
 def test_every_width_has_the_bits_of_one(fleet: Callable[..., Any], replicas: int, ranks: int) -> None:
     run = fleet(replicas=replicas, ranks=ranks, steps=STEPS, script=[SCRIPT])
     check(run, {f"r{slot}.1" for slot in range(replicas)}, ranks, 0)
+
+
+def test_what_fsdp_is_used_with_keeps_the_bits(fleet: Callable[..., Any]) -> None:
+    """Half precision, checkpointed activations, tied and frozen weights, BatchNorm, a model from the meta device."""
+    run = fleet(fault("r1/1", "merge", step=2), replicas=2, ranks=2, steps=STEPS, script=[WAYS])
+    check(run, {"r0.1"}, 2, 1, WAYS)
 
 
 def test_a_rank_is_killed_and_its_replica_with_it(fleet: Callable[..., Any]) -> None:
