@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from benchmarks._common import Bounds, Table
-from outlast.core.policy import DeviceHazard
+from outlast.core.policy import DeviceHazard, wilson
 from outlast.core.reliability import hierarchical_rates, localise_links
 from outlast.health import ask_device
 from outlast.health.sources import Sampler, default_sources
@@ -23,7 +23,7 @@ from outlast.runtime.faults.flips import flip_bit
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["links", "prediction", "readings", "tests"]
+__all__ = ["fabrics_of", "links", "named", "prediction", "readings", "tests"]
 
 READINGS_LIMIT = 0.002  # of a core
 INTERVAL_S = 30.0
@@ -119,13 +119,22 @@ def _ring(hosts: int) -> tuple[list[list[int]], int]:
     return [[(i + j) % hosts for j in range(step)] for i in range(hosts) for step in (1, 2, 3)], hosts
 
 
+def fabrics_of(hosts: int) -> dict[str, tuple[list[list[int]], int]]:
+    """Paths and the number of links, by kind of fabric."""
+    return {"fat tree": _fat_tree(hosts, 16, 8), "rail": _rail(hosts, 4), "ring": _ring(hosts)}
+
+
+def named(paths: list[list[int]], sent: int, lost: list[int], num: int) -> set[int]:
+    """The links that are named bad."""
+    return {s.link for s in localise_links(paths, [sent] * len(paths), lost, num_links=num).suspects}
+
+
 def links(seed: int, rounds: int, bounds: Bounds, data: list[Any]) -> Table:
     """Precision and recall on simulated fabrics."""
     rows = []
     worst = {"precision": 1.0, "recall": 1.0}
     for hosts in (64, 512, 4096):
-        fabrics = {"fat tree": _fat_tree(hosts, 16, 8), "rail": _rail(hosts, 4), "ring": _ring(hosts)}
-        for name, (paths, num) in fabrics.items():
+        for name, (paths, num) in fabrics_of(hosts).items():
             for rate, sent in ((0.001, 10_000), (0.001, 2_000), (0.01, 200), (0.1, 20)):
                 right = named = there = 0
                 start = time.perf_counter()
@@ -136,7 +145,7 @@ def links(seed: int, rounds: int, bounds: Bounds, data: list[Any]) -> Table:
                     good = np.full(num, 1 - 1e-5)
                     good[list(bad)] = 1 - rate
                     lost = [int(draw.binomial(sent, 1 - good[path].prod())) for path in paths]
-                    found = {s.link for s in localise_links(paths, [sent] * len(paths), lost, num_links=num).suspects}
+                    found = named(paths, sent, lost, num)
                     right, named, there = right + len(found & bad), named + len(found), there + count
                 precision, recall = right / max(named, 1), right / there
                 worst["precision"] = min(worst["precision"], precision)
@@ -155,21 +164,26 @@ def links(seed: int, rounds: int, bounds: Bounds, data: list[Any]) -> Table:
     )  # fmt: skip
 
 
-def prediction(path: Path, units: dict[str, int], seed: int, data: list[Any]) -> list[Table]:
+def prediction(
+    path: Path, units: dict[str, int], seed: int, data: list[Any]
+) -> tuple[list[Table], list[tuple[str, float, float]]]:  # fmt: skip
     """Which node fails within a week (a twentieth of a short record), from its past alone. Learned on the first 60 % of
-    the time and one half of the nodes, judged on the rest of the time and the other half."""
-    tables = []
+    the time and one half of the nodes, judged on the rest of the time and the other half. Also (record, share foretold,
+    precision) of each score at its budget of alerts."""
+    tables, measured = [], []
     for name, (events, nodes, span_h) in _records(path).items():
         nodes += [f"never failed {i}" for i in range(len(nodes), units.get(name, 0))]
         ahead = min(168.0, span_h / 20)
-        rows, base, calibration = _judged(events, nodes, span_h, seed)
+        rows, base, calibration, best = _judged(events, nodes, span_h, seed)
+        measured += [(f"{name}: {which}", told, true) for which, told, true in best]
         tables.append(Table(
             title=f"Prediction: {name}, {len(nodes)} units, {span_h / 24:.1f} days, failures within {ahead:.3g} h",
-            columns=["score", "precision at 5 % alerts", "95 %", "recall", "lift over base rate"], rows=rows,
+            rows=rows,
+            columns=["score", "precision at 5 % alerts", "95 %", "recall", "lift over base rate", "lead time, median"],
             notes=[f"Base rate {base:.3f}. {calibration}"],
         ))  # fmt: skip
         data.append({"trace": name, "rows": rows, "base": base})
-    return tables
+    return tables, measured
 
 
 def _records(path: Path) -> dict[str, tuple[list[tuple[float, str]], list[str], float]]:
@@ -194,7 +208,7 @@ def _records(path: Path) -> dict[str, tuple[list[tuple[float, str]], list[str], 
 
 def _judged(
     events: list[tuple[float, str]], nodes: list[str], span_h: float, seed: int
-) -> tuple[list[list[str]], float, str]:
+) -> tuple[list[list[str]], float, str, list[tuple[str, float, float]]]:
     week, cut = min(168.0, span_h / 20), 0.6 * span_h
     draw = random.Random(seed)
     half = set(draw.sample(nodes, len(nodes) // 2))
@@ -206,6 +220,7 @@ def _judged(
     mean, shape = learned.mean, learned.shape
     whole = _learned([times[node] for node in sorted(half)], mean, shape, cut, week)
     samples: list[tuple[float, float, float, float, bool]] = []
+    leads: list[float] = []
     moments = np.arange(cut, span_h - week, week)
     for now in moments:
         for node in nodes:
@@ -215,8 +230,9 @@ def _judged(
             rate = (shape + len(before)) / (shape / mean + now)
             since = now - before[-1] if before else math.inf
             chance = whole.chance([3600 * t for t in before], 3600 * now, 3600 * now, 3600 * week)
-            hit = any(now <= t < now + week for t in times[node])
-            samples.append((rate, since, draw.random(), chance, hit))
+            coming = [t - now for t in times[node] if now <= t < now + week]
+            leads.append(min(coming, default=math.nan))
+            samples.append((rate, since, draw.random(), chance, bool(coming)))
     base = float(np.mean([hit for *_, hit in samples]))
     scores = {
         "frailty posterior": [rate for rate, *_ in samples],
@@ -224,23 +240,30 @@ def _judged(
         "time since the last failure": [-since for _, since, *_ in samples],
         "chance (alarm at random)": [luck for _, _, luck, *_ in samples],
     }
-    rows = []
-    for name, score in scores.items():
-        order = np.argsort(-np.array(score), kind="stable")[: max(1, len(samples) // 20)]
+    rows, measured = [], []
+    total = sum(hit for *_, hit in samples)
+    for name, score in (*scores.items(), ("alarm always", [0.0] * len(samples))):
+        budget = len(samples) if name == "alarm always" else max(1, len(samples) // 20)
+        order = np.argsort(-np.array(score), kind="stable")[:budget]
         hits = sum(samples[i][-1] for i in order)
-        low, high = _wilson(hits, len(order))
-        precision = hits / len(order)
-        total = sum(hit for *_, hit in samples)
+        precision, low, high = wilson(hits, len(order))
+        ahead = [leads[i] for i in order if samples[i][-1]]
         rows.append([name, f"{precision:.3f}", f"{low:.3f} to {high:.3f}", f"{hits / max(total, 1):.3f}",
-                     f"{precision / max(base, 1e-9):.2f}"])  # fmt: skip
+                     f"{precision / max(base, 1e-9):.2f}", f"{np.median(ahead):.3g} h" if ahead else "-"])  # fmt: skip
+        measured.append((name, hits / max(total, 1), precision))
     chance = np.array([c for *_, c, _ in samples])
     truth = np.array([hit for *_, hit in samples], dtype=float)
     parts = np.array_split(np.argsort(chance), 4)
-    told = ", ".join(f"{chance[p].mean():.3f} said, {truth[p].mean():.3f} seen" for p in parts)
+    seen = [wilson(int(truth[p].sum()), len(p)) for p in parts]
+    told = ", ".join(
+        f"{chance[p].mean():.3f} said, {share:.3f} seen ({low:.3f} to {high:.3f})"
+        for p, (share, low, high) in zip(parts, seen, strict=True)
+    )
     return (
         rows,
         base,
         f"Calibration of DeviceHazard (excite {whole.excite:g}, {whole.decay_s / 86400:g} days) by quarters: {told}.",
+        measured,
     )
 
 
@@ -260,9 +283,3 @@ def _learned(histories: list[list[float]], mean: float, shape: float, cut: float
             best = total, model
     assert best is not None
     return best[1]
-
-
-def _wilson(hits: int, n: int, z: float = 1.96) -> tuple[float, float]:
-    middle = (hits + z * z / 2) / (n + z * z)
-    half = z / (n + z * z) * math.sqrt(hits * (n - hits) / n + z * z / 4)
-    return max(0.0, middle - half), min(1.0, middle + half)

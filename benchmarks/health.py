@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from benchmarks import _health_fleet, _health_sums
+from benchmarks import _health_fleet, _health_sums, _health_worth
 from benchmarks._common import Bounds, environment, options, publish
 from benchmarks._workload import MODELS
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-PARTS = ("sums", "tests", "readings", "links", "prediction")
+PARTS = ("sums", "trade", "tests", "readings", "links", "rival", "alarms", "prediction")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     made.add_argument("--quiet-model", default="0.15M", choices=sorted(MODELS.keys() - {"none"}), help="for --steps")
     made.add_argument("--minutes", type=float, default=1.0, help="of known answers without a fault")
     made.add_argument("--draws", type=int, default=6, help="of bad links in each fabric")
+    made.add_argument("--alarms", type=int, default=2_000, help="simulated alarms of each known hazard")
+    made.add_argument("--runs", type=int, default=500, help="simulated runs behind each ETTR")
     made.add_argument("--data", type=Path, help="a folder of failure records, CSV: node, event, time_h or time_ms")
     made.add_argument("--units", nargs="+", default=[], help="RECORD=NUMBER of units observed, if some never failed")
     args = made.parse_args(argv)
@@ -40,15 +42,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     data: list[Any] = []
     if "sums" in args.parts:
         tables += _health_sums.tables_of(args, bounds, data)
+    if "trade" in args.parts:
+        for name in args.models:
+            for kind in args.dtypes:
+                subject = _health_sums.Subject(name, _health_sums.DTYPES[kind], args.seed)
+                shown = f"{name}, {kind}"
+                tables.append(_health_worth.trade_off(subject, args.tries, args.rounds, args.seed, shown, data))
     if "tests" in args.parts:
         tables += _health_fleet.tests(args.minutes, args.seed, bounds, data)
     if "readings" in args.parts:
         tables.append(_health_fleet.readings(bounds, data))
+        small = _health_sums.Subject(args.quiet_model, torch.float32, args.seed)
+        tables.append(_health_worth.undisturbed(small, args.rounds, data))
     if "links" in args.parts:
         tables.append(_health_fleet.links(args.seed, args.draws, bounds, data))
+    if "rival" in args.parts:
+        small_fabrics, ours = _health_fleet.fabrics_of(64), _health_fleet.named
+        tables.append(_health_worth.netbouncer(small_fabrics, args.draws, args.seed, ours, data))
+    if "alarms" in args.parts:
+        tables.append(_health_worth.policies(args.alarms, args.seed, bounds, data))
     units = {name: int(number) for name, _, number in (each.rpartition("=") for each in args.units)}
     if "prediction" in args.parts and args.data is not None:
-        tables += _health_fleet.prediction(args.data, units, args.seed, data)
+        found, measured = _health_fleet.prediction(args.data, units, args.seed, data)
+        tables += [*found, _health_worth.gain(measured, args.runs, args.seed, data)]
     machine["options"].pop("data", None)
     return publish("health", args, machine, tables, bounds, data)
 
