@@ -109,6 +109,46 @@ def test_nvml_reads_each_device_and_a_lost_one_is_a_reading() -> None:
     assert ("GPU-aa", "nvml.pcie.replays") not in found
 
 
+def test_nvml_tells_xids_and_adds_up_its_links() -> None:
+    events = [SimpleNamespace(device=0, eventData=79), SimpleNamespace(device=0, eventData=31)]
+    registered: list[Any] = []
+
+    def wait(made: Any, timeout_ms: int) -> Any:
+        assert timeout_ms == 0, "nobody waits for an event"
+        if not events:
+            raise NVMLError("Timeout")
+        return events.pop(0)
+
+    def errors(handle: int, link: int, counter: int) -> int:
+        if link > 1:
+            raise NVMLError("Invalid Argument")
+        return 10 * link + counter
+
+    source = Nvml(library(
+        nvmlEventSetCreate=lambda: "set", nvmlEventTypeXidCriticalError=8, nvmlEventSetWait=wait,
+        nvmlDeviceRegisterEvents=lambda *given: registered.append(given), nvmlDeviceGetNvLinkErrorCounter=errors,
+    ))  # fmt: skip
+    found = source.read(1.0)
+    assert [(r.name, r.value) for r in found if r.name.startswith("xid")] == [("xid.fatal", 79.0), ("xid", 31.0)]
+    assert {r.name: r.value for r in found}["nvml.nvlink.errors"] == 52.0
+    source.read(2.0)
+    assert len(registered) == 1, "once, and the device that is lost is none"
+    assert [a.severity for a in alarms_of(found, {})] == ["fatal"]
+
+
+def test_ports_and_file_systems_are_read_where_there_are_any_and_missed_where_not(tmp_path: Path) -> None:
+    port = tmp_path / "class/infiniband/mlx5_0/ports/1/counters"
+    port.mkdir(parents=True)
+    (port / "link_downed").write_text("3\n")
+    disk = tmp_path / "fs/ext4/sda1"
+    disk.mkdir(parents=True)
+    (disk / "errors_count").write_text("0\n")
+    found = {(r.source, r.device, r.name): r.value for s in default_counters(tmp_path) for r in s.read(1.0)}
+    assert found["infiniband", "mlx5_0", "ib.link_downed"] == 3.0
+    assert found["ext4", "sda1", "fs.errors"] == 0.0
+    assert not [key for key in found if key[0] == "md"]
+
+
 class Metadata(http.server.BaseHTTPRequestHandler):
     """A cloud's endpoint: `answers` by (method, path) -> (status, text), or a function that answers."""
 

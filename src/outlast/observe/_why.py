@@ -38,7 +38,8 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 
 class Why(msgspec.Struct, frozen=True, kw_only=True):
     """The story of a run. `survived`: faults that training outlasted; `lost_steps`: done twice or in vain, `gone_steps`
-    of them in vain, as the run failed and no checkpoint holds them; `cost`: where the wall time went."""
+    of them in vain, as the run failed and no checkpoint holds them; `cost`: where the wall time went; `alarms`: what
+    acting on alarms is expected to have saved, and what false ones cost, in a sentence."""
 
     run_id: str
     state: str
@@ -52,6 +53,7 @@ class Why(msgspec.Struct, frozen=True, kw_only=True):
     advice: list[Advice]
     timeline: list[Row]
     gone_steps: int = 0
+    alarms: str = ""
 
 
 class _Cause(NamedTuple):
@@ -199,7 +201,25 @@ def story_of(state: Status, cost: Accounting, gone: int, events: Sequence[ev.Any
         advice=_advice(events, state),
         timeline=list(rows),
         gone_steps=gone,
+        alarms=_alarms(events),
     )
+
+
+def _alarms(events: Sequence[ev.AnyEvent]) -> str:
+    """What was done about alarms, in seconds of the run's work as they were weighed then; "" if there was none."""
+    weighed = [event for event in events if isinstance(event, ev.AlarmWeighed)]
+    if not weighed:
+        return ""
+    acted = [event for event in weighed if event.action != "wait" and not event.told_only]
+    saved_s = sum(event.costs.get("wait", 0.0) - event.costs.get(event.action, 0.0) for event in acted)
+    vain_s = sum((1 - event.chance) * event.costs.get(event.action, 0.0) for event in acted)
+    hosts = {event.host for event in weighed}
+    tests = [event for event in events if isinstance(event, ev.DeviceFinding) and event.source == "test"]
+    failed = {event.host for event in tests if event.action == "failed"} & hosts
+    proved = f"; {', '.join(sorted(failed))} failed the test that followed" if failed else ""
+    done = f"{len(acted)} acted on" if acted else "none acted on"
+    worth = f", expected to save {format_s(saved_s)} of work for {format_s(vain_s)} in vain" if acted else ""
+    return f"{len(weighed)} alarm{'s' if len(weighed) > 1 else ''} weighed, {done}{worth}{proved}"
 
 
 def _once(recoveries: Sequence[ev.Recovery], figure: str) -> float:

@@ -87,7 +87,7 @@ def render_why(story: Why) -> str:
     parts += [
         f"{story.lost_steps} steps lost, {story.microbatches_recomputed} microbatches computed again, "
         f"{format_s(story.downtime_s)} of downtime; useful time {story.ettr:.1%}",
-        render_accounting(story.cost), "", "What to do next",
+        render_accounting(story.cost), *([f"Alarms: {story.alarms}."] if story.alarms else []), "", "What to do next",
     ]  # fmt: skip
     parts += [f"- {a.cause} ({a.count}x: {', '.join(a.who)}): {a.remedy}" for a in story.advice]
     return "\n".join(parts if story.advice else [*parts, "Nothing: no fault is on record."])

@@ -203,6 +203,13 @@ _RISES: dict[str, tuple[float, Literal["warning", "fatal"]]] = {
     "nvml.pcie.replays": (1000.0, "warning"),
     "nvml.nvlink.errors": (100.0, "warning"),
     "net.errors": (1000.0, "warning"),
+    "net.errors.tx": (1000.0, "warning"),
+    "ib.symbol_error": (1000.0, "warning"),
+    "ib.link_error_recovery": (10.0, "warning"),
+    "ib.link_downed": (1.0, "warning"),
+    "ib.port_rcv_errors": (1000.0, "warning"),
+    "fs.errors": (1.0, "warning"),
+    "md.degraded": (1.0, "warning"),
     "net.carrier_changes": (2.0, "warning"),
 }
 _LIMITS: dict[str, float] = {"nvml.temperature.c": 95.0}

@@ -12,13 +12,14 @@ __all__ = ["Counters", "default_counters"]
 
 class Counters:
     """One number a file, by pattern under a folder. `device_at`: which part of the path names the device, counted from
-    the end; `scale`: of the number. No file at all is one missing reading."""
+    the end; `scale`: of the number. No file at all is one missing reading, unless hosts without are usual
+    (`optional`)."""
 
     def __init__(
         self, name: str, root: Path, patterns: Sequence[tuple[str, str]], *, device_at: int = 2, scale: float = 1.0,
-        leave_out: Sequence[str] = (),
+        leave_out: Sequence[str] = (), optional: bool = False,
     ) -> None:  # fmt: skip
-        self.name, self._root, self._patterns = name, root, patterns
+        self.name, self._root, self._patterns, self._optional = name, root, patterns, optional
         self._device_at, self._scale, self._leave_out = device_at, scale, leave_out
 
     def read(self, now_s: float) -> list[Reading]:
@@ -29,7 +30,7 @@ class Counters:
                 device = path.parts[-self._device_at]
                 if device not in self._leave_out:
                     found.append(self._one(path, device, name, now_s))
-        if not found:
+        if not found and not self._optional:
             text = f"nothing under {self._root}"
             return [Reading(at_s=now_s, source=self.name, device="", name="missing", text=text)]
         return found
@@ -44,7 +45,7 @@ class Counters:
 
 
 def default_counters(root: Path = Path("/sys")) -> list[Counters]:
-    """Memory controllers, temperatures, throttling, network cards."""
+    """Memory controllers, temperatures, throttling, network cards, InfiniBand ports, file systems, disk arrays."""
     return [
         Counters("edac", root / "devices/system/edac/mc", [("mc*/ce_count", "edac.ce"), ("mc*/ue_count", "edac.ue")]),
         Counters("thermal", root / "class/thermal", [("thermal_zone*/temp", "thermal.c")], scale=1e-3),
@@ -62,4 +63,12 @@ def default_counters(root: Path = Path("/sys")) -> list[Counters]:
         Counters(
             "link", root / "class/net", [("*/carrier_changes", "net.carrier_changes")], leave_out=("lo",),
         ),
+        Counters(
+            "infiniband", root / "class/infiniband",
+            [(f"*/ports/*/counters/{name}", f"ib.{name}")
+             for name in ("symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors")],
+            device_at=5, optional=True,
+        ),
+        Counters("ext4", root / "fs/ext4", [("*/errors_count", "fs.errors")], optional=True),
+        Counters("md", root / "block", [("md*/md/degraded", "md.degraded")], device_at=3, optional=True),
     ]  # fmt: skip
