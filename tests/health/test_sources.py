@@ -395,6 +395,13 @@ def test_alarms_follow_from_rises_and_events_and_a_reset_counter_is_none() -> No
 def test_a_recording_is_played_back_in_batches_of_one_time(tmp_path: Path) -> None:
     rows = [reading("edac.ce", float(i), at_s=float(i // 2)) for i in range(5)]
     (tmp_path / "twin.jsonl").write_bytes(b"\n".join(map(msgspec.json.encode, rows)) + b'\n{"at_s": 3, "cut')
+    late = Recorded(tmp_path / "late.jsonl")
+    with pytest.raises(OSError, match="No such file"):
+        late.read(0.0)
+    (tmp_path / "late.jsonl").touch()
+    assert list(late.read(0.0)) == []
+    (tmp_path / "late.jsonl").write_bytes(msgspec.json.encode(rows[0]))
+    assert len(list(late.read(0.0))) == 1, "a recording may appear while it is waited for"
     twin = Recorded(tmp_path / "twin.jsonl")
     played = [list(twin.read(0.0)) for _ in range(4)]
     marked = [msgspec.structs.replace(row, recorded=True) for row in rows]

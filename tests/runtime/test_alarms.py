@@ -88,7 +88,8 @@ def test_work_moves_to_the_spare_before_the_host_fails(fleet: Callable[..., Any]
         replicas=2, spares=1, steps=9, max_restarts=0, gates=[3], agents=2, readings_s=0.2, readings_from=str(place)
     )
     run.until("the spare is there", lambda: run.caught_up("r2.1"))
-    (place / "a1.jsonl").write_text(json.dumps(ALARM) + "\n")
+    (tmp_path / "alarm").write_text(json.dumps(ALARM) + "\n")
+    (tmp_path / "alarm").rename(place / "a1.jsonl")  # whole at once: it is read while it appears
     run.gate(3, "the alarm was weighed", lambda: bool(of_kind(run, ev.AlarmWeighed)))
     run.assert_unchanged(survivors={"r0.1", "r2.1"}, recoveries=0)
     (weighed,) = of_kind(run, ev.AlarmWeighed)

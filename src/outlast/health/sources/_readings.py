@@ -86,7 +86,10 @@ class Recorded:
     def read(self, now_s: float) -> Iterable[Reading]:
         """The next batch; nothing after the last. OSError while the file cannot be read, which is a missing reading."""
         if self._batches is None:
-            self._batches = _batches(self._path.read_bytes())
+            data = self._path.read_bytes()
+            if not data:  # somebody is about to write it
+                return []
+            self._batches = _batches(data)
         return [msgspec.structs.replace(reading, recorded=True) for reading in next(self._batches, [])]
 
 
