@@ -141,3 +141,14 @@ def test_all_hosts_doubted_is_no_reason_to_stop() -> None:
     assert not c.over
     assert planned(c)
     assert len(weighed(c.handle(10.2, alarm("a0")))) == 1
+
+
+def test_an_agent_that_is_out_of_service_gets_no_replica_unless_there_is_no_other() -> None:
+    def started_on(retired: frozenset[str]) -> set[str]:
+        c = Coordinator(Settings(num_replicas=2, num_agents=2, retired=retired), 1)
+        actions = [a for agent in ("a0", "a1") for a in c.handle(0.0, m.AgentHello(agent=agent, pid=1))]
+        return {a.to[0] for a in actions if isinstance(a, m.Tell) and isinstance(a.message, m.Spawn)}
+
+    assert started_on(frozenset()) == {"a0", "a1"}
+    assert started_on(frozenset({"a1"})) == {"a0"}
+    assert started_on(frozenset({"a0", "a1"})) == {"a0", "a1"}

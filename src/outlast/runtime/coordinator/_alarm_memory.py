@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 from outlast.core.policy import AlarmKind
 from outlast.errors import OutlastError
-from outlast.health import Diary, alarm_kinds, default_diary
+from outlast.health import Diary, alarm_kinds, default_diary, records_of
 
-__all__ = ["taught"]
+__all__ = ["retired_agents", "taught"]
 
 
 def taught(environ: Mapping[str, str]) -> Mapping[str, AlarmKind]:
@@ -21,3 +21,22 @@ def taught(environ: Mapping[str, str]) -> Mapping[str, AlarmKind]:
     except OutlastError as error:
         print(f"outlast: the diary teaches nothing of alarms: {error}", file=sys.stderr, flush=True)
         return {}
+
+
+def retired_agents(environ: Mapping[str, str], host: str) -> frozenset[str]:
+    """Agents that a person has put out of service: `HOST/AGENT` is retired in the diary. They get no replica as long as
+    another one is there, which is said."""
+    if "OUTLAST_DIARY" not in environ:
+        return frozenset()
+    try:
+        records = records_of(Diary(default_diary(dict(environ))).entries())
+    except OutlastError:  # `taught` has said so
+        return frozenset()
+    names = (record.device.split("/") for record in records if record.state == "retired")
+    found = frozenset(parts[1] for parts in names if len(parts) == 2 and parts[0] == host)
+    if found:
+        print(
+            f"outlast: out of service by the diary, so without replicas: {', '.join(sorted(found))}", file=sys.stderr,
+            flush=True,
+        )  # fmt: skip
+    return found

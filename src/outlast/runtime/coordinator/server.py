@@ -28,7 +28,7 @@ from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet.reports import ReportedFault
 from outlast.errors import Unsaved, WireRefusal
 from outlast.journal import Journal
-from outlast.runtime.coordinator._alarm_memory import taught
+from outlast.runtime.coordinator._alarm_memory import retired_agents, taught
 from outlast.runtime.coordinator._authority import check_speaker
 from outlast.runtime.coordinator._bookkeeping import Bookkeeping
 from outlast.runtime.coordinator._hosts import Hosts, briefing
@@ -104,6 +104,7 @@ class Server:
             lease_s=config.lease_s, start_s=config.start_s, formation_s=config.formation_s,
             outside_s=config.outside_s, max_restarts=config.max_restarts, backoff_s=config.restart_backoff_s,
             on_alarm=config.on_alarm, alarm_kinds=taught(os.environ),
+            retired=retired_agents(os.environ, socket.gethostname()),
         )  # fmt: skip
         self.coordinator = Coordinator(settings, self.epoch, record)
         self._began_s = time.time() - time.monotonic()

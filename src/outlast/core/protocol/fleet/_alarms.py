@@ -84,7 +84,8 @@ def weigh(c: FleetState, now_s: float, agent: str, *, first: bool = False) -> No
 
 def _others(c: FleetState, agent: str) -> bool:
     """Whether a replacement could be started on another host."""
-    return bool(c.settings.respawn and c.roster.agents - {agent} - c.roster.barred - c.roster.doubted)
+    out = c.roster.barred | c.roster.doubted | c.settings.retired
+    return bool(c.settings.respawn and c.roster.agents - {agent} - out)
 
 
 def _successors(c: FleetState, agent: str) -> list[str]:

@@ -38,6 +38,7 @@ class Settings:
     backoff_s: float = 1.0
     respawn: bool = True
     on_alarm: Literal["act", "tell"] = "act"
+    retired: frozenset[str] = frozenset()  # agents that the diary has put out of service
     alarm_kinds: Mapping[str, AlarmKind] = field(default_factory=dict)  # what runs before have taught of alarms
     save_s: float = 1.0  # what a save is taken to cost before anything is known
     failure_s: float = 5.0  # likewise a death that nobody expected
@@ -208,7 +209,8 @@ class Roster:
         if not self._look or not self.settings.respawn or not self.agents or known < self.settings.num_agents:
             return
         self._look = False
-        load = dict.fromkeys(sorted(self.agents - self.barred - self.doubted or self.agents), 0)
+        sound = self.agents - self.barred - self.doubted - self.settings.retired
+        load = dict.fromkeys(sorted(sound or self.agents), 0)
         for name in self._live.values():
             agent = self.peers[name].agent
             if agent in load:
