@@ -58,8 +58,11 @@ def train(steps: int) -> tuple[Any, dict[str, Any]]:
     with torch.device("meta"):
         model = Model()
     half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    fully_shard(model.blocks[0].down, mesh=run.mesh(), mp_policy=half)
-    fully_shard(model.blocks[1], mesh=run.mesh(), reshard_after_forward=False)
+    first, second = model.blocks
+    assert isinstance(first, Block)
+    assert isinstance(second, Block)
+    fully_shard(first.down, mesh=run.mesh(), mp_policy=half)
+    fully_shard(second, mesh=run.mesh(), reshard_after_forward=False)
     fully_shard(model, mesh=run.mesh())
     model.to_empty(device="cpu")
     for number, param in enumerate(model.parameters()):
@@ -69,12 +72,10 @@ def train(steps: int) -> tuple[Any, dict[str, Any]]:
             module.reset_running_stats()
     with torch.no_grad():
         model.table.weight.add_(_spread(model.table.weight))
-    model.blocks[1].up.weight.requires_grad_(False)
+    second.up.weight.requires_grad_(False)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     draw = torch.Generator().manual_seed(7)
-    data = list(
-        zip(torch.randint(0, 37, (64,), generator=draw), torch.randint(0, 37, (64,), generator=draw), strict=True)
-    )
+    data = list(zip(*torch.randint(0, 37, (2, 64), generator=draw), strict=True))
     training = run.protect(model, optimizer, data, global_batch_size=32, microbatches=8, seed=1, clip_norm=1.0)
     losses: dict[int, float] = {}
     for step in training.steps(until=steps):
