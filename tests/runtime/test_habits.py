@@ -21,9 +21,18 @@ STEPS = 14
 HELD = (
     "plain", "rate_before", "rate_after", "rate_follows", "scheduler_by_hand", "plateau_by_hand", "plateau_of_ones_own",
     "average", "average_by_hook", "teacher", "counter", "clamped", "frozen_then_thawed", "eval_mode", "adversaries",
-    "average_that_follows", "measured", "stopped_by_one", "evaluates",
+    "average_that_follows", "measured", "stopped_by_one", "evaluates", "streams",
+    "streams_by_loader",
 )  # fmt: skip
-HELD_TOO = "in_turns", "schedule_free", "plateau_in_state", "thawed_in_stages", "hook_that_drifts", "group_at_a_time"
+HELD_TOO = (
+    "in_turns",
+    "schedule_free",
+    "plateau_in_state",
+    "thawed_in_stages",
+    "hook_that_drifts",
+    "group_at_a_time",
+    "streams_by_loader",
+)
 """The same ways to a joiner as those above, from other habits."""
 NAMED = {
     "rate_inside": "[LOOP] the loop changed lr from 0.01 to 0.0",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import tracemalloc
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +17,11 @@ from hypothesis import strategies as st
 
 from outlast.core.position import position_seed
 from outlast.core.protocol import plan_of
-from outlast.errors import ConfigError
+from outlast.errors import ConfigError, LoopUnrepeatable
 from outlast.runtime.saving.restore import check_facts
 from outlast.runtime.training._sample_order import permuted
-from outlast.runtime.training.samples import Samples, seed_everything
+from outlast.runtime.training.random_state import seed_everything
+from outlast.runtime.training.samples import Samples
 
 
 class Noisy:
@@ -191,6 +195,114 @@ def test_what_cannot_work_is_refused(change: dict[str, Any], reason: str, remedy
     assert remedy in caught.value.remedy
 
 
-def test_an_iterable_dataset_is_refused() -> None:
-    with pytest.raises(ConfigError, match="not a map-style dataset"):
+def test_what_gives_no_samples_is_refused() -> None:
+    with pytest.raises(ConfigError, match="list_iterator is no dataset"):
         Samples(iter([1, 2]), global_batch_size=2, microbatches=1, seed=0)
+
+
+@pytest.mark.parametrize("kind", ["function", "weighted", "random with a generator", "list"])
+def test_a_sampler_of_one_s_own_is_the_same_for_whoever_asks(kind: str) -> None:
+    def make() -> Samples:
+        sampler: Any = {
+            "function": lambda epoch: [(7 * i + epoch) % 50 for i in range(45)],
+            "weighted": torch.utils.data.WeightedRandomSampler([1.0 + i % 3 for i in range(50)], 45),
+            "random with a generator": torch.utils.data.RandomSampler(range(50), generator=torch.Generator()),
+            "list": list(range(49, 4, -1)),
+        }[kind]
+        return samples(sampler=sampler)
+
+    one, late = make(), make()
+    steps = range(3 * one.steps_per_epoch)
+    found = [[one.indices(step, leaf) for leaf in range(4)] for step in steps]
+    torch.manual_seed(8)
+    assert [late.indices(steps[-1], leaf) for leaf in range(4)] == found[-1]  # nothing of the epochs before was asked
+    assert [late.indices(1, leaf) for leaf in range(4)] == found[1]
+    assert one.steps_per_epoch == (5 if kind.startswith("random") else 4)
+    epochs = [found[i : i + one.steps_per_epoch] for i in (0, one.steps_per_epoch)]
+    assert (epochs[0] == epochs[1]) == (kind == "list")
+    assert one.order == "sampler"
+
+
+def test_a_sampler_that_is_asked_leaves_the_random_state_alone() -> None:
+    torch.manual_seed(3)
+    want = torch.rand(2)
+    torch.manual_seed(3)
+    samples(sampler=torch.utils.data.RandomSampler(range(50))).indices(9, 0)
+    assert torch.equal(torch.rand(2), want)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "reason", "remedy"),
+    [
+        (iter([1, 2]), "read once only", "lambda epoch"),
+        (torch.utils.data.BatchSampler(range(50), 4, False), "the sampler gives a list", "batches of them are made"),
+        (torch.utils.data.DistributedSampler(range(50), 2, 0), "for 2 processes", "leave it out"),
+        ([0, 60] * 20, "60, of 50 samples", "one number"),
+        ([1, 2], "the sampler gives 2 samples, one global batch takes 12", "at most 2"),
+        ([], "gives no index", "one global batch"),
+        (3, "the sampler is a int", "a function of the epoch"),
+    ],
+)
+def test_a_sampler_that_cannot_work_is_refused(sampler: Any, reason: str, remedy: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        samples(sampler=sampler)
+    assert reason in caught.value.message
+    assert remedy in caught.value.remedy
+
+
+def test_a_sampler_that_gives_another_number_of_samples_later_is_told() -> None:
+    data = samples(sampler=lambda epoch: list(range(40 + epoch)))
+    with pytest.raises(LoopUnrepeatable, match="41 indices in epoch 1, and 40 in epoch 0"):
+        data.indices(data.steps_per_epoch, 0)
+
+
+class Unreliable(Noisy):
+    """One sample cannot be read at first, as where a network file system has a bad moment; another one never can."""
+
+    def __init__(self, size: int, *, never: bool) -> None:
+        super().__init__(size)
+        self.never, self.tries = never, 0
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 7:
+            self.tries += 1
+            if self.never or self.tries == 1:
+                raise OSError("stale file handle")
+        return super().__getitem__(index)
+
+
+def test_a_sample_that_cannot_be_read_is_tried_again_and_then_named(capfd: pytest.CaptureFixture[str]) -> None:
+    given: Any = {"global_batch_size": 10, "microbatches": 1, "seed": 3, "shuffle": False}
+    once = Samples(Unreliable(10, never=False), **given)
+    assert torch.equal(once.fetch(0, 0), Samples(Noisy(10), **given).fetch(0, 0))
+    assert "sample 7 could not be read and is tried again: stale file handle" in capfd.readouterr().err
+    with pytest.raises(OSError, match="stale") as caught:
+        Samples(Unreliable(10, never=True), **given).fetch(0, 0)
+    assert caught.value.__notes__ == ["outlast: this was sample 7 of the dataset, read twice"]
+
+
+class Deadly(Noisy):
+    """A worker that is asked for this sample dies, the first time."""
+
+    def __init__(self, size: int, mark: Path) -> None:
+        super().__init__(size)
+        self.mark = mark
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 30 and torch.utils.data.get_worker_info() is not None and not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+@pytest.mark.process
+@pytest.mark.campaign
+def test_a_worker_that_dies_is_replaced(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    given: Any = {"global_batch_size": 12, "microbatches": 4, "seed": 3}
+    working, plain = Samples(Deadly(50, tmp_path / "died"), num_workers=1, **given), Samples(Noisy(50), **given)
+    working.expect(lambda step: [0, 1, 2, 3], 0)
+    for step in range(4):
+        for leaf in range(4):
+            assert torch.equal(working.fetch(step, leaf), plain.fetch(step, leaf))
+    assert (tmp_path / "died").exists()
+    assert "all workers are replaced (1 of 16 times)" in capfd.readouterr().err

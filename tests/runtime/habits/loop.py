@@ -511,6 +511,34 @@ def evaluates(bench: Bench) -> None:
     bench.compared["found"] = lambda: [found, counter.n]
 
 
+class Stream(torch.utils.data.IterableDataset[Any]):
+    """Samples in an order of its own in each pass, with noise; passes get longer."""
+
+    def __init__(self, rows: Any) -> None:
+        self.rows, self.epoch = rows, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Any:
+        for index in torch.randperm(60 + 9 * self.epoch).tolist():
+            x, y = self.rows[index]
+            yield x + 0.1 * torch.randn(8), y
+
+
+def streams(bench: Bench) -> None:
+    """Samples that come in an order of their own, in passes of different lengths."""
+    bench.dataset, passes = Stream(bench.dataset), list[int]()
+    bench.after = lambda step: passes.append(step.epoch)
+    bench.compared["pass"] = lambda: passes[-1]
+
+
+def streams_by_loader(bench: Bench) -> None:
+    """The same, as batches of a loader with a worker."""
+    streams(bench)
+    bench.dataset = torch.utils.data.DataLoader(bench.dataset, batch_size=2, num_workers=1)
+
+
 HABITS = {
     f.__name__: f
     for f in (
@@ -519,7 +547,8 @@ HABITS = {
         unregistered, thawed, group_added, data_written, counting_optimizer, drawing_dataset, drawing_workers,
         caching_dataset, clipped_by_hand, scheduler_twice, scaled, adversaries, in_turns, schedule_free,
         plateau_in_state, thawed_in_stages, hook_that_counts, hook_that_drifts, group_at_a_time, group_at_a_time_unseen,
-        weighted_by_count, average_that_follows, measured, stopped_by_one, evaluates,
+        weighted_by_count, average_that_follows, measured, stopped_by_one, evaluates, streams,
+        streams_by_loader,
     )
 }  # fmt: skip
 

@@ -287,8 +287,8 @@ def test_epochs_are_one_loop(plain: bool, monkeypatch: pytest.MonkeyPatch) -> No
     case.train(until=3)
     with pytest.raises(StepMisuse, match="called twice") as caught:
         case.train(until=6)
-    assert "steps(until=epochs * 3)" in caught.value.remedy
-    assert "step.number // 3 is the epoch" in caught.value.remedy
+    assert "steps(until=n * 3)" in caught.value.remedy
+    assert "for epoch in training.epochs(n)" in caught.value.remedy
 
 
 @BOTH
@@ -389,14 +389,6 @@ def test_other_optimizers_are_as_welcome_as_before(
     assert Case(monkeypatch, plain, optimizer=optimizer).train() != Case(monkeypatch, plain).train()
 
 
-class Stream(torch.utils.data.IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(100))
-
-    def __len__(self) -> int:
-        return 100
-
-
 DATA = list(range(64))
 
 
@@ -404,12 +396,12 @@ DATA = list(range(64))
     ("data", "said", "remedy"),
     [
         (torch.utils.data.DataLoader(DATA, batch_size=16), "is a DataLoader", "pass loader.dataset; batch_size=16"),
-        (torch.utils.data.RandomSampler(DATA), "a RandomSampler: a sampler gives numbers", "shuffle="),
+        (torch.utils.data.RandomSampler(DATA), "a RandomSampler: a sampler gives numbers", "sampler="),
         ({"train": DATA, "test": DATA}, "keys 'train', 'test'", "dataset['train']"),
-        (Stream(), "Stream is not a map-style dataset", "streaming=False"),
-        (iter(DATA), "list_iterator is not a map-style dataset", "__getitem__"),
+        (iter(DATA), "list_iterator that can be read once only", "IterableDataset"),
+        (3, "int is no dataset", "__getitem__"),
     ],
-    ids=["loader", "sampler", "dict", "stream", "iterator"],
+    ids=["loader", "sampler", "dict", "iterator", "number"],
 )
 def test_what_gives_no_samples_by_number_is_told_what_would(data: Any, said: str, remedy: str) -> None:
     model = nn.Linear(1, 1)

@@ -13,6 +13,7 @@ from torch import Tensor
 from outlast.errors import StepMisuse
 from outlast.runtime.loop._hidden_gradients import hide, show_none
 from outlast.runtime.training.losses import LossCheck
+from outlast.runtime.training.samples import Samples
 from outlast.runtime.training.state import State
 from outlast.runtime.training.step_checks import Meta
 from outlast.runtime.training.witness import Witness
@@ -68,11 +69,12 @@ def _count(scheduler: Any) -> Any:
     return getattr(scheduler, "_step_count", None), getattr(scheduler, "last_epoch", None), [_count(s) for s in links]
 
 
-def steps_again(steps_per_epoch: int) -> StepMisuse:
+def steps_again(samples: Samples) -> StepMisuse:
     """The script called `steps()` once more."""
-    return StepMisuse(
-        "steps() was called twice",
-        did="nothing more was trained",
-        remedy=f"one loop for all epochs: steps(until=epochs * {steps_per_epoch}), where step.number // "
-        f"{steps_per_epoch} is the epoch: {steps_per_epoch} steps see each sample once",
-    )
+    how = "one loop for all: steps(until=…), where step.epoch is the pass over the stream"
+    if samples.known_length:
+        how = (
+            "one loop for all epochs: `for epoch in training.epochs(n): for step in epoch:`, or "
+            f"steps(until=n * {samples.steps_per_epoch}): {samples.steps_per_epoch} steps see each sample once"
+        )
+    return StepMisuse("steps() was called twice", did="nothing more was trained", remedy=how)

@@ -24,7 +24,8 @@ from outlast.runtime.training.evaluation import evaluation_of
 from outlast.runtime.training.followers import check_follower
 from outlast.runtime.training.losses import missing_backward, second_backward
 from outlast.runtime.training.metrics import Metrics
-from outlast.runtime.training.samples import Samples, seed_everything
+from outlast.runtime.training.random_state import seed_everything
+from outlast.runtime.training.samples import Samples
 from outlast.runtime.training.state import State, digest_of
 from outlast.tensors import is_shard
 
@@ -54,7 +55,7 @@ class PlainTraining:
 
     def _steps(self, until: int) -> Iterator[PlainStep]:
         if self._started:
-            raise steps_again(self.samples.steps_per_epoch)
+            raise steps_again(self.samples)
         self._started = True
         at_the_script_s_end(self._save_what_is_left)
         start = self.saves.resume() if self.saves is not None else None
@@ -135,7 +136,6 @@ class PlainStep:
 
     def __init__(self, training: PlainTraining, number: int) -> None:
         self._training, self.number = training, number
-        self.epoch = number // training.steps_per_epoch
         self._losses: list[tuple[float, float]] = []
         self._means: dict[str, float] = {}
         self._leaf, self._size, self._rows = 0, 0, Metrics()
@@ -172,6 +172,7 @@ class PlainStep:
             follow()
         self._means = dict(self._rows.means(t.samples.num_leaves))
         t.stopped = t.stop_wanted
+        t.samples.applied(self.number, t.samples.place_of(self.number))
         self.done = True
         t.committed()
 
@@ -191,6 +192,11 @@ class PlainStep:
         t.grads = [_dense(p.grad) for p in t.state.params]
         t.watch.after_backward()
         self._losses.append((float(loss.detach()), self._weight))
+
+    @property
+    def epoch(self) -> int:
+        """As of `Step.epoch`."""
+        return self._training.samples.epoch_of(self.number)
 
     def metric(self, name: str, value: Any, weight: Any = None) -> None:
         """As of `Step.metric`."""

@@ -19,10 +19,10 @@ class Step:
 
     def __init__(
         self, number: int, *, batches: Callable[[int], Iterator[Any]], backward: Callable[[Tensor], None],
-        newest: Callable[[], Meta | None], metric: Callable[[str, Any, Any], None], steps_per_epoch: int,
+        newest: Callable[[], Meta | None], metric: Callable[[str, Any, Any], None], epoch_of: Callable[[int], int],
     ) -> None:  # fmt: skip
         self.number, self._batches, self._backward, self._newest = number, batches, backward, newest
-        self._metric, self._steps_per_epoch = metric, steps_per_epoch
+        self._metric, self._epoch_of = metric, epoch_of
 
     def __iter__(self) -> Iterator[Any]:
         return self._batches(self.number)
@@ -41,8 +41,8 @@ class Step:
 
     @property
     def epoch(self) -> int:
-        """The epoch that the step belongs to, counted from 0."""
-        return self.number // self._steps_per_epoch
+        """The epoch that the step belongs to, counted from 0; of a stream, the pass over it."""
+        return self._epoch_of(self.number)
 
     @property
     def metrics(self) -> Mapping[str, float]:

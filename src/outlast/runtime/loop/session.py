@@ -56,8 +56,8 @@ from outlast.runtime.training.arguments import check_arguments, check_once, chec
 from outlast.runtime.training.evaluation import evaluation_of
 from outlast.runtime.training.followers import check_follower
 from outlast.runtime.training.run_facts import facts_of, prepare_process, warm_up
-from outlast.runtime.training.samples import Samples
 from outlast.runtime.training.state import State, digest_of
+from outlast.runtime.training.streams import samples_of
 from outlast.runtime.transport.progress_block import Progress
 
 __all__ = ["Run", "Step", "Training", "join", "pause"]
@@ -127,9 +127,9 @@ class Run(Whereabouts):
         model: torch.nn.Module, optimizer: Any, dataset: Any, *, global_batch_size: int, microbatches: int,
         seed: int = 0, scheduler: Any = None, clip_norm: float | None = None, state: Mapping[str, Any] | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None, num_workers: int = 0, shuffle: bool = True,
-        drop_last: bool = False, bucket_mb: float = 4.0, aggregation: Aggregation = None, f: int | None = None,
-        pre: str | Sequence[str] | None = None, rows: int | None = None, row_momentum: float | None = None,
-        check_reducers: float | None = None, guards: Guards | str = "default",
+        drop_last: bool = False, sampler: Any = None, bucket_mb: float = 4.0, aggregation: Aggregation = None,
+        f: int | None = None, pre: str | Sequence[str] | None = None, rows: int | None = None,
+        row_momentum: float | None = None, check_reducers: float | None = None, guards: Guards | str = "default",
         checkpoint: Checkpoint | Literal["auto", "off"] = "auto", audit: float | str = 0.0,
         audit_params: Sequence[str] | str = (), checks: Any = None,
     ) -> Training | FollowingTraining | PlainTraining:  # fmt: skip
@@ -138,7 +138,9 @@ class Run(Whereabouts):
         `optimizer`, `scheduler`: one, or a list. `microbatches`: units of work in a step, the same whoever computes
         them. `state`: what else the loop changes, by name, each with `state_dict` and `load_state_dict`; what is not
         given here cannot be joined or rewound. `clip_norm`: largest global gradient norm. Batches come from
-        `collate_fn` (torch's default) as in a `DataLoader`. `guards`: "default", "full", "off", or
+        `collate_fn` (torch's default) as in a `DataLoader`. `sampler`: the order of each epoch, as a function of its
+        number or a torch `Sampler`; a stream, or a loader of one, may stand for the dataset (reference/loop). `guards`:
+        "default", "full", "off", or
         `outlast.Guards(...)` to choose what is watched and what follows; the run's setting if not given.
         `checkpoint`: where and how often to save; `auto` is where the run's configuration says (`--checkpoint-dir`),
         at intervals that outlast chooses. `audit`: share of microbatches that a second replica computes too, so that a
@@ -158,13 +160,13 @@ class Run(Whereabouts):
             model, optimizers, schedulers, state or {}, seed=seed, clip_norm=clip_norm, num_workers=num_workers,
             bucket_mb=bucket_mb, collate_fn=collate_fn,
         )  # fmt: skip
-        samples = Samples(
-            dataset, global_batch_size=positive("global_batch_size", global_batch_size),
+        samples = samples_of(
+            dataset, sampler=sampler, global_batch_size=positive("global_batch_size", global_batch_size),
             microbatches=positive("microbatches", microbatches), seed=seed, shuffle=shuffle, drop_last=drop_last,
             collate_fn=collate_fn, num_workers=num_workers,
         )  # fmt: skip
         check_shares(self._env.config.replicas, microbatches // self._env.width)
-        parts = State(model, optimizers, schedulers, state or {})
+        parts = State(model, optimizers, schedulers, {**(state or {}), **samples.parts()})
         self._env.config = beginning_of(checkpoint, self._env.config)
         keep, facts = settings_of(checkpoint, self._env.config), facts_of(self._env.config, parts, samples, clip_norm)
         chosen, critical = chosen_audit(audit, self._env.config), critical_of(parts, audit_params)
@@ -226,7 +228,7 @@ class Training:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps in which each sample is seen once."""
+        """Steps in which each sample is seen once. Raises StepMisuse for a stream, whose length nobody knows."""
         return self.engine.samples.steps_per_epoch
 
     def stop(self, reason: str = "the loop asked for it") -> None:
@@ -339,7 +341,7 @@ class Training:
     def _as_seen(self, step: int) -> Step:
         return Step(
             step, batches=self._batches, backward=self._backward, newest=lambda: self.engine.meta,
-            metric=self._course.metric, steps_per_epoch=self.engine.samples.steps_per_epoch,
+            metric=self._course.metric, epoch_of=self.engine.samples.epoch_of,
         )  # fmt: skip
 
     def _ended(self) -> None:
@@ -358,7 +360,7 @@ class Training:
 
     def _start(self) -> None:
         if self._started:
-            raise steps_again(self.engine.samples.steps_per_epoch)
+            raise steps_again(self.engine.samples)
         self._started = True
         previous = sys.excepthook
 

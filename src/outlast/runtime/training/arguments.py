@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
-from torch.utils.data import DataLoader, IterableDataset, Sampler
+from torch.utils.data import DataLoader, Sampler
 
 from outlast.errors import ConfigError
 
@@ -123,20 +123,17 @@ def check_dataset(dataset: Any) -> None:
     if isinstance(dataset, Sampler):
         raise ConfigError(
             f"the dataset is a {kind}: a sampler gives numbers, not samples",
-            remedy="pass the dataset; protect(shuffle=…, seed=…) orders it, and Subset or a dataset of your own "
-            "repeats or leaves out samples",
+            remedy="pass the dataset, and this as protect(sampler=…)",
         )
     if isinstance(dataset, Mapping):
         raise ConfigError(
             f"the dataset is a {kind} with the keys {', '.join(map(repr, list(dataset)[:5]))}",
             remedy="pass one of its parts, such as dataset['train']",
         )
-    if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise ConfigError(
-            f"{kind} is not a map-style dataset: it gives samples in its own order, and any replica must be able to "
-            "fetch any of them again",
-            remedy="one with __len__ and __getitem__: write the stream to disk first (Hugging Face: streaming=False), "
-            "or index it by offsets, as with numpy.memmap",
+            f"{kind} is no dataset: it has neither samples by number nor an order to read them in",
+            remedy="one with __len__ and __getitem__, or an object that can be iterated again and again",
         )
 
 

@@ -30,7 +30,8 @@ from outlast.runtime.training._partial_sums import Accumulator
 from outlast.runtime.training.frozen import Frozen, OutcomeShare, raw
 from outlast.runtime.training.loop_state import Lived, LoopState
 from outlast.runtime.training.metrics import Metrics, reduced
-from outlast.runtime.training.samples import Samples, seed_everything
+from outlast.runtime.training.random_state import seed_everything
+from outlast.runtime.training.samples import Samples
 from outlast.runtime.training.state import State
 from outlast.runtime.training.step_checks import Meta, StepChecks
 from outlast.runtime.training.warm_memory import Warm
@@ -221,7 +222,7 @@ class Engine:
             observed=vigilance.observed(headers) if vigilance is not None else None,
             settings=self.loop.settings, probes=self._probes(headers) if self.robust is None else (),
             metrics=reduced(headers, self.samples.num_leaves), stop=next((h.stop for h in headers if h.stop), ""),
-            evaluated=tuple(self.evaluated),
+            evaluated=tuple(self.evaluated), stream=self.samples.place_of(first.step),
         )  # fmt: skip
         self.clip(meta)
         return meta
@@ -271,6 +272,7 @@ class Engine:
         for follow in self.after_step:
             follow()
         self._stop_with(meta)
+        self.samples.applied(meta.step, meta.stream)
         if checks.vigilance is not None and meta.observed is not None:
             checks.vigilance.apply(meta.observed)
         self.sums.clear()
@@ -439,6 +441,7 @@ class Engine:
 
     def took(self) -> None:
         """The state was loaded: nothing of before counts."""
+        self.samples.take_up()
         self.take_buffers()
         self.sums.clear()
         self.losses.clear()

@@ -8,8 +8,6 @@ who else computes (`member/shared_evaluation.py`).
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -19,10 +17,11 @@ import torch
 from outlast.core.position import position_seed
 from outlast.errors import ConfigError, StepMisuse
 from outlast.runtime.training.metrics import mean_of, number_of
-from outlast.runtime.training.samples import Samples, seed_everything
+from outlast.runtime.training.random_state import random_state_kept, seed_everything
+from outlast.runtime.training.samples import Samples
 from outlast.runtime.training.state import State
 
-__all__ = ["Evaluation", "Rows", "evaluation_of", "random_state_kept"]
+__all__ = ["Evaluation", "Rows", "evaluation_of"]
 
 Rows = tuple[tuple[str, float, float], ...]
 """(name, value, weight) of one batch."""
@@ -100,20 +99,3 @@ def evaluation_of(
 def _row(name: str, given: Any, samples: int) -> tuple[str, float, float]:
     value, weight = given if isinstance(given, tuple) and len(given) == 2 else (given, samples)
     return name, number_of(f"metric {name!r}", value), number_of(f"the weight of {name!r}", weight)
-
-
-@contextmanager
-def random_state_kept() -> Iterator[None]:
-    """What is drawn in here nobody misses afterwards: replicas that draw more or less go on alike."""
-    numpy = sys.modules.get("numpy")
-    states = random.getstate(), torch.get_rng_state(), numpy.random.get_state() if numpy is not None else None
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        torch.set_rng_state(states[1])
-        if numpy is not None:
-            numpy.random.set_state(states[2])
-        if devices:
-            torch.cuda.set_rng_state_all(devices)

@@ -8,9 +8,9 @@ generators are seeded by position before a sample is fetched, so augmentations a
 from __future__ import annotations
 
 import ctypes
-import random
 import signal
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -23,23 +23,13 @@ from outlast.core.position import position_seed
 from outlast.errors import ConfigError, LoopUnrepeatable
 from outlast.runtime.training._sample_order import SampleOrder
 from outlast.runtime.training.arguments import check_dataset
+from outlast.runtime.training.random_state import seed_everything
+from outlast.runtime.training.sampler_order import GivenOrder
 
-__all__ = ["Samples", "batch_digest", "seed_everything", "unlike_samples"]
+__all__ = ["Samples", "batch_digest", "unlike_samples"]
 
 
-def seed_everything(seed: int) -> None:
-    """torch (all devices in use), `random`, and numpy if the program uses it.
-
-    Not `torch.manual_seed`: where no GPU has been used yet it keeps a formatted stack of every call for later (three
-    milliseconds each, and memory for ever).
-    """
-    torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.manual_seed_all(seed)
-    random.seed(seed)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(seed & 0xFFFFFFFF)
+_REPLACED = 16  # times that workers which died are replaced: more is no accident
 
 
 class _Keyed(Dataset[Any]):
@@ -50,7 +40,22 @@ class _Keyed(Dataset[Any]):
 
     def __getitem__(self, key: tuple[int, list[int]]) -> Any:
         seed_everything(key[0])
-        return self.collate([self.dataset[index] for index in key[1]])
+        return self.collate([self._sample(index) for index in key[1]])
+
+    def _sample(self, index: int) -> Any:
+        """What fails on the way to a disk or a store is asked for once more; what fails again is named."""
+        try:
+            return self.dataset[index]
+        except OSError as error:
+            print(f"outlast: sample {index} could not be read and is tried again: {error}", file=sys.stderr, flush=True)
+        except Exception as error:
+            error.add_note(f"outlast: this was sample {index} of the dataset")
+            raise
+        try:
+            return self.dataset[index]
+        except OSError as error:
+            error.add_note(f"outlast: this was sample {index} of the dataset, read twice")
+            raise
 
 
 def _worker_dies_with_parent(_: int) -> None:
@@ -71,19 +76,23 @@ class Samples:
         drop_last: bool = False,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 0,
+        sampler: Any = None,
     ) -> None:
         check_dataset(dataset)
+        self._given = GivenOrder(sampler, len(dataset), seed) if sampler is not None else None
+        num_samples = self._given.num if self._given is not None else len(dataset)
         if global_batch_size % microbatches:
             raise ConfigError(
                 f"global_batch_size {global_batch_size} is not a multiple of microbatches {microbatches}",
                 remedy=f"for example global_batch_size={-(-global_batch_size // microbatches) * microbatches}",
             )
-        if len(dataset) < global_batch_size:
+        if num_samples < global_batch_size:
+            what = "dataset has" if self._given is None else "sampler gives"
             raise ConfigError(
-                f"the dataset has {len(dataset)} samples, one global batch takes {global_batch_size}",
-                remedy=f"give more samples, or global_batch_size of at most {len(dataset)}",
+                f"the {what} {num_samples} samples, one global batch takes {global_batch_size}",
+                remedy=f"give more samples, or global_batch_size of at most {num_samples}",
             )
-        self.num_samples, self.batch, self.num_leaves = len(dataset), global_batch_size, microbatches
+        self.num_samples, self.batch, self.num_leaves = num_samples, global_batch_size, microbatches
         self.seed, self.shuffle, self.drop_last = seed, shuffle, drop_last
         whole, rest = divmod(self.num_samples, global_batch_size)
         self.steps_per_epoch = whole + (1 if rest and not drop_last else 0)
@@ -97,6 +106,7 @@ class Samples:
         self._left_out: frozenset[int] = frozenset()
         self.doubted = False  # fetch what the first step takes twice, and compare
         self._first = -1
+        self._replaced = 0
 
     # --- the pure part -------------------------------------------------------------------------------------------
     @property
@@ -107,7 +117,28 @@ class Samples:
     @property
     def order(self) -> str:
         """How the samples of an epoch are put in order."""
-        return self._order.name
+        return self._order.name if self._given is None else self._given.name
+
+    known_length = True
+    """Whether steps_per_epoch says something."""
+
+    def epoch_of(self, step: int) -> int:
+        """The epoch that a step belongs to."""
+        return step // self.steps_per_epoch
+
+    def place_of(self, step: int) -> tuple[int, ...]:
+        """What the step's outcome has to say of the data, for who joins: nothing, the step's number says it."""
+        return ()
+
+    def applied(self, step: int, place: tuple[int, ...]) -> None:
+        """The step was applied here."""
+
+    def parts(self) -> dict[str, Any]:
+        """What of the data is part of the training state, by name."""
+        return {}
+
+    def take_up(self) -> None:
+        """The state was loaded."""
 
     def sizes(self, step: int) -> list[int]:
         """Samples in each microbatch of the step; the last batch of an epoch may be short."""
@@ -128,7 +159,10 @@ class Samples:
     def _kept(self, step: int, leaf: int, sizes: list[int]) -> list[int]:
         epoch, place = divmod(step, self.steps_per_epoch)
         start = place * self.batch + sum(sizes[:leaf])
-        found = self._order.indices(position_seed(self.seed, epoch, 0x5EED), start, sizes[leaf])
+        if self._given is not None:
+            found = self._given.indices(epoch, start, sizes[leaf])
+        else:
+            found = self._order.indices(position_seed(self.seed, epoch, 0x5EED), start, sizes[leaf])
         return [index for index in found if index not in self._left_out] if self._left_out else found
 
     def leave_out(self, samples: Iterable[int]) -> None:
@@ -163,13 +197,38 @@ class Samples:
         if self._workers == 0:
             return self._keyed[self._key(step, leaf)]
         if self._loader is None:
-            self._loader = iter(self._make_loader())
+            self._loader = self._workers_begin()
         if (step, leaf) not in self._issued:
             return self._keyed[self._key(step, leaf)]
         while True:
-            batch = next(self._loader)
+            try:
+                batch = next(self._loader)
+            except (RuntimeError, EOFError, ConnectionError) as error:  # also: it died with a batch half handed over
+                self._replace_workers(error, step)
+                return self._keyed[self._key(step, leaf)]
             if self._issued.popleft() == (step, leaf):
                 return batch
+
+    def _workers_begin(self) -> Iterator[Any]:
+        """New workers. torch would raise in the middle of whatever the training thread does when one dies; where that
+        is, nothing may be raised (rule 12), so it is found out by who waits for a batch."""
+        previous = signal.getsignal(signal.SIGCHLD)
+        loader = iter(self._make_loader())
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGCHLD, previous if previous is not None else signal.SIG_DFL)
+        return loader
+
+    def _replace_workers(self, error: Exception, step: int) -> None:
+        """A worker died: begin with new ones, and have what is needed now fetched in this process. Raises the error if
+        it is another one, or has come too often."""
+        other = isinstance(error, RuntimeError) and "exited unexpectedly" not in str(error)
+        if other or self._replaced >= _REPLACED:
+            raise error
+        self._replaced += 1
+        what, times = str(error) or type(error).__name__, f"{self._replaced} of {_REPLACED} times"
+        print(f"outlast: a data worker died ({what}); all workers are replaced ({times})", file=sys.stderr)
+        self._loader, self._next_key = None, (step, 0)
+        self._issued.clear()
 
     def _key(self, step: int, leaf: int) -> tuple[int, list[int]]:
         return position_seed(self.seed, step, leaf, 1), self.indices(step, leaf)
