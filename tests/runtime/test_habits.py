@@ -25,14 +25,8 @@ HELD = (
     "streams_by_loader",
 )  # fmt: skip
 HELD_TOO = (
-    "in_turns",
-    "schedule_free",
-    "plateau_in_state",
-    "thawed_in_stages",
-    "hook_that_drifts",
-    "group_at_a_time",
-    "streams_by_loader",
-)
+    "in_turns", "schedule_free", "plateau_in_state", "thawed_in_stages", "hook_that_drifts", "group_at_a_time",
+)  # fmt: skip
 """The same ways to a joiner as those above, from other habits."""
 NAMED = {
     "rate_inside": "[LOOP] the loop changed lr from 0.01 to 0.0",
