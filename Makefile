@@ -14,7 +14,7 @@ CAMPAIGN := tests/runtime tests/prove/test_faults.py tests/prove/test_strikes.py
 # Named by what it depends on, not dated: a fresh checkout or a switch of branches makes nothing again.
 STAMP := $(VENV)/.made-$(shell cat pyproject.toml constraints.txt | cksum | tr -d ' ')
 
-.PHONY: help env demo test campaign campaign-long strikes lint docs bench names release browser-env clean
+.PHONY: help env demo test campaign campaign-long strikes lint docs bench names release browser-env trainers-env clean
 help:
 	@echo "make demo    train, kill things, and compare the bits with an undisturbed run (DEMO_ARGS=...)"
 	@echo "make test    all tests but the long searches (TEST_ARGS=...)"
@@ -25,6 +25,7 @@ help:
 	@echo "make docs    the documentation, into docs/_build/html"
 	@echo "make bench   the measurements"
 	@echo "make release  build wheel and sdist, install the wheel into a fresh environment, run the demo from an empty folder"
+	@echo "make trainers-env  Hugging Face's trainer, for the tests that otherwise skip (a minute, 100 MB)"
 	@echo "make browser-env  Chromium and Prometheus for the tests that otherwise skip (Debian, as root)"
 	@echo "make names   write the list of public names that the tests hold the code to"
 	@echo "make env     .venv alone; make clean removes it"
@@ -82,6 +83,9 @@ release: $(STAMP)
 browser-env:
 	@if command -v apt-get >/dev/null; then apt-get install -y --no-install-recommends chromium chromium-driver prometheus; \
 	else echo "browser-env: no apt-get here; install chromium, chromedriver and prometheus yourself"; fi
+
+trainers-env: $(STAMP)
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[trainers]'
 
 names:
 	$(PYTHON) tests/house/public_names.py > tests/house/public_names.txt

@@ -99,7 +99,7 @@ class FollowingTraining:
         while (step := self.replica.next_step()) is not None:
             yield Step(
                 step, batches=self._batches, backward=self._backward, newest=lambda: self.engine.meta,
-                metric=self.replica.metric, steps_per_epoch=self.steps_per_epoch,
+                metric=self.replica.metric, epoch_of=self.engine.samples.epoch_of,
             )  # fmt: skip
             if self.engine.meta is None or self.engine.meta.step != step:
                 raise left_open(step, self.replica.env.me)
@@ -109,7 +109,7 @@ class FollowingTraining:
 
     def _start(self) -> None:
         if self._started:
-            raise steps_again(self.steps_per_epoch)
+            raise steps_again(self.engine.samples)
         self._started = True
         previous = sys.excepthook
 

@@ -137,11 +137,9 @@ class Run(Whereabouts):
 
         `optimizer`, `scheduler`: one, or a list. `microbatches`: units of work in a step, the same whoever computes
         them. `state`: what else the loop changes, by name, each with `state_dict` and `load_state_dict`; what is not
-        given here cannot be joined or rewound. `clip_norm`: largest global gradient norm. Batches come from
-        `collate_fn` (torch's default) as in a `DataLoader`. `sampler`: the order of each epoch, as a function of its
-        number or a torch `Sampler`; a stream, or a loader of one, may stand for the dataset (reference/loop). `guards`:
-        "default", "full", "off", or
-        `outlast.Guards(...)` to choose what is watched and what follows; the run's setting if not given.
+        given here cannot be joined or rewound. `clip_norm`: largest global gradient norm. `collate_fn`: as in a
+        `DataLoader`. `sampler`: the order of each epoch (a torch `Sampler`, or a function of its number). `dataset` may
+        be a stream, or a loader of one (reference/loop). `guards`: "default", "full", "off", or `outlast.Guards(...)`.
         `checkpoint`: where and how often to save; `auto` is where the run's configuration says (`--checkpoint-dir`),
         at intervals that outlast chooses. `audit`: share of microbatches that a second replica computes too, so that a
         wrong gradient is found before it is applied; "auto" lets the policy choose (what the run is told outranks it).
@@ -163,7 +161,7 @@ class Run(Whereabouts):
         samples = samples_of(
             dataset, sampler=sampler, global_batch_size=positive("global_batch_size", global_batch_size),
             microbatches=positive("microbatches", microbatches), seed=seed, shuffle=shuffle, drop_last=drop_last,
-            collate_fn=collate_fn, num_workers=num_workers,
+            collate_fn=collate_fn, num_workers=num_workers, width=self._env.width,
         )  # fmt: skip
         check_shares(self._env.config.replicas, microbatches // self._env.width)
         parts = State(model, optimizers, schedulers, {**(state or {}), **samples.parts()})

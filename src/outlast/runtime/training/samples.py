@@ -21,10 +21,10 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from outlast.core.position import position_seed
 from outlast.errors import ConfigError, LoopUnrepeatable
+from outlast.runtime.training._given_order import GivenOrder
 from outlast.runtime.training._sample_order import SampleOrder
 from outlast.runtime.training.arguments import check_dataset
 from outlast.runtime.training.random_state import seed_everything
-from outlast.runtime.training.sampler_order import GivenOrder
 
 __all__ = ["Samples", "batch_digest", "unlike_samples"]
 

@@ -1,4 +1,4 @@
-"""Streams as a function of position: what is read in a fixed order, and what every replica reads alike (protocol, 40).
+"""Streams as a function of position: what is read in a fixed order, and what every replica reads alike.
 
 A source that gives samples in its own order (an `IterableDataset`, a streaming dataset) or batches (a loader) cannot be
 asked for one of them. So every replica reads all of it, in step with the training, and computes its own part: step s
@@ -254,10 +254,16 @@ def is_stream(source: Any) -> bool:
     return hasattr(source, "__iter__") and not hasattr(source, "__getitem__")
 
 
-def samples_of(dataset: Any, *, sampler: Any, shuffle: bool, **given: Any) -> Samples:
-    """What `protect` is given to train on, as samples by position. Raises ConfigError for what cannot be."""
+def samples_of(dataset: Any, *, sampler: Any, shuffle: bool, width: int, **given: Any) -> Samples:
+    """What `protect` is given to train on, as samples by position; `width`: ranks of a replica. Raises ConfigError for
+    what cannot be."""
     if not is_stream(dataset):
         return Samples(dataset, shuffle=shuffle, sampler=sampler, **given)
+    if width > 1:
+        raise ConfigError(
+            f"a stream with replicas of {width} ranks is not supported yet",
+            remedy="a dataset with __len__ and __getitem__, or --ranks 1",
+        )
     if sampler is not None:
         raise ConfigError(
             "sampler= with a stream, which has an order of its own",
