@@ -55,8 +55,7 @@ class BatchSizes(Protocol):
 
     @property
     def num_leaves(self) -> int: ...
-    @property
-    def steps_per_epoch(self) -> int: ...
+    def shortest(self) -> list[int]: ...
     def sizes(self, step: int) -> Sequence[int]: ...
 
 
@@ -87,7 +86,7 @@ class Robust:
         self.settings, self.layout, self.samples, self.seed = settings, layout, samples, seed
         self.num_rows, self.num_leaves = settings.num_rows, samples.num_leaves
         self.roots = roots(self.num_leaves, self.num_rows)
-        check_short_batch(samples.sizes(samples.steps_per_epoch - 1), self.num_rows)
+        check_short_batch(samples.shortest(), self.num_rows)
         owner = {param: g for g, group in enumerate(settings.groups) for param in group.params}
         self.group_of = [owner[bucket.params[0][0]] for bucket in layout.buckets]
         self.groups = [self._group(g) for g in range(len(settings.groups))]

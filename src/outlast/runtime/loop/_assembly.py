@@ -61,7 +61,7 @@ def assemble(
     microbatches, samples.doubted = samples.num_leaves, env.config.bitwise
     policy = Guards.of(guards if env.config.guards == "script" else env.config.guards)
     check_protected(
-        env.width, microbatches, samples.sizes(samples.steps_per_epoch - 1), robust=robust,
+        env.width, microbatches, samples.shortest(), robust=robust,
         audits=facts["audit"] != "0", critical=bool(facts["audit_params"]), checks=checks, keeps=keep is not None,
         policy=policy, device=parts.params[0].device.type,
     )  # fmt: skip

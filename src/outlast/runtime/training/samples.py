@@ -150,6 +150,10 @@ class Samples:
             return [len(self._kept(step, leaf, sizes)) for leaf in range(self.num_leaves)]
         return sizes
 
+    def shortest(self) -> list[int]:
+        """Samples in each microbatch of the shortest batch that there can be."""
+        return self.sizes(self.steps_per_epoch - 1)
+
     def indices(self, step: int, leaf: int) -> list[int]:
         """The microbatch's sample indices, without those that are left out."""
         start = (step % self.steps_per_epoch) * self.batch

@@ -197,6 +197,12 @@ class StreamSamples(Samples):
         rows = self._rows(step)
         return [sum(map(_length, row)) if self.batches else len(row) for row in rows]
 
+    def shortest(self) -> list[int]:
+        """Nobody knows how many samples a pass ends with: one."""
+        if self.drop_last:
+            return [self.batch // self.num_leaves] * self.num_leaves
+        return [1] + [0] * (self.num_leaves - 1)
+
     def indices(self, step: int, leaf: int) -> list[int]:
         """Numbers of samples, or of batches once for each of their samples, in the pass; the pass in the high bits."""
         portion, (lo, hi) = self._reader.portion(step), self._ranges(step)[leaf]
