@@ -106,3 +106,59 @@ def test_a_host_loses_its_power(hosts: Callable[..., Hosts]) -> None:
     assert set(lost.replicas) == dead
     assert "while others wait" in lost.cause
     assert on.ended(1) == 0
+
+
+def test_a_path_breaks_between_two_hosts_and_a_machine_hangs(hosts: Callable[..., Hosts]) -> None:
+    """Of two that no longer reach each other one goes; a machine that wakes up finds that it was given up."""
+    on = hosts(replicas=3, slots=1, steps=160, gates=(6, 7, 60, 100, 101, 150))
+    run = on.run
+    run.gate(6, "all were there", lambda: len(run.driven.members) == 3)
+    there = {*on.on(1), *on.on(2)}
+    on.net.part(1, 2)
+    run.gate(7, "it was broken", lambda: True)
+    run.until("one of the two was put out", lambda: bool(there.intersection(e.replica for e in run.exits())))
+    on.net.join(1, 2)
+    run.gate(60, "it was back", lambda: len(run.driven.members) == 3)
+    hung = on.on(2)[-1]
+    run.gate(100, "all were there", lambda: run.driven.step >= 98)
+    on.net.signal_all(2, signal.SIGSTOP)
+    run.gate(101, "it hung", lambda: True)
+    run.until("the host was given up", lambda: bool(on.lost()))
+    on.net.signal_all(2, signal.SIGCONT)
+    run.gate(150, "it was back", lambda: len(run.driven.members) == 3 and hung not in run.driven.members)
+    run.assert_unchanged()
+    assert len(run.results()) == 3
+
+
+def test_a_host_is_asked_to_go_and_strangers_are_not_heard(hosts: Callable[..., Hosts]) -> None:
+    """SIGTERM to its agent: its replicas leave between two steps, others take their places, and nothing is lost."""
+    on = hosts(replicas=3, slots=2, steps=120, gates=(5, 6, 90))
+    run = on.run
+    run.gate(5, "all were there", lambda: len(run.driven.members) == 3)
+    stranger = on.net.start(2, [sys.executable, "-c", _STRANGER, on.net.address(0), str(PORT)])
+    assert stranger.wait(30) == 0
+    others = [on.agent(1, OUTLAST_SECRET="ab" * 32), on.agent(2)]
+    assert [other.wait(60) for other in others] == [4, 4]  # not of this run; of a name that is there already
+    gone = set(on.on(1))
+    on.agents[1].send_signal(signal.SIGTERM)
+    run.gate(6, "it was asked", lambda: True)
+    run.gate(90, "others took its places", lambda: len(run.driven.members) == 3 and gone.isdisjoint(run.driven.members))
+    assert on.ended(1) == 143
+    run.assert_unchanged()
+    assert [e.cause for e in run.exits() if e.replica in gone] == ["left"]
+    assert any(isinstance(e, ev.Refused) and e.stranger for e in run.driven.events)
+    for folder in (run.driven.run_dir, on.base / "h1", on.base / "h2"):
+        for path in folder.rglob("*"):
+            assert not path.is_file() or on.secret.encode() not in path.read_bytes(), path
+
+
+_STRANGER = """
+import os, socket, sys
+for data in (os.urandom(400), b"GET / HTTP/1.1\\r\\n\\r\\n", b"outlast2" + bytes(90)):
+    with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=20) as sock:
+        sock.sendall(data)
+        try:
+            assert sock.recv(1) == b""  # hung up on, and told nothing
+        except ConnectionError:
+            pass
+"""

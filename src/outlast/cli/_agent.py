@@ -26,7 +26,8 @@ def agent(
     wait: Annotated[float, typer.Option(min=0, help="seconds for the run to be there")] = 600.0,
 ) -> int:
     """Bring this host into the run at HOST:PORT, and start, watch and end its replicas here until the run is over. Exit
-    code: 0 if the run finished, 1 if it ended otherwise, 3 without a coordinator, 4 if it does not take this host."""
+    code: 0 if the run finished, 1 if it ended otherwise, 3 without a coordinator, 4 if it does not take this host, 143
+    if this host was asked to leave (SIGTERM)."""
     from outlast.runtime.host.joined import JoinOptions, join_run, read_secret
 
     secret = read_secret(secret_file, os.environ.get("OUTLAST_SECRET"))

@@ -139,7 +139,9 @@ class Hosts:
             for_s = now_s - known.heard_s
             if not known.silent and for_s > limit_s:
                 known.silent = True
-                found.append(hm.HostSilent(agent=agent, for_s=for_s, why=f"silent for {for_s:.2f} s{why}"))
+                left = known.said.slots < 0 and not known.connected
+                why = "it has left, as it was asked to" if left else f"silent for {for_s:.2f} s{why}"
+                found.append(hm.HostSilent(agent=agent, for_s=for_s, why=why))
         return found
 
     def _limit(self, known: _Known, now_s: float) -> tuple[float, str]:

@@ -51,7 +51,7 @@ _BUSY = 0.2  # share of that time that counts as working
 _GRACE_S = 3.0  # between asking a rank to stop and killing it
 _TAIL_BYTES = 3000
 _HOST_BEAT_S = 0.2  # of an agent on whose host others may wait: how soon its silence is noticed
-_ENDS = {"finished": 0, "turned away": 4, "left alone": 3}  # exit codes; 1 for every other end
+_ENDS = {"finished": 0, "turned away": 4, "left alone": 3, "asked to leave": 143}  # exit codes; 1 for another end
 
 
 class Agent:

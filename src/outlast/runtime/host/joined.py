@@ -32,6 +32,7 @@ __all__ = ["JoinOptions", "join_run", "read_secret"]
 
 _TRY_S = 5.0  # for one connection
 _PAUSE_S = (0.1, 2.0)  # between two tries: at first, at most
+_HUNG_UP = 6  # tries that the coordinator let go of unproved: its door is crowded for moments only
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(hm.Briefing | hm.Turned | HeartbeatReply)
 
@@ -102,10 +103,9 @@ def join_run(options: JoinOptions, say: Callable[[str], None]) -> int:
         f"{options.host} ({address}, {options.slots or 'any number of'} slots) is in run {told.run_id} at "
         f"{shown(*peer)}; logs of its replicas in {environ['OUTLAST_RUN_DIR']}/logs"
     )
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     agent = Agent(name, environ, command, link)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: agent.ask("stopped"))
+        signal.signal(number, lambda *_: agent.ask("asked to leave"))
     return agent.run()
 
 
@@ -114,18 +114,19 @@ def _connected(
 ) -> tuple[Link, str]:  # fmt: skip
     """Once the coordinator is there. A wrong secret is not tried again."""
     until_s, pause_s, told = time.monotonic() + options.wait_s, _PAUSE_S[0], ""
-    pause = threading.Event()
+    pause, hung_up = threading.Event(), 0
     while True:
         try:
             link = Link(peer, options.secret, "agent", name, timeout_s=_TRY_S)
             return link, data_address(options.address, peer, "--address")
         except WireRefusal as error:
-            raise MembershipError(
-                f"{shown(*peer)}: {error.message}", did="nothing was started",
-                remedy="the secret of this run: --secret-file, or OUTLAST_SECRET",
-            ) from error  # fmt: skip
+            raise _unproved(peer, error.message) from error
+        except ConnectionRefusedError:
+            reason = "nobody listens there"
         except ConnectionError as error:
-            reason = _unproved(error)
+            reason, hung_up = "it let go of the connection", hung_up + 1
+            if hung_up >= _HUNG_UP:
+                raise _unproved(peer, "it does not know this secret") from error
         except OSError as error:
             reason = error.strerror or str(error)
         if time.monotonic() + pause_s > until_s:
@@ -140,10 +141,11 @@ def _connected(
         pause_s = min(_PAUSE_S[1], 2 * pause_s)
 
 
-def _unproved(error: ConnectionError) -> str:
-    if isinstance(error, ConnectionRefusedError):
-        return "nobody listens there"
-    return "it let go of the connection; is this the secret of that run?"
+def _unproved(peer: tuple[str, int], reason: str) -> MembershipError:
+    return MembershipError(
+        f"{shown(*peer)}: {reason}", did="nothing was started",
+        remedy="the secret of this run: --secret-file, or OUTLAST_SECRET",
+    )  # fmt: skip
 
 
 def _offered(options: JoinOptions, address: str) -> dict[str, str]:
