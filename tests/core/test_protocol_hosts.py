@@ -54,6 +54,17 @@ def test_a_silent_host_goes_whole_and_nobody_waits_for_its_word() -> None:
     assert not c.roster.is_alive("r2.1")
 
 
+def test_connections_that_its_end_has_broken_are_explained_by_it() -> None:
+    c = started()
+    assert c.view is not None
+    for name in ("r0.1", "r1.1"):
+        c.handle(5.0, m.Left(member=name, view=c.view.id, suspects=("r2.1", "r3.1")))
+    assert c.change is not None
+    silent(c, "h2")  # no timer has to pass
+    assert c.change is None
+    assert c.view.members == ("r0.1", "r1.1")
+
+
 def test_its_loss_is_told_as_an_interruption_that_the_coordinator_noticed() -> None:
     c = started()
     silent(c, "h2")  # for 0.6 s

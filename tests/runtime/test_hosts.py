@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from outlast.cli import main
 from outlast.core import events as ev
 from outlast.prove.host_namespaces import HostNetwork, unavailable
 
@@ -66,9 +68,32 @@ def hosts(tmp_path: Path, fleet: Callable[..., Any]) -> Iterator[Callable[..., H
         yield lambda slots=2, **shape: Hosts(net, tmp_path, fleet, slots, **shape)
 
 
+def _whole(run: Any, *gone: str) -> bool:
+    """Whether the view is whole again, without these."""
+    return len(run.driven.members) == 3 and set(gone).isdisjoint(run.driven.members)
+
+
+def _comes_back(on: Hosts, host: int, gone: str, first: int) -> str:
+    """A replica of this host is a member in the place of `gone`; gates from `first` on, ten steps apart."""
+    run = on.run
+
+    def new() -> list[str]:
+        return [name for name in on.on(host)[-1:] if name != gone]
+
+    run.gate(first, "another replica was started there", lambda: bool(new()))
+    run.gate(first + 10, "it was served", lambda: any(map(run.served, new())))
+    run.gate(first + 20, "it had caught up", lambda: any(map(run.caught_up, new())))
+    run.gate(first + 30, "it was a member", lambda: _whole(run, gone) and set(new()) <= set(run.driven.members))
+    return new()[0]
+
+
+def _back(first: int) -> tuple[int, ...]:
+    return (first, first + 10, first + 20, first + 30)
+
+
 def test_a_cable_is_pulled_and_put_back_and_an_agent_is_killed(hosts: Callable[..., Hosts]) -> None:
     """A host that is cut off is given up whole, and joins again by itself; one whose agent dies is given up at once."""
-    on = hosts(replicas=3, slots=1, steps=200, gates=(5, 6, 60, 120, 121, 190))
+    on = hosts(replicas=3, slots=1, steps=140, gates=(5, 6, *_back(20), 60, 61, *_back(80)))
     run = on.run
     run.gate(5, "all were there", lambda: len(run.driven.members) == 3)
     [first], [other] = on.on(1), on.on(2)
@@ -76,14 +101,14 @@ def test_a_cable_is_pulled_and_put_back_and_an_agent_is_killed(hosts: Callable[.
     run.gate(6, "it was cut", lambda: True)
     run.until("the host was given up", lambda: bool(on.lost()))
     on.net.mend(1)
-    run.gate(60, "it was back, with another replica", lambda: any(name != first for name in on.on(1)))
-    run.gate(120, "which is a member", lambda: len(run.driven.members) == 3 and first not in run.driven.members)
+    _comes_back(on, 1, first, 20)
     assert run.state(first) == "X"
+    run.gate(60, "the others train", lambda: run.driven.step >= 58)
     on.agents[2].send_signal(signal.SIGKILL)
-    run.gate(121, "it was killed", lambda: on.agents[2].wait() == -signal.SIGKILL)
+    run.gate(61, "it was killed", lambda: on.agents[2].wait() == -signal.SIGKILL)
     run.until("its host was given up", lambda: other in {name for lost in on.lost() for name in lost.replicas})
     on.agents[2] = on.agent(2)
-    run.gate(190, "a new agent has its replica", lambda: len(run.driven.members) == 3)
+    _comes_back(on, 2, other, 80)
     run.assert_unchanged()
     assert len(run.results()) == 3
     assert [on.ended(host) for host in (1, 2)] == [0, 0]
@@ -110,29 +135,30 @@ def test_a_host_loses_its_power(hosts: Callable[..., Hosts]) -> None:
 
 def test_a_path_breaks_between_two_hosts_and_a_machine_hangs(hosts: Callable[..., Hosts]) -> None:
     """Of two that no longer reach each other one goes; a machine that wakes up finds that it was given up."""
-    on = hosts(replicas=3, slots=1, steps=160, gates=(6, 7, 60, 100, 101, 150))
+    on = hosts(replicas=3, slots=1, steps=140, gates=(6, 7, *_back(20), 60, 61, *_back(80)))
     run = on.run
     run.gate(6, "all were there", lambda: len(run.driven.members) == 3)
-    there = {*on.on(1), *on.on(2)}
+    there = {on.on(1)[0]: 1, on.on(2)[0]: 2}
     on.net.part(1, 2)
     run.gate(7, "it was broken", lambda: True)
-    run.until("one of the two was put out", lambda: bool(there.intersection(e.replica for e in run.exits())))
+    run.until("one of the two was put out", lambda: any(e.replica in there for e in run.exits()))
     on.net.join(1, 2)
-    run.gate(60, "it was back", lambda: len(run.driven.members) == 3)
+    out = next(e.replica for e in run.exits() if e.replica in there)
+    _comes_back(on, there[out], out, 20)
     hung = on.on(2)[-1]
-    run.gate(100, "all were there", lambda: run.driven.step >= 98)
+    run.gate(60, "the others train", lambda: run.driven.step >= 58)
     on.net.signal_all(2, signal.SIGSTOP)
-    run.gate(101, "it hung", lambda: True)
+    run.gate(61, "it hung", lambda: True)
     run.until("the host was given up", lambda: bool(on.lost()))
     on.net.signal_all(2, signal.SIGCONT)
-    run.gate(150, "it was back", lambda: len(run.driven.members) == 3 and hung not in run.driven.members)
+    _comes_back(on, 2, hung, 80)
     run.assert_unchanged()
     assert len(run.results()) == 3
 
 
 def test_a_host_is_asked_to_go_and_strangers_are_not_heard(hosts: Callable[..., Hosts]) -> None:
     """SIGTERM to its agent: its replicas leave between two steps, others take their places, and nothing is lost."""
-    on = hosts(replicas=3, slots=2, steps=120, gates=(5, 6, 90))
+    on = hosts(replicas=3, slots=2, steps=80, gates=(5, 6, 20, 30, 40, 50))
     run = on.run
     run.gate(5, "all were there", lambda: len(run.driven.members) == 3)
     stranger = on.net.start(2, [sys.executable, "-c", _STRANGER, on.net.address(0), str(PORT)])
@@ -142,7 +168,10 @@ def test_a_host_is_asked_to_go_and_strangers_are_not_heard(hosts: Callable[..., 
     gone = set(on.on(1))
     on.agents[1].send_signal(signal.SIGTERM)
     run.gate(6, "it was asked", lambda: True)
-    run.gate(90, "others took its places", lambda: len(run.driven.members) == 3 and gone.isdisjoint(run.driven.members))
+    run.gate(20, "another was started elsewhere", lambda: run.started("r1.2"))
+    run.gate(30, "it was served", lambda: run.served("r1.2"))
+    run.gate(40, "it had caught up", lambda: run.caught_up("r1.2"))
+    run.gate(50, "it had taken its place", lambda: _whole(run, *gone))
     assert on.ended(1) == 143
     run.assert_unchanged()
     assert [e.cause for e in run.exits() if e.replica in gone] == ["left"]
@@ -162,3 +191,36 @@ for data in (os.urandom(400), b"GET / HTTP/1.1\\r\\n\\r\\n", b"outlast2" + bytes
         except ConnectionError:
             pass
 """
+
+
+def test_a_batch_script_starts_a_run_on_its_nodes(tmp_path: Path) -> None:
+    """As `outlast launch slurm` wrote it. In place of Slurm's own commands are two that start a task on each host."""
+    reason = unavailable()
+    if reason:
+        pytest.skip(reason)
+    import outlast.examples
+
+    script = str(Path(str(outlast.examples.__file__)).with_name("gpt.py"))
+    words = ["launch", "slurm", "--nodes", "2", "--out", str(tmp_path / "job.sh"), "--python", sys.executable, script]
+    assert main([*words, "--steps", "12", "--out", str(tmp_path / "result.json")]) == 0
+    with HostNetwork(2, [tmp_path]) as net:
+        tools = {
+            "scontrol": f"echo {net.address(0)}",
+            "srun": 'while [ "${1#--}" != "$1" ]; do shift; done\n'
+            f'SLURM_NODEID=1 SLURMD_NODENAME=n1 {shlex.join(net.entering(1))} "$@" &\n'
+            f'SLURM_NODEID=0 SLURMD_NODENAME=n0 {shlex.join(net.entering(0))} "$@"\ncode=$?\nwait\nexit $code',
+        }
+        for name, body in tools.items():
+            (tmp_path / "bin").mkdir(exist_ok=True)
+            (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{body}\n")
+            (tmp_path / "bin" / name).chmod(0o755)
+        clean = {key: value for key, value in os.environ.items() if not key.startswith("OUTLAST_")}
+        told = {"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "n[0-1]", "OUTLAST_JOB_FOLDER": str(tmp_path / "job")}
+        path = f"{tmp_path / 'bin'}:{clean['PATH']}"
+        done = subprocess.run(
+            ["bash", str(tmp_path / "job.sh")], env=clean | told | {"PATH": path}, timeout=100, capture_output=True
+        )
+    assert done.returncode == 0, done.stdout.decode()[-3000:] + done.stderr.decode()[-3000:]
+    assert (tmp_path / "result.json").exists()
+    assert (tmp_path / "job" / "n1" / "logs" / "r1.1.log").exists()
+    assert (tmp_path / "job" / "secret").stat().st_mode & 0o777 == 0o600

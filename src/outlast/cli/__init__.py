@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("outlast.cli._plan", "How reliable will this job be, and what should I do about it?"),
     "calibrate": ("outlast.cli._calibrate", "Measure what saves, deaths and restarts cost here, for the planner."),
     "run": ("outlast.cli._run", "Train a script on replicas that may fail."),
+    "launch": ("outlast.cli._launch", "Write the file with which Slurm or Kubernetes starts a run."),
     "agent": ("outlast.cli._agent", "Bring this host into a run that was started on another."),
     "status": ("outlast.cli._status", "Show who is alive in a run, in which view, at which step."),
     "why": ("outlast.cli._why", "Tell what happened in a run, what it cost, what to do next."),
@@ -40,9 +41,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "completion": ("outlast.cli._completion", "Print a script that completes commands in bash, zsh or fish."),
 }
 _MEANT = {
-    "start": "run", "train": "run", "launch": "run", "torchrun": "run", "ps": "status", "logs": "why", "top": "watch",
+    "start": "run", "train": "run", "torchrun": "run", "ps": "status", "logs": "why", "top": "watch",
     "dashboard": "serve", "check": "doctor", "checkpoint": "ckpt", "checkpoints": "ckpt", "simulate": "plan",
-    "join": "agent", "worker": "agent",
+    "join": "agent", "worker": "agent", "slurm": "launch", "sbatch": "launch", "kubernetes": "launch",
 }  # fmt: skip
 
 

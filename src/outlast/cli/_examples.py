@@ -22,6 +22,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("outlast run --config run.toml train.py", "settings from a file; outlast config show explains them"),
         ("outlast run --endpoint 10.0.0.1:29400 --nnodes 3 --replicas 6 train.py", "on three hosts; see outlast agent"),
     ),
+    "launch": (
+        ("outlast launch slurm --nodes 3:4 --slots 8 --out job.sh train.py", "then: sbatch job.sh"),
+        ("outlast launch kubernetes --nodes 3 --image registry/train:1 train.py", "then: kubectl apply -f"),
+    ),
     "agent": (
         ("outlast agent --join 10.0.0.1:29400 --secret-file secret", "this host, with one replica"),
         ("OUTLAST_SECRET=... outlast agent --join head:29400 --slots 4", "with four; the secret from the environment"),

@@ -37,8 +37,7 @@ def _change_timer(c: FleetState, kind: str, change: Change) -> None:
         change.lease_out = True
     elif change.doubtful:
         change.doubtful = False
-        doubts = {pair for pair in change.doubts if all(map(c.roster.is_alive, pair))}
-        _silence.cut(c, doubts, "its connection to a peer ended though both live")
+        _silence.cut(c, _change.unexplained(c, change), "its connection to a peer ended though both live")
 
 
 def _form_overdue(c: FleetState, which: str) -> None:

@@ -15,7 +15,7 @@ from outlast.core.protocol.fleet.state import Change, FleetState
 from outlast.core.protocol.fleet.views import install
 from outlast.core.protocol.types import View
 
-__all__ = ["acknowledge", "begin", "demote", "successor", "try_install"]
+__all__ = ["acknowledge", "begin", "demote", "successor", "try_install", "unexplained"]
 
 
 def begin(c: FleetState, cause: str) -> None:
@@ -78,7 +78,7 @@ def _some_will_answer(c: FleetState, change: Change) -> bool:
     """Whether anybody is waited for whose host is heard of."""
     if not c.silent:
         return bool(change.waiting)
-    return any(c.roster.peers[name].agent not in c.silent for name in change.waiting)
+    return any(not _unheard(c, name) for name in change.waiting)
 
 
 def _carry_on(c: FleetState, change: Change, carriers: Sequence[str]) -> None:
@@ -91,9 +91,18 @@ def _carry_on(c: FleetState, change: Change, carriers: Sequence[str]) -> None:
 
 
 def _open_doubts(c: FleetState, change: Change) -> bool:
-    """Whether a broken connection still waits to be explained by an exit."""
-    change.doubts = {pair for pair in change.doubts if all(map(c.roster.is_alive, pair))}
+    """Whether a broken connection still waits to be explained: by an exit, or by the silence of a host."""
+    change.doubts = unexplained(c, change)
     return bool(change.doubts) and change.doubtful
+
+
+def unexplained(c: FleetState, change: Change) -> set[tuple[str, str]]:
+    """Pairs between which a connection ended though both live, on hosts that are heard of."""
+    return {pair for pair in change.doubts if all(c.roster.is_alive(name) and not _unheard(c, name) for name in pair)}
+
+
+def _unheard(c: FleetState, name: str) -> bool:
+    return c.roster.peers[name].agent in c.silent
 
 
 def _without_survivors(c: FleetState, change: Change) -> None:

@@ -1,0 +1,106 @@
+"""`outlast launch`: write the file with which an engine starts a run on several hosts. It starts nothing itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from outlast.cli._launch_files import Job, kubernetes_manifests, slurm_script
+from outlast.errors import ConfigError
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+_TEXT = {"allow_interspersed_args": False, "ignore_unknown_options": False}
+_Command = Annotated[list[str], typer.Argument(help="the training script and its arguments, or -- -m MODULE ARGS")]
+_Nodes = Annotated[str, typer.Option(help="hosts, MIN or MIN:MAX")]
+_Slots = Annotated[int, typer.Option(min=1, help="replicas that may run on a host")]
+_Replicas = Annotated[int | None, typer.Option(min=1, help="of the run; by default all slots of MIN hosts")]
+_Spares = Annotated[int, typer.Option(min=0, help="replicas kept caught up beside them")]
+_Options = Annotated[str, typer.Option(help="further options of outlast run, in one word")]
+_Name = Annotated[str, typer.Option(help="of the job")]
+_Out = Annotated[Path | None, typer.Option(help="the file to write; standard output otherwise")]
+_Json = Annotated[bool, typer.Option("--json", help="one JSON object with the file's text")]
+
+
+@app.callback()
+def launch() -> None:
+    """Write what an engine needs to start a run on several hosts."""
+
+
+@app.command("slurm", context_settings=_TEXT)
+def slurm(
+    command: _Command,
+    nodes: _Nodes = "2",
+    slots: _Slots = 1,
+    replicas: _Replicas = None,
+    spares: _Spares = 0,
+    options: _Options = "",
+    name: _Name = "outlast",
+    cpus: Annotated[int, typer.Option(min=0, help="processors a node; 0 leaves the site's default")] = 0,
+    gpus: Annotated[int, typer.Option(min=0, help="GPUs a node")] = 0,
+    time: Annotated[str, typer.Option(help="limit, as Slurm has it: 1-00:00:00")] = "",
+    partition: Annotated[str, typer.Option(help="of the site")] = "",
+    python: Annotated[str, typer.Option(help="the interpreter on the nodes")] = "python",
+    out: _Out = None,
+    as_json: _Json = False,
+) -> int:
+    """Write a script for sbatch: a run on the job's nodes that goes on when one of them fails."""
+    job = _job(
+        command, nodes, slots, replicas, spares, options, name=name, cpus=cpus, gpus=gpus, time=time,
+        partition=partition, python=python,
+    )  # fmt: skip
+    return _tell(slurm_script(job), out, as_json)
+
+
+@app.command("kubernetes", context_settings=_TEXT)
+def kubernetes(
+    command: _Command,
+    image: Annotated[str, typer.Option(help="with outlast, torch and the script")],
+    nodes: _Nodes = "2",
+    slots: _Slots = 1,
+    replicas: _Replicas = None,
+    spares: _Spares = 0,
+    options: _Options = "",
+    name: _Name = "outlast",
+    cpus: Annotated[int, typer.Option(min=0, help="processors a pod; 0 sets no limit")] = 0,
+    gpus: Annotated[int, typer.Option(min=0, help="GPUs a pod")] = 0,
+    python: Annotated[str, typer.Option(help="the interpreter in the image")] = "python",
+    out: _Out = None,
+    as_json: _Json = False,
+) -> int:
+    """Write a Secret and a JobSet for kubectl: one pod keeps the run's record and trains, the others join it."""
+    job = _job(
+        command, nodes, slots, replicas, spares, options, name=name, cpus=cpus, gpus=gpus, image=image, python=python
+    )  # fmt: skip
+    return _tell(kubernetes_manifests(job), out, as_json)
+
+
+def _job(
+    command: list[str], nodes: str, slots: int, replicas: int | None, spares: int, options: str, **more: object
+) -> Job:  # fmt: skip
+    import shlex
+
+    low, _, high = nodes.partition(":")
+    if not low.isdigit() or not (high or low).isdigit():
+        raise ConfigError(f"nodes = {nodes!r}", remedy="MIN or MIN:MAX, such as 3 or 2:4")
+    least, most = int(low), int(high or low)
+    number = replicas if replicas is not None else max(1, least * slots - spares)
+    if number + spares > most * slots:
+        raise ConfigError(
+            f"{number} replicas and {spares} spares need more than {most} nodes with {slots} slots",
+            remedy="more nodes or slots, or fewer replicas",
+        )
+    told = ("--replicas", str(number), "--spares", str(spares), *shlex.split(options))
+    return Job(nodes=(least, most), slots=slots, command=tuple(command), options=told, **more)  # type: ignore[arg-type]
+
+
+def _tell(text: str, out: Path | None, as_json: bool) -> int:
+    if out is not None:
+        out.write_text(text, encoding="utf-8")
+    if as_json:
+        print(json.dumps({"file": str(out) if out else None, "text": text}))
+    else:
+        print(f"outlast: {out} is written" if out else text)
+    return 0
