@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from outlast.cli._launch_files import Job, kubernetes_manifests, slurm_script
+from outlast.cli._launch_files import EngineJob, kubernetes_manifests, slurm_script
 from outlast.errors import ConfigError
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
@@ -79,7 +79,7 @@ def kubernetes(
 
 def _job(
     command: list[str], nodes: str, slots: int, replicas: int | None, spares: int, options: str, **more: object
-) -> Job:  # fmt: skip
+) -> EngineJob:  # fmt: skip
     import shlex
 
     low, _, high = nodes.partition(":")
@@ -93,7 +93,7 @@ def _job(
             remedy="more nodes or slots, or fewer replicas",
         )
     told = ("--replicas", str(number), "--spares", str(spares), *shlex.split(options))
-    return Job(nodes=(least, most), slots=slots, command=tuple(command), options=told, **more)  # type: ignore[arg-type]
+    return EngineJob(nodes=(least, most), slots=slots, command=tuple(command), options=told, **more)  # type: ignore[arg-type]
 
 
 def _tell(text: str, out: Path | None, as_json: bool) -> int:

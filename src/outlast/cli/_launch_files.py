@@ -16,12 +16,12 @@ import msgspec
 
 from outlast.errors import ConfigError
 
-__all__ = ["Job", "kubernetes_manifests", "slurm_script"]
+__all__ = ["EngineJob", "kubernetes_manifests", "slurm_script"]
 
 _GRACE_S = 60  # between an engine's notice and the end: a save, and an orderly leave
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class EngineJob(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be started. `options`: of `outlast run`; `nodes`: (fewest to begin with, most); `slots`: replicas that
     may run on a node."""
 
@@ -81,7 +81,7 @@ exec {python} -m outlast agent --join "$head_node:$port" --secret-file "$folder/
 """
 
 
-def slurm_script(job: Job) -> str:
+def slurm_script(job: EngineJob) -> str:
     """For sbatch. What is quoted for the shell inside stands between single quotes, which the words may not hold."""
     directives = [
         f"--job-name={job.name}", f"--nodes={job.nodes[0]}-{job.nodes[1]}", "--ntasks-per-node=1",
@@ -100,7 +100,7 @@ def slurm_script(job: Job) -> str:
     )  # fmt: skip
 
 
-def kubernetes_manifests(job: Job) -> str:
+def kubernetes_manifests(job: EngineJob) -> str:
     """A Secret to be filled, and a JobSet (jobset.x-k8s.io/v1alpha2), as one JSON list, which kubectl reads."""
     if not job.image:
         raise ConfigError("no image with outlast and the script", remedy="--image REGISTRY/NAME:TAG")
@@ -134,7 +134,7 @@ def kubernetes_manifests(job: Job) -> str:
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": [secret, jobset]}, indent=2)
 
 
-def _replicated(name: str, number: int, job: Job, command: list[str]) -> dict[str, Any]:
+def _replicated(name: str, number: int, job: EngineJob, command: list[str]) -> dict[str, Any]:
     """A Job a host, so that one is made anew by itself. What is not of this run (4), or has bad arguments (2), is not
     tried again."""
     limits = {"cpu": str(job.cpus)} if job.cpus else {}

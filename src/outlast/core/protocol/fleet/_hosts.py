@@ -11,7 +11,7 @@ from outlast.core.protocol import host_messages as hm
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet import _agents
 from outlast.core.protocol.fleet import change as _change
-from outlast.core.protocol.fleet.state import FleetState, Silence
+from outlast.core.protocol.fleet.state import FleetState, HostSilence
 
 __all__ = ["host_here", "host_silent", "settle"]
 
@@ -27,7 +27,7 @@ def host_silent(c: FleetState, now_s: float, silent: hm.HostSilent) -> None:
     mine = [peer.name for peer in c.roster.peers.values() if peer.agent == agent and peer.status != "gone"]
     if agent in c.silent or (agent not in c.roster.agents and not mine):
         return
-    c.silent[agent] = Silence(f"its host is not heard of: {silent.why}", now_s - silent.for_s, now_s)
+    c.silent[agent] = HostSilence(f"its host is not heard of: {silent.why}", now_s - silent.for_s, now_s)
     c.roster.agent_lost(agent)
     c.journal("agent_lost", agent=agent, cause=silent.why, replicas=mine)
     inside = [name for name in mine if name in c.current]

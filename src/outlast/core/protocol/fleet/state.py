@@ -18,7 +18,7 @@ from outlast.core.protocol.fleet.reports import Reports
 from outlast.core.protocol.fleet.roster import Roster, Settings
 from outlast.core.protocol.types import View, ViewId
 
-__all__ = ["Change", "FleetState", "Silence", "Start"]
+__all__ = ["Change", "FleetState", "HostSilence", "Start"]
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Silence:
+class HostSilence:
     """Nothing is heard of a host since `since_s`; that was found at `noticed_s`."""
 
     why: str
@@ -78,7 +78,7 @@ class FleetState:
         self.leaving = False  # some member was asked to go
         self.awaiting: set[str] = set()  # after a restart: members of the last view that have not reported
         self.unheard: set[str] = set()  # after a restart: the others that were placed and have not reported
-        self.silent: dict[str, Silence] = {}  # agents of hosts that are not heard of
+        self.silent: dict[str, HostSilence] = {}  # agents of hosts that are not heard of
         self.disturbed = ""  # after a restart: why the last view cannot simply go on
         self.ended: m.Record | None = None  # the run was over before this coordinator began
         self.ending: m.Ending | None = None  # training is over, the scripts are not
