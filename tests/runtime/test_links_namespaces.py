@@ -1,4 +1,4 @@
-"""Hosts in network namespaces behind leaves and a spine: a shaped link is named in 50 rounds, and no other."""
+"""Hosts in network namespaces behind leaves and a spine: a shaped link is named in eight rounds, and no other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import pytest
 from outlast.health import link_report, load_fabric, read_probes
 
 pytestmark = [pytest.mark.process, pytest.mark.campaign, pytest.mark.timeout(300)]
-HOSTS, ROUNDS = 6, 50
+HOSTS, ROUNDS = 6, 8
+WAIT_S = 2.0  # for a round's answers: long for a host that is only slow, and what is shaped away never comes
 
 
 def ip(*words: str) -> None:
@@ -65,7 +66,7 @@ class Namespaces:
 
     def shape(self, port: str, rate: str) -> None:
         """What leaves this port beyond a small burst is dropped."""
-        words = ["tbf", "rate", rate, "burst", "8kb", "latency", "1ms"]
+        words = ["tbf", "rate", rate, "burst", "2kb", "latency", "1ms"]
         subprocess.run(
             ["ip", "netns", "exec", self.switch, "tc", "qdisc", "add", "dev", port, "root", *words], check=True,
             capture_output=True, timeout=30,
@@ -91,21 +92,19 @@ def namespaces() -> Iterator[Namespaces]:
         made.down()
 
 
-@pytest.mark.parametrize(
-    ("port", "link"), [("p3", "h3-l1"), ("l2up", "l2-s"), ("", "")], ids=["a host's", "a leaf's", "none"]
-)
+@pytest.mark.parametrize(("port", "link"), [("p3", "h3-l1"), ("", "")], ids=["a host's", "none"])
 def test_the_shaped_link_is_named(namespaces: Namespaces, tmp_path: Path, port: str, link: str) -> None:
     lines = [f'h{number} = "10.77.0.{number + 1}:7700"' for number in range(HOSTS)]
     lines += ["[paths]", *(f"{json.dumps(pair)} = {json.dumps(links)}" for pair, links in paths().items())]
     fabric = tmp_path / "fabric.toml"
     fabric.write_text("\n".join(["[hosts]", *lines]))
     if port:
-        namespaces.shape(port, "4mbit")
+        namespaces.shape(port, "128kbit")
     running = [
         subprocess.Popen(
             ["ip", "netns", "exec", host, sys.executable, "-m", "outlast", "health", "links", str(fabric), "--me",
-             f"h{number}", "--rounds", str(ROUNDS if port else 5), "--count", "4", "--patience", "60", "--wait",
-             "0.1" if port else "20", "--out", str(tmp_path / f"h{number}.jsonl")],
+             f"h{number}", "--rounds", str(ROUNDS), "--count", "4", "--patience", "60", "--wait",
+             str(WAIT_S if port else 20.0), "--out", str(tmp_path / f"h{number}.jsonl")],
         )
         for number, host in enumerate(namespaces.hosts)
     ]  # fmt: skip

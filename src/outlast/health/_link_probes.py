@@ -27,6 +27,7 @@ _HEAD = struct.Struct(">8sBIQ")  # digest, kind, round, number
 _PADDED = 512
 _QUESTION, _ANSWER, _DONE = 0, 1, 2
 _AGAIN_S = 0.1
+_BUFFER_BYTES = 4 << 20
 _FAREWELLS = 5  # a word that may be lost is said more than once
 
 
@@ -129,6 +130,8 @@ class LinkProbe:
         self._clock, self._wall, self._lose = clock, wall, lose
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
+        # A host that is busy for a moment must not lose what waits for it: that would look like its link.
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
         try:
             self._socket.bind(fabric.address(me))
         except OSError as error:
