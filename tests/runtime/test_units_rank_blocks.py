@@ -50,7 +50,8 @@ def trained(steps: int) -> Progress:
 def test_what_its_ranks_had_committed_is_known(ends: tuple[RankBlocks, BlocksShown], pid_fd: int) -> None:
     blocks, shown = ends
     for member, steps in (("r0.1", 7), ("r1.1", 0), ("r2.1", 5)):
-        shown.began(member, trained(steps).region.fd, pid_fd)
+        block = trained(steps)  # its descriptor is closed with it
+        shown.began(member, block.region.fd, pid_fd)
     assert blocks.take_in()
     shown.ended("r2.1")  # the agent told it itself
     told = {exited.member: exited for exited in blocks.close(50.0, WHY)}
@@ -65,7 +66,8 @@ def test_a_rank_that_the_kernel_has_not_ended_yet_is_waited_for_and_no_longer(
 ) -> None:
     blocks, shown = ends
     mine = os.pidfd_open(os.getpid())
-    shown.began("r0.1", trained(3).region.fd, mine)
+    block = trained(3)
+    shown.began("r0.1", block.region.fd, mine)
     os.close(mine)
     assert [exited.committed for exited in blocks.close(time.monotonic(), WHY)] == [3]
 
