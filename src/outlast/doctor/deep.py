@@ -109,7 +109,7 @@ def burn_in(minutes: float, told: Callable[[str, float], None] | None = None) ->
                 what=f"{name} gave {test.num_asked:,} right answers in {test.seconds / 60:.1f} min: with 95 % "
                 f"confidence fewer than {3 / test.num_asked:.1e} of its answers, and {3 / test.operations:.1e} of its "
                 f"operations, are wrong; of new devices that live through it {later:.2%} die on the next day (by a "
-                f"typical bathtub; {young:.2%} a day during it)",
+                f"typical bathtub; {young * days:.2%} die during it)",
             )  # fmt: skip
 
 
