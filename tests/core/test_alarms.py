@@ -72,6 +72,21 @@ def test_a_warning_is_not_worth_a_move_until_it_has_come_true_often() -> None:
     assert planned(c) == ("r0.1", "r2.1")
 
 
+def test_the_only_holders_of_the_state_stay_though_another_host_has_room() -> None:
+    """Nobody is started in a slot that lives, so who left would leave nobody to go on."""
+    c = Coordinator(Settings(num_replicas=1, num_spares=0, num_agents=2), 1)
+    for agent in ("a0", "a1"):
+        c.handle(0.0, m.AgentHello(agent=agent, pid=1))
+    c.handle(0.0, hello("r0.1", "a0", state="fresh"))
+    assert c.view is not None
+    c.handle(0.0, m.Formed(member="r0.1", view=c.view.id, step=0))
+    c.outages += [600.0] * 3
+    (said,) = weighed(c.handle(10.0, alarm("a0")))
+    assert said["action"] != "move"
+    assert not c.over
+    assert not c.roster.peers["r0.1"].leaving
+
+
 def test_where_there_is_no_other_host_nothing_moves_and_a_save_is_asked_for_if_there_are_checkpoints() -> None:
     for facts, action in (({}, "wait"), ({"checkpoints": "{}"}, "save")):
         c = fleet(0, ("a0",))

@@ -72,7 +72,7 @@ def weigh(c: FleetState, now_s: float, agent: str, *, first: bool = False) -> No
         return
     members = [p.name for p in c.roster.peers.values() if p.agent == agent and p.alive and not p.leaving]
     successors = _successors(c, agent)
-    elsewhere = bool(successors) or _others(c, agent)
+    elsewhere = bool(successors) or (_somebody_stays(c, agent) and _others(c, agent))
     costs = _costs(c, kind.delay_s, agent, elsewhere)
     unsaved_s = min(now_s - c.saved_s, _UNSAVED_S)
     outlook = c.prognosis.outlook(agent, now_s, unsaved_s, costs, can_move=elsewhere and bool(members))
@@ -86,6 +86,12 @@ def _others(c: FleetState, agent: str) -> bool:
     """Whether a replacement could be started on another host."""
     out = c.roster.barred | c.roster.doubted | c.settings.retired
     return bool(c.settings.respawn and c.roster.agents - {agent} - out)
+
+
+def _somebody_stays(c: FleetState, agent: str) -> bool:
+    """Whether a member on another host would hold the state until a replacement has it: none is started before."""
+    peers = [c.roster.peers[name] for name in c.current]
+    return any(peer.agent != agent and peer.alive and not peer.leaving for peer in peers)
 
 
 def _successors(c: FleetState, agent: str) -> list[str]:
