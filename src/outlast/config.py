@@ -144,7 +144,15 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     @property
     def num_agents(self) -> int:
         """Agents that have to be there before the first replicas are started, on this host and on others."""
-        return self.agents + self.hosts[0] - min(1, self.agents) if self.endpoint else self.agents
+        return self._agents_of(self.hosts[0]) if self.endpoint else self.agents
+
+    @property
+    def most_agents(self) -> int:
+        """Agents that the run takes, on this host and on others."""
+        return self._agents_of(self.hosts[1]) if self.endpoint else self.agents
+
+    def _agents_of(self, hosts: int) -> int:
+        return self.agents + hosts - min(1, self.agents)
 
 
 _CHECKS: dict[str, tuple[float, float]] = {

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from outlast.core.protocol import Coordinator, Settings
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.host_messages import HostHere, HostSilent
@@ -168,12 +170,84 @@ def test_a_coordinator_that_starts_anew_does_not_wait_for_ever_for_a_host_that_w
     assert c.view.members == ("r0.1", "r1.1")
 
 
-def test_after_the_last_step_a_silent_writer_is_followed_by_another() -> None:
+def ended() -> Coordinator:
+    """After the last step: r0.1 writes."""
     c = started()
     assert c.view is not None
     for name in c.view.members:
         c.handle(8.0, m.Done(member=name, view=c.view.id, steps=5))
     assert c.ending is not None
     assert c.ending.writer == "r0.1"
-    silent(c, "h0", 9.0)
+    return c
+
+
+def test_after_the_last_step_a_silent_writer_is_followed_once_its_lease_is_surely_over() -> None:
+    c = ended()
+    [timer] = [a for a in silent(c, "h0", 9.0) if isinstance(a, m.SetTimer)]
+    assert timer.after_s == pytest.approx(660.0)
+    assert c.ending is not None
+    assert c.ending.writer == "r0.1"  # it may live, and write
+    c.handle(669.0, m.Timer(name=timer.name))
     assert c.ending.writer == "r1.1"
+
+
+def test_after_the_last_step_the_word_of_a_silent_hosts_agent_is_enough() -> None:
+    c = ended()
+    [timer] = [a for a in silent(c, "h0", 9.0) if isinstance(a, m.SetTimer)]
+    c.handle(10.0, m.AgentHello(agent="h0", pid=1, members=("r0.1",), number=2))
+    c.handle(669.0, m.Timer(name=timer.name))  # of a silence that is over
+    assert c.ending is not None
+    assert c.ending.writer == "r0.1"
+    c.handle(670.0, m.Exited(member="r0.1", cause="signal"))
+    assert c.ending.writer == "r1.1"
+
+
+def test_a_completed_run_whose_hosts_are_all_silent_for_a_while_is_finished_all_the_same() -> None:
+    c = ended()
+    for host in ("h0", "h1", "h2"):
+        silent(c, host, 9.0)
+    assert not c.over
+    for number, (name, host) in enumerate(list(PLACES.items())[:2], 2):
+        c.handle(15.0, m.AgentHello(agent=host, pid=1, members=(name,), number=number))
+    actions = c.handle(16.0, m.Exited(member="r1.1", cause="finished"))
+    assert not c.over
+    actions = c.handle(16.0, m.Exited(member="r0.1", cause="finished"))
+    [end] = [a for a in actions if isinstance(a, m.Finish)]  # nobody waits for h2: what it would write is written
+    assert (end.outcome, end.exit_code) == ("finished", 0)
+
+
+def test_a_host_that_was_silent_before_the_last_step_is_waited_for_no_longer_than_its_lease() -> None:
+    c = started()
+    assert c.view is not None
+    silent(c, "h2")
+    assert c.change is not None
+    c.handle(5.5, m.Left(member="r2.1", view=c.change.upto))
+    left(c, "r0.1", "r1.1")
+    assert c.view.members == ("r0.1", "r1.1", "r2.1")  # its agent is silent still
+    for name in c.view.members:
+        c.handle(7.0, m.Formed(member=name, view=c.view.id, step=1))
+    actions: list[m.Action] = []
+    for name in c.view.members:
+        actions += c.handle(8.0, m.Done(member=name, view=c.view.id, steps=5))
+    assert c.ending is not None
+    actions += c.handle(8.0, m.Exited(member="r0.1", cause="signal"))
+    assert c.ending.writer == "r1.1"
+    assert "host:h2" in [a.name for a in actions if isinstance(a, m.SetTimer)]
+
+
+def spawns(actions: list[m.Action]) -> set[str]:
+    return {a.message.member for a in actions if isinstance(a, m.Tell) and isinstance(a.message, m.Spawn)}
+
+
+def test_a_host_whose_agent_comes_and_goes_is_one_host() -> None:
+    c = Coordinator(Settings(num_replicas=2, num_agents=3), 1)
+    for number in range(4):
+        agent = f"h1:{number}"
+        c.handle(0.0, HostHere(agent=agent, host="h1", place="h1", pid=number, slots=2))
+        assert not spawns(c.handle(0.0, m.AgentHello(agent=agent, pid=number)))
+        assert not spawns(silent(c, agent, 1.0))
+    assert not spawns(c.handle(2.0, m.AgentHello(agent="a0", pid=9)))
+    c.handle(2.0, m.AgentGone(agent="a0", cause="signal"))
+    assert not spawns(c.handle(2.0, m.AgentHello(agent="a0.2", pid=10)))
+    assert not spawns(c.handle(3.0, m.AgentHello(agent="h2:0", pid=1)))
+    assert spawns(c.handle(4.0, m.AgentHello(agent="h1:9", pid=1))) == {"r0.1", "r1.1"}

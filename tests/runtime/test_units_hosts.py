@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from outlast.core.protocol import StepTime, View, ViewId
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.host_messages import HostHere
 from outlast.errors import ConfigError, WireRefusal
+from outlast.prove.host_namespaces import shared_in
 from outlast.runtime.coordinator._hosts import Hosts
 from outlast.runtime.host.joined import read_secret
 from outlast.runtime.settings.fault_points import Probe
@@ -115,6 +117,30 @@ def test_a_host_comes_twice_or_anew_or_as_one_too_many() -> None:
     assert "has its 1 hosts" in refused[0]
 
 
+def test_a_host_that_offers_itself_again_is_heard_of_by_that() -> None:
+    """Its offer and its next word are two messages: who looks in between must not take it for silent again."""
+    hosts = known()
+    assert looks(hosts, 20.0) == [(15.1, "h1:aa")]
+    assert hosts.take(here(), 20.0) == (None, None)
+    assert hosts.processes("h1:aa") == ["h1:aa"]
+    assert looks(hosts, 24.0, 20.0) == []
+    assert looks(hosts, 30.0, 24.0) == [(25.1, "h1:aa")]  # it is watched
+
+
+def test_the_launchers_own_hosts_always_have_room_and_their_names() -> None:
+    hosts = Hosts(3, 0.5, 5.0, "here", lambda member: "", ["head-a0", "head-a1"])
+    _, refused = hosts.take(here("head-a1:ff"), 0.0)
+    assert refused is not None
+    assert "that started the run" in refused[0]
+    assert hosts.take(here("h1:aa"), 0.0) == (None, None)
+    _, refused = hosts.take(here("h2:aa"), 0.0)  # the rest of the room is kept
+    assert refused is not None
+    for name, host in (("a0", "head-a0"), ("a1", "head-a1")):
+        assert hosts.take(here(name, host=host), 0.0) == (None, None)
+    over, refused = hosts.take(here("a0.2", host="head-a0"), 0.1)  # the launcher knows that the other one is dead
+    assert (over and over.agent, refused) == ("a0", None)
+
+
 def test_times_of_another_clock_become_those_of_this_one() -> None:
     hosts = known()  # beats were sent as they came: the same second on both clocks
     hosts.take(here("h2:aa", place="elsewhere", sent_s=1000.0), 10.0)
@@ -163,6 +189,8 @@ def test_hosts_and_agents_are_counted() -> None:
     assert (config.num_agents, config.hosts) == (3, (3, 5))
     assert msgspec.structs.replace(config, agents=0).num_agents == 3
     assert msgspec.structs.replace(config, agents=2).num_agents == 4
+    assert [msgspec.structs.replace(config, agents=n).most_agents for n in (0, 1, 2)] == [5, 5, 6]
+    assert resolve(cli={"agents": 2}, environ={}).config.most_agents == 2
 
 
 def test_secrets_that_others_can_read_are_refused(tmp_path: Path) -> None:
@@ -237,3 +265,14 @@ def test_on_one_machine_the_network_is_not_used() -> None:
     with reach(listener.address, SECRET, "r0.1", PeerClaim("feed", "r1.1", (1, 1)), 20) as sock:
         assert sock.family == socket.AF_UNIX
     listener.close()
+
+
+def test_hosts_on_one_machine_see_a_checkout_that_lies_in_a_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkout = tmp_path / "checkout"
+    checkout.mkdir()
+    monkeypatch.chdir(checkout)
+    monkeypatch.setattr(sys, "prefix", str(checkout / "venv"))
+    assert shared_in(tmp_path, [tmp_path / "run"]) == [checkout, checkout / "venv", tmp_path / "run"]
+    assert shared_in(checkout) == [checkout / "venv"]  # all of the temporary folder would be nobody's own

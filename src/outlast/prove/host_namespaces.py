@@ -14,6 +14,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
@@ -26,6 +27,11 @@ _TOOLS = ("ip", "nsenter", "unshare", "setpriv", "mount")
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 _NOWHERE = "02:00:00:00:00:01"  # of a machine that is not there
+_TRIAL = (  # all that making hosts takes: what a container forbids is found out here, not half way
+    "mount --make-rprivate / && mount -t tmpfs tmpfs /mnt && mkdir /mnt/0 && mount --bind /mnt/0 /mnt/0 && "
+    "ip link add br0 type bridge && ip link set br0 up && ip link add v0 type veth peer name eth0 && "
+    "ip link set v0 master br0 up && ip addr add 10.77.0.1/24 dev eth0"
+)
 _HOLD = "echo ready; exec cat"  # until its input ends, that is, until whoever holds the other end is gone
 
 
@@ -36,18 +42,17 @@ def unavailable() -> str:
         return f"{', '.join(missing)} missing (iproute2, util-linux)"
     if os.geteuid() != 0:
         return "network namespaces need root here"
-    tried = subprocess.run(
-        ["unshare", "--net", "--mount", "ip", "link", "add", "br0", "type", "bridge"], capture_output=True
-    )
+    tried = subprocess.run(["unshare", "--net", "--mount", "sh", "-ec", _TRIAL], capture_output=True)
     return "" if tried.returncode == 0 else f"no network namespaces: {tried.stderr.decode().strip()[-200:]}"
 
 
 class HostNetwork:
-    """`num` hosts; `shared`: folders under `/tmp` that all of them see as they are. A context manager."""
+    """`num` hosts; `shared`: folders under `/tmp` that all of them see as they are, beside this interpreter's, this
+    package's and the working directory. A context manager."""
 
     def __init__(self, num: int, shared: Sequence[Path] = ()) -> None:
         self.num = num
-        self._shared = [path.resolve() for path in shared if path.resolve().is_relative_to("/tmp")]
+        self._shared = shared_in(Path("/tmp"), shared)
         self._held: list[subprocess.Popen[bytes]] = []
         self._started: list[subprocess.Popen[bytes]] = []
 
@@ -198,6 +203,13 @@ class HostNetwork:
             child.communicate()
         self._started.clear()
         self._held.clear()
+
+
+def shared_in(hidden: Path, asked: Sequence[Path] = ()) -> list[Path]:
+    """Which folders a host sees below one that is its own: those asked for, and those that its processes need."""
+    needed = [Path(__file__).parents[2], Path(sys.prefix), Path(sys.base_prefix), Path.cwd()]
+    found = {path.resolve() for path in (*asked, *needed)}
+    return sorted(path for path in found if path != hidden and path.is_relative_to(hidden))
 
 
 def _die_with_me() -> None:

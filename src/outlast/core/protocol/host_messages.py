@@ -36,11 +36,13 @@ class Briefing(msgspec.Struct, frozen=True, kw_only=True, tag="Briefing"):
 
 
 class Turned(msgspec.Struct, frozen=True, kw_only=True, tag="Turned"):
-    """To an agent: this run does not take it, and would not later."""
+    """To an agent: this run does not take it, and would not later. `run`: the one that is here, where the agent is of
+    another one, which is over."""
 
     epoch: int
     reason: str
     remedy: str
+    run: str = ""
 
 
 class HostSilent(msgspec.Struct, frozen=True, kw_only=True, tag="HostSilent"):

@@ -16,13 +16,16 @@ from typing import Any
 
 import msgspec
 
+from outlast.core import events
 from outlast.core.policy.deadlines import Durations, deadline
 from outlast.core.protocol import StepTime
 from outlast.core.protocol import host_messages as hm
 from outlast.core.protocol import messages as m
+from outlast.core.protocol.fleet.roster import host_named_in
 from outlast.runtime.transport.frames import Heartbeat
+from outlast.runtime.transport.handshake import PeerClaim
 
-__all__ = ["Hosts", "briefing"]
+__all__ = ["Hosts", "briefing", "last_heard_of", "of_another_run"]
 
 _ENDED_S = 0.15  # for an agent that lives to connect anew, when its connection and those of its replicas have ended
 _WANTED_S = 5.0  # for so long somebody's word counts that he waits for a replica there
@@ -48,11 +51,14 @@ class _Known:
 
 class Hosts:
     """See the module. `most`: hosts that the run takes; `floor_s`: no learned deadline is below; `unmissed_s`: the
-    silence of a host for whom nobody waits. `agent_of(member)`: "" while unknown. `here`: the place of this process."""
+    silence of a host for whom nobody waits. `agent_of(member)`: "" while unknown. `here`: the place of this process.
+    `own`: names of the launcher's hosts, for which there is always room, and which nobody else may have."""
 
     def __init__(
-        self, most: int, floor_s: float, unmissed_s: float, here: str, agent_of: Callable[[str], str]
+        self, most: int, floor_s: float, unmissed_s: float, here: str, agent_of: Callable[[str], str],
+        own: Iterable[str] = (),
     ) -> None:  # fmt: skip
+        self._own = frozenset(own)
         self._most, self._floor_s, self._unmissed_s = most, floor_s, unmissed_s
         self._here, self._agent_of = here, agent_of
         self._known: dict[str, _Known] = {}
@@ -68,17 +74,22 @@ class Hosts:
         """A host says that it is there: (an earlier process of it that is thereby over, why it is not taken)."""
         mine = self._known.get(said.agent)
         if mine is not None:
-            mine.said, mine.silent = said, False
+            mine.said, mine.silent, mine.heard_s = said, False, max(mine.heard_s, now_s)
+            mine.connected.add(said.agent)
             return None, None
+        launched = is_launched(said.agent)
+        if said.host in self._own and not launched:
+            reason = f"the host that started the run is called {said.host}"
+            return None, (reason, "give this one another name with --host")
         twins = [agent for agent, k in self._known.items() if k.said.host == said.host and not k.silent]
         before = next(iter(twins), "")
         twin = self._known.get(before)
-        if twin is not None and before in twin.connected and now_s - twin.heard_s < _ALIVE_S:
+        if not launched and twin is not None and before in twin.connected and now_s - twin.heard_s < _ALIVE_S:
             where = f"process {twin.said.pid} at {twin.said.address or 'this machine'}"
             reason = f"a host of the name {said.host} is already here ({where})"
             return None, (reason, "give this one another name with --host, or end the other agent")
-        others = {k.said.host for k in self._known.values() if not k.silent} - {said.host}
-        if len(others) >= self._most:
+        others = {k.said.host for k in self._known.values() if not k.silent} - {said.host} - self._own
+        if not launched and len(others) >= self._most - len(self._own):
             return None, (f"the run has its {self._most} hosts", "start it with a larger --nnodes MIN:MAX")
         over = None
         if twin is not None:
@@ -188,3 +199,32 @@ def briefing(epoch: int, environ: Mapping[str, str]) -> hm.Briefing:
         folder=environ["OUTLAST_FOLDER"], config=environ["OUTLAST_CONFIG"],
         hash_seed=environ.get("PYTHONHASHSEED", "0"),
     )  # fmt: skip
+
+
+def is_launched(agent: str) -> bool:
+    """Whether `outlast run` started this agent itself: who joins puts its host's name before a colon."""
+    return ":" not in agent
+
+
+def last_heard_of(story: Iterable[events.AnyEvent]) -> tuple[list[events.AgentStarted], list[str]]:
+    """What an earlier coordinator wrote of agents: (those that it still had, those that it had lost and that have not
+    been followed by another of their host)."""
+    newest: dict[str, events.AgentStarted | events.AgentLost] = {}
+    for event in story:
+        if isinstance(event, events.AgentStarted | events.AgentLost):
+            newest[event.agent] = event
+    there = [event for event in newest.values() if isinstance(event, events.AgentStarted)]
+    hosts = {host_named_in(event.agent) for event in there}
+    return there, [
+        agent for agent, event in newest.items()
+        if isinstance(event, events.AgentLost) and host_named_in(agent) not in hosts
+    ]  # fmt: skip
+
+
+def of_another_run(run: str, epoch: int, claim: PeerClaim) -> hm.Turned | None:
+    """What somebody is told who is left of another run under the same secret; None if he belongs here. An agent that
+    joins knows of no run yet."""
+    if claim.run == run or (claim.role == "agent" and not claim.run):
+        return None
+    reason = f"this is run {run}, and no longer {claim.run or 'one without a name'}"
+    return hm.Turned(epoch=epoch, reason=reason, remedy="start outlast agent again to join it", run=run)

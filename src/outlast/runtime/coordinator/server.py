@@ -7,13 +7,14 @@ exists, and this one stops. Strangers, at the port and at the members' sockets, 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ from outlast.journal import Journal
 from outlast.runtime.coordinator._alarm_memory import retired_agents, taught
 from outlast.runtime.coordinator._authority import check_speaker
 from outlast.runtime.coordinator._bookkeeping import Bookkeeping
-from outlast.runtime.coordinator._hosts import Hosts, briefing
+from outlast.runtime.coordinator._hosts import Hosts, briefing, last_heard_of, of_another_run
+from outlast.runtime.coordinator._refusals import Refusals
 from outlast.runtime.coordinator._saves import Keeper
 from outlast.runtime.host.silence import BEAT_S
 from outlast.runtime.settings.fault_points import Probe
@@ -53,41 +55,16 @@ _FIRST_S = 0.05  # a view is not held up for longer by a disk that is slow to ta
 _ASLEEP_S = 0.5
 _RECORD = "protocol"
 _FAREWELL_S = 1.5  # members come back within a second
+_LAST_WORD_S = 2.0  # for somebody who is sent away to hear why
 _LENGTH = struct.Struct(">I")
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 15, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}  # for hosts that are gone
 
 
-class Refusals:
-    """Counts of who was refused, by place ("": a proved connection) and reason (there are few). An event at the first,
-    the tenth, the hundredth, and at the end: a flood of strangers does not become a flood of events."""
+class _SentAway(Exception):
+    """A host is not taken: what it is told. Nothing that it says beside its offer is heard."""
 
-    def __init__(self, write: Callable[..., None]) -> None:
-        self._write = write
-        self._counts: dict[tuple[str, str], int] = {}
-        self._told: dict[tuple[str, str], int] = {}
-        self._first: dict[tuple[str, str], str] = {}
-
-    def add(self, place: str, reason: str, who: str) -> None:
-        self.note(place, reason, who, self._counts.get((place, reason), 0) + 1)
-
-    def note(self, place: str, reason: str, who: str, count: int) -> None:
-        """So many by now. `who`: the first."""
-        key = place, reason
-        self._first.setdefault(key, who)
-        self._counts[key] = max(count, self._counts.get(key, 0))
-        if self._counts[key] >= 10 * self._told.get(key, 0.1):
-            self._tell(key)
-
-    def close(self) -> None:
-        for key, count in self._counts.items():
-            if count > self._told[key]:
-                self._tell(key)
-
-    def _tell(self, key: tuple[str, str]) -> None:
-        count = self._told[key] = self._counts[key]
-        self._write(
-            "refused", place=key[0], reason=key[1], peer=self._first[key], count=count, stranger=bool(key[0])
-        )  # fmt: skip
+    def __init__(self, told: hm.Turned) -> None:
+        self.told = told
 
 
 class Server:
@@ -118,8 +95,10 @@ class Server:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._stored = stored
         self._agent_pids: dict[str, int] = {}
+        self.run = os.environ.get("OUTLAST_RUN", "")
+        own = os.environ.get("OUTLAST_OWN_HOSTS", "").split(",") if config.agents else []
         self.hosts = Hosts(
-            config.hosts[1], config.stall_floor_s, config.host_silence_s, place_here(), self._agent_of
+            config.most_agents, config.stall_floor_s, config.host_silence_s, place_here(), self._agent_of, own
         )  # fmt: skip
         self.refusals = Refusals(self.write)
         self._door: Door | None = None
@@ -129,13 +108,14 @@ class Server:
         self._certified = 0  # the newest state that was written down as certified
         self._started_s = self._sign_s = time.monotonic()
         self._give_sign()
-        for entry in journal.events(kinds=[events.AgentStarted]) if record is not None else ():
-            if isinstance(entry.event, events.AgentStarted):
-                self._agent_pids[entry.event.agent] = entry.event.pid
-                self._recall_host(entry.event)
+        kinds = (events.AgentStarted, events.AgentLost)
+        there, gone = last_heard_of(e.event for e in (journal.events(kinds=kinds) if record is not None else ()))
+        self._lost_agents = set(gone)
+        self.coordinator.roster.lost_agents.update(gone)
+        for told in there:
+            self._agent_pids[told.agent] = told.pid
+            self._recall_host(told)
         started = journal.events(kinds=[events.ReplicaStarted]) if record is not None else ()
-        lost = journal.events(kinds=[events.AgentLost]) if record is not None else ()
-        self._lost_agents = {entry.event.agent for entry in lost if isinstance(entry.event, events.AgentLost)}
         self._replicas = {entry.event.replica for entry in started if isinstance(entry.event, events.ReplicaStarted)}
         self.write("coordinator_started", epoch=self.epoch, pid=os.getpid(), takeover=record is not None)
         if record is None or record.view is None:
@@ -184,10 +164,16 @@ class Server:
         for option, value in _KEEPALIVE.items():
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
         reader, writer = await asyncio.open_connection(sock=sock)
+        if (stranger := of_another_run(self.run, self.epoch, claim)) is not None:
+            self.refusals.add("the coordinator's port", "of another run", claim.name)
+            await _send_away(reader, writer, stranger)
+            return
         self.writers[claim.name] = writer
         try:
             while True:
                 self._receive(claim.role, claim.name, await _read_frame(reader))
+        except _SentAway as sent:
+            await _send_away(reader, writer, sent.told)
         except WireRefusal as error:
             self.refusals.add("", error.message, claim.name)
         except msgspec.DecodeError:
@@ -264,8 +250,7 @@ class Server:
         if refused is not None:
             reason, remedy = refused
             self.write("notice", level="warning", text=f"host {said.host} at {said.address} was turned away: {reason}")
-            self.send([name], hm.Turned(epoch=self.epoch, reason=reason, remedy=remedy))
-            return
+            raise _SentAway(hm.Turned(epoch=self.epoch, reason=reason, remedy=remedy))
         self.handle(said)
         self.send([name], briefing(self.epoch, os.environ))
 
@@ -453,6 +438,17 @@ def _number(message: m.Install | m.Amend | m.Notify | m.Take) -> int:
     if isinstance(message, m.Take):
         return message.order.next.id.n if message.order.next is not None else message.order.view.n
     return message.view.n if isinstance(message, m.Notify) else message.view.id.n
+
+
+async def _send_away(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, told: hm.Turned) -> None:
+    """Say why, and hear nothing more: what it has sent already is read, or its end would lose these words."""
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(_LAST_WORD_S):
+            writer.write(frame(told))
+            writer.write_eof()
+            while await reader.read(1 << 16):
+                pass
+    writer.close()
 
 
 async def _read_frame(reader: asyncio.StreamReader) -> bytes:

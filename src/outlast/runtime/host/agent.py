@@ -60,7 +60,7 @@ class Agent:
 
     def __init__(self, name: str, environ: dict[str, str], command: list[str], link: Link | None = None) -> None:
         self.name, self.environ, self.command = name, environ, command
-        self.address = read_host_port(environ["OUTLAST_COORDINATOR"])
+        self.address, self.run_id = read_host_port(environ["OUTLAST_COORDINATOR"]), environ.get("OUTLAST_RUN", "")
         self.secret = bytes.fromhex(environ["OUTLAST_SECRET"])
         self.run_dir = Path(environ["OUTLAST_RUN_DIR"])
         config = decoded(environ["OUTLAST_CONFIG"])
@@ -93,7 +93,7 @@ class Agent:
         self._tie = 0
         self._retry_s = 0.02
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._asked = ""
+        self._asked, self._over = "", False
         self._heard_s = self._answered_s = time.monotonic()
 
     def ask(self, reason: str) -> None:
@@ -164,11 +164,11 @@ class Agent:
 
     # --- the coordinator -----------------------------------------------------------------------------------------
     def _connect(self) -> None:
-        if self.link is not None or self._asked:  # once the launcher has asked, the coordinator is gone for good
+        if self.link is not None or self._asked or self._over:  # the coordinator is gone for good
             return
         try:
             first, self._first_link = self._first_link, None
-            self.link = first or Link(self.address, self.secret, "agent", self.name, timeout_s=2.0)
+            self.link = first or Link(self.address, self.secret, "agent", self.name, 2.0, self.run_id)
         except (OSError, WireRefusal, msgspec.DecodeError):
             self._retry_s = min(0.5, self._retry_s * 1.5)
             self._at(self._retry_s, self._connect)
@@ -267,14 +267,13 @@ class Agent:
             self._disconnected()
             return
         self._heard_s = time.monotonic()
-        if message.epoch < self.epoch:
+        if isinstance(message, hm.Turned | hm.Briefing):  # of whichever run: its epochs may be below ours
+            self._told_of_the_run(message)
+        if message.epoch < self.epoch or self._over:
             return
         self.epoch = message.epoch
         if isinstance(message, HeartbeatReply):
             self._answered_s = message.sent_s
-        elif isinstance(message, hm.Turned):
-            print(f"outlast: turned away: {message.reason}\n  remedy: {message.remedy}", file=sys.stderr, flush=True)
-            self._stop("turned away")
         elif isinstance(message, m.Spawn):
             self._order(message)
         elif isinstance(message, m.Kill):
@@ -286,6 +285,19 @@ class Agent:
                 rank.child.send(signal.SIGCONT)
         elif isinstance(message, m.Stop):
             self._stop(message.reason)
+
+    def _told_of_the_run(self, said: hm.Turned | hm.Briefing) -> None:
+        """Nothing of one run ever joins another that has taken its place, whatever it is told there."""
+        another = said.run if isinstance(said, hm.Turned) else said.run_id
+        if isinstance(said, hm.Briefing) and another == self.run_id:
+            return
+        self._over, why = True, f"run {self.run_id} is over: {another} is in its place"
+        if isinstance(said, hm.Turned):
+            why = f"turned away: {said.reason}\n  remedy: {said.remedy}"
+        print(f"outlast: {why}", file=sys.stderr, flush=True)
+        for name in (*self.ranks, *self.pending):
+            self._kill(name, why)
+        self._stop("left alone" if another else "turned away")
 
     # --- ranks ---------------------------------------------------------------------------------------------------
     def _order(self, spawn: m.Spawn) -> None:

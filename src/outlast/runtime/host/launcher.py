@@ -27,7 +27,7 @@ import msgspec
 from outlast.config import Resolved, anchored, encoded
 from outlast.core import events
 from outlast.core.protocol import messages as m
-from outlast.errors import EnvironmentFault, OutlastError, WireRefusal
+from outlast.errors import EnvironmentFault, MembershipError, OutlastError, WireRefusal
 from outlast.journal import Journal, RunLock
 from outlast.runtime.host._children import Child, start
 from outlast.runtime.host._rank_blocks import RankBlocks
@@ -225,8 +225,15 @@ class Launcher:
             "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),  # sets have one order in all, whenever they start
         }
         if config.endpoint:
-            found |= {"OUTLAST_ADDRESS": self._address[0], "OUTLAST_HOST_SLOTS": str(config.slots)}
+            own = ",".join(self._own_host(index) for index in range(config.agents))
+            found |= {
+                "OUTLAST_ADDRESS": self._address[0], "OUTLAST_HOST_SLOTS": str(config.slots), "OUTLAST_OWN_HOSTS": own
+            }  # fmt: skip
         return found
+
+    def _own_host(self, index: int) -> str:
+        """What the host of one of my agents is called: several are as many hosts."""
+        return self.host if self.resolved.config.agents == 1 else f"{self.host}-a{index}"
 
     # --- children ------------------------------------------------------------------------------------------------
     def _start_coordinator(
@@ -256,11 +263,10 @@ class Launcher:
         region = Region(Progress.SIZE, name=f"outlast-{name}")
         sign, config, blocks = Progress(region), self.resolved.config, RankBlocks()
         sign.alive()
-        host = self.host if config.agents == 1 else f"{self.host}-{name.partition('.')[0]}"
         mine = {
             "OUTLAST_SIGN_FD": str(region.fd),
             "OUTLAST_RANKS_FD": str(blocks.passed.fileno()),
-            "OUTLAST_HOST": host,
+            "OUTLAST_HOST": self._own_host(int(name[1:].partition(".")[0])),
         }
         child = start(
             command, environ=environ | mine, log=self.run_dir / "logs" / f"agent-{name}.log",
@@ -368,9 +374,18 @@ class Launcher:
         exits = agent.blocks.close(noticed_s, f"its agent {agent.name} died: {how}")
         if self._exit_code is not None or self._stopping:
             return
+        if how.code == MembershipError.exit_code and not how.signal:
+            self._give_up(f"its own agent was turned away: see {self.run_dir}/logs/agent-{agent.name}.log")
+            return
         self._lost_agents.append(m.AgentGone(agent=agent.name, cause=str(how), exits=exits))
         base, _, number = agent.name.partition(".")
         self._start_agent(environ, f"{base}.{int(number or 1) + 1}")
+
+    def _give_up(self, reason: str) -> None:
+        """The run cannot go on, and another try would end alike."""
+        self._stopping, self._stop_code = reason, MembershipError.exit_code
+        self._stop_by_s = time.monotonic() + _STOP_S
+        self._tell([m.Stop(reason=reason, exit_code=self._stop_code)])
 
     def _tell_losses(self) -> None:
         """Agents that died, to the coordinator; all of them again after a reconnection (it is idempotent)."""
@@ -380,7 +395,7 @@ class Launcher:
     def _tell(self, messages: Sequence[Any], timeout_s: float = 2.0) -> None:
         try:
             if self._link is None:
-                self._link = Link(self._address, self.secret, "launcher", "launcher", timeout_s=timeout_s)
+                self._link = Link(self._address, self.secret, "launcher", "launcher", timeout_s, self.run_id)
             for message in messages:
                 self._link.send(message)
         except (OSError, WireRefusal, msgspec.DecodeError):

@@ -114,7 +114,7 @@ class Replica:
             return SoloLink(self.member, self.lock)
         return MemberLink(
             env.coordinator, env.secret, self.member, self.lock, hello=self._hello, beat=self._beat, asked=self._asked,
-            heartbeat_s=env.config.heartbeat_s, lease_s=env.config.lease_s,
+            heartbeat_s=env.config.heartbeat_s, lease_s=env.config.lease_s, run=env.run_id,
         )  # fmt: skip
 
     def _rank_failed(self, failed: RankFailed) -> None:

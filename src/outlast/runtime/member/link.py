@@ -45,8 +45,10 @@ class MemberLink:
         asked: Callable[[m.Probe], None],
         heartbeat_s: float,
         lease_s: float,
+        run: str = "",
     ) -> None:
         self.address, self._secret, self.member, self.lock = address, secret, member, lock
+        self._run_id = run
         self._hello, self._beat, self._asked = hello, beat, asked
         self._heartbeat_s, self._lease_s = heartbeat_s, lease_s
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -109,7 +111,7 @@ class MemberLink:
         pause_s = 0.02
         while not self._over.is_set():
             try:
-                link = Link(self.address, self._secret, "member", self.member.me, timeout_s=5.0)
+                link = Link(self.address, self._secret, "member", self.member.me, timeout_s=5.0, run=self._run_id)
                 pause_s = 0.02
                 self._converse(link)
             except (OSError, WireRefusal, msgspec.DecodeError):

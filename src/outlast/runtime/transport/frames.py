@@ -105,11 +105,13 @@ def _prove(sock: socket.socket, secret: bytes, claim: PeerClaim, timeout_s: floa
 class Link:
     """A proven client connection to the coordinator: send from any thread, receive from one."""
 
-    def __init__(self, address: tuple[str, int], secret: bytes, role: Role, name: str, timeout_s: float) -> None:
+    def __init__(
+        self, address: tuple[str, int], secret: bytes, role: Role, name: str, timeout_s: float, run: str = ""
+    ) -> None:  # fmt: skip
         self.sock = socket.create_connection(address, timeout=timeout_s)
         try:
             self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _prove(self.sock, secret, PeerClaim(role, name), timeout_s)
+            _prove(self.sock, secret, PeerClaim(role, name, run=run), timeout_s)
         except BaseException:
             self.sock.close()
             raise

@@ -33,11 +33,13 @@ Role = Literal["member", "agent", "launcher", "mesh", "feed", "rank"]
 
 class PeerClaim(msgspec.Struct, frozen=True, array_like=True):
     """Who calls and why. `role`: to the coordinator "member", "agent" or "launcher"; to a member "mesh", for the view
-    `number`, or "feed", for the attempt to serve `number`; to the lead of a replica "rank", number `number[0]`."""
+    `number`, or "feed", for the attempt to serve `number`; to the lead of a replica "rank", number `number[0]`. `run`:
+    to the coordinator, the run that it belongs to; "" of an agent that has not been told yet."""
 
     role: Role
     name: str
     number: tuple[int, int] = (0, 0)
+    run: str = ""
 
 
 def _sign(secret: bytes, word: bytes, listener: str, *parts: bytes) -> bytes:

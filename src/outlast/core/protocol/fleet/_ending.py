@@ -103,7 +103,8 @@ def progress(c: FleetState) -> None:
     if told != c.told_ended:
         c.told_ended = told
         _tell(c)
-    if all(name in ending.ends for name in view.members):
+    written = ending.ends.get(ending.writer) == "well"  # then nobody waits for those that are cut off
+    if all(name in ending.ends or (written and c.roster.peers[name].agent in c.silent) for name in view.members):
         _finish(c, ending)
 
 

@@ -13,7 +13,7 @@ from outlast.core.protocol.fleet import _agents
 from outlast.core.protocol.fleet import change as _change
 from outlast.core.protocol.fleet.state import FleetState, HostSilence
 
-__all__ = ["host_here", "host_silent", "settle"]
+__all__ = ["host_here", "host_silent", "overdue", "patience", "settle"]
 
 
 def host_here(c: FleetState, now_s: float, said: hm.HostHere) -> None:
@@ -32,13 +32,13 @@ def host_silent(c: FleetState, now_s: float, silent: hm.HostSilent) -> None:
     c.journal("agent_lost", agent=agent, cause=silent.why, replicas=mine)
     inside = [name for name in mine if name in c.current]
     for name in mine:
-        if c.ending is not None or name not in inside:
-            _gone(c, now_s, name, agent, name in inside)
+        if name not in inside:
+            _gone(c, now_s, name, agent, False)
     heard = c.awaiting.intersection(inside)
     c.awaiting -= heard
     if heard and not c.disturbed:
         c.disturbed = c.silent[agent].why
-    if inside and c.change is None and not c.awaiting:
+    if inside and c.change is None and not c.awaiting and c.ending is None:
         _change.begin(c, f"host of {', '.join(inside)}: {silent.why}")
 
 
@@ -47,6 +47,24 @@ def settle(c: FleetState, now_s: float) -> None:
     their agent is back."""
     for peer in [p for p in c.roster.peers.values() if p.status == "condemned" and p.agent in c.silent]:
         _gone(c, now_s, peer.name, peer.agent, True)
+
+
+def patience(c: FleetState) -> None:
+    """After the last step nobody leaves the view: its members on a silent host may live, and write, until their lease
+    is surely over."""
+    for agent, silence in c.silent.items():
+        if not silence.timed:
+            silence.timed = True
+            c.timer(f"host:{agent}", c.settings.lease_s * (1.0 + c.settings.clock_margin))
+
+
+def overdue(c: FleetState, now_s: float, agent: str) -> None:
+    """A silent host's lease is over: what it had has ended, or writes no more."""
+    if c.ending is None or agent not in c.silent:
+        return
+    for name in [n for n in c.current if n in c.roster.peers and c.roster.peers[n].agent == agent]:
+        if c.roster.peers[name].status != "gone":
+            _gone(c, now_s, name, agent, True)
 
 
 def _gone(c: FleetState, now_s: float, name: str, agent: str, of_view: bool) -> None:

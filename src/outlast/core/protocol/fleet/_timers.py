@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outlast.core.protocol import messages as m
-from outlast.core.protocol.fleet import _alarms, _beginning, _silence
+from outlast.core.protocol.fleet import _alarms, _beginning, _hosts, _silence
 from outlast.core.protocol.fleet import change as _change
 from outlast.core.protocol.fleet.state import Change, FleetState
 
@@ -13,6 +13,9 @@ __all__ = ["timer"]
 def timer(c: FleetState, now_s: float, over: m.Timer) -> None:
     """The time that a rule asked for is over."""
     kind, _, view = over.name.partition(":")
+    if kind == "host":
+        _hosts.overdue(c, now_s, view)
+        return
     change = c.change
     if kind in ("ack", "lease", "doubt"):
         if change is not None and str(change.upto) == view:

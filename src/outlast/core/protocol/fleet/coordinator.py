@@ -90,6 +90,7 @@ class Coordinator(FleetState):
 
     def _progress(self, now_s: float) -> None:
         if self.ending is not None and not self.over:
+            _hosts.patience(self)
             _ending.progress(self)
         if self.over or self.awaiting or self.ending is not None:
             return

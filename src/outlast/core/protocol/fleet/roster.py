@@ -13,7 +13,7 @@ from typing import Literal
 from outlast.core.policy import AlarmKind, RestartPolicy
 from outlast.core.protocol.types import ServeId, ViewId
 
-__all__ = ["QUARANTINED_AT", "Peer", "Roster", "Settings", "Status", "incarnation_of", "slot_of"]
+__all__ = ["QUARANTINED_AT", "Peer", "Roster", "Settings", "Status", "host_named_in", "incarnation_of", "slot_of"]
 
 QUARANTINED_AT = 2  # offences
 Status = Literal["spawning", "fresh", "joining", "ready", "member", "condemned", "gone"]
@@ -79,6 +79,11 @@ def incarnation_of(member: str) -> int:
     return int(number) if number.isdigit() else 1
 
 
+def host_named_in(agent: str) -> str:
+    """The host of an agent: h1:4fa0 -> h1; of those that the launcher has started one after the other, a0.2 -> a0."""
+    return agent.partition(":" if ":" in agent else ".")[0]
+
+
 def _index(name: str) -> int:
     digits = slot_of(name)[1:]
     return int(digits) if digits.isdigit() else 0
@@ -139,11 +144,14 @@ class Roster:
     @property
     def deserted(self) -> bool:
         """Whether no process lives and none is to be started any more, though there were some."""
-        known = len(self.agents) + len(self.lost_agents)
         looked = not self._look or not self.settings.respawn
-        return (
-            looked and bool(self.agents and self.incarnations) and known >= self.settings.num_agents and not self._live
-        )
+        return looked and bool(self.agents and self.incarnations) and self._hosts_told and not self._live
+
+    @property
+    def _hosts_told(self) -> bool:
+        """Whether as many hosts are here as the run begins with; once it has begun, those that are lost count too."""
+        agents = self.agents | self.lost_agents if self.incarnations else self.agents
+        return len({host_named_in(agent) for agent in agents}) >= self.settings.num_agents
 
     def add(self, name: str, agent: str, status: Status) -> Peer:
         slot = slot_of(name)
@@ -205,8 +213,7 @@ class Roster:
 
     def vacancies(self) -> Iterator[tuple[str, str, float]]:
         """(member to start, agent, delay) for each slot without a live process, within the budget of restarts."""
-        known = len(self.agents) + len(self.lost_agents)
-        if not self._look or not self.settings.respawn or not self.agents or known < self.settings.num_agents:
+        if not self._look or not self.settings.respawn or not self.agents or not self._hosts_told:
             return
         self._look = False
         sound = self.agents - self.barred - self.doubted - self.settings.retired

@@ -47,13 +47,14 @@ class Change:
     lease_out: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HostSilence:
     """Nothing is heard of a host since `since_s`; that was found at `noticed_s`."""
 
     why: str
     since_s: float
     noticed_s: float
+    timed: bool = False  # whether a timer runs for the leases there
 
 
 class FleetState:

@@ -1,0 +1,194 @@
+"""Hosts at the coordinator's port: of which run they are, who is turned away, and what an earlier coordinator knew."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from outlast.config import RunConfig, encoded
+from outlast.core import events as ev
+from outlast.core.protocol import messages as m
+from outlast.core.protocol.host_messages import Briefing, HostHere, Turned
+from outlast.journal import Journal
+from outlast.runtime.coordinator._hosts import last_heard_of, of_another_run
+from outlast.runtime.coordinator.server import Server
+from outlast.runtime.host.agent import Agent
+from outlast.runtime.transport.frames import Link, frame
+from outlast.runtime.transport.handshake import PeerClaim, Role
+from outlast.runtime.transport.progress_block import Progress
+from outlast.runtime.transport.regions import Region
+
+SECRET = b"s" * 32
+CONFIG = RunConfig(replicas=2, endpoint="127.0.0.1:1", nnodes="2")
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(m.FromCoordinator | Briefing | Turned)
+
+
+def with_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, play: Callable[[Server, tuple[str, int]], Awaitable[None]]
+) -> None:  # fmt: skip
+    """The port of run "new", started on host "head", while `play` runs."""
+    told = {"RUN": "new", "COMMAND": '["python", "train.py"]', "FOLDER": "/", "CONFIG": "{}", "OWN_HOSTS": "head"}
+    for key, value in told.items():
+        monkeypatch.setenv(f"OUTLAST_{key}", value)
+
+    async def whole() -> None:
+        journal = Journal.create(tmp_path)
+        server = Server(journal, CONFIG, SECRET, Progress(Region(Progress.SIZE)))
+        listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        server.open(listening)
+        async with asyncio.timeout(100):
+            await play(server, listening.getsockname())
+            server.handle(m.Stop(reason="enough"))
+            await server.finished
+        await server.close()
+        for timer in server._timers.values():
+            timer.cancel()
+        journal.close()
+
+    asyncio.run(whole())
+
+
+def here(agent: str, host: str = "") -> HostHere:
+    host = host or agent.partition(":")[0]
+    return HostHere(agent=agent, host=host, place="there", pid=7, address="10.0.0.2", sent_s=time.monotonic())
+
+
+async def calls(address: tuple[str, int], role: Role, name: str, run: str, *said: Any) -> list[Any]:
+    """Everything that a caller is told who says this and waits for the end, or for the first ten seconds' answer."""
+
+    def call() -> list[Any]:
+        link, told = Link(address, SECRET, role, name, 30.0, run), []
+        for message in said:
+            link.send(message)
+        try:
+            while not any(isinstance(each, Turned | m.Welcome) for each in told):
+                told.append(link.receive(_decoder))
+            if isinstance(told[-1], Turned):
+                with pytest.raises(ConnectionError):
+                    told.append(link.receive(_decoder))
+        finally:
+            link.close()
+        return told
+
+    return await asyncio.to_thread(call)
+
+
+def test_what_is_left_of_another_run_is_heard_by_no_run_that_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play(server: Server, address: tuple[str, int]) -> None:
+        hello = m.AgentHello(agent="h1:aa", pid=7, members=("r0.1",))
+        member = m.Hello(member="r0.1", agent="h1:aa", epoch=0, state="member", committed=43)
+        for run in ("old", ""):
+            if run:
+                [turned] = await calls(address, "agent", "h1:aa", run, here("h1:aa"), hello)
+                assert (turned.run, "no longer old" in turned.reason) == ("new", True)
+            [turned] = await calls(address, "member", "r0.1", run, member)
+            assert isinstance(turned, Turned)
+            [turned] = await calls(address, "launcher", "launcher", run, m.Stop(reason="interrupt"))
+            assert isinstance(turned, Turned)
+        roster = server.coordinator.roster
+        assert (roster.agents, roster.peers, roster.slots, server.writers) == (set(), {}, {}, {})
+        told = await calls(address, "agent", "h2:bb", "", here("h2:bb"), m.AgentHello(agent="h2:bb", pid=7))
+        assert [type(each) for each in told] == [Briefing, m.Welcome]  # who joins does not know the run yet
+        told = await calls(address, "agent", "h2:bb", "new", m.AgentHello(agent="h2:bb", pid=7, number=2))
+        assert roster.agents == {"h2:bb"}
+
+    with_server(tmp_path, monkeypatch, play)
+
+
+def test_who_is_turned_away_is_hung_up_on_and_nothing_more_of_it_is_obeyed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play(server: Server, address: tuple[str, int]) -> None:
+        hello = m.AgentHello(agent="head:aa", pid=7)
+        [turned] = await calls(address, "agent", "head:aa", "", here("head:aa"), hello)
+        assert "that started the run is called head" in turned.reason
+        assert server.coordinator.roster.agents == set()
+        told = await calls(address, "agent", "a0", "new", here("a0", "head"), m.AgentHello(agent="a0", pid=8))
+        assert isinstance(told[-1], m.Welcome)
+        assert server.coordinator.roster.agents == {"a0"}
+
+    with_server(tmp_path, monkeypatch, play)
+
+
+def test_only_an_agent_may_not_know_its_run() -> None:
+    assert of_another_run("new", 1, PeerClaim("agent", "h1:aa")) is None
+    for role in ("member", "launcher"):
+        assert of_another_run("new", 1, PeerClaim(role, "r0.1")) is not None  # type: ignore[arg-type]
+        assert of_another_run("new", 1, PeerClaim(role, "r0.1", run="new")) is None  # type: ignore[arg-type]
+
+
+# --- the agent's side -----------------------------------------------------------------------------------------------
+def agent(tmp_path: Path) -> tuple[Agent, socket.socket]:
+    """One of run "old", at epoch 9, and the coordinator's end of its connection."""
+    environ = {
+        "OUTLAST_COORDINATOR": "127.0.0.1:1", "OUTLAST_SECRET": SECRET.hex(), "OUTLAST_RUN_DIR": str(tmp_path),
+        "OUTLAST_CONFIG": encoded(CONFIG), "OUTLAST_RUN": "old", "OUTLAST_ADDRESS": "10.0.0.2", "OUTLAST_HOST": "h1",
+    }  # fmt: skip
+    far, near = socket.socketpair()
+    link = object.__new__(Link)
+    link.sock = near
+    made = Agent("h1:aa", environ, [sys.executable, "train.py"])
+    made.link, made.epoch = link, 9
+    made.pending.add("r0.1")
+    return made, far
+
+
+@pytest.mark.parametrize(
+    ("said", "how"),
+    [
+        (Turned(epoch=1, reason="this is run new", remedy="", run="new"), "left alone"),
+        (Briefing(epoch=1, run_id="new", command=(), folder="", config="", hash_seed="0"), "left alone"),
+        (Turned(epoch=1, reason="a host of the name is here", remedy=""), "turned away"),
+    ],
+)
+def test_an_agent_ends_where_another_run_is_and_takes_no_order_of_it(
+    tmp_path: Path, said: Any, how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine, far = agent(tmp_path)
+    far.sendall(frame(said) + frame(m.Spawn(epoch=10, member="r1.1", after_s=0.0)))
+    mine._receive()
+    mine._receive()
+    assert (mine.stopping, mine.pending, mine.exits["r0.1"].cause) == (how, set(), "evicted")
+    assert "outlast:" in capsys.readouterr().err
+    mine._disconnected()
+    mine._connect()
+    assert mine.link is None
+    far.close()
+
+
+def test_an_agent_that_is_told_of_its_own_run_goes_on(tmp_path: Path) -> None:
+    mine, far = agent(tmp_path)
+    far.sendall(frame(Briefing(epoch=9, run_id="old", command=(), folder="", config="", hash_seed="0")))
+    mine._receive()
+    assert (mine.stopping, mine.pending) == ("", {"r0.1"})
+    far.close()
+    mine._disconnected()
+
+
+# --- after a coordinator's end --------------------------------------------------------------------------------------
+def began(agent: str) -> ev.AgentStarted:
+    return ev.AgentStarted(at_s=0.0, agent=agent, pid=1, host=agent.partition(":")[0])
+
+
+def lost(agent: str) -> ev.AgentLost:
+    return ev.AgentLost(at_s=0.0, agent=agent, cause="silent", replicas=[])
+
+
+def test_only_hosts_that_were_there_at_the_end_are_expected_back() -> None:
+    story = [
+        began("h1:aa"), began("h2:aa"), lost("h1:aa"), began("h3:aa"), lost("h2:aa"), began("h2:bb"), lost("a0"),
+        began("h3:aa"), lost("h4:aa"), began("h4:aa"),
+    ]  # fmt: skip
+    there, gone = last_heard_of(story)
+    assert sorted(event.agent for event in there) == ["h2:bb", "h3:aa", "h4:aa"]
+    assert gone == ["h1:aa", "a0"]  # not h2:aa: its host has come anew
