@@ -16,10 +16,14 @@ __all__ = ["Epoch", "Epochs"]
 
 
 class Epochs(Iterator["Epoch"]):
-    """Epochs that still have steps to be done. `steps`: all of these steps."""
+    """Epochs that still have steps to be done. `steps`: all of these steps. `amid`: told of the first step when it is
+    amid an epoch; what it returns is called between the loop's code at the epoch's start and that step."""
 
-    def __init__(self, steps: Iterator[Any], steps_per_epoch: int) -> None:
-        self._steps, self._size = steps, steps_per_epoch
+    def __init__(
+        self, steps: Iterator[Any], steps_per_epoch: int, amid: Callable[[int], Callable[[], None]]
+    ) -> None:  # fmt: skip
+        self._steps, self._size, self._amid = steps, steps_per_epoch, amid
+        self._put_back: Callable[[], None] | None = None
         self._ahead: Any = None  # the step that the next epoch begins with
         self._last = -1  # number of the newest step that was given
 
@@ -33,12 +37,17 @@ class Epochs(Iterator["Epoch"]):
                 "both loops after the same step everywhere",
             )
         self._ahead = next(self._steps)  # the body of the step before is over: only now it is asked for
+        if self._ahead.number % self._size:
+            self._put_back = self._amid(self._ahead.number)
         return Epoch(self._ahead.number // self._size, self._size, weakref.ref(self))
 
     def step(self, epoch: int) -> Any:
         """The epoch's next step, None after its last."""
         if self._ahead is not None:
             step, self._ahead = self._ahead, None
+            put_back, self._put_back = self._put_back, None
+            if put_back is not None:
+                put_back()
         elif self._last // self._size != epoch or not (self._last + 1) % self._size:
             return None
         else:

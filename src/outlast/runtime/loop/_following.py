@@ -21,6 +21,7 @@ from outlast.runtime.loop._ending import left_open, told, what_is_alike
 from outlast.runtime.loop._epochs import Epoch, Epochs
 from outlast.runtime.loop._iterators import Left, WatchedLoop, at_the_script_s_end
 from outlast.runtime.loop._loop_watch import LoopWatch, steps_again
+from outlast.runtime.loop._mid_epoch import kept
 from outlast.runtime.loop._step import Step
 from outlast.runtime.member.follower import FollowingRank
 from outlast.runtime.training.arguments import positive
@@ -60,7 +61,7 @@ class FollowingTraining:
     def epochs(self, num: int) -> Iterator[Epoch]:
         """As of `Training.epochs`."""
         size = self.steps_per_epoch
-        return Epochs(self.steps(positive("epochs", num) * size), size)
+        return Epochs(self.steps(positive("epochs", num) * size), size, lambda number: kept(self.engine.loop, number))
 
     @property
     def steps_per_epoch(self) -> int:

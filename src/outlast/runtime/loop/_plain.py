@@ -16,12 +16,14 @@ from outlast.runtime.loop._ending import left_open
 from outlast.runtime.loop._epochs import Epoch, Epochs
 from outlast.runtime.loop._iterators import Left, WatchedLoop, at_the_script_s_end, values_of
 from outlast.runtime.loop._loop_watch import LoopWatch, steps_again
+from outlast.runtime.loop._mid_epoch import kept
 from outlast.runtime.loop._plain_saves import PlainSaves
 from outlast.runtime.saving.resume import begin_at_zero
 from outlast.runtime.settings.save_settings import TIMEOUT_S, SaveSettings
 from outlast.runtime.training.arguments import positive
 from outlast.runtime.training.evaluation import evaluation_of
 from outlast.runtime.training.followers import check_follower
+from outlast.runtime.training.loop_state import LoopState
 from outlast.runtime.training.losses import missing_backward, second_backward
 from outlast.runtime.training.metrics import Metrics
 from outlast.runtime.training.random_state import seed_everything
@@ -58,11 +60,14 @@ class PlainTraining:
             raise steps_again(self.samples)
         self._started = True
         at_the_script_s_end(self._save_what_is_left)
+        positive("until", until)
         start = self.saves.resume() if self.saves is not None else None
+        if self.saves is not None and self.saves.stopped:
+            self.stopped, until = self.saves.stopped, min(until, start or 0)
         if start is None:
             start = 0
             self.begin()
-        for number in range(start, positive("until", until)):
+        for number in range(start, until):
             self._open = step = PlainStep(self, number)
             yield step
             self._open = None
@@ -70,14 +75,17 @@ class PlainTraining:
                 raise left_open(number, "")
             last = number + 1 == until or bool(self.stopped)
             if self.saves is not None:
-                self.saves.boundary(number + 1, last=last)
+                self.saves.boundary(number + 1, last=last, stopped=self.stopped)
             if last:
                 break
         self.watch.over()
 
     def epochs(self, num: int) -> Iterator[Epoch]:
         """As of `Training.epochs`."""
-        return Epochs(self.steps(positive("epochs", num) * self.steps_per_epoch), self.steps_per_epoch)
+        size = self.steps_per_epoch
+        return Epochs(
+            self.steps(positive("epochs", num) * size), size, lambda number: kept(LoopState(self.state), number)
+        )
 
     @property
     def steps_per_epoch(self) -> int:
@@ -120,7 +128,7 @@ class PlainTraining:
             and step.done
             and self._committed == values_of(self.state.params)
         ):
-            self.saves.boundary(step.number + 1, last=True)
+            self.saves.boundary(step.number + 1, last=True, stopped=self.stopped)
 
     def fingerprint(self) -> str:
         """As of `Training.fingerprint`."""

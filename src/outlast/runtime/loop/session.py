@@ -42,6 +42,7 @@ from outlast.runtime.loop._epochs import Epoch, Epochs
 from outlast.runtime.loop._following import FollowingTraining, no_evaluation
 from outlast.runtime.loop._iterators import Left, WatchedLoop, at_the_script_s_end, values_of
 from outlast.runtime.loop._loop_watch import LoopWatch, steps_again
+from outlast.runtime.loop._mid_epoch import kept
 from outlast.runtime.loop._plain import PlainTraining, plain_training
 from outlast.runtime.loop._step import Step
 from outlast.runtime.loop._whereabouts import Whereabouts
@@ -222,7 +223,7 @@ class Training:
         """Epochs 0 … num-1 that are still to be done, each an iterable of its steps, with its `number`. What the loop
         does after an epoch's last step is done on every replica, and belongs to that step."""
         size = self.steps_per_epoch
-        return Epochs(self.steps(positive("epochs", num) * size), size)
+        return Epochs(self.steps(positive("epochs", num) * size), size, lambda number: kept(self.engine.loop, number))
 
     @property
     def steps_per_epoch(self) -> int:

@@ -207,7 +207,7 @@ class Saves:
 
     def _tree(self) -> dict[str, Any]:
         self.engine.restore_buffers()
-        return tree_of(self.engine.state, self.member.committed, self.facts)
+        return tree_of(self.engine.state, self.member.committed, self.facts, self.engine.stopped)
 
     def _take(self, view: View, step: int, reason: str, *, attempt: int = 0, wait: bool = False) -> None:
         assert self._base is not None

@@ -19,7 +19,7 @@ from outlast.errors import CheckpointError, ConfigError
 from outlast.runtime.training.engine import Engine
 from outlast.runtime.training.state import State
 
-__all__ = ["DIFFERS", "RUN_FACTS", "adopt", "check_facts", "restore", "tree_of"]
+__all__ = ["DIFFERS", "RUN_FACTS", "adopt", "check_facts", "restore", "stopped_in", "tree_of"]
 
 RUN_FACTS = (
     "microbatches", "global_batch_size", "samples", "seed", "shuffle", "order", "clip_norm", "aggregation",
@@ -30,9 +30,15 @@ RUN_FACTS = (
 DIFFERS = "bits may differ from the run that saved this:"
 
 
-def tree_of(state: State, step: int, facts: Mapping[str, str]) -> dict[str, Any]:
-    """The live state as a tree, with what is needed to go on from it."""
-    return state.tree() | {"run": {"step": step, "facts": dict(facts), **_names(state.model)}}
+def tree_of(state: State, step: int, facts: Mapping[str, str], stopped: str = "") -> dict[str, Any]:
+    """The live state as a tree, with what is needed to go on from it. `stopped`: why training ended with this step."""
+    ended = {"stopped": stopped} if stopped else {}
+    return state.tree() | {"run": {"step": step, "facts": dict(facts), **_names(state.model), **ended}}
+
+
+def stopped_in(tree: Mapping[str, Any]) -> str:
+    """Why training had ended with the step of a tree of `tree_of`; "" if it had not."""
+    return str(tree["run"].get("stopped", ""))
 
 
 def _names(model: torch.nn.Module) -> dict[str, Any]:
@@ -91,9 +97,13 @@ def _check(state: State, tree: Mapping[str, Any], mine: Mapping[str, Tensor]) ->
         )  # fmt: skip
 
 
-def adopt(engine: Engine, tree: Mapping[str, Any]) -> int:
-    """Make a replica what the tree says, between two steps; returns the step that it is at."""
+def adopt(engine: Engine, tree: Mapping[str, Any], *, ended: bool) -> int:
+    """Make a replica what the tree says, between two steps; returns the step that it is at. `ended`: a run that was
+    stopped with this step stays so."""
     restore(engine.state, tree)
     engine.took()
     engine.meta = None
-    return int(tree["run"]["step"])
+    step = int(tree["run"]["step"])
+    if ended and stopped_in(tree):
+        engine.stop_after(step, stopped_in(tree))
+    return step

@@ -81,7 +81,7 @@ def resume(saves: Saves) -> LoadedState | None:
     if warning:
         print(f"outlast: {DIFFERS} {warning}", file=sys.stderr)
         saves._on_event(Differs(step=loaded.step, detail=warning))
-    step = adopt(saves.engine, loaded.tree)
+    step = adopt(saves.engine, loaded.tree, ended=config.resume == "auto" or _has_begun(saves))
     saves.member.committed = saves.member.stable = step
     return loaded
 

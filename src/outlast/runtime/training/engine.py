@@ -285,8 +285,12 @@ class Engine:
 
     def _stop_with(self, meta: Meta) -> None:
         if meta.stop:
-            self.stopped = meta.stop
-            self.on_stop(meta.step + 1)
+            self.stop_after(meta.step + 1, meta.stop)
+
+    def stop_after(self, steps: int, reason: str) -> None:
+        """Training ends, or had ended, after so many steps."""
+        self.stopped = reason
+        self.on_stop(steps)
 
     def begun(self, step: int) -> None:
         """The inner loop of this step begins (or goes on): what the loop made of the state until here belongs to it."""

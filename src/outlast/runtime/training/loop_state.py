@@ -140,11 +140,24 @@ class LoopState:
 
     def copy(self, step: int) -> Lived:
         """What the loop has made of its state by the inner loop of `step`."""
-        parts = {key: part.state_dict() for key, part in self.registered().items()}
-        plain, tensors = encoded_tree({"registered": parts, "written": self.written()})
-        flat = [_bytes_of(tensor) for tensor in tensors.values()]
-        self.kept = Lived(step, plain, torch.cat(flat) if flat else torch.empty(0, dtype=torch.uint8))
+        self.kept = Lived(step, *self._copied(self.written()))
         return self.kept
+
+    def _copied(self, written: dict[str, Tensor]) -> tuple[bytes, Tensor]:
+        parts = {key: part.state_dict() for key, part in self.registered().items()}
+        plain, tensors = encoded_tree({"registered": parts, "written": written})
+        flat = [_bytes_of(tensor) for tensor in tensors.values()]
+        return plain, torch.cat(flat) if flat else torch.empty(0, dtype=torch.uint8)
+
+    def registered_now(self) -> Lived:
+        """A copy of the registered state alone, of no step."""
+        return Lived(-1, *self._copied({}))
+
+    def put_registered(self, was: Lived) -> None:
+        """Make the registered state what `registered_now` gave, where it is another one."""
+        now = self.registered_now()
+        if now.plain != was.plain or not torch.equal(now.data, was.data):
+            self.load(was, whole=True)
 
     def load(self, lived: Lived | None, *, whole: bool) -> None:
         """Take over a copy; not `whole`: only what the next outcome is applied to."""

@@ -1,0 +1,138 @@
+"""Restarts that come in amid an epoch, or after the last step of a run that was stopped: nothing is done twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import outlast
+from outlast.checkpoint import LocalStore, heads
+from outlast.errors import LoopUnrepeatable
+
+pytestmark = pytest.mark.usefixtures("training_here")
+PER_EPOCH = 4
+
+
+@pytest.fixture(params=["on", "off"], autouse=True)
+def _mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTLAST", request.param)
+
+
+class Counter:
+    """Registered state that the loop changes at the start of each epoch."""
+
+    def __init__(self) -> None:
+        self.values, self.loads = torch.zeros(2), 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": self.values}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.values, self.loads = state["values"].clone(), self.loads + 1
+
+
+class Script:
+    """A training script, from its first line."""
+
+    def __init__(self, place: Path | None, every: int = 1) -> None:
+        torch.manual_seed(4)
+        self.model, self.counter = torch.nn.Linear(6, 1), Counter()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        checkpoint = "off" if place is None else outlast.Checkpoint(dir=str(place), every=every)
+        self.training: Any = outlast.join().protect(
+            self.model, self.optimizer, list(torch.randn(16, 6, generator=torch.Generator().manual_seed(1))),
+            global_batch_size=4, microbatches=2, seed=2, state={"counter": self.counter}, checkpoint=checkpoint,
+        )  # fmt: skip
+
+    def take(self, step: Any) -> None:
+        for batch in step:
+            step.backward(self.model(batch).pow(2).mean())
+
+    def halve(self) -> None:
+        self.optimizer.param_groups[0]["lr"] *= 0.5
+        self.counter.values += 1
+
+    def epochs(self, opening: Callable[[Script], object]) -> list[int]:
+        done = []
+        for epoch in self.training.epochs(3):
+            opening(self)
+            for step in epoch:
+                self.take(step)
+                done.append(step.number)
+        return done
+
+    def until(self, end: int, opening: Callable[[Script], object]) -> None:
+        """As `epochs`, ended by a save after so many steps."""
+        for step in self.training.steps(end):
+            if step.number % PER_EPOCH == 0:
+                opening(self)
+            self.take(step)
+
+    def steps(self, until: int, stop_at: int = -1) -> list[int]:
+        done = []
+        for step in self.training.steps(until):
+            for batch in step:
+                step.backward(self.model(batch).pow(2).mean())
+                if step.number == stop_at:
+                    self.training.stop("good enough")
+            done.append(step.number)
+        return done
+
+    def seen(self) -> tuple[str, float, list[float]]:
+        return self.training.fingerprint(), self.optimizer.param_groups[0]["lr"], self.counter.values.tolist()
+
+
+@pytest.mark.parametrize("end", [6, 8])
+def test_what_the_loop_does_at_an_epoch_s_start_is_done_once(tmp_path: Path, end: int) -> None:
+    """6: resumed amid an epoch. 8: at the start of one, whose code belongs to no checkpoint yet."""
+    whole = Script(None)
+    whole.epochs(Script.halve)
+    Script(tmp_path).until(end, Script.halve)
+    again = Script(tmp_path)
+    assert again.epochs(Script.halve) == list(range(end, 3 * PER_EPOCH))
+    assert again.seen() == whole.seen()
+    assert again.seen()[1:] == (0.01 / 8, [3.0, 3.0])
+
+
+def test_what_did_not_change_is_not_loaded_again(tmp_path: Path) -> None:
+    Script(tmp_path).until(6, lambda script: None)
+    again = Script(tmp_path)
+    again.epochs(lambda script: None)
+    assert again.counter.loads == 1, "by the checkpoint"
+
+
+def _weights(script: Script) -> None:
+    with torch.no_grad():
+        script.model.bias.mul_(0.5)
+
+
+@pytest.mark.parametrize("opening", [_weights, lambda script: script.optimizer.state.clear()])
+def test_what_cannot_be_put_back_is_refused(tmp_path: Path, opening: Callable[[Script], object]) -> None:
+    Script(tmp_path).until(6, lambda script: None)
+    with pytest.raises(LoopUnrepeatable, match="came in at step 6, amid the epoch") as caught:
+        Script(tmp_path).epochs(opening)
+    assert "after the loop over the epoch before" in caught.value.remedy
+
+
+def test_a_run_that_was_stopped_stays_so(tmp_path: Path) -> None:
+    first = Script(tmp_path, every=1000)
+    assert first.steps(12, stop_at=3) == [0, 1, 2, 3]
+    assert [head.step for head in heads(LocalStore(str(tmp_path)))[0]] == [4]
+    for _ in range(2):
+        again = Script(tmp_path, every=1000)
+        assert again.steps(12) == []
+        assert again.training.stopped == "good enough"
+        assert again.seen() == first.seen()
+
+
+def test_a_checkpoint_that_is_named_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Script(tmp_path / "a").steps(12, stop_at=3)
+    newest = max(LocalStore(str(tmp_path / "a")).generations())
+    monkeypatch.setenv("OUTLAST_RESUME", f"{tmp_path / 'a'}@{newest}")
+    on = Script(tmp_path / "b")
+    assert on.steps(6) == [4, 5]
+    assert on.training.stopped == ""
