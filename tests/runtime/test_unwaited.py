@@ -32,14 +32,15 @@ def test_a_replica_that_is_stopped_as_it_starts_is_continued(fleet: Callable[...
 
 @pytest.mark.campaign
 def test_one_that_is_stopped_again_is_replaced(fleet: Callable[..., Any]) -> None:
-    """Whether the run has begun without it by then depends on the machine."""
+    """Whether the run has begun by then, with it or without, depends on the machine; so the other one may stand at the
+    gate in a view that cannot form before it is opened."""
     run = fleet(replicas=2, steps=12, gates=(6,))
     run.until("r1 was started", lambda: run.started("r1.1"))
     run.strike(run.pid("r1.1"), signal.SIGSTOP)
     run.until("it was continued", lambda: continued(run, "r1.1"))
     run.strike(run.pid("r1.1"), signal.SIGSTOP)
     run.until("it was given up", lambda: run.exited("r1.1"))
-    run.gate(6, "another one came", lambda: run.served("r1.2") or "r1.2" in run.driven.members)
+    run.gate(6, "another one was started", lambda: run.started("r1.2"))
     run.assert_unchanged()
 
 
