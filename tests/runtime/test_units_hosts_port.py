@@ -8,19 +8,24 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
-from outlast.config import RunConfig, encoded
+from outlast.cli import _run
+from outlast.config import RunConfig, encoded, resolve
 from outlast.core import events as ev
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.host_messages import Briefing, HostHere, Turned
 from outlast.journal import Journal
 from outlast.runtime.coordinator._hosts import last_heard_of, of_another_run
 from outlast.runtime.coordinator.server import Server
+from outlast.runtime.host._children import Exit
 from outlast.runtime.host.agent import Agent
+from outlast.runtime.host.launcher import Launcher
+from outlast.runtime.host.silence import excused
 from outlast.runtime.transport.frames import Link, frame
 from outlast.runtime.transport.handshake import PeerClaim, Role
 from outlast.runtime.transport.progress_block import Progress
@@ -173,6 +178,55 @@ def test_an_agent_that_is_told_of_its_own_run_goes_on(tmp_path: Path) -> None:
     assert (mine.stopping, mine.pending) == ("", {"r0.1"})
     far.close()
     mine._disconnected()
+
+
+def test_an_agent_that_was_stopped_asks_before_it_ends_its_replicas() -> None:
+    assert excused(100.0, 0.2, 101.0, 60.0) == 100.0
+    assert excused(100.0, 500.0, 600.0, 60.0) == 542.0  # two seconds are left of the lease, and no whole one
+    assert excused(599.0, 500.0, 600.0, 60.0) == 599.0
+
+
+# --- the launcher's side --------------------------------------------------------------------------------------------
+def launcher(tmp_path: Path, **given: Any) -> Launcher:
+    return Launcher(resolve(cli=given, environ={}), ["python", "train.py"], tmp_path, host="head")
+
+
+@pytest.mark.parametrize("code", [4, 1])
+def test_a_run_that_does_not_take_its_own_agent_ends_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    mine, told, started = launcher(tmp_path), [], []  # type: ignore[var-annotated]
+    monkeypatch.setattr(Launcher, "_tell", lambda self, messages, timeout_s=2.0: told.extend(messages))
+    monkeypatch.setattr(Launcher, "_start_agent", lambda self, environ, name: started.append(name))
+    how = Exit(code=code, signal=None)
+    agent = SimpleNamespace(
+        name="a0", child=SimpleNamespace(reap=lambda: how), blocks=SimpleNamespace(close=lambda *_: ())
+    )
+    mine._agents.append(agent)  # type: ignore[arg-type]
+    mine._agent_ended(agent, {})  # type: ignore[arg-type]
+    if code == 4:
+        [stop] = told
+        assert (stop.exit_code, mine._stop_code, started) == (4, 4, [])
+        assert "agent-a0.log" in stop.reason
+    else:
+        assert (told, started) == ([], ["a0.2"])
+
+
+def test_a_run_inside_a_replica_of_several_hosts_is_none_of_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key, value in {"ADDRESS": "10.0.0.2", "HOST": "h1", "HOST_SLOTS": "2", "OWN_HOSTS": "head"}.items():
+        monkeypatch.setenv(f"OUTLAST_{key}", value)
+    monkeypatch.setenv("OUTLAST_SECRET", "ab" * 32)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        environ = launcher(tmp_path)._environ(listening)
+        assert not {"OUTLAST_ADDRESS", "OUTLAST_HOST", "OUTLAST_HOST_SLOTS", "OUTLAST_OWN_HOSTS"} & set(environ)
+        environ = launcher(tmp_path, endpoint="127.0.0.1:1", agents=2)._environ(listening)
+        assert environ["OUTLAST_OWN_HOSTS"] == "head-a0,head-a1"
+    alone = resolve(cli={}, environ={})
+    assert _run._secret(None, tmp_path, alone) is None
+    spans = resolve(cli={"endpoint": "127.0.0.1:1"}, environ={})
+    assert _run._secret(None, tmp_path, spans) == bytes.fromhex("ab" * 32)
 
 
 # --- after a coordinator's end --------------------------------------------------------------------------------------

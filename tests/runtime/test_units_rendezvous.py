@@ -16,6 +16,8 @@ from torch.distributed import PrefixStore, ProcessGroupGloo
 
 from outlast.runtime.exchange import _rendezvous
 from outlast.runtime.exchange._rendezvous import LOOPBACK, ViewStore
+from outlast.runtime.exchange.c10d_plane import open_store
+from outlast.runtime.transport.endpoints import listen_on
 from outlast.runtime.transport.mesh import Key
 
 
@@ -39,24 +41,37 @@ def listening() -> set[int]:
             inodes.add(os.readlink(f"/proc/self/fd/{name}"))
         except OSError:
             continue
-    rows = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
+    tables = [Path(f"/proc/self/net/{name}") for name in ("tcp", "tcp6")]
+    rows = [line.split() for table in tables if table.exists() for line in table.read_text().splitlines()[1:]]
     return {int(row[1].split(":")[1], 16) for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in inodes}
 
 
-def made(index: int, store: ViewStore) -> Any:
+def made(index: int, store: ViewStore, host: str) -> Any:
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._devices = [ProcessGroupGloo.create_device(hostname=LOOPBACK)]
+    options._devices = [ProcessGroupGloo.create_device(hostname=host)]
     options._timeout = timedelta(seconds=30)
     return ProcessGroupGloo(PrefixStore("v", store), index, 2, options)
 
 
-def test_a_group_forms_over_the_mesh_and_is_shut_to_others() -> None:
+def there(host: str) -> bool:
+    """Whether this machine has the address."""
+    try:
+        listen_on(host).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("host", [LOOPBACK, "::1"])
+def test_a_group_forms_over_the_mesh_and_is_shut_to_others(host: str) -> None:
+    if not there(host):
+        pytest.skip(f"{host} is no address of this machine")
     lines = [Line(), Line()]
     lines[0].peer, lines[1].peer = lines[1], lines[0]
     stores = [ViewStore(line, 30.0) for line in lines]  # type: ignore[arg-type]
     before, groups = listening(), {}
     threads = [
-        threading.Thread(target=lambda i=i, s=s: groups.update({i: made(i, s)}))  # type: ignore[misc]
+        threading.Thread(target=lambda i=i, s=s: groups.update({i: made(i, s, host)}))  # type: ignore[misc]
         for i, s in enumerate(stores)
     ]
     for thread in threads:
@@ -67,14 +82,12 @@ def test_a_group_forms_over_the_mesh_and_is_shut_to_others() -> None:
             thread.join(0.001)
     ports = listening() - before
     assert len(ports) == 2
-    bystander = socket.create_server((LOOPBACK, 0))
+    bystander = listen_on(host)
     assert _rendezvous.shut(stores[0].said) == 2  # one process has both ends here
     for port in ports:
-        with socket.socket() as stranger:
-            stranger.settimeout(0.2)
-            with pytest.raises(TimeoutError):
-                stranger.connect((LOOPBACK, port))
-    socket.create_connection(bystander.getsockname(), timeout=30).close()
+        with pytest.raises(TimeoutError):
+            socket.create_connection((host, port), timeout=0.2)
+    socket.create_connection(bystander.getsockname()[:2], timeout=30).close()
     bystander.close()
     tensors = [torch.ones(3), torch.full((3,), 2.0)]
     works = [groups[index].allreduce([tensor]) for index, tensor in enumerate(tensors)]
@@ -98,3 +111,14 @@ def test_a_view_that_ends_keeps_nobody_waiting_for_its_keys() -> None:
     store.give_up()
     thread.join(30)
     assert failed == ["the group's members did not all come"]
+
+
+def test_torchs_own_store_listens_at_one_address_only() -> None:
+    store, address = open_store()
+    port = int(address.rpartition(":")[2])
+    store.set("key", "value")
+    socket.create_connection((LOOPBACK, port), timeout=30).close()
+    for host in ("127.0.0.2", "::1"):
+        with pytest.raises(OSError, match=r"refused|assign|unreachable"):
+            socket.create_connection((host, port), timeout=30)
+    assert store.get("key") == b"value"

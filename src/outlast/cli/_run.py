@@ -127,7 +127,8 @@ def _secret(file: Path | None, folder: Path, resolved: Any) -> bytes | None:
     """The run's secret where it was given. Where hosts are to join and none was, a new one, in the run directory."""
     from outlast.runtime.host.joined import read_secret
 
-    secret = read_secret(file, os.environ.get("OUTLAST_SECRET"))
+    # That of a run around this one, whose replica may have started it, is none of a run on one host.
+    secret = read_secret(file, os.environ.get("OUTLAST_SECRET") if resolved.config.endpoint else None)
     if secret is not None or not resolved.config.endpoint:
         return secret
     secret = secrets.token_bytes(32)

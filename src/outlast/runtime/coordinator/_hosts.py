@@ -27,7 +27,7 @@ from outlast.runtime.transport.handshake import PeerClaim
 
 __all__ = ["Hosts", "briefing", "last_heard_of", "of_another_run"]
 
-_ENDED_S = 0.15  # for an agent that lives to connect anew, when its connection and those of its replicas have ended
+_ENDED_S = 0.5  # for an agent that lives to connect anew, when its connection and those of its replicas have ended
 _WANTED_S = 5.0  # for so long somebody's word counts that he waits for a replica there
 _ALIVE_S = 1.0  # several beats of an agent that has joined
 _ABSENT_S = 1.0  # a pause between two looks above this was this process's own: nobody was silent in it
@@ -206,7 +206,7 @@ def is_launched(agent: str) -> bool:
     return ":" not in agent
 
 
-def last_heard_of(story: Iterable[events.AnyEvent]) -> tuple[list[events.AgentStarted], list[str]]:
+def last_heard_of(story: Iterable[events.Event]) -> tuple[list[events.AgentStarted], list[str]]:
     """What an earlier coordinator wrote of agents: (those that it still had, those that it had lost and that have not
     been followed by another of their host)."""
     newest: dict[str, events.AgentStarted | events.AgentLost] = {}

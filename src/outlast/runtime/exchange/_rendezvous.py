@@ -102,10 +102,14 @@ def shut(said: Sequence[bytes]) -> int:
 
 
 def _shut(sock: socket.socket, said: Sequence[bytes]) -> bool:
-    if sock.family != socket.AF_INET or not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+    if sock.family not in (socket.AF_INET, socket.AF_INET6) or not sock.getsockopt(
+        socket.SOL_SOCKET, socket.SO_ACCEPTCONN
+    ):
         return False
-    host, port = sock.getsockname()
-    told = struct.pack("=H", socket.AF_INET) + port.to_bytes(2, "big") + socket.inet_aton(host)
+    host, port = sock.getsockname()[:2]
+    flow = bytes(4 if sock.family == socket.AF_INET6 else 0)
+    number = socket.inet_pton(sock.family, host.partition("%")[0])
+    told = struct.pack("=H", sock.family) + port.to_bytes(2, "big") + flow + number
     if not any(told in value for value in said):
         return False
     program = ctypes.create_string_buffer(_DROP)

@@ -31,6 +31,7 @@ from outlast.runtime.exchange.plane import Enter, ExchangeTask, Reduction, reduc
 from outlast.runtime.exchange.slots import Memory
 from outlast.runtime.host.environment import Environment
 from outlast.runtime.transport.connections import decoded
+from outlast.runtime.transport.endpoints import listen_on
 from outlast.runtime.transport.mesh import Extra, Hand, Mesh, SumsReady
 from outlast.runtime.view.rounds import WANTED
 from outlast.tensors import Layout, fingerprint, reduce_slice
@@ -39,9 +40,15 @@ __all__ = ["LOOPBACK", "NetworkPlane", "open_store"]
 
 
 def open_store(host: str = LOOPBACK) -> tuple[Any, str]:
-    """This member's own store, and its address: (store, host:port). `host`: an address of this machine."""
-    store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
-    return store, f"{host}:{store.port}"
+    """This member's own store, and its address: (store, host:port). `host`: an address of this machine, the only one at
+    which it listens; left to itself torch takes all there are."""
+    sock = listen_on(host)
+    port = sock.getsockname()[1]
+    store = TCPStore(
+        host, port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60),
+        master_listen_fd=sock.detach(),
+    )  # fmt: skip
+    return store, f"{host}:{port}"
 
 
 class NetworkPlane:

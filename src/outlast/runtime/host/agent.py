@@ -34,7 +34,7 @@ from outlast.runtime.host._rank_blocks import BlocksShown, exit_of
 from outlast.runtime.host._replica_ranks import Rank, cause_of, detail_of
 from outlast.runtime.host._snapshot_memory import slots_of
 from outlast.runtime.host._stopped_children import LOOK_S, Stopped
-from outlast.runtime.host.silence import BEAT_S, kernel_state
+from outlast.runtime.host.silence import BEAT_S, cpu_s, excused, kernel_state
 from outlast.runtime.settings.fault_points import Probe
 from outlast.runtime.transport.endpoints import place_here, read_host_port
 from outlast.runtime.transport.frames import SILENT_BEATS, Heartbeat, HeartbeatReply, Link
@@ -94,7 +94,7 @@ class Agent:
         self._retry_s = 0.02
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._asked, self._over = "", False
-        self._heard_s = self._answered_s = time.monotonic()
+        self._heard_s = self._answered_s = self._beat_s = time.monotonic()
 
     def ask(self, reason: str) -> None:
         """From a signal's handler: the launcher says that the run is over."""
@@ -217,7 +217,9 @@ class Agent:
             self._send(result)
         self._reap_strangers()
         if self.host is not None:
+            self._answered_s = excused(self._answered_s, now - self._beat_s, now, self.lease_s)
             self._mind_the_lease(now - self._answered_s)
+        self._beat_s = now
         self._at(self.heartbeat_s, self._beat)
 
     def _mind_the_lease(self, alone_s: float) -> None:
@@ -449,13 +451,13 @@ class Agent:
             if state in "Tt":
                 self._say(each, state, traced, False)
                 return
-        before = _cpu_s(rank.child.pid)
+        before = cpu_s(rank.child.pid)
         self._at(_LOOK_S, lambda: self._look_again(rank, before))
 
     def _look_again(self, rank: Rank, before_s: float) -> None:
         if rank.name in self.ranks:
             state, traced = kernel_state(rank.child.pid)
-            self._say(rank, state, traced, _cpu_s(rank.child.pid) - before_s > _BUSY * _LOOK_S)
+            self._say(rank, state, traced, cpu_s(rank.child.pid) - before_s > _BUSY * _LOOK_S)
 
     def _say(self, rank: Rank, state: str, traced: bool, advanced: bool) -> None:
         phase, _, _, alive_s, allowed_s = rank.progress.read()
@@ -476,15 +478,6 @@ def host_of(name: str, environ: Mapping[str, str]) -> hm.HostHere | None:
         agent=name, host=environ["OUTLAST_HOST"], place=place_here(), pid=os.getpid(), address=address,
         slots=int(environ.get("OUTLAST_HOST_SLOTS", "0")),
     )  # fmt: skip
-
-
-def _cpu_s(pid: int) -> float:
-    """Processor time of all the process's threads, in seconds."""
-    total = 0
-    with contextlib.suppress(OSError):  # threads come and go
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            total += int((task / "schedstat").read_text().split()[0])
-    return total / 1e9
 
 
 def main() -> int:

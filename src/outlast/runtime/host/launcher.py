@@ -42,6 +42,7 @@ from outlast.runtime.transport.save_messages import SAVE_EPOCHS, SaveAsked
 
 __all__ = ["Launcher", "RunEnd"]
 
+_OF_HOSTS = ("OUTLAST_ADDRESS", "OUTLAST_HOST", "OUTLAST_HOST_SLOTS", "OUTLAST_OWN_HOSTS")  # not of a run around this
 _COORDINATOR_TRIES = 8  # restarts in a row without a minute of life between them
 _STOP_S = 5.0  # how long the coordinator may take to end the run when asked
 _AGENT_STOP_S = 10.0  # an agent: a call to a coordinator that does not answer, and its ranks' grace, are 5
@@ -214,7 +215,7 @@ class Launcher:
     def _environ(self, listening: socket.socket) -> dict[str, str]:
         self._address = listening.getsockname()[:2]
         config = self.resolved.config
-        found = dict(os.environ) | {
+        found = {key: value for key, value in os.environ.items() if key not in _OF_HOSTS} | {
             "OUTLAST_RUN": self.run_id,
             "OUTLAST_RUN_DIR": str(self.run_dir.resolve()),
             "OUTLAST_COORDINATOR": shown(*self._address),
@@ -374,7 +375,7 @@ class Launcher:
         exits = agent.blocks.close(noticed_s, f"its agent {agent.name} died: {how}")
         if self._exit_code is not None or self._stopping:
             return
-        if how.code == MembershipError.exit_code and not how.signal:
+        if how.code == MembershipError.exit_code:
             self._give_up(f"its own agent was turned away: see {self.run_dir}/logs/agent-{agent.name}.log")
             return
         self._lost_agents.append(m.AgentGone(agent=agent.name, cause=str(how), exits=exits))

@@ -6,6 +6,7 @@ launcher's own absence (a suspended machine, its own stop) counts for nothing. I
 
 from __future__ import annotations
 
+import contextlib
 import math
 from pathlib import Path
 from typing import Literal
@@ -13,13 +14,14 @@ from typing import Literal
 from outlast.core.policy.deadlines import Durations, deadline
 from outlast.runtime.transport.progress_block import Progress
 
-__all__ = ["BEAT_S", "Watch", "kernel_state"]
+__all__ = ["BEAT_S", "Watch", "cpu_s", "excused", "kernel_state"]
 
 BEAT_S = 0.1
 """How often the coordinator and the agents give a sign of life."""
 _FLOOR_S = 5 * BEAT_S
 _ABSENT_S = 1.0
 """A pause between two looks above this was the launcher's own."""
+_ASKING_S = 2.0  # for an agent that wakes up: to connect, to beat, and to be answered
 
 
 def kernel_state(pid: int) -> tuple[str, bool]:
@@ -30,6 +32,22 @@ def kernel_state(pid: int) -> tuple[str, bool]:
         return "X", False
     rows = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
     return rows["State"].split()[0], rows.get("TracerPid", "0").strip() != "0"
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time of all the process's threads, in seconds."""
+    total = 0
+    with contextlib.suppress(OSError):  # threads come and go
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            total += int((task / "schedstat").read_text().split()[0])
+    return total / 1e9
+
+
+def excused(answered_s: float, paused_s: float, now_s: float, lease_s: float) -> float:
+    """When the coordinator's word is taken to have come last by an agent that has not run for `paused_s`. It could not
+    hear: its replicas did, or are ended soon after, not before it has asked. It gets no whole lease more: a writer that
+    slept as long may have been followed by another."""
+    return answered_s if paused_s < _ABSENT_S else max(answered_s, now_s - lease_s + min(_ASKING_S, lease_s))
 
 
 class Watch:
