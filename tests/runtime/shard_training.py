@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -88,6 +88,6 @@ def _grad(param: Tensor) -> Tensor:
     return param.grad
 
 
-def report(width: int, place: int, store: Path | None, into: Any) -> None:
-    """`train`, in a process of its own."""
-    into.put((width, place, train(width, place, store)))
+if __name__ == "__main__":
+    width, place, *store = sys.argv[1:]
+    print(train(int(width), int(place), Path(store[0]) if store else None))

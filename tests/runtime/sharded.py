@@ -69,8 +69,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--whole", action="store_true", help="shard nothing")
+    parser.add_argument("--unclipped", action="store_true")
     args = parser.parse_args()
-    run, found = train(args.steps)
+    run, found = train(args.steps, not args.whole, **({"clip_norm": None} if args.unclipped else {}))
     part = args.out / f"{run.name}.{os.getpid()}.part"
     part.write_text(json.dumps(found))
     part.rename(args.out / f"{run.name}-{os.environ.get('OUTLAST_PLACE', '0')}.json")

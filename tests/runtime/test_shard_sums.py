@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-import multiprocessing
+import json
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,57 +15,45 @@ import torch
 from outlast.errors import ConfigError, StepMisuse
 from outlast.runtime.exchange.shard_sums import ShardSums, sharded
 
-
-def _module(file: str) -> Any:
-    """A script beside this one."""
-    name = f"outlast_{file}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{file}.py"))
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-    return sys.modules[name]
+HERE = Path(__file__).parent
 
 
 @pytest.mark.process
 @pytest.mark.campaign
 def test_one_two_and_four_ranks_have_the_bits_of_one_plain_process(tmp_path: Path) -> None:
     """Shapes that do not divide, microbatches of unlike weights, four steps of AdamW."""
-    training, start = _module("shard_training"), multiprocessing.get_context("fork")
-    into, widths = start.SimpleQueue(), (1, 2, 4)
-    ranks = [
-        start.Process(target=training.report, args=(width, place, tmp_path / str(width), into))
-        for width in widths
-        for place in range(width)
-    ]
-    ranks.append(start.Process(target=training.report, args=(1, 0, None, into)))
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join(120)
-    assert [rank.exitcode for rank in ranks] == [0] * len(ranks)
-    found = [into.get() for _ in ranks]
-    assert len({digest for _, _, digest in found}) == 1, found
+    ranks = [(width, place, str(tmp_path / str(width))) for width in (1, 2, 4) for place in range(width)]
+    started = [_rank(*given) for given in [(1, 0), *ranks]]
+    try:
+        found = [rank.communicate(timeout=300)[0].strip() for rank in started]
+    finally:
+        for rank in started:
+            rank.kill()
+            rank.wait()
+    assert [rank.returncode for rank in started] == [0] * len(started)
+    assert len(set(found)) == 1, found
+    assert len(found[0]) == 64
 
 
-def _in_a_fleet_of_one(shard: bool, into: Any) -> None:
-    into.put(_module("sharded").train(5, shard, clip_norm=None)[1])
+def _rank(*given: object) -> Any:
+    """A process that has nothing of this one: torch's threads, here, would not survive a fork."""
+    script = [sys.executable, str(HERE / "shard_training.py"), *map(str, given)]
+    return subprocess.Popen(script, stdout=subprocess.PIPE, text=True)
 
 
 @pytest.mark.process
 @pytest.mark.campaign
-def test_a_fleet_of_one_trains_under_fsdp_with_the_bits_of_the_plain_model() -> None:
+def test_a_fleet_of_one_trains_under_fsdp_with_the_bits_of_the_plain_model(tmp_path: Path) -> None:
     """In processes of their own: a process group is a process's, once and for all."""
-    start = multiprocessing.get_context("fork")
-    into = start.SimpleQueue()
-    for shard in (False, True):
-        rank = start.Process(target=_in_a_fleet_of_one, args=(shard, into))
-        rank.start()
-        rank.join(120)
-        assert rank.exitcode == 0
-    plain, sharded_too = into.get(), into.get()
+    found = []
+    for number, how in enumerate(([], ["--whole"])):
+        out = tmp_path / str(number)
+        out.mkdir()
+        script = [sys.executable, str(HERE / "sharded.py"), "--steps", "5", "--unclipped", "--out", str(out), *how]
+        subprocess.run(script, check=True, timeout=300)
+        (file,) = out.glob("*.json")
+        found.append(json.loads(file.read_text()))
+    sharded_too, plain = found
     assert plain["fingerprint"] == sharded_too["fingerprint"]
     assert plain["losses"] == sharded_too["losses"]
 

@@ -17,7 +17,7 @@ from outlast.errors import ConfigError, MembershipError, StepMisuse, ViewAbandon
 from outlast.runtime.host._children import Exit
 from outlast.runtime.host._replica_ranks import Rank
 from outlast.runtime.member._siblings import Siblings
-from outlast.runtime.settings.rank_limits import check_protected, check_ranks, effective
+from outlast.runtime.settings.rank_limits import check_protected, check_ranks, check_sharded, effective, unlike_told
 from outlast.runtime.transport import rank_channel as say
 from outlast.runtime.transport.connections import PeersLost
 from outlast.runtime.transport.rank_channel import call_lead, meet_ranks
@@ -133,6 +133,23 @@ def test_the_number_of_ranks() -> None:
         check_ranks(RunConfig(ranks=6))
     assert effective(RunConfig(ranks=2)).max_restarts == 0
     assert effective(RunConfig()).max_restarts == RunConfig().max_restarts
+
+
+def test_what_a_run_with_ranks_does_otherwise_than_told_is_said() -> None:
+    assert unlike_told(RunConfig(ranks=2, replicas=3)) == (
+        "replicas of 2 ranks: one that dies is not started again yet (max_restarts = 0), and the others go on"
+    )
+    assert "is not started again" in unlike_told(RunConfig(ranks=2, replicas=1))
+    assert unlike_told(RunConfig(ranks=2, max_restarts=0)) == ""
+    assert unlike_told(RunConfig(ranks=1)) == ""
+
+
+@pytest.mark.parametrize("asked", [{"audits": True}, {"critical": True}, {"checks": "abft"}])
+def test_what_looks_at_whole_tensors_is_refused_with_shards_on_one_rank_too(asked: dict[str, Any]) -> None:
+    none: dict[str, Any] = {"audits": False, "critical": False, "checks": None}
+    check_sharded(**none)
+    with pytest.raises(ConfigError, match="cannot be had with a model that is sharded"):
+        check_sharded(**none | asked)
 
 
 def test_what_the_script_asks_for_is_refused_too() -> None:

@@ -8,7 +8,7 @@ does not know views, and nothing outside its replica.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ class ShardSums:
     def __init__(self, place: int = 0, width: int = 1) -> None:
         self.place, self.width = place, width
         self.weight, self.calls = 1.0, 0
+        self.before_reducing: Callable[[], None] = lambda: None  # before FSDP looks for a gradient to add to
 
     def begin(self, weight: float) -> None:
         """A microbatch's backward is next."""
@@ -45,7 +46,8 @@ class ShardSums:
 
     # --- what FSDP calls -----------------------------------------------------------------------------------------
     def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return memory for FSDP's buffers."""
+        """Return memory for FSDP's buffers. It asks for it first of all, and of one rank nothing else."""
+        self.before_reducing()
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(

@@ -20,7 +20,7 @@ from outlast.runtime.member.driver import Replica
 from outlast.runtime.member.follower import FollowingRank
 from outlast.runtime.member.link import SoloLink
 from outlast.runtime.saving.member_saves import Saves
-from outlast.runtime.settings.rank_limits import check_protected
+from outlast.runtime.settings.rank_limits import check_protected, check_sharded
 from outlast.runtime.settings.save_settings import SaveSettings
 from outlast.runtime.training.engine import Engine
 from outlast.runtime.training.samples import Samples
@@ -68,6 +68,7 @@ def assemble(
     shards = ShardSums(env.place, env.width)
     if sharded(list(zip(parts.names, parts.params, strict=True)), shards.width):
         shards.attach(parts.model)
+        check_sharded(audits=facts["audit"] != "0", critical=bool(facts["audit_params"]), checks=checks)
     layout, rows = arrange(env.config, parts, samples, int(bucket_mb * (1 << 20)), shards, **robust)
     admit_device(env.config.device_test, layout.device, env.me)
     shared = env.exchange == "shm" and layout.device.type == "cpu"

@@ -49,7 +49,7 @@ class FollowingTraining:
 
     def __init__(self, follower: FollowingRank) -> None:
         self.replica, self.engine = follower, follower.engine
-        self._watch = LoopWatch(self.engine.state, self.engine.samples.num_leaves, None)
+        self._watch = LoopWatch(self.engine.state, self.engine.samples.num_leaves, None, self.engine.shards)
         self._started = False
         self._failed = False
         self._home = os.getpid()

@@ -39,10 +39,12 @@ _OTHERWISE = (
 _LOOK_AT = 12  # frames above the use of a gradient in which the habit has its name
 
 
-def hide(parameters: Iterable[Tensor], hidden: dict[int, Tensor]) -> None:
-    """Put a tell-tale in the place of each gradient. `hidden`: those that were made before, kept by the caller."""
+def hide(parameters: Iterable[Tensor], hidden: dict[int, Tensor], *, shards: bool) -> None:
+    """Put a tell-tale in the place of each gradient. `hidden`: those that were made before, kept by the caller.
+    `shards`: also of what FSDP shards. FSDP takes what stands there for a gradient to add to, so the caller has to take
+    them away before FSDP looks."""
     for parameter in parameters:
-        if is_shard(parameter):  # FSDP takes what stands there for a gradient to add to
+        if not shards and is_shard(parameter):
             continue
         try:
             parameter.grad = hidden[id(parameter)]

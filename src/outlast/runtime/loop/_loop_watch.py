@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from outlast.errors import StepMisuse
+from outlast.runtime.exchange.shard_sums import ShardSums
 from outlast.runtime.loop._hidden_gradients import hide, show_none
 from outlast.runtime.training.losses import LossCheck
 from outlast.runtime.training.samples import Samples
@@ -23,10 +24,15 @@ __all__ = ["LoopWatch", "steps_again"]
 
 class LoopWatch:
     """`given` before the loop's body runs, `returned` when it comes back, `after_backward` and `committed` in between,
-    `over` when no more of it comes. `loss` looks at what a backward is given."""
+    `over` when no more of it comes. `loss` looks at what a backward is given. `shards`: what FSDP reduces with, if that
+    is outlast's."""
 
-    def __init__(self, state: State, microbatches: int, witness: Witness | None = None) -> None:
-        self._state, self._witness = state, witness
+    def __init__(
+        self, state: State, microbatches: int, witness: Witness | None = None, shards: ShardSums | None = None
+    ) -> None:
+        self._state, self._witness, self._shards = state, witness, shards
+        if shards is not None:  # a backward of the loop's own, too, finds no tell-tale to add to
+            shards.before_reducing = lambda: show_none(state.params)
         self._hidden: dict[int, Tensor] = {}
         self._counts: list[Any] = []
         self.loss = LossCheck(microbatches)
@@ -47,7 +53,7 @@ class LoopWatch:
 
     def after_backward(self) -> None:
         """No gradient is there to be clipped or stepped with."""
-        hide(self._state.params, self._hidden)
+        hide(self._state.params, self._hidden, shards=self._shards is not None)
 
     def committed(self, meta: Meta | None = None) -> None:
         """The step is applied, and what follows the loop over its batches is about to run. `meta`: the step's."""

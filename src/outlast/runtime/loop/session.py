@@ -204,7 +204,9 @@ class Training:
         self._step: Step | None = None
         self._failed = False
         self._home = os.getpid()  # what the script forks inherits hooks and handlers, and is not the replica
-        self._watch = LoopWatch(self.engine.state, self.engine.samples.num_leaves, self.engine.witness)
+        self._watch = LoopWatch(
+            self.engine.state, self.engine.samples.num_leaves, self.engine.witness, self.engine.shards
+        )
         self._open = False  # the loop has been given a step, and has not asked for the next
         self._left: Left | None = None  # how the loop over a step's batches was
         self._saved = False  # what a loop that was left early leaves

@@ -10,7 +10,7 @@ from outlast.config import RunConfig
 from outlast.core.policy import Guards
 from outlast.errors import ConfigError
 
-__all__ = ["check_protected", "check_ranks", "effective"]
+__all__ = ["check_protected", "check_ranks", "check_sharded", "effective", "unlike_told"]
 
 
 def check_ranks(config: RunConfig) -> None:
@@ -39,6 +39,18 @@ def check_ranks(config: RunConfig) -> None:
 def effective(config: RunConfig) -> RunConfig:
     """The configuration of a run with ranks: a replica that dies is not started again, for none can join yet."""
     return config if config.ranks == 1 else msgspec.structs.replace(config, max_restarts=0)
+
+
+def unlike_told(config: RunConfig) -> str:
+    """Say what `effective` changes, for the user; "" if nothing."""
+    if config.ranks == 1 or not config.max_restarts:
+        return ""
+    if config.replicas == 1:
+        return f"a replica of {config.ranks} ranks that dies is not started again yet (max_restarts = 0)"
+    return (
+        f"replicas of {config.ranks} ranks: one that dies is not started again yet (max_restarts = 0), and the others "
+        "go on"
+    )
 
 
 def check_protected(
@@ -70,6 +82,17 @@ def check_protected(
         f"training on {device}": device != "cpu",
     }
     _refuse(width, refused)
+
+
+def check_sharded(*, audits: bool, critical: bool, checks: object) -> None:
+    """ConfigError for what looks at gradients, moments or products as whole tensors, and finds shards."""
+    refused = {"audit": audits, "audit_params": critical, "checks": checks is not None}
+    for what, given in refused.items():
+        if given:
+            raise ConfigError(
+                f"{what} cannot be had with a model that is sharded (fully_shard) yet", did="nothing was trained",
+                remedy="leave it out, or leave out fully_shard: replicas of one rank hold the whole model anyway",
+            )  # fmt: skip
 
 
 def _refuse(width: int, refused: Mapping[str, bool]) -> None:

@@ -1,0 +1,33 @@
+"""A sharded model on one rank: what is done to its gradients by habit, and what cannot be had with it, is told."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.process, pytest.mark.campaign]
+SCRIPT = Path(__file__).with_name("sharded_misuse.py")
+
+
+def test_a_sharded_model_is_told_what_a_whole_one_is() -> None:
+    """In a process of its own: a process group is a process's, once and for all."""
+    done = subprocess.run([sys.executable, str(SCRIPT)], stdout=subprocess.PIPE, text=True, check=True, timeout=300)
+    found = json.loads(done.stdout)
+    assert found["plain"]["over"]
+    for harmless in ("zeroes", "own backward"):
+        assert found[harmless] == found["plain"]
+    for habit, name in {"clips": "clip_grad_norm_", "clips after the step": "clip_grad_norm_", "steps": "step"}.items():
+        assert found[habit]["error"] == "StepMisuse", found[habit]
+        assert f"{name} used .grad of a protected parameter" in found[habit]["text"]
+    for given, what in {
+        "audit": "audit",
+        "audit auto": "audit",
+        "audit_params": "audit_params",
+        "checks": "checks",
+    }.items():
+        assert found[given]["error"] == "ConfigError", found[given]
+        assert f"{what} cannot be had with a model that is sharded" in found[given]["text"]
