@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 from pathlib import Path
@@ -34,7 +35,14 @@ def data() -> list[tuple[Tensor, Tensor]]:
     return list(zip(torch.randn(83, 24, generator=draw), torch.randint(0, 3, (83,), generator=draw), strict=True))
 
 
-def train(steps: int, shard: bool = True, **how: Any) -> tuple[Any, dict[str, Any]]:
+def pass_gate(gates: Path | None, step: int) -> None:
+    """Wait while the test holds the gate before this step."""
+    if gates is not None and (gates / str(step)).exists():
+        with (gates / str(step)).open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+
+
+def train(steps: int, shard: bool = True, gates: Path | None = None, **how: Any) -> tuple[Any, dict[str, Any]]:
     """Run to the end: (this process's part, what it found)."""
     run = outlast.join()
     torch.manual_seed(3)
@@ -53,6 +61,7 @@ def train(steps: int, shard: bool = True, **how: Any) -> tuple[Any, dict[str, An
     norms: dict[int, float | None] = {}
     correct: dict[int, float] = {}
     for step in training.steps(until=steps):
+        pass_gate(gates, step.number)
         for inputs, targets in step:
             outputs = model(inputs)
             step.metric("correct", (outputs.argmax(1) == targets).float().mean())
@@ -71,8 +80,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--whole", action="store_true", help="shard nothing")
     parser.add_argument("--unclipped", action="store_true")
+    parser.add_argument("--gates", type=Path)
     args = parser.parse_args()
-    run, found = train(args.steps, not args.whole, **({"clip_norm": None} if args.unclipped else {}))
+    run, found = train(args.steps, not args.whole, args.gates, **({"clip_norm": None} if args.unclipped else {}))
     part = args.out / f"{run.name}.{os.getpid()}.part"
     part.write_text(json.dumps(found))
     part.rename(args.out / f"{run.name}-{os.environ.get('OUTLAST_PLACE', '0')}.json")

@@ -13,6 +13,7 @@ from torch.distributed.fsdp import fully_shard
 
 import outlast
 from outlast.errors import OutlastError
+from outlast.tensors import is_shard
 
 
 def build(run: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -67,6 +68,35 @@ def own_backward(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tens
     model(batch).abs().sum().backward()
 
 
+def evaluated() -> dict[str, Any]:
+    """A forward before `protect`, and evaluations: what the state and the loop find after them."""
+    run = outlast.join()
+    model, optimizer = build(run)
+    data = list(torch.randn(8, 4, generator=torch.Generator().manual_seed(1)))
+    looks(model, optimizer, data[0])
+    training = run.protect(model, optimizer, data, global_batch_size=4, microbatches=2, seed=1)
+    state, losses, shards = training.engine.state, [], [list(training.engine.state.names)]
+    for step in training.steps(until=2):
+        for batch in step:
+            step.backward(model(batch).square().mean())
+        before = state.fingerprint()
+        training.evaluate(data, lambda batch: {"loss": model(batch).square().mean()})
+        shards.append([name for name, param in model.named_parameters() if is_shard(param)])
+        looks(model, optimizer, data[0])
+        assert not any(is_shard(param) for param in model.parameters())
+        assert state.fingerprint() == before
+        assert all(is_shard(tensor) for tensor in state.tensors().values())
+        losses.append(step.loss)
+    looks(model, optimizer, data[0])
+    return {"losses": losses, "fingerprint": training.fingerprint(), "shards": shards}
+
+
+def looks(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor) -> None:
+    """A forward that no backward follows, in the middle of a step or after it: FSDP keeps the root's whole weights."""
+    with torch.no_grad():
+        model(batch)
+
+
 def main() -> None:
     found = {
         "plain": train(nothing),
@@ -75,6 +105,9 @@ def main() -> None:
         "steps": train(steps),
         "zeroes": train(zeroes),
         "own backward": train(own_backward),
+        "looks": train(looks),
+        "looks after the step": train(looks, after=True),
+        "evaluates": evaluated(),
         "audit": train(nothing, audit=0.5),
         "audit auto": train(nothing, audit="auto"),
         "audit_params": train(nothing, audit_params=["0.weight"]),

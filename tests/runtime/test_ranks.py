@@ -23,10 +23,10 @@ STEPS = 6
 
 
 @functools.cache
-def undisturbed(script: Path = SCRIPT) -> dict[str, Any]:
+def undisturbed(script: Path = SCRIPT, steps: int = STEPS) -> dict[str, Any]:
     """By one rank alone, in a process of its own."""
     with tempfile.TemporaryDirectory() as out:
-        subprocess.run([sys.executable, script, "--steps", str(STEPS), "--out", out], check=True, timeout=300)
+        subprocess.run([sys.executable, script, "--steps", str(steps), "--out", out], check=True, timeout=300)
         (file,) = Path(out).glob("*.json")
         found: dict[str, Any] = json.loads(file.read_text())
     return found
@@ -53,6 +53,22 @@ def fault(replica: str, phase: str, action: Any = "SIGKILL", **where: Any) -> Fa
 def test_every_width_has_the_bits_of_one(fleet: Callable[..., Any], replicas: int, ranks: int) -> None:
     run = fleet(replicas=replicas, ranks=ranks, steps=STEPS, script=[SCRIPT])
     check(run, {f"r{slot}.1" for slot in range(replicas)}, ranks, 0)
+
+
+def test_a_sharded_replica_of_one_rank_that_died_joins_again(fleet: Callable[..., Any]) -> None:
+    """Before it takes part it goes through a step forward only, after which FSDP keeps the root's whole weights."""
+    run = fleet(fault("r1.1", "header", step=2), replicas=2, steps=60, script=[SCRIPT], gates=(4, 30, 55))
+    run.gate(4, "a new process was served", lambda: run.served("r1.2"))
+    run.gate(30, "it had caught up", lambda: run.caught_up("r1.2"))
+    run.gate(55, "it trained again", lambda: len(run.driven.members) == 2)
+    assert run.finish() == 0, run.logs()
+    want, results = undisturbed(SCRIPT, 60), run.results()
+    assert set(results) == {"r0.1-0", "r1.2-0"}, run.logs()
+    for found in results.values():
+        assert found["fingerprint"] == want["fingerprint"], run.logs()
+        assert found["losses"].items() <= want["losses"].items()
+    assert results["r0.1-0"] == want
+    assert "59" in results["r1.2-0"]["losses"]
 
 
 def test_what_fsdp_is_used_with_keeps_the_bits(fleet: Callable[..., Any]) -> None:

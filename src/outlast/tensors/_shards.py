@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["WIDEST", "Grid", "grid_of", "is_shard", "like", "local", "whole"]
+__all__ = ["WIDEST", "Grid", "grid_of", "is_shard", "like", "local", "reshard", "whole"]
 
 WIDEST = 8
 """Ranks of a replica, at most: their number divides the grid."""
@@ -57,6 +57,15 @@ def whole(tensor: Any) -> Tensor:
     """All of a tensor. Of one that is spread every rank must ask, in the same order."""
     found: Tensor = tensor.full_tensor() if is_shard(tensor) else tensor
     return found
+
+
+def reshard(model: torch.nn.Module) -> None:
+    """Let go of what FSDP gathered for a forward that no backward followed. Until then the model's parameters are whole
+    copies, which an optimizer's step does not reach and what is written to them is lost with."""
+    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ())
+    for module in model.modules():
+        if isinstance(module, kind):
+            module.reshard()  # type: ignore[operator]
 
 
 @dataclass(frozen=True, slots=True)

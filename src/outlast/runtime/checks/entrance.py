@@ -21,6 +21,7 @@ from outlast.runtime.checks._extra_batches import apart
 from outlast.runtime.host.environment import Environment
 from outlast.runtime.training.engine import Engine
 from outlast.runtime.training.losses import missing_backward
+from outlast.tensors import reshard
 
 __all__ = ["Entrance"]
 
@@ -54,6 +55,7 @@ class Entrance:
             else:
                 self._found = f"the loss of step {late.step} is another one: {', '.join(unlike)}" if unlike else ""
         self.active = False
+        reshard(engine.state.model)  # no backward has
         engine.restore_buffers()
 
     def backward(self, loss: Tensor) -> None:

@@ -36,7 +36,7 @@ from outlast.runtime.training.state import State
 from outlast.runtime.training.step_checks import Meta, StepChecks
 from outlast.runtime.training.warm_memory import Warm
 from outlast.runtime.training.witness import Witness
-from outlast.tensors import Layout, is_shard, like, prepare_fold
+from outlast.tensors import Layout, is_shard, like, prepare_fold, reshard
 
 __all__ = ["Engine"]
 
@@ -260,6 +260,8 @@ class Engine:
         for frozen in self.frozen:
             frozen.wait()
         self.frozen.clear()
+        if self.sharded:
+            reshard(self.state.model)
         checks = self.step_checks
         if checks.guards.before(meta):
             self._optimize(meta, enter)

@@ -20,6 +20,7 @@ from outlast.runtime.training.metrics import mean_of, number_of
 from outlast.runtime.training.random_state import random_state_kept, seed_everything
 from outlast.runtime.training.samples import Samples
 from outlast.runtime.training.state import State
+from outlast.tensors import reshard
 
 __all__ = ["Evaluation", "Rows", "evaluation_of"]
 
@@ -60,6 +61,7 @@ class Evaluation:
         finally:
             for module, mode in modes:
                 module.training = mode
+            reshard(self._model)
 
     def compute(self, number: int) -> Rows:
         """One batch. Raises StepMisuse if the function's answer is no mapping of numbers."""

@@ -114,7 +114,7 @@ class LoopState:
                         raise self._untrained(param, f"parameter {i} of group {g}")
 
     def _untrained(self, param: Tensor, place: str) -> LoopUnrepeatable:
-        names = {id(p): name for name, p in self.state.model.named_parameters()}
+        names = {id(p): name for name, p in self.state.named().items()}
         return LoopUnrepeatable(
             f"{names.get(id(param), place)} began to train in step {self.step}, and was not trained when protect() was "
             "called: its gradients would be exchanged by nobody",

@@ -16,7 +16,7 @@ import xxhash
 from torch import Tensor
 
 from outlast.errors import ConfigError
-from outlast.tensors import combine, fingerprint, fingerprint_named, is_shard, like, local, whole
+from outlast.tensors import combine, fingerprint, fingerprint_named, is_shard, like, local, reshard, whole
 
 __all__ = ["State", "decoded_tree", "digest_of", "empty_like_encoded", "encoded_tree"]
 
@@ -28,6 +28,8 @@ class State:
         self, model: torch.nn.Module, optimizers: Sequence[Any], schedulers: Sequence[Any], extra: Mapping[str, Any]
     ) -> None:
         self.model, self.optimizers, self.schedulers, self.extra = model, optimizers, schedulers, dict(extra)
+        reshard(model)  # a forward that came before would hide the shards
+        self._shards = {name: p for name, p in model.named_parameters() if is_shard(p)}
         names = {id(p): name for name, p in model.named_parameters()}
         self.params: list[Tensor] = []
         self.names: list[str] = []
@@ -46,6 +48,10 @@ class State:
         """The name of a parameter that an optimizer holds."""
         return self._name_of[id(param)]
 
+    def named(self) -> dict[str, Tensor]:
+        """The model's parameters by name: of what is sharded the shard, also while FSDP holds the whole beside it."""
+        return {name: self._shards.get(name, param) for name, param in self.model.named_parameters()}
+
     def size_bytes(self) -> int:
         """Of its tensors, but those that were registered. Before an optimizer's first step its state is not there."""
         held = [*map(local, self.params), *self.buffers.values()]
@@ -56,7 +62,7 @@ class State:
     # --- reading -------------------------------------------------------------------------------------------------
     def tree(self) -> dict[str, Any]:
         """The live state: nested plain data with tensors at its leaves; of what is sharded, what lies here."""
-        model = {name: local(p).detach() for name, p in self.model.named_parameters()}
+        model = {name: local(p).detach() for name, p in self.named().items()}
         model |= dict(self.model.named_buffers())
         loose = {n: local(p).detach() for p, n in zip(self.params, self.names, strict=True) if n not in model}
         return {
@@ -118,7 +124,7 @@ class State:
 
     def tensors(self) -> dict[str, Tensor]:
         """Parameters and buffers that a tree names, by its names."""
-        named = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
+        named = self.named() | dict(self.model.named_buffers())
         return named | dict(zip(self.names, self.params, strict=True))
 
 
@@ -167,7 +173,7 @@ def digest_of(state: State) -> str:
     """SHA-256 over parameters by name, then optimizer tensors by (parameter, key): name, dtype, shape, bytes. With
     shards every rank must ask for it."""
     sha = hashlib.sha256()
-    rows: list[tuple[str, Tensor]] = sorted(state.model.named_parameters(), key=lambda row: row[0])
+    rows: list[tuple[str, Tensor]] = sorted(state.named().items(), key=lambda row: row[0])
     for optimizer in state.optimizers:
         named = {state.name_of(p): v for p, v in optimizer.state.items() if isinstance(p, Tensor)}
         for name, values in sorted(named.items(), key=lambda row: row[0]):
