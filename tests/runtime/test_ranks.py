@@ -71,6 +71,21 @@ def test_a_sharded_replica_of_one_rank_that_died_joins_again(fleet: Callable[...
     assert "59" in results["r1.2-0"]["losses"]
 
 
+def test_sharded_replicas_of_one_rank_go_on_from_a_checkpoint(fleet: Callable[..., Any], tmp_path: Path) -> None:
+    """Saved by two replicas, and read by three."""
+    keep = {"checkpoint_dir": str(tmp_path / "kept"), "checkpoint_every": 2}
+    first = fleet(replicas=2, steps=STEPS - 2, script=[SCRIPT], **keep)
+    assert first.finish() == 0, first.logs()
+    assert first.saved()[-1].step == STEPS - 2
+    again = fleet(replicas=3, steps=STEPS, script=[SCRIPT], **keep)
+    assert again.finish() == 0, again.logs()
+    results = again.results()
+    assert set(results) == {f"r{slot}.1-0" for slot in range(3)}, again.logs()
+    for found in results.values():
+        assert found["fingerprint"] == undisturbed()["fingerprint"], again.logs()
+        assert set(found["losses"]) == {str(STEPS - 2), str(STEPS - 1)}
+
+
 def test_what_fsdp_is_used_with_keeps_the_bits(fleet: Callable[..., Any]) -> None:
     """Half precision, checkpointed activations, tied and frozen weights, BatchNorm, a model from the meta device."""
     run = fleet(fault("r1/1", "merge", step=2), replicas=2, ranks=2, steps=STEPS, script=[WAYS])

@@ -65,7 +65,7 @@ def reshard(model: torch.nn.Module) -> None:
     kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ())
     for module in model.modules():
         if isinstance(module, kind):
-            module.reshard()  # type: ignore[operator]
+            module.reshard()
 
 
 @dataclass(frozen=True, slots=True)
