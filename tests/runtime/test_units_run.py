@@ -208,14 +208,14 @@ def test_an_average_that_nobody_registered_is_refused_by_name() -> None:
     average = AveragedModel(nn.Linear(6, 1), multi_avg_fn=get_ema_multi_avg_fn(0.9))
     unregistered, registered = protect(), protect(state={"average": average})
     follows: list[Any] = [
-        lambda: average.update_parameters(unregistered.model),
-        functools.partial(average.update_parameters, unregistered.model),
+        lambda training: lambda: average.update_parameters(training.model),
+        lambda training: functools.partial(average.update_parameters, training.model),
     ]
     for follow in follows:
         with pytest.raises(ConfigError, match="AveragedModel that is not registered") as caught:
-            unregistered.after_step(follow)
+            unregistered.after_step(follow(unregistered))
         assert "protect(..., state={" in caught.value.remedy
-        registered.after_step(follow)
+        registered.after_step(follow(registered))
     with pytest.raises(ConfigError, match="cannot be called"):
         unregistered.after_step(3)
 
@@ -244,3 +244,55 @@ def test_who_asks_for_another_launcher_s_variables_is_told_what_there_is(error: 
     add_hint(error)
     add_hint(error)
     assert [("run.device" in note) for note in getattr(error, "__notes__", [])] == [True] * told
+
+
+class Keeper:
+    """A trainer with an average of its own."""
+
+    def __init__(self, average: Any, model: nn.Module) -> None:
+        self.average, self.model = average, model
+
+    def update(self) -> None:
+        self.average.update_parameters(self.model)
+
+
+@pytest.mark.usefixtures("training_here")
+def test_an_average_is_found_behind_a_trainer_and_known_by_its_parts() -> None:
+    average = AveragedModel(nn.Linear(6, 1), multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    without, with_it = protect(), protect(state={"average": average})
+    keeper, inner = Keeper(average, without.model), average.module
+    for follow in (keeper.update, lambda: keeper.average.update_parameters(keeper.model)):
+        with pytest.raises(ConfigError, match="uses average, a AveragedModel that is not registered"):
+            without.after_step(follow)
+    keeper.model = with_it.model
+    with_it.after_step(keeper.update)
+    with_it.after_step(lambda: inner.weight.detach().clamp_(-1, 1))
+
+
+def test_a_metric_outside_of_the_inner_loop_is_refused(training: Any) -> None:
+    step = next(iter(training.steps(until=1)))
+    with pytest.raises(StepMisuse, match="outside of the loop over the step's batches"):
+        step.metric("early", 1.0)
+    take(training, step)
+    with pytest.raises(StepMisuse, match="outside of the loop over the step's batches"):
+        step.metric("late", 1.0)
+
+
+def test_an_evaluation_at_an_epoch_s_start_is_refused_at_once(training: Any) -> None:
+    data, numbers = [torch.zeros(6)], lambda batch: {"n": 1.0}
+    for epoch in training.epochs(2):
+        with pytest.raises(StepMisuse, match="at an epoch's start") as caught:
+            training.evaluate(data, numbers)
+        assert "after the loop over an epoch's steps" in caught.value.remedy
+        for step in epoch:
+            assert training.evaluate(data, numbers) == {"n": 1.0}
+            take(training, step)
+        assert training.evaluate(data, numbers) == {"n": 1.0}
+    assert training.evaluate(data, numbers) == {"n": 1.0}
+
+
+def test_an_evaluation_outside_of_the_loop_leaves_buffers_as_they_were(training: Any) -> None:
+    count = torch.zeros(1)
+    training.model.register_buffer("count", count)
+    assert training.evaluate([torch.zeros(6)], lambda batch: {"n": count.add_(1)}) == {"n": 1.0}
+    assert count.item() == 0.0

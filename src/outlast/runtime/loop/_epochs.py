@@ -12,7 +12,7 @@ from typing import Any
 
 from outlast.errors import StepMisuse
 
-__all__ = ["Epoch", "Epochs"]
+__all__ = ["Epoch", "Epochs", "check_opened"]
 
 
 class Epochs(Iterator["Epoch"]):
@@ -41,6 +41,11 @@ class Epochs(Iterator["Epoch"]):
             self._put_back = self._amid(self._ahead.number)
         return Epoch(self._ahead.number // self._size, self._size, weakref.ref(self))
 
+    @property
+    def opening(self) -> bool:
+        """Whether the loop is at an epoch's start, and has not asked for a step of it."""
+        return self._ahead is not None
+
     def step(self, epoch: int) -> Any:
         """The epoch's next step, None after its last."""
         if self._ahead is not None:
@@ -54,6 +59,19 @@ class Epochs(Iterator["Epoch"]):
             step = next(self._steps, None)
         self._last = step.number if step is not None else -1
         return step
+
+
+def check_opened(epochs: Callable[[], Epochs | None]) -> None:
+    """Raise StepMisuse for an evaluation between an epoch's start and its first step."""
+    loop = epochs()
+    if loop is not None and loop.opening:
+        raise StepMisuse(
+            "training.evaluate(…) was called at an epoch's start, before its first step; a replica that joins amid the "
+            "epoch would come through here alone",
+            did="nothing was evaluated",
+            remedy="evaluate after the loop over an epoch's steps, or inside it and before the inner loop: "
+            "`if step.number % training.steps_per_epoch == 0: training.evaluate(…)`",
+        )
 
 
 class Epoch:

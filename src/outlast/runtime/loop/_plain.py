@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ from outlast.core.position import position_seed
 from outlast.errors import StepMisuse
 from outlast.runtime.host.environment import Environment
 from outlast.runtime.loop._ending import left_open
-from outlast.runtime.loop._epochs import Epoch, Epochs
+from outlast.runtime.loop._epochs import Epoch, Epochs, check_opened
 from outlast.runtime.loop._iterators import Left, WatchedLoop, at_the_script_s_end, values_of
 from outlast.runtime.loop._loop_watch import LoopWatch, steps_again
 from outlast.runtime.loop._mid_epoch import kept
@@ -25,7 +26,7 @@ from outlast.runtime.training.evaluation import evaluation_of
 from outlast.runtime.training.followers import check_follower
 from outlast.runtime.training.loop_state import LoopState
 from outlast.runtime.training.losses import missing_backward, second_backward
-from outlast.runtime.training.metrics import Metrics
+from outlast.runtime.training.metrics import Metrics, metric_outside
 from outlast.runtime.training.random_state import seed_everything
 from outlast.runtime.training.samples import Samples
 from outlast.runtime.training.state import State, digest_of
@@ -48,6 +49,7 @@ class PlainTraining:
         self.watch = LoopWatch(state, samples.num_leaves)
         self.grads: list[Tensor | None] = [None for _ in state.params]  # while the loop's body runs
         self._started = False
+        self._epochs: Callable[[], Epochs | None] = lambda: None
         self._open: PlainStep | None = None  # the step that the loop has been given and did not come back from
         self._committed: list[tuple[int, int]] = []
 
@@ -83,9 +85,11 @@ class PlainTraining:
     def epochs(self, num: int) -> Iterator[Epoch]:
         """As of `Training.epochs`."""
         size = self.steps_per_epoch
-        return Epochs(
+        loop = Epochs(
             self.steps(positive("epochs", num) * size), size, lambda number: kept(LoopState(self.state), number)
-        )
+        )  # fmt: skip
+        self._epochs = weakref.ref(loop)
+        return loop
 
     @property
     def steps_per_epoch(self) -> int:
@@ -101,6 +105,7 @@ class PlainTraining:
         collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> dict[str, float]:  # fmt: skip
         """As of `Training.evaluate`."""
+        check_opened(self._epochs)
         return evaluation_of(self.state, self.samples, dataset, fn, batch_size, collate_fn).here()
 
     def after_step(self, function: Callable[[], object]) -> None:
@@ -149,6 +154,7 @@ class PlainStep:
         self._leaf, self._size, self._rows = 0, 0, Metrics()
         self._weight = 1.0
         self._backwards = 0
+        self._inside = False  # the loop over its batches
         self.grad_norm: float | None = None
         self.done = False
 
@@ -166,7 +172,9 @@ class PlainStep:
                 seed_everything(position_seed(t.seed, self.number, leaf, 2))
                 self._weight, self._backwards = size / sum(sizes), 0
                 self._leaf, self._size = leaf, size
+                self._inside = True
                 yield batch
+                self._inside = False
                 if not self._backwards:
                     raise missing_backward(self.number, leaf)
         self._restore()
@@ -208,6 +216,8 @@ class PlainStep:
 
     def metric(self, name: str, value: Any, weight: Any = None) -> None:
         """As of `Step.metric`."""
+        if not self._inside:
+            raise metric_outside(name)
         self._rows.put(self._leaf, name, value, self._size if weight is None else weight)
 
     @property

@@ -18,6 +18,7 @@ import os
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -38,7 +39,7 @@ from outlast.runtime.loop._assembly import assemble, judge
 from outlast.runtime.loop._boundary import boundary
 from outlast.runtime.loop._device_mesh import mesh_of
 from outlast.runtime.loop._ending import exit_by_code, left_open, report_failure, unwritten
-from outlast.runtime.loop._epochs import Epoch, Epochs
+from outlast.runtime.loop._epochs import Epoch, Epochs, check_opened
 from outlast.runtime.loop._following import FollowingTraining, no_evaluation
 from outlast.runtime.loop._iterators import Left, WatchedLoop, at_the_script_s_end, values_of
 from outlast.runtime.loop._loop_watch import LoopWatch, steps_again
@@ -201,6 +202,7 @@ class Training:
         self._evaluations = SharedEvaluations(replica, self._ended)
         self._inside = False  # the loop over a step's batches
         self._started = False
+        self._epochs: Callable[[], Epochs | None] = lambda: None
         self._step: Step | None = None
         self._failed = False
         self._home = os.getpid()  # what the script forks inherits hooks and handlers, and is not the replica
@@ -225,7 +227,9 @@ class Training:
         """Epochs 0 … num-1 that are still to be done, each an iterable of its steps, with its `number`. What the loop
         does after an epoch's last step is done on every replica, and belongs to that step."""
         size = self.steps_per_epoch
-        return Epochs(self.steps(positive("epochs", num) * size), size, lambda number: kept(self.engine.loop, number))
+        loop = Epochs(self.steps(positive("epochs", num) * size), size, lambda number: kept(self.engine.loop, number))
+        self._epochs = weakref.ref(loop)
+        return loop
 
     @property
     def steps_per_epoch(self) -> int:
@@ -264,6 +268,7 @@ class Training:
                 "training.evaluate(…) was called inside the loop over a step's batches",
                 remedy="call it before or after `for batch in step`",
             )
+        check_opened(self._epochs)
         return self._evaluations.run(wanted) if self._open else wanted.here()
 
     def after_step(self, function: Callable[[], object]) -> None:

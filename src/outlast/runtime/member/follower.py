@@ -26,6 +26,7 @@ from outlast.runtime.exchange.slots import Memory
 from outlast.runtime.host.environment import Environment
 from outlast.runtime.training.engine import Engine
 from outlast.runtime.training.losses import missing_backward, second_backward
+from outlast.runtime.training.metrics import metric_outside
 from outlast.runtime.training.step_checks import Meta
 from outlast.runtime.transport import rank_channel as say
 from outlast.runtime.transport.connections import Listener, PeersLost
@@ -131,10 +132,11 @@ class FollowingRank:
 
     def metric(self, name: str, value: Any, weight: Any) -> None:
         """A number of the microbatch under way."""
-        if self._leaf is not None:
-            step, leaf = self._leaf[0], self.engine.mine(self._leaf[1])
-            share = self.engine.samples.sizes(step)[leaf] if weight is None else weight
-            self.engine.metrics.put(leaf, name, value, share)
+        if self._leaf is None:
+            raise metric_outside(name)
+        step, leaf = self._leaf[0], self.engine.mine(self._leaf[1])
+        share = self.engine.samples.sizes(step)[leaf] if weight is None else weight
+        self.engine.metrics.put(leaf, name, value, share)
 
     def _expect(self, word: say.ExpectLeaves) -> None:
         self.engine.expect(word.first, word.share, word.step, word.since)

@@ -25,7 +25,7 @@ from torch import Tensor
 from outlast.core.phases import Phase
 from outlast.core.policy import Ruling
 from outlast.core.protocol import Compute, Exchange, Header, cover
-from outlast.errors import StepMisuse, ViewAbandoned
+from outlast.errors import ViewAbandoned
 from outlast.runtime.checks.audits import Auditing
 from outlast.runtime.checks.checked_sums import watched
 from outlast.runtime.checks.entrance import Entrance
@@ -37,6 +37,7 @@ from outlast.runtime.checks.verdict_round import confer, expel, report
 from outlast.runtime.exchange.plane import ExchangeTask, Plane, Reduction
 from outlast.runtime.member.driver import Replica
 from outlast.runtime.training.losses import missing_backward, second_backward
+from outlast.runtime.training.metrics import metric_outside
 from outlast.runtime.transport.mesh import HeaderSaid
 
 __all__ = ["StepCourse"]
@@ -119,10 +120,7 @@ class StepCourse:
         if any(each.active for each in (self.repeat, self.audit, self.inspection, self.entrance)):
             return
         if todo is None:
-            raise StepMisuse(
-                f"step.metric({name!r}, …) was called outside of the loop over the step's batches",
-                remedy="call it inside `for batch in step`, once a batch",
-            )
+            raise metric_outside(name)
         share = self.engine.samples.sizes(todo.step)[self.engine.mine(todo.microbatch)] if weight is None else weight
         self.engine.metrics.put(self.engine.mine(todo.microbatch), name, value, share)
 

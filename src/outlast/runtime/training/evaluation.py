@@ -84,8 +84,14 @@ class Evaluation:
 
     def here(self) -> dict[str, float]:
         """All of it in this process."""
-        with self.quiet():
-            return self.result({number: self.compute(number) for number in range(self.num_batches)})
+        buffers = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
+        try:
+            with self.quiet():
+                return self.result({number: self.compute(number) for number in range(self.num_batches)})
+        finally:
+            with torch.no_grad():
+                for buffer, was in buffers:
+                    buffer.copy_(was)
 
 
 def evaluation_of(

@@ -10,6 +10,8 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from torch.nn import Module
+
 from outlast.errors import ConfigError, StepMisuse
 from outlast.runtime.training.state import State
 
@@ -29,9 +31,11 @@ def check_follower(function: Callable[..., object], state: State, begun: bool) -
             remedy="training.after_step(lambda: average.update_parameters(model))",
         )
     known = {id(part) for part in (*state.extra.values(), *state.optimizers, *state.schedulers)}
-    known |= {id(module) for module in state.model.modules()}
+    holders = [state.model, *(part for part in state.extra.values() if isinstance(part, Module))]
+    known |= {id(module) for holder in holders for module in holder.modules()}
+    tensors = {id(t) for holder in holders for t in (*holder.parameters(), *holder.buffers())}
     for name, found in _used(function):
-        if id(found) not in known and not inspect.isclass(found) and _keeps(found):
+        if id(found) not in known and not inspect.isclass(found) and _keeps(found, tensors):
             raise ConfigError(
                 f"training.after_step: the function uses {name}, a {type(found).__name__} that is not registered",
                 did="a replica that joins would be given none of what it keeps",
@@ -40,21 +44,38 @@ def check_follower(function: Callable[..., object], state: State, begun: bool) -
 
 
 def _used(function: Any) -> Iterator[tuple[str, Any]]:
-    """Objects that the function is bound to, closes over, or names among its module's, with their names."""
+    """Objects that the function is bound to, closes over, or names among its module's, with their names; and those
+    of their attributes that it names."""
     function = getattr(function, "func", function)  # of functools.partial
     if hasattr(function, "__self__"):
-        yield "it", function.__self__
+        bound = function.__self__
         function = function.__func__ if hasattr(function, "__func__") else function
+        yield "it", bound
+        yield from _named(bound, getattr(function, "__code__", None))
     code = getattr(function, "__code__", None)
     if code is None:
         return
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
         try:
-            yield name, cell.cell_contents
+            held = cell.cell_contents
         except ValueError:  # not bound yet
             continue
-    yield from ((name, function.__globals__[name]) for name in code.co_names if name in function.__globals__)
+        yield name, held
+        yield from _named(held, code)
+    for name in code.co_names:
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
+            yield from _named(function.__globals__[name], code)
 
 
-def _keeps(found: Any) -> bool:
+def _named(holder: Any, code: Any) -> Iterator[tuple[str, Any]]:
+    """Attributes of an object that a code names."""
+    held = {} if inspect.ismodule(holder) else getattr(holder, "__dict__", {})
+    yield from ((name, held[name]) for name in getattr(code, "co_names", ()) if name in held)
+
+
+def _keeps(found: Any, known: set[int]) -> bool:
+    """Whether it has state of its own, beside tensors that are known."""
+    if isinstance(found, Module) and all(id(t) in known for t in (*found.parameters(), *found.buffers())):
+        return False
     return all(callable(getattr(found, name, None)) for name in ("state_dict", "load_state_dict"))

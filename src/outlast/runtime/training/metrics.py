@@ -17,7 +17,7 @@ from torch import Tensor
 from outlast.core.protocol import Header, combine
 from outlast.errors import StepMisuse
 
-__all__ = ["Metrics", "mean_of", "number_of", "reduced"]
+__all__ = ["Metrics", "mean_of", "metric_outside", "number_of", "reduced"]
 
 Row = tuple[int, str, float, float]  # (microbatch, name, value, weight)
 
@@ -68,6 +68,14 @@ def number_of(what: str, value: Any) -> float:
         return float(value)
     shown = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
     raise StepMisuse(f"{what} is {shown}, not one number", remedy="give its mean over the batch, as a number or tensor")
+
+
+def metric_outside(name: str) -> StepMisuse:
+    """The error for a number that belongs to no microbatch."""
+    return StepMisuse(
+        f"step.metric({name!r}, …) was called outside of the loop over the step's batches",
+        remedy="call it inside `for batch in step`, once a batch",
+    )
 
 
 def reduced(headers: Sequence[Header], num_leaves: int) -> tuple[tuple[str, float], ...]:
