@@ -151,10 +151,11 @@ class Unsaved(CheckpointError):
         """`newest`: the step of the newest checkpoint, -1 for none; `reason`: why there is no newer one."""
         there = f"the newest one there is of step {newest}" if newest >= 0 else "there is none"
         return cls(
-            f"training finished, but step {steps} is in no checkpoint at {url}: {there}", where=reason,
+            f"training finished, but step {steps} is in no checkpoint at {url}: {there}",
+            where=reason,
             did="what the script itself wrote after its loop is not touched by this",
             remedy="see to the place, and run it again: it goes on from the newest checkpoint",
-        )  # fmt: skip
+        )
 
 
 class ProtocolViolation(OutlastError, AssertionError):

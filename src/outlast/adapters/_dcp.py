@@ -78,8 +78,20 @@ def read_metadata(path: str) -> Metadata:
         raise Damage("is too large for metadata", file=".metadata")
     try:
         found = _Restricted(io.BytesIO(file.read_bytes())).load()
-    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, KeyError, IndexError,
-            ImportError, MemoryError, OverflowError, RecursionError, UnicodeDecodeError) as error:  # fmt: skip
+    except (
+        pickle.UnpicklingError,
+        EOFError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        KeyError,
+        IndexError,
+        ImportError,
+        MemoryError,
+        OverflowError,
+        RecursionError,
+        UnicodeDecodeError,
+    ) as error:
         raise Damage(f"is not DCP metadata: {type(error).__name__}: {error}", file=".metadata") from error
     if not isinstance(found, Metadata):
         raise Damage(f"holds a {type(found).__name__}", file=".metadata")
@@ -256,9 +268,17 @@ def import_dcp(
 
     extra = {"imported_from": os.path.basename(os.path.normpath(path)), "format": "dcp"}
     return build(
-        store, plan.specs, plan.tree, plan.items, fill,
-        step=step, created_s=created_s, nonce=nonce, extra=extra, progress=advance,
-    )  # fmt: skip
+        store,
+        plan.specs,
+        plan.tree,
+        plan.items,
+        fill,
+        step=step,
+        created_s=created_s,
+        nonce=nonce,
+        extra=extra,
+        progress=advance,
+    )
 
 
 # export
@@ -280,8 +300,10 @@ def export_dcp(
     reader: Reader, directory: str, numbers: Sequence[int], *, progress: Callable[[int, int], None] | None = None
 ) -> list[str]:
     """Write a DCP directory: the whole state as it was, or a flat dict of some of its tensors. One tensor at a time."""
-    hollow = {n: torch.empty(reader.tensors[n].shape, dtype=dtype_named(reader.tensors[n].dtype), device="meta")
-              for n in numbers}  # fmt: skip
+    hollow = {
+        n: torch.empty(reader.tensors[n].shape, dtype=dtype_named(reader.tensors[n].dtype), device="meta")
+        for n in numbers
+    }
     total, done = sum(reader.tensors[n].bytes for n in numbers), 0
     of = {id(tensor): number for number, tensor in hollow.items()}
 

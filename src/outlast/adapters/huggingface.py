@@ -46,9 +46,13 @@ class OutlastTrainer(Trainer):
 
     # --- the loop ------------------------------------------------------------------------------------------------
     def _inner_training_loop(
-        self, batch_size: int | None = None, args: Any = None, resume_from_checkpoint: Any = None, trial: Any = None,
+        self,
+        batch_size: int | None = None,
+        args: Any = None,
+        resume_from_checkpoint: Any = None,
+        trial: Any = None,
         ignore_keys_for_eval: Any = None,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         _refuse(args, resume_from_checkpoint, trial)
         loader = self.get_train_dataloader()
         num_epochs, _, _, num_samples, _, _, max_steps = self.set_initial_training_values(args, loader)
@@ -68,10 +72,17 @@ class OutlastTrainer(Trainer):
             if not begun:
                 begun = True
                 self._begin(step.number)
-            self._step(model, step, functools.partial(
-                self._maybe_log_save_evaluate, model=model, trial=trial, ignore_keys_for_eval=ignore_keys_for_eval,
-                start_time=start,
-            ))  # fmt: skip
+            self._step(
+                model,
+                step,
+                functools.partial(
+                    self._maybe_log_save_evaluate,
+                    model=model,
+                    trial=trial,
+                    ignore_keys_for_eval=ignore_keys_for_eval,
+                    start_time=start,
+                ),
+            )
         self._place()
         return self._finalize_training(trial, num_samples, start)
 
@@ -86,17 +97,16 @@ class OutlastTrainer(Trainer):
         }  # fmt: skip
         state = {"trainer": _Progress(self), **given.get("state", {})}
         try:
-            return self.run.protect(
-                model, self.optimizer, loader.dataset, **{**wanted, **given, "state": state}
-            )  # fmt: skip
+            return self.run.protect(model, self.optimizer, loader.dataset, **{**wanted, **given, "state": state})
         except ConfigError as error:
             if "cannot share" not in error.message:
                 raise
             raise ConfigError(
-                error.message, did=error.did,
+                error.message,
+                did=error.did,
                 remedy="gradient_accumulation_steps=N in TrainingArguments, with N at least the number of replicas: a "
                 "step has so many batches, shared by the replicas that there are",
-            ) from None  # fmt: skip
+            ) from None
 
     def _begin(self, number: int) -> None:
         self.state.global_step = self._initial_global_step = self._globalstep_last_logged = number
@@ -149,13 +159,16 @@ class OutlastTrainer(Trainer):
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
-    ) -> dict[str, float]:  # fmt: skip
+    ) -> dict[str, float]:
         """As the Trainer's. A loss alone is shared by the replicas; with `compute_metrics`, which wants all predictions
         at once, each computes all of them."""
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        if self.training is None or self.compute_metrics is not None or not hasattr(dataset, "__getitem__") or (
-            isinstance(dataset, dict)
-        ):  # fmt: skip
+        if (
+            self.training is None
+            or self.compute_metrics is not None
+            or not hasattr(dataset, "__getitem__")
+            or (isinstance(dataset, dict))
+        ):
             found: dict[str, float] = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
             return found
         collate = self.get_eval_dataloader(eval_dataset).collate_fn

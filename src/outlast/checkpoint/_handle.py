@@ -106,6 +106,7 @@ class Handle:
         """What became of a durable save whose store did not answer the publication in time."""
         return CheckpointError(
             f"step {self.save.step} is durable, and its publication has not returned for {self._timeout_s:g} s",
-            where=url, did="training goes on, older generations stay",
+            where=url,
+            did="training goes on, older generations stay",
             remedy="look after the disk or the mount under the checkpoints",
-        )  # fmt: skip
+        )

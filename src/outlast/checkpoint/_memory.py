@@ -105,9 +105,17 @@ class Hold:
         os.ftruncate(fd, at)
         _pwrite(fd, data, at)
         record = _Sealed(
-            save=part.save, step=step, view=view, run=run, writer=part.writer, num_writers=part.num_writers,
-            stream_bytes=part.stream_bytes, part_at=at, part_bytes=len(data), part_digest=digest(data),
-        )  # fmt: skip
+            save=part.save,
+            step=step,
+            view=view,
+            run=run,
+            writer=part.writer,
+            num_writers=part.num_writers,
+            stream_bytes=part.stream_bytes,
+            part_at=at,
+            part_bytes=len(data),
+            part_digest=digest(data),
+        )
         body = msgspec.json.encode(record)
         os.pwrite(fd, digest(body).encode() + b"\n" + body + b"\n", 0)
 
@@ -242,9 +250,17 @@ def _synthesise(number: int, slots: dict[int, tuple[int, _Sealed]]) -> Head:
     ]
     size = sum(record.stream_bytes for _, record in slots.values())
     return Head(
-        format=1, generation=number, step=first.step, view=first.view, save=first.save, run=first.run,
-        certified=False, created_s=0.0, bytes=size, parts=parts,
-    )  # fmt: skip
+        format=1,
+        generation=number,
+        step=first.step,
+        view=first.view,
+        save=first.save,
+        run=first.run,
+        certified=False,
+        created_s=0.0,
+        bytes=size,
+        parts=parts,
+    )
 
 
 def in_memory(part: Part, stream: memoryview, chunk_bytes: int) -> Part:

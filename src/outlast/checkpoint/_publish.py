@@ -68,9 +68,18 @@ def publish(
     parts = [PartRef(writer=r.writer, name=r.name, bytes=r.bytes, digest=r.digest) for r in reports]
     parts.sort(key=lambda ref: ref.writer)
     draft = Head(
-        format=1, generation=0, step=save.step, view=save.view, save=save.token, run=run, certified=certified,
-        created_s=created_s, bytes=0, parts=parts, extra=extra or {},
-    )  # fmt: skip
+        format=1,
+        generation=0,
+        step=save.step,
+        view=save.view,
+        save=save.token,
+        run=run,
+        certified=certified,
+        created_s=created_s,
+        bytes=0,
+        parts=parts,
+        extra=extra or {},
+    )
     same = _published(heads(store, newest=_LOOK_BACK)[0], draft)
     if same is not None:
         return same
@@ -86,15 +95,19 @@ def publish(
         number = _next(found, unreadable)
         if generation_number(generation_name(number)) is None:
             raise CheckpointError(
-                f"{generation_name(number)} is no number for a generation", where=store.url,
-                did="the generation was not published", remedy="remove the stray file that has the highest number",
-            )  # fmt: skip
+                f"{generation_name(number)} is no number for a generation",
+                where=store.url,
+                did="the generation was not published",
+                remedy="remove the stray file that has the highest number",
+            )
         if store.publish(number, seal(msgspec.structs.replace(draft, generation=number))):
             return number
     raise CheckpointError(
-        f"no free generation number after {_MAX_TRIES} tries", where=store.url, did="the generation was not published",
+        f"no free generation number after {_MAX_TRIES} tries",
+        where=store.url,
+        did="the generation was not published",
         remedy="let no other run save there: give each its own checkpoint directory",
-    )  # fmt: skip
+    )
 
 
 def _next(found: list[Head], unreadable: dict[int, str]) -> int:

@@ -72,9 +72,13 @@ def _per_tensor(
 
 
 def _per_channel(
-    integers: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...],
-    scales: torch.Tensor, zeros: torch.Tensor, axis: int,
-) -> torch.Tensor:  # fmt: skip
+    integers: torch.Tensor,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    scales: torch.Tensor,
+    zeros: torch.Tensor,
+    axis: int,
+) -> torch.Tensor:
     if dtype in _WHOLE:
         whole: torch.Tensor = torch._make_per_channel_quantized_tensor(integers, scales, zeros, axis)
         return whole
@@ -86,7 +90,7 @@ def _per_channel(
 def _packed_bytes(value: torch.Tensor, name: str) -> torch.Tensor:
     """The bytes of a packed tensor, row by row: its own memory. Raises `ConfigError` for a view, whose place in the
     storage torch counts in elements and not in bytes.
-    """  # fmt: skip
+    """
     shape, storage = _in_bytes(tuple(value.shape), _PACKED[value.dtype]), value.untyped_storage()
     memory = torch.empty(0, dtype=torch.uint8, device=value.device)
     if value.storage_offset() or not value.is_contiguous() or storage.nbytes() != torch.Size(shape).numel():

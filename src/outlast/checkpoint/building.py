@@ -68,10 +68,18 @@ def build(
             if progress is not None:
                 progress(size)
         part = Part(
-            format=FORMAT, save=save.token, writer=writer, num_writers=len(groups), schema=schema_digest(specs),
-            stream_bytes=len(stream), files=[], chunks=[], pieces=group.pieces,
-            tensors=list(specs) if writer == 0 else None, tree=tree if writer == 0 else None,
-        )  # fmt: skip
+            format=FORMAT,
+            save=save.token,
+            writer=writer,
+            num_writers=len(groups),
+            schema=schema_digest(specs),
+            stream_bytes=len(stream),
+            files=[],
+            chunks=[],
+            pieces=group.pieces,
+            tensors=list(specs) if writer == 0 else None,
+            tree=tree if writer == 0 else None,
+        )
         name = f"{save.token}-w{writer:04d}-{nonce}"
         written = write_part(store, stream, part, name=name, wait=lambda end: None, base={}, probe=lambda phase: None)
         reports.append(report_of(written.ref, part.schema))

@@ -54,6 +54,7 @@ def changed(a: Mapping[str, str], b: Mapping[str, str]) -> dict[str, tuple[Scala
     there, here = sections(a), sections(b)
     return {
         f"{key}.{name}": (value, here[key][name])
-        for key, values in there.items() for name, value in values.items()
+        for key, values in there.items()
+        for name, value in values.items()
         if name in here.get(key, {}) and here[key][name] != value
-    }  # fmt: skip
+    }

@@ -107,9 +107,15 @@ def fill(
 
 
 def fill_in_place(
-    reader: Reader, target: State, names: Sequence[str] | None, strict: bool,
-    progress: Callable[[int], None] | None, touched: dict[str, int], *, where: str,
-) -> dict[int, torch.Tensor]:  # fmt: skip
+    reader: Reader,
+    target: State,
+    names: Sequence[str] | None,
+    strict: bool,
+    progress: Callable[[int], None] | None,
+    touched: dict[str, int],
+    *,
+    where: str,
+) -> dict[int, torch.Tensor]:
     """Fill what fits of the target; what it lacks comes in new memory. Tensors by the checkpoint's numbers.
 
     `touched`: names of the target's tensors that a generation (its number) was to fill, over all tries of a load: one
@@ -148,9 +154,12 @@ def _half_filled(touched: Mapping[str, int]) -> str:
 
 
 def _fill_all(
-    reader: Reader, pairs: Mapping[int, int], local: Sequence[Sequence[Local]],
-    progress: Callable[[int], None] | None, apart: bool,
-) -> None:  # fmt: skip
+    reader: Reader,
+    pairs: Mapping[int, int],
+    local: Sequence[Sequence[Local]],
+    progress: Callable[[int], None] | None,
+    apart: bool,
+) -> None:
     runs: list[Run] = []
     later: list[tuple[int, Local]] = []
     for ours, theirs in sorted(pairs.items(), key=lambda pair: pair[1]):

@@ -87,10 +87,11 @@ def check_writable(target: str) -> None:
     except OSError as error:
         if error.errno not in _FULL:
             raise EnvironmentFault(
-                f"checkpoints cannot be written to {target}: {error.strerror}", did="nothing was trained",
+                f"checkpoints cannot be written to {target}: {error.strerror}",
+                did="nothing was trained",
                 remedy="another --checkpoint-dir (Checkpoint(dir=…)); to go on from a place that is read only: "
                 f"--resume {target} and another --checkpoint-dir",
-            ) from error  # fmt: skip
+            ) from error
 
 
 def lacking(target: str, need_bytes: int) -> str:

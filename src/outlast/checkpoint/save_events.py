@@ -125,6 +125,18 @@ class DrainFailed(msgspec.Struct, frozen=True, kw_only=True, tag="drain_failed")
 
 
 CheckpointEvent = (
-    SaveBegan | SaveDelayed | SaveDurable | SaveRetried | SaveFailed | PublishedGeneration | Pruned | Skipped | Loaded
-    | Differs | Neighbour | Drained | DrainFailed | Unwritable
-)  # fmt: skip
+    SaveBegan
+    | SaveDelayed
+    | SaveDurable
+    | SaveRetried
+    | SaveFailed
+    | PublishedGeneration
+    | Pruned
+    | Skipped
+    | Loaded
+    | Differs
+    | Neighbour
+    | Drained
+    | DrainFailed
+    | Unwritable
+)

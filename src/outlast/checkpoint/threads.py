@@ -108,8 +108,9 @@ def _at_exit() -> None:
         print(
             f"outlast: a disk or a store has not answered ({', '.join(left)}); the process ends without it, and what "
             "was being written there is lost. Older generations stay.",
-            file=sys.stderr, flush=True,
-        )  # fmt: skip
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 class Threads(concurrent.futures.Executor):

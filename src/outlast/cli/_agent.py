@@ -36,7 +36,12 @@ def agent(
             "no secret of the run", remedy="--secret-file FILE, or OUTLAST_SECRET; outlast run says where it is"
         )
     options = JoinOptions(
-        endpoint=join, secret=secret, host=host or socket.gethostname(), address=address, slots=slots, folder=run_dir,
+        endpoint=join,
+        secret=secret,
+        host=host or socket.gethostname(),
+        address=address,
+        slots=slots,
+        folder=run_dir,
         wait_s=wait,
-    )  # fmt: skip
+    )
     return join_run(options, lambda text: print(f"outlast: {text}", file=sys.stderr, flush=True))

@@ -21,9 +21,12 @@ if TYPE_CHECKING:
     from outlast.errors import ConfigError
 
 app = typer.Typer(
-    add_completion=False, rich_markup_mode=None, suggest_commands=False, no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    suggest_commands=False,
+    no_args_is_help=True,
     help="List, show, verify, compare, convert and prune checkpoints.",
-)  # fmt: skip
+)
 
 _OF_LIVE_RUNS = 8  # generations; its saves in flight are far fewer
 
@@ -485,7 +488,7 @@ def _progress(label: str, *, counts: bool = False) -> Iterator[Callable[[int, in
         TimeElapsedColumn,
         TimeRemainingColumn,
         TransferSpeedColumn,
-    )  # fmt: skip
+    )
 
     of_bytes = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     of_things = (MofNCompleteColumn(), TimeElapsedColumn())

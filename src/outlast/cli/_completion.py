@@ -65,8 +65,10 @@ def _zsh() -> str:
 def _fish() -> str:
     from outlast.cli import COMMANDS
 
-    lines = [f"complete -c outlast -n __fish_use_subcommand -a {name} -d '{_plain(said)}'"
-             for name, (_, said) in COMMANDS.items()]  # fmt: skip
+    lines = [
+        f"complete -c outlast -n __fish_use_subcommand -a {name} -d '{_plain(said)}'"
+        for name, (_, said) in COMMANDS.items()
+    ]
     for path, words in _words().items():
         seen = "; and ".join(f"__fish_seen_subcommand_from {name}" for name in path)
         for word in words:

@@ -264,10 +264,19 @@ def _table(rows) -> None:  # type: ignore[no-untyped-def]
         return "" if row.rate is None else f"{row.rate:.3g} ({row.rate_low:.2g} to {row.rate_high:.2g})"
 
     lines = [
-        (r.device, r.state, f"{r.hours:.1f}", str(r.failures), str(r.findings), f"{r.tests_failed}/{r.tests}", rate(r),
-         "" if r.lemon is None else f"{r.lemon:.0%}", _when(r.last_at_s))
+        (
+            r.device,
+            r.state,
+            f"{r.hours:.1f}",
+            str(r.failures),
+            str(r.findings),
+            f"{r.tests_failed}/{r.tests}",
+            rate(r),
+            "" if r.lemon is None else f"{r.lemon:.0%}",
+            _when(r.last_at_s),
+        )
         for r in rows
-    ]  # fmt: skip
+    ]
     heads = ("DEVICE", "STATE", "HOURS", "FAILURES", "FINDINGS", "TESTS FAILED", "PER 1,000 H (95 %)", "LEMON", "LAST")
     print(table(heads, lines))
     print("\nLEMON: probability that its rate is more than three times the fleet's.")

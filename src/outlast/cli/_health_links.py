@@ -14,7 +14,7 @@ __all__ = ["print_links", "probe_links"]
 
 def probe_links(
     fabric: Fabric, me: str, out: Path | None, rounds: int, count: int, wait_s: float, patience_s: float
-) -> int:  # fmt: skip
+) -> int:
     """Probe for so many rounds, a line a pair and round; exit code 3 if a host never answered."""
     import msgspec
 

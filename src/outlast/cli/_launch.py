@@ -48,9 +48,19 @@ def slurm(
 ) -> int:
     """Write a script for sbatch: a run on the job's nodes that goes on when one of them fails."""
     job = _job(
-        command, nodes, slots, replicas, spares, options, name=name, cpus=cpus, gpus=gpus, time=time,
-        partition=partition, python=python,
-    )  # fmt: skip
+        command,
+        nodes,
+        slots,
+        replicas,
+        spares,
+        options,
+        name=name,
+        cpus=cpus,
+        gpus=gpus,
+        time=time,
+        partition=partition,
+        python=python,
+    )
     return _tell(slurm_script(job), out, as_json)
 
 
@@ -73,13 +83,13 @@ def kubernetes(
     """Write a Secret and a JobSet for kubectl: one pod keeps the run's record and trains, the others join it."""
     job = _job(
         command, nodes, slots, replicas, spares, options, name=name, cpus=cpus, gpus=gpus, image=image, python=python
-    )  # fmt: skip
+    )
     return _tell(kubernetes_manifests(job), out, as_json)
 
 
 def _job(
     command: list[str], nodes: str, slots: int, replicas: int | None, spares: int, options: str, **more: object
-) -> EngineJob:  # fmt: skip
+) -> EngineJob:
     import shlex
 
     low, _, high = nodes.partition(":")

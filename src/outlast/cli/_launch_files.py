@@ -94,10 +94,13 @@ def slurm_script(job: EngineJob) -> str:
         if "'" in word:
             raise ConfigError(f"a quote in {word!r}", remedy="put it into the script, or into run.toml with --config")
     return _SLURM.format(
-        directives="\n".join(f"#SBATCH {line}" for line in directives), python=_joined([job.python]),
-        nnodes=f"{job.nodes[0]}:{job.nodes[1]}", slots=job.slots, options=_joined(job.options),
+        directives="\n".join(f"#SBATCH {line}" for line in directives),
+        python=_joined([job.python]),
+        nnodes=f"{job.nodes[0]}:{job.nodes[1]}",
+        slots=job.slots,
+        options=_joined(job.options),
         command=_joined(job.command),
-    )  # fmt: skip
+    )
 
 
 def kubernetes_manifests(job: EngineJob) -> str:

@@ -144,9 +144,14 @@ def nines(
     from outlast.plan.small_answers import nines_answer
 
     answer = nines_answer(
-        mtbf_hours, mttr_hours, target, cost_incidents=cost_incidents, cost_repair=cost_repair, incidents=incidents,
+        mtbf_hours,
+        mttr_hours,
+        target,
+        cost_incidents=cost_incidents,
+        cost_repair=cost_repair,
+        incidents=incidents,
         minutes=minutes,
-    )  # fmt: skip
+    )
     emit(answer, json)
 
 
@@ -199,9 +204,16 @@ def job_command(
     from outlast.plan.designs import design, write_report
 
     plan, sources = design(
-        file, profile=profile, params=params, accelerators=accelerators, topology=topology, days=days,
-        calibration=calibration, replications=replications, seed=seed,
-    )  # fmt: skip
+        file,
+        profile=profile,
+        params=params,
+        accelerators=accelerators,
+        topology=topology,
+        days=days,
+        calibration=calibration,
+        replications=replications,
+        seed=seed,
+    )
     from outlast.plan.plan_report import plan_answer
 
     if report:
@@ -240,9 +252,11 @@ def _foretold(diary: str, share: float | None, precision: float | None, notice_s
                 raise ConfigError(f"{name} {value:g} is no share", remedy="from 0 to 1")
         true = 1.0 if precision is None else precision
         return {
-            "shares": (share,) * 3, "precisions": (true,) * 3, "notice_s": 3600.0 if notice_s is None else notice_s,
+            "shares": (share,) * 3,
+            "precisions": (true,) * 3,
+            "notice_s": 3600.0 if notice_s is None else notice_s,
             "seen": "Share and precision are as given, not measured.",
-        }  # fmt: skip
+        }
     if precision is not None or notice_s is not None:
         raise ConfigError("--precision and --notice-s go with --share", remedy="give it too, or leave them out")
     from pathlib import Path
@@ -257,9 +271,11 @@ def _foretold(diary: str, share: float | None, precision: float | None, notice_s
             remedy="outlast health learn RUN, or --share and --precision to ask what a predictor would be worth",
         )
     return {
-        "shares": found.share, "precisions": found.precision, "notice_s": found.notice_s,
+        "shares": found.share,
+        "precisions": found.precision,
+        "notice_s": found.notice_s,
         "seen": health.worth_of(found).removesuffix(" outlast plan prediction says what that is worth to a job."),
-    }  # fmt: skip
+    }
 
 
 @app.command()

@@ -50,9 +50,14 @@ def register(app: typer.Typer, emit: Callable[..., None]) -> None:
         from outlast.plan.scaling import sweep_answer
 
         answer = sweep_answer(
-            nodes, writes, node_mtbf_hours, near_factor=near_factor, near_share=near_share, verify_share=verify_share,
+            nodes,
+            writes,
+            node_mtbf_hours,
+            near_factor=near_factor,
+            near_share=near_share,
+            verify_share=verify_share,
             silent_share=silent_share,
-        )  # fmt: skip
+        )
         emit(answer, json, svg)
 
     @app.command()

@@ -29,9 +29,12 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = typer.Typer(
-    add_completion=False, rich_markup_mode=None, suggest_commands=False, no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    suggest_commands=False,
+    no_args_is_help=True,
     help="Put the claims to the test.",
-)  # fmt: skip
+)
 
 
 app.command()(faults)

@@ -27,7 +27,7 @@ def attacks(
     points: Annotated[float, typer.Option(help="What an attack may cost under the rule, of 100.")] = 10.0,
     base: Annotated[str, typer.Option("--dir", help="Keep the runs here, in a new directory.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
-) -> int:  # fmt: skip
+) -> int:
     """One replica of four lies about all its rows, in every way there is; what that costs digits under the rule and
     under the mean. And a reducer that lies: it must be named before anything is applied. Exit code 9 if an attack costs
     more than --points, or the reducer is not the one named, or a bit differs."""

@@ -79,11 +79,19 @@ def _print(found: Tally) -> None:
     from outlast.observe.plain_text import table
 
     rows = [
-        (each.target, each.dtype, str(each.bit), "stuck" if each.persistent else "once", each.replica, str(each.step),
-         each.action.replace("_", " ") or "not noticed", str(each.after_steps) if each.detected else "",
-         ("yes" if each.right else "no") if each.detected else "")
+        (
+            each.target,
+            each.dtype,
+            str(each.bit),
+            "stuck" if each.persistent else "once",
+            each.replica,
+            str(each.step),
+            each.action.replace("_", " ") or "not noticed",
+            str(each.after_steps) if each.detected else "",
+            ("yes" if each.right else "no") if each.detected else "",
+        )
         for each in found.injections
-    ]  # fmt: skip
+    ]
     print(table(("FLIPPED", "DTYPE", "BIT", "", "IN", "STEP", "VERDICT", "AFTER STEPS", "NAMED"), rows))
     for target, row in found.recall.items():
         wait = f", after {found.after_steps[target]:.1f} steps" if target in found.after_steps else ""

@@ -65,10 +65,15 @@ def _report(results: list[Result], seed: int, base: Path | None) -> dict[str, An
     counts = Counter(result.verdict for result in results)
     rows = [msgspec.to_builtins(result) | {"command": _command(result, seed)} for result in results]
     return {
-        "samples": len(results), "seed": seed, "identical": counts["identical"], "missed": counts["missed"],
-        "different": counts["different"], "failed": counts["failed"], "runs": str(base) if base else None,
+        "samples": len(results),
+        "seed": seed,
+        "identical": counts["identical"],
+        "missed": counts["missed"],
+        "different": counts["different"],
+        "failed": counts["failed"],
+        "runs": str(base) if base else None,
         "trials": rows,
-    }  # fmt: skip
+    }
 
 
 def _command(result: Result, seed: int) -> str:

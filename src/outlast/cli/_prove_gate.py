@@ -32,10 +32,21 @@ def gate(
     from outlast.prove.script_page import junit_of
 
     options = Options(
-        script=script_of(script, module, args or [], "gate"), faults=faults, runs=1_000_000, minutes=minutes, seed=seed,
-        replicas=replicas, spares=spares, schedule="", agents=1, exchange="auto", checkpoints=True, config=config,
-        keep=None, shrink=4,
-    )  # fmt: skip
+        script=script_of(script, module, args or [], "gate"),
+        faults=faults,
+        runs=1_000_000,
+        minutes=minutes,
+        seed=seed,
+        replicas=replicas,
+        spares=spares,
+        schedule="",
+        agents=1,
+        exchange="auto",
+        checkpoints=True,
+        config=config,
+        keep=None,
+        shrink=4,
+    )
     for path in (junit, report):
         check_file(path)
     found = prove(options, quiet=False)

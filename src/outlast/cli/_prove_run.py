@@ -75,10 +75,22 @@ def run(
     end with the same bits, every microbatch computed with one result, nothing left behind; or be truly lost. A fault of
     the script's own is named. Exit code 8 if anything does not hold."""
     options = Options(
-        script=script_of(script, module, args or [], "run"), faults=faults, runs=runs, minutes=minutes, seed=seed,
-        replicas=replicas, spares=spares, schedule=schedule, agents=agents, exchange=exchange, checkpoints=checkpoints,
-        config=config, keep=keep, shrink=shrink, resume=resume,
-    )  # fmt: skip
+        script=script_of(script, module, args or [], "run"),
+        faults=faults,
+        runs=runs,
+        minutes=minutes,
+        seed=seed,
+        replicas=replicas,
+        spares=spares,
+        schedule=schedule,
+        agents=agents,
+        exchange=exchange,
+        checkpoints=checkpoints,
+        config=config,
+        keep=keep,
+        shrink=shrink,
+        resume=resume,
+    )
     check_file(report)
     found = prove(options, quiet=as_json)
     write_page(found, report)
@@ -157,9 +169,13 @@ def prove(options: Options, *, quiet: bool) -> ProofReport:
 
 
 def _shrunk(
-    options: Options, campaign: ScriptCampaign, baseline: Baseline, results: Sequence[ScriptResult], live: _Live,
+    options: Options,
+    campaign: ScriptCampaign,
+    baseline: Baseline,
+    results: Sequence[ScriptResult],
+    live: _Live,
     say: Callable[[str], None],
-) -> dict[int, ScriptResult]:  # fmt: skip
+) -> dict[int, ScriptResult]:
     """The first run that failed, with as few strikes as still make it fail."""
     from outlast.prove.schedule_shrinking import shrink
     from outlast.prove.script_plan import planned, schedule_of
@@ -198,9 +214,11 @@ def _kinds(options: Options) -> list[str]:
             f"--spares {options.spares} cannot be",
             remedy="--runs and --replicas 1 or more, the others 0 or more",
         )
-    if options.keep is not None and options.keep.exists() and (
-        not options.keep.is_dir() or any(options.keep.iterdir())
-    ):  # fmt: skip
+    if (
+        options.keep is not None
+        and options.keep.exists()
+        and (not options.keep.is_dir() or any(options.keep.iterdir()))
+    ):
         raise ConfigError(f"--keep {options.keep} is not an empty directory", remedy="give a new directory")
     read_schedule(options.schedule)
     names = [name.strip() for name in options.faults.split(",") if name.strip()] or list(KINDS)

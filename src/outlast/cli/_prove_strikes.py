@@ -121,15 +121,18 @@ def _report(found: list[Struck], seed: int) -> dict[str, Any]:
 
     counts = Counter(result.outcome for result in found)
     return {
-        "seed": seed, "fleets": len(found), "strikes": sum(len(result.done) for result in found),
-        "outcomes": {name: counts[name] for name in _OUTCOMES}, "checks": dict(_checks(found)),
+        "seed": seed,
+        "fleets": len(found),
+        "strikes": sum(len(result.done) for result in found),
+        "outcomes": {name: counts[name] for name in _OUTCOMES},
+        "checks": dict(_checks(found)),
         "longest_s": max((result.longest_s for result in found), default=0.0),
         "table": [
             {"kind": kind, "target": role, **{name: row[name] for name in _OUTCOMES}}
             for (kind, role), row in sorted(_table(found).items())
         ],
         "results": [msgspec.to_builtins(result) | {"command": result.again} for result in found],
-    }  # fmt: skip
+    }
 
 
 def _table(found: list[Struck]) -> dict[tuple[str, str], Counter[Outcome]]:

@@ -47,8 +47,9 @@ def trace(
             f"{found.name}: {len(stretch.hits)} of the {stretch.failures} failures in {stretch.hours:g} h from hour "
             f"{stretch.start_h:.1f} on; {stretch.machines} machines are dealt to {replicas} replicas; a second stands "
             f"for {stretch.scale(shape.begin_s, shape.length_s):.2f} h",
-            file=sys.stderr, flush=True,
-        )  # fmt: skip
+            file=sys.stderr,
+            flush=True,
+        )
         return stretch.schedule(replicas, shape.begin_s, shape.length_s)
 
     options = Options(

@@ -62,9 +62,14 @@ def _describe(fact: RuleFact, rows: int | None, f: int | None) -> dict[str, Any]
 def _describe_step(name: str) -> dict[str, Any]:
     step = PRE_STEPS[name]
     return {
-        "name": step.name, "what": step.title, "condition": step.condition, "kappa": step.kappa_text,
-        "cost": step.cost, "source": step.source, "options": list(step.options),
-    }  # fmt: skip
+        "name": step.name,
+        "what": step.title,
+        "condition": step.condition,
+        "kappa": step.kappa_text,
+        "cost": step.cost,
+        "source": step.source,
+        "options": list(step.options),
+    }
 
 
 def _print(name: str, entry: dict[str, Any]) -> None:

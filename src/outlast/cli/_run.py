@@ -213,9 +213,14 @@ def _command(script: str | None, module: str | None, args: list[str]) -> list[st
 
 
 def launch(
-    resolved: Any, command: list[str], run_dir: Path, *, as_json: bool, host: str | None = None,
+    resolved: Any,
+    command: list[str],
+    run_dir: Path,
+    *,
+    as_json: bool,
+    host: str | None = None,
     secret: bytes | None = None,
-) -> int:  # fmt: skip
+) -> int:
     """Run to the end with the live view; returns the exit code."""
     from outlast.cli._follow import Follower
     from outlast.cli._streams import unheard

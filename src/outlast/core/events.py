@@ -333,9 +333,15 @@ class CheckpointFailed(Event, frozen=True, kw_only=True, tag="checkpoint_failed"
 
     step: int
     cause: Literal[
-        "writer_failed", "view_changed", "superseded", "diverged", "publish_failed", "unreadable", "drain_failed",
+        "writer_failed",
+        "view_changed",
+        "superseded",
+        "diverged",
+        "publish_failed",
+        "unreadable",
+        "drain_failed",
         "unwritable",
-    ]  # fmt: skip
+    ]
     reason: str
     url: str
 

@@ -66,8 +66,17 @@ class Phase(IntEnum):
 OWNED = frozenset(p for p in Phase if p not in {Phase.IDLE, Phase.LOAD, Phase.BODY})
 """Phases that outlast owns, hence has learned deadlines for; the others are the loop's own (`outside_s`)."""
 
-WAITS = frozenset({
-    Phase.IDLE, Phase.SCATTERED, Phase.GATHERED, Phase.HEADER, Phase.LEAVE, Phase.CONNECT, Phase.ROLL_CALL,
-    Phase.HAND_OVER_RECEIVE, Phase.FINAL,
-})  # fmt: skip
+WAITS = frozenset(
+    {
+        Phase.IDLE,
+        Phase.SCATTERED,
+        Phase.GATHERED,
+        Phase.HEADER,
+        Phase.LEAVE,
+        Phase.CONNECT,
+        Phase.ROLL_CALL,
+        Phase.HAND_OVER_RECEIVE,
+        Phase.FINAL,
+    }
+)
 """Phases in which a member mostly waits for others: who is long in one of them need not be who is late."""

@@ -79,18 +79,31 @@ def _of_environment(config: RunConfig, environ: Mapping[str, str]) -> list[Findi
     found = []
     threads = environ.get("OMP_NUM_THREADS", "")
     if threads.isdigit() and config.threads and int(threads) != config.threads:
-        found.append(Finding(
-            check="environment", level="note",
-            what=f"OMP_NUM_THREADS={threads}, and threads = {config.threads}: outlast's setting holds for torch",
-            remedy="unset OMP_NUM_THREADS, or give --threads the same number"))  # fmt: skip
+        found.append(
+            Finding(
+                check="environment",
+                level="note",
+                what=f"OMP_NUM_THREADS={threads}, and threads = {config.threads}: outlast's setting holds for torch",
+                remedy="unset OMP_NUM_THREADS, or give --threads the same number",
+            )
+        )
     world = environ.get("WORLD_SIZE", "1")
     if world.isdigit() and int(world) > 1 and "OUTLAST_PARENT" not in environ:
-        found.append(Finding(
-            check="environment", level="error",
-            what=f"WORLD_SIZE={world}: another launcher starts this script {world} times, as many runs",
-            remedy="outlast run --replicas N train.py, not torchrun or accelerate launch"))  # fmt: skip
+        found.append(
+            Finding(
+                check="environment",
+                level="error",
+                what=f"WORLD_SIZE={world}: another launcher starts this script {world} times, as many runs",
+                remedy="outlast run --replicas N train.py, not torchrun or accelerate launch",
+            )
+        )
     if environ.get("OUTLAST", "on").lower() == "off":
-        found.append(Finding(
-            check="environment", level="warning", what="OUTLAST=off makes a plain loop of every script",
-            remedy="unset OUTLAST"))  # fmt: skip
+        found.append(
+            Finding(
+                check="environment",
+                level="warning",
+                what="OUTLAST=off makes a plain loop of every script",
+                remedy="unset OUTLAST",
+            )
+        )
     return found

@@ -88,9 +88,10 @@ def burn_in(minutes: float, told: Callable[[str, float], None] | None = None) ->
     later = (float(life.sf(days)) - float(life.sf(days + 1.0))) / float(life.sf(days))
     for name in names:
         test = ask_device(
-            torch.device(name), seconds=60 * minutes / len(names),
+            torch.device(name),
+            seconds=60 * minutes / len(names),
             told=functools.partial(_say, told, name) if told is not None else None,
-        )  # fmt: skip
+        )
         figures: dict[str, float | int | str] = {
             "answers": test.num_asked, "wrong": test.num_wrong, "operations": test.operations, "seconds": test.seconds,
             "least_rate_an_answer": 3 / test.num_asked, "least_rate_an_operation": 3 / test.operations,
@@ -99,18 +100,22 @@ def burn_in(minutes: float, told: Callable[[str, float], None] | None = None) ->
         if test.num_wrong:
             worst = test.wrong[0]
             yield Finding(
-                check="burn-in", level="error", figures=figures,
+                check="burn-in",
+                level="error",
+                figures=figures,
                 what=f"{name} gave {test.num_wrong} wrong answers of {test.num_asked:,}: {worst.case} {worst.kind}",
                 remedy="take it out of service; outlast health test names the operations",
-            )  # fmt: skip
+            )
         else:
             yield Finding(
-                check="burn-in", level="ok", figures=figures,
+                check="burn-in",
+                level="ok",
+                figures=figures,
                 what=f"{name} gave {test.num_asked:,} right answers in {test.seconds / 60:.1f} min: with 95 % "
                 f"confidence fewer than {3 / test.num_asked:.1e} of its answers, and {3 / test.operations:.1e} of its "
                 f"operations, are wrong; of new devices that live through it {later:.2%} die on the next day (by a "
                 f"typical bathtub; {young * days:.2%} die during it)",
-            )  # fmt: skip
+            )
 
 
 def _say(told: Callable[[str, float], None], name: str, rounds: int, seconds: float) -> None:

@@ -80,8 +80,9 @@ class CheckedSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
             print(
                 "outlast: checks: this process has used torch.compile; compiled functions run uncompiled in checked "
                 "microbatches, so that bits may differ from an unchecked run",
-                file=sys.stderr, flush=True,
-            )  # fmt: skip
+                file=sys.stderr,
+                flush=True,
+            )
 
     # --- around a microbatch -------------------------------------------------------------------------------------
     def at(self, step: int, microbatch: int) -> CheckedSums:
@@ -176,9 +177,15 @@ class CheckedSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _one(self, product: Product, fresh: bool) -> Misfit:
         sums = self._sums_of(product.b, product.c.dtype, fresh)
         return product_misfit(
-            product.c, product.a, sums, bias=product.bias, alpha=product.alpha, beta=product.beta,
-            cut=_cut(product.c), ignored=self.checks.threshold / self.checks.deviations,
-        )  # fmt: skip
+            product.c,
+            product.a,
+            sums,
+            bias=product.bias,
+            alpha=product.alpha,
+            beta=product.beta,
+            cut=_cut(product.c),
+            ignored=self.checks.threshold / self.checks.deviations,
+        )
 
     def _sums_of(self, matrix: Tensor, dtype: torch.dtype, fresh: bool) -> Sums:
         """Of a parameter: from the step's first use of it, for both sides at once."""
@@ -227,9 +234,15 @@ class CheckedSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _piece_is_possible(self, product: Product, piece: Any) -> bool:
         a, b, c = product.a[piece], product.b[piece], product.c[piece]
         return within_bound(
-            c, a, b, torch.arange(len(c), device=c.device), bias=product.bias, alpha=product.alpha, beta=product.beta,
+            c,
+            a,
+            b,
+            torch.arange(len(c), device=c.device),
+            bias=product.bias,
+            alpha=product.alpha,
+            beta=product.beta,
             cut=_cut(c),
-        )  # fmt: skip
+        )
 
     def _repair(self, product: Product | Convolution | None) -> str | None:
         """Put a parameter's bits back that changed since its sums were taken; its name, None where none did.
@@ -254,9 +267,10 @@ class CheckedSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if done is None:
             raise DeviceFault(
                 f"parameter {name} changed in memory between two uses of it, and no single bit of a row explains how",
-                where=f"step {self.step}, microbatch {self.microbatch}", did="nothing was computed with it",
+                where=f"step {self.step}, microbatch {self.microbatch}",
+                did="nothing was computed with it",
                 remedy="test the memory: outlast health test; retire the device if it happens again",
-            )  # fmt: skip
+            )
         if not done:  # written through `.data`: these sums are of what was there before
             for side in sides:
                 self._sums.pop(_key(side, product.c.dtype), None)
@@ -284,12 +298,21 @@ class CheckedSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _tell(self, func: Any, repaired: str | None, wrong: WrongBits, misfit: Misfit) -> None:
         module, backward = self._owner()
-        self.found.append(SumFinding(
-            step=self.step, microbatch=self.microbatch, operation=_name(func), backward=backward,
-            module=repaired or (self._names.get(module, "") if module is not None else ""),
-            action="repaired" if repaired else "recomputed", num_wrong=wrong.count, row=wrong.row, column=wrong.column,
-            bits=wrong.bits, deviations=misfit.deviations if math.isfinite(misfit.deviations) else 1e300,
-        ))  # fmt: skip
+        self.found.append(
+            SumFinding(
+                step=self.step,
+                microbatch=self.microbatch,
+                operation=_name(func),
+                backward=backward,
+                module=repaired or (self._names.get(module, "") if module is not None else ""),
+                action="repaired" if repaired else "recomputed",
+                num_wrong=wrong.count,
+                row=wrong.row,
+                column=wrong.column,
+                bits=wrong.bits,
+                deviations=misfit.deviations if math.isfinite(misfit.deviations) else 1e300,
+            )
+        )
 
     def _fault(self, func: Any, misfit: Misfit) -> DeviceFault:
         module, backward = self._owner()
@@ -351,9 +374,13 @@ def _can_be_read(product: Product | Convolution) -> bool:
     else:
         tensors = [product.a, product.b, product.c, *([] if product.bias is None else [product.bias])]
     return all(
-        type(x) in (Tensor, nn.Parameter) and x.layout is torch.strided and x.device.type in ("cpu", "cuda")
-        and x.is_floating_point() and x.numel() for x in tensors
-    )  # fmt: skip
+        type(x) in (Tensor, nn.Parameter)
+        and x.layout is torch.strided
+        and x.device.type in ("cpu", "cuda")
+        and x.is_floating_point()
+        and x.numel()
+        for x in tensors
+    )
 
 
 def _all_real(out: Any) -> bool:

@@ -85,9 +85,17 @@ def _is_possible(part: _Part, cut: float) -> bool:
 
 
 def _forward(
-    out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any,
-    transposed: bool, output_padding: Any, groups: int,
-) -> Convolution | None:  # fmt: skip
+    out: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+) -> Convolution | None:
     if transposed or x.dim() != weight.dim():
         return None
     if bias is not None:
@@ -100,10 +108,20 @@ def _forward(
         done: Tensor = aten.convolution(a, b, None, stride, padding, dilation, False, output_padding, groups)
         return done
 
-    return Convolution((
-        _Part(out, x, weight, convolve, convolve, weight[0].numel(), lambda c: _groups(c, 1, groups),
-              lambda b: _group_rows(b, groups)),
-    ))  # fmt: skip
+    return Convolution(
+        (
+            _Part(
+                out,
+                x,
+                weight,
+                convolve,
+                convolve,
+                weight[0].numel(),
+                lambda c: _groups(c, 1, groups),
+                lambda b: _group_rows(b, groups),
+            ),
+        )
+    )
 
 
 def _groups(x: Tensor, axis: int, groups: int) -> Tensor:
@@ -118,9 +136,19 @@ def _group_rows(weight: Tensor, groups: int) -> Tensor:
 
 
 def _backward(
-    out: Any, grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: Any, stride: Any, padding: Any, dilation: Any,
-    transposed: bool, output_padding: Any, groups: int, mask: Any,
-) -> Convolution | None:  # fmt: skip
+    out: Any,
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias_sizes: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+    mask: Any,
+) -> Convolution | None:
     if transposed or x.dim() != weight.dim():
         return None
     rest = (None, stride, padding, dilation, False, output_padding, groups)
@@ -144,10 +172,18 @@ def _backward(
     parts = []
     if mask[0]:
         length = weight[:, 0].numel() // groups
-        parts.append(_Part(
-            out[0], grad, weight, to_image(groups), to_image(x.shape[1]), length, lambda c: _groups(c, 1, groups),
-            lambda b: b.sum(1, keepdim=True),
-        ))  # fmt: skip
+        parts.append(
+            _Part(
+                out[0],
+                grad,
+                weight,
+                to_image(groups),
+                to_image(x.shape[1]),
+                length,
+                lambda c: _groups(c, 1, groups),
+                lambda b: b.sum(1, keepdim=True),
+            )
+        )
     if mask[1]:
         length = grad[:, 0].numel()
         parts.append(_Part(

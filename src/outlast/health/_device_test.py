@@ -81,10 +81,15 @@ def device_identity(device: torch.device) -> tuple[str, str]:
 
 
 def ask_device(
-    device: torch.device, *, seconds: float = 0.0, size: int = 256, answers: Answers | None = None,
-    strike: Callable[[str, Tensor], None] | None = None, clock: Callable[[], float] = time.monotonic,
+    device: torch.device,
+    *,
+    seconds: float = 0.0,
+    size: int = 256,
+    answers: Answers | None = None,
+    strike: Callable[[str, Tensor], None] | None = None,
+    clock: Callable[[], float] = time.monotonic,
     told: Callable[[int, float], None] | None = None,
-) -> DeviceTest:  # fmt: skip
+) -> DeviceTest:
     """Ask every question, at least once and until `seconds` have passed.
 
     `answers`: those of this kind of device, read and added to; without any a device is held to itself alone. `strike`:
@@ -110,10 +115,16 @@ def ask_device(
     if answers is not None and learned and not num_wrong:
         answers.keep(kind, size, known)
     return DeviceTest(
-        device=name, device_kind=kind, seconds=clock() - start, rounds=rounds, num_asked=num_asked,
-        operations=rounds * sum(case.operations for case in asked), num_wrong=num_wrong, wrong=wrong,
+        device=name,
+        device_kind=kind,
+        seconds=clock() - start,
+        rounds=rounds,
+        num_asked=num_asked,
+        operations=rounds * sum(case.operations for case in asked),
+        num_wrong=num_wrong,
+        wrong=wrong,
         learned=learned if not num_wrong else 0,
-    )  # fmt: skip
+    )
 
 
 class QuestionsInTurn:
@@ -122,7 +133,7 @@ class QuestionsInTurn:
 
     def __init__(
         self, device: torch.device, size: int = 32, strike: Callable[[str, Tensor], None] | None = None
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._asked = list(cases(device, size))
         self._known: dict[str, int] = {}
         self._strike = strike
@@ -156,8 +167,13 @@ def _ask(
             if again != said:
                 return _undecided(case, number, [said, again, fingerprint(answer())]), 0
             if not _near(case, first):
-                return WrongAnswer(case=case.name, round=number, kind="persistent", num_wrong=-1,
-                                   evidence="the same bits twice, and far from the true values"), 0  # fmt: skip
+                return WrongAnswer(
+                    case=case.name,
+                    round=number,
+                    kind="persistent",
+                    num_wrong=-1,
+                    evidence="the same bits twice, and far from the true values",
+                ), 0
             known[case.name] = said
         new = 1
     if said == known[case.name]:
@@ -170,9 +186,12 @@ def _undecided(case: Case, number: int, prints: list[int]) -> WrongAnswer:
     """An answer that nobody knows came out otherwise the second time."""
     once = len(set(prints)) == 2
     return WrongAnswer(
-        case=case.name, round=number, kind="transient" if once else "persistent", num_wrong=-1,
+        case=case.name,
+        round=number,
+        kind="transient" if once else "persistent",
+        num_wrong=-1,
         evidence="one of three answers was another" if once else "three answers, all different",
-    )  # fmt: skip
+    )
 
 
 def _settle(case: Case, number: int, right: int, later: list[int], first: Tensor) -> WrongAnswer:

@@ -63,15 +63,19 @@ def foretold_of(entries: Iterable[DiaryEntry]) -> Foretold:
     failures = max(true, sum(entry.kind == "failure" for entry in rows))
     notice_s = sum(kind.delays_s for kind in kinds.values()) / true if true else 0.0
     return Foretold(
-        failures=failures, foretold=true, share=wilson(true, failures), alarms=true + false,
-        precision=wilson(true, true + false), notice_s=notice_s,
+        failures=failures,
+        foretold=true,
+        share=wilson(true, failures),
+        alarms=true + false,
+        precision=wilson(true, true + false),
+        notice_s=notice_s,
         kinds=[
             KindRecord(
                 kind=name, true=int(kind.num_true), false=int(kind.num_false), chance=kind.p, delay_s=kind.delay_s
             )
             for name, kind in sorted(kinds.items())
         ],
-    )  # fmt: skip
+    )
 
 
 def worth_of(found: Foretold) -> str:

@@ -88,9 +88,13 @@ def _functions(name: str, dtype: torch.dtype, device: torch.device, size: int, d
     here, wide = x.to(device), x.double()
     eps = float(torch.finfo(dtype).eps)
     for title, function in (
-        ("exp", torch.exp), ("log", torch.log), ("tanh", torch.tanh), ("erf", torch.erf), ("rsqrt", torch.rsqrt),
+        ("exp", torch.exp),
+        ("log", torch.log),
+        ("tanh", torch.tanh),
+        ("erf", torch.erf),
+        ("rsqrt", torch.rsqrt),
         ("gelu", functional.gelu),
-    ):  # fmt: skip
+    ):
         true = function(wide)
         yield Case(f"{title} {name}", _bound(function, here), float(x.numel()), near=(true, 16 * eps))
     true = torch.softmax(wide, -1)
@@ -105,8 +109,9 @@ def _integers(device: torch.device, size: int, draw: torch.Generator) -> Iterato
     x = torch.randint(-(2**31), 2**31 - 1, (size, size), generator=draw)
     here = x.to(device)
     answer = (x * 6364136223846793005 + 1442695040888963407) ^ (x >> 7)
-    yield Case("integers", lambda: (here * 6364136223846793005 + 1442695040888963407) ^ (here >> 7), 4.0 * x.numel(),
-               answer)  # fmt: skip
+    yield Case(
+        "integers", lambda: (here * 6364136223846793005 + 1442695040888963407) ^ (here >> 7), 4.0 * x.numel(), answer
+    )
     keys = torch.randperm(size * 16, generator=draw)
     mine = keys.to(device)
     yield Case("sort", lambda: mine.sort().values, 16.0 * size * 12, torch.arange(size * 16))
@@ -118,10 +123,15 @@ def _memory(device: torch.device, size: int) -> Iterator[Case]:
     count = size * size * 64
     for name, byte in _PATTERNS.items():
         yield Case(f"memory {name}", _filled(count, byte, device), float(count), torch.full((count,), byte).byte())
-    yield Case("memory walking bit", lambda: 1 << (torch.arange(count // 8, device=device) % 63), float(count),
-               1 << (torch.arange(count // 8) % 63))  # fmt: skip
-    yield Case("memory own address", lambda: torch.arange(count // 8, device=device), float(count),
-               torch.arange(count // 8))  # fmt: skip
+    yield Case(
+        "memory walking bit",
+        lambda: 1 << (torch.arange(count // 8, device=device) % 63),
+        float(count),
+        1 << (torch.arange(count // 8) % 63),
+    )
+    yield Case(
+        "memory own address", lambda: torch.arange(count // 8, device=device), float(count), torch.arange(count // 8)
+    )
 
 
 def _filled(count: int, byte: int, device: torch.device) -> Callable[[], Tensor]:

@@ -122,10 +122,17 @@ class LinkProbe:
     host a round, `wait_s`: for the last of them. `lose(host, number)`: tests say what does not arrive."""
 
     def __init__(
-        self, fabric: Fabric, me: str, *, count: int = 20, wait_s: float = 0.5, late_s: float = 0.05,
-        clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time,
+        self,
+        fabric: Fabric,
+        me: str,
+        *,
+        count: int = 20,
+        wait_s: float = 0.5,
+        late_s: float = 0.05,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
         lose: Callable[[str, int], bool] = lambda host, number: False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.fabric, self.me, self._count, self._wait_s, self._late_s = fabric, me, count, wait_s, late_s
         self._clock, self._wall, self._lose = clock, wall, lose
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -228,12 +235,17 @@ class LinkProbe:
     def _counted(self) -> list[ProbedPair]:
         return [
             ProbedPair(
-                at_s=self._wall(), round=self._round, source=self.me, target=host, sent=self._count,
-                lost=self._count - len(row), late=sum(each > self._late_s for each in row.values()),
+                at_s=self._wall(),
+                round=self._round,
+                source=self.me,
+                target=host,
+                sent=self._count,
+                lost=self._count - len(row),
+                late=sum(each > self._late_s for each in row.values()),
                 median_s=sorted(row.values())[len(row) // 2] if row else None,
             )
             for host, row in self._took.items()
-        ]  # fmt: skip
+        ]
 
 
 def read_probes(paths: Iterable[Path]) -> tuple[list[ProbedPair], int]:
@@ -271,22 +283,32 @@ def link_report(fabric: Fabric, probes: Sequence[ProbedPair], *, level: float = 
     number = {name: place for place, name in enumerate(names)}
     paths = [[number[link] for link in fabric.path(*pair)] for pair in pairs]
     found = localise_links(
-        paths, [sent for sent, _ in pairs.values()], [bad for _, bad in pairs.values()], num_links=max(len(names), 1),
+        paths,
+        [sent for sent, _ in pairs.values()],
+        [bad for _, bad in pairs.values()],
+        num_links=max(len(names), 1),
         level=level,
-    )  # fmt: skip
+    )
     suspects = [
         BadLink(
-            link=names[s.link], same_as=[names[link] for link in s.same_as], rate=_crossing(s.rate),
-            low=_crossing(s.low), high=_crossing(s.high), confidence=s.confidence,
+            link=names[s.link],
+            same_as=[names[link] for link in s.same_as],
+            rate=_crossing(s.rate),
+            low=_crossing(s.low),
+            high=_crossing(s.high),
+            confidence=s.confidence,
         )
         for s in found.suspects
-    ]  # fmt: skip
+    ]
     return LinkReport(
-        bad=[_sentence(probes, fabric, suspect) for suspect in suspects], suspects=suspects,
-        background=_crossing(found.background), unseen=[names[link] for link in found.unseen if link < len(names)],
+        bad=[_sentence(probes, fabric, suspect) for suspect in suspects],
+        suspects=suspects,
+        background=_crossing(found.background),
+        unseen=[names[link] for link in found.unseen if link < len(names)],
         ambiguous=[[names[link] for link in group] for group in found.ambiguous],
-        rounds=max((row.round for row in probes), default=0), sent=int(sum(sent for sent, _ in pairs.values())),
-    )  # fmt: skip
+        rounds=max((row.round for row in probes), default=0),
+        sent=int(sum(sent for sent, _ in pairs.values())),
+    )
 
 
 def _crossing(rate: float) -> float:

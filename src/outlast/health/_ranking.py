@@ -66,12 +66,17 @@ def _record(device: str, rows: Sequence[DiaryEntry]) -> DeviceRecord:
     count = {kind: sum(entry.kind == kind for entry in rows) for kind in ("failure", "finding", "test")}
     last = next((entry for entry in reversed(rows) if entry.kind != "hours"), rows[-1])
     return DeviceRecord(
-        device=device, host=next((entry.host for entry in reversed(rows) if entry.host), ""), state=state,
-        hours=sum(max(entry.hours, 0.0) for entry in rows if entry.kind == "hours"), failures=count["failure"],
-        findings=count["finding"], tests=count["test"],
+        device=device,
+        host=next((entry.host for entry in reversed(rows) if entry.host), ""),
+        state=state,
+        hours=sum(max(entry.hours, 0.0) for entry in rows if entry.kind == "hours"),
+        failures=count["failure"],
+        findings=count["finding"],
+        tests=count["test"],
         tests_failed=sum(entry.kind == "test" and entry.passed is False for entry in rows),
-        last_at_s=max(entry.at_s for entry in rows), last=f"{last.kind}: {last.text}" if last.text else last.kind,
-    )  # fmt: skip
+        last_at_s=max(entry.at_s for entry in rows),
+        last=f"{last.kind}: {last.text}" if last.text else last.kind,
+    )
 
 
 def rank_devices(records: Sequence[DeviceRecord]) -> list[DeviceRecord]:
@@ -83,11 +88,14 @@ def rank_devices(records: Sequence[DeviceRecord]) -> list[DeviceRecord]:
         found = hierarchical_rates([r.failures + r.findings for r in known], [r.hours for r in known])
         known = [
             msgspec.structs.replace(
-                record, rate=float(found.unit_mean[i]) * 1e3, rate_low=float(found.unit_low[i]) * 1e3,
-                rate_high=float(found.unit_high[i]) * 1e3, lemon=float(found.lemons[i]),
+                record,
+                rate=float(found.unit_mean[i]) * 1e3,
+                rate_low=float(found.unit_low[i]) * 1e3,
+                rate_high=float(found.unit_high[i]) * 1e3,
+                lemon=float(found.lemons[i]),
             )
             for i, record in enumerate(known)
-        ]  # fmt: skip
+        ]
         known.sort(key=lambda r: (-(r.lemon or 0.0), -(r.rate or 0.0), r.device))
     rest = [record for record in records if record.hours <= 0]
     return known + sorted(rest, key=lambda r: (-(r.failures + r.findings), r.device))
@@ -98,10 +106,12 @@ def suspicion(record: DeviceRecord) -> str:
     told = [
         f"{number} {name}{'s' if number > 1 else ''}"
         for number, name in (
-            (record.failures, "failure"), (record.findings, "finding"), (record.tests_failed, "failed test")
+            (record.failures, "failure"),
+            (record.findings, "finding"),
+            (record.tests_failed, "failed test"),
         )
         if number
-    ]  # fmt: skip
+    ]
     if record.state == "retired":
         return f"{record.device} is out of service ({record.last})."
     if not told or (record.tests_failed == 0 and (record.lemon or 0.0) < 0.5):

@@ -19,10 +19,14 @@ _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 # strikes; BUSY ends by itself. CANTOPEN: the log beside the file could not be created, as on a full disk.
 _TRANSIENT = frozenset(
     {
-        sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_NOMEM,
         sqlite3.SQLITE_READONLY,
     }
-)  # fmt: skip
+)
 
 
 def _primary(error: sqlite3.Error) -> int:

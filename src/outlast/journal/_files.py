@@ -103,9 +103,12 @@ def open_read_only(run_dir: Path, name: str) -> sqlite3.Connection:
         options += "&immutable=1"
     try:
         connection = sqlite3.connect(
-            f"{path.resolve().as_uri()}?{options}", uri=True, timeout=_BUSY_S, isolation_level=None,
+            f"{path.resolve().as_uri()}?{options}",
+            uri=True,
+            timeout=_BUSY_S,
+            isolation_level=None,
             check_same_thread=False,
-        )  # fmt: skip
+        )
     except sqlite3.Error as error:
         raise sqlite_fault(error, path, reading=True) from error
     try:

@@ -16,11 +16,35 @@ __all__ = ["Mount", "check_local", "find_mount", "is_network"]
 
 _NETWORK = frozenset(
     {
-        "9p", "acfs", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "davfs2", "dfs", "glusterfs", "gpfs", "juicefs",
-        "lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "panfs", "pvfs2", "smb2", "smb3", "smbfs", "vboxsf",
-        "vmhgfs", "wekafs",
+        "9p",
+        "acfs",
+        "afs",
+        "beegfs",
+        "ceph",
+        "cifs",
+        "coda",
+        "davfs",
+        "davfs2",
+        "dfs",
+        "glusterfs",
+        "gpfs",
+        "juicefs",
+        "lustre",
+        "ncpfs",
+        "nfs",
+        "nfs4",
+        "ocfs2",
+        "orangefs",
+        "panfs",
+        "pvfs2",
+        "smb2",
+        "smb3",
+        "smbfs",
+        "vboxsf",
+        "vmhgfs",
+        "wekafs",
     }
-)  # fmt: skip
+)
 _NETWORK_FUSE = frozenset(
     {
         "afp", "alluxio", "blobfuse", "blobfuse2", "ceph", "cephfs", "curlftpfs", "davfs", "davfs2", "gcsfuse",

@@ -150,10 +150,16 @@ class AccountingFold:
             parts[name] = min(max(0.0, sums.get(name, 0.0)), left_s)
             left_s -= parts[name]
         account = Accounting(
-            wall_s=wall_s, productive_s=parts["productive"], checkpoint_s=parts["checkpoint"], lost_s=parts["lost"],
-            recovery_s=parts["recovery"], degraded_s=parts["degraded"], stalled_s=parts["stalled"], idle_s=idle_s,
+            wall_s=wall_s,
+            productive_s=parts["productive"],
+            checkpoint_s=parts["checkpoint"],
+            lost_s=parts["lost"],
+            recovery_s=parts["recovery"],
+            degraded_s=parts["degraded"],
+            stalled_s=parts["stalled"],
+            idle_s=idle_s,
             unexplained_s=left_s,
-        )  # fmt: skip
+        )
         assert_identity(account)
         return account
 
@@ -198,9 +204,12 @@ def _estimated(event: ev.Progress, facts: _Facts) -> ev.Progress:
     known = facts.steps[-1].end if facts.steps else 0
     steps = max(0, event.stable - known)
     return msgspec.structs.replace(
-        event, first=known, committed=known + steps, committed_at_s=event.at_s,
+        event,
+        first=known,
+        committed=known + steps,
+        committed_at_s=event.at_s,
         seconds={"productive": event.step_s * steps},
-    )  # fmt: skip
+    )
 
 
 def _note(event: ev.AnyEvent, facts: _Facts) -> None:

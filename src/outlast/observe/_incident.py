@@ -91,8 +91,9 @@ def _failed(story: Why, events: Sequence[ev.AnyEvent]) -> str:
     if not recoveries:
         return ""
     if len(recoveries) <= _NUM_NAMED:
-        named = [f"{_victim(event)}, noticed by {event.noticed_by} after {format_s(event.detect_s)}"
-                 for event in recoveries]  # fmt: skip
+        named = [
+            f"{_victim(event)}, noticed by {event.noticed_by} after {format_s(event.detect_s)}" for event in recoveries
+        ]
         return f"What failed: {'; '.join(named)}."
     by_cause: dict[str, list[str]] = {}
     for event in recoveries:

@@ -86,10 +86,14 @@ def kept_history(run_dir: Path, journal: Journal) -> History | None:
 def keep(run_dir: Path, journal: Journal, history: History) -> bool:
     """Write down what was folded; whether that could be done. Waits for no disk: the file can be made again."""
     kept = _Kept(
-        code=_code(), seq=history.seq, last=_last(journal, history.seq),
-        accounts=msgspec.Raw(history.accounts.dump()), losses=msgspec.Raw(history.losses.dump()),
-        times=msgspec.Raw(history.times.dump()), steps_committed=history.steps_committed,
-    )  # fmt: skip
+        code=_code(),
+        seq=history.seq,
+        last=_last(journal, history.seq),
+        accounts=msgspec.Raw(history.accounts.dump()),
+        losses=msgspec.Raw(history.losses.dump()),
+        times=msgspec.Raw(history.times.dump()),
+        steps_committed=history.steps_committed,
+    )
     body = msgspec.msgpack.encode(kept)
     scratch = run_dir / f"{KEPT_NAME}.{os.getpid()}"
     try:

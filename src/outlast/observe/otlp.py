@@ -99,11 +99,15 @@ class OpenTelemetry:
 
     def _span(self, key: str, name: str, began_s: float, ended_s: float, told: dict[str, int | str]) -> dict[str, Any]:
         return {
-            "trace_id": self._trace_id, "span_id": _span_id(key), "name": f"outlast.{name}",
+            "trace_id": self._trace_id,
+            "span_id": _span_id(key),
+            "name": f"outlast.{name}",
             "parent_span_id": b"" if name == "run" else _span_id(self._run),
-            "kind": 1, "start_time_unix_nano": _nano(began_s), "end_time_unix_nano": _nano(ended_s),
+            "kind": 1,
+            "start_time_unix_nano": _nano(began_s),
+            "end_time_unix_nano": _nano(ended_s),
             "attributes": [_said(name, value) for name, value in told.items()],
-        }  # fmt: skip
+        }
 
     def _post(self, what: str, message: Any) -> None:
         url, data = f"{self._endpoint}/v1/{what}", message.SerializeToString()
@@ -124,9 +128,10 @@ class OpenTelemetry:
             if attempt < _TRIES - 1:
                 pause.wait(self._pause_s * 2**attempt)
         raise EnvironmentFault(
-            f"{url} {said}", remedy="see that a collector with an OTLP/HTTP receiver listens there, and export again: "
-            "what it has already is the same trace"
-        )  # fmt: skip
+            f"{url} {said}",
+            remedy="see that a collector with an OTLP/HTTP receiver listens there, and export again: "
+            "what it has already is the same trace",
+        )
 
 
 _SCOPE = {"name": "outlast"}

@@ -149,8 +149,9 @@ def read_story(journal: Journal) -> list[ev.AnyEvent]:
     progress = (_Ordered(entry) for entry in found if entry.seq <= last)
     known: set[int] = set()
     events = []
-    for entry in heapq.merge(*(_entries(journal, kind, last) for kind in _KINDS), progress,
-                             _newest(journal, ev.Progress, _NEWEST, last)):  # fmt: skip
+    for entry in heapq.merge(
+        *(_entries(journal, kind, last) for kind in _KINDS), progress, _newest(journal, ev.Progress, _NEWEST, last)
+    ):
         if entry.seq not in known:
             known.add(entry.seq)
             events.append(entry.event)

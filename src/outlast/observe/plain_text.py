@@ -87,17 +87,24 @@ def render_why(story: Why) -> str:
     parts += [
         f"{story.lost_steps} steps lost, {story.microbatches_recomputed} microbatches computed again, "
         f"{format_s(story.downtime_s)} of downtime; useful time {story.ettr:.1%}",
-        render_accounting(story.cost), *([f"Alarms: {story.alarms}."] if story.alarms else []), "", "What to do next",
-    ]  # fmt: skip
+        render_accounting(story.cost),
+        *([f"Alarms: {story.alarms}."] if story.alarms else []),
+        "",
+        "What to do next",
+    ]
     parts += [f"- {a.cause} ({a.count}x: {', '.join(a.who)}): {a.remedy}" for a in story.advice]
     return "\n".join(parts if story.advice else [*parts, "Nothing: no fault is on record."])
 
 
 def _process_cells(process: Process) -> tuple[str, ...]:
     return (
-        process.name, str(process.pid), process.state, _view(process.view), _or_dash(process.step),
+        process.name,
+        str(process.pid),
+        process.state,
+        _view(process.view),
+        _or_dash(process.step),
         ", ".join(part for part in (_place(process), process.detail) if part),
-    )  # fmt: skip
+    )
 
 
 def _place(process: Process) -> str:
@@ -107,8 +114,13 @@ def _place(process: Process) -> str:
 
 def _replica_cells(replica: Replica) -> tuple[str, ...]:
     return (
-        replica.replica, str(replica.pid), replica.state, _view(replica.view), _or_dash(replica.step), replica.detail,
-    )  # fmt: skip
+        replica.replica,
+        str(replica.pid),
+        replica.state,
+        _view(replica.view),
+        _or_dash(replica.step),
+        replica.detail,
+    )
 
 
 def _view(view: tuple[int, int] | None) -> str:

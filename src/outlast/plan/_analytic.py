@@ -95,9 +95,12 @@ def _places(job: Job) -> tuple[float, float]:
         )
     else:
         spares = Standby(
-            num_active=job.num_nodes, num_spares=job.spares, rate=takes / job.num_nodes, repair_h=hours / takes,
+            num_active=job.num_nodes,
+            num_spares=job.spares,
+            rate=takes / job.num_nodes,
+            repair_h=hours / takes,
             crews=job.crews or inf,
-        )  # fmt: skip
+        )
     law = spares.stationary()
     missing = np.maximum(np.arange(len(law)) - spares.num_spares, 0)
     return float(law[missing == 0].sum()), float(1 - (law * missing).sum() / spares.num_active)
@@ -127,10 +130,15 @@ def analyse(job: Job) -> Analytic:
     running = max(running, 1e-12)  # machines that are out fail no more
     stops = float(rates.sum() + ((1 - model.masked) * model.planned / model.mean_s).sum())
     return Analytic(
-        closed=closed, chain=chain, interval_s=interval, mtbf_h=_per_hour(total * running),
-        mtbi_h=_per_hour(stops * running), mtbr_h=_per_hour(float(rates.sum()) * running), places_filled=filled,
+        closed=closed,
+        chain=chain,
+        interval_s=interval,
+        mtbf_h=_per_hour(total * running),
+        mtbi_h=_per_hour(stops * running),
+        mtbr_h=_per_hour(float(rates.sum()) * running),
+        places_filled=filled,
         outside=_outside(job, model, 1 - closed, stalls, filled, period, audit_loss),
-    )  # fmt: skip
+    )
 
 
 def _per_hour(rate_s: float) -> float:

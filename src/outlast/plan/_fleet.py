@@ -113,10 +113,17 @@ def classes_of(components: Sequence[Component], layout: Layout) -> list[dict[str
         rate_h = _rate_h(part, layout)
         if rate_h > 1e-14:
             found.append(
-                {"name": part.name, "node_mtbf_h": layout.num_nodes / rate_h, "repair": part.repair,
-                 "severity": part.severity, "shape": part.shape, "repair_median_h": 20.4, "repair_mean_h": 132.8,
-                 "source": part.source}
-            )  # fmt: skip
+                {
+                    "name": part.name,
+                    "node_mtbf_h": layout.num_nodes / rate_h,
+                    "repair": part.repair,
+                    "severity": part.severity,
+                    "shape": part.shape,
+                    "repair_median_h": 20.4,
+                    "repair_mean_h": 132.8,
+                    "source": part.source,
+                }
+            )
     return found
 
 
@@ -126,10 +133,14 @@ def ladder_of(layout: Layout) -> list[dict[str, Any]]:
     share = state / layout.accelerators / _LLAMA_SHARE
     stored_s = state / min(_STORE_NODE * layout.num_nodes, _STORE_CAP)
     return [
-        {"name": "peers", "write_s": _PEER_BLOCK_S * share, "lag_s": _PEER_LAG_S * share,
-         "recovery_s": _RESTART_S["peers"] + _PEER_LAG_S * share},
+        {
+            "name": "peers",
+            "write_s": _PEER_BLOCK_S * share,
+            "lag_s": _PEER_LAG_S * share,
+            "recovery_s": _RESTART_S["peers"] + _PEER_LAG_S * share,
+        },
         {"name": "store", "write_s": stored_s, "recovery_s": _RESTART_S["store"] + stored_s, "every": 8},
-    ]  # fmt: skip
+    ]
 
 
 def step_s_of(layout: Layout) -> float:

@@ -77,11 +77,18 @@ class Kernel:
         job = self.model.job
         accounts = (self.work, self.checkpoint, self.lost, self.recovery, self.degraded, self.idle)
         return Outcome(
-            wall_s=self.wall, efficiency=job.efficiency * job.speed * (1 - self._audit_share()),
-            classes=tuple(c.name for c in self.model.classes), accounts_s=np.stack(accounts), failures=self.failures,
-            rollbacks=self.rollbacks, planned=self.planned, masked=self.masked, waits=self.machines.waits,
-            interval_s=self.interval, seed=seed,
-        )  # fmt: skip
+            wall_s=self.wall,
+            efficiency=job.efficiency * job.speed * (1 - self._audit_share()),
+            classes=tuple(c.name for c in self.model.classes),
+            accounts_s=np.stack(accounts),
+            failures=self.failures,
+            rollbacks=self.rollbacks,
+            planned=self.planned,
+            masked=self.masked,
+            waits=self.machines.waits,
+            interval_s=self.interval,
+            seed=seed,
+        )
 
     def _audit_share(self) -> float:
         return self.model.audit_rate / (1 + self.model.audit_rate)

@@ -206,9 +206,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             raise ConfigError("a ladder has 1 to 5 tiers, the first with every = 1", remedy="list tiers nearest first")
         if not 0 <= self.spares <= self.num_nodes:
             raise ConfigError(
-                f"spares = {self.spares} for {self.num_nodes} nodes", where=f"valid: [0, {self.num_nodes}]",
+                f"spares = {self.spares} for {self.num_nodes} nodes",
+                where=f"valid: [0, {self.num_nodes}]",
                 remedy="at most one spare per node of the job",
-            )  # fmt: skip
+            )
 
     @property
     def num_nodes(self) -> int:

@@ -104,10 +104,15 @@ def merge(parts: list[Outcome]) -> Outcome:
     """One outcome of several blocks."""
     first = parts[0]
     return Outcome(
-        wall_s=first.wall_s, efficiency=first.efficiency, classes=first.classes, seed=first.seed,
+        wall_s=first.wall_s,
+        efficiency=first.efficiency,
+        classes=first.classes,
+        seed=first.seed,
         accounts_s=np.concatenate([p.accounts_s for p in parts], axis=1),
         failures=np.concatenate([p.failures for p in parts], axis=1),
-        rollbacks=np.concatenate([p.rollbacks for p in parts]), planned=np.concatenate([p.planned for p in parts]),
-        masked=np.concatenate([p.masked for p in parts]), waits=np.concatenate([p.waits for p in parts]),
+        rollbacks=np.concatenate([p.rollbacks for p in parts]),
+        planned=np.concatenate([p.planned for p in parts]),
+        masked=np.concatenate([p.masked for p in parts]),
+        waits=np.concatenate([p.waits for p in parts]),
         interval_s=np.concatenate([p.interval_s for p in parts]),
-    )  # fmt: skip
+    )

@@ -140,11 +140,13 @@ def _placements(job: Job) -> tuple[PlacementRow, ...]:
     )
     return tuple(
         PlacementRow(
-            name=name, bytes_ratio=ratio, survive=(survive(1), survive(2), survive(3)),
+            name=name,
+            bytes_ratio=ratio,
+            survive=(survive(1), survive(2), survive(3)),
             losses_a_year=_state_losses_a_year(job, survive),
         )
         for name, ratio, survive in shapes
-    )  # fmt: skip
+    )
 
 
 def _state_losses_a_year(job: Job, survive: Callable[[int], float]) -> float | None:

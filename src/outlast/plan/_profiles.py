@@ -41,11 +41,16 @@ _LLAMA_CAUSES: dict[str, tuple[int, Any, float, int]] = {
 def _llama_components() -> tuple[Component, ...]:
     return tuple(
         Component(
-            name=name, per=per, failures=num, hours=_LLAMA_HOURS / (8 if per == "node" else 1), repair=repair,
-            severity=severity, source=f"{_LLAMA}: {num}",
+            name=name,
+            per=per,
+            failures=num,
+            hours=_LLAMA_HOURS / (8 if per == "node" else 1),
+            repair=repair,
+            severity=severity,
+            source=f"{_LLAMA}: {num}",
         )
         for name, (num, per, repair, severity) in _LLAMA_CAUSES.items()
-    )  # fmt: skip
+    )
 
 
 def _nodes(name: str, per_1000_node_days: float, source: str, repair: float = 0.5) -> tuple[Component, ...]:
@@ -99,14 +104,19 @@ def _of_fleet(name: str, given: dict[str, Any]) -> dict[str, Any]:
     components, own = _FLEETS[name]
     data = {"name": name, "topology": "fat-tree", **own, **given}
     layout = Layout(
-        parameters=data["parameters"], accelerators=data["accelerators"], topology=data["topology"],
+        parameters=data["parameters"],
+        accelerators=data["accelerators"],
+        topology=data["topology"],
         per_node=data.get("accelerators_per_node", 8),
-    )  # fmt: skip
+    )
     if "accelerators" in given:
         data["spares"] = min(own["spares"], max(0, layout.num_nodes))
     return {
-        **data, "classes": classes_of(components, layout), "tiers": ladder_of(layout), "step_s": step_s_of(layout),
-    }  # fmt: skip
+        **data,
+        "classes": classes_of(components, layout),
+        "tiers": ladder_of(layout),
+        "step_s": step_s_of(layout),
+    }
 
 
 def _spot() -> dict[str, Any]:
@@ -116,10 +126,16 @@ def _spot() -> dict[str, Any]:
         "repair_median_h": 0.4, "repair_mean_h": 0.8, "source": source,
     }  # fmt: skip
     return {
-        "name": "spot", "parameters": 1e9, "accelerators": 24, "accelerators_per_node": 1, "days": 3.0,
-        "classes": [preempted], "tiers": [{"name": "store", "write_s": 20.0, "recovery_s": 180.0}],
-        "min_share": 0.5, "planned_stop_s": 60.0,
-    }  # fmt: skip
+        "name": "spot",
+        "parameters": 1e9,
+        "accelerators": 24,
+        "accelerators_per_node": 1,
+        "days": 3.0,
+        "classes": [preempted],
+        "tiers": [{"name": "store", "write_s": 20.0, "recovery_s": 180.0}],
+        "min_share": 0.5,
+        "planned_stop_s": 60.0,
+    }
 
 
 TARGET_NODE_HOURS = 1250 * 720
@@ -136,10 +152,17 @@ def _target() -> dict[str, Any]:
         for name, num, source in TARGET_CLASSES
     ]
     return {
-        "name": "target", "parameters": 1.5e12, "accelerators": 10_000, "days": 30.0, "classes": classes,
-        "tiers": [{"name": "store", "write_s": 360.0, "recovery_s": 2400.0}], "efficiency": 0.882,
-        "interval": "fixed", "interval_s": 74 * 60.0, "planned_stop_s": 900.0,
-    }  # fmt: skip
+        "name": "target",
+        "parameters": 1.5e12,
+        "accelerators": 10_000,
+        "days": 30.0,
+        "classes": classes,
+        "tiers": [{"name": "store", "write_s": 360.0, "recovery_s": 2400.0}],
+        "efficiency": 0.882,
+        "interval": "fixed",
+        "interval_s": 74 * 60.0,
+        "planned_stop_s": 900.0,
+    }
 
 
 _SHAPES = ("parameters", "accelerators", "accelerators_per_node", "topology")

@@ -47,9 +47,7 @@ class Single(Kernel):
         span = max(span, 0.0)
         self.source.advance(np.array([span * scale]))
         now = self._pass(span)
-        due = min(
-            machines.soonest.item(), self.window_end.item(), self.slow_until.item(), self.detect_at.item()
-        )  # fmt: skip
+        due = min(machines.soonest.item(), self.window_end.item(), self.slow_until.item(), self.detect_at.item())
         if due <= now:
             self._events(_NOT_FAILED, kinds)
         if until_failure <= span < left:

@@ -167,10 +167,13 @@ def calibrate(
         raise ConfigError("the journals show no cost", remedy="name runs that trained, or give --measure")
     faults, lost = seen.outlasted + seen.lost, max(0, seen.lost - meant_losses)
     return Calibration(
-        runs=runs, faults=faults, costs={name: _cost(seen.values[name]) for name in _MEANING if name in seen.values},
+        runs=runs,
+        faults=faults,
+        costs={name: _cost(seen.values[name]) for name in _MEANING if name in seen.values},
         shares={"outlasted": _share(seen.outlasted, seen.outlasted + lost)} if seen.outlasted + lost else {},
-        sizes={name: float(np.mean(values)) for name, values in seen.sizes.items()}, machine=machine or {},
-    )  # fmt: skip
+        sizes={name: float(np.mean(values)) for name, values in seen.sizes.items()},
+        machine=machine or {},
+    )
 
 
 def write(calibration: Calibration, path: str) -> None:
@@ -213,15 +216,19 @@ def applied(job: Job, calibration: Calibration) -> tuple[Job, list[str]]:
     measured = {"restart", "start"} & set(calibration.costs)
     recover_s = start_s + load_s * max(0.0, factor - 1) if measured else near.recovery_s
     first = Tier(
-        name=near.name, write_s=_mean(calibration, "save_blocked", near.write_s / factor) * factor,
-        lag_s=_mean(calibration, "save_durable", near.lag_s / factor) * factor, recovery_s=recover_s,
-    )  # fmt: skip
+        name=near.name,
+        write_s=_mean(calibration, "save_blocked", near.write_s / factor) * factor,
+        lag_s=_mean(calibration, "save_durable", near.lag_s / factor) * factor,
+        recovery_s=recover_s,
+    )
     detect_s = _mean(calibration, "detect", -1.0)
     classes = tuple(msgspec.structs.replace(c, detection_s=detect_s) if detect_s >= 0 else c for c in job.classes)
     job = msgspec.structs.replace(
-        job, classes=classes, tiers=(first, *job.tiers[1:]),
+        job,
+        classes=classes,
+        tiers=(first, *job.tiers[1:]),
         mask_stall_s=_mean(calibration, "stall", job.mask_stall_s),
-    )  # fmt: skip
+    )
     taken = [f"{_MEANING[name]} {duration(c.mean_s)} (n = {c.n})" for name, c in calibration.costs.items()]
     assumed = [_MEANING[name] for name in _MEANING if name not in calibration.costs]
     notes = [f"Measured by outlast in {calibration.runs} runs: {', '.join(taken)}."]
@@ -238,20 +245,32 @@ def fleet_job(
     detect_s = _mean(calibration, "detect", 0.0)
     classes = tuple(
         FailureClass(
-            name=name, node_mtbf_h=replicas / rate, masked=masked.get(name, 0.0), detection_s=detect_s,
+            name=name,
+            node_mtbf_h=replicas / rate,
+            masked=masked.get(name, 0.0),
+            detection_s=detect_s,
             source="injected",
         )
         for name, rate in rates_h.items()
-    )  # fmt: skip
+    )
     tier = Tier(
-        name="disk", write_s=_mean(calibration, "save_blocked", 0.1), lag_s=_mean(calibration, "save_durable", 1.0),
+        name="disk",
+        write_s=_mean(calibration, "save_blocked", 0.1),
+        lag_s=_mean(calibration, "save_durable", 1.0),
         recovery_s=_mean(calibration, "restart", _mean(calibration, "start", 5.0)),
-    )  # fmt: skip
+    )
     return Job(
-        name="this fleet", classes=classes, parameters=1.0, accelerators=replicas, accelerators_per_node=1, days=days,
-        tiers=(tier,), interval="adaptive", mask_stall_s=_mean(calibration, "stall", 0.1),
+        name="this fleet",
+        classes=classes,
+        parameters=1.0,
+        accelerators=replicas,
+        accelerators_per_node=1,
+        days=days,
+        tiers=(tier,),
+        interval="adaptive",
+        mask_stall_s=_mean(calibration, "stall", 0.1),
         step_s=max(1e-3, _mean(calibration, "step", 0.1)),
-    )  # fmt: skip
+    )
 
 
 def calibration_answer(calibration: Calibration, title: str) -> Answer:

@@ -29,9 +29,14 @@ __all__ = ["design", "fit_log", "generate_like", "job_from_options", "write_figu
 
 
 def job_from_options(
-    file: str | None, *, profile: str = "", params: float | None = None, accelerators: int | None = None,
-    days: float | None = None, topology: str = "",
-) -> tuple[Job, list[str]]:  # fmt: skip
+    file: str | None,
+    *,
+    profile: str = "",
+    params: float | None = None,
+    accelerators: int | None = None,
+    days: float | None = None,
+    topology: str = "",
+) -> tuple[Job, list[str]]:
     """The job that the options describe, and its sources: every command makes its job here."""
     if file and profile:
         raise ConfigError(
@@ -61,9 +66,17 @@ def job_from_options(
 
 
 def design(
-    file: str | None, *, profile: str = "", params: float | None = None, accelerators: int | None = None,
-    days: float | None = None, topology: str = "", calibration: str = "", replications: int = 256, seed: int = 0,
-) -> tuple[Plan, list[str]]:  # fmt: skip
+    file: str | None,
+    *,
+    profile: str = "",
+    params: float | None = None,
+    accelerators: int | None = None,
+    days: float | None = None,
+    topology: str = "",
+    calibration: str = "",
+    replications: int = 256,
+    seed: int = 0,
+) -> tuple[Plan, list[str]]:
     """A plan from a command's options, and its sources."""
     job, sources = job_from_options(
         file, profile=profile, params=params, accelerators=accelerators, days=days, topology=topology

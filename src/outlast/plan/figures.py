@@ -102,11 +102,13 @@ class Figure:
         left, right, low, high = self._ends()
         floor = _HEIGHT - _BOTTOM + 14
         body += [
-            _words(_LEFT, floor, left), _words(_WIDTH - _RIGHT, floor, right, "end"),
+            _words(_LEFT, floor, left),
+            _words(_WIDTH - _RIGHT, floor, right, "end"),
             _words((_LEFT + _WIDTH) / 2, floor, self.x_label + (" (log)" if self.log_x else ""), "middle"),
-            _words(_LEFT - 6, _HEIGHT - _BOTTOM, low, "end"), _words(_LEFT - 6, _TOP + 8, high, "end"),
+            _words(_LEFT - 6, _HEIGHT - _BOTTOM, low, "end"),
+            _words(_LEFT - 6, _TOP + 8, high, "end"),
             _words(_LEFT, _TOP - 10, f"{self.title}: {self.y_label}" + (" (log)" if self.log_y else "")),
-        ]  # fmt: skip
+        ]
         return (
             f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(self.title)}" font-size="12" '
             f'font-family="sans-serif" xmlns="http://www.w3.org/2000/svg">{"".join(body)}</svg>\n'

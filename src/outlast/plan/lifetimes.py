@@ -67,8 +67,10 @@ def lifetimes_answer(path: str, *, age: str, dead: str, group: str, units: int, 
             (name, f"{len(t):,}", f"{int(seen.sum()):,}", significant(a_death), best.family, significant(failures))
         )
         for law in (best, *others):
-            told = ", ".join(f"{k} {significant(x)} ({significant(a)} to {significant(b)})" for k, (x, a, b) in
-                             law.parameters.items())  # fmt: skip
+            told = ", ".join(
+                f"{k} {significant(x)} ({significant(a)} to {significant(b)})"
+                for k, (x, a, b) in law.parameters.items()
+            )
             laws.append((f"{name}: {law.family}", f"{law.aic:.1f}", told))
         curve = rel.kaplan_meier(t, seen)
         series.append((name, list(zip(curve.time.tolist(), curve.value.tolist(), strict=True))))
@@ -78,9 +80,10 @@ def lifetimes_answer(path: str, *, age: str, dead: str, group: str, units: int, 
             "laws": {law.family: {"aic": law.aic, "parameters": law.parameters} for law in (best, *others)},
         }  # fmt: skip
     first = Table(
-        title="", columns=("group", "units", "dead", "years a death", "best law", f"failures of {n:,} in {length:g} d"),
+        title="",
+        columns=("group", "units", "dead", "years a death", "best law", f"failures of {n:,} in {length:g} d"),
         rows=tuple(rows),
-    )  # fmt: skip
+    )
     second = Table(title="Laws, best first", columns=("law", "AIC", "parameters, 95 %"), rows=tuple(laws))
     figure = Figure(title="Survival (Kaplan-Meier)", x_label="age, years", y_label="share alive", series=tuple(series))
     notes = (
@@ -89,6 +92,9 @@ def lifetimes_answer(path: str, *, age: str, dead: str, group: str, units: int, 
         "A Weibull shape above 1 is wear: the same units fail more as they age.",
     )
     return Answer(
-        title=f"{path}: lifetimes", tables=(first, second), data={"groups": data, "years": old, "days": length},
-        notes=notes, figures=(figure,),
-    )  # fmt: skip
+        title=f"{path}: lifetimes",
+        tables=(first, second),
+        data={"groups": data, "years": old, "days": length},
+        notes=notes,
+        figures=(figure,),
+    )

@@ -23,9 +23,16 @@ _HOURS = 720.0
 
 
 def prediction_answer(
-    *, shares: tuple[float, float, float], precisions: tuple[float, float, float], notice_s: float, seen: str,
-    file: str, profile: str, params: float | None, accelerators: int | None,
-) -> Answer:  # fmt: skip
+    *,
+    shares: tuple[float, float, float],
+    precisions: tuple[float, float, float],
+    notice_s: float,
+    seen: str,
+    file: str,
+    profile: str,
+    params: float | None,
+    accelerators: int | None,
+) -> Answer:
     """`shares`, `precisions`: (value, low, high). `seen`: what they rest on."""
     job, sources = job_from_options(
         file or None, profile=profile, params=params, accelerators=accelerators, topology=""
@@ -38,10 +45,28 @@ def prediction_answer(
         true = max(true, 1e-3)
         with_it, free = _ettr(job, told, true, notice_s), _ettr(job, told, 1.0, notice_s)
         saved, vain = (free - without) * _HOURS, (free - with_it) * _HOURS
-        rows.append((name, share(told, 1), share(true, 1), share(with_it), significant(saved), significant(vain),
-                     significant(saved - vain)))  # fmt: skip
-        data.append({"case": name, "share": told, "precision": true, "ettr": with_it, "saved_h": saved,
-                     "false_alarms_h": vain, "worth_h": saved - vain})  # fmt: skip
+        rows.append(
+            (
+                name,
+                share(told, 1),
+                share(true, 1),
+                share(with_it),
+                significant(saved),
+                significant(vain),
+                significant(saved - vain),
+            )
+        )
+        data.append(
+            {
+                "case": name,
+                "share": told,
+                "precision": true,
+                "ettr": with_it,
+                "saved_h": saved,
+                "false_alarms_h": vain,
+                "worth_h": saved - vain,
+            }
+        )
     table = Table(
         title=f"In {_HOURS:g} hours of the whole job",
         columns=("prediction", "foretold", "true alarms", "ETTR", "saved, h", "false alarms, h", "worth, h"),

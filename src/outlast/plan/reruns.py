@@ -76,14 +76,26 @@ def _changes(events: list[AnyEvent], record: RunRecord, believed: Believed) -> l
     held, audit = _number(config.get("spares")), config.get("audit")
     share_now = _number(audit) if _is_number(audit) else believed.audit_share
     return [
-        {"choice": "seconds from one save to the next", "now": own_s, "chosen": believed.interval_s,
-         "worth": _waste(own_s, record.blocked_s, believed.mtbr_s)
-         - _waste(believed.interval_s, record.blocked_s, believed.mtbr_s)},
-        {"choice": "spares", "now": held, "chosen": believed.num_spares,
-         "worth": believed.death_rate_s * record.replaced_s if believed.num_spares > held else 0.0},
-        {"choice": "share of microbatches computed twice", "now": share_now, "chosen": believed.audit_share,
-         "worth": (share_now - believed.audit_share) / (1 + share_now)},
-    ]  # fmt: skip
+        {
+            "choice": "seconds from one save to the next",
+            "now": own_s,
+            "chosen": believed.interval_s,
+            "worth": _waste(own_s, record.blocked_s, believed.mtbr_s)
+            - _waste(believed.interval_s, record.blocked_s, believed.mtbr_s),
+        },
+        {
+            "choice": "spares",
+            "now": held,
+            "chosen": believed.num_spares,
+            "worth": believed.death_rate_s * record.replaced_s if believed.num_spares > held else 0.0,
+        },
+        {
+            "choice": "share of microbatches computed twice",
+            "now": share_now,
+            "chosen": believed.audit_share,
+            "worth": (share_now - believed.audit_share) / (1 + share_now),
+        },
+    ]
 
 
 def _waste(interval_s: float, write_s: float, mtbr_s: float) -> float:

@@ -38,26 +38,38 @@ def collapse_answer(chance: float, nodes: str, node_mtbf_h: float, mttr_h: float
     listed, up = _counts("--nodes", nodes), float(rel.availability(node_mtbf_h, mttr_h))
     rows = [
         {
-            "nodes": n, "all_pass": float(rel.series_power(1 - p, n)), "any_fails": float(rel.any_of(p, n)),
-            "expected_failures": n * p, "first_failure_min": 60 * node_mtbf_h / n,
+            "nodes": n,
+            "all_pass": float(rel.series_power(1 - p, n)),
+            "any_fails": float(rel.any_of(p, n)),
+            "expected_failures": n * p,
+            "first_failure_min": 60 * node_mtbf_h / n,
             "all_up": float(rel.series_power(up, n)),
         }
         for n in listed
-    ]  # fmt: skip
+    ]
     cells = tuple(
-        (f"{r['nodes']:,}", f"{r['all_pass']:.6f}", f"{r['any_fails']:.6f}", significant(r["expected_failures"]),
-         duration(r["first_failure_min"] * 60), f"{r['all_up']:.6f}")
+        (
+            f"{r['nodes']:,}",
+            f"{r['all_pass']:.6f}",
+            f"{r['any_fails']:.6f}",
+            significant(r["expected_failures"]),
+            duration(r["first_failure_min"] * 60),
+            f"{r['all_up']:.6f}",
+        )
         for r in rows
-    )  # fmt: skip
+    )
     columns = ("N", "R^N: none fails", "any fails", "expected", "first failure after", "all up at once")
     grid = sorted({round(10**x) for x in np.linspace(0, np.log10(max(listed)), 60)})
     figure = Figure(
-        title=f"The collapse: each part passes with {1 - p:g}", x_label="parts N", y_label="probability", log_x=True,
+        title=f"The collapse: each part passes with {1 - p:g}",
+        x_label="parts N",
+        y_label="probability",
+        log_x=True,
         series=(
             ("R^N: none fails", [(n, float(rel.series_power(1 - p, n))) for n in grid]),
             ("all up at once", [(n, float(rel.series_power(up, n))) for n in grid]),
         ),
-    )  # fmt: skip
+    )
     title = f"N parts, each failing with {p:g} in a job, and every {duration(node_mtbf_h * 3600)}"
     notes = (f"One machine is up {up:.6f} of the time. Parts fail independently: the kindest case.",)
     data = {"chance": p, "node_mtbf_h": node_mtbf_h, "mttr_h": mttr_h, "node_availability": up, "rows": rows}
@@ -74,9 +86,15 @@ def _two_levels(near_s: float, far_s: float, mtbf_s: float, near_share: float) -
 
 
 def sweep_answer(
-    nodes: str, writes: str, node_mtbf_h: float, *, near_factor: float = 10.0, near_share: float = 0.9,
-    verify_share: float = 0.1, silent_share: float = 0.05,
-) -> Answer:  # fmt: skip
+    nodes: str,
+    writes: str,
+    node_mtbf_h: float,
+    *,
+    near_factor: float = 10.0,
+    near_share: float = 0.9,
+    verify_share: float = 0.1,
+    silent_share: float = 0.05,
+) -> Answer:
     """The best interval over N and the cost of a write: Young, Daly, exact, two levels, verified."""
     listed, costs = _counts("--nodes", nodes), [float(positive("--writes", c)) for c in numbers("--writes", writes)]
     positive("--node-mtbf-hours", node_mtbf_h), positive("--near-factor", near_factor)
@@ -94,12 +112,21 @@ def sweep_answer(
             verified = float(rel.silent_interval(c, v, stop, silent))
             rows.append(
                 {
-                    "nodes": n, "write_s": c, "mtbf_s": mtbf_s, "young_s": young, "daly_s": daly, "exact_s": best,
-                    "ettr": float(rel.ettr(best, c, mtbf_s)), "ettr_young": float(rel.ettr(young, c, mtbf_s)),
-                    "two_level_s": base, "two_level_every": every, "ettr_two_level": two, "verified_s": verified,
+                    "nodes": n,
+                    "write_s": c,
+                    "mtbf_s": mtbf_s,
+                    "young_s": young,
+                    "daly_s": daly,
+                    "exact_s": best,
+                    "ettr": float(rel.ettr(best, c, mtbf_s)),
+                    "ettr_young": float(rel.ettr(young, c, mtbf_s)),
+                    "two_level_s": base,
+                    "two_level_every": every,
+                    "ettr_two_level": two,
+                    "verified_s": verified,
                     "ettr_verified": float(1 / rel.silent_overhead(verified, c, v, stop, silent)),
                 }
-            )  # fmt: skip
+            )
     cells = tuple(
         (f"{r['nodes']:,} x {r['write_s']:g} s", *(duration(r[k]) for k in ("young_s", "daly_s", "exact_s")),
          share(r["ettr"]), f"{duration(r['two_level_s'])} x {r['two_level_every']}", share(r["ettr_two_level"]),
@@ -125,14 +152,28 @@ def _sweep_figures(rows: Sequence[dict[str, float]], costs: Sequence[float]) -> 
 
     last = costs[-1]
     interval = Figure(
-        title=f"Best interval, a write of {last:g} s", x_label="nodes", y_label="seconds", log_x=True, log_y=True,
-        series=tuple((name, of(last, key)) for name, key in
-                     (("Young", "young_s"), ("Daly", "daly_s"), ("exact", "exact_s"), ("verified", "verified_s"))),
-    )  # fmt: skip
+        title=f"Best interval, a write of {last:g} s",
+        x_label="nodes",
+        y_label="seconds",
+        log_x=True,
+        log_y=True,
+        series=tuple(
+            (name, of(last, key))
+            for name, key in (
+                ("Young", "young_s"),
+                ("Daly", "daly_s"),
+                ("exact", "exact_s"),
+                ("verified", "verified_s"),
+            )
+        ),
+    )
     useful = Figure(
-        title="Useful time at the best interval", x_label="nodes", y_label="ETTR", log_x=True,
+        title="Useful time at the best interval",
+        x_label="nodes",
+        y_label="ETTR",
+        log_x=True,
         series=(*((f"{c:g} s", of(c, "ettr")) for c in costs), (f"{last:g} s, two levels", of(last, "ettr_two_level"))),
-    )  # fmt: skip
+    )
     return interval, useful
 
 
@@ -166,9 +207,11 @@ def placement_answer(nodes: int, copies: int, losses: str, parity: str, group: i
     lost = "machine" if size == 1 else f"group of {size}"
     table = Table(title="", columns=("placement", *(f"{k} lost" for k in listed)), rows=rows)
     figure = Figure(
-        title=f"Odds that the state survives, {n:,} machines", x_label=f"{lost}s lost", y_label="probability",
+        title=f"Odds that the state survives, {n:,} machines",
+        x_label=f"{lost}s lost",
+        y_label="probability",
         series=tuple((name, list(zip(map(float, listed), values, strict=True))) for name, values in found.items()),
-    )  # fmt: skip
+    )
     title = f"State of {n:,} machines kept in peers' memory: odds that all of it survives, by {lost}s lost at once"
     notes = (
         "Counted exactly, for any number of machines. Mixed: groups of copies, the rest a ring (GEMINI, SOSP'23).",

@@ -76,17 +76,29 @@ def objectives_answer(path: str, promises: Sequence[str], sla: float, credit: fl
         burn = float(rel.burn_rate(1 - good, item.target))
         sign = "<=" if item.at_most else ">="
         rows.append(
-            {"objective": f"{item.name} {sign} {item.threshold:g}", "target": item.target, "good": good, "met": kept,
-             "burn_rate": burn, "budget_left": 1 - burn}
-        )  # fmt: skip
+            {
+                "objective": f"{item.name} {sign} {item.threshold:g}",
+                "target": item.target,
+                "good": good,
+                "met": kept,
+                "burn_rate": burn,
+                "budget_left": 1 - burn,
+            }
+        )
     every, all_met = met["all"]
     num = len(next(iter(samples.values())))
     alerts = [a for a in rel.burn_alerts() if any(r["burn_rate"] >= a.factor for r in rows)]
     cells = tuple(
-        (r["objective"], share(r["target"]), share(r["good"], 3), "yes" if r["met"] else "NO", f"{r['burn_rate']:.2f}x",
-         share(r["budget_left"]))
+        (
+            r["objective"],
+            share(r["target"]),
+            share(r["good"], 3),
+            "yes" if r["met"] else "NO",
+            f"{r['burn_rate']:.2f}x",
+            share(r["budget_left"]),
+        )
         for r in rows
-    )  # fmt: skip
+    )
     columns = ("objective (SLO)", "target", "good", "met", "budget burns", "budget left")
     broken = every < sla
     agreement = Table(
@@ -120,9 +132,10 @@ def quorum_answer(replicas: int, read: int, write: int, available: float, tries:
     tried = sum((1 - reached(r)) ** i for i in range(t))
     minority = (n - 1) // 2 / n
     table = Table(
-        title="", columns=("operation", "needs", "available", f"with {t} tries"),
+        title="",
+        columns=("operation", "needs", "available", f"with {t} tries"),
         rows=tuple((name, str(k), f"{a:.7f}", f"{b:.7f}") for name, k, a, b in rows),
-    )  # fmt: skip
+    )
     choice = Table(
         title="While the network is cut in two",
         columns=("choice", "answers", "may read old values"),
@@ -150,14 +163,25 @@ def quorum_answer(replicas: int, read: int, write: int, available: float, tries:
     return Answer(title=f"{n} replicas, R = {r}, W = {w}", tables=(table, choice), data=data, notes=notes)
 
 
-def burn_in_answer(units: int, days: float, infant_shape: float, infant_days: float, mtbf_days: float,
-                   wear_shape: float, wear_days: float, failure_days: float) -> Answer:  # fmt: skip
+def burn_in_answer(
+    units: int,
+    days: float,
+    infant_shape: float,
+    infant_days: float,
+    mtbf_days: float,
+    wear_shape: float,
+    wear_days: float,
+    failure_days: float,
+) -> Answer:
     """A bathtub: how long to run new hardware before the job, and what that buys. Times in days."""
     n, length = count("--units", units, 1), float(positive("--days", days))
     life = rel.bathtub(
-        infant_shape=infant_shape, infant_scale=infant_days, rate=1 / float(positive("--mtbf-days", mtbf_days)),
-        wear_shape=wear_shape, wear_scale=wear_days,
-    )  # fmt: skip
+        infant_shape=infant_shape,
+        infant_scale=infant_days,
+        rate=1 / float(positive("--mtbf-days", mtbf_days)),
+        wear_shape=wear_shape,
+        wear_scale=wear_days,
+    )
     cost = float(nonnegative("--failure-days", failure_days))
 
     def hazard(t: float) -> float:
@@ -166,9 +190,12 @@ def burn_in_answer(units: int, days: float, infant_shape: float, infant_days: fl
     def row(b: float) -> dict[str, float]:
         failures = n * (hazard(b + length) - hazard(b))
         return {
-            "burn_in_days": b, "die_in_it": 1 - float(life.sf(b)), "failures": failures,
-            "unit_days": n * b + cost * failures, "mtbf_h": 24 * length / failures if failures else float("inf"),
-        }  # fmt: skip
+            "burn_in_days": b,
+            "die_in_it": 1 - float(life.sf(b)),
+            "failures": failures,
+            "unit_days": n * b + cost * failures,
+            "mtbf_h": 24 * length / failures if failures else float("inf"),
+        }
 
     listed = [row(b) for b in (0.0, 1.0, 2.0, 4.0, 7.0, 14.0, 30.0, 60.0)]
     grid = [row(b) for b in np.concatenate([[0.0], np.geomspace(0.05, 2 * length, 200)])]
@@ -183,9 +210,13 @@ def burn_in_answer(units: int, days: float, infant_shape: float, infant_days: fl
     ages = np.geomspace(0.1, max(4 * wear_days, 4 * length), 120)
     steps = np.diff([hazard(t) for t in ages]) / np.diff(ages)
     figure = Figure(
-        title="The bathtub", x_label="age, days", y_label="failures a unit and day", log_x=True, log_y=True,
+        title="The bathtub",
+        x_label="age, days",
+        y_label="failures a unit and day",
+        log_x=True,
+        log_y=True,
         series=(("hazard", list(zip(ages[:-1].tolist(), steps.tolist(), strict=True))),),
-    )  # fmt: skip
+    )
     notes = (f"Each failure in the job is taken to cost {cost:g} unit-days; burning in costs a unit-day each day.",)
     title = f"{n:,} new units for {length:g} days"
     return Answer(
@@ -195,9 +226,17 @@ def burn_in_answer(units: int, days: float, infant_shape: float, infant_days: fl
 
 
 def price_answer(
-    *, profile: str, params: float | None, accelerators: int | None, days: float | None, price: float, watts: float,
-    carbon: float, spot_price: float | None, spot_mtbf_h: float,
-) -> Answer:  # fmt: skip
+    *,
+    profile: str,
+    params: float | None,
+    accelerators: int | None,
+    days: float | None,
+    price: float,
+    watts: float,
+    carbon: float,
+    spot_price: float | None,
+    spot_mtbf_h: float,
+) -> Answer:
     """What a job's lost and redundant work costs: money, energy, carbon; and spot machines against reserved ones."""
     nonnegative("--price", price), nonnegative("--watts", watts), nonnegative("--carbon", carbon)
     positive("--spot-mtbf-hours", spot_mtbf_h)

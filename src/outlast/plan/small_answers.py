@@ -81,17 +81,25 @@ def interval_answer(mtbf_hours: float, write_seconds: float, recovery_seconds: f
     waste = [(t / 60, 1 - float(rel.ettr(t, c, m, recovery_seconds))) for t in spans]
     first_order = [(t / 60, float(rel.first_order_waste(t, c, m, recovery_seconds))) for t in spans]
     figure = Figure(
-        title="Waste over the interval", x_label="minutes", y_label="share of time", log_x=True,
+        title="Waste over the interval",
+        x_label="minutes",
+        y_label="share of time",
+        log_x=True,
         series=(("first order", first_order), ("exact", waste)),
-    )  # fmt: skip
+    )
     return Answer(title=title, tables=(table,), data=data, notes=tuple(notes), figures=(figure,))
 
 
 def _budgets(incidents: float, minutes: float) -> tuple[Table, list[dict[str, float]]]:
     data = [
-        {"objective": level, "year_h": float(rel.downtime_h(level)), "month_min": rel.error_budget_min(level),
-         "left_min": rel.budget_left_min(level, incidents, minutes)} for level in (0.99, 0.999, 0.9999, 0.99999)
-    ]  # fmt: skip
+        {
+            "objective": level,
+            "year_h": float(rel.downtime_h(level)),
+            "month_min": rel.error_budget_min(level),
+            "left_min": rel.budget_left_min(level, incidents, minutes),
+        }
+        for level in (0.99, 0.999, 0.9999, 0.99999)
+    ]
     rows = tuple(
         (f"{d['objective']:.5g}", f"{d['year_h']:.2f} h", f"{d['month_min']:.2f} min", f"{d['left_min']:.2f} min")
         for d in data
@@ -125,9 +133,15 @@ def _levers(levers: tuple[rel.Lever, ...], goal: float) -> tuple[Table, list[dic
 
 
 def nines_answer(
-    mtbf_hours: float, mttr_hours: float, target: float | None, *, cost_incidents: float, cost_repair: float,
-    incidents: float, minutes: float,
-) -> Answer:  # fmt: skip
+    mtbf_hours: float,
+    mttr_hours: float,
+    target: float | None,
+    *,
+    cost_incidents: float,
+    cost_repair: float,
+    incidents: float,
+    minutes: float,
+) -> Answer:
     """Availability in nines, downtime, budgets, burn-rate alerts, and the cheaper way to the target."""
     positive("--mtbf-hours", mtbf_hours), nonnegative("--mttr-hours", mttr_hours)
     positive("--cost-incidents", cost_incidents), positive("--cost-repair", cost_repair)

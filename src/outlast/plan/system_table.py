@@ -69,11 +69,18 @@ def system_rows(
                 compute, communication, synchronisation = _survives(job, (steps * job.step_s + write_s) / 3600)
                 found.append(
                     SystemRow(
-                        parameters=size, nodes=num, topology=topology, r_compute=compute,
-                        r_communication=communication, r_synchronisation=synchronisation,
-                        mtbf_h=best.analytic.mtbf_h, ettr=best.analytic.chain, step_s=job.step_s, write_s=write_s,
+                        parameters=size,
+                        nodes=num,
+                        topology=topology,
+                        r_compute=compute,
+                        r_communication=communication,
+                        r_synchronisation=synchronisation,
+                        mtbf_h=best.analytic.mtbf_h,
+                        ettr=best.analytic.chain,
+                        step_s=job.step_s,
+                        write_s=write_s,
                     )
-                )  # fmt: skip
+                )
     return found
 
 

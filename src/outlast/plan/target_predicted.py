@@ -135,9 +135,12 @@ def _row(name: str, values: Any) -> PredictedRow:
     (mtbr, efficiency), drawn = values[0], values[1:]
     low, high = np.quantile(drawn, [0.025, 0.975], axis=0) if len(drawn) else (values[0], values[0])
     return PredictedRow(
-        name=name, mtbr_h=float(mtbr), mtbr_95_h=(float(low[0]), float(high[0])), efficiency=float(efficiency),
+        name=name,
+        mtbr_h=float(mtbr),
+        mtbr_95_h=(float(low[0]), float(high[0])),
+        efficiency=float(efficiency),
         efficiency_95=(float(low[1]), float(high[1])),
-    )  # fmt: skip
+    )
 
 
 def predicted_table(rows: list[PredictedRow], profile: str) -> Table:

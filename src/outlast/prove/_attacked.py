@@ -54,10 +54,14 @@ class Networks(nn.Module):
     def __init__(self, names: list[str]) -> None:
         super().__init__()
         draw = torch.Generator().manual_seed(_SEED)
-        first = torch.cat([
-            torch.randn(_CUTS[0], generator=draw) / 8, torch.zeros(_CUTS[1]),
-            torch.randn(_CUTS[2], generator=draw) / _HIDDEN**0.5, torch.zeros(_CUTS[3]),
-        ])  # fmt: skip
+        first = torch.cat(
+            [
+                torch.randn(_CUTS[0], generator=draw) / 8,
+                torch.zeros(_CUTS[1]),
+                torch.randn(_CUTS[2], generator=draw) / _HIDDEN**0.5,
+                torch.zeros(_CUTS[3]),
+            ]
+        )
         self.names = names
         self.nets = nn.ParameterDict({name: nn.Parameter(first.clone()) for name in names})
 
@@ -80,9 +84,9 @@ def _cut(grad: Tensor) -> Tensor:
 def _loss(models: Networks, batch: Any, flipped: dict[str, list[int]]) -> Tensor:
     """The sum of the networks' mean losses; `flipped`: the rows whose labels lie, of each network."""
     x, labels, row = (part[0] for part in batch)
-    y = torch.stack([
-        flip_labels(labels, _CLASSES) if int(row) in flipped.get(name, ()) else labels for name in models.names
-    ])  # fmt: skip
+    y = torch.stack(
+        [flip_labels(labels, _CLASSES) if int(row) in flipped.get(name, ()) else labels for name in models.names]
+    )
     return cross_entropy(models(x).flatten(0, 1), y.flatten(), reduction="sum") / len(labels)
 
 
@@ -107,11 +111,18 @@ def main() -> None:
     flipped = {name: case["flipped"] for name, case in cases.items()}
     shares, models = Shares(args.rows, args.steps), Networks(list(cases))
     training = run.protect(
-        models, torch.optim.SGD(models.parameters(), lr=_RATE), shares, global_batch_size=args.rows,
-        microbatches=args.rows, shuffle=False, guards="off", rows=args.rows, row_momentum=_MOMENTUM,
+        models,
+        torch.optim.SGD(models.parameters(), lr=_RATE),
+        shares,
+        global_batch_size=args.rows,
+        microbatches=args.rows,
+        shuffle=False,
+        guards="off",
+        rows=args.rows,
+        row_momentum=_MOMENTUM,
         aggregation={f"nets.{name}": case["aggregation"] for name, case in cases.items()},
         check_reducers=args.check_reducers,
-    )  # fmt: skip
+    )
     for step in training.steps(until=args.steps):
         for batch in step:
             step.backward(_loss(models, batch, flipped))

@@ -71,17 +71,30 @@ class Campaign:
             except ProveError as error:
                 verdict, detail = "failed", error.message
         return Result(
-            trial=trial, verdict=verdict, detail=detail, ended=_ended(driven), recoveries=len(driven.recoveries()),
+            trial=trial,
+            verdict=verdict,
+            detail=detail,
+            ended=_ended(driven),
+            recoveries=len(driven.recoveries()),
             seconds=time.monotonic() - began_s,
-        )  # fmt: skip
+        )
 
     def _undisturbed(self, dtype: str) -> dict[str, Any]:
         if dtype not in self._wanted:
             folder = self.base / f"undisturbed-{dtype}"
             alone = Trial(
-                number=-1, phase="", action="", bucket=None, dtype=dtype, replicas=1, spares=0, agents=1,
-                exchange="shm", faults=(), checkpoint_every=3,
-            )  # fmt: skip
+                number=-1,
+                phase="",
+                action="",
+                bucket=None,
+                dtype=dtype,
+                replicas=1,
+                spares=0,
+                agents=1,
+                exchange="shm",
+                faults=(),
+                checkpoint_every=3,
+            )
             with _fleet(folder, alone) as (driven, _):
                 if driven.finish(_PATIENCE_S, lambda: None) != 0:
                     raise ProveError("the undisturbed run failed", remedy=f"logs under {driven.run_dir}")

@@ -55,12 +55,17 @@ class Demo:
         undisturbed = self._undisturbed()
         mine, other = self._result("disturbed"), self._result("reference")
         return Verdict(
-            identical=mine["fingerprint"] == other["fingerprint"], fingerprint=mine["fingerprint"],
-            reference=other["fingerprint"], steps=self.steps, useful_time=_useful(disturbed),
+            identical=mine["fingerprint"] == other["fingerprint"],
+            fingerprint=mine["fingerprint"],
+            reference=other["fingerprint"],
+            steps=self.steps,
+            useful_time=_useful(disturbed),
             lost_steps=max((r.lost_steps for r in disturbed.recoveries()), default=0),
-            recoveries=[msgspec.to_builtins(r) for r in disturbed.recoveries()], run_dir=str(disturbed.run_dir),
-            reference_dir=str(undisturbed.run_dir), losses_equal=_losses(disturbed) == _losses(undisturbed),
-        )  # fmt: skip
+            recoveries=[msgspec.to_builtins(r) for r in disturbed.recoveries()],
+            run_dir=str(disturbed.run_dir),
+            reference_dir=str(undisturbed.run_dir),
+            losses_equal=_losses(disturbed) == _losses(undisturbed),
+        )
 
     def _command(self, name: str) -> list[str]:
         out = self.base / f"{name}.json"

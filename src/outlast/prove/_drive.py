@@ -34,10 +34,17 @@ class Driven:
     """A run under observation. A context manager: leaving it ends the run if it still goes on."""
 
     def __init__(
-        self, run_dir: Path, options: Sequence[str], script: Sequence[str], faults: Sequence[Fault] = (),
-        program: Sequence[str] = ("-m", "outlast"), flips: Sequence[Flip] = (), lies: Sequence[Lie] = (),
-        environ: Mapping[str, str] | None = None, prefix: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+        self,
+        run_dir: Path,
+        options: Sequence[str],
+        script: Sequence[str],
+        faults: Sequence[Fault] = (),
+        program: Sequence[str] = ("-m", "outlast"),
+        flips: Sequence[Flip] = (),
+        lies: Sequence[Lie] = (),
+        environ: Mapping[str, str] | None = None,
+        prefix: Sequence[str] = (),
+    ) -> None:
         self.run_dir = run_dir
         self.events: list[ev.AnyEvent] = []
         self._journal: Journal | None = None

@@ -54,11 +54,17 @@ class StrikeCampaign:
         seen = run_watched(folder, fleet, lambda record: watch(fleet, record))
         outcome, found = judge(seen, wanted)
         result = Struck(
-            fleet=fleet, outcome=outcome, findings=found, done=seen.record.done, exit_code=seen.record.exit_code,
+            fleet=fleet,
+            outcome=outcome,
+            findings=found,
+            done=seen.record.done,
+            exit_code=seen.record.exit_code,
             detail=seen.end.detail if seen.end is not None else seen.record.output,
-            steps=len({commit.step for commit in seen.commits}), seconds=seen.record.ended_s,
-            longest_s=seen.record.longest_s, folder=str(folder) if found or self.keep else "",
-        )  # fmt: skip
+            steps=len({commit.step for commit in seen.commits}),
+            seconds=seen.record.ended_s,
+            longest_s=seen.record.longest_s,
+            folder=str(folder) if found or self.keep else "",
+        )
         if result.folder:
             (folder / "record.json").write_bytes(msgspec.json.format(msgspec.json.encode(seen.record), indent=1))
         else:
@@ -84,9 +90,17 @@ class StrikeCampaign:
     def _make(self, setting: Setting, path: Path) -> None:
         folder = self._folder(path.stem)
         alone = StruckFleet(
-            number=-1, seed=self.seed, setting=setting, replicas=2 if setting.audit else 1, spares=0, agents=1,
-            exchange="shm", keeps=True, stranger=False, strikes=(),
-        )  # fmt: skip
+            number=-1,
+            seed=self.seed,
+            setting=setting,
+            replicas=2 if setting.audit else 1,
+            spares=0,
+            agents=1,
+            exchange="shm",
+            keeps=True,
+            stranger=False,
+            strikes=(),
+        )
         seen = run_watched(folder, alone, lambda _: None)
         losses = {commit.step: commit.loss for commit in seen.commits}
         if seen.record.exit_code != 0 or not seen.ends or len(losses) != STEPS:
@@ -98,9 +112,12 @@ class StrikeCampaign:
 
 
 def run_watched(
-    folder: Path, fleet: StruckFleet, watch: Callable[[StrikeRecord], None],
-    launch: Callable[[Path, StruckFleet], Driven] | None = None, hang_s: float = HANG_S,
-) -> Watched:  # fmt: skip
+    folder: Path,
+    fleet: StruckFleet,
+    watch: Callable[[StrikeRecord], None],
+    launch: Callable[[Path, StruckFleet], Driven] | None = None,
+    hang_s: float = HANG_S,
+) -> Watched:
     """One fleet from its first process to its last. `launch`: how it is started, if not as `prove strikes` does."""
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))  # a SIGSEGV from us is nobody's bug to look into

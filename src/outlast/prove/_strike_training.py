@@ -56,9 +56,16 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.steps)
     training = run.protect(
-        model, optimizer, _data(), global_batch_size=args.batch * args.microbatches, microbatches=args.microbatches,
-        seed=11, scheduler=scheduler, clip_norm=0.5, bucket_mb=0.2,
-    )  # fmt: skip
+        model,
+        optimizer,
+        _data(),
+        global_batch_size=args.batch * args.microbatches,
+        microbatches=args.microbatches,
+        seed=11,
+        scheduler=scheduler,
+        clip_norm=0.5,
+        bucket_mb=0.2,
+    )
     log = StepWriter(args.folder / "commits", run.name)
     for step in training.steps(until=args.steps):
         for tokens, targets in step:

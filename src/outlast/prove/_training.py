@@ -64,10 +64,17 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=50)
     training = run.protect(
-        model, optimizer, _data(args.microbatches), global_batch_size=4 * args.microbatches,
-        microbatches=args.microbatches, seed=11, scheduler=scheduler, clip_norm=0.5, bucket_mb=0.3,
+        model,
+        optimizer,
+        _data(args.microbatches),
+        global_batch_size=4 * args.microbatches,
+        microbatches=args.microbatches,
+        seed=11,
+        scheduler=scheduler,
+        clip_norm=0.5,
+        bucket_mb=0.3,
         audit=args.audit,
-    )  # fmt: skip
+    )
     losses: list[tuple[int, float]] = []
     for step in training.steps(until=args.steps):
         _pass_gate(args.folder / "gates", step.number)

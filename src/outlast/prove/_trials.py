@@ -73,11 +73,16 @@ class _Draw:
         fields = {"spares": 0, "agents": 1, "exchange": self.exchange, "dtype": self.dtype} | more
         return msgspec.convert(
             {
-                "number": self.number, "phase": struck.phase, "action": struck.action, "bucket": self.bucket,
-                "faults": [msgspec.to_builtins(fault) for fault in faults], "replicas": replicas, **fields,
+                "number": self.number,
+                "phase": struck.phase,
+                "action": struck.action,
+                "bucket": self.bucket,
+                "faults": [msgspec.to_builtins(fault) for fault in faults],
+                "replicas": replicas,
+                **fields,
             },
             Trial,
-        )  # fmt: skip
+        )
 
 
 def _fault(replica: str, phase: Phase | str, action: str, **where: object) -> Fault:

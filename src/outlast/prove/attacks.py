@@ -75,9 +75,14 @@ class Attacks:
     ProveError for a run that does not end well."""
 
     def __init__(
-        self, base: Path, attacks: Sequence[str], rule: str, pre: Sequence[str], steps: int,
+        self,
+        base: Path,
+        attacks: Sequence[str],
+        rule: str,
+        pre: Sequence[str],
+        steps: int,
         watch: Callable[[str], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.rows, self.f = _REPLICAS * _ROWS_EACH, _ROWS_EACH
         check_choice(rule, self.rows, self.f, pre)
         self.base, self.attacks, self.rule, self.pre, self.steps = base, list(attacks), rule, list(pre), steps
@@ -94,16 +99,25 @@ class Attacks:
         right = self._train("rows", self._cases(told), self._lies(told), self.steps)[0]["accuracy"]
         found = [
             Attacked(
-                attack=attack, rule=right[f"rule_{attack}"], mean=right[f"mean_{attack}"],
+                attack=attack,
+                rule=right[f"rule_{attack}"],
+                mean=right[f"mean_{attack}"],
                 lost=right["rule_none"] - right[f"rule_{attack}"],
             )
             for attack in told
-        ]  # fmt: skip
+        ]
         reducer = self._reducer() if "lying_reducer" in self.attacks else None
         return Report(
-            rule=self.rule, pre=self.pre, f=self.f, rows=self.rows, steps=self.steps, clean=right["rule_none"],
-            clean_mean=right["mean_none"], attacks=found, reducer=reducer,
-        )  # fmt: skip
+            rule=self.rule,
+            pre=self.pre,
+            f=self.f,
+            rows=self.rows,
+            steps=self.steps,
+            clean=right["rule_none"],
+            clean_mean=right["mean_none"],
+            attacks=found,
+            reducer=reducer,
+        )
 
     def _cases(self, attacks: Sequence[str]) -> dict[str, Any]:
         robust = {"rule": self.rule, "f": self.f, "pre": self.pre}

@@ -144,9 +144,13 @@ class Corruptions:
 
 
 def planned(
-    num_flips: int, seed: int, dtypes: Sequence[str], names: Sequence[str], audited: bool = False,
+    num_flips: int,
+    seed: int,
+    dtypes: Sequence[str],
+    names: Sequence[str],
+    audited: bool = False,
     first_step: int = _FIRST,
-) -> list[tuple[str, list[Flip]]]:  # fmt: skip
+) -> list[tuple[str, list[Flip]]]:
     """(dtype, the flips of a fleet), some fleets: targets in turn, bits spread evenly over the word, places drawn."""
     draw, targets = random.Random(seed), _AUDITED if audited else _TARGETS
     runs: list[tuple[str, list[Flip]]] = []
@@ -156,12 +160,18 @@ def planned(
             target: Any = targets[number % len(targets)]
             bits = 32 if target in _SUMMED else _BITS[dtype]
             again = number % 2 == 1
-            flips.append(Flip(
-                replica=f"r{number - first + 1}.1", target=target, step=first_step + (number - first) * _APART,
-                bit=(bits - 1 - (number // len(targets)) * 5 - len(runs) // bits) % bits,
-                parameter=-1 if target in _SUMMED else draw.choice(names), element=draw.randrange(1 << 20),
-                persistent=again, times=0 if again and audited else 1,
-            ))  # fmt: skip
+            flips.append(
+                Flip(
+                    replica=f"r{number - first + 1}.1",
+                    target=target,
+                    step=first_step + (number - first) * _APART,
+                    bit=(bits - 1 - (number // len(targets)) * 5 - len(runs) // bits) % bits,
+                    parameter=-1 if target in _SUMMED else draw.choice(names),
+                    element=draw.randrange(1 << 20),
+                    persistent=again,
+                    times=0 if again and audited else 1,
+                )
+            )
         runs.append((dtype, flips))
     return runs
 
@@ -185,20 +195,36 @@ def match(flips: Sequence[Flip], notices: Sequence[Seen], dtype: str, run: int) 
     rows = []
     for number, flip in enumerate(flips):
         verdict_ = mine.get(number)
-        rows.append(Injection(
-            target=flip.target, dtype=dtype, bit=flip.bit, persistent=flip.persistent, parameter=str(flip.parameter),
-            replica=flip.replica, step=flip.step, detected=verdict_ is not None, run=run,
-            action=verdict_.action if verdict_ else "", after_steps=verdict_.step - flip.step if verdict_ else -1,
-            right=verdict_ is not None and verdict_.replica == flip.replica,
-            evidence=verdict_.evidence if verdict_ else "",
-        ))  # fmt: skip
+        rows.append(
+            Injection(
+                target=flip.target,
+                dtype=dtype,
+                bit=flip.bit,
+                persistent=flip.persistent,
+                parameter=str(flip.parameter),
+                replica=flip.replica,
+                step=flip.step,
+                detected=verdict_ is not None,
+                run=run,
+                action=verdict_.action if verdict_ else "",
+                after_steps=verdict_.step - flip.step if verdict_ else -1,
+                right=verdict_ is not None and verdict_.replica == flip.replica,
+                evidence=verdict_.evidence if verdict_ else "",
+            )
+        )
     return rows, stray
 
 
 def tally(
-    found: Sequence[Injection], guards: str, audit: float, steps: int, alarms: int, runs: int, equal: int,
+    found: Sequence[Injection],
+    guards: str,
+    audit: float,
+    steps: int,
+    alarms: int,
+    runs: int,
+    equal: int,
     unexplained: int,
-) -> Tally:  # fmt: skip
+) -> Tally:
     """The figures of a campaign."""
     recall: dict[str, dict[str, int]] = defaultdict(lambda: {"found": 0, "of": 0})
     by_bit: dict[str, dict[str, int]] = defaultdict(lambda: {"found": 0, "of": 0})
@@ -210,12 +236,21 @@ def tally(
         if each.detected:
             waits[each.target].append(each.after_steps)
     return Tally(
-        injections=list(found), recall=dict(recall), recall_by_bit=dict(sorted(by_bit.items())),
+        injections=list(found),
+        recall=dict(recall),
+        recall_by_bit=dict(sorted(by_bit.items())),
         after_steps={target: sum(values) / len(values) for target, values in waits.items()},
-        latest={target: max(values) for target, values in waits.items()}, audit=audit,
-        wrong_culprits=sum(each.detected and not each.right for each in found), clean_steps=steps, false_alarms=alarms,
-        false_alarm_bound=3.0 / steps, runs=runs, equal_runs=equal, unequal_without_a_miss=unexplained, guards=guards,
-    )  # fmt: skip
+        latest={target: max(values) for target, values in waits.items()},
+        audit=audit,
+        wrong_culprits=sum(each.detected and not each.right for each in found),
+        clean_steps=steps,
+        false_alarms=alarms,
+        false_alarm_bound=3.0 / steps,
+        runs=runs,
+        equal_runs=equal,
+        unequal_without_a_miss=unexplained,
+        guards=guards,
+    )
 
 
 def _names() -> list[str]:

@@ -35,9 +35,10 @@ class HostsDemo(Demo):
         reason = unavailable()
         if reason:
             raise EnvironmentFault(
-                f"no hosts can be made on this machine: {reason}", did="nothing was started",
+                f"no hosts can be made on this machine: {reason}",
+                did="nothing was started",
                 remedy="as root on Linux, with iproute2 and util-linux; or outlast demo, on one host",
-            )  # fmt: skip
+            )
 
     def _disturbed(self) -> Driven:
         package = Path(str(outlast.__file__)).parents[1]
@@ -103,9 +104,7 @@ class _Struck:
     def trained(self, host: int) -> bool:
         """Whether the newest agent there has a replica that has caught up."""
         newest = self._agents(host)[-1:]
-        started = {
-            e.replica for e in self.driven.events if isinstance(e, ev.ReplicaStarted) and [e.agent] == newest
-        }  # fmt: skip
+        started = {e.replica for e in self.driven.events if isinstance(e, ev.ReplicaStarted) and [e.agent] == newest}
         return len(self._agents(host)) > 1 and any(
             isinstance(e, ev.JoinerCaughtUp) and e.replica in started for e in self.driven.events
         )

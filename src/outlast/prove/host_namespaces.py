@@ -91,9 +91,13 @@ class HostNetwork:
 
     def _hold(self, enter: Sequence[str], prepare: str) -> None:
         child = subprocess.Popen(
-            [*enter, "sh", "-ec", f"{prepare}\n{_HOLD}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, preexec_fn=_die_with_me, start_new_session=True,
-        )  # fmt: skip
+            [*enter, "sh", "-ec", f"{prepare}\n{_HOLD}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            preexec_fn=_die_with_me,
+            start_new_session=True,
+        )
         self._held.append(child)
         assert child.stdout is not None
         assert child.stderr is not None
@@ -130,15 +134,22 @@ class HostNetwork:
         return [*self._into(host + 1), "setpriv", "--pdeathsig", "KILL", *here]
 
     def start(
-        self, host: int, command: Sequence[str], environ: Mapping[str, str] | None = None,
+        self,
+        host: int,
+        command: Sequence[str],
+        environ: Mapping[str, str] | None = None,
         out: IO[bytes] | int = subprocess.DEVNULL,
-    ) -> subprocess.Popen[bytes]:  # fmt: skip
+    ) -> subprocess.Popen[bytes]:
         """A process on this host; `out` takes its errors too."""
         child = subprocess.Popen(
-            [*self.entering(host), *command], env=dict(os.environ if environ is None else environ),
-            stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
+            [*self.entering(host), *command],
+            env=dict(os.environ if environ is None else environ),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
             preexec_fn=_die_with_me,
-        )  # fmt: skip
+        )
         self._started.append(child)
         return child
 
@@ -181,10 +192,21 @@ class HostNetwork:
     def part(self, one: int, other: int) -> None:
         """Break the path between these two, and no other."""
         for here, there in ((one, other), (other, one)):
-            self._do([
-                *self._into(here + 1), "ip", "neigh", "replace", self.address(there), "lladdr", _NOWHERE, "dev", "eth0",
-                "nud", "permanent",
-            ])  # fmt: skip
+            self._do(
+                [
+                    *self._into(here + 1),
+                    "ip",
+                    "neigh",
+                    "replace",
+                    self.address(there),
+                    "lladdr",
+                    _NOWHERE,
+                    "dev",
+                    "eth0",
+                    "nud",
+                    "permanent",
+                ]
+            )
 
     def join(self, one: int, other: int) -> None:
         """Mend the path between these two."""

@@ -64,9 +64,7 @@ class LostWeekend:
 
     def run(self) -> Weekend:
         """One form after the other."""
-        return Weekend(
-            before=self._before(), after=self._after(), steps=_STEPS, error_at=_AT, asleep_h=self.asleep_h
-        )  # fmt: skip
+        return Weekend(before=self._before(), after=self._after(), steps=_STEPS, error_at=_AT, asleep_h=self.asleep_h)
 
     def _before(self) -> WeekendForm:
         """One replica, no restarts: the error ends the run, and a person starts it again."""
@@ -82,9 +80,13 @@ class LostWeekend:
         twice = {commit.step for commit in commits} & {commit.step for commit in again}
         still_s = min(commit.at_s for commit in again) - max(commit.at_s for commit in commits)
         return WeekendForm(
-            checkpoint_every=_SIX_HOURS, spares=0, by_itself=False, twice=len(twice), still_s=still_s,
+            checkpoint_every=_SIX_HOURS,
+            spares=0,
+            by_itself=False,
+            twice=len(twice),
+            still_s=still_s,
             fingerprint=_end(folder),
-        )  # fmt: skip
+        )
 
     def _after(self) -> WeekendForm:
         folder = self._folder("after")
@@ -97,10 +99,13 @@ class LostWeekend:
             seen[commit.who, commit.step] = seen.get((commit.who, commit.step), 0) + 1
         late = [commit.at_s for commit in commits if commit.step >= _AT - 1]
         return WeekendForm(
-            checkpoint_every=_HALF_AN_HOUR, spares=1, by_itself=True, fingerprint=_end(folder),
+            checkpoint_every=_HALF_AN_HOUR,
+            spares=1,
+            by_itself=True,
+            fingerprint=_end(folder),
             twice=len({step for (_, step), count in seen.items() if count > 1}),
             still_s=max((after - before for before, after in itertools.pairwise(sorted(late))), default=0.0),
-        )  # fmt: skip
+        )
 
     def _folder(self, name: str) -> Path:
         folder = self.base / name

@@ -82,9 +82,12 @@ def _told_to_nobody(_done: int, _total: int) -> None:
 
 def _run(command: Sequence[str], place: Path, *, until: int, every: int, resume: str, timeout_s: float) -> None:
     environ = {k: v for k, v in os.environ.items() if not k.startswith("OUTLAST")} | {
-        "OUTLAST_CHECKPOINT_DIR": str(place), "OUTLAST_CHECKPOINT_EVERY": str(every), "OUTLAST_RESUME": resume,
-        "OUTLAST_CHECKPOINT_KEEP": "1000000", "OUTLAST_UNTIL": str(until),
-    }  # fmt: skip
+        "OUTLAST_CHECKPOINT_DIR": str(place),
+        "OUTLAST_CHECKPOINT_EVERY": str(every),
+        "OUTLAST_RESUME": resume,
+        "OUTLAST_CHECKPOINT_KEEP": "1000000",
+        "OUTLAST_UNTIL": str(until),
+    }
     try:
         done = subprocess.run(
             command,
@@ -120,9 +123,14 @@ def _compare(a: LocalStore, b: LocalStore, stop_at: int) -> Verdict:
         if found:
             name, how = found[0]
             return Verdict(
-                same=False, compared=common[: index + 1], step=step, first=name, how=how, others=len(found) - 1,
+                same=False,
+                compared=common[: index + 1],
+                step=step,
+                first=name,
+                how=how,
+                others=len(found) - 1,
                 resumed=step > stop_at,
-            )  # fmt: skip
+            )
     return Verdict(same=True, compared=common)
 
 
@@ -130,8 +138,10 @@ def differences(a: Reader, b: Reader) -> list[tuple[str, str]]:
     """(name, how) of each tensor that differs between two generations, and of the first other value that does."""
     from outlast.checkpoint.diff import diff
 
-    rows = [(d.name, f"{d.kind}: {d.detail}" + (f" ({d.num_differing} of {d.num_elements})" if d.num_elements else ""))
-            for d in diff(a, b)]  # fmt: skip
+    rows = [
+        (d.name, f"{d.kind}: {d.detail}" + (f" ({d.num_differing} of {d.num_elements})" if d.num_elements else ""))
+        for d in diff(a, b)
+    ]
     value = first_value(_named(a), _named(b))
     return [*rows, *([value] if value else [])]
 

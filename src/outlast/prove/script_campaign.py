@@ -91,9 +91,15 @@ class ScriptCampaign:
     file that `outlast run --config` would be given."""
 
     def __init__(
-        self, base: Path, script: Sequence[str], seed: int, shape: Shape, *, settings: Path | None = None,
+        self,
+        base: Path,
+        script: Sequence[str],
+        seed: int,
+        shape: Shape,
+        *,
+        settings: Path | None = None,
         keep: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.base, self.script, self.seed, self.shape, self.keep = base.absolute(), list(script), seed, shape, keep
         self._settings = _settings_of(settings)
         self._witnessed: tuple[Witnessed, Witnessed] | None = None
@@ -117,17 +123,31 @@ class ScriptCampaign:
         undisturbed = Undisturbed(fingerprint=print_, losses=losses, folder=str(fleet.folder.resolve()))
         self._witnessed = mine, theirs
         self._baseline = Baseline(
-            shape=shape, undisturbed=undisturbed, alone=str(alone.folder), fleet=str(fleet.folder), gap_s=_gap(fleet),
-            checkpoint_every=every, fingerprint=print_, faults=faults,
+            shape=shape,
+            undisturbed=undisturbed,
+            alone=str(alone.folder),
+            fleet=str(fleet.folder),
+            gap_s=_gap(fleet),
+            checkpoint_every=every,
+            fingerprint=print_,
+            faults=faults,
             microbatches=1 + max((c.microbatch for c in theirs.computed), default=-1),
-        )  # fmt: skip
+        )
         return self._baseline
 
     def _undisturbed(self, name: str, shape: Shape, every: int, watch: Callable[[str, StrikeRecord], None]) -> Watched:
         fleet = ScriptFleet(
-            number=-1, seed=self.seed, setting=Setting(dtype="script"), replicas=shape.replicas, spares=shape.spares,
-            agents=1, exchange="auto", keeps=every > 0, stranger=False, strikes=(),
-        )  # fmt: skip
+            number=-1,
+            seed=self.seed,
+            setting=Setting(dtype="script"),
+            replicas=shape.replicas,
+            spares=shape.spares,
+            agents=1,
+            exchange="auto",
+            keeps=every > 0,
+            stranger=False,
+            strikes=(),
+        )
         return self._run(self._folder(f"undisturbed-{name}"), fleet, every, _START_S, lambda r: watch(name, r))
 
     # --- struck ----------------------------------------------------------------------------------------------------
@@ -147,14 +167,26 @@ class ScriptCampaign:
         named = [f for f in (*own, *more) if (f.check, f.detail) not in {(g.check, g.detail) for g in findings}]
         findings += list({(f.check, f.detail): f for f in named}.values())
         result = ScriptResult(
-            number=fleet.number, seed=fleet.seed, schedule=schedule_of(fleet), findings=findings, numbers=numbers,
-            outcome="wrong" if findings else outcome, notes=notes, done=seen.record.done,
-            phases=[f"{fault.phase}:{fault.action}" for fault in fleet.faults], agents=fleet.agents,
-            exchange=fleet.exchange, keeps=fleet.keeps, exit_code=seen.record.exit_code,
-            detail=seen.end.detail if seen.end is not None else seen.record.output, steps=len(steps),
-            seconds=seen.record.ended_s, longest_s=seen.record.longest_s, folder=str(folder),
+            number=fleet.number,
+            seed=fleet.seed,
+            schedule=schedule_of(fleet),
+            findings=findings,
+            numbers=numbers,
+            outcome="wrong" if findings else outcome,
+            notes=notes,
+            done=seen.record.done,
+            phases=[f"{fault.phase}:{fault.action}" for fault in fleet.faults],
+            agents=fleet.agents,
+            exchange=fleet.exchange,
+            keeps=fleet.keeps,
+            exit_code=seen.record.exit_code,
+            detail=seen.end.detail if seen.end is not None else seen.record.output,
+            steps=len(steps),
+            seconds=seen.record.ended_s,
+            longest_s=seen.record.longest_s,
+            folder=str(folder),
             downtimes_s=[e.downtime_s for e in seen.events if isinstance(e, ev.Recovery) and e.downtime_s],
-        )  # fmt: skip
+        )
         if findings or numbers or self.keep:
             (folder / "record.json").write_bytes(msgspec.json.format(msgspec.json.encode(seen.record), indent=1))
             return result
@@ -191,9 +223,7 @@ class ScriptCampaign:
         config = folder / "run.toml"
         config.write_text("[run]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
         environ = {"TMPDIR": str(folder / "tmp"), VARIABLE: str(folder.resolve())}
-        return Driven(
-            folder / "run", ["--config", str(config)], self.script, faults=fleet.faults, environ=environ
-        )  # fmt: skip
+        return Driven(folder / "run", ["--config", str(config)], self.script, faults=fleet.faults, environ=environ)
 
     def _folder(self, name: str) -> Path:
         """A new one: a fleet may be struck again."""

@@ -103,10 +103,16 @@ def _coverage(report: ProofReport) -> str:
 def _runs(report: ProofReport) -> str:
     head = ("run", "end", "strikes", "seconds", "longest wait, s", "to strike it the same way again")
     rows = [
-        (r.number, r.outcome, len(r.done) + len(r.phases), f"{r.seconds:.1f}", f"{r.longest_s:.1f}",
-         command_of(report.script, r, report.shape))
+        (
+            r.number,
+            r.outcome,
+            len(r.done) + len(r.phases),
+            f"{r.seconds:.1f}",
+            f"{r.longest_s:.1f}",
+            command_of(report.script, r, report.shape),
+        )
         for r in report.results
-    ]  # fmt: skip
+    ]
     return f"<h2>Each run</h2>{_table(head, rows, 2, code=5)}" if rows else ""
 
 

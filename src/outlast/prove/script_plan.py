@@ -98,10 +98,18 @@ def drawn(number: int, seed: int, shape: Shape, kinds: Collection[str]) -> Scrip
         if kind == "brownout":
             strikes += [_strike(rng, kind, round(rng.uniform(0.0, 0.2), 3), strikes) for _ in range(rng.randint(1, 2))]
     return ScriptFleet(
-        number=number, seed=seed, setting=Setting(dtype="script"), replicas=shape.replicas, spares=shape.spares,
-        agents=rng.randint(1, 2), exchange=rng.choice(("shm", "shm", "c10d")), keeps=keeps, stranger=False,
-        strikes=tuple(strikes), faults=tuple(faults),
-    )  # fmt: skip
+        number=number,
+        seed=seed,
+        setting=Setting(dtype="script"),
+        replicas=shape.replicas,
+        spares=shape.spares,
+        agents=rng.randint(1, 2),
+        exchange=rng.choice(("shm", "shm", "c10d")),
+        keeps=keeps,
+        stranger=False,
+        strikes=tuple(strikes),
+        faults=tuple(faults),
+    )
 
 
 def planned(
@@ -110,9 +118,18 @@ def planned(
     """A fleet that is struck as `schedule` says. ConfigError for what is none."""
     strikes, faults = read_schedule(schedule)
     return ScriptFleet(
-        number=number, seed=seed, setting=Setting(dtype="script"), replicas=shape.replicas, spares=shape.spares,
-        agents=agents, exchange=exchange, keeps=keeps, stranger=False, strikes=strikes, faults=faults,
-    )  # fmt: skip
+        number=number,
+        seed=seed,
+        setting=Setting(dtype="script"),
+        replicas=shape.replicas,
+        spares=shape.spares,
+        agents=agents,
+        exchange=exchange,
+        keeps=keeps,
+        stranger=False,
+        strikes=strikes,
+        faults=faults,
+    )
 
 
 def _strike(rng: random.Random, kind: str, wait_s: float, before: Sequence[Strike]) -> Strike:

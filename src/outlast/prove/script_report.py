@@ -71,9 +71,13 @@ class ProofReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def proof_of(
-    script: Sequence[str], seed: int, baseline: Baseline, results: Sequence[ScriptResult],
-    untested: Sequence[tuple[str, str]], shrunk: Mapping[int, ScriptResult],
-) -> ProofReport:  # fmt: skip
+    script: Sequence[str],
+    seed: int,
+    baseline: Baseline,
+    results: Sequence[ScriptResult],
+    untested: Sequence[tuple[str, str]],
+    shrunk: Mapping[int, ScriptResult],
+) -> ProofReport:
     """`shrunk`: by the number of a run that failed, the shortest that still does."""
     ends = Counter(result.outcome for result in results)
     rows = _table(results)
@@ -84,21 +88,31 @@ def proof_of(
     others = [kind for kind in CATALOGUE if not kind.by.startswith("outlast prove run")]
     return ProofReport(
         verdict="script" if baseline.faults else "failed" if ends["wrong"] else "held" if results else "nothing",
-        script=list(script), seed=seed, shape=baseline.shape, steps=baseline.shape.steps,
-        microbatches=baseline.microbatches, fingerprint=baseline.fingerprint, script_faults=baseline.faults,
-        runs=len(results), same_bits=ends["same bits"], fleet_lost=ends["fleet lost"], wrong=ends["wrong"],
-        strikes=sum(row.strikes for row in rows), table=rows,
+        script=list(script),
+        seed=seed,
+        shape=baseline.shape,
+        steps=baseline.shape.steps,
+        microbatches=baseline.microbatches,
+        fingerprint=baseline.fingerprint,
+        script_faults=baseline.faults,
+        runs=len(results),
+        same_bits=ends["same bits"],
+        fleet_lost=ends["fleet lost"],
+        wrong=ends["wrong"],
+        strikes=sum(row.strikes for row in rows),
+        table=rows,
         downtimes_s=sorted(each for result in results for each in result.downtimes_s),
         longest_s=max((result.longest_s for result in results), default=0.0),
         numbers=[f"run {r.number}: {f.check}: {f.detail}" for r in results for f in r.numbers],
         notes=sorted({note for result in results for note in result.notes}),
         failures=[_failure(script, result, baseline, shrunk) for result in results if result.outcome == "wrong"],
         untested=[
-            *((n, w) for n, w in missing if n not in met and n not in dict(untested)), *untested,
+            *((n, w) for n, w in missing if n not in met and n not in dict(untested)),
+            *untested,
             *((kind.name, kind.why_not or f"it has a command of its own: {kind.by}") for kind in others),
         ],
         results=list(results),
-    )  # fmt: skip
+    )
 
 
 def _failure(
@@ -106,9 +120,12 @@ def _failure(
 ) -> FailedRun:
     least = shrunk.get(result.number, result)
     return FailedRun(
-        number=result.number, findings=least.findings, command=command_of(script, least, baseline.shape),
-        shrunk=result.number in shrunk, folder=least.folder,
-    )  # fmt: skip
+        number=result.number,
+        findings=least.findings,
+        command=command_of(script, least, baseline.shape),
+        shrunk=result.number in shrunk,
+        folder=least.folder,
+    )
 
 
 def command_of(script: Sequence[str], result: ScriptResult, shape: Shape) -> str:
@@ -130,8 +147,12 @@ def _table(results: Sequence[ScriptResult]) -> list[StruckRow]:
             table.setdefault(("phase", phase.replace(":", ", ")), Counter())[result.outcome] += 1
     return [
         StruckRow(
-            kind=kind, target=target, strikes=row.total(), same_bits=row["same bits"], fleet_lost=row["fleet lost"],
+            kind=kind,
+            target=target,
+            strikes=row.total(),
+            same_bits=row["same bits"],
+            fleet_lost=row["fleet lost"],
             wrong=row["wrong"],
         )
         for (kind, target), row in sorted(table.items())
-    ]  # fmt: skip
+    ]

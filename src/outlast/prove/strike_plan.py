@@ -83,17 +83,25 @@ def fleet_of(number: int, seed: int) -> StruckFleet:
     special = rng.choice(("", "", "audit", "rule"))
     replicas = rng.choice((1, 2, 2, 3, 3, 4))
     setting = Setting(
-        dtype=rng.choice(("float32", "bfloat16")), aggregation=rng.choice(_RULES) if special == "rule" else "mean",
+        dtype=rng.choice(("float32", "bfloat16")),
+        aggregation=rng.choice(_RULES) if special == "rule" else "mean",
         audit=0.2 if special == "audit" and replicas > 1 else 0.0,
-    )  # fmt: skip
+    )
     spares = rng.randint(0, 1)
     # Who is alone and keeps nothing is lost with the first strike that hits: that is seldom worth a fleet.
     keeps = rng.random() < (0.9 if replicas + spares == 1 else 0.5)
     return StruckFleet(
-        number=number, seed=seed, setting=setting, replicas=replicas, spares=spares, agents=rng.randint(1, 2),
-        exchange=rng.choice(("shm", "shm", "c10d")), keeps=keeps,
-        strikes=_strikes(rng, keeps), stranger=rng.random() < 0.5,
-    )  # fmt: skip
+        number=number,
+        seed=seed,
+        setting=setting,
+        replicas=replicas,
+        spares=spares,
+        agents=rng.randint(1, 2),
+        exchange=rng.choice(("shm", "shm", "c10d")),
+        keeps=keeps,
+        strikes=_strikes(rng, keeps),
+        stranger=rng.random() < 0.5,
+    )
 
 
 def _strikes(rng: random.Random, keeps: bool) -> tuple[Strike, ...]:
@@ -111,9 +119,11 @@ def _strikes(rng: random.Random, keeps: bool) -> tuple[Strike, ...]:
         close = rng.random() < 0.2
         found.append(
             Strike(
-                wait_s=rng.uniform(0.0, 0.2) if close else rng.expovariate(1 / mean_s), signal=kind.split(",")[0],
-                roles=(first, *others), pick=rng.random(),
+                wait_s=rng.uniform(0.0, 0.2) if close else rng.expovariate(1 / mean_s),
+                signal=kind.split(",")[0],
+                roles=(first, *others),
+                pick=rng.random(),
                 continue_s=min(rng.expovariate(1 / 1.5), 8.0) if kind.endswith("CONT") else None,
             )
-        )  # fmt: skip
+        )
     return tuple(found)

@@ -93,9 +93,12 @@ class Striker:
     """One fleet in its own `folder`; `run` once."""
 
     def __init__(
-        self, folder: Path, fleet: StruckFleet, launch: Callable[[Path, StruckFleet], Driven] | None = None,
+        self,
+        folder: Path,
+        fleet: StruckFleet,
+        launch: Callable[[Path, StruckFleet], Driven] | None = None,
         hang_s: float = HANG_S,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.folder, self.fleet, self._launch, self._hang_s = folder, fleet, launch or _own_training, hang_s
         for name in ("commits", "ends", "tmp"):
             (folder / name).mkdir(parents=True)
@@ -287,9 +290,13 @@ def _printed(command: list[str]) -> dict[str, Any]:
     """What one of our commands prints with `--json`; with the key `error` where it fails."""
     try:
         process = subprocess.run(
-            [sys.executable, "-m", "outlast", *command, "--json"], stdin=subprocess.DEVNULL, capture_output=True,
-            text=True, timeout=_ANSWER_S, check=False,
-        )  # fmt: skip
+            [sys.executable, "-m", "outlast", *command, "--json"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_ANSWER_S,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return {"error": f"no answer in {_ANSWER_S:g} s"}
     return _decoded(process.stdout) if process.returncode == 0 else {"error": process.stdout + process.stderr[-1000:]}

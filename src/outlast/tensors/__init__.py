@@ -30,13 +30,28 @@ from outlast.tensors._sums import Misfit, Sums, prepare_sums, product_misfit, sp
 from outlast.tensors._attacks import ATTACKS, flip_labels, inconsistent, lying_reducer, strongest  # isort: skip
 from outlast.tensors._gram import partial_grams, total_gram  # isort: skip
 from outlast.tensors._guards import (  # isort: skip
-    ActivationStats, Band, Nonfinite, Reading, activation_stats, collapse_reasons, find_nonfinite,
-)  # fmt: skip
+    ActivationStats,
+    Band,
+    Nonfinite,
+    Reading,
+    activation_stats,
+    collapse_reasons,
+    find_nonfinite,
+)
 from outlast.tensors._mixture import Mixture  # isort: skip
 from outlast.tensors._named import (  # isort: skip
-    bulyan, centered_clipping, geometric_median, krum, krum_all_honest, mean, mean_around_median, median,
-    minimum_diameter, multi_krum, trimmed_mean,
-)  # fmt: skip
+    bulyan,
+    centered_clipping,
+    geometric_median,
+    krum,
+    krum_all_honest,
+    mean,
+    mean_around_median,
+    median,
+    minimum_diameter,
+    multi_krum,
+    trimmed_mean,
+)
 from outlast.tensors._rules import Rule, aggregate, make_rule  # isort: skip
 
 __all__ = [

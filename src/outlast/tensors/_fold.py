@@ -112,9 +112,16 @@ def look(flat: Tensor, first: int, *, squares: bool) -> Looked:
 
 
 def reduce_and_look(
-    parts: Mapping[Node, Tensor], schedule: Sequence[tuple[Node, Node, Node]], root: Node, scale: float, out: Tensor,
-    first: int, *, squares: bool, compare: bool,
-) -> Looked:  # fmt: skip
+    parts: Mapping[Node, Tensor],
+    schedule: Sequence[tuple[Node, Node, Node]],
+    root: Node,
+    scale: float,
+    out: Tensor,
+    first: int,
+    *,
+    squares: bool,
+    compare: bool,
+) -> Looked:
     """`reduce_slice`, and a look at the result, and with `compare` at the parts, as they are when they are added."""
     if len(schedule) + 1 == len(parts) <= MOST and _fast([out, *parts.values()]):
         looked, unsure = _in_one(parts, schedule, scale, out, first, squares, compare)
@@ -126,9 +133,14 @@ def reduce_and_look(
 
 
 def _in_one(
-    parts: Mapping[Node, Tensor], schedule: Sequence[tuple[Node, Node, Node]], scale: float, out: Tensor, first: int,
-    squares: bool, compare: bool,
-) -> tuple[Looked, bool]:  # fmt: skip
+    parts: Mapping[Node, Tensor],
+    schedule: Sequence[tuple[Node, Node, Node]],
+    scale: float,
+    out: Tensor,
+    first: int,
+    squares: bool,
+    compare: bool,
+) -> tuple[Looked, bool]:
     """And whether NaNs came out, of which others may keep another."""
     number, steps = {node: i for i, node in enumerate(parts)}, []
     for left, right, parent in schedule:
@@ -141,10 +153,18 @@ def _in_one(
     prints = (ctypes.c_uint64 * (num_blocks * count if compare else 0))()
     sums = (ctypes.c_double * (num_blocks if squares else 0))()
     work = _Slice(
-        out=out.data_ptr(), parts=ctypes.addressof(at), steps=ctypes.addressof(order),
-        prints=ctypes.addressof(prints) if compare else None, squares=ctypes.addressof(sums) if squares else None,
-        num_parts=count, num_steps=len(schedule), length=length, block=BLOCK, first=first, scale=scale,
-    )  # fmt: skip
+        out=out.data_ptr(),
+        parts=ctypes.addressof(at),
+        steps=ctypes.addressof(order),
+        prints=ctypes.addressof(prints) if compare else None,
+        squares=ctypes.addressof(sums) if squares else None,
+        num_parts=count,
+        num_steps=len(schedule),
+        length=length,
+        block=BLOCK,
+        first=first,
+        scale=scale,
+    )
     native = _native.library(SOURCE)
     assert native is not None
     found = native.reduce(ctypes.addressof(work))

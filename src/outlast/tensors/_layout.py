@@ -64,9 +64,12 @@ class Layout:
     """
 
     def __init__(
-        self, params: Sequence[Tensor], bucket_bytes: int = 4 << 20, groups: Sequence[int] | None = None,
+        self,
+        params: Sequence[Tensor],
+        bucket_bytes: int = 4 << 20,
+        groups: Sequence[int] | None = None,
         grid: Grid | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.shapes = [tuple(p.shape) for p in params]
         self.device = params[0].device if params else torch.device("cpu")
         self.buckets: list[Bucket] = []
@@ -87,9 +90,14 @@ class Layout:
             nonlocal pending, size, offset, block
             if pending and dtype is not None:
                 bucket = Bucket(
-                    index=len(self.buckets), dtype=dtype, params=tuple(pending), numel=size, offset_bytes=offset,
-                    first_block=block, runs=self._runs(pending),
-                )  # fmt: skip
+                    index=len(self.buckets),
+                    dtype=dtype,
+                    params=tuple(pending),
+                    numel=size,
+                    offset_bytes=offset,
+                    first_block=block,
+                    runs=self._runs(pending),
+                )
                 self.buckets.append(bucket)
                 offset += math.ceil(size * dtype.itemsize / _ALIGN) * _ALIGN
                 block += bucket.num_blocks

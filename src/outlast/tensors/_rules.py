@@ -284,9 +284,16 @@ def make_rule(
     if iterations < 1:
         raise ConfigError(f"iterations = {iterations}: it must be at least 1")
     rule = Rule(
-        name=name, num_rows=num_rows, f=f, pre=steps, m=m, bucket_size=bucket_size, seed=seed, radius=radius,
+        name=name,
+        num_rows=num_rows,
+        f=f,
+        pre=steps,
+        m=m,
+        bucket_size=bucket_size,
+        seed=seed,
+        radius=radius,
         iterations=iterations,
-    )  # fmt: skip
+    )
     return rule if rule.needs_gram or not steps else replace(rule, _fixed=_fixed_mixture(rule))
 
 

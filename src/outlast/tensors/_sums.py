@@ -158,9 +158,16 @@ def _weigh(matrix: Tensor, num_blocks: int) -> tuple[Tensor, Tensor]:
 
 
 def product_misfit(
-    c: Tensor, a: Tensor, sums: Sums, *, bias: Tensor | None = None, alpha: float = 1.0, beta: float = 1.0,
-    cut: float = 0.0, ignored: float = 0.0,
-) -> Misfit:  # fmt: skip
+    c: Tensor,
+    a: Tensor,
+    sums: Sums,
+    *,
+    bias: Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    cut: float = 0.0,
+    ignored: float = 0.0,
+) -> Misfit:
     """How badly C (M, N) fits alpha A B + beta bias, given A (M, K) and the sums of B (K, N); `bias`: (N).
 
     `ignored`: standard deviation that is of no interest, as a share of the root of a block's squared outputs."""
@@ -175,9 +182,18 @@ def product_misfit(
     limits = _Limits(alpha, beta, rounding.products, rounding.values, rounding.least)
     mine, theirs = _Matrix.of(c), _Matrix.of(a)
     place = native.check_product(
-        ctypes.byref(mine), ctypes.byref(theirs), sums.sums.data_ptr(), sums.squares.data_ptr(), _address(told),
-        _address(biases[0]), _address(biases[1]), ctypes.byref(limits), blocks, work.data_ptr(), ctypes.byref(worst),
-    )  # fmt: skip
+        ctypes.byref(mine),
+        ctypes.byref(theirs),
+        sums.sums.data_ptr(),
+        sums.squares.data_ptr(),
+        _address(told),
+        _address(biases[0]),
+        _address(biases[1]),
+        ctypes.byref(limits),
+        blocks,
+        work.data_ptr(),
+        ctypes.byref(worst),
+    )
     return Misfit(place // blocks, place % blocks, math.sqrt(worst.value))
 
 
@@ -205,9 +221,16 @@ def _eager_misfit(
 
 
 def within_bound(
-    c: Tensor, a: Tensor, b: Tensor, rows: Tensor, *, bias: Tensor | None = None, alpha: float = 1.0, beta: float = 1.0,
+    c: Tensor,
+    a: Tensor,
+    b: Tensor,
+    rows: Tensor,
+    *,
+    bias: Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
     cut: float = 0.0,
-) -> bool:  # fmt: skip
+) -> bool:
     """Whether some rows of C are what a correct kernel may give, by the bound that no rounding can exceed.
 
     |c - exact| <= (K + 2) u (|A| |B|) + 2 u_out |c|, element by element. What is not within it was computed wrongly,

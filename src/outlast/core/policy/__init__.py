@@ -40,7 +40,7 @@ from outlast.core.policy.guard_records import (
     Ruling,
     Verdict,
     VerdictAction,
-)  # fmt: skip
+)
 from outlast.core.policy.rules_catalogue import (
     PRE_STEPS,
     RULES,

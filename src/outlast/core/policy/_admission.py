@@ -91,9 +91,14 @@ def _verdict(
     lowered: bool = False,
 ) -> Admission:
     return Admission(
-        action=action, tolerated_hosts=tolerated, most_rows=most, trim_count=trim_count, hosts_needed=needed,
-        lowered=lowered, reason=reason,
-    )  # fmt: skip
+        action=action,
+        tolerated_hosts=tolerated,
+        most_rows=most,
+        trim_count=trim_count,
+        hosts_needed=needed,
+        lowered=lowered,
+        reason=reason,
+    )
 
 
 def _count(number: int, noun: str) -> str:

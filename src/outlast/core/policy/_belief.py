@@ -68,9 +68,11 @@ class Belief:
         if not priors:
             raise ConfigError("a belief needs at least one failure class", remedy="name the classes and their priors")
         return cls(
-            classes=tuple(priors), alpha=tuple(p.weight for p in priors.values()),
-            beta_s=tuple(p.weight / p.rate for p in priors.values()), shape=tuple(p.shape for p in priors.values()),
-        )  # fmt: skip
+            classes=tuple(priors),
+            alpha=tuple(p.weight for p in priors.values()),
+            beta_s=tuple(p.weight / p.rate for p in priors.values()),
+            shape=tuple(p.shape for p in priors.values()),
+        )
 
     def index(self, name: str) -> int:
         """The position of a class; an unknown name is refused with the nearest known one."""

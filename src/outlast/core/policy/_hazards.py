@@ -111,9 +111,15 @@ class LossArrays:
         return self.course(age_s).at(age_s)
 
     def next_save_s(
-        self, *, age_s: Any, cost_s: Any, least_s: Any = 0.0, share: float = 1.0, extra: Any = 0.0,
+        self,
+        *,
+        age_s: Any,
+        cost_s: Any,
+        least_s: Any = 0.0,
+        share: float = 1.0,
+        extra: Any = 0.0,
         left_s: Any = math.inf,
-    ) -> _Floats:  # fmt: skip
+    ) -> _Floats:
         """As `outlast.core.policy.next_save_s`; cost_s above 0."""
         size = len(self.num)
         age, cost, extra_s, left = (np.broadcast_to(np.asarray(x, float), size) for x in (age_s, cost_s, extra, left_s))

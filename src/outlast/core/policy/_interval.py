@@ -96,9 +96,12 @@ class IntervalPolicy:
             raise ConfigError("an adaptive interval needs a record of losses", remedy="give Belief(losses=Losses(...))")
         further = state.extra + (belief.total(self.weights) * state.machines if self.weights else 0.0)
         interval_s = losses.next_save_s(
-            age_s=state.age_s, cost_s=clamp(state.write_s, _LEAST_COST_S, math.inf),
-            least_s=clamp(state.durable_s, self.min_s, math.inf), extra=further, left_s=state.left_s,
-        )  # fmt: skip
+            age_s=state.age_s,
+            cost_s=clamp(state.write_s, _LEAST_COST_S, math.inf),
+            least_s=clamp(state.durable_s, self.min_s, math.inf),
+            extra=further,
+            left_s=state.left_s,
+        )
         now_age_s = state.age_s if state.now_age_s is None else state.now_age_s
         mtbr_s = 1.0 / (further + losses.hazard_at(now_age_s))
         if state.num_failed:

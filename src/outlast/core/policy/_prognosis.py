@@ -204,9 +204,13 @@ class Prognosis:
         kind = replace(kind, num_true=kind.num_true + 1, delays_s=kind.delays_s + max(0.0, at_s - since_s))
         rest = {other: row for other, row in known.open.items() if other != device}
         return replace(
-            known, kinds={**known.kinds, name: kind}, open=rest, failures=known.failures + 1,
-            foretold=known.foretold + 1, empty=known.empty - {device},
-        )  # fmt: skip
+            known,
+            kinds={**known.kinds, name: kind},
+            open=rest,
+            failures=known.failures + 1,
+            foretold=known.foretold + 1,
+            empty=known.empty - {device},
+        )
 
     def cleared(self, device: str) -> Prognosis:
         """A device was tested and is well: its open alarm was false."""

@@ -228,11 +228,16 @@ class RunRecord:
         """What the interval is decided in."""
         since_s, loss_s = (self.since_s, self._loss_s) if self.begun else (now_s, now_s)
         return IntervalState(
-            machines=self._machines if self._machines > 1 else 0, write_s=self.blocked_s, durable_s=self.durable_s,
-            age_s=max(1.0, since_s - loss_s), now_age_s=max(1.0, now_s - loss_s),
-            extra=1.0 / _REWIND_S if any(self._outside) else 0.0, left_s=max(1.0, self._ends_s - since_s),
-            measured=self._measured, num_failed=self._num_failed,
-        )  # fmt: skip
+            machines=self._machines if self._machines > 1 else 0,
+            write_s=self.blocked_s,
+            durable_s=self.durable_s,
+            age_s=max(1.0, since_s - loss_s),
+            now_age_s=max(1.0, now_s - loss_s),
+            extra=1.0 / _REWIND_S if any(self._outside) else 0.0,
+            left_s=max(1.0, self._ends_s - since_s),
+            measured=self._measured,
+            num_failed=self._num_failed,
+        )
 
     def policy(self) -> IntervalPolicy:
         """The one that decides when a run saves."""
@@ -269,9 +274,12 @@ class RunRecord:
     def spares(self, now_s: float, policy: SparesPolicy | None = None) -> SparesDecision:
         """How many spares are worth holding as of now."""
         state = SparesState(
-            running=float(self._machines), wanted=float(self.num_replicas), expected_wait_s=self.replaced_s,
-            reshape_s=self.step_s, repair_s=self.replaced_s,
-        )  # fmt: skip
+            running=float(self._machines),
+            wanted=float(self.num_replicas),
+            expected_wait_s=self.replaced_s,
+            reshape_s=self.step_s,
+            repair_s=self.replaced_s,
+        )
         return (policy or SparesPolicy()).decide(self.belief(now_s), state)
 
     def audit_share(self) -> float:
@@ -283,8 +291,14 @@ class RunRecord:
         """Everything at once: what the coordinator, `outlast why` and `outlast plan --from-run` all show."""
         belief, save = self.belief(now_s), self.saving(now_s)
         return Believed(
-            death_rate_s=belief.rate(0), mtbr_s=save.mtbr_s, interval_s=save.interval_s,
-            num_spares=int(self.spares(now_s).spares), audit_share=self.audit_share(), reason=save.reason,
-            exposed_s=belief.exposure_s, watched_s=max(0.0, now_s - self._begun_s) if self.begun else 0.0,
-            num_deaths=self.num_deaths, num_losses=self.num_losses,
-        )  # fmt: skip
+            death_rate_s=belief.rate(0),
+            mtbr_s=save.mtbr_s,
+            interval_s=save.interval_s,
+            num_spares=int(self.spares(now_s).spares),
+            audit_share=self.audit_share(),
+            reason=save.reason,
+            exposed_s=belief.exposure_s,
+            watched_s=max(0.0, now_s - self._begun_s) if self.begun else 0.0,
+            num_deaths=self.num_deaths,
+            num_losses=self.num_losses,
+        )

@@ -61,7 +61,11 @@ class RunRecords:
         """`machines`: how many train, 0 where the death of one is a loss of work; ends_s: of the run."""
         since_s = np.maximum(self.last_s[rows], self.loss_s[rows])
         return IntervalState(
-            machines=machines, write_s=self.blocked_s[rows], durable_s=self.durable_s[rows],
-            age_s=np.maximum(1.0, since_s - self.loss_s[rows]), now_age_s=np.maximum(1.0, now_s - self.loss_s[rows]),
-            left_s=np.maximum(1.0, ends_s - since_s), measured=self.measured[rows],
-        )  # fmt: skip
+            machines=machines,
+            write_s=self.blocked_s[rows],
+            durable_s=self.durable_s[rows],
+            age_s=np.maximum(1.0, since_s - self.loss_s[rows]),
+            now_age_s=np.maximum(1.0, now_s - self.loss_s[rows]),
+            left_s=np.maximum(1.0, ends_s - since_s),
+            measured=self.measured[rows],
+        )

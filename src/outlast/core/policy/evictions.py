@@ -17,11 +17,21 @@ __all__ = ["Evidence", "Verdict", "judge", "vertex_cover"]
 
 _WAITING = frozenset(
     {
-        Phase.SCATTERED, Phase.GATHERED, Phase.HEADER, Phase.LEAVE, Phase.CONNECT, Phase.ROLL_CALL,
-        Phase.HAND_OVER_SEND, Phase.HAND_OVER_RECEIVE, Phase.FINAL, Phase.DEPART, Phase.JOIN_HELLO,
-        Phase.JOIN_SNAPSHOT, Phase.JOIN_READY,
+        Phase.SCATTERED,
+        Phase.GATHERED,
+        Phase.HEADER,
+        Phase.LEAVE,
+        Phase.CONNECT,
+        Phase.ROLL_CALL,
+        Phase.HAND_OVER_SEND,
+        Phase.HAND_OVER_RECEIVE,
+        Phase.FINAL,
+        Phase.DEPART,
+        Phase.JOIN_HELLO,
+        Phase.JOIN_SNAPSHOT,
+        Phase.JOIN_READY,
     }
-)  # fmt: skip
+)
 """Phases that last as long as somebody else takes."""
 _EXACT_UP_TO = 16
 

@@ -64,9 +64,14 @@ def remember(guards: Guards, state: GuardState, evidence: GuardEvidence, verdict
     if action == "rewind":
         passed = (*state.passed, (verdict.to, evidence.step + 1))
         return msgspec.structs.replace(
-            state, loss=state.loss.reset(), norm=state.norm.reset(), num_bad=0, num_rewinds=state.num_rewinds + 1,
-            passed=passed[-_MOST_REMEMBERED:], rate_until=0,
-        )  # fmt: skip
+            state,
+            loss=state.loss.reset(),
+            norm=state.norm.reset(),
+            num_bad=0,
+            num_rewinds=state.num_rewinds + 1,
+            passed=passed[-_MOST_REMEMBERED:],
+            rate_until=0,
+        )
     after = {name: band.read(value)[1] for name, band, value, _ in _bands(guards, state, evidence)}
     changes: dict[str, object] = {
         "loss": after.get("loss", state.loss), "norm": after.get("gradient norm", state.norm),
@@ -104,10 +109,12 @@ def _on_difference(guards: Guards, state: GuardState, e: GuardEvidence) -> Verdi
     others = e.num_members - len(e.differing)
     if set(e.differing) <= set(e.joined):  # what the loop does beside the outcomes is likelier than a wrong device
         return Verdict(
-            action="replace", confidence="possible", culprit=Culprit(replica=e.differing[0]),
+            action="replace",
+            confidence="possible",
+            culprit=Culprit(replica=e.differing[0]),
             evidence=f"{e.part} of {', '.join(e.differing)}, which has just joined, is not what {others} others have",
             remedy="what the loop changes from step to step belongs into protect(..., state={...})",
-        )  # fmt: skip
+        )
     seen = f"{e.part} of {', '.join(e.differing)} differs from that of {others} other replicas, which agree"
     remedy = "its state was replaced by theirs; if it happens to this device again, test its memory"
     if guards.divergence == "stop":
@@ -155,12 +162,15 @@ def _on_unreal(e: GuardEvidence, seen: str) -> Verdict | None:
     if not unreal or len(unreal) < len(e.culprits) or e.num_members <= len({c.replica for c in unreal}):
         return None
     return Verdict(
-        action="replace", evidence=f"{seen}; computed again by {unreal[0].replica}, the gradient is another",
-        culprit=unreal[0], confidence="likely", fleeting=True,
+        action="replace",
+        evidence=f"{seen}; computed again by {unreal[0].replica}, the gradient is another",
+        culprit=unreal[0],
+        confidence="likely",
+        fleeting=True,
         remedy="its part is computed by others and its state is replaced; if other replicas do it too, an operation "
         "makes such numbers at random: torch.use_deterministic_algorithms(True) may name it. If it alone does, test "
         "its device",
-    )  # fmt: skip
+    )
 
 
 def unreproduced(e: GuardEvidence) -> tuple[Culprit, ...]:
@@ -242,10 +252,12 @@ def _on_collapse(guards: Guards, state: GuardState, e: GuardEvidence) -> Verdict
         return None
     module, seen = e.collapsed[0]
     return Verdict(
-        action="stop" if guards.collapse == "stop" else "apply", evidence=f"{module}: {seen}",
-        culprit=Culprit(module=module), confidence="likely",
+        action="stop" if guards.collapse == "stop" else "apply",
+        evidence=f"{module}: {seen}",
+        culprit=Culprit(module=module),
+        confidence="likely",
         remedy="a lower learning rate, another initialisation or a normalisation layer keeps units alive",
-    )  # fmt: skip
+    )
 
 
 def _back_or_stop(
@@ -253,9 +265,13 @@ def _back_or_stop(
 ) -> Verdict:
     if can_rewind(guards, state, e.certified):
         return Verdict(
-            action="rewind", evidence=seen, culprit=who, confidence=confidence, to=e.certified,
+            action="rewind",
+            evidence=seen,
+            culprit=who,
+            confidence=confidence,
+            to=e.certified,
             remedy=f"{remedy}; steps {e.certified} to {e.step} are passed",
-        )  # fmt: skip
+        )
     why = f"after {state.num_rewinds} rewinds" if state.num_rewinds else "there is no certified state to go back to"
     if not guards.certify_every:
         remedy += "; Guards(certify_every=100) keeps a state to go back to"

@@ -30,9 +30,13 @@ def rebuilt(base: View | None, contacts: Mapping[str, str], message: m.Amend) ->
     if any(name not in addresses for name in view.members):
         return None
     return m.Install(
-        view=view, addresses=addresses, hosts=message.hosts, store=message.store, cause=message.cause,
+        view=view,
+        addresses=addresses,
+        hosts=message.hosts,
+        store=message.store,
+        cause=message.cause,
         epoch=message.epoch,
-    )  # fmt: skip
+    )
 
 
 def rebuilt_order(base: View | None, message: m.Take) -> Order | None:

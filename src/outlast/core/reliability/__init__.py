@@ -21,7 +21,7 @@ from ._availability import (
     error_budget_min,
     nines,
     price_the_nine,
-)  # fmt: skip
+)
 from ._compose import CompetingRisks, FirstOf, Frailty, bathtub, pooled_rate, renewal_function
 from ._intervals import (
     async_interval,
@@ -38,7 +38,7 @@ from ._intervals import (
     silent_interval,
     silent_overhead,
     young_interval,
-)  # fmt: skip
+)
 from ._levels import Ladder, first_order_ladder, ladder_ettr, optimal_ladder
 from ._lifetimes import Exponential, Gamma, Lifetime, LogNormal, Weibull
 from ._links import LinkSuspect, LinkVerdict, localise_links
@@ -61,7 +61,7 @@ from ._rates import (
     gamma_poisson,
     hierarchical_rates,
     time_to_tell_apart,
-)  # fmt: skip
+)
 from ._replication import mnfti, mnfti_hitting_dead, mtti, survive_losses
 from ._standby import Standby, birth_death_stationary, first_passage, spares_needed, spares_poisson
 from ._structures import (
@@ -75,7 +75,7 @@ from ._structures import (
     series,
     series_power,
     shock_survivors,
-)  # fmt: skip
+)
 from ._survival import (
     FAMILIES,
     Fit,
@@ -87,7 +87,7 @@ from ._survival import (
     kaplan_meier,
     laplace_trend,
     nelson_aalen,
-)  # fmt: skip
+)
 from ._topology import (
     Connectivity,
     Topology,
@@ -99,7 +99,7 @@ from ._topology import (
     ring,
     topology_reliability,
     tree,
-)  # fmt: skip
+)
 
 __all__ = [
     "FAMILIES", "HOURS_A_MONTH", "HOURS_A_YEAR", "BurnAlert", "CompetingRisks", "Connectivity",

@@ -72,15 +72,22 @@ def localise_links(
     for place, theta, spread, gain in found.links:
         group = groups[place]
         low, high = max(theta - 1.96 * spread, 0.0), theta + 1.96 * spread
-        suspects.append(LinkSuspect(
-            link=group[0], same_as=group[1:], rate=-float(np.expm1(-theta)), low=-float(np.expm1(-low)),
-            high=-float(np.expm1(-high)), confidence=max(0.0, 1 - len(groups) * float(np.exp(-min(gain, 700.0)))),
-        ))  # fmt: skip
+        suspects.append(
+            LinkSuspect(
+                link=group[0],
+                same_as=group[1:],
+                rate=-float(np.expm1(-theta)),
+                low=-float(np.expm1(-low)),
+                high=-float(np.expm1(-high)),
+                confidence=max(0.0, 1 - len(groups) * float(np.exp(-min(gain, 700.0)))),
+            )
+        )
     return LinkVerdict(
         suspects=tuple(sorted(suspects, key=lambda s: (-s.confidence, -s.rate))),
-        background=-float(np.expm1(-found.background)), unseen=unseen,
+        background=-float(np.expm1(-found.background)),
+        unseen=unseen,
         ambiguous=tuple(group for group in groups if len(group) > 1),
-    )  # fmt: skip
+    )
 
 
 def _incidence(paths: Sequence[Sequence[int]], num_links: int) -> Any:
@@ -169,9 +176,13 @@ def _trimmed(n: NDArray[np.float64], hits: NDArray[np.float64], lengths: NDArray
 
 
 def _fit(
-    matrix: Any, active: list[int], n: NDArray[np.float64], hits: NDArray[np.float64], lengths: NDArray[np.float64],
+    matrix: Any,
+    active: list[int],
+    n: NDArray[np.float64],
+    hits: NDArray[np.float64],
+    lengths: NDArray[np.float64],
     background: float,
-) -> tuple[float, NDArray[np.float64]]:  # fmt: skip
+) -> tuple[float, NDArray[np.float64]]:
     """Intensities of the background and of some links: expectation and maximisation for Poisson means."""
     part = matrix[:, active]
     exposure, crossed = part.T @ n, float((n * lengths).sum())
@@ -187,9 +198,14 @@ def _fit(
 
 
 def _worth(
-    matrix: Any, active: list[int], theta: NDArray[np.float64], n: NDArray[np.float64], hits: NDArray[np.float64],
-    lengths: NDArray[np.float64], background: float,
-) -> NDArray[np.float64]:  # fmt: skip
+    matrix: Any,
+    active: list[int],
+    theta: NDArray[np.float64],
+    n: NDArray[np.float64],
+    hits: NDArray[np.float64],
+    lengths: NDArray[np.float64],
+    background: float,
+) -> NDArray[np.float64]:
     """What each added link gains in log-likelihood beside all others."""
     if not active:
         return np.zeros(0)

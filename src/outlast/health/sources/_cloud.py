@@ -98,9 +98,13 @@ class CloudNotices:
     name = "cloud"
 
     def __init__(
-        self, base: str = "http://169.254.169.254", clouds: Sequence[Cloud] = CLOUDS, *, timeout_s: float = 1.0,
+        self,
+        base: str = "http://169.254.169.254",
+        clouds: Sequence[Cloud] = CLOUDS,
+        *,
+        timeout_s: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._base, self._clouds, self._timeout_s, self._clock = base, list(clouds), timeout_s, clock
         self._mine: Cloud | None = None
         self._not_before_s = -1.0

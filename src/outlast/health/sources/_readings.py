@@ -112,9 +112,14 @@ class Sampler:
     """Samples sources every `interval_s`, each in its own thread. `say`: for what is worth saying once."""
 
     def __init__(
-        self, sources: Sequence[Source], *, interval_s: float = 30.0, clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time, say: Callable[[str], None] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        sources: Sequence[Source],
+        *,
+        interval_s: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
         self._sources, self.interval_s, self._clock, self._wall = list(sources), interval_s, clock, wall
         self._say = say if say is not None else _to_stderr
         self._found: queue.Queue[tuple[str, list[Reading]]] = queue.Queue()

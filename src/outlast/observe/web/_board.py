@@ -58,9 +58,12 @@ class Shown:
             if not self.reading.opened:
                 return None
             return Scraped(
-                name=self.name, fold=self.reading.fold, status=self._status(now_s, people=True), now_s=now_s,
+                name=self.name,
+                fold=self.reading.fold,
+                status=self._status(now_s, people=True),
+                now_s=now_s,
                 share_read=self.reading.share_read,
-            )  # fmt: skip
+            )
 
     def rows(self, wanted: str, first: int | None, limit: int, near_s: float | None) -> dict[str, object]:
         """`limit` rows of a choice from `first` on, by default the last ones; with `near_s` those around a moment."""

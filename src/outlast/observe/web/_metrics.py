@@ -84,8 +84,12 @@ def _of_state(run: Scraped) -> Iterator[_Family]:
     yield now
     yield _gauge(run, "outlast_run_step", "Steps committed, as the newest commit has it.", state.step)
     yield _gauge(run, "outlast_run_steps_wanted", "Steps in all, as the loop said.", state.until)
-    yield _counter(run, "outlast_steps_committed_total", "Steps committed, those done twice included.",
-                   fold.history.steps_committed)  # fmt: skip
+    yield _counter(
+        run,
+        "outlast_steps_committed_total",
+        "Steps committed, those done twice included.",
+        fold.history.steps_committed,
+    )
     yield _gauge(run, "outlast_step_duration_seconds", "Mean duration of the last steps.", state.step_s)
     yield _gauge(run, "outlast_last_commit_timestamp_seconds", "Unix time of the newest commit.", state.step_at_s)
     yield _gauge(run, "outlast_loss", "Loss of the newest step.", state.loss)
@@ -100,26 +104,53 @@ def _of_state(run: Scraped) -> Iterator[_Family]:
     for place in ("running", "lost", "ended"):
         agents.add(of_agents.get(place, 0), run=run.name, state=place)
     yield agents
-    yield _gauge(run, "outlast_history_read_ratio", "Share of the journal that curves and accounts have seen.",
-                 run.share_read)  # fmt: skip
+    yield _gauge(
+        run, "outlast_history_read_ratio", "Share of the journal that curves and accounts have seen.", run.share_read
+    )
 
 
 def _of_faults(run: Scraped) -> Iterator[_Family]:
     fold, state = run.fold, run.status
     causes = Counter(event.cause for event in fold.recoveries)
     yield _labelled(run, "outlast_recoveries_total", "Faults that the run outlasted.", "cause", causes)
-    yield _histogram(run, "outlast_recovery_downtime_seconds", "How long no step was committed, by fault.",
-                     [event.downtime_s for event in fold.recoveries])  # fmt: skip
-    yield _histogram(run, "outlast_recovery_detection_seconds", "Last sign of life to the first notice, by fault.",
-                     [event.detect_s for event in fold.recoveries])  # fmt: skip
-    yield _counter(run, "outlast_microbatches_recomputed_total", "Microbatches of the dead computed again.",
-                   sum(event.microbatches_recomputed for event in fold.recoveries))  # fmt: skip
-    yield _labelled(run, "outlast_verdicts_total", "What guards decided, other than simply to apply a step.",
-                    "action", fold.verdicts)  # fmt: skip
-    yield _counter(run, "outlast_audit_mismatches_total", "Gradients that a second replica computed otherwise.",
-                   state.num_audit_mismatches)  # fmt: skip
-    yield _labelled(run, "outlast_refused_connections_total", "Connections that did not prove that they belong.",
-                    "reason", fold.refusals)  # fmt: skip
+    yield _histogram(
+        run,
+        "outlast_recovery_downtime_seconds",
+        "How long no step was committed, by fault.",
+        [event.downtime_s for event in fold.recoveries],
+    )
+    yield _histogram(
+        run,
+        "outlast_recovery_detection_seconds",
+        "Last sign of life to the first notice, by fault.",
+        [event.detect_s for event in fold.recoveries],
+    )
+    yield _counter(
+        run,
+        "outlast_microbatches_recomputed_total",
+        "Microbatches of the dead computed again.",
+        sum(event.microbatches_recomputed for event in fold.recoveries),
+    )
+    yield _labelled(
+        run,
+        "outlast_verdicts_total",
+        "What guards decided, other than simply to apply a step.",
+        "action",
+        fold.verdicts,
+    )
+    yield _counter(
+        run,
+        "outlast_audit_mismatches_total",
+        "Gradients that a second replica computed otherwise.",
+        state.num_audit_mismatches,
+    )
+    yield _labelled(
+        run,
+        "outlast_refused_connections_total",
+        "Connections that did not prove that they belong.",
+        "reason",
+        fold.refusals,
+    )
 
 
 def _of_checkpoints(run: Scraped) -> Iterator[_Family]:
@@ -131,10 +162,12 @@ def _of_checkpoints(run: Scraped) -> Iterator[_Family]:
     if saved is not None:
         yield _gauge(run, "outlast_checkpoint_step", "Step of the newest generation.", saved.step)
         yield _gauge(run, "outlast_checkpoint_timestamp_seconds", "Unix time of the newest generation.", saved.at_s)
-        yield _gauge(run, "outlast_checkpoint_durable_seconds", "Begin to the last durable part, newest save.",
-                     saved.durable_s)  # fmt: skip
-        yield _gauge(run, "outlast_checkpoint_blocked_seconds", "How long the newest save held up the loop.",
-                     saved.blocked_s)  # fmt: skip
+        yield _gauge(
+            run, "outlast_checkpoint_durable_seconds", "Begin to the last durable part, newest save.", saved.durable_s
+        )
+        yield _gauge(
+            run, "outlast_checkpoint_blocked_seconds", "How long the newest save held up the loop.", saved.blocked_s
+        )
     yield _gauge(run, "outlast_certified_step", "Steps of the newest certified state.", state.certified)
 
 

@@ -92,9 +92,14 @@ def _server(board: Board, allowed_hosts: Collection[str], wishes: Wishes | None)
     import uvicorn
 
     config = uvicorn.Config(
-        build_app(board, allowed_hosts=allowed_hosts, wishes=wishes), log_level="critical", access_log=False,
+        build_app(board, allowed_hosts=allowed_hosts, wishes=wishes),
+        log_level="critical",
+        access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=_GRACE_S, timeout_keep_alive=15, h11_max_incomplete_event_size=16384, ws="none",
+        timeout_graceful_shutdown=_GRACE_S,
+        timeout_keep_alive=15,
+        h11_max_incomplete_event_size=16384,
+        ws="none",
         lifespan="on",
-    )  # fmt: skip
+    )
     return uvicorn.Server(config)

@@ -39,9 +39,10 @@ def _csv(text: str, mapping: Mapping) -> Iterator[Parsed]:
     missing = [name for name in wanted if name not in header]
     if missing:
         raise ConfigError(
-            f"no column {missing[0]!r} in the header", where=f"columns: {', '.join(header) or 'none'}",
+            f"no column {missing[0]!r} in the header",
+            where=f"columns: {', '.join(header) or 'none'}",
             remedy="name the log's own columns in the mapping, or choose another preset",
-        )  # fmt: skip
+        )
     for number, row in enumerate(reader, 2):
         yield from _row(number, {k: v for k, v in row.items() if k is not None}, mapping)
 

@@ -96,11 +96,15 @@ class Trace:
         """The part that somebody watching from start_h to end_h would have seen: later ends are unknown."""
         part = tuple(
             Failure(
-                down_h=f.down_h - start_h, node=f.node, kind=f.kind, repair_known=f.repair_known,
+                down_h=f.down_h - start_h,
+                node=f.node,
+                kind=f.kind,
+                repair_known=f.repair_known,
                 up_h=f.up_h - start_h if f.up_h is not None and f.up_h <= end_h else None,
             )
-            for f in self.failures if start_h <= f.down_h < end_h
-        )  # fmt: skip
+            for f in self.failures
+            if start_h <= f.down_h < end_h
+        )
         name = f"{self.name} [{start_h:.0f}, {end_h:.0f}) h"
         share = (end_h - start_h) / self.hours
         hours = self.machine_hours * share

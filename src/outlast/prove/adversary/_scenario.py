@@ -63,10 +63,19 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     def settings(self) -> Settings:
         return Settings(
-            num_replicas=self.num_replicas, num_spares=self.num_spares, num_agents=self.num_agents, ack_s=0.6,
-            doubt_s=0.15, lease_s=self.lease_s, start_s=30.0, gather_s=0.2, formation_s=1.0, outside_s=3.0,
-            max_restarts=1000, backoff_s=0.05,
-        )  # fmt: skip
+            num_replicas=self.num_replicas,
+            num_spares=self.num_spares,
+            num_agents=self.num_agents,
+            ack_s=0.6,
+            doubt_s=0.15,
+            lease_s=self.lease_s,
+            start_s=30.0,
+            gather_s=0.2,
+            formation_s=1.0,
+            outside_s=3.0,
+            max_restarts=1000,
+            backoff_s=0.05,
+        )
 
 
 def scenario_of(seed: int) -> Scenario:
@@ -82,17 +91,22 @@ def scenario_of(seed: int) -> Scenario:
     wrong = _wrong(seed, span_s)
     num_faults = rng.randrange(3) if theme is not None else rng.choice((1, 1, 2, 2, 3, 3, 4, 5, 6))
     full = Scenario(
-        seed=rng.getrandbits(32), num_replicas=rng.choice((1, 2, 2, 3, 3, 3, 4, 4, 5)),
+        seed=rng.getrandbits(32),
+        num_replicas=rng.choice((1, 2, 2, 3, 3, 3, 4, 4, 5)),
         num_spares=rng.choice((1, 2)) if theme is not None else rng.choice((0, 0, 1, 1, 2)),
-        num_agents=rng.choice((1, 1, 1, 2)), num_steps=num_steps,
+        num_agents=rng.choice((1, 1, 1, 2)),
+        num_steps=num_steps,
         num_microbatches=rng.choice((5, 6, 7, 8)) if rng.random() < 0.3 else rng.choice((4, 5)),
-        mean_delay_s=mean_s, tail=rng.choice((0.0, 0.02, 0.1)), compute_s=compute_s,
-        optimizer_s=rng.choice((0.001, 0.01, 0.03)), snapshot_s=rng.choice((0.001, 0.02, 0.08)),
+        mean_delay_s=mean_s,
+        tail=rng.choice((0.0, 0.02, 0.1)),
+        compute_s=compute_s,
+        optimizer_s=rng.choice((0.001, 0.01, 0.03)),
+        snapshot_s=rng.choice((0.001, 0.02, 0.08)),
         lease_s=rng.choice((math.inf, math.inf, 0.4, 1.0)),
         drain_s=rng.choice((0.0, 0.05, 0.5)),
         faults=(*faults, *(_fault(rng, span_s) for _ in range(num_faults)), *wrong),
         audit=1.0 if wrong else 0.0,
-    )  # fmt: skip
+    )
     full = msgspec.structs.replace(full, faults=(*full.faults, *_alarms(seed, full.num_agents, span_s)))
     last_s = max((fault.at + fault.lasts for fault in full.faults), default=0.0)
     return msgspec.structs.replace(full, calm_after_s=max(full.calm_after_s, last_s))
@@ -168,12 +182,19 @@ def _fault(rng: Random, span_s: float) -> ScheduleFault:
     lasts = rng.choice((0.02, 0.1, 0.4, 1.2, 2.5)) * (0.5 + rng.random())
     if rng.random() < 0.5:
         return ScheduleFault(
-            kind=rng.choice(KINDS), who=rng.randrange(8), other=rng.randrange(1, 8), lasts=lasts,
+            kind=rng.choice(KINDS),
+            who=rng.randrange(8),
+            other=rng.randrange(1, 8),
+            lasts=lasts,
             at=0.05 + span_s * rng.random() ** 0.7 * 1.3,
-        )  # fmt: skip
+        )
     itself = rng.random() < 0.6
     kind = rng.choice(("crash", "crash", "crash", "pause")) if itself else rng.choice(KINDS)
     return ScheduleFault(
-        kind=kind, who=-1 if itself else rng.randrange(8), other=rng.randrange(1, 8), lasts=lasts,
-        point=rng.choice(POINTS), nth=rng.choice((1, 1, 2, 3, rng.randint(4, 12))),
-    )  # fmt: skip
+        kind=kind,
+        who=-1 if itself else rng.randrange(8),
+        other=rng.randrange(1, 8),
+        lasts=lasts,
+        point=rng.choice(POINTS),
+        nth=rng.choice((1, 1, 2, 3, rng.randint(4, 12))),
+    )

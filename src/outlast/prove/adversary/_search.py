@@ -156,9 +156,12 @@ def shrink(seed: int, variant: str = "") -> Finding:
     spec = ",".join([str(seed), "faults=" + "+".join(map(str, kept)), *(f"{k}={v}" for k, v in changes.items())])
     option = f" --variant {variant}" if variant else ""
     return Finding(
-        seed=seed, violation=violation, faults=tuple(str(full.faults[i]) for i in kept), num_runs=runs,
+        seed=seed,
+        violation=violation,
+        faults=tuple(str(full.faults[i]) for i in kept),
+        num_runs=runs,
         command=f"outlast prove protocol --replay {spec}{option}",
-    )  # fmt: skip
+    )
 
 
 def replayed(spec: str) -> Scenario:

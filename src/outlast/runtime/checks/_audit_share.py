@@ -57,9 +57,12 @@ class Vigilance:
     # --- part of the training state ------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         return {
-            "machines": self._machines, "step_s": self._step_s, "found": self._found,
-            "looked_at_s": self._looked_at_s, "known": [list(incident) for incident in self._known],
-        }  # fmt: skip
+            "machines": self._machines,
+            "step_s": self._step_s,
+            "found": self._found,
+            "looked_at_s": self._looked_at_s,
+            "known": [list(incident) for incident in self._known],
+        }
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
         self._machines, self._step_s = values["machines"], values["step_s"]

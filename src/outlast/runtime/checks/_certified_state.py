@@ -63,9 +63,10 @@ class InMemory:
         """The live state becomes the kept one. StateDiverged if the copy is not what was kept."""
         if self._of_copy() != self._fingerprint:
             raise StateDiverged(
-                f"the certified state of step {self._step} is not what was kept", did="nothing was restored",
+                f"the certified state of step {self._step} is not what was kept",
+                did="nothing was restored",
                 remedy="test the memory of this machine",
-            )  # fmt: skip
+            )
         state.load(self._plain, {name: tensor.clone() for name, tensor in self._tensors.items()})
         return self._step
 
@@ -74,8 +75,11 @@ class InMemory:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "step": self._step, "fingerprint": self._fingerprint, "plain": self._plain, "tensors": dict(self._tensors),
-        }  # fmt: skip
+            "step": self._step,
+            "fingerprint": self._fingerprint,
+            "plain": self._plain,
+            "tensors": dict(self._tensors),
+        }
 
     def load_state_dict(self, values: dict[str, Any]) -> None:
         self._step, self._fingerprint, self._plain = values["step"], values["fingerprint"], values["plain"]

@@ -51,9 +51,14 @@ class Auditing:
     """One replica's part. `active`: a backward now belongs to an audit."""
 
     def __init__(
-        self, port: ViewPort, engine: Engine, guards: Guarding, step_s: Callable[[], float], audit: float | str,
+        self,
+        port: ViewPort,
+        engine: Engine,
+        guards: Guarding,
+        step_s: Callable[[], float],
+        audit: float | str,
         critical: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._port, self._engine, self._guards, self._step_s = port, engine, guards, step_s
         self._vigilance = Vigilance(audit, port.env.config.replicas) if isinstance(audit, str) else None
         share = self._vigilance.share if self._vigilance is not None else float(audit)

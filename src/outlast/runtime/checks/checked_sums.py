@@ -36,10 +36,15 @@ def _tested_if_again(port: ViewPort, engine: Engine, checked: CheckedSums, new: 
         return
     admit_device(True, engine.layout.device, port.env.me)
     note = m.DeviceNoted(
-        member=port.env.me, device=port.device, source="test", step=checked.step, microbatch=checked.microbatch,
+        member=port.env.me,
+        device=port.device,
+        source="test",
+        step=checked.step,
+        microbatch=checked.microbatch,
         evidence=f"the device was tested after {checked.num_found} products that did not add up: all answers right",
-        action="passed", remedy="watch it; outlast health test asks it for longer",
-    )  # fmt: skip
+        action="passed",
+        remedy="watch it; outlast health test asks it for longer",
+    )
     port.tell_coordinator([note])
 
 
@@ -54,9 +59,10 @@ def admit_device(wanted: bool, device: torch.device, me: str) -> None:
         first = found.wrong[0]
         raise DeviceFault(
             f"{found.device} gave {found.num_wrong} wrong answers of {found.num_asked}: {first.case} ({first.kind})",
-            where=f"replica {me}", did="it does not train in the run",
+            where=f"replica {me}",
+            did="it does not train in the run",
             remedy="take the device out of service; outlast health test asks it for longer",
-        )  # fmt: skip
+        )
 
 
 @contextmanager
@@ -72,13 +78,20 @@ def watched(port: ViewPort, engine: Engine, step: int, microbatch: int) -> Itera
             yield
     finally:
         found, checked.found = checked.found, []
-        port.tell_coordinator([
-            m.DeviceNoted(
-                member=port.env.me, device=port.device, source="checks", step=step, microbatch=microbatch,
-                evidence=str(finding), action=finding.action,
-                remedy="none needed once; a device that does this again should be tested: outlast health test",
-            )
-            for finding in found
-        ])  # fmt: skip
+        port.tell_coordinator(
+            [
+                m.DeviceNoted(
+                    member=port.env.me,
+                    device=port.device,
+                    source="checks",
+                    step=step,
+                    microbatch=microbatch,
+                    evidence=str(finding),
+                    action=finding.action,
+                    remedy="none needed once; a device that does this again should be tested: outlast health test",
+                )
+                for finding in found
+            ]
+        )
     if found:
         _tested_if_again(port, engine, checked, len(found))

@@ -37,8 +37,8 @@ def critical_of(state: State, wanted: Sequence[str] | str) -> tuple[str, ...]:
             close = difflib.get_close_matches(pattern, state.names, n=1, cutoff=0.4) or state.names[:1]
             raise ConfigError(
                 f"the pattern {pattern!r} of audit_params matches no parameter",
-                remedy=f"a name or a pattern such as {close[0]!r}, or \"auto\"",
-            )  # fmt: skip
+                remedy=f'a name or a pattern such as {close[0]!r}, or "auto"',
+            )
         found.update(names)
     return tuple(name for name in state.names if name in found)
 

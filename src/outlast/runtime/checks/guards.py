@@ -121,11 +121,19 @@ class Guarding(Unguarded):
         if bad and not culprits:
             culprits = [Culprit(microbatch=bad[0], samples=tuple(self.engine.samples.indices(step, bad[0])))]
         return GuardEvidence(
-            step=step, num_members=len(headers), loss=loss, norm=self.engine.norm_of(headers),
-            bad_microbatches=bad, culprits=tuple(culprits), differing=differing, majority=majority, part=part,
+            step=step,
+            num_members=len(headers),
+            loss=loss,
+            norm=self.engine.norm_of(headers),
+            bad_microbatches=bad,
+            culprits=tuple(culprits),
+            differing=differing,
+            majority=majority,
+            part=part,
             collapsed=tuple(row for header in headers for row in header.guard.collapsed),
-            certified=self._certified_step, undecided=self.undecided,
-        )  # fmt: skip
+            certified=self._certified_step,
+            undecided=self.undecided,
+        )
 
     @property
     def _certified_step(self) -> int:

@@ -104,9 +104,15 @@ class Inspection:
         bad = [name for name, grad in zip(names, grads, strict=True) if grad is not None and _overflows(grad)]
         samples, sure = bad_samples(batch, watch.rows, self._engine.samples.indices(step, leaf))
         self._found(
-            microbatch=leaf, samples=tuple(samples), sure=sure, reproduced=bool(bad) or not math.isfinite(loss),
-            parameter=bad[-1] if bad else "", module=watch.module, operation=watch.operation, where=watch.where,
-        )  # fmt: skip
+            microbatch=leaf,
+            samples=tuple(samples),
+            sure=sure,
+            reproduced=bool(bad) or not math.isfinite(loss),
+            parameter=bad[-1] if bad else "",
+            module=watch.module,
+            operation=watch.operation,
+            where=watch.where,
+        )
 
     def _found(self, **what: Any) -> None:
         env = self._port.env

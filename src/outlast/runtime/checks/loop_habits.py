@@ -29,7 +29,8 @@ def compare_settings(port: ViewPort, headers: Sequence[Header], loop: LoopState)
     name = next(name for name in names if len({table.get(name) for table in rows.values()}) > 1)
     values = ", ".join(f"{member} {table.get(name, 'none')}" for member, table in rows.items())
     raise LoopUnrepeatable(
-        f"replicas have set {name} differently in step {step}: {values}", did="the step was not committed",
+        f"replicas have set {name} differently in step {step}: {values}",
+        did="the step was not committed",
         remedy="let it follow from the step's number or loss alone, or register what it follows from: "
         "protect(..., state={...}); a replica that joins knows nothing else",
-    )  # fmt: skip
+    )

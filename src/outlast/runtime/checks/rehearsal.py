@@ -70,8 +70,11 @@ class Rehearsal:
         if not self._twins or self._left >= _STEPS or not self._chosen() or not self._fits():
             self._params.clear()
             return
-        pairs = [(param, twin) for optimizer, twin in zip(self._state.optimizers, self._twins, strict=True)
-                 for param, twin in _pairs(optimizer, twin)]  # fmt: skip
+        pairs = [
+            (param, twin)
+            for optimizer, twin in zip(self._state.optimizers, self._twins, strict=True)
+            for param, twin in _pairs(optimizer, twin)
+        ]
         self._params = {}
         with torch.no_grad():
             for param, twin in pairs:

@@ -96,7 +96,8 @@ class Repeat:
             more = f" and of {count - 1} more" if count > 1 else ""
             raise StateDiverged(
                 f"the gradient of {name}{more} differs between computations of one microbatch ({'; '.join(rows)})",
-                where="before the first step", did="nothing was trained with it",
+                where="before the first step",
+                did="nothing was trained with it",
                 remedy="torch.use_deterministic_algorithms(True) names the operation; draw random numbers from torch, "
                 "numpy or random, which are seeded by position; or allow it with bitwise = false",
-            )  # fmt: skip
+            )

@@ -42,18 +42,25 @@ def admit(port: ViewPort, robust: Robust, view: View, plan: Plan) -> None:
     with port.lock:
         member.held_back = found.action == "wait"
     told = m.Admitted(
-        member=port.env.me, view=view.id, step=member.committed, action=found.action,
-        tolerated=found.tolerated_hosts, most_rows=found.most_rows, trim_count=found.trim_count, lowered=found.lowered,
+        member=port.env.me,
+        view=view.id,
+        step=member.committed,
+        action=found.action,
+        tolerated=found.tolerated_hosts,
+        most_rows=found.most_rows,
+        trim_count=found.trim_count,
+        lowered=found.lowered,
         reason=found.reason,
-    )  # fmt: skip
+    )
     if view.members[0] == port.env.me or found.action == "stop":
         port.tell_coordinator([told])
     if found.action == "stop":
         raise TrainingError(
-            f"view {view.id} is not good enough for the rule: {found.reason}", where=f"step {member.committed}",
+            f"view {view.id} is not good enough for the rule: {found.reason}",
+            where=f"step {member.committed}",
             did="the run stops, as on_shortfall says",
             remedy=f"more replicas or spares ({found.hosts_needed} are needed), or on_shortfall = wait or lower",
-        )  # fmt: skip
+        )
 
 
 def _most_of(
@@ -114,9 +121,16 @@ def _vote(
         votes |= port.on(VOTE, step, mine, Phase.HEADER)
     finally:  # whoever has left meanwhile had every vote
         told = m.Accused(
-            member=me, view=mesh.view.id, step=step, bucket=bucket, reducer=reducer, accuser=accuser, culprit=mine,
-            members=tuple(members), at_s=time.monotonic(),
-        )  # fmt: skip
+            member=me,
+            view=mesh.view.id,
+            step=step,
+            bucket=bucket,
+            reducer=reducer,
+            accuser=accuser,
+            culprit=mine,
+            members=tuple(members),
+            at_s=time.monotonic(),
+        )
         port.tell_coordinator([told])
     against = sum(vote == reducer for vote in votes.values())
     raise ViewAbandoned(

@@ -78,9 +78,13 @@ class Comparison:
 
 
 def compare(
-    port: ViewPort, view: View, entries: Sequence[RollEntry], parts: Parted, expel: Expel = lambda *_: None,
+    port: ViewPort,
+    view: View,
+    entries: Sequence[RollEntry],
+    parts: Parted,
+    expel: Expel = lambda *_: None,
     step: int = -1,
-) -> None:  # fmt: skip
+) -> None:
     """StateDiverged on every member if two are at one step with different states. ViewAbandoned. `expel` is called
     first where most are equal, and may raise instead; not in the first view, where no state has been trained yet.
     `parts`: fingerprints of mine; `step`: the one that is to be decided, -1 in a roll call."""
@@ -108,12 +112,16 @@ def compare(
     if joined and not view.start:
         raise LoopUnrepeatable(
             f"{name}{more} of {', '.join(joined)}, which has just joined, is not what the others have ({text})",
-            where=f"view {view.id}", did="nothing was committed", remedy=REPLAYED,
-        )  # fmt: skip
+            where=f"view {view.id}",
+            did="nothing was committed",
+            remedy=REPLAYED,
+        )
     raise StateDiverged(
-        f"replicas that must be equal differ in {name}{more} ({text})", where=f"view {view.id}",
-        did="nothing was committed", remedy=remedy,
-    )  # fmt: skip
+        f"replicas that must be equal differ in {name}{more} ({text})",
+        where=f"view {view.id}",
+        did="nothing was committed",
+        remedy=remedy,
+    )
 
 
 def first_difference(rows: Mapping[str, Rows]) -> tuple[str, int]:

@@ -24,9 +24,7 @@ from outlast.runtime.view.port import ViewPort
 __all__ = ["confer", "expel", "report"]
 
 
-def confer(
-    port: ViewPort, guards: Guarding, headers: Sequence[Header], findings: Sequence[Culprit]
-) -> Ruling | None:  # fmt: skip
+def confer(port: ViewPort, guards: Guarding, headers: Sequence[Header], findings: Sequence[Culprit]) -> Ruling | None:
     """The ruling on this step, the same on all members; `findings`: what I found when I looked closer. Raises
     ViewAbandoned where the step must be done again without somebody, and what ends this replica or the run (Evicted,
     GuardStop, StateDiverged)."""
@@ -44,7 +42,7 @@ def confer(
 
 def _look_closer(
     port: ViewPort, guards: Guarding, headers: Sequence[Header], findings: Sequence[Culprit]
-) -> tuple[list[Culprit], str]:  # fmt: skip
+) -> tuple[list[Culprit], str]:
     """Everybody's findings in the view's order, and the name of what differs."""
     step, me = headers[0].step, port.env.me
     who = Culprit(replica=me, host=port.env.agent, device=port.device)
@@ -72,9 +70,7 @@ def report(port: ViewPort, ruling: Ruling | None, against: Sequence[str] = ()) -
     """Tell the coordinator; every member does, and the first counts. A step that was simply applied is not worth it."""
     if ruling is None or not ruling.verdict.evidence:
         return
-    told = m.Judged(
-        member=port.env.me, step=ruling.evidence.step, verdict=ruling.verdict, against=tuple(against)
-    )  # fmt: skip
+    told = m.Judged(member=port.env.me, step=ruling.evidence.step, verdict=ruling.verdict, against=tuple(against))
     port.tell_coordinator([told])
     if port.env.coordinator is None:
         v = ruling.verdict
@@ -83,16 +79,21 @@ def report(port: ViewPort, ruling: Ruling | None, against: Sequence[str] = ()) -
 
 def expel(
     port: ViewPort, guards: Guarding, step: int, differing: Sequence[RollEntry], num_members: int, part: str
-) -> None:  # fmt: skip
+) -> None:
     """In a roll call some members' states are not the majority's: if the guards replace such replicas, they must go.
     Raises ViewAbandoned on the others and Evicted on them, or returns."""
     if guards.policy is None or guards.policy.divergence != "replace" or not guards.policy.agreement:
         return
     culprits = tuple(Culprit(replica=e.member, host=e.audit.host, device=e.audit.device) for e in differing)
     evidence = GuardEvidence(
-        step=step, num_members=num_members, loss=0.0, culprits=culprits, part=part,
-        differing=tuple(e.member for e in differing), joined=tuple(e.member for e in differing if e.joined),
-    )  # fmt: skip
+        step=step,
+        num_members=num_members,
+        loss=0.0,
+        culprits=culprits,
+        part=part,
+        differing=tuple(e.member for e in differing),
+        joined=tuple(e.member for e in differing if e.joined),
+    )
     _refuse(port, Ruling(verdict=decide(guards.policy, guards.state, evidence), evidence=evidence))
 
 

@@ -36,7 +36,8 @@ def retired_agents(environ: Mapping[str, str], host: str) -> frozenset[str]:
     found = frozenset(parts[1] for parts in names if len(parts) == 2 and parts[0] == host)
     if found:
         print(
-            f"outlast: out of service by the diary, so without replicas: {', '.join(sorted(found))}", file=sys.stderr,
+            f"outlast: out of service by the diary, so without replicas: {', '.join(sorted(found))}",
+            file=sys.stderr,
             flush=True,
-        )  # fmt: skip
+        )
     return found

@@ -91,16 +91,26 @@ class Bookkeeping:
                 "committed_at_s": span.until_s + _clocks_apart_s(),
             }  # fmt: skip
         self._write(
-            "progress", view=list(beat.view), stable=beat.stable, losses=losses, step_s=beat.step_s,
-            messages=messages, until=beat.until, **counted,
-        )  # fmt: skip
+            "progress",
+            view=list(beat.view),
+            stable=beat.stable,
+            losses=losses,
+            step_s=beat.step_s,
+            messages=messages,
+            until=beat.until,
+            **counted,
+        )
 
     def _tell_stall(self, member: str, step: StepTime) -> None:
         self._write(
-            "stall", at_s=step.end_s + _clocks_apart_s(), step=step.step, seconds=step.stalled_s,
-            usual_s=step.took_s - step.stalled_s, replica="" if step.phase in WAITS else member,
+            "stall",
+            at_s=step.end_s + _clocks_apart_s(),
+            step=step.step,
+            seconds=step.stalled_s,
+            usual_s=step.took_s - step.stalled_s,
+            replica="" if step.phase in WAITS else member,
             phase=Phase(step.phase).name.lower(),
-        )  # fmt: skip
+        )
 
 
 def _clocks_apart_s() -> float:

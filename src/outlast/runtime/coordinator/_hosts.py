@@ -55,9 +55,14 @@ class Hosts:
     `own`: names of the launcher's hosts, for which there is always room, and which nobody else may have."""
 
     def __init__(
-        self, most: int, floor_s: float, unmissed_s: float, here: str, agent_of: Callable[[str], str],
+        self,
+        most: int,
+        floor_s: float,
+        unmissed_s: float,
+        here: str,
+        agent_of: Callable[[str], str],
         own: Iterable[str] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._own = frozenset(own)
         self._most, self._floor_s, self._unmissed_s = most, floor_s, unmissed_s
         self._here, self._agent_of = here, agent_of
@@ -195,10 +200,13 @@ def _moved(step: StepTime, by_s: float) -> StepTime:
 def briefing(epoch: int, environ: Mapping[str, str]) -> hm.Briefing:
     """What an agent that joins has to know, from the coordinator's own environment."""
     return hm.Briefing(
-        epoch=epoch, run_id=environ["OUTLAST_RUN"], command=tuple(json.loads(environ["OUTLAST_COMMAND"])),
-        folder=environ["OUTLAST_FOLDER"], config=environ["OUTLAST_CONFIG"],
+        epoch=epoch,
+        run_id=environ["OUTLAST_RUN"],
+        command=tuple(json.loads(environ["OUTLAST_COMMAND"])),
+        folder=environ["OUTLAST_FOLDER"],
+        config=environ["OUTLAST_CONFIG"],
         hash_seed=environ.get("PYTHONHASHSEED", "0"),
-    )  # fmt: skip
+    )
 
 
 def is_launched(agent: str) -> bool:
@@ -216,9 +224,10 @@ def last_heard_of(story: Iterable[events.Event]) -> tuple[list[events.AgentStart
     there = [event for event in newest.values() if isinstance(event, events.AgentStarted)]
     hosts = {host_named_in(event.agent) for event in there}
     return there, [
-        agent for agent, event in newest.items()
+        agent
+        for agent, event in newest.items()
         if isinstance(event, events.AgentLost) and host_named_in(agent) not in hosts
-    ]  # fmt: skip
+    ]
 
 
 def of_another_run(run: str, epoch: int, claim: PeerClaim) -> hm.Turned | None:

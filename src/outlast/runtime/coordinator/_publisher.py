@@ -48,10 +48,19 @@ class Archive:
         self.publisher = Threads(1, "outlast-publish", limit_s=settings.timeout_s)
         self._known: dict[int, dict[str, int]] = {}
         self._url_far = settings.drain_to
-        self._drainer = None if far is None else Drainer(
-            self._store, far, self._retention, drained=self._drained, failed=self._not_drained,
-            closing=threading.Event(), limit_s=settings.timeout_s,
-        )  # fmt: skip
+        self._drainer = (
+            None
+            if far is None
+            else Drainer(
+                self._store,
+                far,
+                self._retention,
+                drained=self._drained,
+                failed=self._not_drained,
+                closing=threading.Event(),
+                limit_s=settings.timeout_s,
+            )
+        )
 
     def newest_epoch(self) -> int:
         """The highest epoch of the newest generations' views; 0 if there are none. Raises OSError."""
@@ -108,16 +117,26 @@ class Archive:
         self._prune(protected)
 
     def _drained(self, state: Drain, seconds: float) -> None:
-        self._said("checkpoint_drained", {
-            "generation": state.generation, "url": self._url_far, "copied_bytes": state.sent_bytes,
-            "seconds": seconds,
-        })  # fmt: skip
+        self._said(
+            "checkpoint_drained",
+            {
+                "generation": state.generation,
+                "url": self._url_far,
+                "copied_bytes": state.sent_bytes,
+                "seconds": seconds,
+            },
+        )
 
     def _not_drained(self, state: Drain, reason: str) -> None:
-        self._said("checkpoint_failed", {
-            "step": -1, "cause": "drain_failed", "url": self._url_far,
-            "reason": f"generation {state.generation} was not copied: {reason}",
-        })  # fmt: skip
+        self._said(
+            "checkpoint_failed",
+            {
+                "step": -1,
+                "cause": "drain_failed",
+                "url": self._url_far,
+                "reason": f"generation {state.generation} was not copied: {reason}",
+            },
+        )
 
     def close(self) -> None:
         """Finish what was begun, but for what its store has not answered for too long."""

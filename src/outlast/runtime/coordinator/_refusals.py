@@ -35,6 +35,4 @@ class Refusals:
 
     def _tell(self, key: tuple[str, str]) -> None:
         count = self._told[key] = self._counts[key]
-        self._write(
-            "refused", place=key[0], reason=key[1], peer=self._first[key], count=count, stranger=bool(key[0])
-        )  # fmt: skip
+        self._write("refused", place=key[0], reason=key[1], peer=self._first[key], count=count, stranger=bool(key[0]))

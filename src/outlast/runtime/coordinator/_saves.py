@@ -268,12 +268,19 @@ class Keeper:
         blocked_s = max((c.blocked_s for c in costs), default=0.0)
         durable_s = max((c.durable_s for c in costs), default=0.0)
         self._write(
-            "checkpoint_saved", step=action.save.step, generation=action.generation, view=list(action.save.view),
-            num_writers=len(costs), state_bytes=max((c.state_bytes for c in costs), default=0),
-            written_bytes=sum(c.written_bytes for c in costs), blocked_s=blocked_s,
-            copied_s=max((c.copied_s for c in costs), default=0.0), durable_s=durable_s,
-            reason=next((c.reason for c in costs if c.reason), self._reason), url=archive.url,
-        )  # fmt: skip
+            "checkpoint_saved",
+            step=action.save.step,
+            generation=action.generation,
+            view=list(action.save.view),
+            num_writers=len(costs),
+            state_bytes=max((c.state_bytes for c in costs), default=0),
+            written_bytes=sum(c.written_bytes for c in costs),
+            blocked_s=blocked_s,
+            copied_s=max((c.copied_s for c in costs), default=0.0),
+            durable_s=durable_s,
+            reason=next((c.reason for c in costs if c.reason), self._reason),
+            url=archive.url,
+        )
         self._reason = ""
         archive.tidy(action.generation, self._commit.protected)
         self._release()

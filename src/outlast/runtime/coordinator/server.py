@@ -77,12 +77,20 @@ class Server:
         stored = journal.get(_RECORD)
         record = msgspec.msgpack.decode(stored, type=m.Record) if stored else None
         settings = Settings(
-            num_replicas=config.replicas, num_spares=config.spares, num_agents=config.num_agents, ack_s=config.ack_s,
-            lease_s=config.lease_s, start_s=config.start_s, formation_s=config.formation_s,
-            outside_s=config.outside_s, max_restarts=config.max_restarts, backoff_s=config.restart_backoff_s,
-            on_alarm=config.on_alarm, alarm_kinds=taught(os.environ),
+            num_replicas=config.replicas,
+            num_spares=config.spares,
+            num_agents=config.num_agents,
+            ack_s=config.ack_s,
+            lease_s=config.lease_s,
+            start_s=config.start_s,
+            formation_s=config.formation_s,
+            outside_s=config.outside_s,
+            max_restarts=config.max_restarts,
+            backoff_s=config.restart_backoff_s,
+            on_alarm=config.on_alarm,
+            alarm_kinds=taught(os.environ),
             retired=retired_agents(os.environ, socket.gethostname()),
-        )  # fmt: skip
+        )
         self.coordinator = Coordinator(settings, self.epoch, record)
         self._began_s = time.time() - time.monotonic()
         self.coordinator.reports.recall(*_unreported(journal, self._began_s))
@@ -99,7 +107,7 @@ class Server:
         own = os.environ.get("OUTLAST_OWN_HOSTS", "").split(",") if config.agents else []
         self.hosts = Hosts(
             config.most_agents, config.stall_floor_s, config.host_silence_s, place_here(), self._agent_of, own
-        )  # fmt: skip
+        )
         self.refusals = Refusals(self.write)
         self._door: Door | None = None
         self._conversations: set[asyncio.Task[None]] = set()

@@ -45,9 +45,13 @@ def open_store(host: str = LOOPBACK) -> tuple[Any, str]:
     sock = listen_on(host)
     port = sock.getsockname()[1]
     store = TCPStore(
-        host, port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60),
+        host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=60),
         master_listen_fd=sock.detach(),
-    )  # fmt: skip
+    )
     return store, f"{host}:{port}"
 
 

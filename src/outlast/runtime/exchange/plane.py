@@ -59,9 +59,15 @@ class Reduction(msgspec.Struct, kw_only=True):
 
 
 def reduce_and_note(
-    task: ExchangeTask, found: Reduction, bucket: int, first: int, parts: dict[Node, Tensor], schedule: list[Any],
-    out: Tensor, sent: Sent | None = None,
-) -> None:  # fmt: skip
+    task: ExchangeTask,
+    found: Reduction,
+    bucket: int,
+    first: int,
+    parts: dict[Node, Tensor],
+    schedule: list[Any],
+    out: Tensor,
+    sent: Sent | None = None,
+) -> None:
     """out = the mean's slice, noted in `found`; `first`: number of its first block. `sent`: whose part each one is, and
     the fingerprints of its blocks as it was made: where it is another now, the step is held (protocol, 25)."""
     root, compare = (0, task.num_leaves), bool(sent)

@@ -244,9 +244,10 @@ class Robust:
         return TrainingError(
             f"{len(rows)} of {self.num_rows} rows are not finite (rows {', '.join(map(str, rows))}, computed by "
             f"{', '.join(who)}), more than the f = {spec.f} that {spec.rule} tolerates",
-            where=f"step {self._step}, parameters {spec.pattern}", did="the step was refused on all replicas",
+            where=f"step {self._step}, parameters {spec.pattern}",
+            did="the step was refused on all replicas",
             remedy="find out why these replicas compute NaN or infinity, or skip what they were given",
-        )  # fmt: skip
+        )
 
     def applied(self, out: Sequence[Tensor]) -> None:
         """The step's outcome is committed here: what rules remember moves on."""
@@ -255,7 +256,7 @@ class Robust:
 
 def layout_for(
     settings: RowSettings | None, params: Sequence[Tensor], bucket_bytes: int, place: int = 0, width: int = 1
-) -> Layout:  # fmt: skip
+) -> Layout:
     """Buckets of one rule each; for a mean, buckets as ever. Of shards those of a mean alone, on their grid."""
     if any(map(is_shard, params)):
         if settings is not None:

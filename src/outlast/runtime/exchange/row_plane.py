@@ -89,9 +89,16 @@ class SharedRowPlane(RowSteps, SharedPlane):
     """Members of one host. `draw`: which slices I check is known to me alone."""
 
     def __init__(
-        self, mesh: Mesh, layout: Layout, mine: Memory, peers: dict[str, Memory], out: list[Tensor], enter: Enter,
-        robust: Robust, draw: random.Random,
-    ) -> None:  # fmt: skip
+        self,
+        mesh: Mesh,
+        layout: Layout,
+        mine: Memory,
+        peers: dict[str, Memory],
+        out: list[Tensor],
+        enter: Enter,
+        robust: Robust,
+        draw: random.Random,
+    ) -> None:
         SharedPlane.__init__(self, mesh, layout, mine, peers, out, enter)
         self.robust, self._draw = robust, draw
 

@@ -57,9 +57,12 @@ class RowSettings(msgspec.Struct, frozen=True, kw_only=True):
     def admit(self, rows_of: Mapping[str, int]) -> Admission:
         """Whether a view in which each host can spoil so many rows is good enough."""
         return admit_view(
-            rows_of, trim_count=self.trim_count, tolerated_hosts=self.tolerated, on_shortfall=self.on_shortfall,
+            rows_of,
+            trim_count=self.trim_count,
+            tolerated_hosts=self.tolerated,
+            on_shortfall=self.on_shortfall,
             domain=self.fault_domain,
-        )  # fmt: skip
+        )
 
 
 def row_settings(
@@ -80,9 +83,12 @@ def row_settings(
     pre = config.pre or pre or ()
     if given is None or given == "mean":
         _nothing_else(
-            f=f, pre=pre, rows=config.rows or rows, row_momentum=config.row_momentum or row_momentum,
+            f=f,
+            pre=pre,
+            rows=config.rows or rows,
+            row_momentum=config.row_momentum or row_momentum,
             check_reducers=config.check_reducers or check_reducers,
-        )  # fmt: skip
+        )
         return None
     num_rows = config.rows or rows or config.replicas
     if not isinstance(num_rows, int) or not 1 < num_rows <= microbatches:
@@ -97,10 +103,15 @@ def row_settings(
     _in_range("row_momentum", momentum, "0 up to, but not including, 1", 0 <= momentum < 1)
     _in_range("check_reducers", share, "a share from 0 to 1", 0 <= share <= 1)
     return RowSettings(
-        groups=groups, num_rows=num_rows, trim_count=trim, tolerated=_tolerated(config, trim, num_rows),
-        on_shortfall=config.on_shortfall, fault_domain=config.fault_domain, momentum=float(momentum),
+        groups=groups,
+        num_rows=num_rows,
+        trim_count=trim,
+        tolerated=_tolerated(config, trim, num_rows),
+        on_shortfall=config.on_shortfall,
+        fault_domain=config.fault_domain,
+        momentum=float(momentum),
         check_share=float(share),
-    )  # fmt: skip
+    )
 
 
 def _tolerated(config: RunConfig, trim: int, num_rows: int) -> int:

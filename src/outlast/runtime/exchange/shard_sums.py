@@ -71,18 +71,20 @@ class ShardSums:
             dist.all_to_all_single(received, input_tensor, group=group)
         except RuntimeError as error:
             raise MembershipError(
-                f"the ranks of this replica could not exchange gradients ({error})", did="this replica ends",
+                f"the ranks of this replica could not exchange gradients ({error})",
+                did="this replica ends",
                 remedy="outlast why tells which of its ranks was lost first",
-            ) from error  # fmt: skip
+            ) from error
         output_tensor.copy_(_added(list(received.chunk(group.size())), (0, group.size())))
 
     def ended(self) -> None:
         """The microbatch's backward is over. Raises StepMisuse if no gradient was reduced in it."""
         if not self.calls:
             raise StepMisuse(
-                "no gradient of this microbatch was reduced over the ranks", did="the step was not committed",
+                "no gradient of this microbatch was reduced over the ranks",
+                did="the step was not committed",
                 remedy="leave set_requires_gradient_sync() of FSDP at True: outlast adds up microbatches itself",
-            )  # fmt: skip
+            )
 
 
 def _added(rows: list[Tensor], node: tuple[int, int]) -> Tensor:

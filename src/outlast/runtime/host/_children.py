@@ -90,8 +90,15 @@ def start(
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(log.open("ab")) if log is not None else None
         process = subprocess.Popen(
-            list(command), env=dict(environ), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
-            pass_fds=tuple(pass_fds), preexec_fn=before_exec, start_new_session=True, cwd=cwd,
-        )  # fmt: skip
+            list(command),
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            pass_fds=tuple(pass_fds),
+            preexec_fn=before_exec,
+            start_new_session=True,
+            cwd=cwd,
+        )
     process.returncode = 0  # it is ours to reap, not subprocess's
     return Child(process.pid)

@@ -70,9 +70,13 @@ class HostDoubt:
         if action == "untested":
             said = f"the test itself ended with {how}; see {self._log.name}"
         return m.DeviceNoted(
-            member=self.agent, device=device, source="test", evidence=f"tested after {why}: {said}", action=action,
+            member=self.agent,
+            device=device,
+            source="test",
+            evidence=f"tested after {why}: {said}",
+            action=action,
             remedy=_PASSED if passed else _FAILED,
-        )  # fmt: skip
+        )
 
     def close(self) -> None:
         """The run is over: nobody waits for the answer."""

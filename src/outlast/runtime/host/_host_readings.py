@@ -34,9 +34,12 @@ class HostReadings:
     """See the module. `turn()` is called every `interval_s`; 0 reads nothing, ever."""
 
     def __init__(
-        self, agent: str, folder: Path, interval_s: float,
+        self,
+        agent: str,
+        folder: Path,
+        interval_s: float,
         sources: Callable[[], Sequence[Source]] = default_sources,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.agent, self.interval_s, self._sources = agent, interval_s, sources
         self._file = folder / "readings" / f"{agent}.jsonl"
         self._sampler: Sampler | None = None
@@ -58,11 +61,15 @@ class HostReadings:
         self._keep(readings)
         return [
             m.DeviceNoted(
-                member=self.agent, device=alarm.device, source="readings", evidence=alarm.evidence,
-                action=alarm.severity, remedy=_REMEDIES[alarm.severity],
+                member=self.agent,
+                device=alarm.device,
+                source="readings",
+                evidence=alarm.evidence,
+                action=alarm.severity,
+                remedy=_REMEDIES[alarm.severity],
             )
             for alarm in alarms_of(readings, self._before)
-        ]  # fmt: skip
+        ]
 
     def _keep(self, readings: Sequence[Reading]) -> None:
         """Only what changed, until the file is full."""

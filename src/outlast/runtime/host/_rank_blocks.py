@@ -111,6 +111,12 @@ def exit_of(member: str, block: Progress, noticed_s: float, cause: m.Cause, deta
     """What is told of a rank's end, with what its block says."""
     joined, steps = block.changes > 0, block.commits()
     return m.Exited(
-        member=member, cause=cause, detail=detail, joined=joined, last_alive_s=block.read()[3] if joined else 0.0,
-        noticed_at_s=noticed_s, committed=max(block.read()[1], steps[-1].step + 1 if steps else 0), steps=steps,
-    )  # fmt: skip
+        member=member,
+        cause=cause,
+        detail=detail,
+        joined=joined,
+        last_alive_s=block.read()[3] if joined else 0.0,
+        noticed_at_s=noticed_s,
+        committed=max(block.read()[1], steps[-1].step + 1 if steps else 0),
+        steps=steps,
+    )

@@ -463,9 +463,14 @@ class Agent:
         phase, _, _, alive_s, allowed_s = rank.progress.read()
         allowed_s = min(allowed_s, self.formation_s) if state == "T" else allowed_s
         examined = m.Examined(
-            member=rank.name, state=state, traced=traced, phase=phase, silent_s=time.monotonic() - alive_s,
-            cpu_advanced=advanced, allowed_s=allowed_s,
-        )  # fmt: skip
+            member=rank.name,
+            state=state,
+            traced=traced,
+            phase=phase,
+            silent_s=time.monotonic() - alive_s,
+            cpu_advanced=advanced,
+            allowed_s=allowed_s,
+        )
         self._send(examined)
 
 

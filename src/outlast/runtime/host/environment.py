@@ -74,10 +74,18 @@ class Environment:
             _refuse_other_launchers(environ)
             config = solo_config(environ)
             return cls(
-                me="r0.1", agent="", run_id=secrets.token_hex(4), run_dir=None, coordinator=None,
-                secret=secrets.token_bytes(16), config=config, probe=Probe("r0.1", faults),
-                progress=Progress(Region(Progress.SIZE)), exchange="shm", until=_until(environ),
-            )  # fmt: skip
+                me="r0.1",
+                agent="",
+                run_id=secrets.token_hex(4),
+                run_dir=None,
+                coordinator=None,
+                secret=secrets.token_bytes(16),
+                config=config,
+                probe=Probe("r0.1", faults),
+                progress=Progress(Region(Progress.SIZE)),
+                exchange="shm",
+                until=_until(environ),
+            )
         if os.getppid() != int(environ["OUTLAST_PARENT"]):
             raise MembershipError(f"the agent of {me} died before it started", did="it exits", remedy="none needed")
         try:
@@ -88,13 +96,22 @@ class Environment:
         slot, _, incarnation = me.partition(".")
         probed = f"{slot}/{place}.{incarnation}" if place else me
         return cls(
-            me=me, place=place, agent=environ["OUTLAST_AGENT"], run_id=environ["OUTLAST_RUN"],
-            run_dir=Path(environ["OUTLAST_RUN_DIR"]), coordinator=read_host_port(environ["OUTLAST_COORDINATOR"]),
-            secret=bytes.fromhex(environ["OUTLAST_SECRET"]), config=config, probe=Probe(probed, faults),
+            me=me,
+            place=place,
+            agent=environ["OUTLAST_AGENT"],
+            run_id=environ["OUTLAST_RUN"],
+            run_dir=Path(environ["OUTLAST_RUN_DIR"]),
+            coordinator=read_host_port(environ["OUTLAST_COORDINATOR"]),
+            secret=bytes.fromhex(environ["OUTLAST_SECRET"]),
+            config=config,
+            probe=Probe(probed, faults),
             progress=Progress(Region(Progress.SIZE, fd=int(environ["OUTLAST_PROGRESS_FD"]))),
-            exchange=_exchange(config), lies=environ.get("OUTLAST_LIES", ""),
-            hold=environ.get("OUTLAST_HOLD", ""), address=environ.get("OUTLAST_ADDRESS", ""), until=_until(environ),
-        )  # fmt: skip
+            exchange=_exchange(config),
+            lies=environ.get("OUTLAST_LIES", ""),
+            hold=environ.get("OUTLAST_HOLD", ""),
+            address=environ.get("OUTLAST_ADDRESS", ""),
+            until=_until(environ),
+        )
 
 
 def _exchange(config: RunConfig) -> str:
@@ -122,5 +139,6 @@ def _refuse_other_launchers(environ: Mapping[str, str]) -> None:
             raise ConfigError(
                 f"another launcher started {number} processes ({count}={number}, {rank}={environ[rank]}), and none of "
                 "them knows of the others: each would train the whole run",
-                did="nothing was trained", remedy=f"outlast run --replicas {number} train.py",
-            )  # fmt: skip
+                did="nothing was trained",
+                remedy=f"outlast run --replicas {number} train.py",
+            )

@@ -96,8 +96,9 @@ def join_run(options: JoinOptions, say: Callable[[str], None]) -> int:
     if not isinstance(told, hm.Briefing):
         raise MembershipError(
             f"the run at {shown(*peer)} does not take this host: {getattr(told, 'reason', told)}",
-            did="nothing was started", remedy=getattr(told, "remedy", "see the coordinator's log"),
-        )  # fmt: skip
+            did="nothing was started",
+            remedy=getattr(told, "remedy", "see the coordinator's log"),
+        )
     environ, command = _prepared(options, told, address, peer)
     say(
         f"{options.host} ({address}, {options.slots or 'any number of'} slots) is in run {told.run_id} at "
@@ -109,9 +110,7 @@ def join_run(options: JoinOptions, say: Callable[[str], None]) -> int:
     return agent.run()
 
 
-def _connected(
-    options: JoinOptions, peer: tuple[str, int], name: str, say: Callable[[str], None]
-) -> tuple[Link, str]:  # fmt: skip
+def _connected(options: JoinOptions, peer: tuple[str, int], name: str, say: Callable[[str], None]) -> tuple[Link, str]:
     """Once the coordinator is there. A wrong secret is not tried again."""
     until_s, pause_s, told = time.monotonic() + options.wait_s, _PAUSE_S[0], ""
     pause, hung_up = threading.Event(), 0
@@ -131,9 +130,10 @@ def _connected(
             reason = error.strerror or str(error)
         if time.monotonic() + pause_s > until_s:
             raise EnvironmentFault(
-                f"no coordinator at {shown(*peer)} in {options.wait_s:g} s: {reason}", did="nothing was started",
+                f"no coordinator at {shown(*peer)} in {options.wait_s:g} s: {reason}",
+                did="nothing was started",
                 remedy="start outlast run there with --endpoint and --nnodes, or give --wait more seconds",
-            )  # fmt: skip
+            )
         if reason != told:
             say(f"waiting for the coordinator at {shown(*peer)}: {reason}")
             told = reason
@@ -143,9 +143,10 @@ def _connected(
 
 def _unproved(peer: tuple[str, int], reason: str) -> MembershipError:
     return MembershipError(
-        f"{shown(*peer)}: {reason}", did="nothing was started",
+        f"{shown(*peer)}: {reason}",
+        did="nothing was started",
         remedy="the secret of this run: --secret-file, or OUTLAST_SECRET",
-    )  # fmt: skip
+    )
 
 
 def _offered(options: JoinOptions, address: str) -> dict[str, str]:
@@ -158,7 +159,7 @@ def _offered(options: JoinOptions, address: str) -> dict[str, str]:
 
 def _prepared(
     options: JoinOptions, told: hm.Briefing, address: str, peer: tuple[str, int]
-) -> tuple[dict[str, str], list[str]]:  # fmt: skip
+) -> tuple[dict[str, str], list[str]]:
     """The environment and the command of replicas here."""
     folder = Path(options.folder or f"outlast-runs/{told.run_id}-{options.host}").resolve()
     try:
@@ -172,9 +173,10 @@ def _prepared(
     script = told.command[1]
     if script != "-m" and not Path(script).is_file():
         raise EnvironmentFault(
-            f"the run's script {script} is not here, seen from {Path.cwd()}", did="nothing was started",
+            f"the run's script {script} is not here, seen from {Path.cwd()}",
+            did="nothing was started",
             remedy=f"put it where the run was started ({told.folder}), or on a file system that all hosts share",
-        )  # fmt: skip
+        )
     environ = {
         **os.environ, **_offered(options, address),
         "OUTLAST_RUN": told.run_id, "OUTLAST_RUN_DIR": str(folder), "OUTLAST_COORDINATOR": shown(*peer),

@@ -180,10 +180,15 @@ class Launcher:
         shown = msgspec.structs.asdict(config)
         journal.append(
             events.RunStarted(
-                at_s=self.began_at_s or time.time(), run_id=self.run_id, command=self.command,
-                num_replicas=config.replicas, num_spares=config.spares, signature={}, config=shown,
+                at_s=self.began_at_s or time.time(),
+                run_id=self.run_id,
+                command=self.command,
+                num_replicas=config.replicas,
+                num_spares=config.spares,
+                signature={},
+                config=shown,
             )
-        )  # fmt: skip
+        )
         journal.close()
         written = {key: {"value": value, "origin": self.resolved.origins[key]} for key, value in shown.items()}
         text = json.dumps(written, indent=1, default=str) + "\n"
@@ -228,8 +233,10 @@ class Launcher:
         if config.endpoint:
             own = ",".join(self._own_host(index) for index in range(config.agents))
             found |= {
-                "OUTLAST_ADDRESS": self._address[0], "OUTLAST_HOST_SLOTS": str(config.slots), "OUTLAST_OWN_HOSTS": own
-            }  # fmt: skip
+                "OUTLAST_ADDRESS": self._address[0],
+                "OUTLAST_HOST_SLOTS": str(config.slots),
+                "OUTLAST_OWN_HOSTS": own,
+            }
         return found
 
     def _own_host(self, index: int) -> str:
@@ -251,10 +258,11 @@ class Launcher:
         if takeover is not None:
             mine["OUTLAST_TAKEOVER"] = json.dumps(takeover)
         self._coordinator = start(
-            [sys.executable, "-m", "outlast.runtime.coordinator.server"], environ=environ | mine,
+            [sys.executable, "-m", "outlast.runtime.coordinator.server"],
+            environ=environ | mine,
             log=self.run_dir / "logs" / "coordinator.log",
             pass_fds=[listening.fileno(), lock.fileno(), region.fd],
-        )  # fmt: skip
+        )
         config = self.resolved.config
         self._watch = Watch(self._coordinator.pid, self._progress, config.stall_floor_s, config.formation_s)
         self._condemned = None
@@ -270,9 +278,11 @@ class Launcher:
             "OUTLAST_HOST": self._own_host(int(name[1:].partition(".")[0])),
         }
         child = start(
-            command, environ=environ | mine, log=self.run_dir / "logs" / f"agent-{name}.log",
+            command,
+            environ=environ | mine,
+            log=self.run_dir / "logs" / f"agent-{name}.log",
             pass_fds=[region.fd, blocks.passed.fileno(), *slots_of(environ)],
-        )  # fmt: skip
+        )
         blocks.passed.close()
         watch = Watch(child.pid, sign, config.stall_floor_s, config.formation_s)
         self._agents.append(_Agent(name, child, watch, blocks))

@@ -25,10 +25,15 @@ class IdleTest:
     """See the module. `turn()` is called whenever the spare has nothing to replay."""
 
     def __init__(
-        self, device: torch.device, link: CoordinatorLink, me: str, *, shown: str = "",
+        self,
+        device: torch.device,
+        link: CoordinatorLink,
+        me: str,
+        *,
+        shown: str = "",
         clock: Callable[[], float] = time.monotonic,
         questions: Callable[[torch.device], QuestionsInTurn] = QuestionsInTurn,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._device, self._link, self._me, self._shown = device, link, me, shown or str(device)
         self._clock, self._make = clock, questions
         self._questions: QuestionsInTurn | None = None
@@ -49,13 +54,18 @@ class IdleTest:
         broken = wrong.kind != "transient"
         evidence = f"while it waited as a spare: {wrong.case} {wrong.kind} ({wrong.evidence})"
         note = m.DeviceNoted(
-            member=self._me, device=self._shown, source="test", evidence=evidence,
-            action="failed" if broken else "suspected", remedy="outlast health test asks it for longer",
-        )  # fmt: skip
+            member=self._me,
+            device=self._shown,
+            source="test",
+            evidence=evidence,
+            action="failed" if broken else "suspected",
+            remedy="outlast health test asks it for longer",
+        )
         self._link.send([note])
         if broken:
             raise DeviceFault(
-                f"the device {self._shown} of a spare answers wrongly: {evidence}", where=f"replica {self._me}",
+                f"the device {self._shown} of a spare answers wrongly: {evidence}",
+                where=f"replica {self._me}",
                 did="the spare ends before it was needed; the run goes on",
                 remedy="take the device out of service; outlast health test asks it for longer",
-            )  # fmt: skip
+            )

@@ -61,10 +61,17 @@ def assemble(
     microbatches, samples.doubted = samples.num_leaves, env.config.bitwise
     policy = Guards.of(guards if env.config.guards == "script" else env.config.guards)
     check_protected(
-        env.width, microbatches, samples.shortest(), robust=robust,
-        audits=facts["audit"] != "0", critical=bool(facts["audit_params"]), checks=checks, keeps=keep is not None,
-        policy=policy, device=parts.params[0].device.type,
-    )  # fmt: skip
+        env.width,
+        microbatches,
+        samples.shortest(),
+        robust=robust,
+        audits=facts["audit"] != "0",
+        critical=bool(facts["audit_params"]),
+        checks=checks,
+        keeps=keep is not None,
+        policy=policy,
+        device=parts.params[0].device.type,
+    )
     shards = ShardSums(env.place, env.width)
     if sharded(list(zip(parts.names, parts.params, strict=True)), shards.width):
         shards.attach(parts.model)
@@ -74,7 +81,7 @@ def assemble(
     shared = env.exchange == "shm" and layout.device.type == "cpu"
     engine = Engine(
         parts, samples, layout, Memory(layout, microbatches + 2, shared=shared), clip_norm, seed, rows, shards
-    )  # fmt: skip
+    )
     engine.step_checks.guards = guarding = Guarding(engine, policy)
     engine.checked = checked_sums(parts.model, checks)
     ordered(env.me, engine)
@@ -101,8 +108,14 @@ def _attach(replica: Replica, settings: SaveSettings) -> None:
     alone = isinstance(link, SoloLink)
     facts = {key: value for key, value in replica.facts.items() if key != "checkpoints"}
     replica.saves = Saves(
-        replica.env, replica.engine, replica.member, settings, facts, send=None if alone else link.send,
-        wake_fd=link.wake_fd, verified=lambda: certified.step if certified is not None else None,
-    )  # fmt: skip
+        replica.env,
+        replica.engine,
+        replica.member,
+        settings,
+        facts,
+        send=None if alone else link.send,
+        wake_fd=link.wake_fd,
+        verified=lambda: certified.step if certified is not None else None,
+    )
     if not isinstance(link, SoloLink):
         link.on_save, link.repeat = replica.saves.told, replica.saves.repeat

@@ -41,10 +41,14 @@ def report_failure(replica: Replica, error: BaseException) -> m.Failed:
     text = told(error)[-4000:]
     microbatch = -1 if isinstance(error, OutlastError) else replica.progress.read()[2]  # ours are no microbatch's fault
     return m.Failed(
-        member=replica.env.me, step=replica.member.committed, microbatch=microbatch, error=text,
-        alike=what_is_alike(error), code=error.exit_code if isinstance(error, OutlastError) else 5,
+        member=replica.env.me,
+        step=replica.member.committed,
+        microbatch=microbatch,
+        error=text,
+        alike=what_is_alike(error),
+        code=error.exit_code if isinstance(error, OutlastError) else 5,
         final=_final(error, replica),
-    )  # fmt: skip
+    )
 
 
 def _final(error: BaseException, replica: Replica) -> bool:
@@ -64,18 +68,21 @@ def what_is_alike(error: BaseException) -> str:
 def left_open(step: int, name: str) -> StepMisuse:
     """The loop was left inside this step."""
     return StepMisuse(
-        f"step {step} was left before its microbatches were done", where=f"replica {name}" if name else "",
-        did="nothing was committed", remedy="let the inner loop end; `break` belongs into the outer one",
-    )  # fmt: skip
+        f"step {step} was left before its microbatches were done",
+        where=f"replica {name}" if name else "",
+        did="nothing was committed",
+        remedy="let the inner loop end; `break` belongs into the outer one",
+    )
 
 
 def unwritten(replica: Replica) -> FleetLost:
     """The writer died after the last step, and this script, next in line, has left out what a writer does."""
     return FleetLost(
         "the writer died before its script had ended, and this one had asked run.is_writer before the last step only",
-        where=f"replica {replica.env.me}, after the last step", did="nothing was written in its place",
+        where=f"replica {replica.env.me}, after the last step",
+        did="nothing was written in its place",
         remedy="ask run.is_writer after the loop, where what only one replica does is done",
-    )  # fmt: skip
+    )
 
 
 def exit_by_code(previous: Callable[..., Any]) -> Callable[..., Any]:

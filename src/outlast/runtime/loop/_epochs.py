@@ -19,9 +19,7 @@ class Epochs(Iterator["Epoch"]):
     """Epochs that still have steps to be done. `steps`: all of these steps. `amid`: told of the first step when it is
     amid an epoch; what it returns is called between the loop's code at the epoch's start and that step."""
 
-    def __init__(
-        self, steps: Iterator[Any], steps_per_epoch: int, amid: Callable[[int], Callable[[], None]]
-    ) -> None:  # fmt: skip
+    def __init__(self, steps: Iterator[Any], steps_per_epoch: int, amid: Callable[[int], Callable[[], None]]) -> None:
         self._steps, self._size, self._amid = steps, steps_per_epoch, amid
         self._put_back: Callable[[], None] | None = None
         self._ahead: Any = None  # the step that the next epoch begins with

@@ -99,9 +99,13 @@ class FollowingTraining:
         self._start()
         while (step := self.replica.next_step()) is not None:
             yield Step(
-                step, batches=self._batches, backward=self._backward, newest=lambda: self.engine.meta,
-                metric=self.replica.metric, epoch_of=self.engine.samples.epoch_of,
-            )  # fmt: skip
+                step,
+                batches=self._batches,
+                backward=self._backward,
+                newest=lambda: self.engine.meta,
+                metric=self.replica.metric,
+                epoch_of=self.engine.samples.epoch_of,
+            )
             if self.engine.meta is None or self.engine.meta.step != step:
                 raise left_open(step, self.replica.env.me)
         self._watch.over()

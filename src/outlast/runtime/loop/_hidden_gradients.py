@@ -107,5 +107,6 @@ def _used(users: Sequence[str]) -> StepMisuse:
     return StepMisuse(
         f"{habit or 'the loop'} used .grad of a protected parameter, where no gradient is: outlast sums them up over "
         "all microbatches and applies the sum itself",
-        did="nothing of this step was applied", remedy=_REMEDIES.get(habit, _OTHERWISE),
-    )  # fmt: skip
+        did="nothing of this step was applied",
+        remedy=_REMEDIES.get(habit, _OTHERWISE),
+    )

@@ -27,9 +27,12 @@ class WatchedLoop(Iterator[T], Generic[T]):
     `dropped` when the loop is left from inside its body."""
 
     def __init__(
-        self, inner: Iterator[T], given: Callable[[], None], returned: Callable[[], None],
+        self,
+        inner: Iterator[T],
+        given: Callable[[], None],
+        returned: Callable[[], None],
         dropped: Callable[[Left], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._inner, self._given, self._returned, self._dropped = inner, given, returned, dropped
         self._inside = False
 

@@ -39,9 +39,14 @@ class PlainTraining:
     """Gradient accumulation over the microbatches, then one optimizer step."""
 
     def __init__(
-        self, state: State, samples: Samples, clip_norm: float | None, seed: int, saves: PlainSaves | None = None,
+        self,
+        state: State,
+        samples: Samples,
+        clip_norm: float | None,
+        seed: int,
+        saves: PlainSaves | None = None,
         begin: Callable[[], object] = lambda: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.state, self.samples, self.clip_norm, self.seed, self.saves = state, samples, clip_norm, seed, saves
         self.stopped = self.stop_wanted = ""
         self.followers: list[Callable[[], object]] = []
@@ -87,7 +92,7 @@ class PlainTraining:
         size = self.steps_per_epoch
         loop = Epochs(
             self.steps(positive("epochs", num) * size), size, lambda number: kept(LoopState(self.state), number)
-        )  # fmt: skip
+        )
         self._epochs = weakref.ref(loop)
         return loop
 
@@ -101,9 +106,13 @@ class PlainTraining:
         self.stop_wanted = reason or "the loop asked for it"
 
     def evaluate(
-        self, dataset: Any, fn: Callable[[Any], Any], *, batch_size: int | None = None,
+        self,
+        dataset: Any,
+        fn: Callable[[Any], Any],
+        *,
+        batch_size: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
-    ) -> dict[str, float]:  # fmt: skip
+    ) -> dict[str, float]:
         """As of `Training.evaluate`."""
         check_opened(self._epochs)
         return evaluation_of(self.state, self.samples, dataset, fn, batch_size, collate_fn).here()
@@ -238,9 +247,14 @@ class PlainStep:
 
 
 def plain_training(
-    env: Environment, parts: State, samples: Samples, clip_norm: float | None, seed: int, keep: SaveSettings | None,
+    env: Environment,
+    parts: State,
+    samples: Samples,
+    clip_norm: float | None,
+    seed: int,
+    keep: SaveSettings | None,
     facts: dict[str, str],
-) -> PlainTraining:  # fmt: skip
+) -> PlainTraining:
     """The plain loop with its checkpoints, if it keeps any. Raises what `PlainSaves` does."""
     facts = facts | {"loop": "plain: OUTLAST=off sums in another order"}
     saves = PlainSaves(env, parts, keep, facts) if keep is not None else None

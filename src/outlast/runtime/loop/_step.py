@@ -18,9 +18,15 @@ class Step:
     """One step. Iterate it for its batches; after that it is committed and `loss` is known."""
 
     def __init__(
-        self, number: int, *, batches: Callable[[int], Iterator[Any]], backward: Callable[[Tensor], None],
-        newest: Callable[[], Meta | None], metric: Callable[[str, Any, Any], None], epoch_of: Callable[[int], int],
-    ) -> None:  # fmt: skip
+        self,
+        number: int,
+        *,
+        batches: Callable[[int], Iterator[Any]],
+        backward: Callable[[Tensor], None],
+        newest: Callable[[], Meta | None],
+        metric: Callable[[str, Any, Any], None],
+        epoch_of: Callable[[int], int],
+    ) -> None:
         self.number, self._batches, self._backward, self._newest = number, batches, backward, newest
         self._metric, self._epoch_of = metric, epoch_of
 

@@ -46,10 +46,11 @@ class Whereabouts:
         if self._alone:
             return (self._env.me,)
         raise StepMisuse(
-            f"run.{what} is not known before the first step", where=f"replica {self._env.me}",
+            f"run.{what} is not known before the first step",
+            where=f"replica {self._env.me}",
             remedy="read it in the loop or after it; data is shared out by outlast, a device is run.device, and a name "
             "that is this replica's alone is run.name",
-        )  # fmt: skip
+        )
 
     @property
     def _alone(self) -> bool:

@@ -46,9 +46,11 @@ class Turn:
         while told.writer != member.me and not told.settled and os.getpid() == self._home:
             if member.closed != "finished":
                 raise MembershipError(
-                    f"the run is over: {member.closed}", where=f"replica {member.me}, after the last step",
-                    did="this replica stops", remedy="outlast why tells what happened",
-                )  # fmt: skip
+                    f"the run is over: {member.closed}",
+                    where=f"replica {member.me}, after the last step",
+                    did="this replica stops",
+                    remedy="outlast why tells what happened",
+                )
             poll.poll(_LOOK_S * 1000.0)
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._replica.link.wake_fd)

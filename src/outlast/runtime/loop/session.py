@@ -113,9 +113,10 @@ class Run(Whereabouts):
             return False
         if not self._alone and (training is None or training.replica.view is None):
             raise StepMisuse(
-                "run.is_writer is not known before the first step", where=f"replica {self._env.me}",
+                "run.is_writer is not known before the first step",
+                where=f"replica {self._env.me}",
                 remedy="read it in the loop or after it: if run.is_writer and log is None: log = SummaryWriter(…)",
-            )  # fmt: skip
+            )
         return training is None or training.writes()
 
     def mesh(self, shard: int | None = None) -> Any:
@@ -249,9 +250,13 @@ class Training:
         return self.engine.stopped
 
     def evaluate(
-        self, dataset: Any, fn: Callable[[Any], Mapping[str, Any]], *, batch_size: int | None = None,
+        self,
+        dataset: Any,
+        fn: Callable[[Any], Mapping[str, Any]],
+        *,
+        batch_size: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
-    ) -> dict[str, float]:  # fmt: skip
+    ) -> dict[str, float]:
         """Evaluate on a dataset, its batches shared by the replicas, and return the same numbers on every one of them.
 
         `fn(batch)` returns a mapping of names to values, or to (value, weight); the result is each name's mean,
@@ -331,8 +336,9 @@ class Training:
             f"outlast: the parameters were changed after step {step.number}, the last one, which is not saved. Loop "
             "over training.steps(…) itself and not over a variable or a progress bar that is kept: then a break is "
             "noticed at once",
-            file=sys.stderr, flush=True,
-        )  # fmt: skip
+            file=sys.stderr,
+            flush=True,
+        )
 
     def _lived(self, step: int) -> Iterator[Step]:
         """The step whose outcome this process only has to apply: what the loop does around it is done here as well."""
@@ -346,9 +352,13 @@ class Training:
 
     def _as_seen(self, step: int) -> Step:
         return Step(
-            step, batches=self._batches, backward=self._backward, newest=lambda: self.engine.meta,
-            metric=self._course.metric, epoch_of=self.engine.samples.epoch_of,
-        )  # fmt: skip
+            step,
+            batches=self._batches,
+            backward=self._backward,
+            newest=lambda: self.engine.meta,
+            metric=self._course.metric,
+            epoch_of=self.engine.samples.epoch_of,
+        )
 
     def _ended(self) -> None:
         """The coordinator closed the run for this replica: finished is the only end after which the script goes on."""
@@ -360,9 +370,11 @@ class Training:
             raise SystemExit(0)
         if not member.done:
             raise MembershipError(
-                f"the run is over: {member.closed}", where=f"replica {member.me}, step {member.committed}",
-                did="this replica stops", remedy="outlast why tells what happened",
-            )  # fmt: skip
+                f"the run is over: {member.closed}",
+                where=f"replica {member.me}, step {member.committed}",
+                did="this replica stops",
+                remedy="outlast why tells what happened",
+            )
 
     def _start(self) -> None:
         if self._started:
@@ -471,9 +483,11 @@ class Training:
         self._inside = False
         if self.engine.meta is None or self.engine.meta.step != step:  # a newer state was taken: the loop missed steps
             raise Evicted(
-                f"the run went on without this replica after step {step}", where=f"replica {self.replica.env.me}",
-                did="it is started again", remedy="outlast why says more",
-            )  # fmt: skip
+                f"the run went on without this replica after step {step}",
+                where=f"replica {self.replica.env.me}",
+                did="it is started again",
+                remedy="outlast why says more",
+            )
         self._watch.committed(self.engine.meta)
         if self.replica.saves is not None:
             self._committed = values_of(self.engine.state.params)

@@ -72,10 +72,17 @@ class Pace:
             own_s = rest_s if rest_s <= self._limit_s else self.step_s
         missing = max(0, self._full - members) / self._full
         time_ = StepTime(
-            step=step, end_s=now, took_s=took_s, missing_s=own_s * missing, held_s=held_s,
-            stalled_s=rest_s - own_s - outage_s - redone_s, outage_s=outage_s, redone_s=redone_s,
-            phase=self._longest[1], first=self._change is not None,
-        )  # fmt: skip
+            step=step,
+            end_s=now,
+            took_s=took_s,
+            missing_s=own_s * missing,
+            held_s=held_s,
+            stalled_s=rest_s - own_s - outage_s - redone_s,
+            outage_s=outage_s,
+            redone_s=redone_s,
+            phase=self._longest[1],
+            first=self._change is not None,
+        )
         if self._change is None:
             self._learn(rest_s)
         self.resumed, self._change, self._members = self._change is not None, None, members
@@ -142,7 +149,11 @@ def stalled(port: ViewPort, phase: Phase, missing: tuple[str, ...], waited_s: fl
     mesh = port.mesh  # not the member's view: that may be the next one already, and nobody is missed in it
     if mesh is not None:
         message = m.Stalled(
-            member=port.env.me, view=mesh.view.id, phase=phase, missing=missing, waited_s=waited_s,
+            member=port.env.me,
+            view=mesh.view.id,
+            phase=phase,
+            missing=missing,
+            waited_s=waited_s,
             deadline_s=deadline_s,
-        )  # fmt: skip
+        )
         port.tell_coordinator([message])

@@ -142,8 +142,9 @@ class Siblings:
                 raise StepMisuse(
                     f"the ranks of one replica differ in {other}: {facts.get(other)} on the lead, "
                     f"{told.facts.get(other)} on rank {pipe.place}",
-                    did="nothing was trained", remedy="run the same script with the same arguments on every rank",
-                )  # fmt: skip
+                    did="nothing was trained",
+                    remedy="run the same script with the same arguments on every rank",
+                )
 
     def fingerprints(self, mesh: Mesh) -> list[int]:
         """Of the others' parts of the state."""
@@ -175,9 +176,10 @@ class LanedPlane:
         mine = self.engine.loop.digest(self.engine.loop.settings)
         if any(lane.settings != mine for lane in told):
             raise StepMisuse(
-                "the loops of this replica's ranks set different learning rates or modes", did="nothing was committed",
+                "the loops of this replica's ranks set different learning rates or modes",
+                did="nothing was committed",
                 remedy="do the same on every rank: decide by what is equal everywhere, such as step.loss",
-            )  # fmt: skip
+            )
         for lane in told:
             self.engine.take_in(lane.used, lane.losses, lane.metrics)
         self.siblings.state = [lane.state for lane in told]

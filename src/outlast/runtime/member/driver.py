@@ -78,9 +78,7 @@ class Replica:
             from outlast.runtime.exchange.c10d_plane import LOOPBACK, open_store
 
             self._store, env.store = open_store(env.address or LOOPBACK)
-        self.listener = Listener(
-            env.run_id, env.me, env.secret, alone=env.coordinator is None, network=env.address
-        )  # fmt: skip
+        self.listener = Listener(env.run_id, env.me, env.secret, alone=env.coordinator is None, network=env.address)
         self.link = self._make_link()
         self.siblings = Siblings(env.pipes, self.link.wake_fd)
         for pipe in env.pipes:
@@ -113,9 +111,17 @@ class Replica:
         if env.coordinator is None:
             return SoloLink(self.member, self.lock)
         return MemberLink(
-            env.coordinator, env.secret, self.member, self.lock, hello=self._hello, beat=self._beat, asked=self._asked,
-            heartbeat_s=env.config.heartbeat_s, lease_s=env.config.lease_s, run=env.run_id,
-        )  # fmt: skip
+            env.coordinator,
+            env.secret,
+            self.member,
+            self.lock,
+            hello=self._hello,
+            beat=self._beat,
+            asked=self._asked,
+            heartbeat_s=env.config.heartbeat_s,
+            lease_s=env.config.lease_s,
+            run=env.run_id,
+        )
 
     def _rank_failed(self, failed: RankFailed) -> None:
         """The script raised on another rank of this replica: its lead says so."""
@@ -123,11 +129,15 @@ class Replica:
         self.link.send(
             [
                 m.Failed(
-                    member=self.env.me, step=self.member.committed, microbatch=failed.microbatch, error=failed.error,
-                    alike=failed.alike, code=failed.code,
+                    member=self.env.me,
+                    step=self.member.committed,
+                    microbatch=failed.microbatch,
+                    error=failed.error,
+                    alike=failed.alike,
+                    code=failed.code,
                 )
             ]
-        )  # fmt: skip
+        )
 
     @property
     def view(self) -> View | None:
@@ -176,11 +186,19 @@ class Replica:
         with self.lock:
             view = self.member.view
             return Heartbeat(
-                sender=self.env.me, sent_s=time.monotonic(), view=(view.id.epoch, view.id.n) if view else (0, 0),
-                committed=self.member.committed, stable=self.member.stable, losses=self.pace.take(),
-                step_s=self.pace.step_s, until=self.member.until or 0, sent_messages=self.link.sent,
-                certified=self.member.audits.certificate, steps=self.pace.steps(again), refused=self.listener.refused,
-            )  # fmt: skip
+                sender=self.env.me,
+                sent_s=time.monotonic(),
+                view=(view.id.epoch, view.id.n) if view else (0, 0),
+                committed=self.member.committed,
+                stable=self.member.stable,
+                losses=self.pace.take(),
+                step_s=self.pace.step_s,
+                until=self.member.until or 0,
+                sent_messages=self.link.sent,
+                certified=self.member.audits.certificate,
+                steps=self.pace.steps(again),
+                refused=self.listener.refused,
+            )
 
     def _asked(self, probe: m.Probe) -> None:
         """The coordinator wants to know which paths work: asks the training thread to ping, if it waits or once it
@@ -233,10 +251,12 @@ class Replica:
         where = f"replica {self.env.me}"
         if told.remedy == "facts":
             raise SignatureMismatch(
-                f"this replica differs from its run: {told.reason}", where=where, did="it was refused; the run goes on",
+                f"this replica differs from its run: {told.reason}",
+                where=where,
+                did="it was refused; the run goes on",
                 remedy="start every replica with the same script, data and environment, or bitwise = false; put a file "
                 "that was changed back, or stop the run and start it again: it resumes",
-            )  # fmt: skip
+            )
         raise Evicted(told.reason, where=where, did="the run went on without it", remedy="outlast why says more")
 
     def _depart_if_told(self, todo: Wait) -> None:
@@ -283,10 +303,16 @@ class Replica:
             begin(self.env, self.engine, view, self.saves)
         self.enter(Phase.CONNECT)
         self.mesh = Mesh(
-            self.listener, view, dict(self.member.contacts), self.engine.memory.region, wake_fd=self.link.wake_fd,
-            abandoned=lambda: self._over(view), patience=self.patience,
-            on_stall=self._stalled, probe=self.probe,
-        )  # fmt: skip
+            self.listener,
+            view,
+            dict(self.member.contacts),
+            self.engine.memory.region,
+            wake_fd=self.link.wake_fd,
+            abandoned=lambda: self._over(view),
+            patience=self.patience,
+            on_stall=self._stalled,
+            probe=self.probe,
+        )
         self.mesh.form()
         self._remember_peers(view)
         self.enter(Phase.ROLL_CALL)
@@ -370,9 +396,13 @@ class Replica:
             lost = {leaf for name in dead for leaf in self.last_plan.leaves[name]}
             recomputed = len(lost.intersection(leaf for part in plan.orphans.values() for leaf in part))
         formed = m.Formed(
-            member=self.env.me, view=view.id, step=plan.step, recomputed=recomputed, left_at_s=self._left_at_s,
+            member=self.env.me,
+            view=view.id,
+            step=plan.step,
+            recomputed=recomputed,
+            left_at_s=self._left_at_s,
             formed_at_s=now,
-        )  # fmt: skip
+        )
         self.link.send([formed])
         self.pace.formed(self._left_at_s, recomputed / self.engine.num_leaves)
         self._left_at_s = 0.0

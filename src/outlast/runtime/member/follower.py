@@ -40,7 +40,7 @@ class FollowingRank:
 
     def __init__(
         self, env: Environment, engine: Engine, facts: dict[str, str], fingerprint: Callable[[int], int]
-    ) -> None:  # fmt: skip
+    ) -> None:
         assert env.lead is not None
         self.env, self.engine, self.pipe, self._fingerprint = env, engine, env.lead, fingerprint
         self.listener = Listener(env.run_id, env.me, env.secret)
@@ -148,9 +148,16 @@ class FollowingRank:
         self.enter(Phase.CONNECT)
         self.engine.sums.keep(word.held)
         mesh = self.mesh = Mesh(
-            self.listener, word.view, word.addresses, self.engine.memory.region, wake_fd=self.pipe.wake_fd,
-            abandoned=self._abandoned, patience=lambda phase: math.inf, on_stall=lambda *_: None, probe=self.env.probe,
-        )  # fmt: skip
+            self.listener,
+            word.view,
+            word.addresses,
+            self.engine.memory.region,
+            wake_fd=self.pipe.wake_fd,
+            abandoned=self._abandoned,
+            patience=lambda phase: math.inf,
+            on_stall=lambda *_: None,
+            probe=self.env.probe,
+        )
         try:
             mesh.form()
         except ViewAbandoned:
@@ -186,10 +193,13 @@ class FollowingRank:
         told = engine.lane_evidence(found)
         self.pipe.send(
             say.LaneReduced(
-                number=word.number, fingerprint=found.fingerprint, state=self._fingerprint(word.step),
-                settings=engine.loop.digest(engine.loop.settings), **told,
+                number=word.number,
+                fingerprint=found.fingerprint,
+                state=self._fingerprint(word.step),
+                settings=engine.loop.digest(engine.loop.settings),
+                **told,
             )
-        )  # fmt: skip
+        )
 
     def _reduced(self, word: say.ReduceLane) -> Reduction:
         plane, engine = self.plane, self.engine

@@ -66,8 +66,9 @@ class SharedEvaluations:
             if self._lived > len(late.evaluated):
                 raise LoopUnrepeatable(
                     f"this replica evaluates before the inner loop of step {late.step}, and the others did not",
-                    did="nothing more was committed", remedy="evaluate on every replica, by the step's number alone",
-                )  # fmt: skip
+                    did="nothing more was committed",
+                    remedy="evaluate on every replica, by the step's number alone",
+                )
             return dict(late.evaluated[self._lived - 1])
         if self._step != self._replica.member.committed:
             self._step = self._replica.member.committed
@@ -162,8 +163,9 @@ class SharedEvaluations:
             if on and any(batch not in known for batch in self._range(view, name, batches)):
                 raise StepMisuse(
                     f"{name} went on in step {self._step} without taking part in an evaluation",
-                    where=f"replica {self._replica.env.me}", did="nothing more was committed",
+                    where=f"replica {self._replica.env.me}",
+                    did="nothing more was committed",
                     remedy="call training.evaluate on every replica, not under `if run.is_writer`; it is the call "
                     "itself that shares the work",
-                )  # fmt: skip
+                )
         return False

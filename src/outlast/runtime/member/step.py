@@ -213,12 +213,17 @@ class StepCourse:
         mine = nodes[view.members.index(replica.env.me)]
         flips = engine.step_checks.flips
         return ExchangeTask(
-            step=replica.member.committed, nodes=nodes, slots=tuple(slots[node] for node in mine),
-            num_leaves=engine.num_leaves, scale=engine.scale(replica.member.committed),
-            with_norms=engine.with_norms, on_scattered=self._scattered,
+            step=replica.member.committed,
+            nodes=nodes,
+            slots=tuple(slots[node] for node in mine),
+            num_leaves=engine.num_leaves,
+            scale=engine.scale(replica.member.committed),
+            with_norms=engine.with_norms,
+            on_scattered=self._scattered,
             sent=engine.sums.sent if engine.sums.printing and engine.robust is None else None,
-            checks=engine.checks, on_reduced=flips.after_reduction if flips.active else None,
-        )  # fmt: skip
+            checks=engine.checks,
+            on_reduced=flips.after_reduction if flips.active else None,
+        )
 
     def _scattered(self) -> None:
         """All have offered sums of this step: so all have committed the one before."""
@@ -243,9 +248,11 @@ class StepCourse:
                 state=replica.siblings.with_theirs(
                     comparison.told() if comparison is not None else replica.guards.agreement.fingerprint(todo.step)
                 ),
-                settings=engine.loop.digest(engine.loop.settings), guard=replica.guards.note(todo.step), save=save,
+                settings=engine.loop.digest(engine.loop.settings),
+                guard=replica.guards.note(todo.step),
+                save=save,
                 audit=self.audit.evidence(found),
-            )  # fmt: skip
+            )
         replica.enter(Phase.HEADER)
         heads = replica.everyone(HeaderSaid(header, engine.end_buffers), Phase.HEADER)
         headers = [head.header for head in heads.values()]
@@ -271,7 +278,7 @@ class StepCourse:
 
     def _apply(
         self, todo: Exchange, headers: Sequence[Header], buffers: tuple[bytes, ...], ruling: Ruling | None
-    ) -> None:  # fmt: skip
+    ) -> None:
         """From the verdict to the commit (rule 12)."""
         replica, engine = self.replica, self.engine
         replica.enter(Phase.VERDICT)

@@ -94,17 +94,16 @@ def _of_store(place: str, number: int | None, timeout_s: float) -> _Found:
     found = first_valid([store], use, note=skipped.append, limit_s=timeout_s, generation=number)
     if found is None:
         raise CheckpointError(
-            f"there is nothing to begin with at {place}", did="nothing was trained",
+            f"there is nothing to begin with at {place}",
+            did="nothing was trained",
             remedy="a checkpoint directory or URL (DIR@N for one generation), or a safetensors file or directory",
-        )  # fmt: skip
+        )
     return found
 
 
 def _targets(model: torch.nn.Module) -> dict[str, Tensor]:
     """The live tensors by every name that they have: tied ones have several."""
-    named = itertools.chain(
-        model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
-    )  # fmt: skip
+    named = itertools.chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
     return dict(named)
 
 
@@ -156,8 +155,9 @@ def _misfits(theirs: Mapping[str, Tensor], mine: Mapping[str, Tensor]) -> list[s
         tied = [name for name in names if name in theirs]
         wrong += [
             f"{tied[0]} and {other} are one tensor in the model and two there"
-            for other in tied[1:] if not torch.equal(theirs[tied[0]], theirs[other])
-        ]  # fmt: skip
+            for other in tied[1:]
+            if not torch.equal(theirs[tied[0]], theirs[other])
+        ]
     return wrong
 
 
@@ -167,8 +167,9 @@ def _refusal(what: str, listed: list[str], *, strict: bool) -> CheckpointError:
         "\n".join([f"the weights of {what} do not fit the model:", *listed[:_SHOWN], *more]),
         did="nothing was loaded, nothing was trained",
         remedy="the model that they are of; --no-init-strict (init_strict = false) begins with those names that fit"
-        if strict else "weights that have at least one name of the model",
-    )  # fmt: skip
+        if strict
+        else "weights that have at least one name of the model",
+    )
 
 
 def _told(

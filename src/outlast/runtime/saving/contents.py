@@ -38,10 +38,11 @@ def is_whole_state(metadata: Mapping[str, str]) -> bool:
 def weights_only(generation: int, url: str) -> CheckpointError:
     """The error for going on with weights alone."""
     return CheckpointError(
-        f"generation {generation} at {url} holds weights only, no training state to resume", did="nothing was trained",
+        f"generation {generation} at {url} holds weights only, no training state to resume",
+        did="nothing was trained",
         remedy=f"--init-from {url}@{generation} begins at step 0 with these weights (init_from in the configuration, "
         "outlast.Checkpoint(init_from=…) in a script)",
-    )  # fmt: skip
+    )
 
 
 def place_and_number(text: str) -> tuple[str, int | None]:

@@ -288,18 +288,23 @@ class Saves:
 
     def _began_message(self, flight: _Flight) -> wire.SaveBegan:
         handle = flight.handle
-        return wire.SaveBegan(
-            member=self.env.me, save=handle.save, writer=handle.part.writer, reason=flight.reason
-        )  # fmt: skip
+        return wire.SaveBegan(member=self.env.me, save=handle.save, writer=handle.part.writer, reason=flight.reason)
 
     def _done_message(self, flight: _Flight, report: PartReport) -> wire.SaveDone:
         handle, until = flight.handle, self.member.until or 0
         return wire.SaveDone(
-            member=self.env.me, save=handle.save, report=report, reason=flight.reason,
-            state_bytes=handle.state_bytes, staged_bytes=handle.staged_bytes, written_bytes=handle.written_bytes,
-            blocked_s=flight.blocked_s, copied_s=handle.copied_s, durable_s=handle.durable_s,
+            member=self.env.me,
+            save=handle.save,
+            report=report,
+            reason=flight.reason,
+            state_bytes=handle.state_bytes,
+            staged_bytes=handle.staged_bytes,
+            written_bytes=handle.written_bytes,
+            blocked_s=flight.blocked_s,
+            copied_s=handle.copied_s,
+            durable_s=handle.durable_s,
             steps_left=max(0, until - self.member.committed),
-        )  # fmt: skip
+        )
 
     def _lost(self, save: SaveId, reason: str) -> None:
         self._why_lost = reason
@@ -448,17 +453,27 @@ def occupied(env: Environment, settings: SaveSettings) -> list[Occupancy]:
 
 
 def archive_of(
-    env: Environment, settings: SaveSettings, facts: Mapping[str, str], *,
+    env: Environment,
+    settings: SaveSettings,
+    facts: Mapping[str, str],
+    *,
     on_event: Callable[[ce.CheckpointEvent], None],
-) -> Archive:  # fmt: skip
+) -> Archive:
     """The checkpoint engine of this process, in the launcher's memory if it gave any. Raises ConfigError."""
     hold = Hold.parse(env.hold) if env.hold else None
     place = int(env.me.partition(".")[0].removeprefix("r"))
     if hold is not None and place >= len(hold.fds):
         raise ConfigError(f"the launcher holds no memory for {env.me}", remedy="start it with outlast run")
     return Archive(
-        settings.target, run=env.run_id, drain_to=settings.drain_to or None, hold=hold, local_replica=place,
-        num_slots=settings.num_slots, retention=Retention(keep_last=settings.keep_last, keep_every=settings.keep_every),
-        timeout_s=settings.timeout_s, on_event=on_event, probe=save_probe(env.probe),
+        settings.target,
+        run=env.run_id,
+        drain_to=settings.drain_to or None,
+        hold=hold,
+        local_replica=place,
+        num_slots=settings.num_slots,
+        retention=Retention(keep_last=settings.keep_last, keep_every=settings.keep_every),
+        timeout_s=settings.timeout_s,
+        on_event=on_event,
+        probe=save_probe(env.probe),
         extra=recorded(env.config, settings, facts),
-    )  # fmt: skip
+    )

@@ -63,9 +63,10 @@ def check_facts(saved: Mapping[str, str], mine: Mapping[str, str], *, bitwise: b
     if wrong and bitwise:
         shown = "; ".join(f"{key}: {saved[key]} there, {mine[key]} here" for key in wrong)
         raise ConfigError(
-            f"the checkpoint is of another run: {shown}", did="nothing was trained",
+            f"the checkpoint is of another run: {shown}",
+            did="nothing was trained",
             remedy="the settings that it was saved with; or --resume never; or bitwise = false to go on all the same",
-        )  # fmt: skip
+        )
     other = sorted(k for k in saved.keys() & mine.keys() if saved[k] != mine[k] and k != "parameters")
     return "; ".join(f"{key}: {saved[key]} when it was saved, {mine[key]} now" for key in other)
 
@@ -92,9 +93,10 @@ def _check(state: State, tree: Mapping[str, Any], mine: Mapping[str, Tensor]) ->
         wrong.append(f"registered state: {theirs} in the checkpoint, {ours} here")
     if wrong:
         raise CheckpointError(
-            "the checkpoint does not fit the training state:\n" + "\n".join(wrong[:50]), did="nothing was loaded",
+            "the checkpoint does not fit the training state:\n" + "\n".join(wrong[:50]),
+            did="nothing was loaded",
             remedy="the model that it was saved from; or --resume never",
-        )  # fmt: skip
+        )
 
 
 def adopt(engine: Engine, tree: Mapping[str, Any], *, ended: bool) -> int:

@@ -54,9 +54,18 @@ def unlike_told(config: RunConfig) -> str:
 
 
 def check_protected(
-    width: int, microbatches: int, sizes: list[int], *, robust: Mapping[str, object], audits: bool, critical: bool,
-    checks: object, keeps: bool, policy: Guards | None, device: str,
-) -> None:  # fmt: skip
+    width: int,
+    microbatches: int,
+    sizes: list[int],
+    *,
+    robust: Mapping[str, object],
+    audits: bool,
+    critical: bool,
+    checks: object,
+    keeps: bool,
+    policy: Guards | None,
+    device: str,
+) -> None:
     """ConfigError for what the script gives `protect` and a replica of `width` ranks cannot do. `sizes`: of an epoch's
     last microbatches; `policy`: the guards."""
     if width == 1:
@@ -90,15 +99,17 @@ def check_sharded(*, audits: bool, critical: bool, checks: object) -> None:
     for what, given in refused.items():
         if given:
             raise ConfigError(
-                f"{what} cannot be had with a model that is sharded (fully_shard) yet", did="nothing was trained",
+                f"{what} cannot be had with a model that is sharded (fully_shard) yet",
+                did="nothing was trained",
                 remedy="leave it out, or leave out fully_shard: replicas of one rank hold the whole model anyway",
-            )  # fmt: skip
+            )
 
 
 def _refuse(width: int, refused: Mapping[str, bool]) -> None:
     for what, given in refused.items():
         if given:
             raise ConfigError(
-                f"{what} cannot be had with replicas of {width} ranks yet", did="nothing was started",
+                f"{what} cannot be had with replicas of {width} ranks yet",
+                did="nothing was started",
                 remedy="leave it out, or --ranks 1",
-            )  # fmt: skip
+            )

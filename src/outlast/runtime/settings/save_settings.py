@@ -120,11 +120,15 @@ def settings_of(given: Checkpoint | Literal["auto", "off"] | None, config: RunCo
     if not target:
         return None
     return SaveSettings(
-        target=_absolute(target), every=config.checkpoint_every or mine.every or 0,
+        target=_absolute(target),
+        every=config.checkpoint_every or mine.every or 0,
         keep_last=mine.keep_last if config.checkpoint_keep == RunConfig().checkpoint_keep else config.checkpoint_keep,
-        keep_every=mine.keep_every, drain_to=_absolute(config.checkpoint_drain_to or mine.drain_to),
-        num_slots=mine.num_slots, min_s=config.checkpoint_min_s, timeout_s=mine.timeout_s,
-    )  # fmt: skip
+        keep_every=mine.keep_every,
+        drain_to=_absolute(config.checkpoint_drain_to or mine.drain_to),
+        num_slots=mine.num_slots,
+        min_s=config.checkpoint_min_s,
+        timeout_s=mine.timeout_s,
+    )
 
 
 def _absolute(place: str) -> str:

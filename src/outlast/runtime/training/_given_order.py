@@ -49,8 +49,9 @@ class GivenOrder:
             if self._epoch >= 0 and len(found) != self.num:
                 raise LoopUnrepeatable(
                     f"the sampler gives {len(found)} indices in epoch {epoch}, and {self.num} in epoch 0",
-                    did="nothing more was trained", remedy="as many in each epoch",
-                )  # fmt: skip
+                    did="nothing more was trained",
+                    remedy="as many in each epoch",
+                )
             self._epoch, self._found = epoch, found
         return self._found
 

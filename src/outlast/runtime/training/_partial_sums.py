@@ -35,9 +35,14 @@ class Accumulator:
     """Partial sums of one step. `num_leaves`: microbatches a step."""
 
     def __init__(
-        self, params: Sequence[Tensor], layout: Layout, memory: Memory, num_leaves: int, num_rows: int = 1,
+        self,
+        params: Sequence[Tensor],
+        layout: Layout,
+        memory: Memory,
+        num_leaves: int,
+        num_rows: int = 1,
         checks: StepChecks | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.params, self.layout, self.memory, self.num_leaves = params, layout, memory, num_leaves
         self.num_rows = num_rows
         self.slots: dict[Node, int] = {}
@@ -124,8 +129,9 @@ class Accumulator:
         if self._late:
             raise StepMisuse(
                 "a parameter received its gradient in several parts in one backward",
-                did="the step was not committed", remedy="activation checkpointing: use_reentrant=False",
-            )  # fmt: skip
+                did="the step was not committed",
+                remedy="activation checkpointing: use_reentrant=False",
+            )
         while self._folded < len(self.layout.buckets):
             self._fold(self._folded)
         if not self._beside:

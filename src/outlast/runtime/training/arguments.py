@@ -20,9 +20,17 @@ __all__ = ["check_arguments", "check_dataset", "check_once", "check_shares", "li
 
 
 def check_arguments(
-    model: Any, optimizers: Sequence[Any], schedulers: Sequence[Any], state: Any, *, seed: Any, clip_norm: Any,
-    num_workers: Any, bucket_mb: Any, collate_fn: Any,
-) -> None:  # fmt: skip
+    model: Any,
+    optimizers: Sequence[Any],
+    schedulers: Sequence[Any],
+    state: Any,
+    *,
+    seed: Any,
+    clip_norm: Any,
+    num_workers: Any,
+    bucket_mb: Any,
+    collate_fn: Any,
+) -> None:
     """ConfigError for the first argument that cannot work."""
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(f"the model is a {type(model).__name__}", remedy="give a torch.nn.Module")

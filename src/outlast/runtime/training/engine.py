@@ -48,9 +48,16 @@ class Engine:
     replica this process is. A leaf is what all its ranks compute at a time: one microbatch each."""
 
     def __init__(
-        self, state: State, samples: Samples, layout: Layout, memory: Memory, clip_norm: float | None, seed: int,
-        robust: Robust | None = None, shards: ShardSums | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        state: State,
+        samples: Samples,
+        layout: Layout,
+        memory: Memory,
+        clip_norm: float | None,
+        seed: int,
+        robust: Robust | None = None,
+        shards: ShardSums | None = None,
+    ) -> None:
         self.state, self.samples, self.layout, self.memory = state, samples, layout, memory
         self.clip_norm, self.seed, self.robust = clip_norm, seed, robust
         self.shards = shards if shards is not None else ShardSums()
@@ -58,9 +65,7 @@ class Engine:
         self.num_rows = robust.num_rows if robust is not None else 1
         self.sharded = any(map(is_shard, state.params))
         self.step_checks = StepChecks()
-        self.sums = Accumulator(
-            state.params, layout, memory, self.num_leaves, self.num_rows, checks=self.step_checks
-        )  # fmt: skip
+        self.sums = Accumulator(state.params, layout, memory, self.num_leaves, self.num_rows, checks=self.step_checks)
         self.out = Memory(layout, 1, shared=False).flats(0)
         """The outcome, a flat tensor a bucket. A plane may put another in a tensor's place."""
         self.losses: dict[int, tuple[float, float]] = {}
@@ -158,9 +163,12 @@ class Engine:
 
     # --- a step --------------------------------------------------------------------------------------------------
     def evidence(
-        self, leaves: Sequence[int], norms: dict[int, float], output: int,
+        self,
+        leaves: Sequence[int],
+        norms: dict[int, float],
+        output: int,
         others: tuple[tuple[int, int, float], ...] = (),
-    ) -> dict[str, Any]:  # fmt: skip
+    ) -> dict[str, Any]:
         """My part of the header; `others`: norms of the replica's other lanes."""
         width = self.shards.width
         mine = [leaf * width + place for leaf in leaves for place in range(width)]
@@ -179,8 +187,11 @@ class Engine:
         norms = partials(found.norms, self.layout.num_blocks) if found.norms else ()
         losses = tuple((leaf, *row) for leaf, row in sorted(self.losses.items()))
         return {
-            "norms": norms, "used": bytes(self.sums.used), "losses": losses, "metrics": self.metrics.told(self.losses),
-        }  # fmt: skip
+            "norms": norms,
+            "used": bytes(self.sums.used),
+            "losses": losses,
+            "metrics": self.metrics.told(self.losses),
+        }
 
     def take_in(
         self, used: bytes, losses: Sequence[tuple[int, float, float]], metrics: Sequence[tuple[int, str, float, float]]
@@ -217,13 +228,21 @@ class Engine:
         loss = read.loss if read is not None and self.robust is None else self.loss_of(headers)
         applies, vigilance = ruling is None or ruling.verdict.applies, self.step_checks.vigilance
         meta = Meta(
-            step=first.step, loss=loss, norm=norm, used=bytes(used), buffers=buffers if applies else (),
-            output=sum(h.output for h in headers) & ((1 << 64) - 1), ruling=ruling,
+            step=first.step,
+            loss=loss,
+            norm=norm,
+            used=bytes(used),
+            buffers=buffers if applies else (),
+            output=sum(h.output for h in headers) & ((1 << 64) - 1),
+            ruling=ruling,
             observed=vigilance.observed(headers) if vigilance is not None else None,
-            settings=self.loop.settings, probes=self._probes(headers) if self.robust is None else (),
-            metrics=reduced(headers, self.samples.num_leaves), stop=next((h.stop for h in headers if h.stop), ""),
-            evaluated=tuple(self.evaluated), stream=self.samples.place_of(first.step),
-        )  # fmt: skip
+            settings=self.loop.settings,
+            probes=self._probes(headers) if self.robust is None else (),
+            metrics=reduced(headers, self.samples.num_leaves),
+            stop=next((h.stop for h in headers if h.stop), ""),
+            evaluated=tuple(self.evaluated),
+            stream=self.samples.place_of(first.step),
+        )
         self.clip(meta)
         return meta
 

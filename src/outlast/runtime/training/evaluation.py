@@ -32,9 +32,15 @@ class Evaluation:
     """See the module. `fn(batch)` gives a mapping of names to values, or to (value, weight)."""
 
     def __init__(
-        self, dataset: Any, fn: Callable[[Any], Any], *, batch_size: Any, collate: Callable[[list[Any]], Any],
-        model: torch.nn.Module, seed: int,
-    ) -> None:  # fmt: skip
+        self,
+        dataset: Any,
+        fn: Callable[[Any], Any],
+        *,
+        batch_size: Any,
+        collate: Callable[[list[Any]], Any],
+        model: torch.nn.Module,
+        seed: int,
+    ) -> None:
         if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
             raise ConfigError(
                 f"evaluate: {type(dataset).__name__} does not give samples by number, so replicas cannot share it",

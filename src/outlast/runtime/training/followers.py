@@ -22,9 +22,10 @@ def check_follower(function: Callable[..., object], state: State, begun: bool) -
     """Raises StepMisuse or ConfigError for what cannot work."""
     if begun:
         raise StepMisuse(
-            "training.after_step(…) was called when the loop had begun", did="it was not called for the steps so far",
+            "training.after_step(…) was called when the loop had begun",
+            did="it was not called for the steps so far",
             remedy="call it after protect() and before training.steps(…)",
-        )  # fmt: skip
+        )
     if not callable(function):
         raise ConfigError(
             f"training.after_step({function!r}): it cannot be called",

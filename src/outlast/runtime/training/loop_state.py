@@ -121,7 +121,7 @@ class LoopState:
             did="the step was not committed",
             remedy="give the optimizer all that will ever train, requiring gradients, before protect() is called; then "
             "freeze it with requires_grad_(False), and thaw it in the loop when its time comes",
-        )  # fmt: skip
+        )
 
     # --- registered state, and parameters that the loop wrote ----------------------------------------------------
     def registered(self) -> dict[str, Any]:

@@ -48,8 +48,9 @@ class LossCheck:
                     f"outlast: the loss was divided by {self._microbatches}, the number of microbatches, before "
                     "step.backward, which takes their mean itself: leave the division out, unless it means something "
                     "else",
-                    file=sys.stderr, flush=True,
-                )  # fmt: skip
+                    file=sys.stderr,
+                    flush=True,
+                )
 
 
 def _check(loss: Any) -> None:

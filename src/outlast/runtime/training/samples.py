@@ -239,9 +239,12 @@ class Samples:
 
     def _make_loader(self) -> DataLoader[Any]:
         return DataLoader(
-            self._keyed, batch_size=None, sampler=_Keys(self), num_workers=self._workers,
+            self._keyed,
+            batch_size=None,
+            sampler=_Keys(self),
+            num_workers=self._workers,
             worker_init_fn=_worker_dies_with_parent,
-        )  # fmt: skip
+        )
 
     def upcoming(self) -> Iterator[tuple[int, list[int]]]:
         """Keys in the order in which they will be asked for, as far as foreseen; endless."""

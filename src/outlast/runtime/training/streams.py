@@ -122,10 +122,11 @@ class _Reader:
         self._units, self._next = None, 0
         if batch_digest(self.portion(0).units) != first:
             raise LoopUnrepeatable(
-                "the stream does not begin the same when it is read twice", did="nothing was trained with it",
+                "the stream does not begin the same when it is read twice",
+                did="nothing was trained with it",
                 remedy="shuffle with a seed of its own or with torch's, numpy's or random's numbers, which are seeded "
                 "before each pass; or allow it with bitwise = false",
-            )  # fmt: skip
+            )
         return self._next
 
 
@@ -133,9 +134,16 @@ class StreamSamples(Samples):
     """A stream in the place of a dataset. ConfigError for what cannot be read again from its beginning."""
 
     def __init__(
-        self, source: Any, *, global_batch_size: int, microbatches: int, seed: int, drop_last: bool = False,
-        collate_fn: Callable[[list[Any]], Any] | None = None, num_workers: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        source: Any,
+        *,
+        global_batch_size: int,
+        microbatches: int,
+        seed: int,
+        drop_last: bool = False,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
+    ) -> None:
         self.batches = isinstance(source, DataLoader)
         _check_source(source, self.batches, global_batch_size, microbatches, collate_fn, num_workers)
         self.num_samples, self.batch, self.num_leaves = -1, global_batch_size, microbatches
@@ -245,7 +253,7 @@ class StreamSamples(Samples):
         return [
             [portion.units[i] for i in range(lo, hi) if first + i not in self._left_out]
             for lo, hi in self._ranges(step)
-        ]  # fmt: skip
+        ]
 
 
 def is_stream(source: Any) -> bool:

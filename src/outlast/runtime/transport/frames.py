@@ -107,7 +107,7 @@ class Link:
 
     def __init__(
         self, address: tuple[str, int], secret: bytes, role: Role, name: str, timeout_s: float, run: str = ""
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.sock = socket.create_connection(address, timeout=timeout_s)
         try:
             self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -333,8 +333,9 @@ class Mesh:
             what = "train on" if kind is Final else "ended their loop"
             raise StepMisuse(
                 f"replicas end their loops at different steps: {', '.join(differ)} {what} at step {step}",
-                where=f"replica {self.me}", remedy="decide on `break` by what is equal everywhere, such as step.loss",
-            )  # fmt: skip
+                where=f"replica {self.me}",
+                remedy="decide on `break` by what is equal everywhere, such as step.loss",
+            )
 
     def until(self, done: Callable[[], bool], suspects: list[str], phase: Phase) -> None:
         """Wait for something that wakes `wake_fd`; `suspects` are named if it takes too long."""

@@ -247,9 +247,11 @@ class RankPipe:
                 os.eventfd_read(self.wake_fd)
         if not isinstance(word, kind):
             raise MembershipError(
-                f"the lead said {type(word).__name__} where {kind.__name__} was due", where=f"rank {self.place}",
-                did="this rank ends", remedy="call run.mesh() on every rank, before protect()",
-            )  # fmt: skip
+                f"the lead said {type(word).__name__} where {kind.__name__} was due",
+                where=f"rank {self.place}",
+                did="this rank ends",
+                remedy="call run.mesh() on every rank, before protect()",
+            )
         return word
 
     def _read(self) -> None:
@@ -296,9 +298,11 @@ def meet_ranks(secret: bytes, member: str, width: int, patience_s: float) -> lis
             if left_s <= 0:
                 missing = ", ".join(str(place) for place in range(1, width) if place not in found)
                 raise MembershipError(
-                    f"rank {missing} of this replica did not come in {patience_s:g} s", where=f"replica {member}",
-                    did="it ends", remedy="every rank must call outlast.join(); their output is in the run's logs",
-                )  # fmt: skip
+                    f"rank {missing} of this replica did not come in {patience_s:g} s",
+                    where=f"replica {member}",
+                    did="it ends",
+                    remedy="every rank must call outlast.join(); their output is in the run's logs",
+                )
             _readable(door.fileno(), min(left_s, door.patience_s))
             door.turn()
     finally:
@@ -316,9 +320,11 @@ def call_lead(secret: bytes, member: str, place: int, patience_s: float) -> Rank
         except (OSError, WireRefusal) as error:  # it is still on its way to `join`
             if time.monotonic() > until_s:
                 raise MembershipError(
-                    f"the lead rank of {member} did not answer in {patience_s:g} s", where=f"rank {place}",
-                    did="this rank ends", remedy="every rank must call outlast.join()",
-                ) from error  # fmt: skip
+                    f"the lead rank of {member} did not answer in {patience_s:g} s",
+                    where=f"rank {place}",
+                    did="this rank ends",
+                    remedy="every rank must call outlast.join()",
+                ) from error
         never.wait(_RETRY_S)
 
 

@@ -107,22 +107,31 @@ def _costs(c: FleetState, delay_s: float, agent: str, elsewhere: bool) -> Action
     share = len(here) / max(1, len(c.current))
     keeps = bool(c.facts.get("checkpoints"))
     return ActionCosts(
-        failure_s=failure_s, save_s=c.settings.save_s if keeps else 1e9, move_s=_PLANNED_S,
+        failure_s=failure_s,
+        save_s=c.settings.save_s if keeps else 1e9,
+        move_s=_PLANNED_S,
         idle_s=_AWAY_S * share if elsewhere and not _successors(c, agent) else 0.0,
-        exposure=float(len(here) == len(c.current)) if keeps else 0.0, period_s=delay_s / _WEIGHINGS,
-    )  # fmt: skip
+        exposure=float(len(here) == len(c.current)) if keeps else 0.0,
+        period_s=delay_s / _WEIGHINGS,
+    )
 
 
 def _tell(c: FleetState, agent: str, outlook: Outlook, members: Sequence[str], successors: Sequence[str]) -> None:
     name, _ = c.prognosis.open[agent]
     moved = outlook.action == "move"
     c.journal(
-        "alarm_weighed", host=agent, alarm=name, evidence=c.alarms.get(agent, ""), chance=outlook.chance,
-        delay_s=c.prognosis.kind(name).delay_s, action=outlook.action,
+        "alarm_weighed",
+        host=agent,
+        alarm=name,
+        evidence=c.alarms.get(agent, ""),
+        chance=outlook.chance,
+        delay_s=c.prognosis.kind(name).delay_s,
+        action=outlook.action,
         costs={action: cost for action, cost in outlook.costs.items() if cost < 1e8},
-        replicas=list(members) if moved else [], successors=list(successors[: len(members)]) if moved else [],
+        replicas=list(members) if moved else [],
+        successors=list(successors[: len(members)]) if moved else [],
         told_only=c.settings.on_alarm == "tell" and outlook.action != "wait",
-    )  # fmt: skip
+    )
 
 
 def _act(c: FleetState, now_s: float, agent: str, outlook: Outlook, members: Sequence[str]) -> None:

@@ -70,10 +70,18 @@ def _evict(c: FleetState, finding: Finding) -> None:
 
 def _write(c: FleetState, finding: Finding) -> None:
     c.journal(
-        "audit_mismatch", step=finding.step, microbatch=finding.leaf, culprit=finding.culprit, host=finding.host,
-        device=finding.device, verdict=finding.kind, evidence=_words(finding),
-        confidence=finding.agreeing / max(finding.asked, 1), remedy=_REMEDIES[finding.kind], bucket=finding.bucket,
-    )  # fmt: skip
+        "audit_mismatch",
+        step=finding.step,
+        microbatch=finding.leaf,
+        culprit=finding.culprit,
+        host=finding.host,
+        device=finding.device,
+        verdict=finding.kind,
+        evidence=_words(finding),
+        confidence=finding.agreeing / max(finding.asked, 1),
+        remedy=_REMEDIES[finding.kind],
+        bucket=finding.bucket,
+    )
 
 
 def _words(f: Finding) -> str:

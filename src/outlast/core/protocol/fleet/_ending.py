@@ -139,6 +139,8 @@ def _finish(c: FleetState, ending: m.Ending) -> None:
         return
     words = c.failures.words.get(ending.writer, "")
     c.finish(
-        "failed", c.failures.codes.get(ending.writer, 5), ending.steps,
+        "failed",
+        c.failures.codes.get(ending.writer, 5),
+        ending.steps,
         f"training ended after {ending.steps} steps, but the script of {ending.writer} failed after it:\n{words}",
-    )  # fmt: skip
+    )

@@ -71,7 +71,10 @@ def _gone(c: FleetState, now_s: float, name: str, agent: str, of_view: bool) -> 
     silence = c.silent[agent]
     c.reports.noticed(name, "coordinator", silence.noticed_s)
     gone = m.Exited(
-        member=name, cause="agent_lost", detail=silence.why, last_alive_s=silence.since_s,
+        member=name,
+        cause="agent_lost",
+        detail=silence.why,
+        last_alive_s=silence.since_s,
         noticed_at_s=silence.noticed_s,
-    )  # fmt: skip
+    )
     _agents.dropped(c, now_s, gone, of_view)

@@ -19,10 +19,17 @@ def noted(c: FleetState, now_s: float, note: m.DeviceNoted) -> None:
     peer = c.roster.peers.get(note.member)
     replica, host = (note.member, peer.agent) if peer is not None else ("", note.member)
     c.journal(
-        "device_finding", replica=replica, host=host, device=note.device,
-        source=note.source, step=note.step, microbatch=note.microbatch, evidence=note.evidence, action=note.action,
+        "device_finding",
+        replica=replica,
+        host=host,
+        device=note.device,
+        source=note.source,
+        step=note.step,
+        microbatch=note.microbatch,
+        evidence=note.evidence,
+        action=note.action,
         remedy=note.remedy,
-    )  # fmt: skip
+    )
     if peer is None:
         _alarms.heard(c, now_s, note)
 

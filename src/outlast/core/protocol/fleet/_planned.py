@@ -49,9 +49,14 @@ def _switch(c: FleetState, view: View, vacant: int) -> bool:
     c.set_views(view, planned)
     c.persist()
     c.journal(
-        "view_installed", epoch=c.epoch, n=planned.id.n, members=list(members), cause="planned", planned=True,
+        "view_installed",
+        epoch=c.epoch,
+        n=planned.id.n,
+        members=list(members),
+        cause="planned",
+        planned=True,
         num_microbatches=c.num_microbatches,
-    )  # fmt: skip
+    )
     order = _order(c, "switch", next_view=planned)
     tell_order(c, view, order)
     c.timer(f"form:{planned.id}", c.settings.formation_s)
@@ -77,9 +82,13 @@ def _serve_all(c: FleetState, view: View) -> None:
 
 
 def _order(
-    c: FleetState, kind: Literal["switch", "serve"], *, next_view: View | None = None, joiner: str = "",
+    c: FleetState,
+    kind: Literal["switch", "serve"],
+    *,
+    next_view: View | None = None,
+    joiner: str = "",
     serve: ServeId = (0, 0),
-) -> Order:  # fmt: skip
+) -> Order:
     assert c.view is not None
     c.orders += 1
     return Order(view=c.view.id, number=c.orders, kind=kind, next=next_view, joiner=joiner, serve=serve)

@@ -16,10 +16,16 @@ __all__ = ["accused", "admitted"]
 def admitted(c: FleetState, now_s: float, told: m.Admitted) -> None:
     """For the record: whether the view's members compute, wait or stop, and how many liars it survives."""
     c.journal(
-        "rows_admitted", view=[told.view.epoch, told.view.n], step=told.step, action=told.action,
-        tolerated=told.tolerated, most_rows=told.most_rows, trim_count=told.trim_count, lowered=told.lowered,
+        "rows_admitted",
+        view=[told.view.epoch, told.view.n],
+        step=told.step,
+        action=told.action,
+        tolerated=told.tolerated,
+        most_rows=told.most_rows,
+        trim_count=told.trim_count,
+        lowered=told.lowered,
         reason=told.reason,
-    )  # fmt: skip
+    )
 
 
 def accused(c: FleetState, now_s: float, told: m.Accused) -> None:
@@ -53,8 +59,17 @@ _REMEDIES = {
 def _write(c: FleetState, told: m.Accused, said: list[str], decision: str) -> None:
     culprit = c.roster.peers.get(told.culprit)
     c.journal(
-        "reducer_accused", replica=told.culprit, step=told.step, bucket=told.bucket, reducer=told.reducer,
-        accuser=told.accuser, votes=said, members=list(told.members), decision=decision,
-        host=culprit.agent if culprit else "", device=culprit.device if culprit else "",
-        confidence=len(said) / len(told.members), remedy=_REMEDIES[decision],
-    )  # fmt: skip
+        "reducer_accused",
+        replica=told.culprit,
+        step=told.step,
+        bucket=told.bucket,
+        reducer=told.reducer,
+        accuser=told.accuser,
+        votes=said,
+        members=list(told.members),
+        decision=decision,
+        host=culprit.agent if culprit else "",
+        device=culprit.device if culprit else "",
+        confidence=len(said) / len(told.members),
+        remedy=_REMEDIES[decision],
+    )

@@ -40,9 +40,15 @@ def examined(c: FleetState, now_s: float, seen: m.Examined) -> None:
         return
     waited_s, deadline_s = (asked.waited_s, asked.deadline_s) if asked else (seen.silent_s, seen.allowed_s)
     evidence = Evidence(
-        state=seen.state, traced=seen.traced, phase=Phase(seen.phase), silent_s=seen.silent_s,
-        cpu_advanced=seen.cpu_advanced, allowed_s=seen.allowed_s, waited_s=waited_s, deadline_s=deadline_s,
-    )  # fmt: skip
+        state=seen.state,
+        traced=seen.traced,
+        phase=Phase(seen.phase),
+        silent_s=seen.silent_s,
+        cpu_advanced=seen.cpu_advanced,
+        allowed_s=seen.allowed_s,
+        waited_s=waited_s,
+        deadline_s=deadline_s,
+    )
     verdict = judge(evidence, c.settings.outside_s)
     if verdict.decision == "evict":
         if c.reports.noticed(seen.member, asked.member if asked else c.roster.peers[seen.member].agent, now_s):

@@ -68,8 +68,20 @@ def _write(c: FleetState, told: m.Judged, action: str, replica: str) -> None:
     known = c.roster.peers.get(replica)
     same = who.replica == replica
     c.journal(
-        "verdict", step=told.step, action=action, evidence=verdict.evidence, confidence=verdict.confidence,
-        remedy=verdict.remedy, replica=replica, host=known.agent if known else who.host,
-        device=who.device if same else "", module=who.module, parameter=who.parameter, operation=who.operation,
-        where=who.where, microbatch=who.microbatch, samples=list(who.samples), to_step=verdict.to,
-    )  # fmt: skip
+        "verdict",
+        step=told.step,
+        action=action,
+        evidence=verdict.evidence,
+        confidence=verdict.confidence,
+        remedy=verdict.remedy,
+        replica=replica,
+        host=known.agent if known else who.host,
+        device=who.device if same else "",
+        module=who.module,
+        parameter=who.parameter,
+        operation=who.operation,
+        where=who.where,
+        microbatch=who.microbatch,
+        samples=list(who.samples),
+        to_step=verdict.to,
+    )

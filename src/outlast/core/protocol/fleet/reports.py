@@ -75,9 +75,12 @@ class Reports:
     def view_formed(self, formed: m.Formed) -> None:
         spans = [f.formed_at_s - f.left_at_s for f in self.formed.values() if f.left_at_s]
         self.journal(
-            "view_formed", epoch=formed.view.epoch, n=formed.view.n, step=formed.step,
+            "view_formed",
+            epoch=formed.view.epoch,
+            n=formed.view.n,
+            step=formed.step,
             roll_call_s=max(spans, default=0.0),
-        )  # fmt: skip
+        )
 
     def recoveries(self, latest: ViewId) -> None:
         """The view after the faults works; what interrupted training is told at its first commit (`resumed`)."""

@@ -165,10 +165,17 @@ class FleetState:
         """Also where nothing changed: the write is what proves that this coordinator still is the coordinator."""
         placement = {p.name: p.agent for p in self.roster.peers.values() if p.alive}
         record = m.Record(
-            view=self.view, planned=self.planned, incarnations=dict(self.roster.incarnations), placement=placement,
-            facts=self.facts, formed=self.ever_formed, offences=dict(self.roster.offences),
-            fleeting=dict(self.roster.fleeting), ending=self.ending, **ended,
-        )  # fmt: skip
+            view=self.view,
+            planned=self.planned,
+            incarnations=dict(self.roster.incarnations),
+            placement=placement,
+            facts=self.facts,
+            formed=self.ever_formed,
+            offences=dict(self.roster.offences),
+            fleeting=dict(self.roster.fleeting),
+            ending=self.ending,
+            **ended,
+        )
         if not any(isinstance(action, m.Persist) and action.record == record for action in self._out):
             self._out.append(m.Persist(record=record))
 

@@ -21,9 +21,14 @@ def install(c: FleetState, view: View, cause: str) -> None:
     c.stalls.clear()
     c.persist()
     c.journal(
-        "view_installed", epoch=view.id.epoch, n=view.id.n, members=list(view.members), cause=cause, planned=False,
+        "view_installed",
+        epoch=view.id.epoch,
+        n=view.id.n,
+        members=list(view.members),
+        cause=cause,
+        planned=False,
         num_microbatches=c.num_microbatches,
-    )  # fmt: skip
+    )
     tell_view(c, base, view, cause)
     departed = [name for name in c.roster.alive(before) if name not in c.current]
     c.tell([name for name in departed if c.roster.peers[name].leaving], c.departure())

@@ -146,9 +146,16 @@ class PublishFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 CommitEvent = (
-    ViewChanged | SaveWanted | SaveBegan | WriterDurable | WriterFailed | StepStable | Certified | Published
+    ViewChanged
+    | SaveWanted
+    | SaveBegan
+    | WriterDurable
+    | WriterFailed
+    | StepStable
+    | Certified
+    | Published
     | PublishFailed
-)  # fmt: skip
+)
 
 # Actions
 

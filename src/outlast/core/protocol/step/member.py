@@ -239,7 +239,7 @@ class Member:
         self.left = self.view.id
         left = m.Left(
             member=self.me, view=self.view.id, cause=cause, suspects=tuple(suspects), stale=tuple(stale), at_s=now_s
-        )  # fmt: skip
+        )
         return [*found, left]
 
     def over(self, view: ViewId) -> bool:
@@ -250,10 +250,23 @@ class Member:
         """Who I am and what I am in the middle of."""
         left = self.view is not None and self.over(self.view.id)
         return m.Hello(
-            member=self.me, agent=agent, epoch=self.epoch, view=self.view, left=left, formed=self.formed,
-            heard=self.heard, committed=self.committed, state=self.state, done=self.done, leaving=self.leaving,
-            serve=self.serve_id, facts=facts, address=address, store=store, device=device,
-        )  # fmt: skip
+            member=self.me,
+            agent=agent,
+            epoch=self.epoch,
+            view=self.view,
+            left=left,
+            formed=self.formed,
+            heard=self.heard,
+            committed=self.committed,
+            state=self.state,
+            done=self.done,
+            leaving=self.leaving,
+            serve=self.serve_id,
+            facts=facts,
+            address=address,
+            store=store,
+            device=device,
+        )
 
     # --- the training thread -------------------------------------------------------------------------------------
     def next(self, now_s: float = 0.0) -> Todo:
@@ -296,10 +309,17 @@ class Member:
         """What I say in the roll call (5). `late`: see `replayed`; `joined`: not yet a member like the others."""
         view = self._acting()
         return RollEntry(
-            member=self.me, view=view.id, committed=self.committed, held=tuple(sorted(self.held)),
-            keeps_output=self.keeps_output, fingerprint=fingerprint, outcome=outcome,
-            audit=self.audits.stand(self.plan, self.committed), late=late, joined=joined,
-        )  # fmt: skip
+            member=self.me,
+            view=view.id,
+            committed=self.committed,
+            held=tuple(sorted(self.held)),
+            keeps_output=self.keeps_output,
+            fingerprint=fingerprint,
+            outcome=outcome,
+            audit=self.audits.stand(self.plan, self.committed),
+            late=late,
+            joined=joined,
+        )
 
     def called(self, entries: Sequence[RollEntry], now_s: float = 0.0) -> list[m.ToCoordinator]:
         """The roll is complete: take the plan that follows from it. A stale member ends the view."""

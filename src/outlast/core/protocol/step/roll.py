@@ -56,9 +56,7 @@ def resolve(entries: Sequence[RollEntry], num_microbatches: int, num_rows: int =
     elif cases:
         orphans = place(orphans, cases)
     leaves = {m: tuple(sorted((*kept.get(m, ()), *orphans[m]))) for m in members}
-    return Plan(
-        step=top, donor=donor, behind=behind, stale=stale, leaves=leaves, orphans=orphans, claims=claims
-    )  # fmt: skip
+    return Plan(step=top, donor=donor, behind=behind, stale=stale, leaves=leaves, orphans=orphans, claims=claims)
 
 
 def _hold_once(entries: Sequence[RollEntry], cases: Mapping[int, Sequence[Claim]]) -> dict[str, list[Node]]:
