@@ -20,15 +20,10 @@ def main() -> None:
         fully_shard(module, mesh=run.mesh())
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     training = run.protect(
-        model,
-        optimizer,
-        HelpText(),
-        clip_norm=1.0,
-        global_batch_size=32,
-        microbatches=args.microbatches,
-        seed=args.seed,
+        model, optimizer, HelpText(), clip_norm=1.0,
+        global_batch_size=32, microbatches=args.microbatches, seed=args.seed,
         drop_last=True,
-    )
+    )  # fmt: skip
     losses: dict[int, float] = {}
     for step in training.steps(until=args.steps):
         for batch in step:

@@ -19,15 +19,9 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.1, total_iters=20)
     dataset = HelpText()
     training = run.protect(
-        model,
-        optimizer,
-        dataset,
-        scheduler=scheduler,
-        clip_norm=1.0,
-        global_batch_size=32,
-        microbatches=args.microbatches,
-        seed=args.seed,
-    )
+        model, optimizer, dataset, scheduler=scheduler, clip_norm=1.0,
+        global_batch_size=32, microbatches=args.microbatches, seed=args.seed,
+    )  # fmt: skip
     losses: dict[int, float] = {}
     for step in training.steps(until=args.steps):
         for batch in step:
