@@ -72,8 +72,9 @@ def test_a_joiner_goes_on_as_the_loop_does(fleet: Callable[..., Any], habit: str
     """One is killed from outside, its successor joins, and then all that had been there from the start are killed."""
     gates = (4, 6, 7, 20)
     run = fleet(script=(SCRIPT, habit), replicas=replicas, steps=24, gates=gates, max_restarts=1)
-    run.gate(4, "training", lambda: run.driven.members != [])
+    run.until("training", lambda: run.driven.members != [])
     run.strike(run.pid("r1.1"))
+    run.gate(4, "it was gone", lambda: run.exited("r1.1"))  # step 4 is of a view without it, which then can serve
     run.gate(6, "its successor was served", lambda: run.served("r1.2"))
     run.gate(7, "it had caught up", lambda: run.caught_up("r1.2"))
     run.until("it was a member", lambda: "r1.2" in run.driven.members)
@@ -144,8 +145,9 @@ def test_what_a_loop_keeps_to_itself_is_found_as_a_replica_joins(
     fleet: Callable[..., Any], habit: str, said: str
 ) -> None:
     run = fleet(script=(SCRIPT, habit), replicas=2, steps=400, gates=(4, 6, 7), max_restarts=1)
-    run.gate(4, "training", lambda: run.driven.members != [])
+    run.until("training", lambda: run.driven.members != [])
     run.strike(run.pid("r1.1"))
+    run.gate(4, "it was gone", lambda: run.exited("r1.1"))  # step 4 is of a view without it, which then can serve
     run.gate(6, "its successor was served", lambda: run.served("r1.2"))
     run.gate(7, "it had caught up", lambda: run.caught_up("r1.2"))
     assert run.finish() == 5, run.logs()
