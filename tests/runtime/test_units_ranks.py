@@ -15,7 +15,7 @@ import pytest
 from outlast.config import RunConfig
 from outlast.errors import ConfigError, MembershipError, StepMisuse, ViewAbandoned
 from outlast.runtime.host._children import Exit
-from outlast.runtime.host._replica_ranks import Rank
+from outlast.runtime.host._replica_ranks import Rank, patience_s
 from outlast.runtime.member._siblings import Siblings
 from outlast.runtime.settings.rank_limits import check_protected, check_ranks, check_sharded, effective, unlike_told
 from outlast.runtime.transport import rank_channel as say
@@ -194,3 +194,19 @@ def test_words_survive_the_wire() -> None:
         metrics=((3, "correct", 1.0, 4.0),), state=7, settings=2**64 - 2,
     )  # fmt: skip
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(said), type=say.LaneReduced) == said
+
+
+def test_who_ends_by_anothers_doing_leaves_that_one_the_time_to_say_why() -> None:
+    assert patience_s(Exit(signal=None, code=MembershipError.exit_code)) > 0.5
+    assert patience_s(Exit(signal=9, code=None)) == patience_s(Exit(signal=None, code=1)) == 0.0
+    sent: list[tuple[int, int]] = []
+    ranks = [
+        Rank("r0.1", cast(Any, SimpleNamespace(send=lambda number, place=place: sent.append((place, number)))),
+             cast(Any, None), cast(Any, None))
+        for place in range(3)
+    ]  # fmt: skip
+    lead, ended, living = ranks
+    lead.siblings, lead.how, ended.how = [ended, living], Exit(signal=None, code=4), Exit(signal=None, code=1)
+    lead.sweep()
+    assert sent == [(2, 9)]
+    assert [rank.swept for rank in ranks] == [False, False, True]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,9 +13,10 @@ from outlast.errors import MembershipError
 from outlast.runtime.host._children import Child, Exit
 from outlast.runtime.transport.progress_block import Progress
 
-__all__ = ["Rank", "cause_of", "detail_of"]
+__all__ = ["Rank", "cause_of", "detail_of", "patience_s"]
 
 _TAIL_BYTES = 3000
+_SAY_WHY_S = 5.0
 
 
 @dataclass(slots=True)
@@ -40,6 +42,18 @@ class Rank:
     def all(self) -> list[Rank]:
         """Those of the replica that have not ended."""
         return [rank for rank in (self, *self.siblings) if rank.how is None]
+
+    def sweep(self) -> None:
+        """One of the replica has ended badly: so do the others."""
+        for other in self.all():
+            other.swept = True
+            other.child.send(signal.SIGKILL)
+
+
+def patience_s(how: Exit) -> float:
+    """How long the others may take to end by themselves: a rank whose end is another's doing may be gone before that
+    one has said why."""
+    return _SAY_WHY_S if how.code == MembershipError.exit_code else 0.0
 
 
 def cause_of(rank: Rank, how: Exit) -> m.Cause:

@@ -31,7 +31,7 @@ from outlast.runtime.host._host_doubt import HostDoubt
 from outlast.runtime.host._host_readings import HostReadings, sources_of
 from outlast.runtime.host._nursery import Preloading
 from outlast.runtime.host._rank_blocks import BlocksShown, exit_of
-from outlast.runtime.host._replica_ranks import Rank, cause_of, detail_of
+from outlast.runtime.host._replica_ranks import Rank, cause_of, detail_of, patience_s
 from outlast.runtime.host._snapshot_memory import slots_of
 from outlast.runtime.host._stopped_children import LOOK_S, Stopped
 from outlast.runtime.host.silence import BEAT_S, cpu_s, excused, kernel_state
@@ -49,7 +49,6 @@ _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
 _LOOK_S = 0.15  # between two looks at a suspect's processor time
 _BUSY = 0.2  # share of that time that counts as working
 _GRACE_S = 3.0  # between asking a rank to stop and killing it
-_TAIL_BYTES = 3000
 _HOST_BEAT_S = 0.2  # of an agent on whose host others may wait: how soon its silence is noticed
 _ENDS = {"finished": 0, "turned away": 4, "left alone": 3, "asked to leave": 143}  # exit codes; 1 for another end
 
@@ -374,10 +373,8 @@ class Agent:
         rank.how = how
         self.stopped.forget(rank.key)
         left = lead.all()
-        if how.signal is not None or how.code != 0:  # a replica lives and dies as a whole (38)
-            for other in left:
-                other.swept = True
-                other.child.send(signal.SIGKILL)
+        if left and (how.signal is not None or how.code != 0):  # a replica lives and dies as a whole (38)
+            self._at(patience_s(how), lead.sweep)
         if not left:
             self._all_ended(lead, lead.first_to_fail(), noticed)
 
