@@ -126,6 +126,8 @@ def test_a_drain_that_hangs_is_told_at_the_next_and_the_near_place_goes_on(
     set_patience(engine, LIMIT_S)
     engine.close()
     disk.back.set()
+    for thread in drainer.threads._crew.threads:
+        thread.join(20)
 
 
 SCRIPT = """
