@@ -13,13 +13,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.runtime.test_units_port import SECRET, with_server
 
 from outlast.cli import _run
 from outlast.config import RunConfig, encoded, resolve
 from outlast.core import events as ev
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.host_messages import Briefing, HostHere, Turned
-from outlast.journal import Journal
 from outlast.runtime.coordinator._hosts import last_heard_of, of_another_run
 from outlast.runtime.coordinator.server import Server
 from outlast.runtime.host._children import Exit
@@ -28,37 +28,19 @@ from outlast.runtime.host.launcher import Launcher
 from outlast.runtime.host.silence import excused
 from outlast.runtime.transport.frames import Link, frame
 from outlast.runtime.transport.handshake import PeerClaim, Role
-from outlast.runtime.transport.progress_block import Progress
-from outlast.runtime.transport.regions import Region
 
-SECRET = b"s" * 32
 CONFIG = RunConfig(replicas=2, endpoint="127.0.0.1:1", nnodes="2")
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(m.FromCoordinator | Briefing | Turned)
 
 
-def with_server(
+def with_hosts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, play: Callable[[Server, tuple[str, int]], Awaitable[None]]
 ) -> None:  # fmt: skip
     """The port of run "new", started on host "head", while `play` runs."""
     told = {"RUN": "new", "COMMAND": '["python", "train.py"]', "FOLDER": "/", "CONFIG": "{}", "OWN_HOSTS": "head"}
     for key, value in told.items():
         monkeypatch.setenv(f"OUTLAST_{key}", value)
-
-    async def whole() -> None:
-        journal = Journal.create(tmp_path)
-        server = Server(journal, CONFIG, SECRET, Progress(Region(Progress.SIZE)))
-        listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
-        server.open(listening)
-        async with asyncio.timeout(100):
-            await play(server, listening.getsockname())
-            server.handle(m.Stop(reason="enough"))
-            await server.finished
-        await server.close()
-        for timer in server._timers.values():
-            timer.cancel()
-        journal.close()
-
-    asyncio.run(whole())
+    with_server(tmp_path, play, CONFIG)
 
 
 def here(agent: str, host: str = "") -> HostHere:
@@ -107,7 +89,7 @@ def test_what_is_left_of_another_run_is_heard_by_no_run_that_follows(
         told = await calls(address, "agent", "h2:bb", "new", m.AgentHello(agent="h2:bb", pid=7, number=2))
         assert roster.agents == {"h2:bb"}
 
-    with_server(tmp_path, monkeypatch, play)
+    with_hosts(tmp_path, monkeypatch, play)
 
 
 def test_who_is_turned_away_is_hung_up_on_and_nothing_more_of_it_is_obeyed(
@@ -122,7 +104,7 @@ def test_who_is_turned_away_is_hung_up_on_and_nothing_more_of_it_is_obeyed(
         assert isinstance(told[-1], m.Welcome)
         assert server.coordinator.roster.agents == {"a0"}
 
-    with_server(tmp_path, monkeypatch, play)
+    with_hosts(tmp_path, monkeypatch, play)
 
 
 def test_only_an_agent_may_not_know_its_run() -> None:

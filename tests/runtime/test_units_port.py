@@ -29,16 +29,19 @@ from outlast.runtime.transport.regions import Region
 from outlast.runtime.transport.save_messages import FROM_MEMBER, SaveAsked, SaveCertified
 
 SECRET = b"s" * 32
+TWO = RunConfig(replicas=2)
 Address = tuple[str, int]
 
 
-def with_server(tmp_path: Path, play: Callable[[Server, Address], Awaitable[None]]) -> list[ev.AnyEvent]:
+def with_server(
+    tmp_path: Path, play: Callable[[Server, Address], Awaitable[None]], config: RunConfig = TWO
+) -> list[ev.AnyEvent]:
     """A coordinator's port in this process while `play` runs; returns the journal of a run that was then stopped."""
 
     async def whole() -> None:
         journal = Journal.create(tmp_path)
         progress = Progress(Region(Progress.SIZE))
-        server = Server(journal, RunConfig(replicas=2), SECRET, progress)
+        server = Server(journal, config, SECRET, progress)
         listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
         server.open(listening)
         async with asyncio.timeout(100):

@@ -16,16 +16,9 @@ class Counters:
     (`optional`)."""
 
     def __init__(
-        self,
-        name: str,
-        root: Path,
-        patterns: Sequence[tuple[str, str]],
-        *,
-        device_at: int = 2,
-        scale: float = 1.0,
-        leave_out: Sequence[str] = (),
-        optional: bool = False,
-    ) -> None:
+        self, name: str, root: Path, patterns: Sequence[tuple[str, str]], *, device_at: int = 2, scale: float = 1.0,
+        leave_out: Sequence[str] = (), optional: bool = False,
+    ) -> None:  # fmt: skip
         self.name, self._root, self._patterns, self._optional = name, root, patterns, optional
         self._device_at, self._scale, self._leave_out = device_at, scale, leave_out
 
@@ -57,40 +50,25 @@ def default_counters(root: Path = Path("/sys")) -> list[Counters]:
         Counters("edac", root / "devices/system/edac/mc", [("mc*/ce_count", "edac.ce"), ("mc*/ue_count", "edac.ue")]),
         Counters("thermal", root / "class/thermal", [("thermal_zone*/temp", "thermal.c")], scale=1e-3),
         Counters(
-            "throttle",
-            root / "devices/system/cpu",
-            [("cpu*/thermal_throttle/package_throttle_count", "throttle.count")],
-            device_at=3,
+            "throttle", root / "devices/system/cpu",
+            [("cpu*/thermal_throttle/package_throttle_count", "throttle.count")], device_at=3,
         ),
         Counters(
-            "net",
-            root / "class/net",
-            [
-                ("*/statistics/rx_errors", "net.errors"),
-                ("*/statistics/tx_errors", "net.errors.tx"),
-                ("*/statistics/rx_dropped", "net.dropped"),
-                ("*/statistics/rx_bytes", "net.rx.bytes"),
-                ("*/statistics/tx_bytes", "net.tx.bytes"),
-            ],
-            device_at=3,
-            leave_out=("lo",),
+            "net", root / "class/net",
+            [("*/statistics/rx_errors", "net.errors"), ("*/statistics/tx_errors", "net.errors.tx"),
+             ("*/statistics/rx_dropped", "net.dropped"), ("*/statistics/rx_bytes", "net.rx.bytes"),
+             ("*/statistics/tx_bytes", "net.tx.bytes")],
+            device_at=3, leave_out=("lo",),
         ),
         Counters(
-            "link",
-            root / "class/net",
-            [("*/carrier_changes", "net.carrier_changes")],
-            leave_out=("lo",),
+            "link", root / "class/net", [("*/carrier_changes", "net.carrier_changes")], leave_out=("lo",),
         ),
         Counters(
-            "infiniband",
-            root / "class/infiniband",
-            [
-                (f"*/ports/*/counters/{name}", f"ib.{name}")
-                for name in ("symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors")
-            ],
-            device_at=5,
-            optional=True,
+            "infiniband", root / "class/infiniband",
+            [(f"*/ports/*/counters/{name}", f"ib.{name}")
+             for name in ("symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors")],
+            device_at=5, optional=True,
         ),
         Counters("ext4", root / "fs/ext4", [("*/errors_count", "fs.errors")], optional=True),
         Counters("md", root / "block", [("md*/md/degraded", "md.degraded")], device_at=3, optional=True),
-    ]
+    ]  # fmt: skip

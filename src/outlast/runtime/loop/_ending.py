@@ -20,7 +20,7 @@ from outlast.errors import FleetLost, LoopUnrepeatable, OutlastError, ProtocolVi
 from outlast.runtime.host.launcher_words import add_hint
 from outlast.runtime.member.driver import Replica
 
-__all__ = ["exit_by_code", "left_open", "report_failure", "told", "unwritten", "what_is_alike"]
+__all__ = ["at_an_error", "exit_by_code", "left_open", "report_failure", "told", "unwritten", "what_is_alike"]
 
 _NOT_THE_USER_S = tuple(os.path.dirname(str(package.__file__)) + os.sep for package in (outlast, torch))
 
@@ -99,3 +99,15 @@ def exit_by_code(previous: Callable[..., Any]) -> Callable[..., Any]:
             raise SystemExit(error.exit_code)
 
     return hook
+
+
+def at_an_error(tell: Callable[[BaseException], None]) -> None:
+    """Call it when the script of this process, no fork of it, ends by an exception; what was to follow follows."""
+    previous, home = sys.excepthook, os.getpid()
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if os.getpid() == home:
+            tell(error)
+        previous(kind, error, trace)
+
+    sys.excepthook = hook

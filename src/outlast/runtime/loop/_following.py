@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch import Tensor
 from outlast.core.phases import Phase
 from outlast.errors import OutlastError, StepMisuse
 from outlast.runtime.loop._allocator import keep_freed_memory
-from outlast.runtime.loop._ending import left_open, told, what_is_alike
+from outlast.runtime.loop._ending import at_an_error, left_open, told, what_is_alike
 from outlast.runtime.loop._epochs import Epoch, Epochs
 from outlast.runtime.loop._iterators import Left, WatchedLoop, at_the_script_s_end
 from outlast.runtime.loop._loop_watch import LoopWatch, steps_again
@@ -116,15 +115,7 @@ class FollowingTraining:
         if self._started:
             raise steps_again(self.engine.samples)
         self._started = True
-        previous = sys.excepthook
-
-        def failed(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-            if os.getpid() == self._home:
-                self._failed = True
-                self._report(error)
-            previous(kind, error, trace)
-
-        sys.excepthook = failed
+        at_an_error(self._report)
         atexit.register(self.replica.retire)
         at_the_script_s_end(self._at_the_script_s_end)
         keep_freed_memory()
@@ -132,6 +123,7 @@ class FollowingTraining:
         self.engine.loop.find_schedulers()
 
     def _report(self, error: BaseException) -> None:
+        self._failed = True
         if isinstance(error, Exception):
             ours = isinstance(error, OutlastError)
             microbatch = -1 if ours else self.replica.env.progress.read()[2]

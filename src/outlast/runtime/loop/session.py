@@ -38,7 +38,7 @@ from outlast.runtime.loop._allocator import keep_freed_memory
 from outlast.runtime.loop._assembly import assemble, judge
 from outlast.runtime.loop._boundary import boundary
 from outlast.runtime.loop._device_mesh import mesh_of
-from outlast.runtime.loop._ending import exit_by_code, left_open, report_failure, unwritten
+from outlast.runtime.loop._ending import at_an_error, exit_by_code, left_open, report_failure, unwritten
 from outlast.runtime.loop._epochs import Epoch, Epochs, check_opened
 from outlast.runtime.loop._following import FollowingTraining, no_evaluation
 from outlast.runtime.loop._iterators import Left, WatchedLoop, at_the_script_s_end, values_of
@@ -380,19 +380,7 @@ class Training:
         if self._started:
             raise steps_again(self.engine.samples)
         self._started = True
-        previous = sys.excepthook
-
-        def failed(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-            if os.getpid() == self._home:
-                self._failed = True
-                self.replica.link.beat()
-                mine = not isinstance(error, MembershipError) and not self.replica.siblings.reported
-                if isinstance(error, Exception) and mine:
-                    self.replica.link.send([report_failure(self.replica, error)])
-                self.replica.close()
-            previous(kind, error, trace)
-
-        sys.excepthook = failed
+        at_an_error(self._report)
         atexit.register(self._at_exit)
         at_the_script_s_end(self._at_the_script_s_end)
         keep_freed_memory()
@@ -403,6 +391,15 @@ class Training:
         self.replica.link.start()
         if threading.current_thread() is threading.main_thread() and self.replica.env.coordinator is not None:
             self._previous = signal.signal(signal.SIGTERM, self._asked_to_leave)
+
+    def _report(self, error: BaseException) -> None:
+        """The script ends by it: the coordinator is told whose it is, unless another rank's was told already."""
+        self._failed = True
+        self.replica.link.beat()
+        mine = not isinstance(error, MembershipError) and not self.replica.siblings.reported
+        if isinstance(error, Exception) and mine:
+            self.replica.link.send([report_failure(self.replica, error)])
+        self.replica.close()
 
     def _at_the_script_s_end(self) -> None:
         """Who left the loop early waits for the others to leave it too; who may have to write, for the writer's end."""

@@ -1,6 +1,6 @@
 """The training state as a tree: live tensors by name, and everything else as plain data without pickle.
 
-One walk serves fingerprints, joining, and (later) checkpoints: parameters, buffers, optimizers, schedulers and
+One walk serves fingerprints, joining and checkpoints: parameters, buffers, optimizers, schedulers and
 whatever was registered. State that is not registered cannot be joined or rewound.
 """
 
