@@ -19,12 +19,13 @@ from outlast.core.protocol.host_messages import HostHere
 from outlast.errors import ConfigError, WireRefusal
 from outlast.prove.host_namespaces import shared_in
 from outlast.runtime.coordinator._hosts import Hosts
+from outlast.runtime.host._replica_ranks import Rank, free_number
 from outlast.runtime.host.joined import read_secret
 from outlast.runtime.settings.fault_points import Probe
 from outlast.runtime.transport import endpoints
 from outlast.runtime.transport.connections import Listener, PeersLost, reach
 from outlast.runtime.transport.frames import Heartbeat
-from outlast.runtime.transport.handshake import PeerClaim
+from outlast.runtime.transport.handshake import OTHER_RUN, PeerClaim
 from outlast.runtime.transport.mesh import Mesh
 
 SECRET = b"s" * 32
@@ -262,9 +263,27 @@ def test_who_does_not_listen_any_more_is_lost(monkeypatch: pytest.MonkeyPatch) -
 def test_on_one_machine_the_network_is_not_used() -> None:
     listener = Listener("near", "r0.1", SECRET, network="127.0.0.1")
     assert len(listener.address.split(" ")) == 4
-    with reach(listener.address, SECRET, "r0.1", PeerClaim("feed", "r1.1", (1, 1)), 20) as sock:
+    with reach(listener.address, SECRET, "r0.1", PeerClaim("feed", "r1.1", (1, 1), "near"), 20) as sock:
         assert sock.family == socket.AF_UNIX
     listener.close()
+
+
+@pytest.mark.parametrize("role", ["mesh", "feed"])
+def test_who_is_left_of_another_run_is_refused_by_name(role: Any) -> None:
+    """Under the same secret, at the same address, as a member of the same name."""
+    listener = Listener("new", "r0.1", SECRET, network="127.0.0.1")
+    for run in ("old", ""):
+        with reach(listener.address, SECRET, "r0.1", PeerClaim(role, "r1.1", (1, 1), run), 20) as sock:
+            assert sock.recv(1) == b""
+    assert listener.refused == {OTHER_RUN: (2, "r1.1 of run old")}
+    assert not list(listener.mesh.take()) + list(listener.feeds.take())
+    listener.close()
+
+
+def test_replicas_of_one_machine_have_devices_of_their_own(tmp_path: Path) -> None:
+    """However slots were dealt to hosts, and whoever comes in a dead one's place."""
+    leads = [Rank(f"r{slot}.1", Any, Any, tmp_path, number=number) for slot, number in ((2, 0), (7, 1), (9, 3))]  # type: ignore[arg-type]
+    assert (free_number(leads), free_number(leads[1:]), free_number([])) == (2, 0, 0)
 
 
 def test_hosts_on_one_machine_see_a_checkout_that_lies_in_a_temporary_folder(

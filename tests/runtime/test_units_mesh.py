@@ -117,7 +117,8 @@ def test_a_view_that_was_never_entered(sides: list[Side]) -> None:
 def test_who_comes_early_and_silently_is_heard_later(sides: list[Side]) -> None:
     """A peer has proved itself for view 3 and is interrupted before it has said a word, while view 2 forms."""
     first, second = sides
-    call = Call(first.listener.address, first.listener.secret, "r0.1", PeerClaim("mesh", "r1.1", (1, 3)))
+    claim = PeerClaim("mesh", "r1.1", (1, 3), first.listener.run)
+    call = Call(first.listener.address, first.listener.secret, "r0.1", claim)
     while not call.proved():
         assert readable(call.sock.fileno(), 20)
     view2, follower = first.mesh(2), second.mesh(2)

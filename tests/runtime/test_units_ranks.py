@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 import threading
 from collections import deque
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from outlast.config import RunConfig
 from outlast.errors import ConfigError, MembershipError, StepMisuse, ViewAbandoned
 from outlast.runtime.host._children import Exit
 from outlast.runtime.host._replica_ranks import Rank, patience_s
+from outlast.runtime.loop._device_mesh import _meeting_place
 from outlast.runtime.member._siblings import Siblings
 from outlast.runtime.settings.rank_limits import check_protected, check_ranks, check_sharded, effective, unlike_told
 from outlast.runtime.transport import rank_channel as say
@@ -46,11 +48,14 @@ def siblings(*pipes: Pipe) -> Siblings:
 
 def test_ranks_meet_their_lead_and_hear_it_in_order() -> None:
     member = f"r0.{secrets.token_hex(4)}"
+    ours, theirs = (SECRET, "ours", member), (SECRET, "theirs", member)
     found: dict[int, Any] = {}
-    others = [threading.Thread(target=lambda p=p: found.update({p: call_lead(SECRET, member, p, 60)})) for p in (1, 2)]
+    others = [threading.Thread(target=lambda p=p: found.update({p: call_lead(*ours, p, 60)})) for p in (1, 2)]
     for other in others:
         other.start()
-    pipes = meet_ranks(SECRET, member, 3, 60)
+    with pytest.raises(MembershipError, match="did not come"):  # another run's lead under the same names and secret
+        meet_ranks(*theirs, 3, 0.0)
+    pipes = meet_ranks(*ours, 3, 60)
     for other in others:
         other.join(60)
     assert [pipe.place for pipe in pipes] == [1, 2]
@@ -66,9 +71,21 @@ def test_ranks_meet_their_lead_and_hear_it_in_order() -> None:
 
 def test_a_rank_that_does_not_come_is_named() -> None:
     with pytest.raises(MembershipError, match="rank 1, 2 of this replica did not come in 0 s"):
-        meet_ranks(SECRET, f"r0.{secrets.token_hex(4)}", 3, 0.0)
+        meet_ranks(SECRET, "ours", f"r0.{secrets.token_hex(4)}", 3, 0.0)
     with pytest.raises(MembershipError, match="did not answer in 0 s"):
-        call_lead(SECRET, f"r0.{secrets.token_hex(4)}", 1, 0.0)
+        call_lead(SECRET, "ours", f"r0.{secrets.token_hex(4)}", 1, 0.0)
+
+
+def test_where_ranks_meet_is_reached_at_one_address_alone() -> None:
+    pipe = Pipe(1)
+    env = SimpleNamespace(config=SimpleNamespace(start_s=20.0), lead=None, pipes=[pipe])
+    store = _meeting_place(cast(Any, env), 2)
+    host, port = pipe.said[0].store.split(":")
+    socket.create_connection((host, int(port)), 20).close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", int(port)), 20)
+    store.set("it", "works")
+    assert store.get("it") == b"works"
 
 
 def test_only_answers_to_the_newest_question_count() -> None:

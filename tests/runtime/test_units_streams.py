@@ -42,7 +42,7 @@ def streams(listener: Listener) -> Iterator[Streams]:
 
 @pytest.fixture
 def donor(listener: Listener) -> Iterator[socket.socket]:
-    with reach(listener.address, SECRET, "r9.1", PeerClaim("feed", "r0.1", (1, 1)), 20) as sock:
+    with reach(listener.address, SECRET, "r9.1", PeerClaim("feed", "r0.1", (1, 1), "streams-test"), 20) as sock:
         yield sock
 
 
@@ -100,7 +100,7 @@ def test_a_joiner_is_told_what_still_waits_for_it(streams: Streams, listener: Li
     """Three outcomes are queued before the donor's thread can send: the joiner that has the first has two to come."""
     held = threading.Event()
     frozen: Any = SimpleNamespace(ready=lambda: (held.wait(30.0), PAYLOAD)[1])
-    stream = Stream("r0.1", "r9.1", listener.address, SECRET, (1, 1))
+    stream = Stream("streams-test", "r0.1", "r9.1", listener.address, SECRET, (1, 1))
     stream.put(SHARE, None, frozen)
     for step in (3, 4):
         stream.put(OutcomeShare(step, b"", ()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from outlast.errors import MembershipError
 from outlast.runtime.host._children import Child, Exit
 from outlast.runtime.transport.progress_block import Progress
 
-__all__ = ["Rank", "cause_of", "detail_of", "patience_s"]
+__all__ = ["Rank", "cause_of", "detail_of", "free_number", "patience_s"]
 
 _TAIL_BYTES = 3000
 _SAY_WHY_S = 5.0
@@ -32,6 +33,7 @@ class Rank:
     siblings: list[Rank] = field(default_factory=list)
     how: Exit | None = None  # it has ended
     swept: bool = False  # killed as another had ended
+    number: int = 0  # of the replica, among those that its agent has
 
     def first_to_fail(self) -> Rank:
         """Of a replica that has ended, the rank whose end was not another's doing; its lead, if all ended well."""
@@ -48,6 +50,12 @@ class Rank:
         for other in self.all():
             other.swept = True
             other.child.send(signal.SIGKILL)
+
+
+def free_number(leads: Iterable[Rank]) -> int:
+    """The smallest number that no replica of this agent has: whoever follows one that died gets its device."""
+    taken = {lead.number for lead in leads}
+    return next(number for number in range(len(taken) + 1) if number not in taken)
 
 
 def patience_s(how: Exit) -> float:

@@ -31,7 +31,7 @@ from outlast.runtime.host._host_doubt import HostDoubt
 from outlast.runtime.host._host_readings import HostReadings, sources_of
 from outlast.runtime.host._nursery import Preloading
 from outlast.runtime.host._rank_blocks import BlocksShown, exit_of
-from outlast.runtime.host._replica_ranks import Rank, cause_of, detail_of, patience_s
+from outlast.runtime.host._replica_ranks import Rank, cause_of, detail_of, free_number, patience_s
 from outlast.runtime.host._snapshot_memory import slots_of
 from outlast.runtime.host._stopped_children import LOOK_S, Stopped
 from outlast.runtime.host.silence import BEAT_S, cpu_s, excused, kernel_state
@@ -65,6 +65,7 @@ class Agent:
         config = decoded(environ["OUTLAST_CONFIG"])
         self.heartbeat_s, self.outside_s, self.formation_s = config.heartbeat_s, config.outside_s, config.formation_s
         self.width = config.ranks
+        self.nth, self.num_agents = (int(n) for n in environ.get("OUTLAST_AGENT_OF", "0/1").split("/"))
         self.host = host_of(name, environ)
         self.grace_s, self.alone_s = _GRACE_S, math.inf
         if self.host is not None:
@@ -323,10 +324,10 @@ class Agent:
             return
         self.pending.discard(member)
         self.probe(Phase.SPAWN)
-        started: list[Rank] = []
+        started, number = list[Rank](), free_number(self.ranks.values())
         try:
             for place in range(self.width):
-                started.append(self._start(member, place))
+                started.append(self._start(member, place, number))
         except OSError as error:
             for rank in started:
                 rank.child.send(signal.SIGKILL)
@@ -339,13 +340,14 @@ class Agent:
         self._at(self.formation_s, lambda: self._look_whether_joined(member))
         self._send(m.Spawned(member=member, agent=self.name, pid=lead.child.pid))
 
-    def _start(self, member: str, place: int) -> Rank:
+    def _start(self, member: str, place: int, number: int) -> Rank:
         key = f"{member}.rank{place}" if place else member
         log = self.run_dir / "logs" / f"{key}.log"
         region = Region(Progress.SIZE, name=f"outlast-{key}")
         environ = {
             "OUTLAST_MEMBER": member,
             "OUTLAST_PLACE": str(place),
+            "OUTLAST_DEVICE": str((number * self.num_agents + self.nth) * self.width + place),
             "OUTLAST_AGENT": self.name,
             "OUTLAST_PARENT": str(os.getpid()),
             "OUTLAST_PROGRESS_FD": str(region.fd),
@@ -354,7 +356,7 @@ class Agent:
         child = self.nursery.start(environ, log, region.fd) or start(
             self.command, environ=self.environ | environ, log=log, pass_fds=[region.fd, *self.hold_fds]
         )
-        return Rank(member, child, Progress(region), log, key=key)
+        return Rank(member, child, Progress(region), log, key=key, number=number)
 
     def _every(self) -> list[Rank]:
         """All ranks that have not ended."""

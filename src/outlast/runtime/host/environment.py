@@ -3,8 +3,9 @@
 Names: OUTLAST_MEMBER, OUTLAST_AGENT, OUTLAST_RUN, OUTLAST_RUN_DIR, OUTLAST_COORDINATOR (host:port), OUTLAST_SECRET
 (hex), OUTLAST_CONFIG (JSON of RunConfig), OUTLAST_PROGRESS_FD, OUTLAST_PARENT, OUTLAST_FAULTS, OUTLAST_LIES,
 OUTLAST_HOLD (memory for snapshots), OUTLAST_ADDRESS (of this host, for members on others), OUTLAST_UNTIL (of `outlast
-ckpt resume-check`), OUTLAST_PLACE (which rank of its replica). Read once, by `join`; a fleet of one reads the settings
-of checkpoints besides.
+ckpt resume-check`), OUTLAST_PLACE (which rank of its replica), OUTLAST_DEVICE (the number of its device, which no
+other process of the run has on its machine). Read once, by `join`; a fleet of one reads the settings of checkpoints
+besides.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class Environment:
     hold: str = ""  # the launcher's memory for snapshots
     address: str = ""  # of this host, where the run spans several
     place: int = 0  # among the ranks of this replica; 0 is its lead
+    device: int = 0  # the number of its device among those of its machine
     pipes: list[RankPipe] = field(default_factory=list)  # the lead's, to the others
     lead: RankPipe | None = None  # the others', to the lead
     until: int = 0  # end every loop after so many steps, and the script with it; 0: do not
@@ -60,9 +62,9 @@ class Environment:
     def meet(self) -> None:
         """Find the other ranks of this replica. Raises MembershipError if they do not come."""
         if self.width > 1 and self.place == 0:
-            self.pipes = meet_ranks(self.secret, self.me, self.width, self.config.start_s)
+            self.pipes = meet_ranks(self.secret, self.run_id, self.me, self.width, self.config.start_s)
         elif self.width > 1:
-            self.lead = call_lead(self.secret, self.me, self.place, self.config.start_s)
+            self.lead = call_lead(self.secret, self.run_id, self.me, self.place, self.config.start_s)
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Environment:
@@ -98,6 +100,7 @@ class Environment:
         return cls(
             me=me,
             place=place,
+            device=int(environ.get("OUTLAST_DEVICE", "0")),
             agent=environ["OUTLAST_AGENT"],
             run_id=environ["OUTLAST_RUN"],
             run_dir=Path(environ["OUTLAST_RUN_DIR"]),

@@ -178,7 +178,7 @@ def _prepared(
             remedy=f"put it where the run was started ({told.folder}), or on a file system that all hosts share",
         )
     environ = {
-        **os.environ, **_offered(options, address),
+        **{key: value for key, value in os.environ.items() if key != "OUTLAST_AGENT_OF"}, **_offered(options, address),
         "OUTLAST_RUN": told.run_id, "OUTLAST_RUN_DIR": str(folder), "OUTLAST_COORDINATOR": shown(*peer),
         "OUTLAST_SECRET": options.secret.hex(), "OUTLAST_CONFIG": told.config, "PYTHONHASHSEED": told.hash_seed,
     }  # fmt: skip

@@ -42,7 +42,9 @@ from outlast.runtime.transport.save_messages import SAVE_EPOCHS, SaveAsked
 
 __all__ = ["Launcher", "RunEnd"]
 
-_OF_HOSTS = ("OUTLAST_ADDRESS", "OUTLAST_HOST", "OUTLAST_HOST_SLOTS", "OUTLAST_OWN_HOSTS")  # not of a run around this
+_OF_HOSTS = (  # not of a run around this
+    "OUTLAST_ADDRESS", "OUTLAST_AGENT_OF", "OUTLAST_HOST", "OUTLAST_HOST_SLOTS", "OUTLAST_OWN_HOSTS",
+)  # fmt: skip
 _COORDINATOR_TRIES = 8  # restarts in a row without a minute of life between them
 _STOP_S = 5.0  # how long the coordinator may take to end the run when asked
 _AGENT_STOP_S = 10.0  # an agent: a call to a coordinator that does not answer, and its ranks' grace, are 5
@@ -271,11 +273,13 @@ class Launcher:
         command = [sys.executable, "-m", "outlast.runtime.host.agent", name, *self.command]
         region = Region(Progress.SIZE, name=f"outlast-{name}")
         sign, config, blocks = Progress(region), self.resolved.config, RankBlocks()
+        index = int(name[1:].partition(".")[0])
         sign.alive()
         mine = {
             "OUTLAST_SIGN_FD": str(region.fd),
             "OUTLAST_RANKS_FD": str(blocks.passed.fileno()),
-            "OUTLAST_HOST": self._own_host(int(name[1:].partition(".")[0])),
+            "OUTLAST_HOST": self._own_host(index),
+            "OUTLAST_AGENT_OF": f"{index}/{config.agents}",
         }
         child = start(
             command,

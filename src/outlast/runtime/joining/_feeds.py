@@ -77,11 +77,12 @@ def _send(sock: socket.socket, head: Any, payload: Sequence[Tensor]) -> None:
 class Stream:
     """One donor's connection to one joiner, with a thread that sends."""
 
-    def __init__(self, me: str, joiner: str, address: str, secret: bytes, serve: ServeId) -> None:
+    def __init__(self, run: str, me: str, joiner: str, address: str, secret: bytes, serve: ServeId) -> None:
         self.joiner = joiner
         self._queue: queue.Queue[tuple[Any, list[Tensor], Frozen | None] | None] = queue.Queue(_QUEUE)
         self.broken = False
-        self._reach = functools.partial(reach, address, secret, joiner, PeerClaim("feed", me, serve), _SEND_S)
+        claim = PeerClaim("feed", me, serve, run)
+        self._reach = functools.partial(reach, address, secret, joiner, claim, _SEND_S)
         self._thread = threading.Thread(target=self._run, name=f"outlast-feed-{joiner}", daemon=True)
         self._thread.start()
 

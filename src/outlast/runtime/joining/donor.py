@@ -35,8 +35,8 @@ class Donor:
 
     def _stream(self, joiner: str, serve: ServeId = (0, 0)) -> Stream:
         if joiner not in self.streams:
-            address = self.member.contacts.get(joiner, "")
-            self.streams[joiner] = Stream(self.env.me, joiner, address, self.env.secret, serve)
+            env, address = self.env, self.member.contacts.get(joiner, "")
+            self.streams[joiner] = Stream(env.run_id, env.me, joiner, address, env.secret, serve)
         return self.streams[joiner]
 
     def carry_out(self, order: Order, view: View) -> None:

@@ -41,14 +41,17 @@ def mesh_of(env: Environment, shard: int | None) -> Any:
 
 
 def _meeting_place(env: Environment, width: int) -> Any:
-    """The store in which the replica's ranks find each other; the lead listens, on loopback."""
+    """The store in which the replica's ranks find each other; the lead listens, on loopback alone."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    from outlast.runtime.exchange.c10d_plane import open_store
 
     patience = timedelta(seconds=env.config.start_s)
     if env.lead is None:
-        store = TCPStore("127.0.0.1", 0, width, is_master=True, timeout=patience, wait_for_workers=False)
+        store, address = open_store()
+        store.set_timeout(patience)
         for pipe in env.pipes:
-            pipe.send(OpenWorld(f"127.0.0.1:{store.port}"))
+            pipe.send(OpenWorld(address))
         return store
     told = env.lead.wait_for(OpenWorld)
     host, _, port = told.store.rpartition(":")

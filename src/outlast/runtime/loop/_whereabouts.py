@@ -64,11 +64,10 @@ class Whereabouts:
 
     @property
     def device(self) -> torch.device:
-        """The device for this replica: of the GPUs that are visible here the one with its slot's number, round robin,
-        which becomes torch's current one; else the processor."""
+        """The device for this replica: of the GPUs that are visible here one for each that runs on this machine, round
+        robin, which becomes torch's current one; else the processor."""
         if not torch.cuda.is_available():
             return torch.device("cpu")
-        slot = self._env.me.removeprefix("r").partition(".")[0]
-        device = torch.device("cuda", int(slot) % torch.cuda.device_count() if slot.isdigit() else 0)
+        device = torch.device("cuda", self._env.device % torch.cuda.device_count())
         torch.cuda.set_device(device)
         return device

@@ -26,7 +26,7 @@ import msgspec
 from outlast.errors import ViewAbandoned
 from outlast.runtime.transport.door import Door
 from outlast.runtime.transport.endpoints import caller_for, listen_on, member_address
-from outlast.runtime.transport.handshake import Caller, PeerClaim
+from outlast.runtime.transport.handshake import OTHER_RUN, Caller, PeerClaim
 from outlast.runtime.transport.regions import Region
 
 __all__ = ["MAX_PEER_FRAME", "Arrivals", "Call", "Connection", "Listener", "PeersLost", "decoded", "reach"]
@@ -259,11 +259,12 @@ class Listener:
 
     The address has a random part: nobody can take it beforehand. `refused`: how often strangers were sent away, and
     who was the first, for each reason (of which there are few). `alone`: a fleet of one listens to nobody. `network`:
-    the address of this machine at which other hosts reach this member; "" where the run has but one.
+    the address of this machine at which other hosts reach this member; "" where the run has but one. Whoever is left
+    of another run, which may have had the same secret and this very port, is a stranger too.
     """
 
     def __init__(self, run_id: str, me: str, secret: bytes, *, alone: bool = False, network: str = "") -> None:
-        self.me, self.secret = me, secret
+        self.run, self.me, self.secret = run_id, me, secret
         unix = f"outlast/{run_id}/{me}/{secrets.token_hex(8)}"
         self.mesh, self.feeds = Arrivals(), Arrivals()
         self.early: list[tuple[socket.socket, PeerClaim]] = []  # for views that I have not heard of
@@ -299,7 +300,10 @@ class Listener:
             door.close()
 
     def _admit(self, sock: socket.socket, claim: PeerClaim) -> None:
-        if claim.role in ("mesh", "feed"):
+        if claim.run != self.run:
+            self._refuse(OTHER_RUN, f"{claim.name} of run {claim.run or '(none)'}")
+            sock.close()
+        elif claim.role in ("mesh", "feed"):
             (self.mesh if claim.role == "mesh" else self.feeds).put(sock, claim)
         else:
             sock.close()

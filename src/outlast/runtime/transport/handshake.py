@@ -20,7 +20,10 @@ import msgspec
 
 from outlast.errors import WireRefusal
 
-__all__ = ["Caller", "PeerClaim", "Doorkeeper", "Role"]
+__all__ = ["OTHER_RUN", "Caller", "PeerClaim", "Doorkeeper", "Role"]
+
+OTHER_RUN = "a process of another run under the same secret"
+"""Why somebody is refused who has proved that he knows the secret."""
 
 _MAGIC = b"outlast2"
 _NONCE, _MAC = 16, 32
@@ -34,7 +37,7 @@ Role = Literal["member", "agent", "launcher", "mesh", "feed", "rank"]
 class PeerClaim(msgspec.Struct, frozen=True, array_like=True):
     """Who calls and why. `role`: to the coordinator "member", "agent" or "launcher"; to a member "mesh", for the view
     `number`, or "feed", for the attempt to serve `number`; to the lead of a replica "rank", number `number[0]`. `run`:
-    to the coordinator, the run that it belongs to; "" of an agent that has not been told yet."""
+    the run that it belongs to, for one secret may serve several; "" of an agent that has not been told yet."""
 
     role: Role
     name: str

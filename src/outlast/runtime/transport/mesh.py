@@ -228,7 +228,7 @@ class Mesh:
         """Connect to whom I have to, as far as their queues let me in."""
         names, self._to_call = self._to_call, []
         self._call_at_s = time.monotonic() + _RETRY_S
-        claim = PeerClaim("mesh", self.me, (self.view.id.epoch, self.view.id.n))
+        claim = PeerClaim("mesh", self.me, (self.view.id.epoch, self.view.id.n), self.listener.run)
         for name in names:
             try:
                 call = Call(self.addresses[name], self.listener.secret, name, claim)

@@ -271,21 +271,22 @@ class RankPipe:
                 os._exit(_LOST)
 
 
-def _address(secret: bytes, member: str) -> str:
-    """Known to the ranks of this replica alone, so nobody takes it beforehand."""
-    return "outlast/ranks/" + hmac.digest(secret, f"ranks of {member}".encode(), "sha256").hex()[:32]
+def _address(secret: bytes, run: str, member: str) -> str:
+    """Known to the ranks of this replica alone, so nobody takes it beforehand, and two runs do not meet."""
+    return "outlast/ranks/" + hmac.digest(secret, f"ranks of {member} in {run}".encode(), "sha256").hex()[:32]
 
 
-def meet_ranks(secret: bytes, member: str, width: int, patience_s: float) -> list[RankPipe]:
+def meet_ranks(secret: bytes, run: str, member: str, width: int, patience_s: float) -> list[RankPipe]:
     """The lead's end: wait for all other ranks. Raises MembershipError if they do not come."""
     found: dict[int, RankPipe] = {}
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.bind("\0" + _address(secret, member))
+    sock.bind("\0" + _address(secret, run, member))
     sock.listen(64)
 
     def admit(other: socket.socket, claim: PeerClaim) -> None:
         place = claim.number[0]
-        if claim.role != "rank" or claim.name != member or not 0 < place < width or place in found:
+        mine = claim.role == "rank" and claim.run == run and claim.name == member
+        if not mine or not 0 < place < width or place in found:
             other.close()
         else:
             other.setblocking(True)
@@ -310,13 +311,13 @@ def meet_ranks(secret: bytes, member: str, width: int, patience_s: float) -> lis
     return [found[place] for place in sorted(found)]
 
 
-def call_lead(secret: bytes, member: str, place: int, patience_s: float) -> RankPipe:
+def call_lead(secret: bytes, run: str, member: str, place: int, patience_s: float) -> RankPipe:
     """Another rank's end. Raises MembershipError if the lead does not answer."""
     until_s, never = time.monotonic() + patience_s, threading.Event()
     while True:
         try:
-            claim = PeerClaim("rank", member, (place, 0))
-            return RankPipe(reach(_address(secret, member), secret, member, claim, _PATIENCE_S), place)
+            claim = PeerClaim("rank", member, (place, 0), run)
+            return RankPipe(reach(_address(secret, run, member), secret, member, claim, _PATIENCE_S), place)
         except (OSError, WireRefusal) as error:  # it is still on its way to `join`
             if time.monotonic() > until_s:
                 raise MembershipError(
