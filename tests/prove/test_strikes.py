@@ -236,7 +236,9 @@ def test_a_loss_is_true_when_all_who_held_the_state_were_struck_and_nothing_was_
     asked = msgspec.structs.replace(LOST, outcome="stopped", exit_code=143, detail="every replica was asked to leave")
     stopped = lost | {"exit_code": 143}
     assert judge(watched(**stopped, events=[saved, told, asked], done=struck), RIGHT)[0] == "wrong"
-    kept = msgspec.structs.replace(saved, reason="r0.1 is asked to leave")
+    early = msgspec.structs.replace(saved, reason="r0.1 was asked to leave")
+    assert "end" in checks(watched(**stopped, events=[early, told, asked], done=struck)), "steps after it are lost"
+    kept = msgspec.structs.replace(early, step=STEPS)
     assert "end" not in checks(watched(**stopped, events=[kept, told, asked], done=struck))
 
 

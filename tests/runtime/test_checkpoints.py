@@ -209,6 +209,27 @@ def test_a_replica_that_is_asked_to_leave_is_in_the_save(fleet: Callable[..., An
 
 
 @pytest.mark.campaign
+def test_everybody_is_asked_to_leave_and_what_was_committed_is_what_was_saved(
+    fleet: Callable[..., Any], tmp_path: Path
+) -> None:
+    """The last who have the state are the run's stop, also with a save under way that nobody has asked for."""
+    place = tmp_path / "c"
+    run = fleet(replicas=2, steps=60, gates=(4,), checkpoint_dir=str(place), checkpoint_every=3, max_restarts=0)
+    run.until("steps were made", lambda: run.driven.step == 3)
+    for name in ("r0.1", "r1.1"):
+        run.strike(run.pid(name), signal.SIGTERM)
+    asked = lambda: [e.reason for e in run.driven.events if isinstance(e, ev.CheckpointInterval)]  # noqa: E731
+    run.gate(4, "both had said so", lambda: sum("asked to leave" in reason for reason in asked()) == 2)
+    assert run.finish() == 143
+    (ended,) = [e for e in run.driven.events if isinstance(e, ev.RunFinished)]
+    assert (ended.outcome, ended.steps) == ("stopped", run.saved()[-1].step)
+    assert steps_in(place)[-1] == ended.steps
+    again = fleet(replicas=1, steps=60, checkpoint_dir=str(place))
+    again.assert_unchanged(survivors={"r0.1"}, recoveries=0)
+    assert min(map(int, again.results()["r0.1"]["losses"])) == ended.steps
+
+
+@pytest.mark.campaign
 def test_an_interval_that_outlast_chooses(fleet: Callable[..., Any], tmp_path: Path) -> None:
     """Each decision is told with its reason; the first save is early and measures what one costs."""
     run = fleet(replicas=2, steps=30, gates=(20,), checkpoint_dir=str(tmp_path / "c"), checkpoint_min_s=0.1)

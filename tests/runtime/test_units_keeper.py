@@ -15,6 +15,9 @@ import torch
 from outlast.checkpoint import Engine
 from outlast.config import RunConfig
 from outlast.core.protocol import Coordinator, Settings, View, ViewId
+from outlast.core.protocol import messages as m
+from outlast.core.protocol.fleet.roster import Peer
+from outlast.core.protocol.fleet.state import Change
 from outlast.core.protocol.saves.commit import PartReport, SaveId
 from outlast.journal import Journal
 from outlast.runtime.coordinator._saves import Keeper
@@ -52,9 +55,15 @@ class Office:
     def asked(self) -> list[str]:
         return [message.reason for message in self.told if isinstance(message, wire.SaveNow)]
 
+    def number(self) -> int:
+        """Of the newest request."""
+        return max(message.number for message in self.told if isinstance(message, wire.SaveNow))
+
     async def installed(self, n: int, *members: str) -> None:
         """The view is known to the keeper, its store opened."""
         self.coordinator.view = View(id=ViewId(epoch=1, n=n), members=members, start=n == 1)
+        for name in members:
+            self.coordinator.roster.peers[name] = Peer(name=name, agent="a0", status="member")
         self.keeper.look()
         while not any(isinstance(message, wire.SaveBase) for message in self.told):
             await asyncio.sleep(0)
@@ -64,10 +73,10 @@ class Office:
         self.journal.close()
 
 
-def done(save: SaveId, report: PartReport) -> wire.SaveDone:
+def done(save: SaveId, report: PartReport, asked: int = 0) -> wire.SaveDone:
     return wire.SaveDone(
         member="r0.1", save=save, report=report, reason="", state_bytes=1, staged_bytes=1, written_bytes=1,
-        blocked_s=0.0, copied_s=0.0, durable_s=0.0,
+        blocked_s=0.0, copied_s=0.0, durable_s=0.0, asked=asked,
     )  # fmt: skip
 
 
@@ -113,5 +122,71 @@ def test_what_was_written_for_a_publication_that_failed_is_given_back(
         assert office.said("checkpoint_failed")[0]["cause"] == "publish_failed"
         assert not any(name.startswith(handle.save.token) for name in archive._store.names())
         engine.close()
+
+    asyncio.run(scene())
+
+
+async def published(office: Office, engine: Engine, step: int, asked: int) -> None:
+    """The only writer's save of this step, with the request that it answers."""
+    handle = engine.save(step, {"w": torch.ones(500)}, view=(1, 1))
+    assert handle is not None
+    office.keeper.received("r0.1", done(handle.save, handle.durable.result(20), asked))
+    while step not in [fields["step"] for fields in office.said("checkpoint_saved")]:
+        await asyncio.sleep(0)
+    engine.settle(handle.save, len(office.said("checkpoint_saved")))
+
+
+@pytest.mark.parametrize("message", [m.Stop(epoch=1, reason="", exit_code=143), m.Leaving(member="r0.1")])
+def test_a_stop_waits_for_its_own_save_not_for_one_that_was_under_way(tmp_path: Path, message: Any) -> None:
+    """And the sole holder of the state that is asked to leave is the stop of the run: an odd number tells so."""
+
+    async def scene() -> None:
+        office, went = Office(tmp_path), list[str]()
+        await office.installed(1, "r0.1")
+        engine = Engine(str(office.place), run="mine")
+        assert office.keeper.before(message, lambda: went.append("on"))
+        assert office.number() % 2 == 1
+        await published(office, engine, 4, asked=0)
+        assert went == []
+        await published(office, engine, 5, asked=office.number())
+        assert went == ["on"]
+        engine.close()
+        await office.close()
+
+    asyncio.run(scene())
+
+
+def test_who_leaves_while_others_stay_or_come_stops_nothing(tmp_path: Path) -> None:
+    async def scene() -> None:
+        office = Office(tmp_path)
+        await office.installed(1, "r0.1", "r1.1")
+        assert office.keeper.before(m.Leaving(member="r0.1"), lambda: None)
+        assert office.number() % 2 == 0
+        office.coordinator.roster.peers["r1.2"] = Peer(name="r1.2", agent="a0", status="spawning")
+        office.coordinator.roster.mark("r1.2", "joining")
+        assert office.keeper.before(m.Leaving(member="r1.1"), lambda: None)
+        assert office.number() % 2 == 0
+        office.coordinator.roster.mark("r1.2", "gone")
+        office.keeper.ask("due")
+        assert office.number() % 2 == 1, "nobody stays now, and nobody comes"
+        await office.close()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("message", [m.Stop(epoch=1, reason="", exit_code=143), m.Leaving(member="r0.1")])
+def test_a_stop_in_the_middle_of_a_view_change_saves_too(tmp_path: Path, message: Any) -> None:
+    async def scene() -> None:
+        office = Office(tmp_path)
+        await office.installed(1, "r0.1", "r1.1")
+        office.coordinator.roster.peers["r1.1"].status = "gone"
+        office.coordinator.change = Change(
+            upto=ViewId(epoch=1, n=1), view=("r0.1", "r1.1"), old={}, cause="r1.1 was killed", waiting=set()
+        )
+        assert office.keeper.before(message, lambda: None)
+        assert office.number() % 2 == 1
+        office.coordinator.roster.peers["r0.1"].status = "gone"
+        assert not office.keeper.before(message, lambda: None), "there is nobody to wait for"
+        await office.close()
 
     asyncio.run(scene())

@@ -116,6 +116,9 @@ def _untrue_loss(seen: Watched) -> Iterator[tuple[str, str]]:
     saved = [e for e in seen.events if isinstance(e, ev.CheckpointSaved)]
     if saved and (code == 6 or "asked to leave" not in saved[-1].reason):  # who is asked to leave saves before it goes
         yield "end", f"{said}; but generation {saved[-1].generation} of step {saved[-1].step} was published"
+    done = 1 + max((commit.step for commit in seen.commits), default=-1)
+    if saved and code != 6 and saved[-1].step < done:
+        yield "end", f"{said}; but {done} steps were committed, and the newest save is of step {saved[-1].step}"
 
 
 def _holders(seen: Watched) -> set[str]:

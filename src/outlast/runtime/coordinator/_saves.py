@@ -82,7 +82,8 @@ class Keeper:
         self._shown_s = math.nan
         self._timer: asyncio.TimerHandle | None = None
         self._stops = False  # the run was asked to stop: its last save is asked for
-        self._after: list[Callable[[], None]] = []
+        self._going: set[str] = set()  # members that were asked to leave
+        self._after: list[tuple[int, Callable[[], None]]] = []  # (number of the request, what goes on when it is met)
         self._differing: list[Any] = []
         self._loop = asyncio.get_running_loop()
         self._opening = Threads(1, "outlast-open")
@@ -283,7 +284,7 @@ class Keeper:
         )
         self._reason = ""
         archive.tidy(action.generation, self._commit.protected)
-        self._release()
+        self._release(max((c.asked for c in costs), default=0))
 
     def _abandon(self, action: cm.Abandon) -> None:
         self._costs.pop(action.save, None)
@@ -317,7 +318,7 @@ class Keeper:
         """Have the members save after the next step in which all can."""
         if self._base is None:
             return
-        self._asked = self._asked // 2 * 2 + (3 if self._stops else 2)
+        self._asked = self._asked // 2 * 2 + (3 if self._stops or self._nobody_stays() else 2)
         self._reason = reason
         self._tell(self._everyone(), wire.SaveNow(epoch=self._epoch, number=self._asked, reason=reason))
 
@@ -336,20 +337,36 @@ class Keeper:
         if not isinstance(message, m.Stop | m.Leaving) or self._view is None or not self._stop_save_s:
             return False
         c = self._coordinator
-        if c.over or c.ending is not None or c.change is not None or c.view is None:
+        if c.over or c.ending is not None or c.view is None or not c.roster.alive(c.view.members):
             return False
-        who = f"{message.member} was asked to leave" if isinstance(message, m.Leaving) else "the run was asked to stop"
-        self._after.append(then)
+        who = "the run was asked to stop"
+        if isinstance(message, m.Leaving):
+            who = f"{message.member} was asked to leave"
+            self._going.add(message.member)
         self._stops = self._stops or isinstance(message, m.Stop)
+        if c.change is not None and not (self._stops or self._nobody_stays()):
+            return False  # a view is being made in any case, and others have the state
         self.ask(who)
         self._write("checkpoint_interval", interval_s=0.0, mtbr_s=0.0, reason=f"now: {who}")
-        self._loop.call_later(self._stop_save_s, self._release)
+        number = self._asked
+        self._after.append((number, then))
+        self._loop.call_later(self._stop_save_s, self._release, number)
         return True
 
-    def _release(self) -> None:
+    def _nobody_stays(self) -> bool:
+        """Whether all who have the state were asked to leave and nobody comes: the run stops with its next save."""
+        roster, view = self._coordinator.roster, self._coordinator.view
+        coming = [n for n in roster.having("spawning", "fresh", "joining", "ready") if n not in self._going]
+        return view is not None and not coming and self._going.issuperset(roster.alive(view.members))
+
+    def _release(self, number: int) -> None:
+        """The request of this number is met, and all before it, or its time is up."""
         after, self._after = self._after, []
-        for then in after:
-            then()
+        for asked, then in after:
+            if asked <= number:
+                then()
+            else:
+                self._after.append((asked, then))
 
     def heard(self, event: ev.AnyEvent) -> None:
         """What was just written into the journal: the record that decides when to save is made of nothing else."""

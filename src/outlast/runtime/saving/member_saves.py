@@ -53,6 +53,7 @@ class _Flight:
     handle: Handle
     view: ViewId
     reason: str
+    asked: int  # the newest request that it answers
     blocked_s: float
     held: Callable[[float], None]
     stable: bool = False
@@ -227,7 +228,8 @@ class Saves:
             self._lost(save, "no snapshot slot was free")
             self.want(self._wanted or reason or "a save that was delayed")
             return
-        flight = _Flight(handle, view.id, reason, time.monotonic() - began_s, self._held)
+        asked = self._asked if wait else self._acted  # after the last step there is no later one to wait for
+        flight = _Flight(handle, view.id, reason, asked, time.monotonic() - began_s, self._held)
         self._held(flight.blocked_s)
         with self._lock:
             self._flights[save] = flight
@@ -297,6 +299,7 @@ class Saves:
             save=handle.save,
             report=report,
             reason=flight.reason,
+            asked=flight.asked,
             state_bytes=handle.state_bytes,
             staged_bytes=handle.staged_bytes,
             written_bytes=handle.written_bytes,

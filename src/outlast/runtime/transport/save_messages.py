@@ -29,8 +29,9 @@ class SaveBegan(msgspec.Struct, frozen=True, kw_only=True, tag="SaveBegan"):
 
 
 class SaveDone(msgspec.Struct, frozen=True, kw_only=True, tag="SaveDone"):
-    """My part of a save is durable, and its step is stable. `reason`: why it was taken. `blocked_s`: how long the
-    loop was held up by it; `steps_left`: until the end of the loop; `step_s`: what a step takes."""
+    """My part of a save is durable, and its step is stable. `reason`: why it was taken; `asked`: the newest
+    request (`SaveNow`) that it answers. `blocked_s`: how long the loop was held up by it; `steps_left`: until the end
+    of the loop; `step_s`: what a step takes."""
 
     member: str
     save: SaveId
@@ -44,6 +45,7 @@ class SaveDone(msgspec.Struct, frozen=True, kw_only=True, tag="SaveDone"):
     durable_s: float
     steps_left: int = 0
     step_s: float = 0.0
+    asked: int = 0
 
 
 class SaveLost(msgspec.Struct, frozen=True, kw_only=True, tag="SaveLost"):
