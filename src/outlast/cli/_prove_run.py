@@ -8,14 +8,14 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import msgspec
 import typer
 
-from outlast.errors import ConfigError, nearest
+from outlast.errors import ConfigError, EnvironmentFault, nearest
 
 if TYPE_CHECKING:
     from outlast.prove.script_campaign import Baseline, ScriptCampaign, ScriptResult, StrikeRecord
@@ -138,7 +138,7 @@ def prove(options: Options, *, quiet: bool) -> ProofReport:
     from outlast.prove.script_plan import Shape
     from outlast.prove.script_report import proof_of
 
-    kinds = _kinds(options)
+    kinds, impossible = _possible(options, _kinds(options))
     results, seed = _found(options.resume, options.seed)
     base = options.keep or Path(tempfile.mkdtemp(prefix="outlast-prove-"))
     base.mkdir(parents=True, exist_ok=True)
@@ -162,7 +162,7 @@ def prove(options: Options, *, quiet: bool) -> ProofReport:
             _write(options.resume, results[-1])
             say(_ended(results[-1], len(results)))
     shrunk = _shrunk(options, campaign, baseline, results, live, say)
-    report = proof_of(options.script, seed, baseline, results, _untested(kinds), shrunk)
+    report = proof_of(options.script, seed, baseline, results, _untested(kinds, impossible), shrunk)
     if not (report.failures or report.script_faults or report.numbers or options.keep):
         shutil.rmtree(base, ignore_errors=True)
     return report
@@ -239,10 +239,26 @@ def _fleets(options: Options, seed: int, baseline: Baseline, kinds: Sequence[str
     return (planned(number, seed, baseline.shape, *told) for number in range(options.runs))
 
 
-def _untested(kinds: Sequence[str]) -> list[tuple[str, str]]:
+def _possible(options: Options, kinds: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Those of `kinds` that can be put into a run on this machine, and why the others cannot. EnvironmentFault where
+    one of these was asked for by its name."""
+    from outlast.prove.script_plan import KINDS, strikes_of
+    from outlast.prove.script_surroundings import cannot_be_struck
+
+    reasons = {kind: reason for kind in KINDS if (reason := cannot_be_struck(kind))}
+    asked = {kind for kind in kinds if options.faults.strip()} | strikes_of(options.schedule)
+    for kind in sorted(asked & reasons.keys()):
+        raise EnvironmentFault(
+            f"{kind}: this machine cannot: {reasons[kind]}", did="nothing was started", remedy="--faults without it"
+        )
+    return [kind for kind in kinds if kind not in reasons], {k: r for k, r in reasons.items() if k in kinds}
+
+
+def _untested(kinds: Sequence[str], impossible: Mapping[str, str]) -> list[tuple[str, str]]:
     from outlast.prove.script_plan import KINDS
 
-    return [(name, "left out by --faults") for name in KINDS if name not in kinds]
+    told = [(name, f"this machine cannot: {reason}") for name, reason in impossible.items()]
+    return told + [(n, "left out by --faults") for n in KINDS if n not in kinds and n not in impossible]
 
 
 # --- the file of results ---------------------------------------------------------------------------------------------

@@ -4,14 +4,33 @@ from __future__ import annotations
 
 import resource
 import signal
+from typing import Protocol
 
 from outlast.prove._process_tree import Running, send, state_of
 
-__all__ = ["LIMITS", "carry_out"]
+__all__ = ["LIMITS", "Surrounding", "carry_out"]
 
-LIMITS = {"MEMORY": resource.RLIMIT_AS, "DESCRIPTORS": resource.RLIMIT_NOFILE, "FILESIZE": resource.RLIMIT_FSIZE}
+
+class Surrounding(Protocol):
+    """Something of a run's that is no process, and can be struck as well: its disk, its clock."""
+
+    def strike(self, kind: str, pick: float) -> bool:
+        """Whether it is struck now; if not, it is tried again."""
+        ...
+
+    def mend(self, kind: str) -> bool:
+        """Undo a strike of this kind; if it cannot be undone yet, it is tried again."""
+        ...
+
+
+LIMITS = {
+    "MEMORY": resource.RLIMIT_AS,
+    "DESCRIPTORS": resource.RLIMIT_NOFILE,
+    "FILESIZE": resource.RLIMIT_FSIZE,
+    "CPUTIME": resource.RLIMIT_CPU,
+}
 """Limits that are taken away from a process while it runs, by the name that a schedule has for them."""
-_ROOM = {"MEMORY": 16 << 20, "DESCRIPTORS": 4, "FILESIZE": 4096}  # what is left: too little to go on for long
+_ROOM = {"MEMORY": 16 << 20, "DESCRIPTORS": 4, "FILESIZE": 4096, "CPUTIME": 1}  # too little to go on for long
 
 
 def carry_out(seen: Running, name: str) -> bool:

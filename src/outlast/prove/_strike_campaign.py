@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import resource
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
 
 from outlast.errors import ProveError
 from outlast.prove._drive import Driven
+from outlast.prove._strike_acts import Surrounding
 from outlast.prove.strike_findings import Finding, Outcome, Undisturbed, Watched, judge
-from outlast.prove.strike_plan import STEPS, Setting, StruckFleet, fleet_of
+from outlast.prove.strike_plan import STEPS, Role, Setting, StruckFleet, fleet_of
 from outlast.prove.striker import HANG_S, Done, Striker, StrikeRecord
 
 __all__ = ["StrikeCampaign", "Struck", "run_watched"]
@@ -117,11 +118,14 @@ def run_watched(
     watch: Callable[[StrikeRecord], None],
     launch: Callable[[Path, StruckFleet], Driven] | None = None,
     hang_s: float = HANG_S,
+    around: Mapping[Role, Surrounding] | None = None,
+    environ: Mapping[str, str] | None = None,
 ) -> Watched:
-    """One fleet from its first process to its last. `launch`: how it is started, if not as `prove strikes` does."""
+    """One fleet from its first process to its last. `launch`: how it is started, if not as `prove strikes` does;
+    `around`, `environ`: as `Striker` has them."""
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))  # a SIGSEGV from us is nobody's bug to look into
-    striker = Striker(folder, fleet, launch, hang_s)
+    striker = Striker(folder, fleet, launch, hang_s, around, environ)
     record = striker.run(watch)
     ends = [(path.stem, json.loads(path.read_text())) for path in sorted((folder / "ends").glob("*.json"))]
     return Watched(fleet, record, striker.log.commits, striker.events, ends, folder)

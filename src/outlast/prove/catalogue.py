@@ -54,6 +54,10 @@ CATALOGUE: tuple[FaultKind, ...] = (
               "a new view, the error told by the agent", _FM, _RUN + "memory"),
     FaultKind("out of descriptors", "crash", "software", "the limit of open files is lowered to 4", _SAME, "a new view",
               _FM, _RUN + "descriptors"),
+    FaultKind("file that may not grow", "crash", "software", "the limit of file sizes is lowered to 4 KiB",
+              _SAME, "a new view, a successor", _FM, _RUN + "filesize"),
+    FaultKind("processor time used up", "crash", "software", "the limit of processor time is lowered to a second",
+              _SAME, "a new view", _FM, _RUN + "cputime"),
     FaultKind("exception in the loop", "crash", "software", "raised at a fault point", _SAME, "the error is told; a "
               "second one on the same microbatch ends the run", _FM, _PHASES),
     FaultKind("exit without a word", "crash", "software", "_exit at a fault point", _SAME, "a new view", _FM, _PHASES),
@@ -107,21 +111,23 @@ CATALOGUE: tuple[FaultKind, ...] = (
     FaultKind("one-way partition", "omission", "hardware", "a cut in one direction, in virtual time", _SAME,
               "the lease", _PROTOCOL, _VIRTUAL),
     FaultKind("lossy link", "omission", "hardware", "-", _SAME, "TCP, the lease", _FM, why_not=_ONE_HOST),
-    FaultKind("full disk", "omission", "software", "a file system of few bytes under the checkpoints", "training goes "
-              "on, the save is told as failed", "old generations stand", _SAVES,
-              why_not="needs a file system of its own under the checkpoints; in the tests of saves, not in a campaign"),
+    FaultKind("full disk", "omission", "software", "all room of the file system under the checkpoints is taken",
+              "training goes on, the save is told as failed", "old generations stand", _SAVES, _RUN + "full"),
     FaultKind("read-only disk", "omission", "hardware", "the file system under the checkpoints is remounted",
-              "training goes on, the save is told as failed", "old generations stand", _SAVES,
-              why_not="needs a file system of its own under the checkpoints; in the tests of saves, not in a campaign"),
-    FaultKind("disk that never answers", "omission", "hardware", "-", "training goes on, the save is told as delayed",
-              "saves on threads of their own", "explanation/checkpoints",
-              why_not="a file system that hangs (NFS, FUSE) needs a driver that is not everywhere"),
+              "training goes on, the save is told as failed", "old generations stand", _SAVES, _RUN + "readonly"),
+    FaultKind("disk that never answers", "omission", "hardware", "the file system under the checkpoints is frozen: who "
+              "writes waits in the kernel's state D", "training goes on, the save is late or told as failed",
+              "saves on threads of their own", "explanation/checkpoints", _RUN + "frozen"),
     FaultKind("driver stuck in state D", "omission", "hardware", "the kernel's state D", "the replica is given up",
-              "learned deadlines; its slot is not used again", _FM, why_not=_NO_DEVICE),
-    FaultKind("thermal throttling", "omission", "hardware", "a reading", "a slower step, told of", "readings", _HEALTH,
-              why_not=_NO_DEVICE),
-    FaultKind("clock that jumps", "omission", "hardware", "-", "nothing", "no promise rests on wall clocks", _FM,
-              why_not="the wall clock is the whole machine's: a namespace has no other one"),
+              "learned deadlines; its slot is not used again", _FM, why_not=_NO_DEVICE + "; a frozen disk puts who "
+              "saves into this state, a trainer not"),
+    FaultKind("slowed processor", "omission", "hardware", "SIGSTOP and SIGCONT in turn, ten times a second, as a "
+              "processor that is too hot is clocked down", "the same bits, later", "shares of work, learned deadlines",
+              _HEALTH, _RUN + "slow"),
+    FaultKind("thermal throttling of an accelerator", "omission", "hardware", "a reading", "a slower step, told of",
+              "readings", _HEALTH, why_not=_NO_DEVICE),
+    FaultKind("clock that jumps", "omission", "hardware", "the wall clock that the run's processes read is moved by up "
+              "to a day, ahead or back", "nothing", "no promise rests on wall clocks", _FM, _RUN + "clock"),
     # --- Byzantine: something is wrong, and looks right
     FaultKind("flipped bit in a gradient", "Byzantine", "hardware", "a bit of a chosen element is flipped", _HELD,
               "audits", _AUDITS, _FLIPS),

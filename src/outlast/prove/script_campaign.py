@@ -29,6 +29,7 @@ from outlast.prove._script_findings import (
 )
 from outlast.prove._strike_campaign import run_watched
 from outlast.prove.script_plan import ScriptFleet, Shape, schedule_of
+from outlast.prove.script_surroundings import ScriptSurroundings
 from outlast.prove.strike_findings import Finding, Outcome, Undisturbed, Watched, judge
 from outlast.prove.strike_plan import Setting, StruckFleet
 from outlast.prove.striker import Done, StrikeRecord
@@ -198,8 +199,12 @@ class ScriptCampaign:
     ) -> Watched:
         self._leaks = LeakWatch()
 
+        saved = Path(self._baseline.fleet) / "checkpoints" if self._baseline is not None else folder
+        saved_bytes = sum(path.stat().st_size for path in saved.rglob("*") if path.is_file())
+        surroundings = ScriptSurroundings(folder, {strike.roles[0] for strike in fleet.strikes}, saved_bytes)
+
         def launch(place: Path, struck: StruckFleet) -> Driven:
-            driven = self._launch(place, fleet, every)
+            driven = self._launch(place, fleet, every, surroundings)
             self._leaks.launcher = driven.process.pid
             return driven
 
@@ -207,9 +212,10 @@ class ScriptCampaign:
             self._leaks.look()
             watch(record)
 
-        return run_watched(folder, fleet, look, launch, hang_s)
+        with surroundings:
+            return run_watched(folder, fleet, look, launch, hang_s, surroundings.around, surroundings.environ)
 
-    def _launch(self, folder: Path, fleet: ScriptFleet, every: int) -> Driven:
+    def _launch(self, folder: Path, fleet: ScriptFleet, every: int, around: ScriptSurroundings) -> Driven:
         settings: dict[str, Any] = {
             "restart_backoff_s": 0.1, "heartbeat_s": 0.5, "formation_s": 10.0, "max_restarts": 64,
             **self._settings, "replicas": fleet.replicas, "spares": fleet.spares, "agents": fleet.agents,
@@ -218,12 +224,13 @@ class ScriptCampaign:
         for key in [key for key in settings if key.startswith("checkpoint_")]:
             del settings[key]  # no struck run touches what somebody keeps
         if fleet.keeps:
-            settings |= {"checkpoint_dir": str(folder / "checkpoints"), "checkpoint_every": every}
+            settings |= {"checkpoint_dir": str(around.checkpoints), "checkpoint_every": every}
             settings |= {"checkpoint_keep": 4 * _SAVES}
         config = folder / "run.toml"
         config.write_text("[run]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
-        environ = {"TMPDIR": str(folder / "tmp"), VARIABLE: str(folder.resolve())}
-        return Driven(folder / "run", ["--config", str(config)], self.script, faults=fleet.faults, environ=environ)
+        environ = {"TMPDIR": str(folder / "tmp"), VARIABLE: str(folder.resolve()), **around.environ}
+        options = ["--config", str(config)]
+        return Driven(folder / "run", options, self.script, faults=fleet.faults, environ=environ, prefix=around.prefix)
 
     def _folder(self, name: str) -> Path:
         """A new one: a fleet may be struck again."""

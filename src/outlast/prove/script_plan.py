@@ -18,15 +18,17 @@ from outlast.errors import ConfigError, nearest
 from outlast.prove.strike_plan import ROLES, Role, Setting, Strike, StruckFleet
 from outlast.runtime.settings.fault_points import Fault
 
-__all__ = ["KINDS", "Kind", "ScriptFleet", "Shape", "drawn", "planned", "read_schedule", "schedule_of"]
+__all__ = ["KINDS", "Kind", "ScriptFleet", "Shape", "drawn", "planned", "read_schedule", "schedule_of", "strikes_of"]
 
 
 class Kind(NamedTuple):
-    """A way to strike. `signal`: what `_strike_acts` is told; "" for a phase. `roles`: who can be struck so."""
+    """A way to strike. `signal`: what `_strike_acts` is told; "" for a phase. `roles`: who, or what, can be struck so.
+    `lasts`: for a time, and is undone then."""
 
     signal: str
     weight: int
     roles: tuple[Role, ...] = ROLES
+    lasts: bool = False
 
 
 _RANKS: tuple[Role, ...] = ("replica", "spare")
@@ -37,9 +39,16 @@ KINDS: dict[str, Kind] = {
     "bus": Kind("SIGBUS", 2),
     "term": Kind("SIGTERM", 2),
     "stop": Kind("SIGSTOP", 3),
-    "pause": Kind("SIGSTOP", 4),
+    "pause": Kind("SIGSTOP", 4, lasts=True),
+    "slow": Kind("SLOW", 2, _RANKS, lasts=True),
     "memory": Kind("MEMORY", 2, _RANKS),
     "descriptors": Kind("DESCRIPTORS", 2, _RANKS),
+    "filesize": Kind("FILESIZE", 2, (*_RANKS, "coordinator")),
+    "cputime": Kind("CPUTIME", 2, _RANKS),
+    "full": Kind("", 2, ("disk",), lasts=True),
+    "readonly": Kind("", 2, ("disk",), lasts=True),
+    "frozen": Kind("", 2, ("disk",), lasts=True),
+    "clock": Kind("", 2, ("clock",)),
     "brownout": Kind("SIGKILL", 2),
     "phase": Kind("", 4, _RANKS),
 }
@@ -50,7 +59,9 @@ _PHASES = (
     Phase.GATHERED, Phase.HEADER, Phase.VERDICT, Phase.OPTIMIZER, Phase.COMMIT,
 )  # fmt: skip
 _INSIDE = ("SIGKILL", "SIGSTOP", "exit", "raise")
-_TARGETS: dict[Role, int] = {"replica": 9, "spare": 3, "agent": 2, "coordinator": 4, "nursery": 3}
+_TARGETS: dict[Role, int] = {
+    "replica": 9, "spare": 3, "agent": 2, "coordinator": 4, "nursery": 3, "disk": 1, "clock": 1
+}  # fmt: skip
 _MOST_COORDINATORS = 4  # beyond a few in a minute the launcher gives up, as it should
 _MOST_STRIKES = 7
 
@@ -105,7 +116,7 @@ def drawn(number: int, seed: int, shape: Shape, kinds: Collection[str]) -> Scrip
         spares=shape.spares,
         agents=rng.randint(1, 2),
         exchange=rng.choice(("shm", "shm", "c10d")),
-        keeps=keeps,
+        keeps=keeps or "disk" in {strike.roles[0] for strike in strikes},
         stranger=False,
         strikes=tuple(strikes),
         faults=tuple(faults),
@@ -137,7 +148,7 @@ def _strike(rng: random.Random, kind: str, wait_s: float, before: Sequence[Strik
     if sum(strike.roles[0] == "coordinator" for strike in before) >= _MOST_COORDINATORS:
         targets.pop("coordinator", None)
     role = rng.choices(list(targets), list(targets.values()))[0]
-    continue_s = round(min(rng.expovariate(1 / 1.5), 8.0), 3) if kind == "pause" else None
+    continue_s = round(min(rng.expovariate(1 / 1.5), 8.0), 3) if KINDS[kind].lasts else None
     return _made(kind, wait_s, role, round(rng.random(), 3), continue_s)
 
 
@@ -182,6 +193,11 @@ def read_schedule(text: str) -> tuple[tuple[Strike, ...], tuple[Fault, ...]]:
     return tuple(strikes), tuple(faults)
 
 
+def strikes_of(text: str) -> set[str]:
+    """The kinds of strikes from outside in a schedule."""
+    return {strike.named for strike in read_schedule(text)[0]}
+
+
 def _read_strike(item: str, parts: Sequence[str]) -> Strike:
     try:
         wait, told, role, pick = parts
@@ -192,10 +208,11 @@ def _read_strike(item: str, parts: Sequence[str]) -> Strike:
     if kind not in KINDS or kind == "phase":
         raise _no_item(item, nearest(kind, KINDS, f"one of {', '.join(k for k in KINDS if k != 'phase')}", both=True))
     roles = KINDS[kind].roles
+    lasting = "~SECONDS, ".join(name for name in KINDS if KINDS[name].lasts)
     if role not in roles:
         raise _no_item(item, nearest(role, roles, f"one of {', '.join(roles)}", both=True))
-    if not (0.0 <= wait_s < 1e6 and 0.0 <= share < 1.0) or (kind == "pause") != (continue_s is not None):
-        raise _no_item(item, "seconds of 0 or more, a pick from 0 to 0.999, and pause~SECONDS for a pause only")
+    if not (0.0 <= wait_s < 1e6 and 0.0 <= share < 1.0) or KINDS[kind].lasts != (continue_s is not None):
+        raise _no_item(item, f"seconds of 0 or more, a pick from 0 to 0.999, and {lasting}~SECONDS alone")
     return _made(kind, wait_s, next(each for each in roles if each == role), share, continue_s)
 
 

@@ -14,8 +14,9 @@ __all__ = ["EVERY", "MICROBATCHES", "ROLES", "ROWS", "STEPS", "Role", "Setting",
 
 STEPS, MICROBATCHES, EVERY, ROWS = 400, 8, 25, 4
 
-Role = Literal["replica", "spare", "agent", "coordinator", "nursery"]
+Role = Literal["replica", "spare", "agent", "coordinator", "nursery", "disk", "clock"]
 ROLES: tuple[Role, ...] = ("replica", "spare", "agent", "coordinator", "nursery")
+"""Those that are processes."""
 
 _SIGNALS = {"SIGKILL": 7, "SIGSEGV": 4, "SIGTERM": 3, "SIGSTOP": 3, "SIGSTOP, SIGCONT": 4}
 _TARGETS: dict[Role, int] = {"replica": 9, "spare": 3, "agent": 2, "coordinator": 4, "nursery": 3}
@@ -48,7 +49,7 @@ class Strike(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> str:
-        return self.signal if self.continue_s is None else f"{self.signal}, SIGCONT"
+        return self.signal if self.continue_s is None or self.signal == "SLOW" else f"{self.signal}, SIGCONT"
 
 
 class StruckFleet(msgspec.Struct, frozen=True, kw_only=True):

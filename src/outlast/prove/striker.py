@@ -6,13 +6,14 @@ prints. It decides nothing about whether that was right: `strike_findings.py` do
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,16 +25,18 @@ from outlast.prove._commit_log import CommitLog
 from outlast.prove._drive import Driven
 from outlast.prove._process_tree import Running, left_behind, processes, processor_s, send, state_of
 from outlast.prove._strangers import Stranger
-from outlast.prove._strike_acts import carry_out
+from outlast.prove._strike_acts import Surrounding, carry_out
 from outlast.prove.strike_plan import EVERY, MICROBATCHES, ROWS, STEPS, Role, Strike, StruckFleet
 
-__all__ = ["HANG_S", "Done", "Life", "StrikeRecord", "StatusSample", "Striker"]
+__all__ = ["HANG_S", "SLOW", "Done", "Life", "StrikeRecord", "StatusSample", "Striker"]
 
 HANG_S = 30.0
 """How long after the last strike a run of `prove strikes` may neither commit a step nor end."""
 _WORKING = 4.0  # times as long where its processes do work: on a machine that is busy with something else
 _WORK_S, _WORK_SHARE = 10.0, 0.05  # they do, if they used this share of one processor lately
 _LOOK_S = 0.05
+SLOW = "SLOW"
+"""Stopped for every other look at the run, as a processor that is too hot is slowed."""
 _SAMPLE_S = 2.5
 _STRANGER_S = 0.05  # between two of a stranger's visits, in the mean
 _LEFT_S = 2.0  # for the kernel to end the children of a process that has ended
@@ -90,7 +93,8 @@ class StrikeRecord(msgspec.Struct, kw_only=True):
 
 
 class Striker:
-    """One fleet in its own `folder`; `run` once."""
+    """One fleet in its own `folder`; `run` once. `around`: what can be struck of it beside its processes; `environ`:
+    what who asks about it lives by, beside our own environment."""
 
     def __init__(
         self,
@@ -98,7 +102,10 @@ class Striker:
         fleet: StruckFleet,
         launch: Callable[[Path, StruckFleet], Driven] | None = None,
         hang_s: float = HANG_S,
+        around: Mapping[Role, Surrounding] | None = None,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
+        self._around, self._environ = around or {}, os.environ | dict(environ or {})
         self.folder, self.fleet, self._launch, self._hang_s = folder, fleet, launch or _own_training, hang_s
         for name in ("commits", "ends", "tmp"):
             (folder / name).mkdir(parents=True)
@@ -107,7 +114,8 @@ class Striker:
         self.events: list[ev.AnyEvent] = []
         self._lives: dict[tuple[int, str], Life] = {}
         self._alive: list[Running] = []
-        self._to_continue: list[tuple[float, Running, Done]] = []
+        self._to_end: list[tuple[float, Callable[[], bool], Done]] = []  # what lasts for a time
+        self._slowed: list[tuple[float, Running]] = []
         self._asking: tuple[float, subprocess.Popen[str]] | None = None
         self._moved_s = 0.0
         self._used: dict[Running, float] = {}
@@ -183,11 +191,11 @@ class Striker:
         patience_s = self._hang_s
         if now - self._worked_s <= _WORK_S:
             patience_s *= _WORKING
-        if self._to_continue or now - moved_s < patience_s:
+        if self._to_end or now - moved_s < patience_s:
             return False
         states = ", ".join(f"{seen.name} {state_of(seen) or 'gone'}" for seen in self._alive)
         self.record.hung = f"no step and no end for {now - moved_s:.1f} s; processes: {states or 'none'}"
-        self.record.status = _printed(["status", str(driven.run_dir)])
+        self.record.status = _printed(["status", str(driven.run_dir)], self._environ)
         return True
 
     def _ask(self) -> bool:
@@ -205,7 +213,12 @@ class Striker:
         if (self.folder / "run" / "journal").exists() or any((self.folder / "run").glob("*")):
             command = [sys.executable, "-m", "outlast", "status", str(self.folder / "run"), "--json"]
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+                command,
+                env=self._environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
             )
             self._asking = (self._now(), process)
         return False
@@ -214,20 +227,39 @@ class Striker:
     def _strike(self, driven: Driven, strike: Strike) -> bool:
         """Whether there was anybody to strike."""
         for role in strike.roles:
+            if role in self._around:
+                if self._strike_around(self._around[role], role, strike):
+                    return True
+                continue
             candidates = sorted((s for s in self._alive if self._role(driven, s) == role), key=lambda seen: seen.name)
             if not candidates:
                 continue
             seen = candidates[int(strike.pick * len(candidates))]
             before = state_of(seen)
-            if not before or not carry_out(seen, strike.signal):
+            if not before or not (strike.signal == SLOW or carry_out(seen, strike.signal)):
                 continue
-            now = self._moved_s = self._now()
-            done = Done(at_s=now, kind=strike.kind, role=role, pid=seen.pid, name=seen.name, state=before)
-            self.record.done.append(done)
-            if strike.continue_s is not None:
-                self._to_continue.append((now + strike.continue_s, seen, done))
+            self._struck(
+                Done(at_s=self._now(), kind=strike.kind, role=role, pid=seen.pid, name=seen.name, state=before),
+                strike.continue_s,
+                functools.partial(_go_on, seen),
+            )
+            if strike.signal == SLOW and strike.continue_s is not None:
+                self._slowed.append((self._now() + strike.continue_s, seen))
             return True
         return False
+
+    def _strike_around(self, what: Surrounding, role: Role, strike: Strike) -> bool:
+        if not what.strike(strike.named, strike.pick):
+            return False
+        done = Done(at_s=self._now(), kind=strike.named, role=role, pid=0, name=role, state="")
+        self._struck(done, strike.continue_s, lambda: what.mend(strike.named))
+        return True
+
+    def _struck(self, done: Done, for_s: float | None, undo: Callable[[], bool]) -> None:
+        self.record.done.append(done)
+        self._moved_s = done.at_s
+        if for_s is not None:
+            self._to_end.append((done.at_s + for_s, undo, done))
 
     def _role(self, driven: Driven, seen: Running) -> Role:
         if seen.name == "coordinator":
@@ -241,9 +273,14 @@ class Striker:
         return "replica" if inside else "spare"
 
     def _continue(self) -> None:
-        for entry in [entry for entry in self._to_continue if entry[0] <= self._now()]:
-            self._to_continue.remove(entry)
-            send(entry[1], signal.SIGCONT)
+        """End what has lasted; who is slow runs in every other look alone."""
+        self._slowed = [(end_s, seen) for end_s, seen in self._slowed if end_s > self._now()]
+        for _, seen in self._slowed:
+            send(seen, signal.SIGCONT if state_of(seen) == "T" else signal.SIGSTOP)
+        for entry in [entry for entry in self._to_end if entry[0] <= self._now()]:
+            if not entry[1]():
+                continue
+            self._to_end.remove(entry)
             entry[2].continued_s = self._moved_s = self._now()
 
     # --- the end -------------------------------------------------------------------------------------------------
@@ -262,8 +299,13 @@ class Striker:
         pids = {str(life.pid) for life in record.lives}
         shared = [f"/dev/shm/{p.name}" for p in Path("/dev/shm").iterdir() if pids & set(p.name.split("_"))]
         record.left = [*left, *temporary, *shared]
-        record.why = _printed(["why", str(run_dir)])
-        record.status = record.status or _printed(["status", str(run_dir)])
+        record.why = _printed(["why", str(run_dir)], self._environ)
+        record.status = record.status or _printed(["status", str(run_dir)], self._environ)
+
+
+def _go_on(seen: Running) -> bool:
+    send(seen, signal.SIGCONT)  # or it has ended, which is as good
+    return True
 
 
 def _own_training(folder: Path, fleet: StruckFleet) -> Driven:
@@ -286,11 +328,12 @@ def _own_training(folder: Path, fleet: StruckFleet) -> Driven:
     return Driven(folder / "run", ["--config", str(config)], script, environ=environ)
 
 
-def _printed(command: list[str]) -> dict[str, Any]:
+def _printed(command: list[str], environ: Mapping[str, str]) -> dict[str, Any]:
     """What one of our commands prints with `--json`; with the key `error` where it fails."""
     try:
         process = subprocess.run(
             [sys.executable, "-m", "outlast", *command, "--json"],
+            env=dict(environ),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -23,10 +23,11 @@ _SETTLED_S = 3.0  # after a step's end everybody has told it: then it is known w
 
 
 class Bookkeeping:
-    """See the module. `write(kind, **fields)` appends to the journal; within `patience_s` all have told a step."""
+    """See the module. `write(kind, **fields)` appends to the journal; within `patience_s` all have told a step;
+    `apart_s`: Unix time less monotonic time."""
 
-    def __init__(self, journal: Journal, write: Callable[..., None], patience_s: float) -> None:
-        self._write = write
+    def __init__(self, journal: Journal, write: Callable[..., None], patience_s: float, apart_s: float) -> None:
+        self._write, self._apart_s = write, apart_s
         self._ledger = Ledger(patience_s=patience_s)
         self._losses: dict[int, float] = {}
         self._next_loss = self._told_stable = 0
@@ -40,7 +41,7 @@ class Bookkeeping:
         self._next_loss = max([self._next_loss, *(step + 1 for step, _ in told.losses[-1:])])
         if told.committed >= 0:
             patience_s = self._ledger.patience_s
-            self._ledger = Ledger(told.committed, told.committed_at_s - _clocks_apart_s(), patience_s=patience_s)
+            self._ledger = Ledger(told.committed, told.committed_at_s - self._apart_s, patience_s=patience_s)
         epoch, n = told.view
         self._beat = Heartbeat(
             sender="", sent_s=0.0, view=(epoch, n), stable=told.stable, step_s=told.step_s, until=told.until
@@ -88,7 +89,7 @@ class Bookkeeping:
         if span is not None:
             counted = {
                 "first": span.first, "committed": span.committed, "seconds": span.seconds,
-                "committed_at_s": span.until_s + _clocks_apart_s(),
+                "committed_at_s": span.until_s + self._apart_s,
             }  # fmt: skip
         self._write(
             "progress",
@@ -104,15 +105,10 @@ class Bookkeeping:
     def _tell_stall(self, member: str, step: StepTime) -> None:
         self._write(
             "stall",
-            at_s=step.end_s + _clocks_apart_s(),
+            at_s=step.end_s + self._apart_s,
             step=step.step,
             seconds=step.stalled_s,
             usual_s=step.took_s - step.stalled_s,
             replica="" if step.phase in WAITS else member,
             phase=Phase(step.phase).name.lower(),
         )
-
-
-def _clocks_apart_s() -> float:
-    """Unix time less monotonic time."""
-    return time.time() - time.monotonic()

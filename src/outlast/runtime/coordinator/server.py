@@ -37,6 +37,7 @@ from outlast.runtime.coordinator._refusals import Refusals
 from outlast.runtime.coordinator._saves import Keeper
 from outlast.runtime.host.silence import BEAT_S
 from outlast.runtime.settings.fault_points import Probe
+from outlast.runtime.settings.run_clock import apart_s
 from outlast.runtime.transport import save_messages as saving
 from outlast.runtime.transport.door import Door
 from outlast.runtime.transport.endpoints import place_here
@@ -92,7 +93,7 @@ class Server:
             retired=retired_agents(os.environ, socket.gethostname()),
         )
         self.coordinator = Coordinator(settings, self.epoch, record)
-        self._began_s = time.time() - time.monotonic()
+        self._began_s = apart_s(os.environ)
         self.coordinator.reports.recall(*_unreported(journal, self._began_s))
         self.keeper = Keeper(
             journal, self.coordinator, run=os.environ.get("OUTLAST_RUN", ""), config=config, write=self.write,
@@ -112,7 +113,7 @@ class Server:
         self._door: Door | None = None
         self._conversations: set[asyncio.Task[None]] = set()
         self._beats: dict[str, Heartbeat] = {}
-        self.books = Bookkeeping(journal, self.write, 3 * config.heartbeat_s)
+        self.books = Bookkeeping(journal, self.write, 3 * config.heartbeat_s, self._began_s)
         self._certified = 0  # the newest state that was written down as certified
         self._started_s = self._sign_s = time.monotonic()
         self._give_sign()
@@ -391,15 +392,14 @@ class Server:
         self.keeper.heard(event)
 
     def now_s(self) -> float:
-        """Seconds since 1970 by a clock that never jumps: the machine's as of this coordinator's start, and since."""
+        """Seconds since 1970 by a clock that never jumps: the wall's when the run began on this host, and since."""
         return self._began_s + time.monotonic()
 
     def _finish(self, finish: m.Finish) -> None:
         if self.finished.done():
             return
         self.refusals.close()
-        superseded = finish.detail.startswith("superseded")
-        if not superseded:
+        if not finish.detail.startswith("superseded"):
             unsaved = self.keeper.unsaved(finish.steps) if finish.outcome == "finished" else ""
             if unsaved and not finish.exit_code:
                 finish = msgspec.structs.replace(finish, exit_code=Unsaved.exit_code, detail=unsaved)
@@ -412,7 +412,7 @@ class Server:
         committed = [peer.committed for peer in self.coordinator.roster.peers.values()]
         committed.append(self.keeper.saved_in(view.id) if view is not None else 0)  # heartbeats come later than saves
         end = events.RunFinished(
-            at_s=time.time(), outcome=finish.outcome, steps=max(finish.steps, *committed), detail=finish.detail,
+            at_s=self.now_s(), outcome=finish.outcome, steps=max(finish.steps, *committed), detail=finish.detail,
             exit_code=finish.exit_code, seconds={},
         )  # fmt: skip
         if self.journal.flush(_FLUSH_S):

@@ -33,6 +33,7 @@ from outlast.runtime.host._children import Child, start
 from outlast.runtime.host._rank_blocks import RankBlocks
 from outlast.runtime.host._snapshot_memory import hold_memory, slots_of
 from outlast.runtime.host.silence import Watch
+from outlast.runtime.settings import run_clock
 from outlast.runtime.settings.rank_limits import check_ranks, effective
 from outlast.runtime.transport.endpoints import data_address, listen_on, read_host_port, shown
 from outlast.runtime.transport.frames import Link
@@ -81,6 +82,7 @@ class Launcher:
     watch: Callable[[], Any] | None = None
     ready: Callable[[], Any] | None = None
     began_at_s: float | None = None
+    _apart_s: float = field(init=False, default_factory=lambda: run_clock.apart_s({}))
     run_id: str = field(default_factory=lambda: secrets.token_hex(4))
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     host: str = field(default_factory=socket.gethostname)
@@ -150,7 +152,7 @@ class Launcher:
         """All others have ended: from here on nobody else writes to the journal."""
         code = self._exit_code if self._exit_code is not None else self._stop_code
         with contextlib.suppress(OutlastError), Journal.open_writer(self.run_dir, lock_fd=os.dup(lock.fileno())) as end:
-            end.append(events.RunEnded(at_s=time.time(), exit_code=code))
+            end.append(events.RunEnded(at_s=self._apart_s + time.monotonic(), exit_code=code))
 
     # --- preparing -----------------------------------------------------------------------------------------------
     @property
@@ -182,7 +184,7 @@ class Launcher:
         shown = msgspec.structs.asdict(config)
         journal.append(
             events.RunStarted(
-                at_s=self.began_at_s or time.time(),
+                at_s=self.began_at_s or self._apart_s + time.monotonic(),
                 run_id=self.run_id,
                 command=self.command,
                 num_replicas=config.replicas,
@@ -228,6 +230,7 @@ class Launcher:
             "OUTLAST_COORDINATOR": shown(*self._address),
             "OUTLAST_SECRET": self.secret.hex(),
             "OUTLAST_CONFIG": encoded(config),
+            run_clock.VARIABLE: repr(self._apart_s),
             "OUTLAST_COMMAND": json.dumps(self.command),
             "OUTLAST_FOLDER": str(Path.cwd()),
             "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),  # sets have one order in all, whenever they start

@@ -12,6 +12,7 @@ Losses are in hexadecimal digits, so that bits are compared.
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from pathlib import Path
@@ -52,7 +53,7 @@ class StepWriter:
 
     def committed(self, step: int, loss: float) -> None:
         """Append one line."""
-        os.write(self._fd, f"{step} {time.monotonic()!r} {loss.hex()}\n".encode())
+        _append(self._fd, f"{step} {time.monotonic()!r} {loss.hex()}\n")
 
 
 class Testimony:
@@ -67,13 +68,20 @@ class Testimony:
 
     def computed(self, step: int, microbatch: int, digest: int, loss: float) -> None:
         """Append one line."""
-        os.write(self._microbatches, f"{step} {microbatch} {digest:016x} {loss.hex()}\n".encode())
+        _append(self._microbatches, f"{step} {microbatch} {digest:016x} {loss.hex()}\n")
 
     def state(self, place: str, seen: StateSeen) -> None:
         """Write it whole or not at all. `place`: starts or ends."""
         part = self._folder / f"{place}-{self._file}.part"
         part.write_bytes(msgspec.json.encode(seen))
         part.rename(self._folder / place / f"{self._file}.json")
+
+
+def _append(fd: int, line: str) -> None:
+    """OSError also where only a part of it could be written: what is not written down must not be done."""
+    data = line.encode()
+    if os.write(fd, data) != len(data):
+        raise OSError(errno.EFBIG, "a line of the witness was cut short")
 
 
 def read_computed(folder: Path) -> list[Computed]:

@@ -1,0 +1,52 @@
+"""What one struck run has around its processes, if its schedule strikes it: a disk of its own, a clock of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import ExitStack
+from pathlib import Path
+
+from outlast.prove import struck_clock, struck_disk
+from outlast.prove._strike_acts import Surrounding
+from outlast.prove.strike_plan import Role
+
+__all__ = ["ScriptSurroundings", "cannot_be_struck"]
+
+_ROOM = 3, 64 << 20  # of what an undisturbed run saves, and besides
+_KEPT = "kept"
+
+
+def cannot_be_struck(kind: str) -> str:
+    """Why runs on this machine cannot be struck by this kind; "" if they can."""
+    if kind == "clock":
+        return struck_clock.unavailable()
+    if kind == "frozen":
+        return struck_disk.cannot_freeze()
+    return struck_disk.unavailable() if kind in ("full", "readonly") else ""
+
+
+class ScriptSurroundings:
+    """A context manager for one run in `folder`. `saved_bytes`: what an undisturbed run saves."""
+
+    def __init__(self, folder: Path, roles: Collection[Role], saved_bytes: int) -> None:
+        self.around: dict[Role, Surrounding] = {}
+        self.environ: dict[str, str] = {}
+        self.prefix: list[str] = []
+        self.checkpoints = folder / "checkpoints"
+        self._folder, self._disk, self._stack = folder, "disk" in roles, ExitStack()
+        self._clock, self._size_bytes = "clock" in roles, _ROOM[0] * saved_bytes + _ROOM[1]
+
+    def __enter__(self) -> ScriptSurroundings:
+        if self._clock:
+            clock = struck_clock.StruckClock(self._folder / "clock")
+            self.around["clock"], self.environ = clock, clock.environ
+        if self._disk:
+            disk = self._stack.enter_context(struck_disk.StruckDisk(self._folder / "disk", self._size_bytes))
+            self.around["disk"], self.prefix = disk, disk.entering
+            self._stack.callback(disk.save, Path(_KEPT), self._folder / "checkpoints")
+            self.checkpoints = disk.place / _KEPT
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """What was saved is found under `checkpoints` of the run's folder, as in any other run."""
+        self._stack.close()

@@ -1,0 +1,228 @@
+"""What a struck run has around its processes: a disk that fills up, is read-only or hangs, and a clock that jumps."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from outlast.cli import main
+from outlast.prove import struck_clock, struck_disk
+from outlast.prove._process_tree import Running
+from outlast.prove._strike_acts import LIMITS, carry_out
+from outlast.prove.script_plan import KINDS, Shape, drawn, planned, read_schedule
+from outlast.prove.script_surroundings import ScriptSurroundings
+from outlast.prove.striker import Striker, StrikeRecord
+from outlast.runtime.settings import run_clock
+from outlast.runtime.settings.witness_files import StepWriter
+
+SCRIPT = str(Path(__file__).parent / "scripts" / "nanogpt.py")
+needs_disk = pytest.mark.skipif(bool(struck_disk.unavailable()), reason=struck_disk.unavailable())
+needs_frozen = pytest.mark.skipif(bool(struck_disk.cannot_freeze()), reason=struck_disk.cannot_freeze())
+needs_clock = pytest.mark.skipif(bool(struck_clock.unavailable()), reason=struck_clock.unavailable())
+
+
+# --- a disk ----------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[struck_disk.StruckDisk]:
+    with struck_disk.StruckDisk(tmp_path / "disk", 24 << 20) as disk:
+        yield disk
+    assert [path.name for path in tmp_path.iterdir() if path.name != "saved"] == ["disk"]
+    assert not any((tmp_path / "disk").iterdir()), "it was mounted for nobody but the run"
+
+
+def write(disk: struck_disk.StruckDisk, name: str) -> str:
+    """As the run would write a mebibyte; what the kernel says to it."""
+    command = [*disk.entering, sys.executable, "-c", "import sys; open(sys.argv[1], 'wb').write(bytes(1 << 20))"]
+    done = subprocess.run([*command, str(disk.place / name)], capture_output=True, text=True, timeout=60)
+    return done.stderr.strip().rpartition("\n")[2]
+
+
+@pytest.mark.process
+@needs_disk
+def test_a_disk_is_full_or_read_only_for_a_time_and_keeps_what_it_had(
+    disk: struck_disk.StruckDisk, tmp_path: Path
+) -> None:
+    (tmp_path / "disk" / "outside").mkdir()
+    assert write(disk, "before") == ""
+    assert disk.strike("full", 0.0)
+    assert "No space left" in write(disk, "full")
+    assert disk.strike("readonly", 0.0)
+    assert "Read-only" in write(disk, "readonly")
+    assert not disk.strike("full", 0.0), "nothing can be written to a disk that is read-only"
+    assert not disk.mend("full")
+    assert disk.mend("readonly")
+    assert disk.mend("full")
+    assert write(disk, "after") == ""
+    disk.save(Path(), tmp_path / "saved")
+    assert {path.name for path in (tmp_path / "saved").iterdir()} >= {"before", "after"}
+    assert (tmp_path / "saved" / "after").stat().st_size == 1 << 20
+    (tmp_path / "disk" / "outside").rmdir()
+
+
+@pytest.mark.process
+@needs_frozen
+def test_who_writes_to_a_frozen_disk_waits_in_the_kernel_until_it_thaws(disk: struck_disk.StruckDisk) -> None:
+    assert disk.strike("frozen", 0.0)
+    assert not disk.strike("full", 0.0), "whoever tried would hang as well"
+    assert not disk.mend("full")
+    told = "import sys; print('begin', flush=True); open(sys.argv[1], 'wb').write(bytes(1 << 20))"
+    command = [*disk.entering, sys.executable, "-c", told, str(disk.place / "late")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "begin\n"
+        child.kill()  # which does not reach it, unless it comes before the write: either way it is gone after the thaw
+        assert disk.mend("frozen")
+        child.wait()
+    assert write(disk, "after") == ""
+    assert disk.strike("frozen", 0.0), "and what is frozen when a run is over is thawed"
+
+
+@pytest.mark.process
+@needs_disk
+def test_a_run_has_a_disk_only_where_one_is_struck(tmp_path: Path) -> None:
+    with ScriptSurroundings(tmp_path / "plain", {"replica"}, 0) as none:
+        assert (none.prefix, none.environ, none.around) == ([], {}, {})
+    with ScriptSurroundings(tmp_path / "own", {"disk"}, 0) as own:
+        assert list(own.around) == ["disk"]
+        inside = [*own.prefix, "sh", "-c", f"mkdir -p '{own.checkpoints}' && echo saved > '{own.checkpoints}/part'"]
+        assert subprocess.run(inside).returncode == 0
+        assert not own.checkpoints.exists()
+    assert (tmp_path / "own" / "checkpoints" / "part").read_text() == "saved\n"
+
+
+# --- a clock ---------------------------------------------------------------------------------------------------------
+_READ = """
+import sys, threading, time
+lock = threading.Lock()
+lock.acquire()
+for _ in sys.stdin:
+    before = time.monotonic()
+    late = lock.acquire(timeout=0.05)
+    print(time.time(), time.monotonic(), before, late, flush=True)
+"""
+
+
+@pytest.mark.process
+@needs_clock
+def test_a_clock_jumps_for_those_who_live_by_it_and_no_deadline_moves(tmp_path: Path) -> None:
+    clock = struck_clock.StruckClock(tmp_path / "clock")
+    command = [sys.executable, "-c", _READ]
+    pipe = subprocess.PIPE
+    apart = run_clock.apart_s({})
+    with subprocess.Popen(command, env=os.environ | clock.environ, stdin=pipe, stdout=pipe, text=True) as child:
+        for pick, shift_s in ((None, 0.0), (0.0, -86400.0), (0.75, 43200.0), (0.5, 0.0)):
+            if pick is not None:
+                assert clock.strike("clock", pick)
+            assert child.stdin is not None
+            assert child.stdout is not None
+            child.stdin.write("\n")
+            child.stdin.flush()
+            wall, monotonic, _, late = child.stdout.readline().split()
+            assert float(wall) - float(monotonic) - apart == pytest.approx(shift_s, abs=5.0)
+            assert late == "False", "the wait ended by its deadline, wherever the wall clock is"
+        child.stdin.close()
+    assert abs(run_clock.apart_s({}) - apart) < 5.0, "nobody else's clock jumped"
+
+
+def test_what_a_run_tells_is_counted_from_one_reading_of_the_wall_clock() -> None:
+    assert run_clock.apart_s({run_clock.VARIABLE: "12.5"}) == 12.5
+    assert run_clock.apart_s({run_clock.VARIABLE: "soon"}) == pytest.approx(run_clock.apart_s({}), abs=60.0)
+
+
+# --- schedules -------------------------------------------------------------------------------------------------------
+def test_whose_disk_is_struck_keeps_checkpoints_on_it() -> None:
+    fleets = [drawn(number, 5, Shape(), ["full", "readonly", "frozen", "clock", "kill"]) for number in range(60)]
+    struck = [fleet for fleet in fleets if "disk" in {strike.roles[0] for strike in fleet.strikes}]
+    assert struck
+    assert all(fleet.keeps for fleet in struck)
+    assert {s.named for f in fleets for s in f.strikes} == {"full", "readonly", "frozen", "clock", "kill"}
+    lasting = [strike for fleet in fleets for strike in fleet.strikes if KINDS[strike.named].lasts]
+    assert all(strike.continue_s is not None for strike in lasting)
+    (strike,), _ = read_schedule("1:frozen~2:disk:0")
+    assert (strike.roles, strike.continue_s, strike.named) == (("disk",), 2.0, "frozen")
+
+
+def test_what_this_machine_cannot_is_refused_by_name_and_told_of_otherwise(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from outlast.cli._prove_run import _untested
+    from outlast.prove import script_surroundings
+
+    monkeypatch.setattr(script_surroundings.struck_clock, "unavailable", lambda: "no compiler")
+    assert main(["prove", "run", "--faults", "kill,clock", SCRIPT]) == 3
+    assert "clock: this machine cannot: no compiler" in capsys.readouterr().err
+    assert main(["prove", "run", "--schedule", "1:clock:clock:0.3", SCRIPT]) == 3
+    assert ("clock", "this machine cannot: no compiler") in _untested(["kill"], {"clock": "no compiler"})
+
+
+# --- less room than is needed ----------------------------------------------------------------------------------------
+@pytest.mark.process
+@pytest.mark.parametrize("name", ["FILESIZE", "CPUTIME", "DESCRIPTORS"])
+def test_a_limit_ends_who_goes_on(name: str, tmp_path: Path) -> None:
+    """Each child says that it is there before its limit is lowered, and then needs what it has no more."""
+    needs = {
+        "FILESIZE": "open(sys.argv[1], 'wb').write(bytes(1 << 16))",
+        "CPUTIME": "[0 for _ in iter(int, 1)]",
+        "DESCRIPTORS": "[open(sys.argv[1], 'wb') for _ in range(9)] and None",
+    }
+    code = f"import sys; print('here', flush=True); sys.stdin.readline(); held = {needs[name]}"
+    command = [sys.executable, "-c", code, str(tmp_path / "file")]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "here\n"
+        born = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19]
+        assert name in LIMITS
+        assert carry_out(Running(pid=child.pid, name="r0.1", born=born), name)
+        child.communicate("\n", timeout=60)
+    assert child.returncode != 0
+
+
+def test_a_line_that_a_witness_could_not_write_whole_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    writer = StepWriter(tmp_path, "r0.1")
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:5]))
+    with pytest.raises(OSError, match="cut short"):
+        writer.committed(0, 1.0)
+
+
+# --- a strike on what is no process ----------------------------------------------------------------------------------
+class Stubborn:
+    """Cannot be struck at once, nor mended at once."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def strike(self, kind: str, pick: float) -> bool:
+        self.told.append(f"strike {kind} {pick}")
+        return len(self.told) > 1
+
+    def mend(self, kind: str) -> bool:
+        self.told.append(f"mend {kind}")
+        return self.told.count(f"mend {kind}") > 1
+
+
+def test_what_cannot_be_struck_or_mended_now_is_tried_again(tmp_path: Path) -> None:
+    fleet = planned(0, 1, Shape(), "0:readonly~0:disk:0", 1, "shm", True)
+    what = Stubborn()
+    striker = Striker(tmp_path, fleet, around={"disk": what})
+    striker.record = StrikeRecord(started_s=0.0, unix_s=0.0)
+    (strike,) = fleet.strikes
+    driven = None
+    assert not striker._strike(driven, strike)  # type: ignore[arg-type]
+    assert striker._strike(driven, strike)  # type: ignore[arg-type]
+    striker._continue()
+    assert striker.record.done[0].continued_s is None
+    striker._continue()
+    striker._continue()
+    assert what.told == ["strike readonly 0.0", "strike readonly 0.0", "mend readonly", "mend readonly"]
+    (done,) = striker.record.done
+    assert (done.kind, done.role, done.pid) == ("readonly", "disk", 0)
+    assert done.continued_s is not None
