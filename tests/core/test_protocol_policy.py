@@ -66,6 +66,8 @@ def test_an_evidence_decides() -> None:
     assert decide(traced=True) == "wait"
     assert decide(cpu_advanced=True) == "wait"
     assert decide(phase=Phase.SCATTERED) == "probe"
+    assert decide(phase=Phase.SCATTERED, deaf=True) == "evict"
+    assert decide(phase=Phase.SCATTERED, deaf=True, traced=True) == "wait"
     assert decide(phase=Phase.BODY) == "wait"
     assert decide(phase=Phase.BODY, silent_s=2000.0) == "evict"
     assert decide(state="T") == "evict"

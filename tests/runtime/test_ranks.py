@@ -135,6 +135,23 @@ def test_a_rank_raises_or_is_stopped(fleet: Callable[..., Any]) -> None:
     assert "ordered for r2/1.1 in load" in gone.detail
 
 
+def test_a_rank_that_is_silent_takes_its_replica_with_it(fleet: Callable[..., Any]) -> None:
+    """In work of its own, and where it only waits for others."""
+    run = fleet(
+        fault("r1/1", "merge", "hang", step=4), fault("r2/1", "scattered", "hang", step=6),
+        replicas=3, ranks=2, steps=8, script=[SCRIPT], stall_floor_s=1.5,
+    )  # fmt: skip
+    assert run.finish() == 0, run.logs()
+    assert of_run(run.driven.run_dir) == []
+    results = run.results()
+    assert set(results) == {"r0.1-0", "r0.1-1"}, run.logs()
+    assert all(found == undisturbed(SCRIPT, 8) for found in results.values()), run.logs()
+    why = {exit.replica: exit.detail for exit in run.exits() if exit.cause == "evicted"}
+    assert set(why) == {"r1.1", "r2.1"}, run.logs()
+    assert "in merge" in why["r1.1"]
+    assert "no sign of life" in why["r2.1"]
+
+
 def test_a_script_that_shards_nothing_is_refused(fleet: Callable[..., Any]) -> None:
     run = fleet(replicas=1, ranks=2, steps=STEPS)
     assert run.finish() == 2, run.logs()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import socket
@@ -14,10 +15,13 @@ import msgspec
 import pytest
 
 from outlast.config import RunConfig
+from outlast.core.phases import Phase
+from outlast.core.protocol import ViewId
 from outlast.errors import ConfigError, MembershipError, StepMisuse, ViewAbandoned
 from outlast.runtime.host._children import Exit
-from outlast.runtime.host._replica_ranks import Rank, patience_s
+from outlast.runtime.host._replica_ranks import Rank, patience_s, suspect
 from outlast.runtime.loop._device_mesh import _meeting_place
+from outlast.runtime.member._rank_reports import stall_of
 from outlast.runtime.member._siblings import Siblings
 from outlast.runtime.settings.rank_limits import check_protected, check_ranks, check_sharded, effective, unlike_told
 from outlast.runtime.transport import rank_channel as say
@@ -108,6 +112,65 @@ def test_a_wait_for_lanes_ends_with_the_view() -> None:
 
     with pytest.raises(ViewAbandoned, match="a newer view"):
         siblings(Pipe(1)).gather(say.LaneTaken, over)
+
+
+def test_a_wait_for_lanes_that_takes_too_long_is_told_again_and_again() -> None:
+    pipe, now, told = Pipe(1), [0.0], list[float]()
+    awake = os.eventfd(1, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    lead = Siblings(cast(Any, [pipe]), awake, told.append, lambda: 2.0, lambda: now[0])
+
+    def wait() -> None:
+        now[0] += 1.0
+        if now[0] == 6.0:
+            pipe.words.append(say.LaneTaken(0))
+
+    assert lead.gather(say.LaneTaken, wait) == [say.LaneTaken(0)]
+    assert told == [2.0, 4.0, 6.0]
+
+
+def test_a_rank_s_word_that_its_lane_waits_reaches_who_forwards_it() -> None:
+    member, told = f"r0.{secrets.token_hex(4)}", threading.Event()
+    found: list[Any] = []
+    other = threading.Thread(target=lambda: found.append(call_lead(SECRET, member, 1, 60)))
+    other.start()
+    (pipe,) = meet_ranks(SECRET, member, 2, 60)
+    other.join(60)
+    said: list[say.LaneStalled] = []
+    pipe.on_stalled = lambda word: (said.append(word), told.set())  # type: ignore[func-returns-value]
+    word = say.LaneStalled(ViewId(1, 2), int(Phase.SCATTERED), ("r1.1",), 2.0, 1.5)
+    found[0].send(word)
+    assert told.wait(60)
+    assert said == [word]
+    assert pipe.take() is None, "no answer to anything"
+    message = stall_of("r0.1", word)
+    assert (message.member, message.view, message.missing) == ("r0.1", ViewId(1, 2), ("r1.1",))
+    pipe.over = found[0].over = True
+
+
+def rank_at(place: int, phase: Phase, silent_s: float, allowed_s: float = math.inf) -> Rank:
+    read = (phase, 3, -1, 100.0 - silent_s, allowed_s)
+    key = f"r0.1.rank{place}" if place else "r0.1"
+    return Rank("r0.1", cast(Any, None), cast(Any, SimpleNamespace(read=lambda: read)), cast(Any, None), key=key)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "chosen", "deaf"),
+    [
+        ([(Phase.GATHERED, 9.0, 1.0), (Phase.MERGE, 9.0, 1.0)], 1, False),  # its lead waits for it
+        ([(Phase.MERGE, 9.0, 1.0), (Phase.SCATTERED, 0.9, 1.0)], 0, False),
+        ([(Phase.GATHERED, 9.0, 1.0), (Phase.SCATTERED, 0.9, 1.0)], 0, False),  # they wait for another replica
+        ([(Phase.GATHERED, 9.0, 1.0), (Phase.SCATTERED, 9.0, 1.0)], 1, True),  # it would have said so
+        ([(Phase.BACKWARD, 9.0, 1.0), (Phase.LOAD, 9.0)], 1, False),  # a slow disk is the loop's own matter
+        ([(Phase.BACKWARD, 9.0, 1.0), (Phase.BACKWARD, 8.0, 2.0)], 1, False),
+        ([(Phase.BODY, 9.0), (Phase.IDLE, 99.0)], 0, False),
+        ([(Phase.GATHERED, 9.0, 1.0), (Phase.IDLE, 99.0)], 0, False),
+        ([(Phase.BODY, 9.0), (Phase.COMMIT, 9.0, 1.0)], 1, False),
+        ([(Phase.GATHERED, 9.0, 1.0)], 0, False),  # a lead is asked by its peers
+    ],
+)
+def test_which_rank_a_silence_is_laid_to(ranks: list[Any], chosen: int, deaf: bool) -> None:
+    found = [rank_at(place, *row) for place, row in enumerate(ranks)]
+    assert suspect(found, 100.0, 60.0, 30.0) == (found[chosen], deaf)
 
 
 def test_ranks_that_were_given_other_arguments_are_told_apart() -> None:

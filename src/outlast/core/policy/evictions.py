@@ -47,6 +47,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     allowed_s: float
     waited_s: float  # how long a peer has waited for it
     deadline_s: float  # that peer's learned deadline
+    deaf: bool = False  # it waits for others, and has long failed to say so
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +70,8 @@ def judge(evidence: Evidence, outside_s: float) -> Verdict:
         if e.waited_s >= e.deadline_s:
             return Verdict(decision="evict", reason=f"stopped; a peer waited {e.waited_s:.2f} s for it")
         return Verdict(decision="wait", reason="stopped, within the deadline")
+    if e.deaf:
+        return Verdict(decision="evict", reason=f"no sign of life for {e.silent_s:.1f} s in {e.phase.name.lower()}")
     if e.phase in _WAITING and not e.cpu_advanced and e.state != "R":
         return Verdict(decision="probe", reason="it waits for others too")
     limit = min(e.allowed_s, outside_s) if e.phase in OWNED else outside_s

@@ -278,6 +278,7 @@ class Examined(Wire, frozen=True, kw_only=True, tag=True):
     silent_s: float  # since its progress block changed
     cpu_advanced: bool  # since the previous look, or since the silence began
     allowed_s: float  # its own deadline for the phase; inf if none was learned
+    deaf: bool = False  # a rank that is not its replica's lead, and does not even say that it waits
 
 
 # --- to the coordinator: from its driver -----------------------------------------------------------------------------

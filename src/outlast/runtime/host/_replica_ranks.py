@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from outlast.core.phases import Phase
+from outlast.core.phases import OWNED, WAITS, Phase
 from outlast.core.protocol import messages as m
 from outlast.errors import MembershipError
 from outlast.runtime.host._children import Child, Exit
 from outlast.runtime.transport.progress_block import Progress
 
-__all__ = ["Rank", "cause_of", "detail_of", "free_number", "patience_s"]
+__all__ = ["Rank", "cause_of", "detail_of", "free_number", "patience_s", "suspect"]
 
 _TAIL_BYTES = 3000
 _SAY_WHY_S = 5.0
+_DEAF = 4.0  # times the time after which a rank that waits says so
+_SCRIPT = frozenset({Phase.LOAD, Phase.BODY, Phase.BACKWARD, Phase.OPTIMIZER})
+"""Phases in which the script's code, FSDP's among it, may wait for the other ranks."""
 
 
 @dataclass(slots=True)
@@ -56,6 +59,32 @@ def free_number(leads: Iterable[Rank]) -> int:
     """The smallest number that no replica of this agent has: whoever follows one that died gets its device."""
     taken = {lead.number for lead in leads}
     return next(number for number in range(len(taken) + 1) if number not in taken)
+
+
+def suspect(ranks: Sequence[Rank], now_s: float, outside_s: float, formation_s: float) -> tuple[Rank, bool]:
+    """Which of a replica's living ranks a silence is laid to, and whether it is deaf. Ranks wait for each other: a
+    replica hangs only where one of them does that waits for none of the others.
+
+    First a rank that only waits and has long failed to say so, as those that are no lead do in each wait of theirs;
+    then one that is too long in work of its own; then, of those that run the script's code, in which all wait for all,
+    the one that has the most time left; then the lead.
+    """
+    read = [(rank, *rank.progress.read()) for rank in ranks]
+    working: list[tuple[float, Rank]] = []
+    own: list[tuple[float, Rank]] = []
+    for rank, phase, _, _, alive_s, allowed_s in read:
+        silent_s = now_s - alive_s
+        limit_s = min(allowed_s, outside_s) if phase in OWNED else outside_s
+        if phase in WAITS:
+            if rank.key != rank.name and phase is not Phase.IDLE and silent_s > _DEAF * min(allowed_s, formation_s):
+                return rank, True
+        elif phase in _SCRIPT:
+            working.append((limit_s - silent_s, rank))
+        elif silent_s > limit_s:
+            own.append((limit_s - silent_s, rank))
+    if own:
+        return min(own, key=lambda row: row[0])[1], False
+    return (max(working, key=lambda row: row[0])[1] if working else ranks[0]), False
 
 
 def patience_s(how: Exit) -> float:

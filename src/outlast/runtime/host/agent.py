@@ -31,7 +31,7 @@ from outlast.runtime.host._host_doubt import HostDoubt
 from outlast.runtime.host._host_readings import HostReadings, sources_of
 from outlast.runtime.host._nursery import Preloading
 from outlast.runtime.host._rank_blocks import BlocksShown, exit_of
-from outlast.runtime.host._replica_ranks import Rank, cause_of, detail_of, free_number, patience_s
+from outlast.runtime.host._replica_ranks import Rank, cause_of, detail_of, free_number, patience_s, suspect
 from outlast.runtime.host._snapshot_memory import slots_of
 from outlast.runtime.host._stopped_children import LOOK_S, Stopped
 from outlast.runtime.host.silence import BEAT_S, cpu_s, excused, kernel_state
@@ -450,15 +450,19 @@ class Agent:
             if state in "Tt":
                 self._say(each, state, traced, False)
                 return
-        before = cpu_s(rank.child.pid)
+        before = {each.child.pid: cpu_s(each.child.pid) for each in rank.all()}
         self._at(_LOOK_S, lambda: self._look_again(rank, before))
 
-    def _look_again(self, rank: Rank, before_s: float) -> None:
-        if rank.name in self.ranks:
-            state, traced = kernel_state(rank.child.pid)
-            self._say(rank, state, traced, cpu_s(rank.child.pid) - before_s > _BUSY * _LOOK_S)
+    def _look_again(self, rank: Rank, before_s: Mapping[int, float]) -> None:
+        """The replica is slow, and hangs not, while any of its ranks works."""
+        living = [each for each in rank.all() if each.child.pid in before_s]
+        if rank.name in self.ranks and living:
+            chosen, deaf = suspect(living, time.monotonic(), self.outside_s, self.formation_s)
+            advanced = any(cpu_s(pid) - before > _BUSY * _LOOK_S for pid, before in before_s.items())
+            state, traced = kernel_state(chosen.child.pid)
+            self._say(chosen, state, traced, advanced, deaf and not advanced and state != "R")
 
-    def _say(self, rank: Rank, state: str, traced: bool, advanced: bool) -> None:
+    def _say(self, rank: Rank, state: str, traced: bool, advanced: bool, deaf: bool = False) -> None:
         phase, _, _, alive_s, allowed_s = rank.progress.read()
         allowed_s = min(allowed_s, self.formation_s) if state == "T" else allowed_s
         examined = m.Examined(
@@ -469,6 +473,7 @@ class Agent:
             silent_s=time.monotonic() - alive_s,
             cpu_advanced=advanced,
             allowed_s=allowed_s,
+            deaf=deaf,
         )
         self._send(examined)
 

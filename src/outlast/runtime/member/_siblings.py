@@ -9,8 +9,10 @@ when all lanes of the replica are complete (protocol, 37). With one rank there i
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,10 +36,19 @@ _LOOK_S = 1.0  # should another wait have taken what woke this one
 
 class Siblings:
     """See the module. `pipes`: to rank 1, 2, …; none where the replica is one rank. `wake_fd`: as of the lead's link,
-    which whatever waits in a mesh is woken by."""
+    which whatever waits in a mesh is woken by. `stalled(seconds)` is told of a wait in a view that takes longer than
+    `patience()`, and again each time that this has passed."""
 
-    def __init__(self, pipes: Sequence[RankPipe], wake_fd: int) -> None:
+    def __init__(
+        self,
+        pipes: Sequence[RankPipe],
+        wake_fd: int,
+        stalled: Callable[[float], None] = lambda waited_s: None,
+        patience: Callable[[], float] = lambda: math.inf,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.pipes, self._wake_fd = list(pipes), wake_fd
+        self._stalled, self._patience, self._clock = stalled, patience, clock
         for pipe in self.pipes:
             pipe.wakes_too = wake_fd
         self.addresses: list[str] = []
@@ -105,12 +116,17 @@ class Siblings:
         """Everybody's answer of this kind to the newest question. `wait`: until something wakes; it raises when the
         view ends first. Raises ViewAbandoned when a lane of it does."""
         answers: dict[int, Any] = {}
+        began_s = told_s = self._clock()
         while True:
             for pipe in self.pipes:
                 self._take(pipe, kind, answers)
             if len(answers) == len(self.pipes):
                 return [answers[pipe.place] for pipe in self.pipes]
             (wait or self._wait)()
+            now_s = self._clock()
+            if wait is not None and now_s - told_s >= self._patience():
+                told_s = now_s
+                self._stalled(now_s - began_s)
 
     def _wait(self) -> None:
         """In no view yet: a rank that is lost ends this process."""

@@ -11,12 +11,10 @@ import functools
 import math
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from outlast.core.phases import OWNED, Phase
-from outlast.core.policy.deadlines import Durations, deadline
+from outlast.core.phases import Phase
 from outlast.core.protocol import (
     Compute,
     Exchange,
@@ -43,7 +41,9 @@ from outlast.runtime.host.environment import Environment
 from outlast.runtime.joining.donor import Donor
 from outlast.runtime.joining.joiner import Spare
 from outlast.runtime.member._heartbeat import Pace, ping, stalled
+from outlast.runtime.member._phase_clock import PhaseClock
 from outlast.runtime.member._plane_choice import make_plane
+from outlast.runtime.member._rank_reports import failure_of, stall_of
 from outlast.runtime.member._siblings import LanedPlane, Siblings
 from outlast.runtime.member.link import MemberLink, SoloLink
 from outlast.runtime.saving.member_saves import Saves
@@ -80,17 +80,18 @@ class Replica:
             self._store, env.store = open_store(env.address or LOOPBACK)
         self.listener = Listener(env.run_id, env.me, env.secret, alone=env.coordinator is None, network=env.address)
         self.link = self._make_link()
-        self.siblings = Siblings(env.pipes, self.link.wake_fd)
+        self.siblings = Siblings(
+            env.pipes, self.link.wake_fd, self._own_ranks_stalled, lambda: self.patience(self.clock.phase)
+        )
         for pipe in env.pipes:
             pipe.on_failed = self._rank_failed
+            pipe.on_stalled = lambda said: self.link.send([stall_of(env.me, said)])
         self.siblings.meet(facts)
         self.spare = Spare(env, engine, self.link, self.member, self.lock, self.enter, self.listener.feeds)
         self.mesh: Mesh | None = None
         self.plane: Plane | None = None
         self.memories: dict[str, Memory] = {}
         self.donor = Donor(env, engine, self.member, self.enter)
-        self.durations: dict[Phase, Durations] = defaultdict(Durations)
-        self._phase, self._since_ns = Phase.IDLE, 0
         self._left_at_s = 0.0
         self.last_plan: Plan | None = None
         self._entries: list[RollEntry] = []
@@ -98,6 +99,7 @@ class Replica:
         self._compared = True
         self.disguise: Callable[[Plane], Plane] = lambda plane: plane  # tests have a replica lie
         self.pace = Pace(env.progress, env.config.replicas if env.coordinator is not None else 1)
+        self.clock = PhaseClock(env.progress, env.config, self.pace.passed)
         self.spare.applied = self.pace.replayed
         engine.on_stop = self._stop_after
         self.on_formed: Callable[[], None] = lambda: None  # told of each view that works
@@ -124,20 +126,8 @@ class Replica:
         )
 
     def _rank_failed(self, failed: RankFailed) -> None:
-        """The script raised on another rank of this replica: its lead says so."""
         self.siblings.reported = True
-        self.link.send(
-            [
-                m.Failed(
-                    member=self.env.me,
-                    step=self.member.committed,
-                    microbatch=failed.microbatch,
-                    error=failed.error,
-                    alike=failed.alike,
-                    code=failed.code,
-                )
-            ]
-        )
+        self.link.send([failure_of(self.env.me, self.member.committed, failed)])
 
     @property
     def view(self) -> View | None:
@@ -148,13 +138,7 @@ class Replica:
     def enter(self, phase: Phase, microbatch: int = -1, bucket: int = -1) -> None:
         """Publish where I am, learn how long the last phase took, and pass the fault point."""
         step = self.member.committed
-        allowed = deadline(self.durations[phase], self.env.config.stall_floor_s) if phase in OWNED else 0.0
-        now = self.progress.enter(phase, step, microbatch, bucket, 0.0 if allowed == float("inf") else allowed)
-        if self._since_ns:
-            took_s = (now - self._since_ns) / 1e9
-            self.durations[self._phase].observe(took_s)
-            self.pace.passed(self._phase, took_s)
-        self._phase, self._since_ns = phase, now
+        self.clock.enter(phase, step, microbatch, bucket)
         if self.probe.faults:
             self.probe(phase, step, microbatch, bucket)
 
@@ -175,8 +159,8 @@ class Replica:
         self.link.send(messages)
 
     def patience(self, phase: Phase) -> float:
-        # Half: who hangs in a group that forms is to be found before the coordinator tries another group with it.
-        return min(deadline(self.durations[phase], self.env.config.stall_floor_s), self.env.config.formation_s / 2)
+        """How long to wait for others in a phase before they are named."""
+        return self.clock.patience(phase)
 
     def _hello(self) -> m.Hello:
         facts = self.facts | self._files
@@ -241,7 +225,7 @@ class Replica:
 
     def _idle(self) -> None:
         """Waiting for somebody's word is nobody's silence."""
-        if self._phase not in (Phase.IDLE, Phase.DEPART):
+        if self.clock.phase not in (Phase.IDLE, Phase.DEPART):
             self.enter(Phase.IDLE)
 
     def _raise_if_refused(self) -> None:
@@ -273,7 +257,7 @@ class Replica:
     def abandon(self, reason: ViewAbandoned) -> None:
         """Leave the view: peers hear a goodbye, the coordinator hears why unless it already knows."""
         now = time.monotonic()
-        self._since_ns = 0  # an interrupted wait teaches no deadline
+        self.clock.interrupted()
         if not self._left_at_s:
             self._left_at_s = now
         self.enter(Phase.LEAVE)
@@ -349,6 +333,10 @@ class Replica:
         self.siblings.form(mesh.view, lanes, sorted(self.member.held))
         own = make_plane(self, self.engine, mesh, self.memories, self._store)
         return LanedPlane(own, self.siblings, self.engine, mesh)
+
+    def _own_ranks_stalled(self, waited_s: float) -> None:
+        """This replica's lanes are not complete yet: have its own ranks looked at as well."""
+        self._stalled(self.clock.phase, (self.env.me,), waited_s)
 
     def _over(self, view: View) -> bool:
         mesh = self.mesh

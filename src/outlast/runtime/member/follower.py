@@ -9,7 +9,6 @@ exchange that breaks is told, and the sums stay for the next view.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import select
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +23,7 @@ from outlast.errors import ViewAbandoned
 from outlast.runtime.exchange.plane import ExchangeTask, Reduction, SharedPlane
 from outlast.runtime.exchange.slots import Memory
 from outlast.runtime.host.environment import Environment
+from outlast.runtime.member._phase_clock import PhaseClock
 from outlast.runtime.training.engine import Engine
 from outlast.runtime.training.losses import missing_backward, second_backward
 from outlast.runtime.training.metrics import metric_outside
@@ -48,6 +48,7 @@ class FollowingRank:
         self.plane: SharedPlane | None = None
         self.memories: dict[str, Memory] = {}
         self.view: View | None = None
+        self.clock = PhaseClock(env.progress, env.config)
         self.committed = 0
         self.ended: bool | None = None  # training is over; whether it ended well
         self._leaf: tuple[int, int] | None = None
@@ -56,7 +57,7 @@ class FollowingRank:
 
     def enter(self, phase: Phase, microbatch: int = -1, bucket: int = -1) -> None:
         """Publish where I am, and pass the fault point."""
-        self.env.progress.enter(phase, self.committed, microbatch, bucket)
+        self.clock.enter(phase, self.committed, microbatch, bucket)
         if self.env.probe.faults:
             self.env.probe(phase, self.committed, microbatch, bucket)
 
@@ -89,8 +90,8 @@ class FollowingRank:
         poll = select.poll()
         poll.register(self.pipe.wake_fd, select.POLLIN)
         while (word := self.pipe.take()) is None:
-            if self.env.progress.read()[0] is not Phase.IDLE:
-                self.env.progress.enter(Phase.IDLE, self.committed)
+            if self.clock.phase is not Phase.IDLE:
+                self.clock.enter(Phase.IDLE, self.committed)
             poll.poll(1000.0)
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self.pipe.wake_fd)
@@ -154,8 +155,8 @@ class FollowingRank:
             self.engine.memory.region,
             wake_fd=self.pipe.wake_fd,
             abandoned=self._abandoned,
-            patience=lambda phase: math.inf,
-            on_stall=lambda *_: None,
+            patience=self.clock.patience,
+            on_stall=lambda phase, missing, waited_s: self._stalled(word.view, phase, missing, waited_s),
             probe=self.env.probe,
         )
         try:
@@ -169,6 +170,12 @@ class FollowingRank:
         engine = self.engine
         self.plane = SharedPlane(mesh, engine.layout, engine.memory, self.memories, engine.out, self._entered)
 
+    def _stalled(self, view: View, phase: Phase, missing: tuple[str, ...], waited_s: float) -> None:
+        """Say whom this lane waits for; the coordinator has them looked at. Who can say so does not hang itself."""
+        self.env.progress.alive()
+        said = say.LaneStalled(view.id, phase, missing, waited_s, self.clock.patience(phase))
+        self.pipe.send(said)
+
     def _entered(self, phase: Phase, bucket: int) -> None:
         self.enter(phase, bucket=bucket)
 
@@ -179,6 +186,7 @@ class FollowingRank:
         self._close()
 
     def _close(self) -> None:
+        self.clock.interrupted()
         if self.mesh is not None:
             self.mesh.close()
         self.plane = self.mesh = None

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from outlast.core.protocol import Node, View
+from outlast.core.protocol import Node, View, ViewId
 from outlast.errors import MembershipError, WireRefusal
 from outlast.runtime.transport.connections import reach
 from outlast.runtime.transport.door import Door
@@ -30,8 +30,9 @@ from outlast.runtime.transport.handshake import PeerClaim
 
 __all__ = [
     "ApplyOutcome", "AskFingerprint", "BeginStep", "ComputeLeaf", "DropLane", "EndRun", "EndStep", "ExpectLeaves",
-    "FingerprintSaid", "FormLane", "GiveOutcome", "LaneBroken", "LaneReduced", "LaneTaken", "OpenWorld", "RankFailed",
-    "RankLeft", "RankPipe", "RankReady", "ReduceLane", "SettleOutcome", "TakeOutcome", "call_lead", "meet_ranks",
+    "FingerprintSaid", "FormLane", "GiveOutcome", "LaneBroken", "LaneReduced", "LaneStalled", "LaneTaken", "OpenWorld",
+    "RankFailed", "RankLeft", "RankPipe", "RankReady", "ReduceLane", "SettleOutcome", "TakeOutcome",
+    "call_lead", "meet_ranks",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -170,6 +171,16 @@ class LaneBroken(msgspec.Struct, frozen=True, tag=True):
     why: str
 
 
+class LaneStalled(msgspec.Struct, frozen=True, tag=True):
+    """I wait in my lane for these replicas, for longer than it usually takes."""
+
+    view: ViewId
+    phase: int
+    missing: tuple[str, ...]
+    waited_s: float
+    deadline_s: float
+
+
 class FingerprintSaid(msgspec.Struct, frozen=True, tag=True):
     number: int
     value: int
@@ -207,6 +218,7 @@ _Word = (
     | LaneReduced
     | LaneTaken
     | LaneBroken
+    | LaneStalled
     | FingerprintSaid
     | RankFailed
     | RankLeft
@@ -227,6 +239,7 @@ class RankPipe:
         self.wakes_too = -1  # another descriptor to write to
         self.inbox: deque[Any] = deque()
         self.on_failed: Callable[[RankFailed], None] = lambda failed: None
+        self.on_stalled: Callable[[LaneStalled], None] = lambda stalled: None
         self._thread = threading.Thread(target=self._read, name=f"outlast-rank-{place}", daemon=True)
         self._thread.start()
 
@@ -262,6 +275,9 @@ class RankPipe:
                 self.over = self.over or isinstance(word, EndRun | RankLeft)
                 if isinstance(word, RankFailed):
                     self.on_failed(word)
+                if isinstance(word, LaneStalled):
+                    self.on_stalled(word)
+                    continue
                 self.inbox.append(word)
                 for fd in (self.wake_fd, self.wakes_too):
                     if fd >= 0:

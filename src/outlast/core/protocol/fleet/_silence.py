@@ -45,6 +45,7 @@ def examined(c: FleetState, now_s: float, seen: m.Examined) -> None:
         phase=Phase(seen.phase),
         silent_s=seen.silent_s,
         cpu_advanced=seen.cpu_advanced,
+        deaf=seen.deaf,
         allowed_s=seen.allowed_s,
         waited_s=waited_s,
         deadline_s=deadline_s,

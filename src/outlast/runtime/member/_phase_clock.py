@@ -1,0 +1,51 @@
+"""Where a rank is, published as it goes on, and how long it may be there: learned from how long it usually is.
+
+Role: one `enter` for a replica's lead and for its other ranks, so that the agent knows for each process of a replica
+when it is silent for too long (protocol, 19). It judges nobody.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable
+
+from outlast.config import RunConfig
+from outlast.core.phases import OWNED, Phase
+from outlast.core.policy.deadlines import Durations, deadline
+from outlast.runtime.transport.progress_block import Progress
+
+__all__ = ["PhaseClock"]
+
+
+class PhaseClock:
+    """See the module. `phase`: the newest one; `passed(phase, seconds)` is told of each that is over."""
+
+    def __init__(
+        self,
+        progress: Progress,
+        config: RunConfig,
+        passed: Callable[[Phase, float], None] = lambda phase, seconds: None,
+    ) -> None:
+        self._progress, self._floor_s, self._formation_s = progress, config.stall_floor_s, config.formation_s
+        self._durations: dict[Phase, Durations] = defaultdict(Durations)
+        self._passed, self.phase, self._since_ns = passed, Phase.IDLE, 0
+
+    def enter(self, phase: Phase, step: int, microbatch: int = -1, bucket: int = -1) -> None:
+        """Publish the phase with the silence that is allowed in it, and learn how long the last one took."""
+        allowed_s = deadline(self._durations[phase], self._floor_s) if phase in OWNED else 0.0
+        now_ns = self._progress.enter(phase, step, microbatch, bucket, 0.0 if math.isinf(allowed_s) else allowed_s)
+        if self._since_ns:
+            took_s = (now_ns - self._since_ns) / 1e9
+            self._durations[self.phase].observe(took_s)
+            self._passed(self.phase, took_s)
+        self.phase, self._since_ns = phase, now_ns
+
+    def interrupted(self) -> None:
+        """What is under way teaches no deadline: its end was another's doing."""
+        self._since_ns = 0
+
+    def patience(self, phase: Phase) -> float:
+        """How long to wait for others in a phase before they are named."""
+        # Half: who hangs in a group that forms is to be found before the coordinator tries another group with it.
+        return min(deadline(self._durations[phase], self._floor_s), self._formation_s / 2)

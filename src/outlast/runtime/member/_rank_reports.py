@@ -1,0 +1,32 @@
+"""What a replica's lead tells the coordinator of its other ranks, which speak to nobody else. Decides nothing."""
+
+from __future__ import annotations
+
+from outlast.core.protocol import messages as m
+from outlast.runtime.transport.rank_channel import LaneStalled, RankFailed
+
+__all__ = ["failure_of", "stall_of"]
+
+
+def failure_of(member: str, committed: int, said: RankFailed) -> m.Failed:
+    """The script raised on another rank of this replica."""
+    return m.Failed(
+        member=member,
+        step=committed,
+        microbatch=said.microbatch,
+        error=said.error,
+        alike=said.alike,
+        code=said.code,
+    )
+
+
+def stall_of(member: str, said: LaneStalled) -> m.Stalled:
+    """Another rank of this replica waits in its lane for others."""
+    return m.Stalled(
+        member=member,
+        view=said.view,
+        phase=said.phase,
+        missing=said.missing,
+        waited_s=said.waited_s,
+        deadline_s=said.deadline_s,
+    )
