@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from outlast.errors import MembershipError
 from outlast.runtime.host._children import Child, Exit
 from outlast.runtime.transport.progress_block import Progress
 
-__all__ = ["Rank", "cause_of", "detail_of", "free_number", "patience_s", "suspect"]
+__all__ = ["Rank", "absent", "cause_of", "detail_of", "evidence_of", "free_number", "patience_s", "suspect"]
 
 _TAIL_BYTES = 3000
 _SAY_WHY_S = 5.0
@@ -85,6 +86,26 @@ def suspect(ranks: Sequence[Rank], now_s: float, outside_s: float, formation_s: 
     if own:
         return min(own, key=lambda row: row[0])[1], False
     return (max(working, key=lambda row: row[0])[1] if working else ranks[0]), False
+
+
+def evidence_of(rank: Rank, state: str, traced: bool, advanced: bool, deaf: bool, formation_s: float) -> m.Examined:
+    """What is told of a suspect. Who is stopped learns no deadlines."""
+    phase, _, _, alive_s, allowed_s = rank.progress.read()
+    return m.Examined(
+        member=rank.name,
+        state=state,
+        traced=traced,
+        phase=phase,
+        silent_s=time.monotonic() - alive_s,
+        cpu_advanced=advanced,
+        allowed_s=min(allowed_s, formation_s) if state == "T" else allowed_s,
+        deaf=deaf,
+    )
+
+
+def absent(member: str) -> m.Examined:
+    """What is told of one that is not there."""
+    return m.Examined(member=member, state="X", traced=False, phase=0, silent_s=0.0, cpu_advanced=False, allowed_s=0.0)
 
 
 def patience_s(how: Exit) -> float:

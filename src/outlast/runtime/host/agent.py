@@ -31,7 +31,16 @@ from outlast.runtime.host._host_doubt import HostDoubt
 from outlast.runtime.host._host_readings import HostReadings, sources_of
 from outlast.runtime.host._nursery import Preloading
 from outlast.runtime.host._rank_blocks import BlocksShown, exit_of
-from outlast.runtime.host._replica_ranks import Rank, cause_of, detail_of, free_number, patience_s, suspect
+from outlast.runtime.host._replica_ranks import (
+    Rank,
+    absent,
+    cause_of,
+    detail_of,
+    evidence_of,
+    free_number,
+    patience_s,
+    suspect,
+)
 from outlast.runtime.host._snapshot_memory import slots_of
 from outlast.runtime.host._stopped_children import LOOK_S, Stopped
 from outlast.runtime.host.silence import BEAT_S, cpu_s, excused, kernel_state
@@ -440,10 +449,7 @@ class Agent:
     def _examine(self, member: str) -> None:
         rank = self.ranks.get(member)
         if rank is None:
-            gone = m.Examined(
-                member=member, state="X", traced=False, phase=0, silent_s=0.0, cpu_advanced=False, allowed_s=0.0
-            )
-            self._send(gone)
+            self._send(absent(member))
             return
         for each in rank.all():
             state, traced = kernel_state(each.child.pid)
@@ -463,19 +469,7 @@ class Agent:
             self._say(chosen, state, traced, advanced, deaf and not advanced and state != "R")
 
     def _say(self, rank: Rank, state: str, traced: bool, advanced: bool, deaf: bool = False) -> None:
-        phase, _, _, alive_s, allowed_s = rank.progress.read()
-        allowed_s = min(allowed_s, self.formation_s) if state == "T" else allowed_s
-        examined = m.Examined(
-            member=rank.name,
-            state=state,
-            traced=traced,
-            phase=phase,
-            silent_s=time.monotonic() - alive_s,
-            cpu_advanced=advanced,
-            allowed_s=allowed_s,
-            deaf=deaf,
-        )
-        self._send(examined)
+        self._send(evidence_of(rank, state, traced, advanced, deaf, self.formation_s))
 
 
 def host_of(name: str, environ: Mapping[str, str]) -> hm.HostHere | None:
