@@ -131,9 +131,9 @@ def test_a_wait_for_lanes_that_takes_too_long_is_told_again_and_again() -> None:
 def test_a_rank_s_word_that_its_lane_waits_reaches_who_forwards_it() -> None:
     member, told = f"r0.{secrets.token_hex(4)}", threading.Event()
     found: list[Any] = []
-    other = threading.Thread(target=lambda: found.append(call_lead(SECRET, member, 1, 60)))
+    other = threading.Thread(target=lambda: found.append(call_lead(SECRET, "ours", member, 1, 60)))
     other.start()
-    (pipe,) = meet_ranks(SECRET, member, 2, 60)
+    (pipe,) = meet_ranks(SECRET, "ours", member, 2, 60)
     other.join(60)
     said: list[say.LaneStalled] = []
     pipe.on_stalled = lambda word: (said.append(word), told.set())  # type: ignore[func-returns-value]
