@@ -136,7 +136,12 @@ def test_a_rank_s_word_that_its_lane_waits_reaches_who_forwards_it() -> None:
     (pipe,) = meet_ranks(SECRET, "ours", member, 2, 60)
     other.join(60)
     said: list[say.LaneStalled] = []
-    pipe.on_stalled = lambda word: (said.append(word), told.set())  # type: ignore[func-returns-value]
+
+    def stalled(word: say.LaneStalled) -> None:
+        said.append(word)
+        told.set()
+
+    pipe.on_stalled = stalled
     word = say.LaneStalled(ViewId(1, 2), int(Phase.SCATTERED), ("r1.1",), 2.0, 1.5)
     found[0].send(word)
     assert told.wait(60)
