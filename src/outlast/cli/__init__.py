@@ -32,6 +32,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "export": ("outlast.cli._export", "Write a run's figures for TensorBoard, W&B, or as JSON lines."),
     "save": ("outlast.cli._save", "Ask a run for a checkpoint now."),
     "stop": ("outlast.cli._stop", "Ask a run to save and stop."),
+    "scale": ("outlast.cli._scale", "Have a run train with more or fewer replicas."),
+    "drain": ("outlast.cli._drain", "Empty a host of a run, and keep it empty."),
+    "evict": ("outlast.cli._evict", "Put another process in a replica's place."),
     "doctor": ("outlast.cli._doctor", "Check a host, or several, before a run."),
     "prove": ("outlast.cli._prove", "Search for a schedule of faults that breaks the protocol."),
     "rules": ("outlast.cli._rules", "List the robust aggregation rules with their conditions."),
@@ -43,7 +46,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
 _MEANT = {
     "start": "run", "train": "run", "torchrun": "run", "ps": "status", "logs": "why", "top": "watch",
     "dashboard": "serve", "check": "doctor", "checkpoint": "ckpt", "checkpoints": "ckpt", "simulate": "plan",
-    "join": "agent", "worker": "agent", "slurm": "launch", "sbatch": "launch", "kubernetes": "launch",
+    "join": "agent", "worker": "agent", "resize": "scale", "cordon": "drain", "kill": "evict", "restart": "evict",
+    "slurm": "launch", "sbatch": "launch", "kubernetes": "launch",
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 from outlast.errors import ConfigError, EnvironmentFault
 
-__all__ = ["WISHES", "Wish", "ask_run"]
+__all__ = ["WISHES", "Wish", "ask_run", "holder_of"]
 
 Wish = Literal["save", "stop"]
 WISHES: dict[str, str] = {
@@ -45,6 +45,20 @@ def ask_run(run_dir: Path, wish: Wish) -> str:
     finally:
         os.close(fd)
     return WISHES[wish]
+
+
+def holder_of(run_dir: Path) -> int:
+    """The process that holds this run. Raises ConfigError where there is none, EnvironmentFault where it may not be
+    looked at."""
+    pid = _pid(run_dir)
+    try:
+        if not _holds(pid, run_dir):
+            raise _over(run_dir)
+    except PermissionError as error:
+        raise EnvironmentFault(f"process {pid} is another user's", remedy="ask as the user who runs it") from error
+    except FileNotFoundError:
+        raise _over(run_dir) from None
+    return pid
 
 
 def _over(run_dir: Path) -> ConfigError:

@@ -51,6 +51,18 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "save": (("outlast save RUN", "a checkpoint after the next step"),),
     "stop": (("outlast stop RUN --yes", "save, and stop in order"),),
+    "scale": (
+        ("outlast scale RUN --replicas 6", "two more, or two fewer, between two steps"),
+        ("outlast scale --replicas 6 --join head:29400 --secret-file secret", "from another host"),
+    ),
+    "drain": (
+        ("outlast drain node7 RUN", "its replicas go elsewhere, and none comes"),
+        ("outlast drain node7 RUN --undo", "it may be used again"),
+    ),
+    "evict": (
+        ("outlast evict r2 RUN", "another process in its place, between two steps"),
+        ("outlast evict r2.1 RUN --now --json", "at once, by a signal that nothing withstands"),
+    ),
     "doctor": (
         ("outlast doctor --quick --replicas 4", "this host, in a moment"),
         ("outlast doctor --model check.py:make", "does this model give the same bits twice?"),

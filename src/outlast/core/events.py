@@ -11,13 +11,13 @@ from typing import Literal
 import msgspec
 
 __all__ = [
-    "AgentLost", "AgentStarted", "AnyEvent", "AuditMismatch", "Certified", "CheckpointBegan", "CheckpointDelayed",
-    "CheckpointDiffers", "CheckpointDrained", "CheckpointFailed", "CheckpointInterval", "CheckpointLoaded",
-    "CheckpointPruned", "CheckpointRetried", "CheckpointSaved", "CheckpointSkipped", "CoordinatorLost",
-    "CoordinatorStarted", "DeviceFinding", "Event", "FleetLost", "JoinerCaughtUp", "JoinerServed", "Notice",
-    "Progress", "Recovery", "ReducerAccused", "Refused", "ReplicaExited", "ReplicaStarted", "RowsAdmitted", "RunEnded",
-    "RunFinished", "RunStarted", "Stall", "Suspected", "TrainingEnded", "Verdict", "ViewFormed", "ViewInstalled",
-    "decode", "encode",
+    "AgentLost", "AgentStarted", "AnyEvent", "Asked", "AuditMismatch", "Certified", "CheckpointBegan",
+    "CheckpointDelayed", "CheckpointDiffers", "CheckpointDrained", "CheckpointFailed", "CheckpointInterval",
+    "CheckpointLoaded", "CheckpointPruned", "CheckpointRetried", "CheckpointSaved", "CheckpointSkipped",
+    "CoordinatorLost", "CoordinatorStarted", "DeviceFinding", "Event", "FleetLost", "JoinerCaughtUp",
+    "JoinerServed", "Notice", "Progress", "Recovery", "ReducerAccused", "Refused", "ReplicaExited",
+    "ReplicaStarted", "RowsAdmitted", "RunEnded", "RunFinished", "RunStarted", "Stall", "Suspected",
+    "TrainingEnded", "Verdict", "ViewFormed", "ViewInstalled", "decode", "encode",
 ]  # fmt: skip
 
 
@@ -445,6 +445,17 @@ class TrainingEnded(Event, frozen=True, kw_only=True, tag="training_ended"):
     writer: str
 
 
+class Asked(Event, frozen=True, kw_only=True, tag="asked"):
+    """Somebody who knows the run's secret asked for something while it trained. `about`: a number of replicas (scale),
+    a host, or a replica. `text`: what follows, or (`accepted` false) why nothing does; `replicas`: those that leave."""
+
+    what: Literal["scale", "drain", "undrain", "evict"]
+    about: str
+    accepted: bool
+    text: str
+    replicas: list[str]
+
+
 class RunFinished(Event, frozen=True, kw_only=True, tag="run_finished"):
     outcome: Literal["finished", "failed", "stopped"]
     steps: int
@@ -465,7 +476,7 @@ AnyEvent = (
     | FleetLost | CheckpointBegan | CheckpointSaved | CheckpointFailed | CheckpointDelayed | CheckpointRetried
     | CheckpointLoaded | CheckpointSkipped | CheckpointDiffers | CheckpointPruned | CheckpointDrained
     | CheckpointInterval | RunFinished | RunEnded | Stall | RowsAdmitted | ReducerAccused | Verdict | AuditMismatch
-    | Certified | TrainingEnded | DeviceFinding | AlarmWeighed
+    | Certified | TrainingEnded | DeviceFinding | AlarmWeighed | Asked
 )  # fmt: skip
 
 _encoder = msgspec.json.Encoder()

@@ -102,6 +102,8 @@ class StatusFold:
         self._finished: ev.RunFinished | None = None
         self._coordinator: Process | None = None
         self._agents: dict[str, Process] = {}
+        self._drained: set[str] = set()  # hosts that were asked to be emptied
+        self._wanted = 0  # replicas that were asked for while it trained
         self._replicas: dict[str, Replica] = {}  # `view` and the states of a view's members are in what follows
         self._inside: frozenset[str] = frozenset()
         self._suspected: set[str] = set()
@@ -155,6 +157,8 @@ class StatusFold:
                 self._mismatches += 1
             case ev.Certified():
                 self._certified = event.step
+            case ev.Asked() if event.accepted:
+                self._take_asked(event)
             case ev.CoordinatorStarted() | ev.CoordinatorLost() | ev.AgentStarted() | ev.AgentLost():
                 self._take_process(event)
             case ev.ViewInstalled() | ev.ViewFormed():
@@ -186,7 +190,7 @@ class StatusFold:
             until=(self._progress.until if self._progress else 0) or None,
             step_s=self._progress.step_s if self._progress else None,
             loss=self._loss,
-            num_replicas=self._started.num_replicas if self._started else 0,
+            num_replicas=self._wanted or (self._started.num_replicas if self._started else 0),
             num_recoveries=self._recoveries,
             last_recovery=self._last_recovery,
             num_verdicts=self._verdicts,
@@ -231,7 +235,17 @@ class StatusFold:
 
     def _placed(self, process: Process, over: bool) -> Process:
         state = "ended" if over and process.state == "running" else process.state
+        if {process.host, process.name.partition(":" if ":" in process.name else ".")[0]} & self._drained:
+            process = msgspec.structs.replace(process, detail=process.detail or "drained: it gets no replica")
         return msgspec.structs.replace(process, state=state, view=self._view, step=self._step)
+
+    def _take_asked(self, event: ev.Asked) -> None:
+        if event.what == "scale":
+            self._wanted = int(event.about)
+        elif event.what == "drain":
+            self._drained.add(event.about)
+        elif event.what == "undrain":
+            self._drained.discard(event.about)
 
     def _shown(self) -> list[str]:
         newest = {name.partition(".")[0]: name for name in sorted(self._replicas, key=_natural)}

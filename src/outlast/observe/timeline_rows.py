@@ -18,7 +18,7 @@ __all__ = ["Row", "format_s", "row_of", "timeline"]
 
 _ALWAYS = (
     ev.RunStarted, ev.Recovery, ev.CoordinatorLost, ev.AgentLost, ev.Refused, ev.Verdict, ev.AuditMismatch,
-    ev.AlarmWeighed, ev.DeviceFinding, ev.Stall, ev.RunFinished,
+    ev.AlarmWeighed, ev.Asked, ev.DeviceFinding, ev.Stall, ev.RunFinished,
 )  # fmt: skip
 
 
@@ -180,6 +180,9 @@ def _describe(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning", "erro
             )
         case ev.AlarmWeighed():
             return _describe_alarm(event), "warning"
+        case ev.Asked():
+            said = f"asked to {event.what} {event.about}" if event.what != "scale" else f"asked for {event.about}"
+            return f"{said}: {event.text}" + ("" if event.accepted else " (nothing was changed)"), "info"
         case ev.Certified():
             return f"the state after step {event.step - 1} is certified at {event.share:g}", "info"
         case ev.Verdict():

@@ -112,6 +112,8 @@ class RunRecord:
                 self._min_s = float(event.config.get("checkpoint_min_s") or self._min_s)
                 audit = event.config.get("audit")
                 self._audit = audit if isinstance(audit, str) and audit.startswith("auto") else "auto"
+            case ev.Asked() if event.accepted and event.what == "scale":
+                self.num_replicas = int(event.about)
             case ev.ViewFormed() if not self.begun:
                 self.begin(at_s)
             case ev.ViewInstalled():

@@ -14,16 +14,16 @@ from outlast.core.protocol.delta import ViewDelta
 from outlast.core.protocol.disputes import Finding
 from outlast.core.protocol.host_messages import HostHere, HostSilent
 from outlast.core.protocol.ledger import StepTime
+from outlast.core.protocol.operator_messages import Answered, DrainAsked, EvictAsked, ScaleAsked
 from outlast.core.protocol.types import Order, ServeId, View, ViewId
 
 __all__ = [
     "Accused", "Action", "Admitted", "AgentGone", "AgentHello", "Amend", "Audited", "BeginServe", "Close",
-    "Continue", "Continued", "DeviceNoted", "Done",
-    "Ended", "Ending", "Event", "Evict", "Examine", "Examined", "Exited", "Failed", "Finish", "Formed",
-    "FromCoordinator", "Hello",
-    "Install", "Journal", "Judged", "Kill", "Leaving", "Left", "Notify", "Persist", "Probe", "Ready", "Record",
-    "Rejoin", "Resumed", "Rows", "SetTimer", "Spawn", "SpawnFailed", "Spawned", "Stalled", "Stop", "Superseded", "Take",
-    "Tell", "Timer", "ToCoordinator", "Unjoined", "Welcome", "Whole",
+    "Continue", "Continued", "DeviceNoted", "Done", "Ended", "Ending", "Event", "Evict", "Examine", "Examined",
+    "Exited", "Failed", "Finish", "Formed", "FromCoordinator", "Hello", "Install", "Journal", "Judged", "Kill",
+    "Leaving", "Left", "Notify", "Persist", "Probe", "Ready", "Record", "Rejoin", "Resumed", "Rows", "SetTimer",
+    "Spawn", "SpawnFailed", "Spawned", "Stalled", "Stop", "Superseded", "Take", "Tell", "Timer", "ToCoordinator",
+    "Unjoined", "Welcome", "Whole",
 ]  # fmt: skip
 
 DEPARTED = "left as planned"
@@ -87,8 +87,7 @@ class Ready(Wire, frozen=True, kw_only=True, tag=True):
 
 
 class Rejoin(Wire, frozen=True, kw_only=True, tag=True):
-    """Both ways. Joiner: my stream broke, serve me again; or I have no state to act in `view` with. Coordinator: drop
-    what you have and wait to be served."""
+    """Both ways. Joiner: serve me again; or I have no state to act in `view` with. Coordinator: wait to be served."""
 
     member: str
     epoch: int = 0
@@ -451,6 +450,9 @@ class Record(Wire, frozen=True, kw_only=True, tag=True):
     offences: dict[str, int] = {}  # slot -> how often its state or numbers were wrong
     fleeting: dict[str, int] = {}  # slot -> how often its numbers were wrong, and right when computed again
     ending: Ending | None = None
+    wanted: int = 0  # replicas that people asked for; 0: as many as the run was started with
+    drained: tuple[str, ...] = ()  # hosts that get none
+    leaving: tuple[str, ...] = ()  # members that people asked to go
 
 
 class Persist(Wire, frozen=True, kw_only=True, tag=True):
@@ -463,7 +465,7 @@ class Tell(Wire, frozen=True, kw_only=True, tag=True):
     """Send to members or agents by name; who is not connected misses it and is told when it says Hello."""
 
     to: tuple[str, ...]
-    message: FromCoordinator
+    message: FromCoordinator | Answered
 
 
 class SetTimer(Wire, frozen=True, kw_only=True, tag=True):
@@ -494,5 +496,5 @@ ToCoordinator = (
     | SpawnFailed | Unjoined | Exited | Examined | Continued | Rows | Audited | Whole | Stop | Admitted | Accused
     | Judged | DeviceNoted
 )  # fmt: skip
-Event = ToCoordinator | HostHere | HostSilent | Timer | Resumed | Superseded
+Event = ToCoordinator | HostHere | HostSilent | ScaleAsked | DrainAsked | EvictAsked | Timer | Resumed | Superseded
 Action = Persist | Tell | SetTimer | Journal | Finish

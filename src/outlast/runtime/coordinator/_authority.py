@@ -11,6 +11,7 @@ from typing import Any
 
 from outlast.core.protocol import host_messages as hm
 from outlast.core.protocol import messages as m
+from outlast.core.protocol import operator_messages as om
 from outlast.errors import WireRefusal
 from outlast.runtime.transport.frames import Heartbeat
 from outlast.runtime.transport.save_messages import FROM_MEMBER, SaveAsked
@@ -37,6 +38,8 @@ def check_speaker(role: str, name: str, message: Any, agent_of: Callable[[str], 
         allowed, about = role == "member", message.member
     elif isinstance(message, _AGENT):
         allowed, about = role == "agent", message.agent
+    elif isinstance(message, om.ASKS):
+        allowed, about = role == "operator", message.asker
     elif isinstance(message, _OF_ITS_RANKS):
         allowed, about = role == "agent", agent_of(message.member) or name
     else:

@@ -232,8 +232,8 @@ def last_heard_of(story: Iterable[events.Event]) -> tuple[list[events.AgentStart
 
 def of_another_run(run: str, epoch: int, claim: PeerClaim) -> hm.Turned | None:
     """What somebody is told who is left of another run under the same secret; None if he belongs here. An agent that
-    joins knows of no run yet."""
-    if claim.run == run or (claim.role == "agent" and not claim.run):
+    joins knows of no run yet, nor does somebody who asks from another host."""
+    if claim.run == run or (claim.role in ("agent", "operator") and not claim.run):
         return None
     reason = f"this is run {run}, and no longer {claim.run or 'one without a name'}"
     return hm.Turned(epoch=epoch, reason=reason, remedy="start outlast agent again to join it", run=run)

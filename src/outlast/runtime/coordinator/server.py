@@ -26,13 +26,14 @@ from outlast.core.phases import Phase
 from outlast.core.protocol import Coordinator, Settings, StepTime
 from outlast.core.protocol import host_messages as hm
 from outlast.core.protocol import messages as m
-from outlast.core.protocol.fleet.reports import ReportedFault
+from outlast.core.protocol import operator_messages as om
 from outlast.errors import Unsaved, WireRefusal
 from outlast.journal import Journal
 from outlast.runtime.coordinator._alarm_memory import retired_agents, taught
 from outlast.runtime.coordinator._authority import check_speaker
 from outlast.runtime.coordinator._bookkeeping import Bookkeeping
 from outlast.runtime.coordinator._hosts import Hosts, briefing, last_heard_of, of_another_run
+from outlast.runtime.coordinator._recalled import unreported
 from outlast.runtime.coordinator._refusals import Refusals
 from outlast.runtime.coordinator._saves import Keeper
 from outlast.runtime.host.silence import BEAT_S
@@ -49,7 +50,14 @@ from outlast.runtime.transport.regions import Region
 __all__ = ["Server", "main"]
 
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
-    m.ToCoordinator | Heartbeat | saving.FromMember | saving.SaveAsked | hm.HostHere
+    m.ToCoordinator
+    | Heartbeat
+    | saving.FromMember
+    | saving.SaveAsked
+    | hm.HostHere
+    | om.ScaleAsked
+    | om.DrainAsked
+    | om.EvictAsked
 )
 _FLUSH_S = 2.0
 _FIRST_S = 0.05  # a view is not held up for longer by a disk that is slow to take events
@@ -91,10 +99,12 @@ class Server:
             on_alarm=config.on_alarm,
             alarm_kinds=taught(os.environ),
             retired=retired_agents(os.environ, socket.gethostname()),
+            can_join=config.ranks == 1,
+            most_processes=int(os.environ.get("OUTLAST_MOST_PROCESSES", 1 << 30)),
         )
         self.coordinator = Coordinator(settings, self.epoch, record)
         self._began_s = apart_s(os.environ)
-        self.coordinator.reports.recall(*_unreported(journal, self._began_s))
+        self.coordinator.reports.recall(*unreported(journal, self._began_s))
         self.keeper = Keeper(
             journal, self.coordinator, run=os.environ.get("OUTLAST_RUN", ""), config=config, write=self.write,
             tell=self.send, probe=self.probe, now=self.now_s,
@@ -150,7 +160,9 @@ class Server:
         loop.add_reader(self._door.fileno(), self._door.turn)
 
     def _admit(self, sock: socket.socket, claim: PeerClaim) -> None:
-        if claim.role not in ("member", "agent", "launcher"):
+        if claim.role not in ("member", "agent", "launcher", "operator") or (
+            (claim.role == "operator") != om.is_operator(claim.name)
+        ):
             sock.close()
             return
         task = asyncio.ensure_future(self._serve(sock, claim))
@@ -421,22 +433,6 @@ class Server:
             story = [entry.event for entry in self.journal.events()]
             end = msgspec.structs.replace(end, seconds=accounting([*story, end]).seconds())
         self.journal.append(end)
-
-
-def _unreported(journal: Journal, apart_s: float) -> tuple[list[ReportedFault], tuple[int, float] | None]:
-    """What an earlier coordinator wrote down and did not live to report as recovered from: deaths, and the loss of the
-    fleet (its step, and when). `apart_s`: Unix time less monotonic time."""
-    kinds = (events.ReplicaExited, events.Recovery, events.FleetLost, events.ViewFormed)
-    story = [entry.event for entry in journal.events(kinds=kinds)]
-    told = {e.replica for e in story if isinstance(e, events.Recovery)}
-    faults = [
-        ReportedFault(e.cause, e.replica, e.noticed_by, 0.0, 0.0, e.detail)
-        for e in story
-        if isinstance(e, events.ReplicaExited) and e.replica not in told and e.cause not in ("left", "finished")
-    ]
-    newest = next((e for e in reversed(story) if isinstance(e, events.FleetLost | events.ViewFormed)), None)
-    gone = (newest.step, newest.at_s - apart_s) if isinstance(newest, events.FleetLost) else None
-    return faults, gone
 
 
 def _number(message: m.Install | m.Amend | m.Notify | m.Take) -> int:

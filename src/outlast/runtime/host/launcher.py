@@ -44,8 +44,10 @@ from outlast.runtime.transport.save_messages import SAVE_EPOCHS, SaveAsked
 __all__ = ["Launcher", "RunEnd"]
 
 _OF_HOSTS = (  # not of a run around this
-    "OUTLAST_ADDRESS", "OUTLAST_AGENT_OF", "OUTLAST_HOST", "OUTLAST_HOST_SLOTS", "OUTLAST_OWN_HOSTS",
+    "OUTLAST_ADDRESS", "OUTLAST_AGENT_OF", "OUTLAST_HOST", "OUTLAST_HOST_SLOTS", "OUTLAST_MOST_PROCESSES",
+    "OUTLAST_OWN_HOSTS",
 )  # fmt: skip
+_LEAST_HELD = 16  # replicas
 _COORDINATOR_TRIES = 8  # restarts in a row without a minute of life between them
 _STOP_S = 5.0  # how long the coordinator may take to end the run when asked
 _AGENT_STOP_S = 10.0  # an agent: a call to a coordinator that does not answer, and its ranks' grace, are 5
@@ -167,10 +169,11 @@ class Launcher:
 
     @property
     def _num_held(self) -> int:
-        """Replicas whose snapshots this host keeps. A state whose writers are on several hosts is whole on none: then
+        """Replicas whose snapshots this host keeps, and so the most that can ever be asked for here: memory that nobody
+        has sized takes none. A state whose writers are on several hosts is whole on none: then
         all of them take it from where checkpoints are kept."""
         config = self.resolved.config
-        return 0 if config.endpoint else config.replicas + config.spares
+        return 0 if config.endpoint else max(_LEAST_HELD, 2 * (config.replicas + config.spares))
 
     def _prepare(self) -> RunLock:
         config = self.resolved.config
@@ -237,12 +240,12 @@ class Launcher:
         }
         if config.endpoint:
             own = ",".join(self._own_host(index) for index in range(config.agents))
-            found |= {
+            return found | {
                 "OUTLAST_ADDRESS": self._address[0],
                 "OUTLAST_HOST_SLOTS": str(config.slots),
                 "OUTLAST_OWN_HOSTS": own,
             }
-        return found
+        return found | {"OUTLAST_MOST_PROCESSES": str(self._num_held)}
 
     def _own_host(self, index: int) -> str:
         """What the host of one of my agents is called: several are as many hosts."""

@@ -31,13 +31,13 @@ _CLAIM = 256  # bytes of an encoded claim, at most
 _HEAD = len(_MAGIC) + _NONCE + 2  # of a knock: the claim's length is its end
 _REPLY = len(_MAGIC) + _NONCE + _MAC
 
-Role = Literal["member", "agent", "launcher", "mesh", "feed", "rank"]
+Role = Literal["member", "agent", "launcher", "operator", "mesh", "feed", "rank"]
 
 
 class PeerClaim(msgspec.Struct, frozen=True, array_like=True):
-    """Who calls and why. `role`: to the coordinator "member", "agent" or "launcher"; to a member "mesh", for the view
-    `number`, or "feed", for the attempt to serve `number`; to the lead of a replica "rank", number `number[0]`. `run`:
-    the run that it belongs to, for one secret may serve several; "" of an agent that has not been told yet."""
+    """Who calls and why. `role`: to the coordinator "member", "agent", "launcher" or "operator"; to a member "mesh",
+    for the view `number`, or "feed", for the attempt to serve `number`; to the lead of a replica "rank", number
+    `number[0]`. `run`: the run that it belongs to, for one secret may serve several; "" of who has not been told."""
 
     role: Role
     name: str

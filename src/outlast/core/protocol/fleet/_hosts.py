@@ -11,6 +11,7 @@ from outlast.core.protocol import host_messages as hm
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet import _agents
 from outlast.core.protocol.fleet import change as _change
+from outlast.core.protocol.fleet.roster import host_named_in
 from outlast.core.protocol.fleet.state import FleetState, HostSilence
 
 __all__ = ["host_here", "host_silent", "overdue", "patience", "settle"]
@@ -19,6 +20,7 @@ __all__ = ["host_here", "host_silent", "overdue", "patience", "settle"]
 def host_here(c: FleetState, now_s: float, said: hm.HostHere) -> None:
     """A host offers its slots; its agent's greeting follows."""
     c.roster.slots[said.agent] = said.slots
+    c.roster.host_names[host_named_in(said.agent)] = said.host
 
 
 def host_silent(c: FleetState, now_s: float, silent: hm.HostSilent) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from outlast.core.protocol import messages as m
+from outlast.core.protocol.fleet._asked import recall
 from outlast.core.protocol.fleet._planned import switched
 from outlast.core.protocol.fleet.change import begin
 from outlast.core.protocol.fleet.state import FleetState
@@ -24,6 +25,7 @@ def recover(c: FleetState, record: m.Record) -> None:
     c.roster.offences, c.roster.fleeting = dict(record.offences), dict(record.fleeting)
     for name, agent in record.placement.items():
         c.roster.add(name, agent, "spawning")
+    recall(c, record)
     c.view, c.planned = record.view, record.planned
     acting = dict.fromkeys(
         (record.view.members if record.view else ()) + (record.planned.members if record.planned else ())

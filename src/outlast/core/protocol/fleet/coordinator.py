@@ -5,7 +5,7 @@ carried out in order; a `Persist` must be durable before anything after it (prot
 after every event it does the one thing that is next. `rules` lists the events, and which rule each is for. Rules lie
 beside this file and work on the data in `state`: `_members` and `_agents` (what they say), `change` (a view is over),
 `_planned` (somebody in or out, a joiner to be served), `_silence` (who is asked to go), `_hosts` (who is not heard of),
-`_restart` (a new epoch), `_returning` (a lost connection).
+`_restart` (a new epoch), `_returning` (a lost connection), `_asked` (what people want).
 
     no view ── enough fresh members ──► view formed ──(death, Left, eviction)──► change: everyone is told to leave
                                           ▲   │ planned switch / serve a joiner         │ all alive acknowledged
@@ -23,8 +23,10 @@ from typing import Any, ClassVar
 
 from outlast.core.protocol import host_messages as hm
 from outlast.core.protocol import messages as m
+from outlast.core.protocol import operator_messages as om
 from outlast.core.protocol.fleet import (
     _agents,
+    _asked,
     _audit_findings,
     _beginning,
     _ending,
@@ -64,6 +66,7 @@ class Coordinator(FleetState):
         m.AgentHello: _agents.agent_hello, m.Audited: _audit_findings.audited, m.Continued: _silence.continued,
         m.DeviceNoted: _notes.noted, m.Done: _members.done, m.Examined: _silence.examined, m.Exited: _agents.exited,
         m.Failed: _members.failed, m.Formed: _members.formed, m.Hello: _members.hello,
+        om.DrainAsked: _asked.drain, om.EvictAsked: _asked.evict, om.ScaleAsked: _asked.scale,
         hm.HostHere: _hosts.host_here, hm.HostSilent: _hosts.host_silent,
         m.Judged: _step_verdicts.judged, m.Leaving: _members.leaving, m.Left: _members.left, m.Ready: _members.ready,
         m.Rejoin: _members.rejoin, m.Resumed: _notes.resumed, m.Rows: _silence.rows,

@@ -7,7 +7,7 @@ that is asked at each event is answered from a counter, so that a fleet of N cos
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from outlast.core.policy import AlarmKind, RestartPolicy
@@ -42,6 +42,8 @@ class Settings:
     alarm_kinds: Mapping[str, AlarmKind] = field(default_factory=dict)  # what runs before have taught of alarms
     save_s: float = 1.0  # what a save is taken to cost before anything is known
     failure_s: float = 5.0  # likewise a death that nobody expected
+    can_join: bool = True  # whether a replica that is started later can take the state over
+    most_processes: int = 1 << 30  # replicas and spares that the run can have, however many are asked for
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,6 +108,8 @@ class Roster:
     judged: set[tuple[int, str, str]] = field(default_factory=set)  # (step, action, member) that was written down
     barred: set[str] = field(default_factory=set)  # agents that get no replica any more
     doubted: set[str] = field(default_factory=set)  # agents that get none until they were found well
+    drained: set[str] = field(default_factory=set)  # hosts that get no replica, as they were asked to be emptied
+    host_names: dict[str, str] = field(default_factory=dict)  # as `host_named_in` has it -> what the host is called
     slots: dict[str, int] = field(default_factory=dict)  # agent -> replicas that it may have; 0 or absent: any number
     _live: dict[str, str] = field(default_factory=dict)  # slot -> live member
     _greetings: dict[tuple[str, int], int] = field(default_factory=dict)  # (agent, process) -> number of the newest
@@ -152,6 +156,25 @@ class Roster:
         """Whether as many hosts are here as the run begins with; once it has begun, those that are lost count too."""
         agents = self.agents | self.lost_agents if self.incarnations else self.agents
         return len({host_named_in(agent) for agent in agents}) >= self.settings.num_agents
+
+    def want(self, num_replicas: int) -> None:
+        """So many replicas train from now on."""
+        self.settings = replace(self.settings, num_replicas=num_replicas)
+        self._num_wanted_fresh = sum(_index(name) < num_replicas for name in self._by_status.get("fresh", ()))
+        self._look = True
+
+    @property
+    def drained_agents(self) -> set[str]:
+        """Agents of the hosts that were asked to be emptied."""
+        return {agent for agent in self.agents if host_named_in(agent) in self.drained} if self.drained else set()
+
+    def index_of(self, name: str) -> int:
+        """The number of a member's slot."""
+        return _index(name)
+
+    def living(self, slot: str) -> str:
+        """The live member of a slot; "" if there is none."""
+        return self._live.get(slot, "")
 
     def add(self, name: str, agent: str, status: Status) -> Peer:
         slot = slot_of(name)
@@ -216,8 +239,9 @@ class Roster:
         if not self._look or not self.settings.respawn or not self.agents or not self._hosts_told:
             return
         self._look = False
-        sound = self.agents - self.barred - self.doubted - self.settings.retired
-        load = dict.fromkeys(sorted(sound or self.agents), 0)
+        open_to = self.agents - self.drained_agents
+        sound = open_to - self.barred - self.doubted - self.settings.retired
+        load = dict.fromkeys(sorted(sound or open_to), 0)
         for name in self._live.values():
             agent = self.peers[name].agent
             if agent in load:

@@ -16,6 +16,7 @@ from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet._failures import Failures
 from outlast.core.protocol.fleet.reports import Reports
 from outlast.core.protocol.fleet.roster import Roster, Settings
+from outlast.core.protocol.operator_messages import Answered
 from outlast.core.protocol.types import View, ViewId
 
 __all__ = ["Change", "FleetState", "HostSilence", "Start"]
@@ -77,6 +78,8 @@ class FleetState:
         self.ever_formed = False
         self.unjoined = False  # it was told that the script seems not to join
         self.leaving = False  # some member was asked to go
+        self.asked_out: set[str] = set()  # members that people asked to go (`_asked`)
+        self.wanted = 0  # replicas that people asked for; 0: as many as the run was started with
         self.awaiting: set[str] = set()  # after a restart: members of the last view that have not reported
         self.unheard: set[str] = set()  # after a restart: the others that were placed and have not reported
         self.silent: dict[str, HostSilence] = {}  # agents of hosts that are not heard of
@@ -100,6 +103,12 @@ class FleetState:
         self.failed_s: dict[str, float] = {}  # agent -> when a replica of it died last
         self.saved_s = -math.inf  # when an alarm had a save asked for
         self._out: list[m.Action] = []
+
+    def want(self, num_replicas: int) -> None:
+        """So many replicas train from now on."""
+        self.wanted = num_replicas
+        self.roster.want(num_replicas)
+        self.settings = self.roster.settings
 
     def latest(self) -> ViewId:
         """The newest view that anybody may act in."""
@@ -174,12 +183,15 @@ class FleetState:
             offences=dict(self.roster.offences),
             fleeting=dict(self.roster.fleeting),
             ending=self.ending,
+            wanted=self.wanted,
+            drained=tuple(sorted(self.roster.drained)),
+            leaving=tuple(sorted(name for name in self.asked_out if self.roster.is_alive(name))),
             **ended,
         )
         if not any(isinstance(action, m.Persist) and action.record == record for action in self._out):
             self._out.append(m.Persist(record=record))
 
-    def tell(self, to: Sequence[str], message: m.FromCoordinator) -> None:
+    def tell(self, to: Sequence[str], message: m.FromCoordinator | Answered) -> None:
         if to:
             self._out.append(m.Tell(to=tuple(to), message=message))
 

@@ -1,0 +1,121 @@
+"""Asking a run for something while it trains: the coordinator is asked over its own port, with the run's secret.
+
+On the machine that started the run nobody has to know where that is: the run's own processes do, and the kernel shows
+what they were told to the user who runs them, and to the administrator. From anywhere else it takes the endpoint and
+the secret, as `outlast agent` does.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from outlast.cli._asking import holder_of
+from outlast.errors import ConfigError, EnvironmentFault, MembershipError, WireRefusal
+
+__all__ = ["AT", "JSON", "SECRET", "ask"]
+
+_ANSWER_S = 15.0  # a coordinator that died is replaced by then
+
+AT = Annotated[str, typer.Option("--join", help="HOST:PORT of a run that was started on another host")]
+SECRET = Annotated[
+    Path | None, typer.Option("--secret-file", help="with --join: the run's secret; else OUTLAST_SECRET")
+]
+JSON = Annotated[bool, typer.Option("--json", help="The answer as JSON.")]
+
+
+def ask(run: Path, at: str, secret_file: Path | None, asked: Callable[[str], Any], as_json: bool) -> int:
+    """Send what `asked(name of the asker)` makes, and print the answer. Raises ConfigError for what is refused."""
+    address, secret, run_id = _elsewhere(at, secret_file) if at else _here(run)
+    answer = _answer(address, secret, run_id, asked(f"operator:{secrets.token_hex(4)}"))
+    if not answer.accepted:
+        raise ConfigError(answer.text, did="nothing was changed", remedy=answer.remedy)
+    if as_json:
+        told = {"accepted": True, "text": answer.text, "leaving": list(answer.leaving)}
+        print(msgspec.json.encode(told).decode())
+    else:
+        print(f"outlast: {answer.text}")
+    return 0
+
+
+def _elsewhere(at: str, secret_file: Path | None) -> tuple[tuple[str, int], bytes, str]:
+    from outlast.runtime.host.joined import read_secret
+    from outlast.runtime.transport.endpoints import read_host_port
+
+    secret = read_secret(secret_file, os.environ.get("OUTLAST_SECRET"))
+    if secret is None:
+        raise ConfigError(
+            "no secret of the run", remedy="--secret-file FILE, or OUTLAST_SECRET; outlast run says where it is"
+        )
+    return read_host_port(at, "--join"), secret, ""
+
+
+def _here(run: Path) -> tuple[tuple[str, int], bytes, str]:
+    """Where the run's coordinator is, from what the launcher told its children."""
+    from outlast.observe import find_run
+    from outlast.runtime.transport.endpoints import read_host_port
+
+    run_dir = find_run(run).run_dir
+    told = _told_children(holder_of(run_dir), run_dir)
+    if told is None:
+        raise EnvironmentFault(f"{run_dir} is only starting, or ending", remedy="ask again in a moment")
+    return read_host_port(told["OUTLAST_COORDINATOR"]), bytes.fromhex(told["OUTLAST_SECRET"]), told["OUTLAST_RUN"]
+
+
+def _told_children(launcher: int, run_dir: Path) -> dict[str, str] | None:
+    """The environment of a process that this launcher has started for this run."""
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            parent = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[1]
+            if int(parent) != launcher:
+                continue
+            rows = (entry / "environ").read_bytes().split(b"\0")
+        except PermissionError as error:
+            raise EnvironmentFault(
+                f"process {launcher} is another user's", remedy="ask as the user who runs it"
+            ) from error
+        except (OSError, IndexError):
+            continue
+        told = dict(row.decode(errors="replace").partition("=")[::2] for row in rows)
+        if told.get("OUTLAST_RUN_DIR") == str(run_dir.resolve()) and told.get("OUTLAST_SECRET"):
+            return told
+    return None
+
+
+def _answer(address: tuple[str, int], secret: bytes, run_id: str, message: Any) -> Any:
+    from outlast.core.protocol import host_messages as hm
+    from outlast.core.protocol import operator_messages as om
+    from outlast.runtime.transport.endpoints import shown
+    from outlast.runtime.transport.frames import Link
+
+    decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(om.Answered | hm.Turned)
+    try:
+        link = Link(address, secret, "operator", message.asker, _ANSWER_S, run_id)
+        try:
+            link.send(message)
+            answer = link.receive(decoder)
+        finally:
+            link.close()
+    except (WireRefusal, ConnectionError) as error:
+        raise MembershipError(
+            f"the coordinator at {shown(*address)} let go of the connection: {error}",
+            did="whether anything was changed is not known",
+            remedy="ask again, which does no harm; a wrong secret and a run that is over look like this too",
+        ) from error
+    except OSError as error:
+        raise EnvironmentFault(
+            f"no answer from the coordinator at {shown(*address)}: {error}",
+            did="whether anything was changed is not known",
+            remedy="ask again, which does no harm",
+        ) from error
+    if isinstance(answer, hm.Turned):
+        raise MembershipError(answer.reason, did="nothing was changed", remedy="ask the run that is there now")
+    return answer

@@ -1,0 +1,201 @@
+"""What people ask of a run while it trains: other numbers, a host without replicas, another process for a replica.
+
+All of it is carried out by planned views, between two steps, so nothing is lost and no bit changes: shares never matter
+to them. What would leave nobody with the state is refused. What was taken is part of the durable record before it is
+answered, so a coordinator that takes over keeps to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from outlast.core.protocol import messages as m
+from outlast.core.protocol import operator_messages as om
+from outlast.core.protocol.fleet.roster import Peer, host_named_in
+from outlast.core.protocol.fleet.state import FleetState
+
+__all__ = ["drain", "evict", "recall", "scale"]
+
+Asked = om.ScaleAsked | om.DrainAsked | om.EvictAsked
+_Done = tuple[str, list[str]]  # what follows, and who leaves
+
+
+class _Refusal(Exception):
+    """Why nothing was done, and what helps."""
+
+    def __init__(self, text: str, remedy: str) -> None:
+        self.text, self.remedy = text, remedy
+
+
+def scale(c: FleetState, now_s: float, asked: om.ScaleAsked) -> None:
+    """From now on so many replicas train."""
+    _answer(c, asked, "scale", str(asked.replicas), lambda: _scale(c, asked.replicas))
+
+
+def drain(c: FleetState, now_s: float, asked: om.DrainAsked) -> None:
+    """A host is emptied, or may be used again."""
+    known = [name for name in _hosts(c) if asked.host in (name, _shown(c, name))]
+    host = _shown(c, known[0]) if known else asked.host
+    what = "undrain" if asked.undo else "drain"
+    _answer(c, asked, what, host, lambda: _undrain(c, host) if asked.undo else _drain(c, host))
+
+
+def evict(c: FleetState, now_s: float, asked: om.EvictAsked) -> None:
+    """A replica goes, and another process takes its place."""
+    _answer(c, asked, "evict", asked.replica, lambda: _evict(c, asked))
+
+
+def recall(c: FleetState, record: m.Record) -> None:
+    """What was asked of an earlier coordinator. Call it once the record's replicas are known again."""
+    if record.wanted:
+        c.want(record.wanted)
+    c.roster.drained = set(record.drained)
+    for name in record.leaving:
+        if c.roster.is_alive(name):
+            c.roster.peers[name].leaving = c.leaving = True
+            c.asked_out.add(name)
+
+
+def _answer(c: FleetState, asked: Asked, what: str, about: str, carry_out: Callable[[], _Done]) -> None:
+    try:
+        if c.over or c.ending is not None:
+            raise _Refusal("training is over, and the scripts are ending", "none needed")
+        if not c.settings.can_join:
+            raise _Refusal("replicas of several ranks cannot join a run yet", "start the run anew, with other numbers")
+        text, leaving = carry_out()
+    except _Refusal as no:
+        c.journal("asked", what=what, about=about, accepted=False, text=no.text, replicas=[])
+        c.tell([asked.asker], om.Answered(epoch=c.epoch, accepted=False, text=no.text, remedy=no.remedy))
+        return
+    c.journal("asked", what=what, about=about, accepted=True, text=text, replicas=leaving)
+    c.persist()  # the driver writes down what was said before it
+    c.tell([asked.asker], om.Answered(epoch=c.epoch, accepted=True, text=text, leaving=tuple(leaving)))
+
+
+# --- how many -------------------------------------------------------------------------------------------------------
+def _scale(c: FleetState, wanted: int) -> _Done:
+    before, spares = c.settings.num_replicas, c.settings.num_spares
+    if wanted < 1:
+        raise _Refusal(f"{wanted} is no number of replicas", "a whole number from 1; outlast stop ends the run")
+    if c.num_microbatches and wanted > c.num_microbatches:
+        raise _Refusal(
+            f"{wanted} replicas cannot share the {c.num_microbatches} microbatches of a step",
+            f"ask for {c.num_microbatches} or fewer",
+        )
+    if wanted + spares > c.settings.most_processes:
+        raise _Refusal(
+            f"this run has memory for the snapshots of {c.settings.most_processes} replicas and spares at most",
+            "start it anew with more replicas: it goes on from its newest checkpoint, to the same bits",
+        )
+    out = _too_many(c, wanted)
+    _check_state_stays(c, out, "ask again once the others are members: outlast status shows them")
+    c.want(wanted)
+    _ask_out(c, out)
+    names = [peer.name for peer in out]
+    more = f"; {', '.join(names)} will leave between two steps" if names else ""
+    slots = _slots_of_all(c)
+    if slots is not None and slots < wanted + spares:
+        have, want = _many(slots, "process"), _many(wanted + spares, "process")
+        more += f"; the hosts have slots for {have}, and {want} are wanted: the others wait for a host"
+    return f"{_many(wanted, 'replica')} from now on ({before} before){more}", names
+
+
+def _too_many(c: FleetState, wanted: int) -> list[Peer]:
+    """Whose slot is no more; and so many members that no more are left than train, the last slots first."""
+    peers, last = c.roster.peers, wanted + c.settings.num_spares
+    out = [p for p in peers.values() if p.alive and not p.leaving and c.roster.index_of(p.name) >= last]
+    gone = {peer.name for peer in out}
+    view = c.planned or c.view
+    stay = [name for name in (view.members if view is not None else ()) if name in peers and name not in gone]
+    stay = sorted((n for n in stay if peers[n].alive and not peers[n].leaving), key=c.roster.index_of)
+    return [*out, *(peers[name] for name in stay[wanted:])]
+
+
+def _slots_of_all(c: FleetState) -> int | None:
+    """Processes that the hosts have room for; None for any number."""
+    usable = c.roster.agents - c.roster.drained_agents
+    slots = [c.roster.slots.get(agent, 0) for agent in usable]
+    return None if 0 in slots else sum(max(0, number) for number in slots)
+
+
+# --- where ----------------------------------------------------------------------------------------------------------
+def _drain(c: FleetState, host: str) -> _Done:
+    name = _host_called(c, host)
+    if name in c.roster.drained:
+        return f"host {host} is drained already", []
+    here = {agent for agent in c.roster.agents | c.roster.lost_agents if host_named_in(agent) == name}
+    if not c.roster.agents - here - c.roster.drained_agents:
+        raise _Refusal(f"{host} is the only host that replicas may run on", "have another join first: outlast agent")
+    out = [p for p in c.roster.peers.values() if p.agent in here and p.alive and not p.leaving]
+    _check_state_stays(c, out, "have replicas on other hosts first: outlast scale")
+    c.roster.drained.add(name)
+    _ask_out(c, out)
+    names = [peer.name for peer in out]
+    gone = f"{', '.join(names)} will leave it between two steps" if names else "no replica was there"
+    return f"host {host} gets no replica until it is given back; {gone}", names
+
+
+def _undrain(c: FleetState, host: str) -> _Done:
+    name = _host_called(c, host)
+    if name not in c.roster.drained:
+        raise _Refusal(f"host {host} is not drained", "outlast status shows which are")
+    c.roster.drained.discard(name)
+    c.roster.look()
+    return f"host {host} may be used again", []
+
+
+def _host_called(c: FleetState, host: str) -> str:
+    """What its agents' names begin with: the launcher's own have a number there, beside the host's name."""
+    found = [name for name in _hosts(c) if _shown(c, name) == host]
+    if not found:
+        shown = ", ".join(_shown(c, name) for name in _hosts(c)) or "none"
+        raise _Refusal(f"the run has no host {host}", f"its hosts are: {shown}")
+    return found[0]
+
+
+def _hosts(c: FleetState) -> list[str]:
+    known = {host_named_in(agent) for agent in c.roster.agents | c.roster.lost_agents} | c.roster.drained
+    return sorted(known)
+
+
+def _shown(c: FleetState, name: str) -> str:
+    return c.roster.host_names.get(name, name)
+
+
+# --- who ------------------------------------------------------------------------------------------------------------
+def _evict(c: FleetState, asked: om.EvictAsked) -> _Done:
+    peer = c.roster.peers.get(asked.replica) or c.roster.peers.get(c.roster.living(asked.replica))
+    if peer is None or not peer.alive:
+        living = [p.name for p in c.roster.peers.values() if p.alive]
+        raise _Refusal(f"no replica {asked.replica} lives", f"those that do: {', '.join(living) or 'none'}")
+    _check_state_stays(c, [peer], "have another replica first: outlast scale")
+    if asked.now:
+        c.journal("suspected", replica=peer.name, evidence="it was asked for", decision="evict")
+        c.kill(peer.name, "it was asked for (outlast evict --now)")
+        return f"{peer.name} is killed, and another process takes its place", [peer.name]
+    _ask_out(c, [peer])
+    return f"{peer.name} will leave between two steps, and another process takes its place", [peer.name]
+
+
+def _ask_out(c: FleetState, peers: Iterable[Peer]) -> None:
+    """As if each had asked itself; who has yet to say hello is told then."""
+    for peer in peers:
+        peer.leaving = c.leaving = True
+        c.asked_out.add(peer.name)
+        if peer.joined and peer.name not in c.current:
+            c.tell([peer.name], c.departure())
+
+
+def _check_state_stays(c: FleetState, out: Iterable[Peer], remedy: str) -> None:
+    """Somebody who holds the state must be left, and not about to go."""
+    gone, peers = {peer.name for peer in out}, c.roster.peers
+    if not gone.intersection(c.current):
+        return
+    holders = [*c.roster.alive(c.current), *c.roster.having("ready")]
+    if not any(name not in gone and not peers[name].leaving for name in holders):
+        raise _Refusal(f"nobody but {', '.join(sorted(gone))} holds the training state", remedy)
+
+
+def _many(number: int, noun: str) -> str:
+    plural = {"process": "processes"}.get(noun, noun + "s")
+    return f"{number} {noun if number == 1 else plural}"

@@ -1,0 +1,25 @@
+"""What an earlier coordinator wrote down and did not live to tell: read from the journal, decides nothing."""
+
+from __future__ import annotations
+
+from outlast.core import events
+from outlast.core.protocol.fleet.reports import ReportedFault
+from outlast.journal import Journal
+
+__all__ = ["unreported"]
+
+
+def unreported(journal: Journal, apart_s: float) -> tuple[list[ReportedFault], tuple[int, float] | None]:
+    """Return the deaths that nobody reported as recovered from, and the loss of the fleet (its step, and when).
+    `apart_s`: Unix time less monotonic time."""
+    kinds = (events.ReplicaExited, events.Recovery, events.FleetLost, events.ViewFormed)
+    story = [entry.event for entry in journal.events(kinds=kinds)]
+    told = {e.replica for e in story if isinstance(e, events.Recovery)}
+    faults = [
+        ReportedFault(e.cause, e.replica, e.noticed_by, 0.0, 0.0, e.detail)
+        for e in story
+        if isinstance(e, events.ReplicaExited) and e.replica not in told and e.cause not in ("left", "finished")
+    ]
+    newest = next((e for e in reversed(story) if isinstance(e, events.FleetLost | events.ViewFormed)), None)
+    gone = (newest.step, newest.at_s - apart_s) if isinstance(newest, events.FleetLost) else None
+    return faults, gone

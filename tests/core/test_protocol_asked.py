@@ -1,0 +1,158 @@
+"""What people ask of a run while it trains: numbers, a host without replicas, another process for a replica."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outlast.core.protocol import Coordinator, Settings
+from outlast.core.protocol import host_messages as hm
+from outlast.core.protocol import messages as m
+from outlast.core.protocol import operator_messages as om
+
+ME = "operator:ab"
+
+
+def answer(actions: list[m.Action]) -> om.Answered:
+    [said] = [a.message for a in actions if isinstance(a, m.Tell) and isinstance(a.message, om.Answered)]
+    return said
+
+
+def started(actions: list[m.Action]) -> dict[str, str]:
+    """Member -> agent, of those that are to be started."""
+    spawns = [a for a in actions if isinstance(a, m.Tell) and isinstance(a.message, m.Spawn)]
+    return {a.message.member: a.to[0] for a in spawns if isinstance(a.message, m.Spawn)}
+
+
+def fresh(c: Coordinator, name: str) -> list[m.Action]:
+    return c.handle(0.0, m.Hello(member=name, agent=c.roster.peers[name].agent, epoch=0, state="fresh"))
+
+
+def form(c: Coordinator) -> list[m.Action]:
+    """Every member of the newest view forms it."""
+    view, actions = c.planned or c.view, list[m.Action]()
+    assert view is not None
+    for name in view.members:
+        actions += c.handle(0.0, m.Formed(member=name, view=view.id, step=3))
+    return actions
+
+
+def caught_up(c: Coordinator, name: str) -> None:
+    c.handle(0.0, m.Ready(member=name, step=3, serve=c.roster.peers[name].serve))
+
+
+def fleet(replicas: int = 2, spares: int = 1, slots: int = 0, **settings: Any) -> Coordinator:
+    """In a formed view; the spares are ready. Agents: the launcher's a0 on host `head`, and h1."""
+    c = Coordinator(Settings(num_replicas=replicas, num_spares=spares, num_agents=2, backoff_s=0.0, **settings), 1)
+    began = list[m.Action]()
+    for agent, host in (("a0", "head"), ("h1:aa", "h1")):
+        c.handle(0.0, hm.HostHere(agent=agent, host=host, place=host, pid=1, slots=slots))
+        began += c.handle(0.0, m.AgentHello(agent=agent, pid=1))
+    names = sorted(started(began))
+    for name in names:
+        fresh(c, name)
+    form(c)
+    for name in names[replicas:]:
+        caught_up(c, name)
+    assert len(names) == replicas + spares
+    return c
+
+
+def gone(c: Coordinator, name: str) -> list[m.Action]:
+    return c.handle(0.0, m.Exited(member=name, cause="left", code=0))
+
+
+def test_more_replicas_join_and_the_answer_comes_after_the_record() -> None:
+    c = fleet(spares=0)
+    actions = c.handle(1.0, om.ScaleAsked(asker=ME, replicas=4))
+    assert answer(actions).accepted
+    kinds = [type(a) for a in actions if isinstance(a, m.Persist | m.Tell)]
+    assert kinds.index(m.Persist) < kinds.index(m.Tell)
+    assert started(actions) == {"r2.1": "a0", "r3.1": "h1:aa"}
+    for name in ("r2.1", "r3.1"):
+        fresh(c, name)
+        caught_up(c, name)
+        form(c)
+    assert c.view is not None
+    assert sorted(c.view.members) == ["r0.1", "r1.1", "r2.1", "r3.1"]
+    again = c.handle(2.0, om.ScaleAsked(asker=ME, replicas=4))
+    assert (answer(again).accepted, started(again), answer(again).leaving) == (True, {}, ())
+
+
+def test_fewer_go_between_two_steps_and_do_not_come_back() -> None:
+    c = fleet(replicas=4, spares=1)
+    actions = c.handle(1.0, om.ScaleAsked(asker=ME, replicas=2))
+    assert answer(actions).leaving == ("r3.1", "r4.1", "r2.1")
+    assert c.planned is not None
+    assert c.planned.members == ("r0.1", "r1.1")
+    form(c)
+    assert [started(gone(c, name)) for name in answer(actions).leaving] == [{}, {}, {"r2.2": "a0"}]  # the spare
+    assert not c.reports.faults
+    assert c.settings.num_replicas == 2
+
+
+def test_a_host_is_emptied_and_given_back_under_either_of_its_names() -> None:
+    c = fleet()
+    actions = c.handle(1.0, om.DrainAsked(asker=ME, host="h1"))
+    assert answer(actions).leaving == ("r1.1",)
+    assert c.planned is not None
+    assert c.planned.members == ("r0.1", "r2.1")
+    form(c)
+    assert started(gone(c, "r1.1")) == {"r1.2": "a0"}
+    refused = answer(c.handle(2.0, om.DrainAsked(asker=ME, host="a0")))
+    assert (refused.accepted, "only host" in refused.text) == (False, True)
+    again = answer(c.handle(2.0, om.DrainAsked(asker=ME, host="h1")))
+    assert (again.accepted, again.text) == (True, "host h1 is drained already")
+    c.handle(3.0, m.AgentGone(agent="h1:aa"))
+    c.handle(3.0, hm.HostHere(agent="h1:bb", host="h1", place="h1", pid=2))  # it was restarted
+    c.handle(3.0, m.AgentHello(agent="h1:bb", pid=2))
+    assert c.roster.drained_agents == {"h1:bb"}
+    assert answer(c.handle(4.0, om.DrainAsked(asker=ME, host="h1", undo=True))).accepted
+    assert c.roster.drained_agents == set()
+    head = answer(c.handle(4.0, om.DrainAsked(asker=ME, host="head")))
+    assert (head.accepted, "nobody but r0.1" in head.text) == (False, True)
+
+
+def test_a_replica_goes_gently_or_at_once_and_another_takes_its_place() -> None:
+    c = fleet()
+    assert answer(c.handle(1.0, om.EvictAsked(asker=ME, replica="r1"))).leaving == ("r1.1",)
+    assert c.change is None, "nobody is told to leave in the middle of a step"
+    form(c)
+    assert set(started(gone(c, "r1.1"))) == {"r1.2"}
+    actions = c.handle(2.0, om.EvictAsked(asker=ME, replica="r0.1", now=True))
+    killed = [a.message.member for a in actions if isinstance(a, m.Tell) and isinstance(a.message, m.Kill)]
+    assert (answer(actions).accepted, killed) == (True, ["r0.1"])
+
+
+def test_what_would_leave_nobody_with_the_state_and_what_cannot_be_is_refused_with_a_remedy() -> None:
+    c = fleet(replicas=1, spares=0)
+    c.facts = {"microbatches": "4"}
+    asks: list[tuple[Any, str]] = [
+        (om.EvictAsked(asker=ME, replica="r0.1"), "nobody but r0.1 holds the training state"),
+        (om.EvictAsked(asker=ME, replica="r0.1", now=True), "nobody but r0.1"),
+        (om.EvictAsked(asker=ME, replica="r7"), "no replica r7 lives"),
+        (om.DrainAsked(asker=ME, host="h9"), "no host h9"),
+        (om.DrainAsked(asker=ME, host="h1", undo=True), "not drained"),
+        (om.DrainAsked(asker=ME, host="head"), "nobody but r0.1"),
+        (om.ScaleAsked(asker=ME, replicas=0), "0 is no number"),
+        (om.ScaleAsked(asker=ME, replicas=5), "cannot share the 4 microbatches"),
+    ]
+    for asked, text in asks:
+        actions = c.handle(1.0, asked)
+        said = answer(actions)
+        assert (said.accepted, text in said.text, bool(said.remedy)) == (False, True, True), said
+        [told] = [a.fields for a in actions if isinstance(a, m.Journal)]
+        assert (told["accepted"], told["text"]) == (False, said.text)
+    assert "memory" in answer(fleet(most_processes=5).handle(1.0, om.ScaleAsked(asker=ME, replicas=5))).text
+    assert "several ranks" in answer(fleet(can_join=False).handle(1.0, om.ScaleAsked(asker=ME, replicas=3))).text
+    scarce = answer(fleet(slots=2).handle(1.0, om.ScaleAsked(asker=ME, replicas=6)))
+    assert "slots for 4 processes, and 7 processes are wanted" in scarce.text
+
+
+def test_a_coordinator_that_takes_over_keeps_to_what_was_asked() -> None:
+    c = fleet(replicas=3, spares=0)
+    c.handle(1.0, om.DrainAsked(asker=ME, host="h1"))
+    actions = c.handle(1.0, om.ScaleAsked(asker=ME, replicas=2))
+    record = [a.record for a in actions if isinstance(a, m.Persist)][-1]
+    after = Coordinator(Settings(num_replicas=3, num_agents=2), 2, record)
+    assert (after.settings.num_replicas, after.roster.drained, after.wanted) == (2, {"h1"}, 2)
+    assert {p.name for p in after.roster.peers.values() if p.leaving} == {"r1.1", "r2.1"}
