@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import shlex
+import shutil
+import subprocess
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,17 +18,23 @@ import pytest
 
 from outlast.cli import main
 from outlast.cli._prove_run import _found, _write
+from outlast.core import events as ev
 from outlast.errors import ConfigError
+from outlast.prove._commit_log import Commit
 from outlast.prove.catalogue import CATALOGUE
 from outlast.prove.schedule_shrinking import shrink
 from outlast.prove.script_campaign import Baseline, ScriptResult
+from outlast.prove.script_evidence import Evidence, Survived, evidence_of
+from outlast.prove.script_figures import foreseen_of, moments_grid, phases_grid, spreads_of
 from outlast.prove.script_page import junit_of, page_of
-from outlast.prove.script_plan import KINDS, ScriptFleet, Shape, drawn, planned, read_schedule, schedule_of
+from outlast.prove.script_plan import KINDS, PHASES, ScriptFleet, Shape, drawn, planned, read_schedule, schedule_of
 from outlast.prove.script_report import ProofReport, proof_of
 from outlast.prove.strike_findings import Finding, Undisturbed
-from outlast.prove.striker import Done
+from outlast.prove.striker import Done, StrikeRecord
 from outlast.prove.trace_schedule import Hit, busiest
+from outlast.runtime.settings.fault_points import Fault
 
+CHROMIUM = shutil.which("chromium")
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
@@ -88,6 +96,14 @@ def result(number: int, outcome: Any = "same bits", **changes: Any) -> ScriptRes
         "notes": [], "done": done, "phases": ["backward:SIGKILL"], "agents": 1, "exchange": "shm", "keeps": True,
         "exit_code": 0, "detail": "", "steps": 100, "seconds": 20.0, "longest_s": 1.5, "downtimes_s": [0.02, 0.6],
         "folder": "",
+        "evidence": Evidence(
+            moments=["training", "in a recovery"], met=[number % 2 == 0],
+            survived=[
+                Survived(cause="crash", detect_s=0.02, downtime_s=0.5 + number, lost_steps=0),
+                Survived(cause="hang", detect_s=0.6, downtime_s=1.0, lost_steps=2),
+            ],
+            accounts_s={"wall_s": 20.0 + number, "productive_s": 15.0, "idle_s": 3.0, "lost_s": 0.3},
+        ),
     }  # fmt: skip
     return ScriptResult(**(fields | changes))
 
@@ -155,7 +171,9 @@ def test_the_page_needs_nothing_else_and_tells_what_was_and_was_not_tested() -> 
     shown = " ".join(page.words)
     for part in (
         "Something did not hold.", "What was tested, and how often", "What was not tested, and why", "pause",
-        "<b>&</b>", found.failures[0].command, "losses (value)", "Downtime of each fault",
+        "<b>&</b>", found.failures[0].command, "losses (value)", "Downtime of each fault", "Predicted beside observed",
+        "Strikes from outside, by what the run was doing", "Faults from inside, by the phase of a step",
+        "in a recovery", "How long, by cause", "a fault in the phase load",
     ):  # fmt: skip
         assert part in shown
     assert "<b>&</b>" not in text, "what others said is told as text"
@@ -193,6 +211,128 @@ def test_files_that_cannot_be_written_are_refused_before_anything_runs(tmp_path:
     script = str(Path(__file__).parent / "scripts" / "cnn.py")
     assert main(["prove", "run", "--report", str(tmp_path), script]) == 2
     assert main(["prove", "gate", "--junit", str(tmp_path / "none" / "x.xml"), script]) == 2
+
+
+# --- what the runs say together ---------------------------------------------------------------------------------------
+def test_strikes_are_counted_by_what_the_run_was_doing_and_faults_by_phase() -> None:
+    results = [result(0), result(1), result(2)]
+    moments = moments_grid(results)
+    assert moments.rows == ["kill", "pause"]
+    counts = dict(zip(moments.columns, moments.counts[1], strict=True))
+    assert (counts["training"], sum(counts.values())) == (3, 3)
+    assert moments.counts[0][moments.columns.index("in a recovery")] == 3
+    phases = phases_grid(results)
+    at = phases.columns.index("backward")
+    assert phases.counts[phases.rows.index("SIGKILL")][at] == 2, "one of three was never met"
+    assert "backward" not in phases.empty
+    assert "load" in phases.empty
+    assert ("a fault in the phase load", "none was met there") in report(*results).untested
+    old = msgspec.convert({**msgspec.to_builtins(result(0)), "evidence": {}}, ScriptResult)
+    assert phases_grid([old]).empty == phases.columns, "a file of an earlier outlast has no evidence"
+
+
+def test_times_are_told_by_cause() -> None:
+    rows = {(row.what, row.cause): row for row in spreads_of([result(0), result(1), result(2)])}
+    still = rows["training stood still for", "crash"]
+    assert (still.count, still.least_s, still.middle_s, still.longest_s) == (3, 0.5, 1.5, 2.5)
+    assert rows["noticed after", "hang"].most_of_95_s == 0.6
+
+
+def test_useful_time_is_foretold_from_other_runs_than_it_is_held_against() -> None:
+    found = foreseen_of([result(0), result(1)])
+    assert found is not None
+    assert (found.learnt_from, found.held_against) == (1, 1)
+    # one run with number 0 taught 0.5 s a crash, 1 s a hang, 3 s of beginning, and 0.3 s beside 15 of work
+    assert found.predicted == pytest.approx(15.0 / (15.0 + 3.0 + 0.3 + 1.5))
+    assert found.observed == pytest.approx(15.0 / 21.0)
+    other = result(
+        1, evidence=msgspec.structs.replace(result(1).evidence, accounts_s={"wall_s": 90.0, "productive_s": 15.0})
+    )
+    again = foreseen_of([result(0), other])
+    assert again is not None
+    assert (again.predicted, again.observed) == (found.predicted, pytest.approx(1 / 6)), "it is not fitted to it"
+    assert foreseen_of([result(0), result(2)]) is None
+
+
+def test_what_a_run_was_doing_is_read_off_its_commits_and_its_journal() -> None:
+    commits = [Commit(1002.0 + 0.1 * step, step, "0x1p0", "r0.1") for step in range(20)]  # from 2 s to 3.9 s
+    told = {
+        "replica": "r0.1",
+        "noticed_by": "a0",
+        "microbatches_recomputed": 0,
+        "lost_steps": 0,
+        "step": 3,
+        "view": [1, 1],
+    }
+    events = [
+        msgspec.convert(
+            {"kind": "checkpoint_began", "at_s": 102.5, "step": 5, "view": [1, 1], "reason": ""}, ev.CheckpointBegan
+        ),
+        msgspec.convert(
+            {"kind": "recovery", "at_s": 103.4, "cause": "crash", "detect_s": 0.1, "downtime_s": 0.3, **told},
+            ev.Recovery,
+        ),
+        msgspec.convert(
+            {
+                "kind": "replica_exited",
+                "at_s": 103.2,
+                "replica": "r0.1",
+                "cause": "signal",
+                "detail": "",
+                "noticed_by": "a0",
+            },
+            ev.ReplicaExited,
+        ),
+    ]
+    at = {
+        1.0: "before the first step",
+        2.3: "training",
+        2.7: "in a save",
+        3.3: "in a recovery",
+        5.0: "after the last step",
+    }
+    done = [Done(at_s=at_s, kind="SIGKILL", role="replica", pid=7, name="r0.1", state="S") for at_s in at]
+    record = StrikeRecord(started_s=1000.0, unix_s=100.0, done=done, why={"cost": {"wall_s": 6.0}})
+    faults = [Fault(replica="r0.1", phase="backward", action="SIGKILL", step=step) for step in (20, 25)]
+    found = evidence_of(record, commits, events, faults)
+    assert list(found.moments) == list(at.values())
+    assert found.met == [True, False]
+    assert [(each.cause, each.downtime_s) for each in found.survived] == [("crash", 0.3)]
+    assert found.accounts_s == {"wall_s": 6.0}
+
+
+def test_every_phase_is_struck_in_every_way_after_a_while() -> None:
+    faults = [fault for number in range(60) for fault in drawn(number, 9, Shape(), ["phase"]).faults]
+    met = {(fault.phase, fault.action) for fault in faults}
+    assert {phase for phase, _ in met} == {phase.name.lower() for phase in PHASES}
+    assert len(met) >= 4 * len(PHASES) - 2, "but for those that are silent where a loop may be silent"
+
+
+# --- in a browser ----------------------------------------------------------------------------------------------------
+@pytest.mark.process
+@pytest.mark.skipif(CHROMIUM is None, reason="no browser: Debian's chromium is not installed")
+@pytest.mark.parametrize("width", [380, 1280])
+def test_a_browser_shows_all_of_the_page_and_nothing_runs_over_its_edge(width: int, tmp_path: Path) -> None:
+    """The page runs no script, so a script that measures it is put behind it here."""
+    more = result(2, evidence=msgspec.structs.replace(result(2).evidence, moments=["training", "training"]))
+    found = report(result(0), result(1, "wrong", findings=[WRONG], notes=["losses (value) of r0.2 differs"]), more)
+    measure = (
+        "<script>document.body.dataset.wide=document.documentElement.scrollWidth-innerWidth;"
+        "document.body.dataset.shown=[...document.querySelectorAll('h2')].every(h=>h.offsetHeight>0);"
+        "document.body.dataset.bars=document.querySelectorAll('rect').length;"
+        "document.body.dataset.heat=new Set([...document.querySelectorAll('.grid td[style]')]"
+        ".map(c=>getComputedStyle(c).backgroundColor)).size</script>"
+    )
+    page = tmp_path / "proof.html"
+    page.write_text(page_of(found).replace("</body>", f"{measure}</body>"), encoding="utf-8")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900", "--no-first-run"]
+    command = [str(CHROMIUM), *flags, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", page.as_uri()]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    (body,) = [dict(attrs) for tag, attrs in _Page(shown).tags if tag == "body"]
+    assert int(str(body["data-wide"])) <= 0, "wide tables scroll in themselves"
+    assert body["data-shown"] == "true"
+    assert int(str(body["data-bars"])) >= 2
+    assert int(str(body["data-heat"])) >= 2, "the cells of the grids have the colours of their counts"
 
 
 # --- the catalogue ---------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from outlast.prove._script_findings import (
     witnessed,
 )
 from outlast.prove._strike_campaign import run_watched
+from outlast.prove.script_evidence import Evidence, evidence_of
 from outlast.prove.script_plan import ScriptFleet, Shape, schedule_of
 from outlast.prove.script_surroundings import ScriptSurroundings
 from outlast.prove.strike_findings import Finding, Outcome, Undisturbed, Watched, judge
@@ -85,6 +86,7 @@ class ScriptResult(msgspec.Struct, frozen=True, kw_only=True):
     longest_s: float
     downtimes_s: list[float]
     folder: str
+    evidence: Evidence = Evidence()
 
 
 class ScriptCampaign:
@@ -186,6 +188,7 @@ class ScriptCampaign:
             seconds=seen.record.ended_s,
             longest_s=seen.record.longest_s,
             folder=str(folder),
+            evidence=evidence_of(seen.record, seen.commits, seen.events, fleet.faults),
             downtimes_s=[e.downtime_s for e in seen.events if isinstance(e, ev.Recovery) and e.downtime_s],
         )
         if findings or numbers or self.keep:

@@ -11,6 +11,7 @@ from xml.sax import saxutils
 
 import msgspec
 
+from outlast.prove.script_figures import Grid
 from outlast.prove.script_report import ProofReport, command_of
 
 __all__ = ["junit_of", "page_of"]
@@ -39,6 +40,8 @@ code, pre { font: 13px/1.45 ui-monospace, monospace; background: var(--panel); b
 pre { padding: .7rem; white-space: pre-wrap; overflow-wrap: anywhere } code { padding: .1rem .25rem;
   overflow-wrap: anywhere }
 .held { color: var(--good) } .failed, .script, .wrong { color: var(--bad) } .soft { color: var(--soft) }
+.grid td[style] { background: color-mix(in srgb, var(--bar) var(--heat), transparent) }
+th.v { vertical-align: bottom; padding: .3rem } th.v span { writing-mode: vertical-rl; transform: rotate(180deg) }
 .wide { overflow-x: auto } rect { fill: var(--bar) } text { fill: var(--soft); font-size: 11px }
 """
 
@@ -52,7 +55,11 @@ def page_of(report: ProofReport) -> str:
         _list("What is wrong in the script", [f"{f.check}: {f.detail}" for f in report.script_faults]),
         _failures(report),
         _coverage(report),
+        _grid("Strikes from outside, by what the run was doing", "strike", report.moments),
+        _grid("Faults from inside, by the phase of a step", "fault", report.phases),
         _downtimes(report.downtimes_s),
+        _spreads(report),
+        _foreseen(report),
         _runs(report),
         _list("Numbers of status and why that were not so", report.numbers),
         _list("Worth a look", report.notes),
@@ -100,6 +107,47 @@ def _coverage(report: ProofReport) -> str:
     return f"<h2>What was tested, and how often</h2>{_table(head, rows, 2)}" if rows else ""
 
 
+def _grid(title: str, what: str, grid: Grid) -> str:
+    """Counts as a heat map: the darker a cell, the more often; none is told by a dash."""
+    most = max((count for row in grid.counts for count in row), default=0)
+    if not most:
+        return ""
+    head = "".join(f"<th class=v><span>{_text(name)}</span></th>" for name in grid.columns)
+    rows = []
+    for name, counts in zip(grid.rows, grid.counts, strict=True):
+        cells = "".join(
+            f"<td class=n style='--heat:{round(12 + 58 * count / most)}%'>{count}</td>"
+            if count
+            else "<td class=n>-</td>"
+            for count in counts
+        )
+        rows.append(f"<tr><th>{_text(name)}</th>{cells}<td class=n>{sum(counts)}</td></tr>")
+    body = f"<tr><th>{what}</th>{head}<th class=n>all</th></tr>{''.join(rows)}"
+    return f"<h2>{title}</h2><div class='wide'><table class=grid>{body}</table></div>"
+
+
+def _spreads(report: ProofReport) -> str:
+    head = ("", "cause", "faults", "least, s", "median, s", "95 %, s", "longest, s")
+    rows = [
+        (r.what, r.cause, r.count, *(f"{s:.3f}" for s in (r.least_s, r.middle_s, r.most_of_95_s, r.longest_s)))
+        for r in report.spreads
+    ]
+    return f"<h2>How long, by cause</h2>{_table(head, rows, 2)}" if rows else ""
+
+
+def _foreseen(report: ProofReport) -> str:
+    found = report.foreseen
+    if found is None:
+        return ""
+    off = 100.0 * (found.predicted - found.observed)
+    return (
+        "<h2>Predicted beside observed</h2><p>Useful time, as a share of all: "
+        f"<b>{100 * found.predicted:.1f} %</b> predicted for the {found.held_against} runs with odd numbers, from what "
+        f"faults cost in the {found.learnt_from} with even ones; <b>{100 * found.observed:.1f} %</b> observed "
+        f"({off:+.1f} points).</p>"
+    )
+
+
 def _runs(report: ProofReport) -> str:
     head = ("run", "end", "strikes", "seconds", "longest wait, s", "to strike it the same way again")
     rows = [
@@ -131,7 +179,7 @@ def _downtimes(seconds: Sequence[float]) -> str:
     last = max(index for index, count in enumerate(counts) if count)
     bars, width, most = [], 44, max(counts)
     for index in range(last + 1):
-        tall, left = 80 * counts[index] / most, 4 + index * width
+        tall, left = 72 * counts[index] / most, 4 + index * width
         label = f"{edges[index]:.2g}"
         bars.append(
             f"<rect x='{left}' y='{90 - tall:.1f}' width='{width - 4}' height='{tall:.1f}'/>"

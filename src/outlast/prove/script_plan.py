@@ -18,7 +18,19 @@ from outlast.errors import ConfigError, nearest
 from outlast.prove.strike_plan import ROLES, Role, Setting, Strike, StruckFleet
 from outlast.runtime.settings.fault_points import Fault
 
-__all__ = ["KINDS", "Kind", "ScriptFleet", "Shape", "drawn", "planned", "read_schedule", "schedule_of", "strikes_of"]
+__all__ = [
+    "INSIDE",
+    "KINDS",
+    "PHASES",
+    "Kind",
+    "ScriptFleet",
+    "Shape",
+    "drawn",
+    "planned",
+    "read_schedule",
+    "schedule_of",
+    "strikes_of",
+]
 
 
 class Kind(NamedTuple):
@@ -54,11 +66,13 @@ KINDS: dict[str, Kind] = {
 }
 """By the name that schedules and `--faults` have for it."""
 
-_PHASES = (
+PHASES = (
     Phase.LOAD, Phase.BODY, Phase.BACKWARD, Phase.MERGE, Phase.SCATTER, Phase.SCATTERED, Phase.REDUCE, Phase.GATHER,
     Phase.GATHERED, Phase.HEADER, Phase.VERDICT, Phase.OPTIMIZER, Phase.COMMIT,
 )  # fmt: skip
-_INSIDE = ("SIGKILL", "SIGSTOP", "exit", "raise")
+"""Phases of a step in which a fault from inside is put."""
+INSIDE = ("SIGKILL", "SIGSTOP", "exit", "raise")
+"""What is done there."""
 _TARGETS: dict[Role, int] = {
     "replica": 9, "spare": 3, "agent": 2, "coordinator": 4, "nursery": 3, "disk": 1, "clock": 1
 }  # fmt: skip
@@ -100,7 +114,7 @@ def drawn(number: int, seed: int, shape: Shape, kinds: Collection[str]) -> Scrip
     while len(strikes) + len(faults) < count:
         kind = rng.choices(list(weights), list(weights.values()))[0]
         if kind == "phase":
-            faults.append(_fault(rng, shape))
+            faults.append(_fault(rng, shape, number, len(faults)))
             continue
         wait_s = rng.uniform(0.0, shape.begin_s) if not strikes else rng.expovariate(1 / mean_s)
         if strikes and rng.random() < 0.15:
@@ -159,8 +173,11 @@ def _made(kind: str, wait_s: float, role: Role, pick: float, continue_s: float |
     )
 
 
-def _fault(rng: random.Random, shape: Shape) -> Fault:
-    phase, action = rng.choice(_PHASES), rng.choice(_INSIDE)
+def _fault(rng: random.Random, shape: Shape, number: int, before: int) -> Fault:
+    """Phases take turns, and so do the ways to fail, so that none is left to chance: within as many faults as there are
+    of both, each is met with each."""
+    turn = number + 5 * before
+    phase, action = PHASES[turn % len(PHASES)], INSIDE[(turn // len(PHASES) + turn % len(PHASES)) % len(INSIDE)]
     if action == "SIGSTOP" and phase in (Phase.LOAD, Phase.BODY):
         action = "SIGKILL"  # there a silence may be the loop's own, and is waited for as long
     fields = {

@@ -11,6 +11,16 @@ import msgspec
 
 from outlast.prove.catalogue import CATALOGUE
 from outlast.prove.script_campaign import Baseline, ScriptResult
+from outlast.prove.script_figures import (
+    Foreseen,
+    Grid,
+    Spread,
+    foreseen_of,
+    kind_of,
+    moments_grid,
+    phases_grid,
+    spreads_of,
+)
 from outlast.prove.script_plan import KINDS, Shape
 from outlast.prove.strike_findings import Finding
 
@@ -18,7 +28,6 @@ __all__ = ["NOT_DRAWN", "FailedRun", "ProofReport", "StruckRow", "command_of", "
 
 NOT_DRAWN = "no strike of it was drawn, or nobody was there to be struck"
 """Why a kind that could have been injected was not."""
-_BY_SIGNAL = {kind.signal: name for name, kind in KINDS.items() if name not in ("pause", "brownout")}
 
 
 class StruckRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +76,10 @@ class ProofReport(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
     failures: list[FailedRun]
     untested: list[tuple[str, str]]
+    phases: Grid
+    moments: Grid
+    spreads: list[Spread]
+    foreseen: Foreseen | None
     results: list[ScriptResult]
 
 
@@ -85,6 +98,7 @@ def proof_of(
     if any(":brownout:" in result.schedule for result in results):
         met.add("brownout")  # it is told as the deaths that it consists of
     missing = [(name, NOT_DRAWN) for name in KINDS]
+    phases = phases_grid(results)
     others = [kind for kind in CATALOGUE if not kind.by.startswith("outlast prove run")]
     return ProofReport(
         verdict="script" if baseline.faults else "failed" if ends["wrong"] else "held" if results else "nothing",
@@ -109,8 +123,13 @@ def proof_of(
         untested=[
             *((n, w) for n, w in missing if n not in met and n not in dict(untested)),
             *untested,
+            *((f"a fault in the phase {name}", "none was met there") for name in phases.empty if "phase" in met),
             *((kind.name, kind.why_not or f"it has a command of its own: {kind.by}") for kind in others),
         ],
+        phases=phases,
+        moments=moments_grid(results),
+        spreads=spreads_of(results),
+        foreseen=foreseen_of(results),
         results=list(results),
     )
 
@@ -140,9 +159,7 @@ def _table(results: Sequence[ScriptResult]) -> list[StruckRow]:
     table: dict[tuple[str, str], Counter[str]] = {}
     for result in results:
         for done in result.done:
-            first, _, more = done.kind.partition(", ")
-            name = "pause" if more else _BY_SIGNAL.get(first, first.lower())
-            table.setdefault((name, done.role), Counter())[result.outcome] += 1
+            table.setdefault((kind_of(done.kind), done.role), Counter())[result.outcome] += 1
         for phase in result.phases:
             table.setdefault(("phase", phase.replace(":", ", ")), Counter())[result.outcome] += 1
     return [
