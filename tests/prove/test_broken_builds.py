@@ -10,6 +10,8 @@ from __future__ import annotations
 import ast
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +19,8 @@ import pytest
 
 import outlast
 from outlast.prove.script_campaign import Baseline, ScriptCampaign, ScriptResult
-from outlast.prove.script_plan import Shape, planned
+from outlast.prove.script_plan import Shape, planned, strikes_of
+from outlast.prove.script_surroundings import cannot_be_struck
 
 SOURCE = Path(str(outlast.__file__)).parent
 
@@ -37,6 +40,10 @@ FORMS = {
     "resumed": Form("phase:backward:SIGKILL:r0.1:100", 1, True),
     # the only one dies in step 100, and nothing was kept
     "lost": Form("phase:backward:SIGKILL:r0.1:100", 1, False),
+    # the clock of the run jumps by 19 hours while it trains
+    "clock": Form("4:clock:clock:0.9", 2, False),
+    # the disk is full from the first seconds to the end, so no checkpoint can be written
+    "full": Form("2:full~600:disk:0", 2, True),
 }
 
 
@@ -95,12 +102,55 @@ BUILDS = (
     Broken("counts a step as lost that was not",
            "lost_steps=round(_once(recoveries, \"lost_steps\")) + gone",
            "lost_steps=round(_once(recoveries, \"lost_steps\")) + gone + 1", "member", "why: lost steps"),
+    Broken("reads the wall clock again for each event",
+           "        return self._began_s + time.monotonic()", "        return time.time()", "clock", "why: wall"),
+    Broken("says 0 where the last steps are in no checkpoint",
+           "finish = msgspec.structs.replace(finish, exit_code=Unsaved.exit_code, detail=unsaved)",
+           "pass", "full", "end"),
     Broken("calls a lost run finished", "        state=state.state,\n        headline",
            "        state=\"finished\",\n        headline", "lost", "why: state"),
 )  # fmt: skip
 
 
-def applied(build: Broken) -> tuple[Path, str]:
+class Relapse(NamedTuple):
+    """Something that was mended, as it was before. `test`: the one that was written with the mending, which must fail
+    of it again: no strike meets these often enough to be relied on."""
+
+    name: str
+    old: str
+    new: str
+    test: str
+
+
+RELAPSES = (
+    Relapse("closes a data file's descriptors once more when it is abandoned",
+            "        while self._open:\n            with contextlib.suppress(OSError):\n"
+            "                self._fs.close(self._open.pop())\n",
+            "        for fd in self._open:\n            with contextlib.suppress(OSError):\n"
+            "                self._fs.close(fd)\n",
+            "tests/checkpoint/test_engine.py::test_whichever_call_fails_each_descriptor_is_closed_once"),
+    Relapse("waits for a save that is heard of after its view",
+            "        return save.view < state.view and not (later or pending)\n", "        return False\n",
+            "tests/runtime/test_units_keeper.py::"
+            "test_a_save_that_is_heard_of_when_its_view_has_ended_is_lost_with_it_and_asked_for_again"),
+    Relapse("lets in who is left of another run", "        if claim.run != self.run:\n", "        if False:\n",
+            "tests/runtime/test_units_hosts.py::test_who_is_left_of_another_run_is_refused_by_name"),
+    Relapse("kills a rank's siblings before the one at fault can say why",
+            "    return _SAY_WHY_S if how.code == MembershipError.exit_code else 0.0\n", "    return 0.0\n",
+            "tests/runtime/test_units_ranks.py::"
+            "test_who_ends_by_anothers_doing_leaves_that_one_the_time_to_say_why"),
+    Relapse("leaves a rank whose sibling has ended to itself",
+            "        for other in self.all():\n            other.swept = True\n"
+            "            other.child.send(signal.SIGKILL)\n", "        return\n",
+            "tests/runtime/test_units_ranks.py::"
+            "test_who_ends_by_anothers_doing_leaves_that_one_the_time_to_say_why"),
+    Relapse("closes a region's descriptor though another process's fork has it",
+            "    if pid == os.getpid():\n        os.close(fd)\n", "    os.close(fd)\n",
+            "tests/runtime/test_units_regions.py::test_a_fork_leaves_its_parents_numbers_alone"),
+)  # fmt: skip
+
+
+def applied(build: Broken | Relapse) -> tuple[Path, str]:
     """(the file, as the patch makes it), wherever in the package its lines stand. ValueError where not exactly once."""
     texts = {path: path.read_text(encoding="utf-8") for path in sorted(SOURCE.rglob("*.py"))}
     found = [path for path, text in texts.items() if build.old in text]
@@ -109,7 +159,7 @@ def applied(build: Broken) -> tuple[Path, str]:
     return found[0].relative_to(SOURCE), texts[found[0]].replace(build.old, build.new)
 
 
-def broken_copy(build: Broken, place: Path) -> Path:
+def broken_copy(build: Broken | Relapse, place: Path) -> Path:
     """What goes in front of the path that Python imports from."""
     shutil.copytree(SOURCE, place / "outlast")  # with what was compiled, which the times of files keep valid
     path, text = applied(build)
@@ -120,13 +170,13 @@ def broken_copy(build: Broken, place: Path) -> Path:
 SCRIPT = [str(Path(__file__).parent / "scripts" / "nanogpt.py"), "--max-iters", "240"]
 
 
-@pytest.mark.parametrize("build", BUILDS, ids=lambda build: build.name)
-def test_a_patch_applies_and_what_it_makes_is_python(build: Broken) -> None:
+@pytest.mark.parametrize("build", [*BUILDS, *RELAPSES], ids=lambda build: build.name)
+def test_a_patch_applies_and_what_it_makes_is_python(build: Broken | Relapse) -> None:
     ast.parse(applied(build)[1])
 
 
 def test_there_are_fifteen_and_they_break_different_things() -> None:
-    assert len(BUILDS) >= 15
+    assert len(BUILDS) >= 17
     assert len({build.name for build in BUILDS}) == len(BUILDS)
     assert len({build.found for build in BUILDS}) >= 8
 
@@ -154,6 +204,13 @@ class Judge:
             self._made[replicas] = campaign, baseline
 
 
+def needed(form: str) -> None:
+    """Skips what this machine cannot strike with."""
+    for kind in strikes_of(FORMS[form].schedule):
+        if reason := cannot_be_struck(kind):
+            pytest.skip(reason)
+
+
 @pytest.fixture(scope="module")
 def judge(tmp_path_factory: pytest.TempPathFactory) -> Judge:
     return Judge(tmp_path_factory.mktemp("judge"))
@@ -166,6 +223,7 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Judge:
 @pytest.mark.parametrize("form", FORMS)
 def test_the_whole_build_is_not_accused(form: str, judge: Judge) -> None:
     judge.prepare(form)
+    needed(form)
     result = judge.strike(form)
     assert result.outcome == ("fleet lost" if form == "lost" else "same bits"), result.findings
     assert result.findings == []
@@ -177,9 +235,24 @@ def test_the_whole_build_is_not_accused(form: str, judge: Judge) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("build", BUILDS, ids=lambda build: build.name)
 def test_a_broken_build_is_caught(build: Broken, judge: Judge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needed(build.form)
     judge.prepare(build.form)
     broken = broken_copy(build, tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(broken), os.environ.get("PYTHONPATH", "")]))
     result = judge.strike(build.form)
     checks = {finding.check for finding in (*result.findings, *result.numbers)}
     assert build.found in checks, (result.findings, result.numbers)
+
+
+@pytest.mark.soak
+@pytest.mark.campaign
+@pytest.mark.process
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("build", RELAPSES, ids=lambda build: build.name)
+def test_a_relapse_is_caught_by_the_test_that_was_written_when_it_was_mended(build: Relapse, tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    path = os.pathsep.join([str(broken_copy(build, tmp_path)), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", build.test]
+    done = subprocess.run(command, cwd=root, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
+    assert done.returncode == 1, done.stdout[-3000:]
+    assert f"FAILED {build.test}" in done.stdout, done.stdout[-3000:]

@@ -10,10 +10,15 @@ from pathlib import Path
 from outlast.checkpoint import LocalStore, Reader, heads, verify
 from outlast.prove.resuming import differences
 
-__all__ = ["SAVED", "wrong_generation"]
+__all__ = ["SAVED", "newest_step", "wrong_generation"]
 
 SAVED = "checkpoints"
 """The folder of a trial's generations."""
+
+
+def newest_step(place: Path) -> int:
+    """The newest step that can be gone on from; -1: none was saved."""
+    return max((head.step for head in heads(LocalStore(str(place)))[0]), default=-1) if place.is_dir() else -1
 
 
 def wrong_generation(place: Path, undisturbed: Path, *, newest: bool = True) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from outlast.core import events as ev
+from outlast.errors import Unsaved
 from outlast.prove._commit_log import Commit
 from outlast.prove.strike_plan import STEPS, StruckFleet
 from outlast.prove.striker import StatusSample, StrikeRecord
@@ -41,16 +42,17 @@ def _story(record: StrikeRecord, commits: Sequence[Commit], events: Sequence[ev.
         if "error" in said:
             yield name, f"`outlast {name} --json` failed: {str(said['error'])[:300]}"
             return
-    if (why["state"] == "finished") != (record.exit_code == 0):
+    finished = record.exit_code in (0, Unsaved.exit_code)
+    if (why["state"] == "finished") != finished:
         yield "why: state", f"{why['state']}, with exit code {record.exit_code}"
     done = max((commit.step for commit in commits), default=-1) + 1
     shown = status["step"] or 0
-    if shown != done if record.exit_code == 0 else abs(shown - done) > 1:
+    if shown != done if finished else abs(shown - done) > 1:
         yield "status: step", f"{shown} at the end, where {done} of {STEPS} had been committed"
     lost, told = _lost_steps(record, commits, events), why["lost_steps"] - why["gone_steps"]
     if told != lost:
         yield "why: lost steps", f"{told}, where {lost} were done twice"
-    if record.exit_code and not _saved(events) and abs(why["gone_steps"] - done) > 1:
+    if not finished and not _saved(events) and abs(why["gone_steps"] - done) > 1:
         yield "why: lost steps", f"{why['gone_steps']} in vain, where {done} had been committed"
     unexplained = why["cost"]["unexplained_s"]
     if unexplained > max(_LEAST_S, _UNEXPLAINED * record.ended_s):

@@ -12,13 +12,13 @@ from outlast.prove.script_campaign import ScriptResult
 from outlast.prove.script_evidence import MOMENTS, Survived
 from outlast.prove.script_plan import INSIDE, KINDS, PHASES
 
-__all__ = ["Foreseen", "Grid", "Spread", "foreseen_of", "kind_of", "moments_grid", "phases_grid", "spreads_of"]
+__all__ = ["Foreseen", "CountGrid", "Spread", "foreseen_of", "kind_of", "moments_grid", "phases_grid", "spreads_of"]
 
 _OF_SIGNAL = {kind.signal: name for name, kind in KINDS.items() if kind.signal and name not in ("pause", "brownout")}
 _BESIDE = ("checkpoint_s", "lost_s", "degraded_s", "stalled_s", "unexplained_s")
 
 
-class Grid(msgspec.Struct, frozen=True, kw_only=True):
+class CountGrid(msgspec.Struct, frozen=True, kw_only=True):
     """Counts: `rows` by `columns`."""
 
     rows: list[str]
@@ -58,7 +58,7 @@ def kind_of(done: str) -> str:
     return "pause" if more else _OF_SIGNAL.get(first, first.lower())
 
 
-def phases_grid(results: Sequence[ScriptResult]) -> Grid:
+def phases_grid(results: Sequence[ScriptResult]) -> CountGrid:
     """Faults from inside that were met: what was done, by the phase of a step in which."""
     columns = [phase.name.lower() for phase in PHASES]
     counts: Counter[tuple[str, str]] = Counter()
@@ -67,17 +67,19 @@ def phases_grid(results: Sequence[ScriptResult]) -> Grid:
             phase, _, action = told.partition(":")
             counts[action, phase] += met
     rows = list(INSIDE)
-    return Grid(rows=rows, columns=columns, counts=[[counts[row, column] for column in columns] for row in rows])
+    return CountGrid(rows=rows, columns=columns, counts=[[counts[row, column] for column in columns] for row in rows])
 
 
-def moments_grid(results: Sequence[ScriptResult]) -> Grid:
+def moments_grid(results: Sequence[ScriptResult]) -> CountGrid:
     """Strikes from outside: the kind, by what the run was doing when it was struck."""
     counts: Counter[tuple[str, str]] = Counter()
     for result in results:
         for done, moment in zip(result.done, result.evidence.moments, strict=False):
             counts[kind_of(done.kind), moment] += 1
     rows = sorted({kind for kind, _ in counts})
-    return Grid(rows=rows, columns=list(MOMENTS), counts=[[counts[row, column] for column in MOMENTS] for row in rows])
+    return CountGrid(
+        rows=rows, columns=list(MOMENTS), counts=[[counts[row, column] for column in MOMENTS] for row in rows]
+    )
 
 
 def spreads_of(results: Sequence[ScriptResult]) -> list[Spread]:

@@ -11,7 +11,7 @@ from xml.sax import saxutils
 
 import msgspec
 
-from outlast.prove.script_figures import Grid
+from outlast.prove.script_figures import CountGrid
 from outlast.prove.script_report import ProofReport, command_of
 
 __all__ = ["junit_of", "page_of"]
@@ -107,7 +107,7 @@ def _coverage(report: ProofReport) -> str:
     return f"<h2>What was tested, and how often</h2>{_table(head, rows, 2)}" if rows else ""
 
 
-def _grid(title: str, what: str, grid: Grid) -> str:
+def _grid(title: str, what: str, grid: CountGrid) -> str:
     """Counts as a heat map: the darker a cell, the more often; none is told by a dash."""
     most = max((count for row in grid.counts for count in row), default=0)
     if not most:

@@ -12,8 +12,8 @@ import msgspec
 from outlast.prove.catalogue import CATALOGUE
 from outlast.prove.script_campaign import Baseline, ScriptResult
 from outlast.prove.script_figures import (
+    CountGrid,
     Foreseen,
-    Grid,
     Spread,
     foreseen_of,
     kind_of,
@@ -76,8 +76,8 @@ class ProofReport(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
     failures: list[FailedRun]
     untested: list[tuple[str, str]]
-    phases: Grid
-    moments: Grid
+    phases: CountGrid
+    moments: CountGrid
     spreads: list[Spread]
     foreseen: Foreseen | None
     results: list[ScriptResult]

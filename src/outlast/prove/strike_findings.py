@@ -12,8 +12,9 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from outlast.core import events as ev
+from outlast.errors import Unsaved
 from outlast.prove._commit_log import Commit
-from outlast.prove._generations import wrong_generation
+from outlast.prove._generations import newest_step, wrong_generation
 from outlast.prove._strike_numbers import number_findings
 from outlast.prove.strike_plan import StruckFleet
 from outlast.prove.striker import StrikeRecord
@@ -61,19 +62,26 @@ def judge(seen: Watched, undisturbed: Undisturbed) -> tuple[Outcome, list[Findin
     more = [Finding(check=check, detail=detail) for check, detail in numbers]
     if wrong:
         return "wrong", wrong + more
-    return ("same bits" if seen.record.exit_code == 0 else "fleet lost"), more
+    return ("same bits" if _finished(seen) else "fleet lost"), more
 
 
 def _wrong(seen: Watched, undisturbed: Undisturbed) -> Iterator[tuple[str, str]]:
     yield from _other_bits(seen, undisturbed)
     if seen.record.hung:
         yield "hang", seen.record.hung
-    elif seen.record.exit_code == 0:
+    elif _finished(seen):
         yield from _undone(seen, len(undisturbed.losses))
     else:
         yield from _untrue_loss(seen)
     for left in seen.record.left:
         yield "left behind", left
+
+
+def _finished(seen: Watched) -> bool:
+    """Whether it says that it did all steps: with 0, or, where its disk was struck, with the code that says as well
+    that the newest of them are in no checkpoint."""
+    struck = any(done.role == "disk" for done in seen.record.done)
+    return seen.record.exit_code == 0 or (struck and seen.record.exit_code == Unsaved.exit_code)
 
 
 def _other_bits(seen: Watched, undisturbed: Undisturbed) -> Iterator[tuple[str, str]]:
@@ -95,6 +103,8 @@ def _undone(seen: Watched, steps: int) -> Iterator[tuple[str, str]]:
     missing = set(range(steps)) - {commit.step for commit in seen.commits}
     if missing:
         yield "end", f"exit code 0, but {len(missing)} of {steps} steps were never committed, from {min(missing)} on"
+    elif seen.fleet.keeps and not seen.record.exit_code and (kept := newest_step(seen.folder / "checkpoints")) < steps:
+        yield "end", f"exit code 0, but the newest checkpoint is of {f'step {kept}' if kept >= 0 else 'no step'}"
     elif not seen.ends:
         yield "end", "exit code 0, but no replica reached the end of the script"
 
