@@ -42,8 +42,10 @@ def pass_gate(gates: Path | None, step: int) -> None:
             fcntl.flock(file, fcntl.LOCK_SH)
 
 
-def train(steps: int, shard: bool = True, gates: Path | None = None, **how: Any) -> tuple[Any, dict[str, Any]]:
-    """Run to the end: (this process's part, what it found)."""
+def train(
+    steps: int, shard: bool = True, gates: Path | None = None, leave: int = -1, **how: Any
+) -> tuple[Any, dict[str, Any]]:
+    """Run to the end, or leave the loop after step `leave`: (this process's part, what it found)."""
     run = outlast.join()
     torch.manual_seed(3)
     model = nn.Sequential(Block(), Block(), nn.Linear(24, 3))
@@ -68,6 +70,8 @@ def train(steps: int, shard: bool = True, gates: Path | None = None, **how: Any)
             step.backward(functional.cross_entropy(outputs, targets))
         correct[step.number] = step.metrics["correct"]
         losses[step.number], norms[step.number] = step.loss, step.grad_norm
+        if step.number == leave:
+            break
     found = {
         "fingerprint": training.fingerprint(), "losses": losses, "norms": norms, "correct": correct, "steps": steps,
     }  # fmt: skip
@@ -81,8 +85,10 @@ def main() -> None:
     parser.add_argument("--whole", action="store_true", help="shard nothing")
     parser.add_argument("--unclipped", action="store_true")
     parser.add_argument("--gates", type=Path)
+    parser.add_argument("--leave", type=int, default=-1, help="break after this step")
     args = parser.parse_args()
-    run, found = train(args.steps, not args.whole, args.gates, **({"clip_norm": None} if args.unclipped else {}))
+    how = {"clip_norm": None} if args.unclipped else {}
+    run, found = train(args.steps, not args.whole, args.gates, args.leave, **how)
     part = args.out / f"{run.name}.{os.getpid()}.part"
     part.write_text(json.dumps(found))
     part.rename(args.out / f"{run.name}-{os.environ.get('OUTLAST_PLACE', '0')}.json")

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from outlast.checkpoint import Engine as Archive
 from outlast.prove._process_tree import of_run
 from outlast.runtime.settings.fault_points import Fault
 
@@ -84,6 +85,41 @@ def test_sharded_replicas_of_one_rank_go_on_from_a_checkpoint(fleet: Callable[..
     for found in results.values():
         assert found["fingerprint"] == undisturbed()["fingerprint"], again.logs()
         assert set(found["losses"]) == {str(STEPS - 2), str(STEPS - 1)}
+
+
+def test_checkpoints_of_one_width_are_gone_on_from_at_any_other(fleet: Callable[..., Any], tmp_path: Path) -> None:
+    """Each byte is written once over all ranks of all replicas. A rank that is killed while it writes its part takes
+    that save with it; what follows is saved by those who are left, and read by four ranks, then by one."""
+    keep = {"checkpoint_dir": str(tmp_path / "kept"), "checkpoint_every": 1}
+    first = fleet(fault("r1/1", "save_written"), replicas=2, ranks=2, steps=STEPS - 2, script=[SCRIPT], **keep)
+    assert first.finish() == 0, first.logs()
+    saved = first.saved()
+    assert saved[-1].step == STEPS - 2, first.logs()
+    assert saved[-1].num_writers == 2
+    assert [exit.replica for exit in first.exits() if exit.cause == "signal"] == ["r1.1"]
+    for replicas, ranks, steps in ((1, 4, STEPS - 1), (2, 1, STEPS)):
+        again = fleet(replicas=replicas, ranks=ranks, steps=steps, script=[SCRIPT], **keep)
+        assert again.finish() == 0, again.logs()
+        results = again.results()
+        assert len(results) == replicas * ranks
+        for found in results.values():
+            assert found["losses"] == {str(steps - 1): undisturbed()["losses"][str(steps - 1)]}
+            assert steps < STEPS or found["fingerprint"] == undisturbed()["fingerprint"], again.logs()
+    kept = Archive(str(tmp_path / "kept"))
+    loaded = kept.load()
+    kept.close()
+    assert loaded is not None
+    assert loaded.tree["model"]["0.up.weight"].shape == (333, 24)
+
+
+def test_a_loop_that_is_left_saves_what_all_ranks_have(fleet: Callable[..., Any], tmp_path: Path) -> None:
+    keep = {"checkpoint_dir": str(tmp_path / "kept"), "checkpoint_every": 100}
+    run = fleet(replicas=2, ranks=2, steps=50, script=[SCRIPT, "--leave", "2"], **keep)
+    assert run.finish() == 0, run.logs()
+    assert [(event.step, event.num_writers) for event in run.saved()] == [(3, 4)], run.logs()
+    again = fleet(replicas=1, ranks=2, steps=STEPS, script=[SCRIPT], **keep)
+    assert again.finish() == 0, again.logs()
+    assert {found["fingerprint"] for found in again.results().values()} == {undisturbed()["fingerprint"]}
 
 
 def test_what_fsdp_is_used_with_keeps_the_bits(fleet: Callable[..., Any]) -> None:

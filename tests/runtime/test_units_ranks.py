@@ -16,15 +16,18 @@ import pytest
 
 from outlast.config import RunConfig
 from outlast.core.phases import Phase
-from outlast.core.protocol import ViewId
-from outlast.errors import ConfigError, MembershipError, StepMisuse, ViewAbandoned
+from outlast.core.protocol import View, ViewId
+from outlast.core.protocol.saves.commit import SaveId
+from outlast.errors import CheckpointError, ConfigError, MembershipError, StepMisuse, ViewAbandoned
 from outlast.runtime.host._children import Exit
 from outlast.runtime.host._replica_ranks import Rank, patience_s, suspect
 from outlast.runtime.loop._device_mesh import _meeting_place
 from outlast.runtime.member._rank_reports import stall_of
 from outlast.runtime.member._siblings import Siblings
+from outlast.runtime.member.sibling_saves import SiblingSaves
 from outlast.runtime.settings.rank_limits import check_protected, check_ranks, check_sharded, effective, unlike_told
 from outlast.runtime.transport import rank_channel as say
+from outlast.runtime.transport import save_messages as wire
 from outlast.runtime.transport.connections import PeersLost
 from outlast.runtime.transport.rank_channel import call_lead, meet_ranks
 
@@ -38,6 +41,7 @@ class Pipe:
         self.place, self.words, self.said = place, deque(words), list[Any]()
         self.left = self.over = False
         self.wakes_too = -1
+        self.on_saves: Any = None
 
     def take(self) -> Any:
         return self.words.popleft() if self.words else None
@@ -202,7 +206,6 @@ def test_one_rank_has_nobody_to_tell() -> None:
     "setting",
     [
         {"spares": 1}, {"exchange": "c10d"}, {"aggregation": "median", "f": 1}, {"audit": "0.1"}, {"guards": "full"},
-        {"checkpoint_dir": "/somewhere"}, {"resume": "/somewhere"}, {"init_from": "/somewhere"},
         {"endpoint": "10.0.0.1:29400"},
     ],
 )  # fmt: skip
@@ -239,7 +242,7 @@ def test_what_looks_at_whole_tensors_is_refused_with_shards_on_one_rank_too(aske
 
 def test_what_the_script_asks_for_is_refused_too() -> None:
     good: dict[str, Any] = {
-        "robust": {"f": None}, "audits": False, "critical": False, "checks": None, "keeps": False, "policy": None,
+        "robust": {"f": None}, "audits": False, "critical": False, "checks": None, "policy": None,
         "device": "cpu",
     }  # fmt: skip
     check_protected(2, 8, [2] * 8, **good)
@@ -247,7 +250,7 @@ def test_what_the_script_asks_for_is_refused_too() -> None:
         check_protected(2, 9, [2] * 9, **good)
     with pytest.raises(ConfigError, match="every rank needs one"):
         check_protected(2, 8, [1] * 7 + [0], **good)
-    wrong = {"robust": {"f": 1}, "audits": True, "critical": True, "checks": "abft", "keeps": True, "device": "cuda"}
+    wrong = {"robust": {"f": 1}, "audits": True, "critical": True, "checks": "abft", "device": "cuda"}
     for key, value in wrong.items():
         check_protected(1, 8, [1] * 8, **good | {key: value})
         with pytest.raises(ConfigError, match="cannot be had with replicas of 2 ranks yet"):
@@ -271,6 +274,37 @@ def test_the_end_of_a_replica_is_that_of_the_rank_that_failed_first() -> None:
         lead.siblings = [sibling]
         assert lead.first_to_fail() is (lead, sibling)[first]
         assert lead.all() == []
+
+
+def test_ranks_that_begin_with_different_states_are_told_apart() -> None:
+    view = View(id=ViewId(1, 1), members=("r0.1",), start=True)
+    for step, right in ((4, True), (3, False)):
+        pipe = Pipe(1)
+        begun = siblings(pipe).begin_run(view)
+        assert pipe.said == [say.BeginRun(1, view)]
+        pipe.words.append(say.RunBegun(1, step))
+        if right:
+            begun(4)
+        else:
+            with pytest.raises(CheckpointError, match="rank 1 of the replica has loaded step 3, and its lead step 4"):
+                begun(4)
+
+
+def test_of_what_the_coordinator_says_of_saves_the_other_ranks_hear_what_becomes_of_them() -> None:
+    pipe, sent = Pipe(1), list[Any]()
+    lead = siblings(pipe)
+    saves = SiblingSaves(lead, sent.extend)
+    save = SaveId(epoch=1, n=1, step=4)
+    base, settled = wire.SaveBase(epoch=1, base=3), wire.SaveSettled(epoch=1, save=save, generation=7)
+    for message in (base, wire.SaveNow(epoch=1, number=2, reason="asked"), settled, None):
+        saves.said(message)
+    assert pipe.said == [say.SavesHear(base), say.SavesHear(settled), say.SavesHear(None)]
+    lost = wire.SaveLost(member="r0.1", save=save, writer=1, reason="full")
+    pipe.on_saves(say.SavesSay((lost,)))
+    assert sent == [lost]
+    assert saves.ready
+    lead.can_save = False
+    assert not saves.ready
 
 
 def test_words_survive_the_wire() -> None:

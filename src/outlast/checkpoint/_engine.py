@@ -73,7 +73,7 @@ class Engine:
         num_retries: int = 2,
         retry_s: float = 0.5,
         timeout_s: float = 600.0,
-        writer_of: Callable[[int], int] | None = None,
+        writer_of: Callable[[int], int | Sequence[int]] | None = None,
         on_event: Callable[[events.CheckpointEvent], None] | None = None,
         probe: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,

@@ -31,7 +31,7 @@ _CARRIER = {
 }  # fmt: skip
 _HOST_OR_CUDA = {"cpu", "cuda"}  # elsewhere a tensor without an address may still have values
 _NAMES_OF_QUANTISED = {str(dtype).removeprefix("torch.") for dtype in QUANTISED}  # as values: no tensor here has them
-RankToWriter = Callable[[int], int]
+RankToWriter = Callable[[int], int | Sequence[int]]
 
 
 class Local(NamedTuple):
@@ -214,7 +214,8 @@ def _is_dtensor(tensor: torch.Tensor) -> bool:
 
 
 def flatten(tree: Any, *, writer_of: RankToWriter | None = None, like: Schema | None = None) -> State:
-    """The state's tree and tensors. `writer_of` maps a global rank (of a DTensor's mesh) to its writer number.
+    """The state's tree and tensors. `writer_of` maps a global rank (of a DTensor's mesh) to the number of its
+    writer, or to those of all writers that hold what it holds.
     `like`: what it looked like the last time.
 
     Raises `ConfigError` naming what cannot be kept.
@@ -272,7 +273,8 @@ def _sharded(tensor: Any, writer_of: RankToWriter) -> tuple[list[Shard], list[Lo
     for coordinate in itertools.product(*(range(n) for n in sizes)):
         rank = int(mesh.mesh[coordinate])
         for box, _ in _boxes_at(shape, placements, sizes, coordinate):
-            owners.setdefault(box, []).append(writer_of(rank))
+            writers = writer_of(rank)
+            owners.setdefault(box, []).extend((writers,) if isinstance(writers, int) else writers)
     local = tensor.to_local()
     mine = _boxes_at(shape, placements, sizes, mesh.get_coordinate() or ())
     held = [Local(box, _narrow(local, offset, box.shape)) for box, offset in mine]

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["WIDEST", "Grid", "grid_of", "is_shard", "like", "local", "reshard", "whole"]
+__all__ = ["WIDEST", "Grid", "grid_of", "is_shard", "like", "local", "part_of", "reshard", "whole"]
 
 WIDEST = 8
 """Ranks of a replica, at most: their number divides the grid."""
@@ -51,6 +51,14 @@ def like(value: Tensor, param: Any) -> Tensor:
         value, param.device_mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride()
     )
     return made
+
+
+def part_of(value: Tensor, param: Any) -> Tensor:
+    """Of the values of a whole parameter the rows that lie here, sharing its memory; any other value as it is."""
+    if not is_shard(param) or is_shard(value) or value.shape != param.shape:
+        return value
+    rows, place = -(-param.shape[0] // param.device_mesh.size()), param.device_mesh.get_local_rank()
+    return value[place * rows : (place + 1) * rows]
 
 
 def whole(tensor: Any) -> Tensor:

@@ -101,7 +101,9 @@ class Keeper:
         self._view = view.id
         self._arm()
         number = (self._base + view.id.epoch, view.id.n)
-        self._feed(cm.ViewChanged(view=number, writers=tuple(range(len(view.members))), begins=view.start))
+        self._feed(
+            cm.ViewChanged(view=number, writers=tuple(range(len(view.members) * self._config.ranks)), begins=view.start)
+        )
         early, self._early = self._early, []
         for name, message in early:
             self.received(name, message)

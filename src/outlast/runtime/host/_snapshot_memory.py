@@ -21,17 +21,17 @@ __all__ = ["hold_memory", "slots_of"]
 _KEY = "OUTLAST_HOLD"
 
 
-def hold_memory(num_replicas: int) -> tuple[Hold, dict[str, str]]:
+def hold_memory(num_ranks: int) -> tuple[Hold, dict[str, str]]:
     """(the memory, what its heirs find it by). Raises EnvironmentFault if there are not descriptors enough."""
     from outlast.checkpoint import Hold
 
     try:
-        hold = Hold.create(num_replicas, NUM_SLOTS)
+        hold = Hold.create(num_ranks, NUM_SLOTS)
     except OSError as error:
         raise EnvironmentFault(
-            f"no memory files for the snapshots of {num_replicas} replicas: {error.strerror}",
+            f"no memory files for the snapshots of {num_ranks} ranks: {error.strerror}",
             did="nothing was started",
-            remedy=f"allow {NUM_SLOTS * num_replicas + 100} open files or more: ulimit -n",
+            remedy=f"allow {NUM_SLOTS * num_ranks + 100} open files or more: ulimit -n",
         ) from error
     return hold, {_KEY: str(hold)}
 

@@ -112,7 +112,7 @@ class Launcher:
         self.resolved = msgspec.structs.replace(self.resolved, config=effective(anchored(self.resolved.config)))
         listening = self._listen()
         try:
-            hold, found_by = hold_memory(self._num_held)
+            hold, found_by = hold_memory(self._num_held * self.resolved.config.ranks)
             lock = self._prepare()
         except OutlastError:
             listening.close()

@@ -19,6 +19,7 @@ from outlast.runtime.host.environment import Environment
 from outlast.runtime.member.driver import Replica
 from outlast.runtime.member.follower import FollowingRank
 from outlast.runtime.member.link import SoloLink
+from outlast.runtime.member.sibling_saves import FollowingMember, SiblingSaves
 from outlast.runtime.saving.member_saves import Saves
 from outlast.runtime.settings.rank_limits import check_protected, check_sharded
 from outlast.runtime.settings.save_settings import SaveSettings
@@ -26,6 +27,7 @@ from outlast.runtime.training.engine import Engine
 from outlast.runtime.training.samples import Samples
 from outlast.runtime.training.state import State
 from outlast.runtime.training.witness import Witness
+from outlast.runtime.transport.rank_channel import SavesSay
 
 __all__ = ["assemble", "judge"]
 
@@ -68,7 +70,6 @@ def assemble(
         audits=facts["audit"] != "0",
         critical=bool(facts["audit_params"]),
         checks=checks,
-        keeps=keep is not None,
         policy=policy,
         device=parts.params[0].device.type,
     )
@@ -90,7 +91,11 @@ def assemble(
     facts |= {"loop": "protected", "bucket_mb": f"{bucket_mb:g}"}  # norms are summed bucket by bucket
     facts |= {"checkpoints": msgspec.json.encode(keep).decode()} if keep is not None else {}
     if env.place:
-        return FollowingRank(env, engine, facts, lambda step: guarding.agreement.fingerprint(step)[1])
+        follower = FollowingRank(env, engine, facts, lambda step: guarding.agreement.fingerprint(step)[1])
+        if keep is not None:
+            _follow_saves(follower, keep)
+        follower.ready()
+        return follower
     replica = Replica(env, engine, facts, guarding)
     if env.lies:
         from outlast.runtime.faults.liars import lying
@@ -117,5 +122,31 @@ def _attach(replica: Replica, settings: SaveSettings) -> None:
         wake_fd=link.wake_fd,
         verified=lambda: certified.step if certified is not None else None,
     )
+    if replica.siblings.some:
+        replica.saves.others = SiblingSaves(replica.siblings, link.send)
     if not isinstance(link, SoloLink):
         link.on_save, link.repeat = replica.saves.told, replica.saves.repeat
+
+
+def _follow_saves(follower: FollowingRank, settings: SaveSettings) -> None:
+    """Give a rank that is not its replica's lead its own part in them."""
+    pipe = follower.pipe
+    facts = {key: value for key, value in follower.facts.items() if key != "checkpoints"}
+    saves = follower.saves = Saves(
+        follower.env,
+        follower.engine,
+        FollowingMember(follower),
+        settings,
+        facts,
+        send=lambda messages: pipe.send(SavesSay(tuple(messages))),
+        wake_fd=pipe.wake_fd,
+        verified=lambda: None,
+    )
+
+    def heard(word: Any) -> None:
+        if word.message is not None:
+            saves.told(word.message)
+        elif again := saves.repeat():
+            pipe.send(SavesSay(tuple(again)))
+
+    pipe.on_saves = heard

@@ -132,10 +132,13 @@ class FollowingTraining:
 
     def _at_the_script_s_end(self) -> None:
         if os.getpid() == self._home and not self._failed:
+            self.replica.see_out()
             self.replica.leave_early()
 
     def _dropped(self, left: Left) -> None:
         self._watch.over()
+        if left == "break":
+            self.replica.broke()
 
     def _batches(self, step: int) -> Iterator[Any]:
         return WatchedLoop(self._microbatches(step), self._watch.given, self._watch.returned, lambda left: None)

@@ -20,8 +20,8 @@ from outlast.checkpoint.room import give_back, make_room, tried
 from outlast.core.policy import RunRecord
 from outlast.errors import CheckpointError, ConfigError, Unsaved
 from outlast.runtime.host.environment import Environment
+from outlast.runtime.saving.archives import archive_of, occupied
 from outlast.runtime.saving.contents import place_and_number
-from outlast.runtime.saving.member_saves import archive_of, occupied
 from outlast.runtime.saving.restore import DIFFERS, check_facts, restore, stopped_in, tree_of
 from outlast.runtime.saving.resume import usable
 from outlast.runtime.saving.unsaved import end_with

@@ -320,6 +320,8 @@ class Training:
         if left == "break":
             self._broken = True
             self._save_what_is_left()
+            if self.replica.saves is not None:
+                self.replica.saves.others.left()
 
     def _save_what_is_left(self) -> None:
         """What the last step left, unless the loop's code has made something else of it since."""

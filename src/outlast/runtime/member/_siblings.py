@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from outlast.core.protocol import View
-from outlast.errors import StepMisuse, ViewAbandoned
+from outlast.errors import CheckpointError, StepMisuse, ViewAbandoned
 from outlast.runtime.exchange.plane import ExchangeTask, Plane, Reduction
 from outlast.runtime.training.engine import Engine
 from outlast.runtime.training.step_checks import Meta
@@ -53,6 +53,7 @@ class Siblings:
             pipe.wakes_too = wake_fd
         self.addresses: list[str] = []
         self.state: list[int] = []  # what the others said of theirs, in the newest exchange
+        self.can_save = True  # all of them, as they said in the newest exchange
         self.reported = False  # a failure of the script, to the coordinator
         self._number = 0  # of what was asked for last: answers to anything else are old
         self._ended = False
@@ -162,6 +163,22 @@ class Siblings:
                     remedy="run the same script with the same arguments on every rank",
                 )
 
+    def begin_run(self, view: View) -> Callable[[int], None]:
+        """The run's first view: have them begin where it begins. Returns what is to be called with the steps that this
+        rank has then; it waits for the others, and raises CheckpointError if they have found another state."""
+        self.ask(lambda number: say.BeginRun(number, view))
+
+        def begun(step: int) -> None:
+            for pipe, told in zip(self.pipes, self.gather(say.RunBegun), strict=True):
+                if told.step != step:
+                    raise CheckpointError(
+                        f"rank {pipe.place} of the replica has loaded step {told.step}, and its lead step {step}",
+                        did="nothing was trained",
+                        remedy="--resume PLACE@N goes on from one generation; outlast ckpt ls shows what is",
+                    )
+
+        return begun
+
     def fingerprints(self, mesh: Mesh) -> list[int]:
         """Of the others' parts of the state."""
         if not self.pipes:
@@ -199,6 +216,7 @@ class LanedPlane:
         for lane in told:
             self.engine.take_in(lane.used, lane.losses, lane.metrics)
         self.siblings.state = [lane.state for lane in told]
+        self.siblings.can_save = all(lane.can_save for lane in told)
         found.fingerprint = combine([found.fingerprint, *(lane.fingerprint for lane in told)])
         found.others = tuple(part for lane in told for part in lane.norms)
         return found

@@ -284,7 +284,9 @@ class Replica:
         self.donor.flush(view)
         self.spare.drain(view)
         if view.start:
+            begun = self.siblings.begin_run(view)
             begin(self.env, self.engine, view, self.saves)
+            begun(self.member.committed)
         self.enter(Phase.CONNECT)
         self.mesh = Mesh(
             self.listener,

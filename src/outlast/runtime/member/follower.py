@@ -24,6 +24,8 @@ from outlast.runtime.exchange.plane import ExchangeTask, Reduction, SharedPlane
 from outlast.runtime.exchange.slots import Memory
 from outlast.runtime.host.environment import Environment
 from outlast.runtime.member._phase_clock import PhaseClock
+from outlast.runtime.saving.member_saves import Saves
+from outlast.runtime.saving.resume import begin
 from outlast.runtime.training.engine import Engine
 from outlast.runtime.training.losses import missing_backward, second_backward
 from outlast.runtime.training.metrics import metric_outside
@@ -43,6 +45,8 @@ class FollowingRank:
     ) -> None:
         assert env.lead is not None
         self.env, self.engine, self.pipe, self._fingerprint = env, engine, env.lead, fingerprint
+        self.facts = facts
+        self.saves: Saves | None = None
         self.listener = Listener(env.run_id, env.me, env.secret)
         self.mesh: Mesh | None = None
         self.plane: SharedPlane | None = None
@@ -50,10 +54,14 @@ class FollowingRank:
         self.view: View | None = None
         self.clock = PhaseClock(env.progress, env.config)
         self.committed = 0
+        self._left = False
         self.ended: bool | None = None  # training is over; whether it ended well
         self._leaf: tuple[int, int] | None = None
         self._loss: float | None = None
-        self.pipe.send(say.RankReady(self.listener.address, facts))
+
+    def ready(self) -> None:
+        """All of this rank is there to hear what its lead says."""
+        self.pipe.send(say.RankReady(self.listener.address, self.facts))
 
     def enter(self, phase: Phase, microbatch: int = -1, bucket: int = -1) -> None:
         """Publish where I am, and pass the fault point."""
@@ -68,6 +76,8 @@ class FollowingRank:
             word = self._word()
             if isinstance(word, say.BeginStep):
                 self.committed = word.step
+                if self.saves is not None and self.view is not None:
+                    self.saves.enter(self.view, word.step)
                 return word.step
             self._obey(word)
         return None
@@ -102,6 +112,8 @@ class FollowingRank:
             say.FormLane: self._form, say.DropLane: self._drop, say.ReduceLane: self._reduce, say.EndRun: self._end,
             say.ApplyOutcome: self._apply, say.GiveOutcome: self._give, say.TakeOutcome: self._take,
             say.SettleOutcome: self._settle, say.AskFingerprint: self._tell_state, say.ExpectLeaves: self._expect,
+            say.BeginRun: self._begin_run, say.TakeSave: self._save, say.SaveStable: self._save_stable,
+            say.LoopLeft: self._lead_left,
         }  # fmt: skip
         done[type(word)](word)
 
@@ -154,7 +166,7 @@ class FollowingRank:
             word.addresses,
             self.engine.memory.region,
             wake_fd=self.pipe.wake_fd,
-            abandoned=self._abandoned,
+            abandoned=lambda: self.dropped,
             patience=self.clock.patience,
             on_stall=lambda phase, missing, waited_s: self._stalled(word.view, phase, missing, waited_s),
             probe=self.env.probe,
@@ -179,8 +191,52 @@ class FollowingRank:
     def _entered(self, phase: Phase, bucket: int) -> None:
         self.enter(phase, bucket=bucket)
 
-    def _abandoned(self) -> bool:
+    @property
+    def dropped(self) -> bool:
+        """Whether the lead has already said that the view, or the run, is over."""
         return any(isinstance(word, say.DropLane | say.EndRun) for word in tuple(self.pipe.inbox))
+
+    # --- saves ---------------------------------------------------------------------------------------------------
+    def _begin_run(self, word: say.BeginRun) -> None:
+        self.view = word.view
+        begin(self.env, self.engine, word.view, self.saves)
+        self.pipe.send(say.RunBegun(word.number, self.committed))
+
+    def _save(self, word: say.TakeSave) -> None:
+        if self.saves is not None and self.view is not None and self.view.id == word.view:
+            with contextlib.suppress(ViewAbandoned):
+                self.saves.follow(self.view, word.step, word.reason, word.attempt, word.wait)
+
+    def _save_stable(self, word: say.SaveStable) -> None:
+        if self.saves is not None:
+            self.saves.stable(word.view, word.step)
+
+    def _scattered(self) -> None:
+        """All in this lane have offered sums of this step: so all have committed the one before."""
+        if self.saves is not None and self.mesh is not None:
+            self.saves.stable(self.mesh.view.id, self.committed)
+
+    def _lead_left(self, word: say.LoopLeft) -> None:
+        self._left = True
+
+    def broke(self) -> None:
+        """The loop was left on purpose. What it left is saved as the lead says, before the script goes on."""
+        if self.saves is not None and self._serve(lambda: self._left):
+            self.saves.copied()
+
+    def see_out(self) -> None:
+        """The script is over: my parts of saves are written until the lead's loop is."""
+        if self.saves is not None:
+            self._serve(lambda: False)
+
+    def _serve(self, done: Callable[[], bool]) -> bool:
+        """Do as the lead says, outside of the loop; False as soon as it goes on with its own."""
+        while not done() and self.ended is None:
+            word = self._word()
+            if isinstance(word, say.BeginStep | say.ComputeLeaf):
+                return False
+            self._obey(word)
+        return True
 
     def _drop(self, word: say.DropLane) -> None:
         self._close()
@@ -205,6 +261,7 @@ class FollowingRank:
                 fingerprint=found.fingerprint,
                 state=self._fingerprint(word.step),
                 settings=engine.loop.digest(engine.loop.settings),
+                can_save=self.saves is None or self.saves.ready(),
                 **told,
             )
         )
@@ -219,7 +276,7 @@ class FollowingRank:
             ExchangeTask(
                 step=word.step, nodes=word.nodes, slots=tuple(engine.sums.slots[node] for node in mine),
                 num_leaves=engine.num_leaves, scale=engine.scale(word.step), with_norms=word.with_norms,
-                on_scattered=lambda: None,
+                on_scattered=self._scattered,
             )
         )  # fmt: skip
         for bucket in range(len(engine.layout.buckets)):
@@ -274,6 +331,8 @@ class FollowingRank:
         """Leave no socket behind. Once or more."""
         self._close()
         self.listener.close()
+        if self.saves is not None:
+            self.saves.close()
 
     def leave_early(self) -> None:
         """The loop was left, and the script is over."""

@@ -23,6 +23,7 @@ from outlast.checkpoint.safetensors_files import is_safetensors, open_file, read
 from outlast.checkpoint.state_tensors import bytes_of, dtype_named
 from outlast.errors import CheckpointError
 from outlast.runtime.saving.contents import PARTS, is_whole_state, keys_of, place_and_number
+from outlast.tensors import local, part_of
 
 __all__ = ["begin_with"]
 
@@ -59,7 +60,7 @@ def begin_with(text: str, model: torch.nn.Module, *, strict: bool, timeout_s: fl
         raise _refusal(found.what, [*wrong, *listed], strict=strict or bool(wrong))
     with torch.no_grad():
         for name in theirs.keys() & mine.keys():
-            mine[name].copy_(theirs[name])
+            local(mine[name]).copy_(part_of(theirs[name], mine[name]))
     return _told(found.what, theirs, mine, strip, add, listed)
 
 

@@ -17,29 +17,27 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outlast.checkpoint import Engine as Archive
-from outlast.checkpoint import Handle, Hold, Retention
+from outlast.checkpoint import Handle
 from outlast.checkpoint import save_events as ce
-from outlast.checkpoint.occupancy import Occupancy, occupy
 from outlast.checkpoint.room import give_back, make_room
 from outlast.core.policy import RunRecord
-from outlast.core.protocol import Member, View, ViewId
+from outlast.core.protocol import View, ViewId
 from outlast.core.protocol.saves.commit import PartReport, SaveId
-from outlast.errors import ConfigError, OutlastError, Unsaved, ViewAbandoned
+from outlast.errors import OutlastError, Unsaved, ViewAbandoned
 from outlast.runtime.host.environment import Environment
+from outlast.runtime.saving.archives import archive_of, occupied
+from outlast.runtime.saving.other_ranks import OtherRanks, SavingMember
 from outlast.runtime.saving.restore import tree_of
 from outlast.runtime.saving.unsaved import end_with
-from outlast.runtime.settings.fault_points import save_probe
-from outlast.runtime.settings.head_settings import recorded
 from outlast.runtime.settings.save_settings import SaveSettings
 from outlast.runtime.training.engine import Engine
 from outlast.runtime.transport import save_messages as wire
 
-__all__ = ["CANNOT", "Saves", "archive_of", "occupied"]
+__all__ = ["CANNOT", "Saves"]
 
 CANNOT = -1  # a vote: no save after this step
 _BASE_S = 60.0  # how long the end of a loop waits for the coordinator to have looked into the store
@@ -76,7 +74,7 @@ class Saves:
         self,
         env: Environment,
         engine: Engine,
-        member: Member,
+        member: SavingMember,
         settings: SaveSettings,
         facts: dict[str, str],
         *,
@@ -85,6 +83,7 @@ class Saves:
         verified: Callable[[], int | None],
     ) -> None:
         self.env, self.engine, self.member, self.settings, self.facts = env, engine, member, settings, facts
+        self.others = OtherRanks()
         self._places = occupied(env, settings)
         self.archive = archive_of(env, settings, facts, on_event=self._on_event)
         self._send, self._wake_fd, self._verified = send, wake_fd, verified
@@ -124,7 +123,7 @@ class Saves:
                 self._wanted = f"every {every} steps"
             elif self._record is not None and self._record.due_s(time.monotonic()) <= 0:
                 self._wanted = self._record.saving(time.monotonic()).reason
-            if not self._ready():
+            if not (self.ready() and self.others.ready):
                 if self._wanted or self._asked > self._acted:
                     self._tell_held_up(step)
                 return CANNOT
@@ -137,7 +136,7 @@ class Saves:
             self._on_event(ce.SaveDelayed(step=step, reason=reason))
         self._held_up = reason
 
-    def _ready(self) -> bool:
+    def ready(self) -> bool:
         """Whether this view's share is known here, with memory for it that is free."""
         view = self.member.view
         prepared = self._prepared is not None and self._prepared.done()
@@ -177,10 +176,20 @@ class Saves:
                 self._wanted, self._acted = "", max(self._acted, due[2])
                 self._reasons = {n: text for n, text in self._reasons.items() if n > self._acted}
             self._take(view, committed, reason)
-        if committed:  # before the first step optimizers have no state: the slots would be too small
-            self._enter(view)
+        self.enter(view, committed)
         if self.env.until:
             self._keep_up(view, committed)
+
+    def enter(self, view: View, committed: int) -> None:
+        """A step of this view is next."""
+        if committed:  # before the first step optimizers have no state: the slots would be too small
+            self._enter(view)
+
+    def follow(self, view: View, step: int, reason: str, attempt: int, wait: bool) -> None:
+        """Take the save that the lead of this replica takes."""
+        if wait:
+            self._prepare(view)
+        self._take(view, step, reason, attempt=attempt, wait=wait)
 
     def stopping(self, view: View, step: int) -> bool:
         """Whether the save just taken is the last of a run that is asked to stop. The same on every member."""
@@ -203,15 +212,18 @@ class Saves:
         """A view: my share of the writing is another one, and memory for it is made beside training."""
         if view.id != self._view:
             self._view = view.id
-            self.archive.set_members(view.members.index(self.env.me), len(view.members))
+            place, width = view.members.index(self.env.me), self.env.width
+            self.archive.set_members(place * width + self.env.place, len(view.members) * width)
             self._prepared = self.archive.prepare_later(self._tree())
 
     def _tree(self) -> dict[str, Any]:
         self.engine.restore_buffers()
-        return tree_of(self.engine.state, self.member.committed, self.facts, self.engine.stopped)
+        spread = self.env.width > 1
+        return tree_of(self.engine.state, self.member.committed, self.facts, self.engine.stopped, spread=spread)
 
     def _take(self, view: View, step: int, reason: str, *, attempt: int = 0, wait: bool = False) -> None:
         assert self._base is not None
+        self.others.take(view.id, step, reason, attempt, wait)
         self._taken = (view.id, step)
         save = SaveId(epoch=self._base + view.id.epoch, n=view.id.n, step=step, attempt=attempt)
         began_s, tree = time.monotonic(), self._tree()
@@ -348,6 +360,7 @@ class Saves:
     # --- the coordinator -----------------------------------------------------------------------------------------
     def told(self, message: wire.ToMember) -> None:
         """From the coordinator's link, on its thread."""
+        self.others.said(message)
         with self._lock:
             if isinstance(message, wire.SaveBase):
                 self._base = message.base
@@ -363,6 +376,7 @@ class Saves:
 
     def repeat(self) -> list[wire.FromMember]:
         """What a coordinator that was out of reach may have missed: what has begun, and promises not yet answered."""
+        self.others.said(None)
         with self._lock:
             unsaid, self._unsaid, self._connected = self._unsaid, [], True
             return [*unsaid, *(f.sent or self._began_message(f) for f in self._flights.values())]
@@ -374,6 +388,8 @@ class Saves:
 
     def _on_event(self, event: ce.CheckpointEvent) -> None:
         """From the engine, on any of its threads."""
+        if self.env.place and isinstance(event, ce.Loaded | ce.Differs | ce.Unwritable):
+            return  # the lead of this replica says so
         if isinstance(event, ce.Unwritable) and self.alone:
             print(f"outlast: checkpoints: {event.reason}", file=sys.stderr)
         if isinstance(event, ce.Neighbour):  # who publishes sees it: this process is alone
@@ -405,14 +421,22 @@ class Saves:
         self._ended = final
         if self._taken == (view.id, step):
             return
+        self._prepare(view)
+        self._take(view, step, "the loop ended", attempt=1, wait=True)
+        if final:
+            self.copied()
+
+    def _prepare(self, view: View) -> None:
+        """Wait until a save can be taken. Raises ViewAbandoned if the view ends first."""
         self._enter(view)
         assert self._prepared is not None
         concurrent.futures.wait([self._prepared], self.settings.timeout_s)
         self._await(lambda: self.archive.can_save or bool(self.archive.held_up), lambda: self.member.over(view.id))
-        self._take(view, step, "the loop ended", attempt=1, wait=True)
-        if final:
-            for flight in list(self._flights.values()):
-                flight.wait()
+
+    def copied(self) -> None:
+        """Wait until the state may change, whatever is done to it."""
+        for flight in list(self._flights.values()):
+            flight.wait()
 
     def forgo(self) -> None:
         """Save nothing more: what is there is no longer what the last step left."""
@@ -420,6 +444,7 @@ class Saves:
 
     def settle_last(self, view: ViewId, over: Callable[[], bool]) -> None:
         """Every member has passed the last barrier: wait for the last save. Raises ViewAbandoned if the view ends."""
+        self.others.stable(view, self.member.committed)
         self.stable(view, self.member.committed)
         self._await(lambda: not self._flights, over)
 
@@ -447,36 +472,3 @@ class Saves:
         if self.alone:
             for place in self._places:
                 place.leave()
-
-
-def occupied(env: Environment, settings: SaveSettings) -> list[Occupancy]:
-    """The places that this run saves at, held against other runs. Raises ConfigError if one of them is there."""
-    places = [place for place in (settings.target, settings.drain_to) if place]
-    return [occupy(place, env.run_id, limit_s=settings.timeout_s) for place in places]
-
-
-def archive_of(
-    env: Environment,
-    settings: SaveSettings,
-    facts: Mapping[str, str],
-    *,
-    on_event: Callable[[ce.CheckpointEvent], None],
-) -> Archive:
-    """The checkpoint engine of this process, in the launcher's memory if it gave any. Raises ConfigError."""
-    hold = Hold.parse(env.hold) if env.hold else None
-    place = int(env.me.partition(".")[0].removeprefix("r"))
-    if hold is not None and place >= len(hold.fds):
-        raise ConfigError(f"the launcher holds no memory for {env.me}", remedy="start it with outlast run")
-    return Archive(
-        settings.target,
-        run=env.run_id,
-        drain_to=settings.drain_to or None,
-        hold=hold,
-        local_replica=place,
-        num_slots=settings.num_slots,
-        retention=Retention(keep_last=settings.keep_last, keep_every=settings.keep_every),
-        timeout_s=settings.timeout_s,
-        on_event=on_event,
-        probe=save_probe(env.probe),
-        extra=recorded(env.config, settings, facts),
-    )

@@ -30,10 +30,13 @@ RUN_FACTS = (
 DIFFERS = "bits may differ from the run that saved this:"
 
 
-def tree_of(state: State, step: int, facts: Mapping[str, str], stopped: str = "") -> dict[str, Any]:
-    """The live state as a tree, with what is needed to go on from it. `stopped`: why training ended with this step."""
+def tree_of(
+    state: State, step: int, facts: Mapping[str, str], stopped: str = "", *, spread: bool = False
+) -> dict[str, Any]:
+    """The live state as a tree, with what is needed to go on from it. `stopped`: why training ended with this step;
+    `spread`: as of `State.tree`."""
     ended = {"stopped": stopped} if stopped else {}
-    return state.tree() | {"run": {"step": step, "facts": dict(facts), **_names(state.model), **ended}}
+    return state.tree(spread=spread) | {"run": {"step": step, "facts": dict(facts), **_names(state.model), **ended}}
 
 
 def stopped_in(tree: Mapping[str, Any]) -> str:

@@ -44,7 +44,7 @@ def begin(env: Environment, engine: Engine, view: View, saves: Saves | None) -> 
     timeout_s = saves.settings.timeout_s if saves is not None else TIMEOUT_S
     done = begin_at_zero(env.config, engine.state.model, timeout_s)
     engine.take_buffers()
-    if done and view.members[0] == env.me:
+    if done and view.members[0] == env.me and not env.place:
         print(f"outlast: {done}", file=sys.stderr, flush=True)
 
 
@@ -78,7 +78,7 @@ def resume(saves: Saves) -> LoadedState | None:
     if loaded is None:
         return None
     warning = check_facts(loaded.tree["run"]["facts"], saves.facts, bitwise=config.bitwise)
-    if warning:
+    if warning and not saves.env.place:
         print(f"outlast: {DIFFERS} {warning}", file=sys.stderr)
         saves._on_event(Differs(step=loaded.step, detail=warning))
     step = adopt(saves.engine, loaded.tree, ended=config.resume == "auto" or _has_begun(saves))
@@ -90,7 +90,7 @@ def _check_place(saves: Saves) -> None:
     """Say now what would be found out at the first save. A fleet trains all the same: a replacement must not end
     because a disk is full for a while. Raises EnvironmentFault in a fleet of one."""
     target, view = saves.settings.target, saves.member.view
-    if view is not None and view.members[0] != saves.env.me:
+    if saves.env.place or (view is not None and view.members[0] != saves.env.me):
         return
     try:
         wrong = tried(target, saves.engine.state.size_bytes(), saves.settings.timeout_s)

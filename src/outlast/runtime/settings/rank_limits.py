@@ -29,9 +29,6 @@ def check_ranks(config: RunConfig) -> None:
         "a robust rule (aggregation)": config.aggregation != "mean",
         "audit": config.audit not in ("script", "0", "0.0", 0, 0.0),
         "guards = full": config.guards == "full",
-        "checkpoint_dir": bool(config.checkpoint_dir),
-        "resume": config.resume not in ("auto", "never"),
-        "init_from": bool(config.init_from),
     }
     _refuse(config.ranks, refused)
 
@@ -62,7 +59,6 @@ def check_protected(
     audits: bool,
     critical: bool,
     checks: object,
-    keeps: bool,
     policy: Guards | None,
     device: str,
 ) -> None:
@@ -85,7 +81,6 @@ def check_protected(
         "audit": audits,
         "audit_params": critical,
         "checks": checks is not None,
-        "checkpoint": keeps,
         "guards that go back to a certified state, or watch activations": policy is not None
         and (policy.certify_every > 0 or policy.collapse != "off"),
         f"training on {device}": device != "cpu",

@@ -16,7 +16,7 @@ import xxhash
 from torch import Tensor
 
 from outlast.errors import ConfigError
-from outlast.tensors import combine, fingerprint, fingerprint_named, is_shard, like, local, reshard, whole
+from outlast.tensors import combine, fingerprint, fingerprint_named, is_shard, like, local, part_of, reshard, whole
 
 __all__ = ["State", "decoded_tree", "digest_of", "empty_like_encoded", "encoded_tree"]
 
@@ -60,21 +60,23 @@ class State:
         return sum(tensor.numel() * tensor.element_size() for tensor in held)
 
     # --- reading -------------------------------------------------------------------------------------------------
-    def tree(self) -> dict[str, Any]:
-        """The live state: nested plain data with tensors at its leaves; of what is sharded, what lies here."""
-        model = {name: local(p).detach() for name, p in self.named().items()}
+    def tree(self, *, spread: bool = False) -> dict[str, Any]:
+        """The live state: nested plain data with tensors at its leaves; of what is sharded, what lies here, or (with
+        `spread`) the tensor that knows which part of the whole that is."""
+        held = (lambda tensor: tensor) if spread else local
+        model = {name: held(p).detach() for name, p in self.named().items()}
         model |= dict(self.model.named_buffers())
-        loose = {n: local(p).detach() for p, n in zip(self.params, self.names, strict=True) if n not in model}
+        loose = {n: held(p).detach() for p, n in zip(self.params, self.names, strict=True) if n not in model}
         return {
             "model": model | loose,
-            "optimizers": [self._optimizer(o) for o in self.optimizers],
+            "optimizers": [self._optimizer(o, spread) for o in self.optimizers],
             "schedulers": [s.state_dict() for s in self.schedulers],
             "extra": {key: value.state_dict() for key, value in self.extra.items()},
         }
 
-    def _optimizer(self, optimizer: Any) -> dict[str, Any]:
+    def _optimizer(self, optimizer: Any, spread: bool) -> dict[str, Any]:
         held = [(p, self._name_of[id(p)], v) for p, v in optimizer.state.items() if isinstance(p, Tensor)]
-        rows = [(name, {k: _held(name, k, t, p) for k, t in values.items()}) for p, name, values in held]
+        rows = [(name, {k: _held(name, k, t, p, spread) for k, t in values.items()}) for p, name, values in held]
         state = dict(sorted(rows, key=lambda row: row[0]))
         groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         return {"state": state, "groups": groups}
@@ -103,11 +105,12 @@ class State:
 
     def take_over(self, tree: Mapping[str, Any]) -> None:
         """Become what a tree of `tree` says, wherever its tensors lie. Parameters and buffers are written in place, and
-        what optimizers keep goes to where they keep it."""
+        what optimizers keep goes to where they keep it. Of the whole of something that is sharded here, what lies here
+        is taken."""
         mine = self.tensors()
         with torch.no_grad():
             for name, value in tree["model"].items():
-                local(mine[name]).copy_(value)
+                local(mine[name]).copy_(part_of(value, mine[name]))
         for optimizer, saved in zip(self.optimizers, tree["optimizers"], strict=True):
             optimizer.state.clear()
             for group, values in zip(optimizer.param_groups, saved["groups"], strict=True):
@@ -131,8 +134,10 @@ class State:
 def _placed(key: str, value: Any, param: Tensor, group: Mapping[str, Any]) -> Any:
     """On the device where torch's optimizers keep it: with the parameter, but a step count on the host; and spread as
     the parameter is, if it has its shape."""
-    if isinstance(value, Tensor) and is_shard(param) and value.ndim and value.shape == local(param).shape:
-        return like(value.to(param.device), param)
+    if isinstance(value, Tensor) and is_shard(param) and value.ndim:
+        part = part_of(value, param)
+        if part.shape == local(param).shape:
+            return like((part if part is value else part.clone()).to(param.device), param)
     if not isinstance(value, Tensor) or value.device == param.device:
         return value
     if key == "step" and not (group.get("capturable") or group.get("fused")):
@@ -140,7 +145,7 @@ def _placed(key: str, value: Any, param: Tensor, group: Mapping[str, Any]) -> An
     return value.to(param.device)
 
 
-def _held(name: str, key: str, value: Any, param: Tensor) -> Any:
+def _held(name: str, key: str, value: Any, param: Tensor, spread: bool) -> Any:
     """What lies here of an optimizer's state. ConfigError if it is spread in a way that cannot be put back."""
     if not (isinstance(value, Tensor) and is_shard(value)):
         return value
@@ -149,7 +154,7 @@ def _held(name: str, key: str, value: Any, param: Tensor) -> Any:
             f"the optimizer keeps {key} of {name} spread over the ranks in another shape than the parameter",
             remedy="an optimizer that keeps tensors of the parameter's shape, such as AdamW or SGD",
         )
-    return local(value)
+    return value.detach() if spread else local(value)
 
 
 def encoded_tree(tree: Any) -> tuple[bytes, dict[str, Tensor]]:

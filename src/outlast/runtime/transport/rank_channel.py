@@ -27,12 +27,13 @@ from outlast.runtime.transport.connections import reach
 from outlast.runtime.transport.door import Door
 from outlast.runtime.transport.frames import frame, read_frame
 from outlast.runtime.transport.handshake import PeerClaim
+from outlast.runtime.transport.save_messages import FromMember, ToMember
 
 __all__ = [
-    "ApplyOutcome", "AskFingerprint", "BeginStep", "ComputeLeaf", "DropLane", "EndRun", "EndStep", "ExpectLeaves",
-    "FingerprintSaid", "FormLane", "GiveOutcome", "LaneBroken", "LaneReduced", "LaneStalled", "LaneTaken", "OpenWorld",
-    "RankFailed", "RankLeft", "RankPipe", "RankReady", "ReduceLane", "SettleOutcome", "TakeOutcome",
-    "call_lead", "meet_ranks",
+    "ApplyOutcome", "AskFingerprint", "BeginRun", "BeginStep", "ComputeLeaf", "DropLane", "EndRun", "EndStep",
+    "ExpectLeaves", "FingerprintSaid", "FormLane", "GiveOutcome", "LaneBroken", "LaneReduced", "LaneStalled",
+    "LaneTaken", "LoopLeft", "OpenWorld", "RankFailed", "RankLeft", "RankPipe", "RankReady", "ReduceLane", "RunBegun",
+    "SaveStable", "SavesHear", "SavesSay", "SettleOutcome", "TakeOutcome", "TakeSave", "call_lead", "meet_ranks",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -157,6 +158,7 @@ class LaneReduced(msgspec.Struct, frozen=True, tag=True):
     metrics: tuple[tuple[int, str, float, float], ...]
     state: int
     settings: int
+    can_save: bool = True
 
 
 class LaneTaken(msgspec.Struct, frozen=True, tag=True):
@@ -179,6 +181,53 @@ class LaneStalled(msgspec.Struct, frozen=True, tag=True):
     missing: tuple[str, ...]
     waited_s: float
     deadline_s: float
+
+
+class BeginRun(msgspec.Struct, frozen=True, tag=True):
+    """Lead: the run's first view; begin where it begins, from a checkpoint if there is one."""
+
+    number: int
+    view: View
+
+
+class RunBegun(msgspec.Struct, frozen=True, tag=True):
+    """So many steps are in my part of the state."""
+
+    number: int
+    step: int
+
+
+class TakeSave(msgspec.Struct, frozen=True, tag=True):
+    """Lead: save your part of the state as it is now. `wait`: for memory to do so; the loop is over."""
+
+    view: ViewId
+    step: int
+    reason: str
+    attempt: int
+    wait: bool
+
+
+class SaveStable(msgspec.Struct, frozen=True, tag=True):
+    """Lead: all members of this view have committed so many steps, the last."""
+
+    view: ViewId
+    step: int
+
+
+class LoopLeft(msgspec.Struct, frozen=True, tag=True):
+    """Lead: my loop was left; what was to be saved of it has begun."""
+
+
+class SavesSay(msgspec.Struct, frozen=True, tag=True):
+    """For the coordinator, of my part of saves."""
+
+    messages: tuple[FromMember, ...]
+
+
+class SavesHear(msgspec.Struct, frozen=True, tag=True):
+    """Lead: what the coordinator said of saves; none: say again what it may have missed."""
+
+    message: ToMember | None
 
 
 class FingerprintSaid(msgspec.Struct, frozen=True, tag=True):
@@ -219,6 +268,13 @@ _Word = (
     | LaneTaken
     | LaneBroken
     | LaneStalled
+    | BeginRun
+    | RunBegun
+    | TakeSave
+    | SaveStable
+    | LoopLeft
+    | SavesSay
+    | SavesHear
     | FingerprintSaid
     | RankFailed
     | RankLeft
@@ -238,14 +294,16 @@ class RankPipe:
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.wakes_too = -1  # another descriptor to write to
         self.inbox: deque[Any] = deque()
+        self._sending = threading.Lock()  # the coordinator's words are passed on by the thread that hears them
         self.on_failed: Callable[[RankFailed], None] = lambda failed: None
         self.on_stalled: Callable[[LaneStalled], None] = lambda stalled: None
+        self.on_saves: Callable[[Any], None] = lambda said: None  # `SavesSay`, or (at the other end) `SavesHear`
         self._thread = threading.Thread(target=self._read, name=f"outlast-rank-{place}", daemon=True)
         self._thread.start()
 
     def send(self, word: Any) -> None:
         """The other end's thread always reads. What cannot be sent is for one that is gone, as its end will tell."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), self._sending:
             self._sock.sendall(frame(word))
 
     def take(self) -> Any:
@@ -275,8 +333,11 @@ class RankPipe:
                 self.over = self.over or isinstance(word, EndRun | RankLeft)
                 if isinstance(word, RankFailed):
                     self.on_failed(word)
-                if isinstance(word, LaneStalled):
+                if isinstance(word, LaneStalled):  # no part of the order of the others, as the next two
                     self.on_stalled(word)
+                    continue
+                if isinstance(word, SavesSay | SavesHear):
+                    self.on_saves(word)
                     continue
                 self.inbox.append(word)
                 for fd in (self.wake_fd, self.wakes_too):
