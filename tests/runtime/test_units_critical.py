@@ -7,10 +7,11 @@ import torch
 from torch import nn
 
 from outlast.core.policy.critical_choice import Candidate, choose_critical
+from outlast.core.protocol.slices import checker_of
 from outlast.errors import ConfigError
 from outlast.runtime.checks._state_rotation import Agreement
 from outlast.runtime.checks.critical_parameters import critical_of
-from outlast.runtime.exchange.second_reduction import Checks, checker_of
+from outlast.runtime.exchange.second_reduction import Checks
 from outlast.runtime.training.state import State
 from outlast.tensors import BLOCK
 

@@ -11,9 +11,10 @@ import torch
 
 from outlast.config import RunConfig
 from outlast.core.protocol import Evidence, cover, plan_of
+from outlast.core.protocol.slices import settled
 from outlast.runtime.exchange.c10d_plane import NetworkPlane, open_store
 from outlast.runtime.exchange.plane import ExchangeTask, Reduction
-from outlast.runtime.exchange.second_reduction import Checks, settled
+from outlast.runtime.exchange.second_reduction import Checks
 from outlast.runtime.exchange.slots import Memory
 from outlast.runtime.transport.mesh import Extra
 from outlast.tensors import BLOCK, Layout, prepare_fold

@@ -17,15 +17,15 @@ from torch import Tensor
 from outlast.config import RunConfig
 from outlast.core.phases import Phase
 from outlast.core.policy import audit_share
-from outlast.core.protocol import Evidence, Exchange, Header, Said, View
+from outlast.core.protocol import Evidence, Exchange, Said, View
 from outlast.errors import ConfigError, ViewAbandoned
 from outlast.runtime.checks._audit_share import KEY, Vigilance
 from outlast.runtime.checks._extra_batches import apart, prepare
 from outlast.runtime.checks.checked_sums import watched
 from outlast.runtime.checks.critical_parameters import watch
 from outlast.runtime.checks.guards import Guarding
-from outlast.runtime.exchange.plane import Plane, Reduction
-from outlast.runtime.exchange.second_reduction import Checks, settle
+from outlast.runtime.exchange.plane import Reduction
+from outlast.runtime.exchange.second_reduction import Checks
 from outlast.runtime.training.engine import Engine
 from outlast.runtime.training.losses import missing_backward
 from outlast.runtime.transport.mesh import Prints
@@ -161,15 +161,10 @@ class Auditing:
         news = self._vigilance.news(audits.incidents)
         return msgspec.structs.replace(mine, incidents=news, step_s=self._step_s())
 
-    def judge(self, headers: Sequence[Header], plane: Plane) -> None:
-        """All headers are there. Raises ViewAbandoned, on every member alike, if a mismatch holds the step."""
-        audits, guards = self._port.member.audits, self._guards
-        if self._said is not None:
-            with self._port.lock:
-                audits.can_rewind = guards.can_rewind
-                self._port.member.audit(headers, self._said)
-            guards.undecided = audits.undecided
-        settle(self._port, plane, headers)
+    @property
+    def said(self) -> Said | None:
+        """What all members committed to in this step; None without audits."""
+        return self._said
 
     def report(self, view: View) -> None:
         """After the commit: the state's certificate; and to the coordinator what was settled, if anything was."""

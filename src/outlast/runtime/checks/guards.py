@@ -31,6 +31,7 @@ from outlast.core.policy import (
 )
 from outlast.core.policy.step_decisions import can_rewind
 from outlast.core.protocol import Header
+from outlast.core.protocol.step.verdict import PartRows
 from outlast.runtime.checks._activations import Activations
 from outlast.runtime.checks._certified_state import InMemory
 from outlast.runtime.checks._state_rotation import Agreement
@@ -143,6 +144,10 @@ class Guarding(Unguarded):
     def can_rewind(self) -> bool:
         """Whether there is a state that every member would go back to: the same answer on all."""
         return self.policy is not None and can_rewind(self.policy, self.state, self._certified_step)
+
+    def rows(self, step: int) -> PartRows:
+        """One fingerprint for each tensor of the step's part of the state, to name what differs."""
+        return self.agreement.rows(step) if self.agreement.num_parts else ()
 
     def rule(self, headers: Sequence[Header], culprits: Sequence[Culprit], part: str) -> Ruling | None:
         """The verdict on the step; None without guards."""

@@ -14,9 +14,9 @@ from typing import Any
 from torch import Tensor
 
 from outlast.core.phases import Phase
+from outlast.core.protocol.step.verdict import PartRows, first_difference
 from outlast.errors import StateDiverged
 from outlast.runtime.checks._extra_batches import apart, gradients, prepare
-from outlast.runtime.checks.state_comparison import Rows, first_difference
 from outlast.runtime.training.engine import Engine
 from outlast.runtime.training.losses import missing_backward
 from outlast.runtime.training.samples import batch_digest, unlike_samples
@@ -35,7 +35,7 @@ class Repeat:
 
     def __init__(self, port: ViewPort, engine: Engine) -> None:
         self._port, self._engine = port, engine
-        self._rows: list[Rows] = []
+        self._rows: list[PartRows] = []
         self._samples = _SAMPLES, 0
         self.active = False
         self._pending = False
@@ -87,7 +87,7 @@ class Repeat:
             rows[mesh.me] = self._rows[0]
         self._compare(rows)
 
-    def _compare(self, rows: dict[str, Rows]) -> None:
+    def _compare(self, rows: dict[str, PartRows]) -> None:
         if len(set(rows.values())) > 1:
             name, count = first_difference(rows)
             if name == _SAMPLES:

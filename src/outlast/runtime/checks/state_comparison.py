@@ -9,24 +9,19 @@ what all see; it does not say which of two replicas is right.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 
-import msgspec
 import xxhash
 
-from outlast.core.phases import Phase
-from outlast.core.policy import agree
-from outlast.core.protocol import Header, RollEntry, View
-from outlast.errors import LoopUnrepeatable, StateDiverged
+from outlast.core.protocol import RollEntry, View
+from outlast.core.protocol.step.verdict import StateDifference
+from outlast.errors import LoopUnrepeatable, OutlastError, StateDiverged
 from outlast.runtime.training.state import State
-from outlast.runtime.transport.mesh import Parts
-from outlast.runtime.view.port import ViewPort
 from outlast.tensors import combine, fingerprint_named
 
-__all__ = ["REPLAYED", "Comparison", "compare", "first_difference"]
+__all__ = ["REPLAYED", "Comparison", "diverged"]
 
 REPLAYED = (
     "a replica that joins applies the optimizers' steps and does not run the loop of before: what else changes from "
@@ -37,9 +32,6 @@ REPLAYED = (
 
 _AT_ONCE_BYTES = 4 << 20  # a thread costs more than reading so little
 _WHOLE = -1  # in place of a part's number: this is the fingerprint of everything
-Rows = tuple[tuple[str, int], ...]
-Parted = Callable[[], Sequence[tuple[str, int]]]
-Expel = Callable[[int, tuple[RollEntry, ...], int, str], None]  # step, who differs, members at that step, what differs
 
 
 class Comparison:
@@ -47,8 +39,8 @@ class Comparison:
     it is between two steps. `moving`: tensors that a step's computation may write, by name. Who writes the others must
     `wait` first."""
 
-    def __init__(self, view: View, entries: Sequence[RollEntry], state: State, moving: Callable[[str], bool]) -> None:
-        self._view, self._entries = view, entries
+    def __init__(self, entries: Sequence[RollEntry], state: State, moving: Callable[[str], bool]) -> None:
+        self.entries = entries  # of the view's roll
         plain, tensors = state.encoded()
         rest = {name: t for name, t in tensors.items() if t.is_cpu and not moving(name)}
         if sum(t.numel() * t.element_size() for t in rest.values()) < _AT_ONCE_BYTES:
@@ -70,65 +62,24 @@ class Comparison:
         rest = [self._rest.result()] if self._rest is not None else []
         return _WHOLE, combine([*self._values, *rest])
 
-    def judge(self, port: ViewPort, headers: Sequence[Header], parts: Parted, expel: Expel) -> None:
-        """As `compare`, of what the headers say."""
-        rows = zip(self._entries, headers, strict=True)
-        told = [msgspec.structs.replace(e, committed=h.step, fingerprint=h.state[1]) for e, h in rows]
-        compare(port, self._view, told, parts, expel, headers[0].step)
 
-
-def compare(
-    port: ViewPort,
-    view: View,
-    entries: Sequence[RollEntry],
-    parts: Parted,
-    expel: Expel = lambda *_: None,
-    step: int = -1,
-) -> None:
-    """StateDiverged on every member if two are at one step with different states. ViewAbandoned. `expel` is called
-    first where most are equal, and may raise instead; not in the first view, where no state has been trained yet.
-    `parts`: fingerprints of mine; `step`: the one that is to be decided, -1 in a roll call."""
-    groups: dict[tuple[int, int], list[str]] = defaultdict(list)
-    for entry in entries:
-        if entry.fingerprint:  # 0: not told, as its member does not know that this is the end
-            groups[entry.committed, entry.fingerprint].append(entry.member)
-    steps = [step for step, _ in groups]
-    double = next((step for step in steps if steps.count(step) > 1), None)
-    if double is None:
-        return
-    said = port.everyone(Parts(step, tuple(parts())), Phase.ROLL_CALL if step < 0 else Phase.HEADER)
-    rows = {name: told.rows for name, told in said.items()}
-    there = [entry for entry in entries if entry.committed == double and entry.fingerprint]
-    name, count = first_difference({entry.member: rows[entry.member] for entry in there})
-    differing, majority = agree({entry.member: entry.fingerprint for entry in there})
-    joined = tuple(entry.member for entry in there if entry.joined)
-    if majority and not view.start and (not joined or set(differing) <= set(joined)):
-        expel(double, tuple(e for e in there if e.member in differing), len(there), name)
-    text = "; ".join(f"{', '.join(names)} at step {step}: {fp:016x}" for (step, fp), names in groups.items())
-    remedy = "build the model from the same seed on every replica: torch.manual_seed(seed) before it"
-    if not view.start:
-        remedy = "outlast why; look for nondeterministic operations or failing memory"
-    more = f" and {count - 1} more" if count > 1 else ""
-    if joined and not view.start:
-        raise LoopUnrepeatable(
-            f"{name}{more} of {', '.join(joined)}, which has just joined, is not what the others have ({text})",
+def diverged(view: View, found: StateDifference) -> OutlastError:
+    """The error that states which differ end in, where nobody is replaced for it."""
+    more = f" and {found.num_parts - 1} more" if found.num_parts > 1 else ""
+    if found.joined and not view.start:
+        who = ", ".join(found.joined)
+        return LoopUnrepeatable(
+            f"{found.part}{more} of {who}, which has just joined, is not what the others have ({found.text})",
             where=f"view {view.id}",
             did="nothing was committed",
             remedy=REPLAYED,
         )
-    raise StateDiverged(
-        f"replicas that must be equal differ in {name}{more} ({text})",
+    remedy = "build the model from the same seed on every replica: torch.manual_seed(seed) before it"
+    if not view.start:
+        remedy = "outlast why; look for nondeterministic operations or failing memory"
+    return StateDiverged(
+        f"replicas that must be equal differ in {found.part}{more} ({found.text})",
         where=f"view {view.id}",
         did="nothing was committed",
         remedy=remedy,
     )
-
-
-def first_difference(rows: Mapping[str, Rows]) -> tuple[str, int]:
-    """(the first part that is not the same on all, how many are not). Parts that only some have differ."""
-    tables = [dict(table) for table in rows.values()]
-    names = list(dict.fromkeys(name for table in tables for name in table))
-    different = [name for name in names if len({table.get(name) for table in tables}) > 1]
-    changing = "what changed while it was compared (is state=... updated inside the inner loop?)"
-    shown = different[0].removeprefix("/model/").removeprefix("/") if different else changing
-    return shown, len(different)

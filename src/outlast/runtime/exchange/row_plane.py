@@ -9,17 +9,17 @@ After the gather a drawn share of other members' slices is computed again from t
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import torch
 from torch import Tensor
 
 from outlast.core.phases import Phase
-from outlast.core.protocol import Node, leaves_of
+from outlast.core.protocol import Node, RowsNote, leaves_of
+from outlast.core.protocol.slices import checker_of
 from outlast.runtime.exchange.plane import Enter, ExchangeTask, Reduction, SharedPlane
 from outlast.runtime.exchange.robust_rows import Robust
-from outlast.runtime.exchange.second_reduction import checker_of
 from outlast.runtime.exchange.slots import OUTCOME, Memory
 from outlast.runtime.transport.connections import decoded
 from outlast.runtime.transport.mesh import Extra, Mesh, Reduced, SumsReady
@@ -79,6 +79,10 @@ class RowSteps:
         for place, group in enumerate(asked):
             self.robust.select(group, [each[place] for each in told], self._leaves)
         return [bucket for group in asked for bucket in self.robust.groups[group].buckets]
+
+    def refuse_bad_rows(self, notes: Sequence[RowsNote], leaves: Mapping[str, Sequence[int]]) -> None:
+        """See `Robust`."""
+        self.robust.refuse_bad_rows(notes, leaves)
 
     def checker(self, step: int, bucket: int, reducer: int) -> int:
         """The member that would check this slice: anyone but who reduced it."""

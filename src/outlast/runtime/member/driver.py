@@ -7,7 +7,6 @@ coordinator's word, or a deadline. An exception between verdict and commit leave
 
 from __future__ import annotations
 
-import functools
 import math
 import threading
 import time
@@ -33,8 +32,8 @@ from outlast.core.protocol import messages as m
 from outlast.errors import Evicted, SignatureMismatch, StepMisuse, ViewAbandoned
 from outlast.runtime.checks.guards import Guarding
 from outlast.runtime.checks.row_admission import admit, wait_for_rows
-from outlast.runtime.checks.state_comparison import Comparison, compare
-from outlast.runtime.checks.verdict_round import expel
+from outlast.runtime.checks.state_comparison import Comparison
+from outlast.runtime.checks.verdict_round import compare_roll
 from outlast.runtime.exchange.plane import Plane
 from outlast.runtime.exchange.slots import Memory
 from outlast.runtime.host.environment import Environment
@@ -312,7 +311,7 @@ class Replica:
         with self.lock:
             entry = self.member.roll(fingerprint, self.engine.outcome(), late=self.spare.late, joined=joined)
         entries = [roll.entry for roll in self.everyone(Roll(entry), Phase.ROLL_CALL).values()]
-        compare(self, view, entries, self.engine.parts, functools.partial(expel, self, self.guards))
+        compare_roll(self, self.guards, view, entries, self.engine.parts)
         self._entries = entries
         with self.lock:
             answers = self.member.called(entries, time.monotonic())
@@ -422,7 +421,7 @@ class Replica:
         if not self._compared and self.member.view is not None:
             self._compared = True
             self.engine.restore_buffers()
-            self.comparison = Comparison(self.member.view, self._entries, self.engine.state, self.engine.moving)
+            self.comparison = Comparison(self._entries, self.engine.state, self.engine.moving)
             self.engine.frozen.append(self.comparison)
 
     def finish(self, todo: Leave) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import os
 import random
 import select
+import sys
 import threading
 import time
 import traceback
@@ -186,9 +187,15 @@ class SoloLink:
             self.member.told(m.Install(view=view))
 
     def send(self, messages: Iterable[m.ToCoordinator]) -> None:
-        if any(isinstance(message, m.Done) for message in messages):
-            with self.lock:
-                self.member.told(m.Close(epoch=1, reason="finished"))
+        """What a coordinator would answer, and what it would write down."""
+        for message in messages:
+            if isinstance(message, m.Done):
+                with self.lock:
+                    self.member.told(m.Close(epoch=1, reason="finished"))
+            elif isinstance(message, m.Judged):
+                verdict = message.verdict
+                said = f"step {message.step}: {verdict.action}: {verdict.evidence} ({verdict.remedy})"
+                print(f"outlast: {said}", file=sys.stderr, flush=True)
 
     def beat(self) -> None:
         """Nobody listens."""

@@ -15,7 +15,6 @@ step (views, rolls, hand-overs) is `driver.py`'s.
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -25,6 +24,7 @@ from torch import Tensor
 from outlast.core.phases import Phase
 from outlast.core.policy import Ruling
 from outlast.core.protocol import Compute, Exchange, Header, cover
+from outlast.core.protocol.step.verdict import RowEvidence
 from outlast.errors import ViewAbandoned
 from outlast.runtime.checks.audits import Auditing
 from outlast.runtime.checks.checked_sums import watched
@@ -32,8 +32,7 @@ from outlast.runtime.checks.entrance import Entrance
 from outlast.runtime.checks.inspection import Inspection
 from outlast.runtime.checks.loop_habits import compare_settings
 from outlast.runtime.checks.reproducibility import Repeat
-from outlast.runtime.checks.row_admission import RowWitness, examine
-from outlast.runtime.checks.verdict_round import confer, expel, report
+from outlast.runtime.checks.verdict_round import confer, examine, report
 from outlast.runtime.exchange.plane import ExchangeTask, Plane, Reduction
 from outlast.runtime.member.driver import Replica
 from outlast.runtime.training.losses import missing_backward, second_backward
@@ -257,13 +256,18 @@ class StepCourse:
         heads = replica.everyone(HeaderSaid(header, engine.end_buffers), Phase.HEADER)
         headers = [head.header for head in heads.values()]
         compare_settings(replica, headers, engine.loop)
-        if comparison is not None:
-            comparison.judge(replica, headers, engine.parts, functools.partial(expel, replica, replica.guards))
-            replica.comparison = None
-            replica.member.audits.compared(todo.step)
-        self.audit.judge(headers, plane)
-        if engine.robust is not None:
-            examine(replica, engine.robust, cast(RowWitness, plane), headers)  # as every plane of rules is
+        replica.comparison = None
+        examine(
+            replica,
+            replica.guards,
+            headers,
+            view=todo.view,
+            comparison=comparison,
+            parts=engine.parts,
+            said=self.audit.said,
+            look_again=lambda slices: plane.look_again(slices),
+            rows=cast(RowEvidence, plane) if engine.robust is not None else None,  # as every plane of rules is
+        )
         return headers, next((b for b in (engine.end_buffers, *(h.buffers for h in heads.values())) if b), ())
 
     def _decided(self, headers: Sequence[Header]) -> Ruling | None:
