@@ -18,8 +18,8 @@ from outlast.core.protocol.slices import Slice, Words
 from outlast.core.protocol.step import verdict as course
 from outlast.runtime.checks.guards import Guarding
 from outlast.runtime.checks.state_comparison import Comparison, diverged
-from outlast.runtime.view.port import ViewPort, seat_of
-from outlast.runtime.view.rounds import carry_out
+from outlast.runtime.view.courses import carry_out, seat_of
+from outlast.runtime.view.port import ViewPort
 
 __all__ = ["compare_roll", "confer", "examine", "report"]
 

@@ -7,18 +7,16 @@ anything that answers. Nothing here decides or keeps anything.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterable
 from typing import Any, Protocol, TypeVar
 
 from outlast.core.phases import Phase
 from outlast.core.protocol import Member
-from outlast.core.protocol.step.verdict import Seat
 from outlast.runtime.host.environment import Environment
 from outlast.runtime.transport.mesh import Mesh
 from outlast.runtime.view.rounds import Channel
 
-__all__ = ["CoordinatorLink", "ViewPort", "seat_of"]
+__all__ = ["CoordinatorLink", "ViewPort"]
 
 T = TypeVar("T")
 Said = TypeVar("Said")
@@ -55,15 +53,3 @@ class ViewPort(Protocol):
         """As `everyone`, of what has no message of its own; `turn` tells repeated rounds of a step apart."""
 
     def tell_coordinator(self, messages: Iterable[Any]) -> None: ...
-
-
-def seat_of(port: ViewPort) -> Seat:
-    """The member, as the protocol's courses know it."""
-    return Seat(
-        me=port.env.me,
-        host=port.env.agent,
-        device=port.device,
-        member=port.member,
-        lock=port.lock,
-        now_s=time.monotonic,
-    )

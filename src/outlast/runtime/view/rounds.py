@@ -1,29 +1,23 @@
 """Rounds in which every member of a view says one thing to all, typed by the channel that they go over.
 
 What is said rarely and is small goes over channels; sums and headers have messages of their own (`transport/mesh.py`).
-Each channel has a number that no other has, here and nowhere else; those of planes are listed as well. `carry_out` goes
-through a course of the protocol (`core/protocol/step/verdict.py`) with such rounds.
+Each channel has a number that no other has, here and nowhere else; those of planes are listed as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from outlast.core.phases import Phase
 from outlast.core.protocol.slices import Words
-from outlast.core.protocol.step.verdict import AskAll, Course
-from outlast.errors import ViewAbandoned
 from outlast.runtime.transport.connections import decoded
-from outlast.runtime.transport.mesh import CloserLook, Extra, Mesh, Parts
+from outlast.runtime.transport.mesh import Extra, Mesh
 
-if TYPE_CHECKING:
-    from outlast.runtime.view.port import ViewPort
-
-__all__ = ["EVALUATED", "GRAMS", "HOLD", "LANES", "SLICES", "VOTE", "WANTED", "Channel", "carry_out", "round_of"]
+__all__ = ["EVALUATED", "GRAMS", "HOLD", "LANES", "SLICES", "VOTE", "WANTED", "Channel", "round_of"]
 
 T = TypeVar("T")
 
@@ -63,61 +57,3 @@ def round_of(mesh: Mesh, channel: Channel[T], step: int, mine: T, phase: Phase, 
     mesh.broadcast(Extra(step, at, channel.write(mine)))
     box: dict[str, Any] = mesh.collect(Extra, step, at, phase)
     return {name: mine if name == mesh.me else channel.read(name, box[name].body) for name in mesh.view.members}
-
-
-def carry_out(port: ViewPort, course: Course[T]) -> T:
-    """Go through a course; returns what it comes to, and raises what it ends in."""
-    reply: Any = None
-    ended: ViewAbandoned | None = None
-    while True:
-        try:
-            effect = course.send(reply) if ended is None else course.throw(ended)
-        except StopIteration as done:
-            result: T = done.value
-            return result
-        reply, ended = None, None
-        try:
-            if isinstance(effect, AskAll):
-                reply = _asked(port, effect)
-            else:
-                port.tell_coordinator(effect.messages)
-        except ViewAbandoned as reason:
-            ended = reason
-
-
-def _asked(port: ViewPort, ask: AskAll) -> dict[str, dict[str, Any]]:
-    """Everybody's words. All of mine are said before anybody's are waited for."""
-    mesh, step = port.mesh, ask.step
-    if mesh is None:
-        raise ViewAbandoned("the view is closed")
-    phase = Phase.ROLL_CALL if ask.roll else Phase.HEADER
-    for name, mine in ask.words.items():
-        mesh.broadcast(_message(step, name, mine))
-    return {name: _heard(mesh, step, name, mine, phase) for name, mine in ask.words.items()}
-
-
-_CHANNELS: dict[str, Channel[Any]] = {"slices": SLICES, "vote": VOTE}  # others have messages of their own
-
-
-def _message(step: int, name: str, mine: Any) -> Any:
-    if name == "parts":
-        return Parts(step, mine)
-    if name == "closer look":
-        return CloserLook(step, mine)
-    channel = _CHANNELS[name]
-    return Extra(step, channel.number, channel.write(mine))
-
-
-def _heard(mesh: Mesh, step: int, name: str, mine: Any, phase: Phase) -> dict[str, Any]:
-    kind: type[Any] = {"parts": Parts, "closer look": CloserLook}.get(name, Extra)
-    channel = _CHANNELS.get(name)
-    box: dict[str, Any] = mesh.collect(kind, step, channel.number if channel is not None else 0, phase)
-    said = {}
-    for member in mesh.view.members:
-        if member == mesh.me:
-            said[member] = mine
-        elif channel is not None:
-            said[member] = channel.read(member, box[member].body)
-        else:
-            said[member] = box[member].rows if name == "parts" else box[member].culprits
-    return said
