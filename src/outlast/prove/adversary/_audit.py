@@ -1,45 +1,36 @@
 """Audits in the simulated world: replicas that compute something else than they should, and the seconds that see it.
 
-A wrong gradient is an expression that nobody else computes. Whoever is alone in its view cannot be audited: there a
-wrong gradient is out of the rule's reach, and is taken back so that the oracle judges the rest.
+A wrong gradient is an expression that nobody else computes; so is a sum that changed, or a slice that was reduced
+wrongly. Whoever is alone in its view cannot be audited: there all of it is out of the rule's reach, and is taken back
+so that the oracle judges the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from outlast.core.protocol import Evidence, Exchange, Header, Node, Said, split
+from outlast.core.protocol import Evidence, Node, split
 from outlast.prove.adversary import _algebra as algebra
-from outlast.prove.adversary._mesh import SimulatedMesh
 from outlast.prove.adversary._surroundings import Owner
 
-__all__ = ["Auditor", "Exchanging"]
+__all__ = ["Auditor"]
 
 _MASK = (1 << 64) - 1
 
 
-class Exchanging:
-    """How far the exchange of a step is."""
-
-    __slots__ = ("gathered", "header", "mine", "nodes", "norms", "owed", "reduced", "said", "todo")
-
-    def __init__(self, todo: Exchange, mine: list[algebra.Gradient]) -> None:
-        self.todo, self.mine = todo, mine
-        self.nodes = tuple(node for nodes in todo.nodes for node in nodes)
-        self.norms: list[tuple[int, int]] = []
-        self.reduced = self.gathered = 0
-        self.header: Header | None = None
-        self.said: Said | None = None
-        self.owed: list[int] | None = None
-
-
 class Auditor:
-    """One replica's part. `wrong`: how many of the next computations are spoilt; inf: all of them."""
+    """One replica's part. `wrong`, `wrong_sums`, `wrong_slices`: how many of the next computations, sums and slices are
+    spoilt; inf: all of them. `made`: what spoilt sums were."""
 
     def __init__(self, replica: Owner, host: str) -> None:
-        self.replica, self.wrong = replica, 0.0
+        self.replica, self.wrong, self.wrong_sums, self.wrong_slices = replica, 0.0, 0.0, 0.0
+        self.made: dict[Node, algebra.Gradient] = {}
         audits = replica.member.audits
         audits.share, audits.host = replica.world.scenario.audit, host
+
+    @property
+    def active(self) -> bool:
+        return self.replica.member.audits.active
 
     def computed(self, step: int, leaf: int, beside: bool = False) -> algebra.Gradient:
         """The gradient of a microbatch, as this replica computes it."""
@@ -62,37 +53,42 @@ class Auditor:
         sums = self.replica.sums
         for node in sums:
             sums[node] = _true(step, node)
+        self.made.clear()
 
-    def advance(self, mesh: SimulatedMesh, ex: Exchanging) -> bool:
-        """Commit, draw, compute what I owe. Whether the header is next; else something is still awaited."""
-        replica = self.replica
-        audits, plan = replica.member.audits, replica.member.plan
-        if not audits.active or plan is None:
-            return True
-        key = ("P", ex.todo.step, 0)
-        if ex.said is None:
-            ex.said = {replica.name: audits.commitment(plan)}
-            mesh.broadcast(key, ex.said[replica.name])
-        if ex.owed is None:
-            replica.awaiting(key)
-            if not mesh.whole(key):
-                return False
-            said = ex.said | mesh.take(key)
-            ex.said = {name: said[name] for name in ex.todo.view.members}
-            ex.owed = list(audits.owed(plan, ex.said))
-        if ex.owed:
-            replica.occupy_beside(ex.todo.step, ex.owed.pop())
-            return False
-        return True
+    # --- what happens to sums and slices -------------------------------------------------------------------------
+    def strike(self, nodes: Sequence[Node]) -> None:
+        """Memory: a sum that was made right is not what is read of it. What it was stays known: `made`."""
+        sums = self.replica.sums
+        if self.wrong_sums and nodes and nodes[0] in sums:
+            self.wrong_sums -= 1
+            node, was = nodes[0], sums[nodes[0]]
+            self.made[node] = was
+            sums[node] = (*was[:-1], algebra.garbage(self.replica.name, node, "sum"))
+            self.replica.world.note(f"a sum of {self.replica.name} changes: {node}")
 
-    def judge(self, headers: Sequence[Header], ex: Exchanging) -> None:
-        """Raises ViewAbandoned if a mismatch holds the step."""
-        if ex.said is not None and self.replica.world.variant.compares:
-            self.replica.member.audit(headers, ex.said)
+    def keep(self, nodes: Collection[Node]) -> None:
+        """The others are forgotten."""
+        if self.made:
+            self.made = {node: was for node, was in self.made.items() if node in nodes}
 
-    def evidence(self) -> Evidence:
+    def taken(self, node: Node) -> algebra.Gradient:
+        """A sum that another is added to. What has changed in it would be fingerprinted anew: that is out of the rule's
+        reach, and taken back."""
+        sums, made = self.replica.sums.pop(node), self.made.pop(node, None)
+        return sums if made is None else made
+
+    def reduced(self, step: int, bucket: int, blocks: list[int]) -> list[int]:
+        """A slice, as this replica reduces it now."""
+        if self.wrong_slices > 0 and blocks:
+            self.wrong_slices -= 1
+            self.replica.world.note(f"{self.replica.name} reduces a slice of bucket {bucket} wrongly")
+            return [algebra.garbage(self.replica.name, step, bucket), *blocks[1:]]
+        return blocks
+
+    def evidence(self, unlike: Sequence[str] = (), false: Sequence[tuple[int, str, int]] = ()) -> Evidence:
+        """See `Audits.evidence`."""
         audits = self.replica.member.audits
-        return audits.evidence() if audits.active else Evidence()
+        return audits.evidence(unlike, false) if audits.active else Evidence()
 
 
 def _true(step: int, node: Node) -> algebra.Gradient:

@@ -6,18 +6,23 @@ they are caught.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import msgspec
 
+from outlast.core.policy import Culprit, GuardEvidence, Ruling
 from outlast.core.protocol import Coordinator, Header, Member, RollEntry, Settings, Stand, View, plan_of
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet.change import successor
 from outlast.core.protocol.fleet.state import FleetState
 from outlast.core.protocol.fleet.views import install
+from outlast.core.protocol.step.verdict import Course, Seat, StepEvidence, TellFleet, examined
+from outlast.errors import Evicted, ViewAbandoned
 from outlast.prove.adversary import _algebra as algebra
+from outlast.prove.adversary._guards import SimulatedGuards
 from outlast.prove.adversary._variants import Buffers, Variant
 
 __all__ = ["BROKEN"]
@@ -258,7 +263,100 @@ class BuffersReused(Variant):
 class MismatchIgnored(Variant):
     """Microbatches are computed twice, and nobody compares."""
 
-    compares = False
+    def course(
+        self, seat: Seat, guards: SimulatedGuards, headers: Sequence[Header], found: StepEvidence
+    ) -> Course[Ruling | None]:
+        return super().course(seat, guards, headers, dataclasses.replace(found, said=None))
+
+
+class _Deafened(Variant):
+    """Base of those that do not hear a part of what headers say."""
+
+    changes: ClassVar[dict[str, Any]] = {}
+
+    def course(
+        self, seat: Seat, guards: SimulatedGuards, headers: Sequence[Header], found: StepEvidence
+    ) -> Course[Ruling | None]:
+        heard = [msgspec.structs.replace(h, audit=msgspec.structs.replace(h.audit, **self.changes)) for h in headers]
+        return super().course(seat, guards, heard, found)
+
+
+class SumsBelieved(_Deafened):
+    """Somebody read other sums than were made, and nobody minds."""
+
+    changes: ClassVar = {"unlike": ()}
+
+
+class SecondsUnheard(_Deafened):
+    """Who computed somebody else's microbatch tells what it got, and nobody listens."""
+
+    changes: ClassVar = {"claims": ()}
+
+
+class SlicesBelieved(_Deafened):
+    """Somebody computes another slice than was gathered, and nobody minds."""
+
+    changes: ClassVar = {"false": ()}
+
+
+# --- states ----------------------------------------------------------------------------------------------------------
+class FirstStepBlind(Variant):
+    """States are not compared in a view's first step."""
+
+    def course(
+        self, seat: Seat, guards: SimulatedGuards, headers: Sequence[Header], found: StepEvidence
+    ) -> Course[Ruling | None]:
+        return super().course(seat, guards, headers, dataclasses.replace(found, entries=None))
+
+
+class NoCloserLook(Variant):
+    """Headers show that states differ, and the step is decided all the same."""
+
+    def course(
+        self, seat: Seat, guards: SimulatedGuards, headers: Sequence[Header], found: StepEvidence
+    ) -> Course[Ruling | None]:
+        yield from examined(seat, guards, headers, found)
+        return None
+
+
+class _Favouring(SimulatedGuards):
+    def evidence(self, headers: Sequence[Header], culprits: Sequence[Culprit], part: str) -> GuardEvidence:
+        found = super().evidence(headers, culprits, part)
+        others = tuple(header.member for header in headers if header.state != headers[0].state)
+        return msgspec.structs.replace(found, differing=others, majority=True)
+
+
+class FirstStateCounts(Variant):
+    """Whoever's state differs from the first member's has to go, however many they are."""
+
+    guards = _Favouring
+
+
+class CulpritsKept(Variant):
+    """One whose state is wrong is left, and neither told to go nor spoken of."""
+
+    def course(
+        self, seat: Seat, guards: SimulatedGuards, headers: Sequence[Header], found: StepEvidence
+    ) -> Course[Ruling | None]:
+        whole = super().course(seat, guards, headers, found)
+        reply: Any = None
+        try:
+            while True:
+                effect = whole.send(reply)
+                if isinstance(effect, TellFleet):
+                    effect = TellFleet(
+                        tuple(_unsaid(said) for said in effect.messages if not isinstance(said, m.Judged))
+                    )
+                reply = yield effect
+        except StopIteration as done:
+            result: Ruling | None = done.value
+            return result
+        except Evicted:
+            raise ViewAbandoned("it stays") from None
+
+
+def _unsaid(said: Any) -> Any:
+    return msgspec.structs.replace(said, stale=()) if isinstance(said, m.Left) else said
 
 
 class _Forgetful(Member):
@@ -308,5 +406,12 @@ BROKEN: dict[str, tuple[type[Variant], int]] = {
     "buffers-reused": (BuffersReused, 20000),
     "mismatch-ignored": (MismatchIgnored, 2000),
     "dispute-forgotten": (DisputeForgotten, 2000),
+    "seconds-unheard": (SecondsUnheard, 2000),
+    "sums-believed": (SumsBelieved, 2000),
+    "slices-believed": (SlicesBelieved, 2000),
+    "first-step-blind": (FirstStepBlind, 20000),
+    "no-closer-look": (NoCloserLook, 2000),
+    "first-state-counts": (FirstStateCounts, 2000),
+    "culprits-kept": (CulpritsKept, 2000),
     "writer-not-followed": (WriterNotFollowed, 2000),
 }

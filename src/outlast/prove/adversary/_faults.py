@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from outlast.core.protocol import messages as m
+from outlast.prove.adversary import _algebra as algebra
 from outlast.prove.adversary._hosts import CoordinatorProcess, SimulatedAgent
 from outlast.prove.adversary._kernel import ProcessEnded, SimulatedProcess
 from outlast.prove.adversary._network import COORDINATOR
@@ -123,11 +124,39 @@ class Faults:
         """From here on it computes every microbatch wrongly."""
         self._spoil(fault, math.inf)
 
+    def _sum_flip(self, fault: ScheduleFault) -> None:
+        """One of its sums changes after it was made."""
+        if (replica := self._replica(fault.who)) is not None:
+            replica.audit.wrong_sums += 1
+            self._spoilt(replica)
+
+    def _slice_flip(self, fault: ScheduleFault) -> None:
+        """The next slice that it reduces, for itself or to look at another's, is wrong."""
+        if (replica := self._replica(fault.who)) is not None:
+            replica.audit.wrong_slices = max(replica.audit.wrong_slices, 1.0)
+            self._spoilt(replica)
+
+    def _slice_broken(self, fault: ScheduleFault) -> None:
+        """From here on it reduces every slice wrongly."""
+        if (replica := self._replica(fault.who)) is not None:
+            replica.audit.wrong_slices = math.inf
+            self._spoilt(replica)
+
+    def _state_flip(self, fault: ScheduleFault) -> None:
+        """A bit of its state flips in memory."""
+        if (replica := self._replica(fault.who)) is not None and replica.member.state == "member":
+            replica.state = algebra.garbage(replica.name, replica.state)
+            self.world.spoilt_states.add(replica.state)
+            self._spoilt(replica)
+
+    def _spoilt(self, replica: SimulatedReplica) -> None:
+        self.spoilt += 1
+        self._touch(replica)
+
     def _spoil(self, fault: ScheduleFault, times: float) -> None:
         if (replica := self._replica(fault.who)) is not None:
             replica.audit.wrong = max(replica.audit.wrong, times)
-            self.spoilt += 1
-            self._touch(replica)
+            self._spoilt(replica)
 
     def _pause(self, fault: ScheduleFault) -> None:
         if (replica := self._replica(fault.who)) is not None:

@@ -55,6 +55,7 @@ class Oracle:
         self._last_epoch_written = 0
         self._first_decided: dict[ViewId, int] = {}
         self._epochs: dict[str, int] = {}
+        self._stopped = False  # by members whose states differ, with good reason
         self._given_up: set[str] = set()  # rightly told to start again, or let go; they may not have heard it yet
 
     def violated(self, invariant: str, what: str) -> None:
@@ -138,6 +139,7 @@ class Oracle:
             self.violated("Exactly once", f"step {step} in view {view.id} counts microbatches {leaves} of {num}")
         if (tuple(replica.out), replica.norm) != algebra.outcome_of(step, num):
             self.violated("Bits", f"{replica.name} decided another step {step} in view {view.id}")
+        self._states(view, step, headers)
         self._first_decided.setdefault(view.id, step)
         for other, first in self._first_decided.items():
             if other > view.id and step > first:
@@ -145,11 +147,27 @@ class Oracle:
         if self.world.kernel.now > replica.lease_until_s + 1e-9:
             self.violated("Lease", f"{replica.name} decided step {step} after its lease")
 
+    def _states(self, view: View, step: int, headers: Sequence[Header]) -> None:
+        """Whoever said of its state what others did not is gone by now. Where all are alike in what nobody can tell
+        any more, the rule has done what it can."""
+        told = {header.state[1] for header in headers}
+        if len(told) > 1:
+            names = [header.member for header in headers]
+            self.violated("Agreement", f"step {step} of view {view.id} is decided, and states of {names} differ")
+
+    def diverged(self, replica: Fellow) -> None:
+        """A member ends the run, as states differ and it cannot be told which one is right."""
+        self._stopped = True
+        self.world.note(f"{replica.name} stops the run")
+        if not self.world.spoilt_states:
+            self.violated("Agreement", f"{replica.name} stops the run, and all states are alike")
+
     def applied(self, replica: Fellow, how: str) -> None:
         """A member's state changed."""
         committed = replica.member.committed
         self.world.note(f"{replica.name} is at step {committed} by {how}")
-        if replica.state != algebra.chain(committed, self.world.scenario.num_microbatches):
+        right = algebra.chain(committed, self.world.scenario.num_microbatches)
+        if replica.state != right and replica.state not in self.world.spoilt_states:
             self.violated("Bits", f"{replica.name} has another state at step {committed} after {how}")
 
     def wrote(self, replica: Fellow) -> None:
@@ -165,6 +183,8 @@ class Oracle:
         replica = self.world.replicas.get(name)
         if replica is None or replica.ended or faults.everybody_touched or name in faults.touched:
             return
+        if replica.state in self.world.spoilt_states:
+            return  # as it was given it
         if self.world.coordinators[-1].machine.ending is not None and replica.member.view is None:
             return  # it was still starting, and there is nothing left to train
         self.violated("Innocent", f"{name} is killed though nothing befell it")
@@ -184,5 +204,7 @@ class Oracle:
             holders = [r.name for r in self._unlost()]
             if holders:
                 self.violated("Bounded loss", f"the fleet is called lost while {holders} live")
-        elif finish.outcome == "failed" and not (self.world.faults.spoilt and "no majority" in finish.detail):
+        elif finish.outcome == "failed" and not (
+            self._stopped or (self.world.faults.spoilt and "no majority" in finish.detail)
+        ):
             self.violated("Liveness", f"the run failed: {finish.detail}")

@@ -7,7 +7,8 @@ to the coordinator (`told`, `heartbeat_answered`) acts at any moment, also while
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, Literal
 
 from outlast.core.protocol import (
@@ -16,7 +17,6 @@ from outlast.core.protocol import (
     Follow,
     Form,
     HandOver,
-    Header,
     Leave,
     Member,
     Node,
@@ -26,19 +26,23 @@ from outlast.core.protocol import (
     ViewId,
 )
 from outlast.core.protocol import messages as m
-from outlast.errors import ProtocolViolation, ViewAbandoned
+from outlast.core.protocol.step.verdict import Seat, StateDifference, StepEvidence, same_states
+from outlast.errors import Evicted, GuardStop, ProtocolViolation, StateDiverged, ViewAbandoned
 from outlast.prove.adversary import _algebra as algebra
-from outlast.prove.adversary._audit import Auditor, Exchanging
+from outlast.prove.adversary._audit import Auditor
+from outlast.prove.adversary._exchange import Exchanging
+from outlast.prove.adversary._guards import MASK
 from outlast.prove.adversary._hosts import Dialler
 from outlast.prove.adversary._mesh import Feed, SimulatedMesh
 from outlast.prove.adversary._network import Dialled
+from outlast.prove.adversary._rounds import SimulatedRounds
 from outlast.prove.adversary._script import go_on
 from outlast.prove.adversary._spare import SimulatedJoiner
 from outlast.prove.adversary._surroundings import Owner, Supervisor, Surroundings
 
 __all__ = ["SimulatedReplica"]
 
-_SCATTER, _GATHER, _HEADER, _ROLL, _OUTCOME, _FINAL, _BYE = "S", "G", "H", "R", "O", "F", "bye"
+_SCATTER, _ROLL, _OUTCOME, _FINAL, _BYE = "S", "R", "O", "F", "bye"
 
 
 class SimulatedReplica(Dialler, Owner):
@@ -59,13 +63,20 @@ class SimulatedReplica(Dialler, Owner):
         self.early: dict[ViewId, list[tuple[str, Any, Any]]] = {}
         self.feeds: dict[str, Feed] = {}
         self.spare, self.audit = SimulatedJoiner(self), Auditor(self, agent.name)
+        self.guards = world.variant.guards(scenario.guarded)
+        self._seat = Seat(
+            me=name, host=agent.name, device="", member=self.member, lock=nullcontext(), now_s=lambda: self.kernel.now
+        )
+        self._roll: list[RollEntry] = []
+        self._compared = True  # whether the view's states are
         self.busy = self.hung = self._running = False
         self.slowness = 1.0
-        self.exit: Literal["signal", "finished"] = "signal"  # how it ends, as its agent sees it
+        self.exit: Literal["signal", "finished", "exception"] = "signal"  # how it ends, as its agent sees it
         self.progress_at = self.kernel.now
         self._awaited: tuple[Any, ...] = ()
         self._doing: Callable[[], bool] | None = None
         self._exchange: Exchanging | None = None
+        self._rounds: SimulatedRounds | None = None
         self.dial()
         self.kernel.after(scenario.stall_s, self, self._watch)
         if scenario.lease_s < math.inf:
@@ -122,8 +133,8 @@ class SimulatedReplica(Dialler, Owner):
             me, view = self.name, mesh.view.id
             self.say(m.Stalled(member=me, view=view, phase=0, missing=missing, waited_s=waited_s, deadline_s=stall_s))
 
-    def awaiting(self, key: Any) -> None:
-        self._awaited = (key,)
+    def awaiting(self, *keys: Any) -> None:
+        self._awaited = keys
 
     def _missing(self) -> list[str]:
         mesh = self.mesh
@@ -154,8 +165,19 @@ class SimulatedReplica(Dialler, Owner):
                 self.progress_at = self.kernel.now
         except ProtocolViolation as violation:
             self.world.oracle.violated("Protocol", f"{self.name}: {violation.message}")
+        except (Evicted, GuardStop, StateDiverged) as error:
+            self._raised(error)
         finally:
             self._running = False
+
+    def _raised(self, error: Evicted | GuardStop | StateDiverged) -> None:
+        """What leaves the loop ends the process; the coordinator hears of it."""
+        if not isinstance(error, Evicted):
+            self.world.oracle.diverged(self)
+        step, words = self.member.committed, error.message
+        self.say(m.Failed(member=self.name, step=step, microbatch=-1, error=words, alike=error.code, code=5))
+        self.exit = "exception"
+        self.leave_run()
 
     def _begin(self) -> bool:
         """Ask what to do; False: nothing."""
@@ -205,7 +227,7 @@ class SimulatedReplica(Dialler, Owner):
         """Compute a microbatch that another replica owns."""
         self.occupy(self.world.scenario.compute_s, self.audit.beside, step, leaf)
 
-    def _in_view(self) -> SimulatedMesh:
+    def in_view(self) -> SimulatedMesh:
         """The mesh that is waited on. Raises ViewAbandoned if there is nothing to wait for."""
         mesh = self.mesh
         closed = self.member.evicted is not None or self.member.closed is not None
@@ -217,7 +239,7 @@ class SimulatedReplica(Dialler, Owner):
         """Leave: the coordinator hears why unless it knows, peers hear a goodbye."""
         suspects = self.mesh.suspects if self.mesh is not None else []
         self.say(*self.member.lost(suspects, "peers were lost", self.kernel.now))
-        self._doing = self._exchange = None
+        self._doing = self._exchange = self._rounds = None
         self.close_view()
 
     def close_view(self) -> None:
@@ -287,20 +309,28 @@ class SimulatedReplica(Dialler, Owner):
             self.kernel.after(self.world.scenario.drain_s, self, self.run)
 
     def _form(self) -> bool:
-        mesh = self._in_view()
+        mesh = self.in_view()
         view = mesh.view
         if self._entry is None:
             if not self.spare.drained(view.id) and self.kernel.now < self._drain_until_s:
                 return False
             self.spare.finish(self.member.switched and self.kernel.rng.random() < 0.7)
-            self._entry = self.member.roll(self.state, hash((*self.out, self.norm)), late=self.spare.last is not None)
+            at_once = view.start or self.member.committed >= self.world.scenario.num_steps
+            late, outcome = self.spare.last is not None, hash((*self.out, self.norm))
+            self._entry = self.member.roll(self.state & MASK if at_once and not late else 0, outcome, late=late)
             mesh.broadcast((_ROLL, 0, 0), self._entry)
-        if not mesh.whole((_ROLL, 0, 0)):
+        if self._rounds is None:
+            if not mesh.whole((_ROLL, 0, 0)):
+                return False
+            rolls = mesh.take((_ROLL, 0, 0)) | {self.name: self._entry}
+            self._roll = [rolls[name] for name in view.members]
+            self._rounds = SimulatedRounds(self, same_states(self._seat, self.guards, self._found(view), self._roll))
+        if not self._rounds.advance():
             return False
-        rolls = mesh.take((_ROLL, 0, 0)) | {self.name: self._entry}
-        entries = [rolls[name] for name in view.members]
+        self._rounds, entries = None, self._roll
         answers = self.member.called(entries, self.kernel.now)
         self.sums = {node: total for node, total in self.sums.items() if node in self.member.held}
+        self.audit.keep(self.sums)
         self.world.oracle.called(self, view, entries)
         self.world.point("called", self)
         if answers:
@@ -314,6 +344,7 @@ class SimulatedReplica(Dialler, Owner):
         return True
 
     def formed(self, view: View) -> None:
+        self._compared = view.start
         self.say(m.Formed(member=self.name, view=view.id, step=self.member.committed))
         for name in view.attached:
             feed = self._feed_to(name)
@@ -326,7 +357,7 @@ class SimulatedReplica(Dialler, Owner):
         self._doing = self._hand_over
 
     def _hand_over(self) -> bool:
-        mesh, todo = self._in_view(), self._handing
+        mesh, todo = self.in_view(), self._handing
         key = (_OUTCOME, todo.step, 0)
         if todo.donor == self.name:
             outcome = self.world.variant.handed(self.out, self.norm)
@@ -356,88 +387,54 @@ class SimulatedReplica(Dialler, Owner):
     def _computed(self, step: int, microbatch: int) -> None:
         self.sums[microbatch, microbatch + 1] = self.audit.computed(step, microbatch)
         for left, right, node in self.member.computed(microbatch):
-            self.sums[node] = algebra.add(self.sums.pop(left), self.sums.pop(right))
+            self.sums[node] = algebra.add(self.audit.taken(left), self.audit.taken(right))
+
+    def state_told(self) -> tuple[int, int]:
+        if len(self._roll) == 1 and self.state in self.world.spoilt_states:  # nobody is there who could see it
+            self.state = algebra.chain(self.member.committed, self.member.num_microbatches)
+        self.guards.told = self.state & MASK
+        if not self._compared:
+            return -1, self.guards.told
+        return (0, self.guards.told) if self.guards.policy is not None else (0, 0)
 
     def _begin_exchange(self, todo: Exchange) -> None:
-        mesh = self.mesh
-        assert mesh is not None
         self.world.variant.before_exchange(self.out)
-        view, step, n = todo.view, todo.step, len(todo.view.members)
-        if n == 1:
-            self.audit.alone(step)
-        mine = todo.nodes[view.members.index(self.name)]
-        self._exchange = Exchanging(todo, [self.sums.get(node) or (0,) * len(self.out) for node in mine])
-        for bucket in range(algebra.BUCKETS):
-            for index, name in enumerate(view.members):
-                if name != self.name:
-                    lo, hi = algebra.slice_of(index, n)
-                    base = bucket * algebra.BLOCKS
-                    part = [total[base + lo : base + hi] for total in self._exchange.mine]
-                    mesh.send(name, (_SCATTER, step, bucket), part)
-        self._awaited = tuple((_SCATTER, step, b) for b in range(algebra.BUCKETS))
+        self._exchange = Exchanging(self, self.audit, self.guards, todo)
         self._doing = self._advance_exchange
 
     def _advance_exchange(self) -> bool:
-        mesh, ex = self._in_view(), self._exchange
+        ex = self._exchange
         assert ex is not None
-        step = ex.todo.step
-        while ex.reduced < algebra.BUCKETS:
-            if not mesh.whole((_SCATTER, step, ex.reduced)):
+        if self._rounds is None:
+            if not ex.advance():
                 return False
-            self._reduce(mesh, ex, ex.reduced)
-            ex.reduced += 1
-        self._awaited = tuple((_GATHER, step, b) for b in range(algebra.BUCKETS))
-        while ex.gathered < algebra.BUCKETS:
-            if not mesh.whole((_GATHER, step, ex.gathered)):
-                return False
-            self._gather(mesh, ex, ex.gathered)
-            ex.gathered += 1
-        if ex.header is None and not self.audit.advance(mesh, ex):
+            found = self._found(ex.todo.view, None if self._compared else self._roll, ex)
+            self._rounds = SimulatedRounds(self, self.world.variant.course(self._seat, self.guards, ex.headers, found))
+        if not self._rounds.advance():
             return False
-        key = (_HEADER, step, 0)
-        self._awaited = (key,)
-        if ex.header is None:
-            plan = self.member.plan
-            assert plan is not None
-            losses = tuple((leaf, 0.0, 1.0) for leaf in plan.leaves[self.name])
-            ex.header = self.member.header(losses=losses, audit=self.audit.evidence())
-            mesh.broadcast(key, (ex.header, ex.norms))
-        if not mesh.whole(key):
-            return False
-        self._decide(mesh.take(key), ex, ex.header)
+        self._rounds, self._compared = None, True
+        self.in_view()
+        self._decide(ex)
         return True
 
-    def _reduce(self, mesh: SimulatedMesh, ex: Exchanging, bucket: int) -> None:
-        members, step = ex.todo.view.members, ex.todo.step
-        got = mesh.take((_SCATTER, step, bucket))
-        if bucket == 0:
-            self.member.scattered()
-            self.world.oracle.scattered(self, ex.todo.view)
-            self.world.point("scattered", self)
-        lo, hi = algebra.slice_of(members.index(self.name), len(members))
-        base = bucket * algebra.BLOCKS
-        own = [total[base + lo : base + hi] for total in ex.mine]
-        parts = [part for name in members for part in (own if name == self.name else got[name])]
-        blocks = list(zip(*parts, strict=True))
-        reduced = [algebra.reduce_block(ex.nodes, list(sums), self.member.num_microbatches) for sums in blocks]
-        self.out[base + lo : base + hi] = reduced
-        ex.norms.extend(zip(range(base + lo, base + hi), reduced, strict=True))
-        mesh.broadcast((_GATHER, step, bucket), reduced)
+    def _found(
+        self, view: View, entries: Sequence[RollEntry] | None = None, ex: Exchanging | None = None
+    ) -> StepEvidence:
+        return StepEvidence(
+            view=view,
+            entries=entries,
+            parts=lambda: (("state", self.state & MASK),),
+            said=ex.said if ex is not None else None,
+            look_again=ex.look_again if ex is not None else lambda _: {},
+            rows=None,
+            diverged=_diverged,
+        )
 
-    def _gather(self, mesh: SimulatedMesh, ex: Exchanging, bucket: int) -> None:
-        members, base = ex.todo.view.members, bucket * algebra.BLOCKS
-        for name, blocks in mesh.take((_GATHER, ex.todo.step, bucket)).items():
-            lo, hi = algebra.slice_of(members.index(name), len(members))
-            self.out[base + lo : base + hi] = blocks
-
-    def _decide(self, got: dict[str, Any], ex: Exchanging, header: Header) -> None:
+    def _decide(self, ex: Exchanging) -> None:
         members = ex.todo.view.members
-        said = [(header, ex.norms) if name == self.name else got[name] for name in members]
-        headers = [h for h, _ in said]
-        self.audit.judge(headers, ex)
-        self.member.decide(headers, self.kernel.now)
-        self.norm = self.world.variant.norm([norms for _, norms in said])
-        self.world.oracle.decided(self, ex.todo.view, ex.todo.step, headers)
+        self.member.decide(ex.headers, self.kernel.now)
+        self.norm = self.world.variant.norm(ex.norms)
+        self.world.oracle.decided(self, ex.todo.view, ex.todo.step, ex.headers)
         self._exchange = None
         self.world.point("decide", self)
         portion = (ex.todo.step, members.index(self.name), len(members), (tuple(self.out), self.norm))
@@ -456,9 +453,12 @@ class SimulatedReplica(Dialler, Owner):
                 self._serve(order, view.members.index(self.name), len(view.members))
 
     def apply(self, outcome: algebra.Outcome) -> None:
-        self.state = algebra.apply(self.state, outcome)
+        spoilt, self.state = self.state in self.world.spoilt_states, algebra.apply(self.state, outcome)
+        if spoilt:
+            self.world.spoilt_states.add(self.state)
         self.out, self.norm = list(outcome[0]), outcome[1]
         self.sums.clear()
+        self.audit.made.clear()
 
     def _begin_leave(self) -> None:
         assert self.mesh is not None
@@ -468,7 +468,7 @@ class SimulatedReplica(Dialler, Owner):
         self._doing = self._leave
 
     def _leave(self) -> bool:
-        mesh = self._in_view()
+        mesh = self.in_view()
         if not mesh.whole((_FINAL, self.member.committed, 0)):
             return False
         self.say(*self.member.finished())
@@ -498,3 +498,7 @@ class SimulatedReplica(Dialler, Owner):
                 self.feeds[name].put("flushed", view.id)
             if name not in view.attached:
                 self.feeds.pop(name).close()
+
+
+def _diverged(view: View, found: StateDifference) -> StateDiverged:
+    return StateDiverged(f"states differ in view {view.id}: {found.text}")

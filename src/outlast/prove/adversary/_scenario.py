@@ -60,6 +60,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     calm_after_s: float = 6.0  # no fault strikes or lasts later than this
     patience_s: float = 60.0  # then everything must be done within this
     audit: float = 0.0  # share of microbatches computed twice
+    guarded: bool = False  # states are compared in every step
 
     def settings(self) -> Settings:
         return Settings(
@@ -88,7 +89,9 @@ def scenario_of(seed: int) -> Scenario:
     mean_s = rng.choice((0.0005, 0.002, 0.006))
     span_s = 0.3 + num_steps * (3 * compute_s + 6 * mean_s)
     faults = theme(rng) if theme is not None else ()
-    wrong = _wrong(seed, span_s)
+    wrong, guarded = _wrong(seed, span_s), False
+    if not wrong:
+        wrong, guarded = _spoilt(seed, span_s)
     num_faults = rng.randrange(3) if theme is not None else rng.choice((1, 1, 2, 2, 3, 3, 4, 5, 6))
     full = Scenario(
         seed=rng.getrandbits(32),
@@ -106,6 +109,7 @@ def scenario_of(seed: int) -> Scenario:
         drain_s=rng.choice((0.0, 0.05, 0.5)),
         faults=(*faults, *(_fault(rng, span_s) for _ in range(num_faults)), *wrong),
         audit=1.0 if wrong else 0.0,
+        guarded=guarded,
     )
     full = msgspec.structs.replace(full, faults=(*full.faults, *_alarms(seed, full.num_agents, span_s)))
     last_s = max((fault.at + fault.lasts for fault in full.faults), default=0.0)
@@ -120,6 +124,23 @@ def _wrong(seed: int, span_s: float) -> tuple[ScheduleFault, ...]:
         return ()
     kinds = rng.choice((("flip",), ("flip",), ("broken",), ("flip", "flip"), ("flip", "broken")))
     return tuple(ScheduleFault(kind=kind, who=rng.randrange(8), at=0.05 + span_s * rng.random()) for kind in kinds)
+
+
+def _spoilt(seed: int, span_s: float) -> tuple[tuple[ScheduleFault, ...], bool]:
+    """In one more of eight sums change after they were made, slices are reduced wrongly and states flip, with audits
+    and, of every two, with states that are compared in every step. Of its own seed."""
+    rng = Random(seed ^ 0x5B017)
+    if rng.random() >= 0.125:
+        return (), False
+    kinds = rng.choice((
+        ("sum flip",), ("slice flip",), ("slice broken",), ("state flip",), ("state flip",),
+        ("sum flip", "slice flip"), ("state flip", "sum flip"), ("state flip", "state flip"), ("flip", "slice flip"),
+    ))  # fmt: skip
+    guarded = rng.random() < 0.5
+    return (
+        tuple(ScheduleFault(kind=kind, who=rng.randrange(8), at=0.05 + span_s * rng.random()) for kind in kinds),
+        guarded,
+    )
 
 
 def _alarms(seed: int, num_agents: int, span_s: float) -> tuple[ScheduleFault, ...]:

@@ -17,7 +17,7 @@ from outlast.prove.adversary._network import Network
 from outlast.prove.adversary._scenario import Scenario
 from outlast.prove.adversary._variants import Variant
 
-__all__ = ["Durable", "Observer", "Owner", "Fellow", "Speaker", "Supervisor", "Surroundings"]
+__all__ = ["Durable", "Observer", "Owner", "Fellow", "Speaker", "Supervisor", "Surroundings", "ViewMesh"]
 
 
 class Durable:
@@ -46,7 +46,7 @@ class Fellow(SimulatedProcess):
     state: int
     out: list[int]
     norm: int
-    exit: Literal["signal", "finished"]
+    exit: Literal["signal", "finished", "exception"]
     busy: bool
     hung: bool
     progress_at: float
@@ -67,17 +67,38 @@ class Fellow(SimulatedProcess):
         raise NotImplementedError
 
 
+class ViewMesh(Protocol):
+    """A replica's connections to the peers of one view."""
+
+    view: View
+    peers: list[str]
+
+    def broadcast(self, key: Any, payload: Any) -> None: ...
+    def send(self, to: str, key: Any, payload: Any) -> None: ...
+    def whole(self, key: Any) -> bool: ...
+    def take(self, key: Any) -> dict[str, Any]: ...
+
+
 class Owner(Fellow):
     """A replica as its own parts see it: the auditor, the joiner, the script after the loop."""
 
     world: Surroundings
     sums: dict[Node, algebra.Gradient]
+    mesh: ViewMesh | None
 
     def say(self, *messages: Any) -> None:
         raise NotImplementedError
 
-    def awaiting(self, key: Any) -> None:
-        """The training thread waits for what peers send under this key."""
+    def awaiting(self, *keys: Any) -> None:
+        """The training thread waits for what peers send under these keys."""
+        raise NotImplementedError
+
+    def in_view(self) -> ViewMesh:
+        """The mesh that is waited on. Raises ViewAbandoned if there is nothing to wait for."""
+        raise NotImplementedError
+
+    def state_told(self) -> tuple[int, int]:
+        """My state's part of a header."""
         raise NotImplementedError
 
     def occupy(self, seconds: float, then: Callable[..., None], *args: Any) -> None:
@@ -125,6 +146,7 @@ class Observer(Protocol):
     def demoted(self, name: str) -> None: ...
     def let_go(self, name: str) -> None: ...
     def scattered(self, replica: Fellow, view: View) -> None: ...
+    def diverged(self, replica: Fellow) -> None: ...
     def decided(self, replica: Fellow, view: View, step: int, headers: Sequence[Header]) -> None: ...
     def applied(self, replica: Fellow, how: str) -> None: ...
     def wrote(self, replica: Fellow) -> None: ...
@@ -141,6 +163,7 @@ class Surroundings(Protocol):
     durable: Durable
     variant: Variant
     trace: Any
+    spoilt_states: set[int]  # that somebody's memory made, and what became of them
 
     @property
     def oracle(self) -> Observer: ...

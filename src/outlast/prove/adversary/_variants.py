@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from outlast.core.protocol import Coordinator, Member, Settings
+from outlast.core.policy import Ruling
+from outlast.core.protocol import Coordinator, Header, Member, Settings
 from outlast.core.protocol import messages as m
+from outlast.core.protocol.step.verdict import Course, Seat, StepEvidence, confer, examined
 from outlast.prove.adversary import _algebra as algebra
+from outlast.prove.adversary._guards import SimulatedGuards
 
 __all__ = ["Buffers", "Variant"]
 
@@ -20,7 +23,7 @@ class Variant:
 
     says_goodbye = True
     fenced = True
-    compares = True  # fingerprints of what was computed twice
+    guards = SimulatedGuards
 
     def member(self, name: str, num_microbatches: int, *, until: int) -> Member:
         return Member(name, num_microbatches, until=until)
@@ -42,6 +45,13 @@ class Variant:
     def handed(self, out: list[int], norm: int) -> algebra.Outcome:
         """What a donor hands to who is behind."""
         return tuple(out), norm
+
+    def course(
+        self, seat: Seat, guards: SimulatedGuards, headers: Sequence[Header], found: StepEvidence
+    ) -> Course[Ruling | None]:
+        """From complete headers to the verdict."""
+        yield from examined(seat, guards, headers, found)
+        return (yield from confer(seat, guards, headers, ()))
 
     def norm(self, parts: Sequence[Sequence[tuple[int, int]]]) -> int:
         """The norm, from every member's blocks."""

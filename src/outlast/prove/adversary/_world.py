@@ -51,6 +51,7 @@ class World:
         self.coordinators: list[CoordinatorProcess] = []
         self.launcher = SimulatedProcess(self.kernel, "launcher")
         self.finish: m.Finish | None = None
+        self.spoilt_states: set[int] = set()
         self._serial = 0
         self.faults = Faults(self, scenario.faults)
         self.point = self.faults.point

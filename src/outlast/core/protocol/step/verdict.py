@@ -3,8 +3,8 @@
 A course is a generator. It yields what is to be said (`AskAll` to every member of the view, `TellFleet` to the
 coordinator), is sent what all members said, returns what follows, and raises what ends the view, the replica or the
 run. So the order of the checks, and what follows from words, exist once: `runtime/view/courses.py` carries courses
-out over sockets, `prove/adversary/_rounds.py` in virtual time. Where a view ends while others are waited for, ViewAbandoned
-is thrown into the course, which may have something left to tell.
+out over sockets, `prove/adversary/_rounds.py` in virtual time. Where a view ends while others are waited for,
+ViewAbandoned is thrown into the course, which may have something left to tell.
 """
 
 from __future__ import annotations

@@ -1,0 +1,67 @@
+"""The protocol's courses in virtual time: what is said goes over the simulated mesh, what is awaited is looked for.
+
+The counterpart of `runtime/view/rounds.py`, which carries the same courses out over sockets. Decides nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outlast.core.protocol.step.verdict import AskAll, Course
+from outlast.errors import ViewAbandoned
+from outlast.prove.adversary._surroundings import Owner
+
+__all__ = ["SimulatedRounds"]
+
+
+class SimulatedRounds:
+    """One course. `result`: what it came to, once `advance` has said that it is over."""
+
+    def __init__(self, owner: Owner, course: Course[Any]) -> None:
+        self.owner, self.course, self.result = owner, course, None
+        self._ask: AskAll | None = None
+        self._keys: tuple[Any, ...] = ()
+
+    def advance(self) -> bool:
+        """Go as far as possible; whether that is to the end. Raises what the course does."""
+        reply: Any = None
+        ended: ViewAbandoned | None = None
+        while True:
+            if self._ask is not None:
+                try:
+                    reply = self._heard(self._ask)
+                except ViewAbandoned as reason:
+                    ended = reason
+                else:
+                    if reply is None:
+                        return False
+                self._ask = None
+            try:
+                effect = self.course.send(reply) if ended is None else self.course.throw(ended)
+            except StopIteration as done:
+                self.result = done.value
+                return True
+            reply = ended = None
+            if isinstance(effect, AskAll):
+                self._say(effect)
+            else:
+                self.owner.say(*effect.messages)
+
+    def _say(self, ask: AskAll) -> None:
+        mesh = self.owner.mesh
+        self._ask, self._keys = ask, tuple((name, ask.step, 0) for name in ask.words)
+        if mesh is not None:
+            for key, mine in zip(self._keys, ask.words.values(), strict=True):
+                mesh.broadcast(key, mine)
+            self.owner.awaiting(*self._keys)
+
+    def _heard(self, ask: AskAll) -> dict[str, dict[str, Any]] | None:
+        """Everybody's words, in the view's order; None while some are awaited. Raises ViewAbandoned."""
+        mesh = self.owner.in_view()
+        if not all(mesh.whole(key) for key in self._keys):
+            return None
+        said: dict[str, dict[str, Any]] = {}
+        for (name, mine), key in zip(ask.words.items(), self._keys, strict=True):
+            theirs = mesh.take(key) | {self.owner.name: mine}
+            said[name] = {member: theirs[member] for member in mesh.view.members}
+        return said
