@@ -286,5 +286,5 @@ class Faults:
 
     def _feed_break(self, fault: ScheduleFault) -> None:
         if (replica := self._replica(fault.who)) is not None:
-            for feed in replica.feeds.values():
+            for feed in replica.donor.feeds.values():
                 feed.close()

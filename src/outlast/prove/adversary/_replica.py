@@ -20,7 +20,6 @@ from outlast.core.protocol import (
     Leave,
     Member,
     Node,
-    Order,
     RollEntry,
     View,
     ViewId,
@@ -30,10 +29,11 @@ from outlast.core.protocol.step.verdict import Seat, StateDifference, StepEviden
 from outlast.errors import Evicted, GuardStop, ProtocolViolation, StateDiverged, ViewAbandoned
 from outlast.prove.adversary import _algebra as algebra
 from outlast.prove.adversary._audit import Auditor
+from outlast.prove.adversary._donor import SimulatedDonor
 from outlast.prove.adversary._exchange import Exchanging
 from outlast.prove.adversary._guards import MASK
 from outlast.prove.adversary._hosts import Dialler
-from outlast.prove.adversary._mesh import Feed, SimulatedMesh
+from outlast.prove.adversary._mesh import SimulatedMesh
 from outlast.prove.adversary._network import Dialled
 from outlast.prove.adversary._rounds import SimulatedRounds
 from outlast.prove.adversary._script import go_on
@@ -61,7 +61,7 @@ class SimulatedReplica(Dialler, Owner):
         self.mesh: SimulatedMesh | None = None
         self.abandoned: dict[ViewId, SimulatedMesh] = {}
         self.early: dict[ViewId, list[tuple[str, Any, Any]]] = {}
-        self.feeds: dict[str, Feed] = {}
+        self.donor = SimulatedDonor(self)
         self.spare, self.audit = SimulatedJoiner(self), Auditor(self, agent.name)
         self.guards = world.variant.guards(scenario.guarded)
         self._seat = Seat(
@@ -292,7 +292,7 @@ class SimulatedReplica(Dialler, Owner):
     # --- a new view ----------------------------------------------------------------------------------------------
     def _begin_form(self, view: View) -> None:
         self.close_view()
-        self._flush_feeds(view)
+        self.donor.flush(view)
         self._drain_until_s = self.kernel.now + self.world.scenario.drain_s
         self.mesh = SimulatedMesh(self.world, self.name, view)
         self._awaited = ((_ROLL, 0, 0),)
@@ -347,7 +347,7 @@ class SimulatedReplica(Dialler, Owner):
         self._compared = view.start
         self.say(m.Formed(member=self.name, view=view.id, step=self.member.committed))
         for name in view.attached:
-            feed = self._feed_to(name)
+            feed = self.donor.feed_to(name)
             if view.members[0] == self.name and self.member.keeps_output and self.member.committed:
                 feed.put("outcome", (self.member.committed - 1, 0, 1, (tuple(self.out), self.norm)))
 
@@ -438,7 +438,7 @@ class SimulatedReplica(Dialler, Owner):
         self._exchange = None
         self.world.point("decide", self)
         portion = (ex.todo.step, members.index(self.name), len(members), (tuple(self.out), self.norm))
-        for feed in self.feeds.values():  # a joiner applies it while I do
+        for feed in self.donor.feeds.values():  # a joiner applies it while I do
             feed.put("outcome", portion)
         self.occupy(self.world.scenario.optimizer_s, self._commit, ex.todo.view)
 
@@ -450,7 +450,7 @@ class SimulatedReplica(Dialler, Owner):
         self.world.point("commit", self)
         for order in due:
             if order.kind == "serve":
-                self._serve(order, view.members.index(self.name), len(view.members))
+                self.donor.serve(order, view.members.index(self.name), len(view.members))
 
     def apply(self, outcome: algebra.Outcome) -> None:
         spoilt, self.state = self.state in self.world.spoilt_states, algebra.apply(self.state, outcome)
@@ -474,30 +474,6 @@ class SimulatedReplica(Dialler, Owner):
         self.say(*self.member.finished())
         self.world.oracle.scattered(self, mesh.view)
         return True
-
-    # --- joiners -------------------------------------------------------------------------------------------------
-    def _feed_to(self, joiner: str) -> Feed:
-        feed = self.feeds.get(joiner)
-        if feed is None or feed.broken:
-            feed = self.feeds[joiner] = Feed(self.world, self.name, joiner)
-            feed.put("begin", None)
-        return feed
-
-    def _serve(self, order: Order, index: int, n: int) -> None:
-        old = self.feeds.pop(order.joiner, None)
-        if old is not None:
-            old.close()
-        self.world.point("serve", self)
-        share = (order.serve, self.member.committed, index, n, self.state)
-        self._feed_to(order.joiner).put("share", share, self.world.scenario.snapshot_s)
-
-    def _flush_feeds(self, view: View) -> None:
-        """Nothing of the old view follows; who is not attached to the new one is fed no more."""
-        for name in list(self.feeds):
-            if name in view.members or name in view.attached:
-                self.feeds[name].put("flushed", view.id)
-            if name not in view.attached:
-                self.feeds.pop(name).close()
 
 
 def _diverged(view: View, found: StateDifference) -> StateDiverged:

@@ -157,7 +157,7 @@ class World:
         replica.link = None
         if mesh is not None:
             self.mesh_ends(name, mesh.view.id, mesh.peers)
-        for feed in replica.feeds.values():
+        for feed in replica.donor.feeds.values():
             feed.close()
         if not replica.agent.ended:
             self.kernel.after(self.network.delay(), replica.agent, replica.agent.child_ended, name)
