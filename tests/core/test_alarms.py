@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+import pytest
+
+from outlast.core import events as ev
 from outlast.core.policy import AlarmKind
 from outlast.core.protocol import Coordinator, Settings
 from outlast.core.protocol import messages as m
@@ -167,3 +171,110 @@ def test_an_agent_that_is_out_of_service_gets_no_replica_unless_there_is_no_othe
     assert started_on(frozenset()) == {"a0", "a1"}
     assert started_on(frozenset({"a1"})) == {"a0"}
     assert started_on(frozenset({"a0", "a1"})) == {"a0", "a1"}
+
+
+def test_an_agent_on_probation_computes_only_where_no_other_has_room_and_what_it_gets_is_tested() -> None:
+    def dealt(slots: int, replicas: int, spares: int = 0, probation: str = "a0") -> dict[str, tuple[str, bool]]:
+        settings = Settings(
+            num_replicas=replicas, num_spares=spares, num_agents=2, probation=frozenset({probation}), respawn=True
+        )
+        c = Coordinator(settings, 1)
+        c.roster.slots.update({"a0": slots, "a1": slots})
+        actions = [a for agent in ("a0", "a1") for a in c.handle(0.0, m.AgentHello(agent=agent, pid=1))]
+        spawns = [(a.to[0], a.message) for a in actions if isinstance(a, m.Tell) and isinstance(a.message, m.Spawn)]
+        return {spawn.member: (agent, spawn.tested) for agent, spawn in spawns}
+
+    assert dealt(2, 2) == {"r0.1": ("a1", False), "r1.1": ("a1", False)}
+    assert dealt(2, 3)["r2.1"] == ("a0", True), "nobody else has room"
+    assert dealt(4, 2, spares=1)["r2.1"] == ("a0", True), "a spare does no work yet"
+    assert dealt(0, 1) == {"r0.1": ("a1", False)}
+    assert dealt(0, 2)["r1.1"] == ("a0", True), "where nobody says how much room there is, it has its share"
+    assert {agent for agent, tested in dealt(2, 2, probation="none").values() if not tested} == {"a0", "a1"}
+
+
+class Record:
+    """A coordinator with its record: what is written down, as events and as the durable state."""
+
+    APART_S = 5000.0
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self.c, self.story, self.durable = coordinator, [], m.Record()
+        coordinator.persist()
+        self._take(0.0, coordinator.handle(0.0, m.Resumed()))
+
+    def handle(self, now_s: float, event: Any) -> None:
+        self._take(now_s, self.c.handle(now_s, event))
+
+    def _take(self, now_s: float, actions: list[m.Action]) -> None:
+        for action in actions:
+            if isinstance(action, m.Persist):
+                self.durable = action.record
+            elif isinstance(action, m.Journal):
+                told = {"kind": action.kind, "at_s": now_s + self.APART_S, **action.fields}
+                self.story.append(msgspec.convert(told, ev.AnyEvent))
+
+    def successor(self, clock_s: float) -> Coordinator:
+        """Another coordinator on the same record, whose clock is ahead by `clock_s`."""
+        after = Coordinator(self.c.settings, 2, self.durable)
+        after.recall(self.story, self.APART_S - clock_s)
+        return after
+
+
+def believed(c: Coordinator, clock_s: float = 0.0) -> dict[str, Any]:
+    return {
+        "open": {agent: (name, at_s - clock_s) for agent, (name, at_s) in c.prognosis.open.items()},
+        "kinds": dict(c.prognosis.kinds), "empty": c.prognosis.empty, "alarms": dict(c.alarms),
+        "counts": (c.prognosis.failures, c.prognosis.foretold), "barred": c.roster.barred, "doubted": c.roster.doubted,
+        "saved": c.saved_s - clock_s, "outages": c.outages,
+    }  # fmt: skip
+
+
+WARNING = ("warning", "edac.ce rose by 200 to 300")
+
+
+@pytest.mark.parametrize(
+    "happened",
+    [
+        [alarm("a1")],
+        [alarm("a1"), alarm("a1", "passed", source="test")],
+        [alarm("a1"), alarm("a1", "failed", source="test")],
+        [alarm("a1", *WARNING), alarm("a0"), m.AgentGone(agent="a1", cause=""), alarm("a0", "passed", source="test")],
+        [alarm("r1.1", source="checks"), alarm("a0", *WARNING), m.Exited(member="r0.1", cause="signal")],
+    ],
+)  # fmt: skip
+def test_a_restarted_coordinator_knows_the_alarms_of_the_one_before_it(happened: list[Any]) -> None:
+    run = Record(fleet(2))
+    for name, peer in list(run.c.roster.peers.items()):
+        run.handle(1.0, m.Spawned(member=name, agent=peer.agent, pid=1))
+    for number, event in enumerate(happened):
+        run.handle(10.0 + number, event)
+        assert believed(run.successor(300.0), 300.0) == believed(run.c)
+
+
+def test_a_move_that_a_dying_coordinator_had_only_told_is_made_by_the_next_one() -> None:
+    run = Record(fleet())
+    run.handle(10.0, alarm("a1"))
+    view = run.c.view
+    assert view is not None
+    durable = msgspec.structs.replace(run.durable, planned=None)
+    after = Coordinator(run.c.settings, 2, durable)
+    after.recall(run.story, run.APART_S)
+    assert not planned(after)
+    timers: list[str] = []
+    for agent in ("a0", "a1"):
+        under = tuple(name for name, peer in run.c.roster.peers.items() if peer.agent == agent)
+        actions = after.handle(20.0, m.AgentHello(agent=agent, pid=1, members=under))
+        timers += [a.name for a in actions if isinstance(a, m.SetTimer) and a.name.startswith("outlook")]
+    assert timers == ["outlook:a1"]
+    for name, peer in run.c.roster.peers.items():
+        state: Any = "member" if name in view.members else "ready"
+        after.handle(20.0, hello(name, peer.agent, state=state, view=view, formed=state == "member"))
+    spare = after.roster.peers["r2.1"]
+    after.handle(20.5, m.Ready(member="r2.1", step=0, serve=spare.serve))
+    after.handle(25.0, m.Timer(name="outlook:a1"))
+    for (
+        name
+    ) in view.members:  # a new coordinator gives no orders in another one's view: all leave it, between two steps
+        after.handle(25.1, m.Left(member=name, view=view.id))
+    assert after.view is not None
+    assert after.view.members == ("r0.1", "r2.1")

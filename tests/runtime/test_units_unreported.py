@@ -12,7 +12,7 @@ from outlast.core.protocol import ViewId
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet.reports import Reports
 from outlast.journal import Journal
-from outlast.runtime.coordinator.server import _unreported
+from outlast.runtime.coordinator._recalled import unreported
 
 APART_S = 1000.0
 FORMED = ev.ViewFormed(at_s=1001.0, epoch=1, n=1, step=0, roll_call_s=0.0)
@@ -29,7 +29,7 @@ def test_steps_lost_with_the_fleet_are_told_whoever_is_there_when_it_is_back(
         for event in story:
             journal.append(event)
         journal.flush(10.0)
-        found = _unreported(journal, APART_S)
+        found = unreported(journal, APART_S)
     told: list[dict[str, Any]] = []
     reports = Reports(lambda kind, **fields: told.append(fields))
     reports.recall(*found)

@@ -49,12 +49,20 @@ def records_of(entries: Sequence[DiaryEntry]) -> list[DeviceRecord]:
     for entry in entries:
         if entry.kind not in ("learned", "alarm"):
             devices.setdefault(entry.device, []).append(entry)
-    return [_record(device, rows) for device, rows in devices.items()]
+    return [_record(device, rows, _worked_in(device, entries, rows)) for device, rows in devices.items()]
 
 
-def _record(device: str, rows: Sequence[DiaryEntry]) -> DeviceRecord:
+def _worked_in(device: str, entries: Sequence[DiaryEntry], rows: Sequence[DiaryEntry]) -> Sequence[DiaryEntry]:
+    """What decides whether a device's probation is over: its own entries, and the hours of what it is made of (a host's
+    agent by its slots)."""
+    if not any(entry.kind in ("returned", "repair") for entry in rows):
+        return rows
+    return [e for e in entries if e.device == device or (e.kind == "hours" and e.device.startswith(f"{device}/"))]
+
+
+def _record(device: str, rows: Sequence[DiaryEntry], worked: Sequence[DiaryEntry]) -> DeviceRecord:
     state, since = "in service", 0.0
-    for entry in rows:
+    for entry in worked:
         if entry.kind == "retired":
             state = "retired"
         elif entry.kind in ("returned", "repair") and state != "probation":

@@ -384,11 +384,12 @@ class Ended(Wire, frozen=True, kw_only=True, tag=True):
 
 
 class Spawn(Wire, frozen=True, kw_only=True, tag=True):
-    """To an agent: start this member after a delay."""
+    """To an agent: start this member after a delay. `tested`: its device, on probation, is asked before it joins."""
 
     member: str
     after_s: float
     epoch: int = 0
+    tested: bool = False
 
 
 class Kill(Wire, frozen=True, kw_only=True, tag=True):

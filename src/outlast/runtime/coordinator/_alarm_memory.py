@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from typing import TypedDict
 
 from outlast.core.policy import AlarmKind
 from outlast.errors import OutlastError
 from outlast.health import Diary, alarm_kinds, default_diary, records_of
 
-__all__ = ["retired_agents", "taught"]
+__all__ = ["agents_of_note", "taught"]
 
 
 def taught(environ: Mapping[str, str]) -> Mapping[str, AlarmKind]:
@@ -23,21 +24,31 @@ def taught(environ: Mapping[str, str]) -> Mapping[str, AlarmKind]:
         return {}
 
 
-def retired_agents(environ: Mapping[str, str], host: str) -> frozenset[str]:
-    """Agents that a person has put out of service: `HOST/AGENT` is retired in the diary. They get no replica as long as
-    another one is there, which is said."""
+class AgentsOfNote(TypedDict):
+    """Agents by what the diary says of them: settings of the coordinator's."""
+
+    retired: frozenset[str]
+    probation: frozenset[str]
+
+
+def agents_of_note(environ: Mapping[str, str], host: str) -> AgentsOfNote:
+    """Agents of `host` that a person has put out of service (`HOST/AGENT` is retired: no replica as long as another one
+    is there), and those that are back since a short while (probation, of the agent or of a slot of it). Said once."""
     if "OUTLAST_DIARY" not in environ:
-        return frozenset()
+        return AgentsOfNote(retired=frozenset(), probation=frozenset())
     try:
         records = records_of(Diary(default_diary(dict(environ))).entries())
     except OutlastError:  # `taught` has said so
-        return frozenset()
-    names = (record.device.split("/") for record in records if record.state == "retired")
-    found = frozenset(parts[1] for parts in names if len(parts) == 2 and parts[0] == host)
-    if found:
-        print(
-            f"outlast: out of service by the diary, so without replicas: {', '.join(sorted(found))}",
-            file=sys.stderr,
-            flush=True,
-        )
-    return found
+        records = []
+    places = [(record.state, record.device.split("/")) for record in records]
+    here = [(state, parts[1], len(parts)) for state, parts in places if parts[0] == host and 2 <= len(parts) <= 3]
+    retired = frozenset(agent for state, agent, depth in here if state == "retired" and depth == 2)
+    probation = frozenset(agent for state, agent, _ in here if state == "probation") - retired
+    _say("out of service by the diary, so without replicas", retired)
+    _say("on probation by the diary, so tested before they train, and the last to be given work", probation)
+    return AgentsOfNote(retired=retired, probation=probation)
+
+
+def _say(what: str, agents: frozenset[str]) -> None:
+    if agents:
+        print(f"outlast: {what}: {', '.join(sorted(agents))}", file=sys.stderr, flush=True)

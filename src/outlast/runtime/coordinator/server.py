@@ -29,11 +29,11 @@ from outlast.core.protocol import messages as m
 from outlast.core.protocol import operator_messages as om
 from outlast.errors import Unsaved, WireRefusal
 from outlast.journal import Journal
-from outlast.runtime.coordinator._alarm_memory import retired_agents, taught
+from outlast.runtime.coordinator._alarm_memory import agents_of_note, taught
 from outlast.runtime.coordinator._authority import check_speaker
 from outlast.runtime.coordinator._bookkeeping import Bookkeeping
 from outlast.runtime.coordinator._hosts import Hosts, briefing, last_heard_of, of_another_run
-from outlast.runtime.coordinator._recalled import unreported
+from outlast.runtime.coordinator._recalled import take_over
 from outlast.runtime.coordinator._refusals import Refusals
 from outlast.runtime.coordinator._saves import Keeper
 from outlast.runtime.host.silence import BEAT_S
@@ -98,13 +98,13 @@ class Server:
             backoff_s=config.restart_backoff_s,
             on_alarm=config.on_alarm,
             alarm_kinds=taught(os.environ),
-            retired=retired_agents(os.environ, socket.gethostname()),
+            **agents_of_note(os.environ, socket.gethostname()),
             can_join=config.ranks == 1,
             most_processes=int(os.environ.get("OUTLAST_MOST_PROCESSES", 1 << 30)),
         )
         self.coordinator = Coordinator(settings, self.epoch, record)
         self._began_s = apart_s(os.environ)
-        self.coordinator.reports.recall(*unreported(journal, self._began_s))
+        take_over(self.coordinator, journal, self._began_s)
         self.keeper = Keeper(
             journal, self.coordinator, run=os.environ.get("OUTLAST_RUN", ""), config=config, write=self.write,
             tell=self.send, probe=self.probe, now=self.now_s,

@@ -89,6 +89,7 @@ class Agent:
         self.ranks: dict[str, Rank] = {}
         self.exits: dict[str, m.Exited] = {}
         self.pending: set[str] = set()
+        self.tested: set[str] = set()
         self.nursery = Preloading(command, environ, self.hold_fds, config.preload, self.formation_s)
         self.readings = HostReadings(name, self.run_dir, config.readings_s, sources_of(name, config.readings_from))
         self.doubt = HostDoubt(name, self.run_dir)
@@ -161,7 +162,7 @@ class Agent:
             heapq.heappop(self._agenda)[2]()
 
     def _read_host(self) -> None:
-        for alarm in self.readings.turn():
+        for alarm in self.readings.turn() if self.link is not None else ():  # what nobody hears is not asked
             self.doubt.alarmed(alarm)
             self._send(alarm)
         self._at(self.readings.interval_s, self._read_host)
@@ -222,7 +223,8 @@ class Agent:
         for rank in self._every():
             if rank.progress.changes and self._too_silent(rank, now):
                 self._examine(rank.name)
-        for result in self.doubt.turn(idle=not (self.ranks or self.pending or self.stopping)):
+        idle = not (self.ranks or self.pending or self.stopping)
+        for result in self.doubt.turn(idle=idle) if self.link is not None else ():
             self._send(result)
         self._reap_strangers()
         if self.host is not None:
@@ -317,6 +319,7 @@ class Agent:
             self._send(self.exits[spawn.member])
         elif spawn.member not in self.ranks and spawn.member not in self.pending:
             self.pending.add(spawn.member)
+            self.tested.update([spawn.member] if spawn.tested else [])
             self._at(spawn.after_s, lambda: self._spawn(spawn.member))
 
     def _spawn_unborn(self) -> None:
@@ -359,6 +362,7 @@ class Agent:
             "OUTLAST_DEVICE": str((number * self.num_agents + self.nth) * self.width + place),
             "OUTLAST_AGENT": self.name,
             "OUTLAST_PARENT": str(os.getpid()),
+            "OUTLAST_PROBATION": "true" if member in self.tested else "",
             "OUTLAST_PROGRESS_FD": str(region.fd),
             "PYTHONUNBUFFERED": "1",
         }

@@ -4,8 +4,8 @@ Names: OUTLAST_MEMBER, OUTLAST_AGENT, OUTLAST_RUN, OUTLAST_RUN_DIR, OUTLAST_COOR
 (hex), OUTLAST_CONFIG (JSON of RunConfig), OUTLAST_PROGRESS_FD, OUTLAST_PARENT, OUTLAST_FAULTS, OUTLAST_LIES,
 OUTLAST_HOLD (memory for snapshots), OUTLAST_ADDRESS (of this host, for members on others), OUTLAST_UNTIL (of `outlast
 ckpt resume-check`), OUTLAST_PLACE (which rank of its replica), OUTLAST_DEVICE (the number of its device, which no
-other process of the run has on its machine). Read once, by `join`; a fleet of one reads the settings of checkpoints
-besides.
+other process of the run has on its machine), OUTLAST_PROBATION (that device is tested first). Read once, by `join`; a
+fleet of one reads the settings of checkpoints besides.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class Environment:
     pipes: list[RankPipe] = field(default_factory=list)  # the lead's, to the others
     lead: RankPipe | None = None  # the others', to the lead
     until: int = 0  # end every loop after so many steps, and the script with it; 0: do not
+    probation: bool = False  # the diary says that this device came back a short while ago
 
     @property
     def width(self) -> int:
@@ -114,6 +115,7 @@ class Environment:
             hold=environ.get("OUTLAST_HOLD", ""),
             address=environ.get("OUTLAST_ADDRESS", ""),
             until=_until(environ),
+            probation=bool(environ.get("OUTLAST_PROBATION")),
         )
 
 

@@ -32,7 +32,7 @@ def agent_hello(c: FleetState, now_s: float, hello: m.AgentHello) -> None:
     for name in started:
         exited(c, now_s, m.Exited(member=name, cause="exit", detail="died while its agent was out of reach"))
     for name in unstarted:
-        c.tell([hello.agent], m.Spawn(epoch=c.epoch, member=name, after_s=0.0))
+        c.tell([hello.agent], c.spawn_message(name, hello.agent, 0.0))
 
 
 def agent_gone(c: FleetState, now_s: float, gone: m.AgentGone) -> None:

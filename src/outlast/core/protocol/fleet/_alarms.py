@@ -13,9 +13,9 @@ from outlast.core.policy import ActionCosts, Outlook, alarm_name
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet.state import FleetState
 
-__all__ = ["failed", "heard", "weigh"]
+__all__ = ["SEVERITIES", "emptied", "failed", "heard", "opened", "tested", "weigh"]
 
-_SEVERITIES = ("notice", "warning", "fatal")
+SEVERITIES = ("notice", "warning", "fatal")
 _OF_THE_HOST = ("signal", "exception", "evicted", "agent_lost")
 _AT_ONCE_S = 1.0  # replicas of a host that die within that die of one failure
 _UNSAVED_S = 600.0  # of work that no checkpoint holds, where no alarm had one asked for yet
@@ -27,22 +27,33 @@ _WEIGHINGS = 8.0  # in the mean time between an alarm and its failure
 def heard(c: FleetState, now_s: float, note: m.DeviceNoted) -> None:
     """An agent speaks of its host: an alarm, or the result of a test."""
     if note.source == "test":
-        _tested(c, now_s, note)
-    elif note.action in _SEVERITIES and note.member in c.roster.agents:
-        c.prognosis = c.prognosis.alarm(note.member, alarm_name(note.action, note.evidence), now_s)
-        c.alarms.setdefault(note.member, note.evidence)
+        tested(c, now_s, note.member, note.action)
+    elif note.action in SEVERITIES and note.member in c.roster.agents:
+        opened(c, now_s, note.member, alarm_name(note.action, note.evidence), note.evidence)
         weigh(c, now_s, note.member, first=True)
 
 
-def _tested(c: FleetState, now_s: float, note: m.DeviceNoted) -> None:
+def opened(c: FleetState, now_s: float, agent: str, name: str, evidence: str) -> None:
+    """An alarm of a host; nothing follows from it here."""
+    c.prognosis = c.prognosis.alarm(agent, name, now_s)
+    c.alarms.setdefault(agent, evidence)
+
+
+def tested(c: FleetState, now_s: float, agent: str, result: str) -> None:
     """A host that answers rightly was doubted in vain; one that does not is out for good."""
-    if note.action == "passed":
-        c.prognosis = c.prognosis.cleared(note.member)
-        _settle(c, note.member)
-    elif note.action == "failed":
-        c.prognosis = c.prognosis.failed(note.member, now_s)
-        c.alarms.pop(note.member, None)
-        c.roster.barred.add(note.member)
+    if result == "passed":
+        c.prognosis = c.prognosis.cleared(agent)
+        _settle(c, agent)
+    elif result == "failed":
+        c.prognosis = c.prognosis.failed(agent, now_s)
+        c.alarms.pop(agent, None)
+        c.roster.barred.add(agent)
+
+
+def emptied(c: FleetState, agent: str) -> None:
+    """Its work goes elsewhere, and it gets none until it was found well."""
+    c.roster.doubted.add(agent)
+    c.prognosis = c.prognosis.emptied(agent)
 
 
 def _settle(c: FleetState, agent: str) -> None:
@@ -139,8 +150,7 @@ def _act(c: FleetState, now_s: float, agent: str, outlook: Outlook, members: Seq
     if outlook.action == "save":
         c.saved_s = now_s
     elif outlook.action == "move":
-        c.roster.doubted.add(agent)
-        c.prognosis = c.prognosis.emptied(agent)
+        emptied(c, agent)
         for name in members:
             peer = c.roster.peers[name]
             peer.leaving = c.leaving = True

@@ -18,9 +18,10 @@ the epoch, so a coordinator that was stopped and resumed after its successor too
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
+from outlast.core import events as ev
 from outlast.core.protocol import host_messages as hm
 from outlast.core.protocol import messages as m
 from outlast.core.protocol import operator_messages as om
@@ -40,6 +41,7 @@ from outlast.core.protocol.fleet import (
     _step_verdicts,
     _telling,
     _timers,
+    recalled_alarms,
 )
 from outlast.core.protocol.fleet import change as _change
 from outlast.core.protocol.fleet.roster import Settings
@@ -78,6 +80,11 @@ class Coordinator(FleetState):
         super().__init__(settings, epoch)
         if record is not None:
             _restart.recover(self, record)
+
+    def recall(self, story: Iterable[ev.AnyEvent], apart_s: float) -> None:
+        """Take over predecessors' alarms from the run's record, before the first event. `apart_s`: Unix time less
+        monotonic time."""
+        recalled_alarms.recall(self, story, apart_s)
 
     def handle(self, now_s: float, event: m.Event) -> list[m.Action]:
         """React to one event at monotonic time `now_s`; returns the actions, in order."""
@@ -120,7 +127,7 @@ class Coordinator(FleetState):
         if started:
             self.persist()
         for name, agent, delay in started:
-            self.tell([agent], m.Spawn(epoch=self.epoch, member=name, after_s=delay))
+            self.tell([agent], self.spawn_message(name, agent, delay))
 
     def _after_the_end(self, event: m.Event) -> list[m.Action]:
         if isinstance(event, m.Hello) and self.farewell:

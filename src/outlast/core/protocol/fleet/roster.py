@@ -39,6 +39,7 @@ class Settings:
     respawn: bool = True
     on_alarm: Literal["act", "tell"] = "act"
     retired: frozenset[str] = frozenset()  # agents that the diary has put out of service
+    probation: frozenset[str] = frozenset()  # agents that have come back from repair or retirement a short while ago
     alarm_kinds: Mapping[str, AlarmKind] = field(default_factory=dict)  # what runs before have taught of alarms
     save_s: float = 1.0  # what a save is taken to cost before anything is known
     failure_s: float = 5.0  # likewise a death that nobody expected
@@ -252,7 +253,7 @@ class Roster:
                 continue
             again, deaths = self.incarnations.get(slot, 0) > 0, len(self.recent.get(slot, []))
             decision = self._restarts.decide(deaths=deaths, restarts=self.restarts, again=again)
-            agent = self._roomiest(load)
+            agent = self._roomiest(load, computes=index < self.settings.num_replicas)
             if not decision.start or not agent:
                 continue
             self.restarts += again
@@ -261,10 +262,13 @@ class Roster:
             self.add(name, agent, "spawning")
             yield name, agent, decision.delay_s
 
-    def _roomiest(self, load: Mapping[str, int]) -> str:
-        """The agent with the fewest replicas among those with a slot left; "" if there is none."""
+    def _roomiest(self, load: Mapping[str, int], computes: bool) -> str:
+        """The agent with the fewest replicas among those with a slot left; "" if there is none. One on probation gets
+        what `computes` only where no other has said that it has a slot left; a spare it may have before."""
         free = [agent for agent, number in load.items() if not self.slots.get(agent) or number < self.slots[agent]]
-        return min(free, key=lambda agent: (load[agent], agent), default="")
+        settled = [agent for agent in free if self.slots.get(agent) and agent not in self.settings.probation]
+        free = settled if settled and computes else free
+        return min(free, key=lambda agent: (load[agent], agent in self.settings.probation, agent), default="")
 
     def unlisted(self, agent: str, listed: Collection[str]) -> tuple[list[str], list[str]]:
         """Live members placed on the agent that it does not list: (those that had started, those that had not)."""
