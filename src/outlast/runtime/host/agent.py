@@ -88,8 +88,7 @@ class Agent:
         self.hold_fds = slots_of(environ)
         self.ranks: dict[str, Rank] = {}
         self.exits: dict[str, m.Exited] = {}
-        self.pending: set[str] = set()
-        self.tested: set[str] = set()
+        self.pending, self.tested = set[str](), set[str]()
         self.nursery = Preloading(command, environ, self.hold_fds, config.preload, self.formation_s)
         self.readings = HostReadings(name, self.run_dir, config.readings_s, sources_of(name, config.readings_from))
         self.doubt = HostDoubt(name, self.run_dir)
@@ -162,7 +161,7 @@ class Agent:
             heapq.heappop(self._agenda)[2]()
 
     def _read_host(self) -> None:
-        for alarm in self.readings.turn() if self.link is not None else ():  # what nobody hears is not asked
+        for alarm in self.readings.turn() if self.link is not None else ():  # nobody hears: nothing is asked
             self.doubt.alarmed(alarm)
             self._send(alarm)
         self._at(self.readings.interval_s, self._read_host)
