@@ -69,7 +69,7 @@ def test_a_replica_on_probation_is_told_to_ask_its_device_first(tmp_path: Path) 
     agent.nursery.start = lambda environ, *_: told.append(environ) or object()  # type: ignore[assignment, func-returns-value]
     for member, tested in (("r0.1", True), ("r1.1", False)):
         agent._order(m.Spawn(member=member, after_s=0.0, tested=tested))
-        agent._start(member, 0).progress.region.close()
+        agent._start(member, 0, 0).progress.region.close()
     assert [row["OUTLAST_PROBATION"] for row in told] == ["true", ""]
     here = {**environ, **told[0], "OUTLAST_RUN": "x", "OUTLAST_PARENT": str(os.getppid())}
     for wanted in ("true", ""):
