@@ -13,8 +13,11 @@ import msgspec
 import pytest
 
 from outlast.cli import main
+from outlast.core import events as ev
+from outlast.core.step_parts import PairWait
 from outlast.errors import ConfigError
 from outlast.health import Fabric, LinkProbe, ProbedPair, link_report, load_fabric, read_probes
+from outlast.journal import Journal
 
 
 def addresses(count: int) -> dict[str, str]:
@@ -155,3 +158,65 @@ def test_the_command_from_probes_to_a_sentence(tmp_path: Path, capsys: pytest.Ca
     assert json.loads(capsys.readouterr().out)["suspects"][0]["link"] == "h3-l1"
     assert main(["health", "links", str(place), "--me", "h9"]) == 2
     assert main(["health", "links", str(place), "--out", "x"]) == 2
+
+
+def a_run(bad: str = "", hosts: int = 6, resent: int = 40, late: int = 0) -> list[ev.AnyEvent]:
+    """A replica on each host; what crosses the link `bad` is sent again, or comes late."""
+    names = [f"h{number}" for number in range(hosts)]
+    paths = leaves(dict.fromkeys(names, ""))
+    events: list[ev.AnyEvent] = [
+        ev.RunStarted(at_s=1.0, run_id="x", command=[], num_replicas=hosts, num_spares=0, signature={}, config={})
+    ]
+    for number, host in enumerate(names):
+        events.append(ev.AgentStarted(at_s=2.0, agent=f"{host}:aa", pid=1, host=host, address=f"10.0.0.{number}"))
+        events.append(ev.ReplicaStarted(at_s=3.0, replica=f"r{number}.1", agent=f"{host}:aa", pid=1))
+    for here in range(hosts):
+        waits = {}
+        for there in set(range(hosts)) - {here}:
+            crossed = bad in paths[f"h{min(here, there)}>h{max(here, there)}"]
+            waits[f"r{there}.1"] = PairWait(
+                exchanges=1000, late=late * crossed, segments=1000, resent=resent * crossed + 1
+            )
+        events.append(ev.StepAnatomy(at_s=9.0, replica=f"r{here}.1", steps=10, seconds={}, waits=waits))
+    return events
+
+
+@pytest.mark.parametrize(("more", "what"), [({"resent": 40}, "loss"), ({"resent": 0, "late": 80}, "late")])
+def test_a_run_s_own_exchanges_name_the_bad_link(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: dict[str, int], what: str
+) -> None:
+    hosts = {f"h{number}": f"10.0.0.{number}:7700" for number in range(6)}
+    # by address where the fabric has other names
+    renamed = {f"node-{number}": address for number, address in enumerate(hosts.values())}
+    for names in (hosts, renamed):
+        keys = dict(zip(hosts, names, strict=True))
+        paths = {">".join(keys[end] for end in pair.split(">")): links for pair, links in leaves(hosts).items()}
+        text = "[hosts]\n" + "".join(f'{name} = "{address}"\n' for name, address in names.items()) + "[paths]\n"
+        text += "".join(f'"{pair}" = {json.dumps(links)}\n' for pair, links in paths.items())
+        (tmp_path / "fabric.toml").write_text(text)
+        with Journal.create(tmp_path / f"run-{next(iter(names))}") as journal:
+            journal.append_many(a_run("l1-s", **more))
+        assert main(["health", "links", str(tmp_path / "fabric.toml"), "--run", str(journal.run_dir)]) == 0
+        told = capsys.readouterr().out.splitlines()
+        assert told[0].startswith("l1-s: ")
+        assert f"% {what} (95 %" in told[0]
+        assert "in this run" in told[0]
+        assert not any("confidence" in line for line in told[1:])
+
+
+def test_a_run_without_a_fabric_is_judged_by_its_hosts_links_and_one_on_one_host_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Journal.create(tmp_path / "calm") as journal:
+        journal.append_many(a_run())
+    assert main(["health", "links", "--run", str(tmp_path / "calm")]) == 0
+    told = capsys.readouterr().out
+    assert "No link is bad: 30,000 segments and 30,000 headers between hosts." in told
+    assert main(["health", "links", "--run", str(tmp_path / "calm"), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["pairs"]["loss"]) == 30
+    with Journal.create(tmp_path / "alone") as journal:
+        journal.append_many(a_run(hosts=1))
+    assert main(["health", "links", "--run", str(tmp_path / "alone")]) == 2
+    assert "crossed no link" in capsys.readouterr().err
+    assert main(["health", "links"]) == 2
+    assert main(["health", "links", "--run", str(tmp_path / "calm"), "--me", "h0"]) == 2

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from outlast.core import events as ev
+from outlast.core.step_parts import PairWait
 
 START_S = 1_000.0
 
@@ -103,6 +104,19 @@ def finished() -> list[ev.AnyEvent]:
             committed=90,
             committed_at_s=START_S + 11.0,
             seconds={"productive": 3.0},
+        ),
+        ev.StepAnatomy(
+            at_s=START_S + 11.1,
+            replica="r0.0",
+            steps=90,
+            seconds={"load": 0.9, "compute": 5.4, "exchange": 0.9, "wait": 1.8},
+            waits={"r1.0": PairWait(waited_s=0.2, exchanges=90), "r3.0": PairWait(waited_s=1.6, exchanges=90, late=9)},
+        ),
+        ev.StepAnatomy(
+            at_s=START_S + 11.1,
+            replica="r3.0",
+            steps=90,
+            seconds={"load": 0.9, "compute": 7.2, "exchange": 0.9, "wait": 0.1},
         ),
         ev.RunFinished(at_s=START_S + 12.0, outcome="finished", steps=91, detail="", exit_code=0, seconds={}),
     ]

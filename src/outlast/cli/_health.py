@@ -170,7 +170,9 @@ def ask(
 
 @app.command()
 def links(
-    fabric: Annotated[Path, typer.Argument(help="TOML: hosts and their addresses, paths and their links.")],
+    fabric: Annotated[
+        Path | None, typer.Argument(help="TOML: hosts and their addresses, paths and their links.")
+    ] = None,
     me: Annotated[str, typer.Option("--me", help="Probe from this host: run it on every host.")] = "",
     out: Annotated[Path | None, typer.Option("--out", help="With --me: where to write the probes.")] = None,
     rounds: Annotated[int, typer.Option("--rounds", help="With --me: rounds of probes.")] = 50,
@@ -178,13 +180,22 @@ def links(
     wait: Annotated[float, typer.Option("--wait", help="With --me: seconds to wait for a round's last answers.")] = 0.5,
     patience: Annotated[float, typer.Option("--patience", help="With --me: seconds to wait for the others.")] = 30.0,
     read: Annotated[list[Path] | None, typer.Option("--read", help="Probes of a host; once for each.")] = None,
+    run: Annotated[
+        Path | None, typer.Option("--run", help="Judge by the exchanges of this run; FABRIC may be left out.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> int:
     """Probe the links between hosts, and name the bad ones. Without --me and --read: what probes could tell at all."""
     from outlast import health
-    from outlast.cli._health_links import print_links, probe_links
+    from outlast.cli._health_links import judge_run, print_links, probe_links
     from outlast.errors import ConfigError
 
+    if run is not None:
+        if me or read or out is not None:
+            raise ConfigError("--run judges what a run has seen", remedy="without --me, --out and --read")
+        return judge_run(run, fabric, as_json)
+    if fabric is None:
+        raise ConfigError("no fabric is named", remedy="outlast health links FABRIC.toml, or --run RUN")
     found = health.load_fabric(fabric)
     if me and read:
         raise ConfigError("--me probes, --read judges what was probed", remedy="one after the other")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from outlast.health import Fabric, LinkReport
 
-__all__ = ["print_links", "probe_links"]
+__all__ = ["judge_run", "print_links", "probe_links"]
 
 
 def probe_links(
@@ -55,3 +55,36 @@ def print_links(report: LinkReport, skipped: int) -> None:
         print(f"Not to be told apart by these pairs: {', '.join(group)}.")
     if report.unseen:
         print(f"On no probed path, so not judged: {', '.join(report.unseen)}.")
+
+
+def judge_run(run: Path, fabric_file: Path | None, as_json: bool) -> int:
+    """What a run's own exchanges say of its links: what TCP had to send again, and headers that came late."""
+    import msgspec
+
+    from outlast import health, observe
+    from outlast.cli._runs import open_run
+
+    with open_run(run) as (reader, _):
+        events = observe.read_story(reader)
+    fabric = health.load_fabric(fabric_file) if fabric_file is not None else health.fabric_of_run(events)
+    pairs = health.pairs_of_run(events, fabric)
+    reports = {kind: health.link_report(fabric, rows, round_trips=False) for kind, rows in pairs.items()}
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode({"pairs": pairs, "reports": reports}), indent=2).decode())
+        return 0
+    named = [text for report in reports.values() for text in report.bad]
+    for text in named:
+        print(text)
+    loss, late = reports["loss"], reports["late"]
+    if not loss.sent and not late.sent:
+        print("The members of this run have said nothing of pairs of these hosts.")
+        return 0
+    if not named:
+        print(f"No link is bad: {loss.sent:,} segments and {late.sent:,} headers between hosts.")
+    if loss.sent:
+        print(f"Elsewhere {loss.background:.3%} of segments are sent again on a link, of {loss.sent:,} sent.")
+    if late.sent:
+        print(f"Elsewhere {late.background:.3%} of headers come late by a link, of {late.sent:,}.")
+    for group in (loss if loss.sent else late).ambiguous:
+        print(f"Not to be told apart by these pairs: {', '.join(group)}.")
+    return 0

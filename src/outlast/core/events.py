@@ -10,13 +10,15 @@ from typing import Literal
 
 import msgspec
 
+from outlast.core.step_parts import PairWait
+
 __all__ = [
     "AgentLost", "AgentStarted", "AnyEvent", "Asked", "AuditMismatch", "Certified", "CheckpointBegan",
     "CheckpointDelayed", "CheckpointDiffers", "CheckpointDrained", "CheckpointFailed", "CheckpointInterval",
     "CheckpointLoaded", "CheckpointPruned", "CheckpointRetried", "CheckpointSaved", "CheckpointSkipped",
     "CoordinatorLost", "CoordinatorStarted", "DeviceFinding", "Event", "FleetLost", "JoinerCaughtUp",
     "JoinerServed", "Notice", "Progress", "Recovery", "ReducerAccused", "Refused", "ReplicaExited",
-    "ReplicaStarted", "RowsAdmitted", "RunEnded", "RunFinished", "RunStarted", "Stall", "Suspected",
+    "ReplicaStarted", "RowsAdmitted", "RunEnded", "RunFinished", "RunStarted", "Stall", "StepAnatomy", "Suspected",
     "TrainingEnded", "Verdict", "ViewFormed", "ViewInstalled", "decode", "encode",
 ]  # fmt: skip
 
@@ -229,6 +231,16 @@ class Stall(Event, frozen=True, kw_only=True, tag="stall"):
     usual_s: float
     replica: str
     phase: str
+
+
+class StepAnatomy(Event, frozen=True, kw_only=True, tag="step_anatomy"):
+    """Where a replica's time has gone in the `steps` steps that its process has committed since it joined: `seconds` by
+    part (`outlast.core.step_parts`), and what it has to say of each other one. Sums: the newest holds all before it."""
+
+    replica: str
+    steps: int
+    seconds: dict[str, float]
+    waits: dict[str, PairWait] = {}
 
 
 class AuditMismatch(Event, frozen=True, kw_only=True, tag="audit_mismatch"):
@@ -476,7 +488,7 @@ AnyEvent = (
     | FleetLost | CheckpointBegan | CheckpointSaved | CheckpointFailed | CheckpointDelayed | CheckpointRetried
     | CheckpointLoaded | CheckpointSkipped | CheckpointDiffers | CheckpointPruned | CheckpointDrained
     | CheckpointInterval | RunFinished | RunEnded | Stall | RowsAdmitted | ReducerAccused | Verdict | AuditMismatch
-    | Certified | TrainingEnded | DeviceFinding | AlarmWeighed | Asked
+    | Certified | TrainingEnded | DeviceFinding | AlarmWeighed | Asked | StepAnatomy
 )  # fmt: skip
 
 _encoder = msgspec.json.Encoder()

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         read_probes,
     )
     from outlast.health._ranking import DeviceRecord, rank_devices, records_of, suspicion
+    from outlast.health._run_links import fabric_of_run, pairs_of_run
 
 _HOMES = {
     "Answers": "_answers",
@@ -60,6 +61,8 @@ _HOMES = {
     "link_report": "_link_probes",
     "load_fabric": "_link_probes",
     "read_probes": "_link_probes",
+    "fabric_of_run": "_run_links",
+    "pairs_of_run": "_run_links",
     "learn_run": "_learn",
     "remember_run": "_learn",
     "rank_devices": "_ranking",
@@ -77,7 +80,7 @@ __all__ = [
     "Answers", "CheckedSums", "DeviceTest", "ProductChecks", "SumFinding", "WrongAnswer", "device_identity",
     "device_of", "ask_device", "Foretold", "KindRecord", "alarm_kinds", "foretold_of",
     "BadLink", "Fabric", "LinkProbe", "LinkReport", "ProbedPair", "link_report", "load_fabric", "read_probes",
-    "QuestionsInTurn", "suspicion", "worth_of",
+    "QuestionsInTurn", "suspicion", "worth_of", "fabric_of_run", "pairs_of_run",
 ]  # fmt: skip
 
 

@@ -269,8 +269,11 @@ def read_probes(paths: Iterable[Path]) -> tuple[list[ProbedPair], int]:
     return found, skipped
 
 
-def link_report(fabric: Fabric, probes: Sequence[ProbedPair], *, level: float = 0.01) -> LinkReport:
+def link_report(
+    fabric: Fabric, probes: Sequence[ProbedPair], *, level: float = 0.01, round_trips: bool = True
+) -> LinkReport:
     """Which links explain what was lost or late. A round trip crosses its links twice; rates are of a crossing."""
+    crossing = _crossing if round_trips else float
     from outlast.core.reliability import localise_links
 
     pairs: dict[tuple[str, str], list[float]] = {}
@@ -293,17 +296,17 @@ def link_report(fabric: Fabric, probes: Sequence[ProbedPair], *, level: float = 
         BadLink(
             link=names[s.link],
             same_as=[names[link] for link in s.same_as],
-            rate=_crossing(s.rate),
-            low=_crossing(s.low),
-            high=_crossing(s.high),
+            rate=crossing(s.rate),
+            low=crossing(s.low),
+            high=crossing(s.high),
             confidence=s.confidence,
         )
         for s in found.suspects
     ]
     return LinkReport(
-        bad=[_sentence(probes, fabric, suspect) for suspect in suspects],
+        bad=[_sentence(probes, fabric, suspect, round_trips) for suspect in suspects],
         suspects=suspects,
-        background=_crossing(found.background),
+        background=crossing(found.background),
         unseen=[names[link] for link in found.unseen if link < len(names)],
         ambiguous=[[names[link] for link in group] for group in found.ambiguous],
         rounds=max((row.round for row in probes), default=0),
@@ -316,13 +319,13 @@ def _crossing(rate: float) -> float:
     return 1.0 - math.sqrt(max(0.0, 1 - rate))
 
 
-def _sentence(probes: Sequence[ProbedPair], fabric: Fabric, found: BadLink) -> str:
+def _sentence(probes: Sequence[ProbedPair], fabric: Fabric, found: BadLink, round_trips: bool) -> str:
     mine = [p for p in probes if found.link in fabric.path(p.source, p.target)]
     what = "loss" if sum(p.lost for p in mine) >= sum(p.late for p in mine) else "late"
     since = min((p.at_s for p in mine if p.lost or p.late), default=0.0)
     other = f" (or {', '.join(found.same_as)}: these probes cannot tell them apart)" if found.same_as else ""
-    clock = time.strftime("%H:%M:%S", time.gmtime(since))
+    when = f"since {time.strftime('%H:%M:%S', time.gmtime(since))} UTC" if round_trips else "in this run"
     return (
-        f"{found.link}{other}: {found.rate:.2%} {what} (95 % {found.low:.2%} to {found.high:.2%}) since {clock} UTC, "
+        f"{found.link}{other}: {found.rate:.2%} {what} (95 % {found.low:.2%} to {found.high:.2%}) {when}, "
         f"confidence {found.confidence:.1%}"
     )

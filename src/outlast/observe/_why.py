@@ -14,6 +14,7 @@ import msgspec
 
 from outlast.core import events as ev
 from outlast.observe._accounting import Accounting, AccountingFold
+from outlast.observe._anatomy import Anatomy, anatomy_of
 from outlast.observe.checkpoint_words import PLAIN_FAILURES, remedy_of
 from outlast.observe.run_status import Status, status
 from outlast.observe.timeline_rows import Row, format_s, timeline
@@ -39,7 +40,8 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 class Why(msgspec.Struct, frozen=True, kw_only=True):
     """The story of a run. `survived`: faults that training outlasted; `lost_steps`: done twice or in vain, `gone_steps`
     of them in vain, as the run failed and no checkpoint holds them; `cost`: where the wall time went; `alarms`: what
-    acting on alarms is expected to have saved, and what false ones cost, in a sentence."""
+    acting on alarms is expected to have saved, and what false ones cost, in a sentence; `anatomy`: where a step's time
+    goes, member by member."""
 
     run_id: str
     state: str
@@ -54,6 +56,7 @@ class Why(msgspec.Struct, frozen=True, kw_only=True):
     timeline: list[Row]
     gone_steps: int = 0
     alarms: str = ""
+    anatomy: Anatomy = Anatomy()
 
 
 class _Cause(NamedTuple):
@@ -181,10 +184,13 @@ def why(
     for event in events if accounts is None else ():
         fold.take(event)
     cost = fold.accounting(now_s=now_s if state.state in RUNNING else None)
-    return story_of(state, cost, fold.gone, events, timeline(events, everything=everything))
+    rows = timeline(events, everything=everything)
+    return story_of(state, cost, fold.gone, events, rows, anatomy_of(events))
 
 
-def story_of(state: Status, cost: Accounting, gone: int, events: Sequence[ev.AnyEvent], rows: Sequence[Row]) -> Why:
+def story_of(
+    state: Status, cost: Accounting, gone: int, events: Sequence[ev.AnyEvent], rows: Sequence[Row], anatomy: Anatomy
+) -> Why:
     """The same from what is known already. `gone`: steps that no checkpoint holds; `events`: of all kinds but progress
     and views that were installed, of which nothing is told here."""
     recoveries = [event for event in events if isinstance(event, ev.Recovery)]
@@ -202,6 +208,7 @@ def story_of(state: Status, cost: Accounting, gone: int, events: Sequence[ev.Any
         timeline=list(rows),
         gone_steps=gone,
         alarms=_alarms(events),
+        anatomy=anatomy,
     )
 
 

@@ -15,6 +15,7 @@ import msgspec
 
 from outlast.core import events as ev
 from outlast.observe._accounting import Accounting
+from outlast.observe._anatomy import AnatomyFold
 from outlast.observe._clocks import Clock, clocks
 from outlast.observe._history import History
 from outlast.observe._why import RUNNING, Why, story_of
@@ -74,7 +75,7 @@ class RunFold:
     """See the module. `version` rises with every event that `take` was given; `rows_version` with every row."""
 
     def __init__(self) -> None:
-        self._status, self.history = StatusFold(), History()
+        self._status, self.history, self.anatomy = StatusFold(), History(), AnatomyFold()
         self.rows: list[PageRow] = []
         self.noted: list[ev.AnyEvent] = []  # for the story; no progress, no installed views
         self.generations: dict[int, Generation] = {}
@@ -97,7 +98,9 @@ class RunFold:
         self.latest_s = max(self.latest_s, event.at_s)
         self.version += 1
         self._status.take(event)
-        if isinstance(event, ev.Progress):
+        if isinstance(event, ev.StepAnatomy):
+            self.anatomy.take(event)
+        if isinstance(event, ev.Progress | ev.StepAnatomy):
             return
         row = row_of(event, self.start_s)
         planned = isinstance(event, ev.ViewInstalled) and event.planned
@@ -180,4 +183,5 @@ class RunFold:
     def why(self, state: Status, now_s: float | None) -> Why:
         """As `outlast why` has it, as far as history was read."""
         cost = self.accounting(state, now_s)
-        return story_of(state, cost, self.history.accounts.gone, self.noted, self.story_rows())
+        anatomy = self.anatomy.anatomy()
+        return story_of(state, cost, self.history.accounts.gone, self.noted, self.story_rows(), anatomy)

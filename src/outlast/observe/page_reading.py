@@ -27,8 +27,9 @@ _PIECE, _PIECE_OF_VIEWS = 2000, 16  # entries held at once; a view names all its
 _NEWEST = 20
 _NUM_SAMPLES, _ALL_OF = 2000, 20_000  # what is sampled of a journal longer than that
 _WORTH_KEEPING = 20_000
+_WORDS = 1024  # of members about their steps: the newest of each counts
 _NEWEST_ONLY: dict[type[ev.AnyEvent], int] = {
-    ev.Progress: _NEWEST, ev.Certified: 1, ev.CheckpointSaved: 1, ev.ViewInstalled: 64,
+    ev.Progress: _NEWEST, ev.Certified: 1, ev.CheckpointSaved: 1, ev.ViewInstalled: 64, ev.StepAnatomy: 64,
 }  # fmt: skip
 _STATE_KINDS: tuple[type[ev.AnyEvent], ...] = (
     ev.RunStarted, ev.RunFinished, ev.Recovery, ev.Verdict, ev.CheckpointFailed, ev.FleetLost, ev.AuditMismatch,
@@ -150,7 +151,10 @@ def read_story(journal: Journal) -> list[ev.AnyEvent]:
     known: set[int] = set()
     events = []
     for entry in heapq.merge(
-        *(_entries(journal, kind, last) for kind in _KINDS), progress, _newest(journal, ev.Progress, _NEWEST, last)
+        *(_entries(journal, kind, last) for kind in _KINDS if kind is not ev.StepAnatomy),
+        progress,
+        _newest(journal, ev.Progress, _NEWEST, last),
+        _newest(journal, ev.StepAnatomy, _WORDS, last),
     ):
         if entry.seq not in known:
             known.add(entry.seq)
@@ -176,7 +180,7 @@ def _merged(
     journal: Journal,
     kinds: Sequence[type[ev.AnyEvent]],
     last: int,
-    newest: Mapping[type[ev.AnyEvent], int] = MappingProxyType({ev.Progress: _NEWEST}),
+    newest: Mapping[type[ev.AnyEvent], int] = MappingProxyType({ev.Progress: _NEWEST, ev.StepAnatomy: _WORDS}),
 ) -> Iterator[ev.AnyEvent]:
     """Events of `kinds` up to the entry `last`, in order; of those in `newest` only so many."""
     whole = [_entries(journal, kind, last) for kind in kinds if kind not in newest]

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outlast.observe._accounting import Accounting
+from outlast.observe._anatomy import Anatomy
 from outlast.observe._curve import sparkline
 from outlast.observe._why import Why
 from outlast.observe.checkpoint_words import last_save
 from outlast.observe.run_status import Process, Replica, Status
 from outlast.observe.timeline_rows import Row, format_s, row_of
 
-__all__ = ["render_accounting", "render_status", "render_timeline", "render_why", "table"]
+__all__ = ["render_accounting", "render_anatomy", "render_status", "render_timeline", "render_why", "table"]
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -81,6 +82,32 @@ def render_accounting(account: Accounting) -> str:
     return table(("TIME", "SECONDS", "SHARE"), [*rows, ("wall", format_s(account.wall_s), "100.0%")])
 
 
+_MOST_MEMBERS = 16
+
+
+def render_anatomy(anatomy: Anatomy) -> list[str]:
+    """A member's mean step by what it spends it on; of many members those that compute longest."""
+    shown = anatomy.members
+    if len(shown) > _MOST_MEMBERS:
+        longest = sorted(shown, key=lambda member: -member.own_s)[:_MOST_MEMBERS]
+        shown = [member for member in shown if member in longest]
+    if not shown:
+        return []
+    rows = [
+        (
+            member.replica,
+            f"{member.steps:,}",
+            *(format_s(seconds) for seconds in (member.load_s, member.compute_s, member.exchange_s, member.wait_s)),
+            member.waits_for,
+        )
+        for member in shown
+    ]
+    hidden = len(anatomy.members) - len(shown)
+    lines = ["", f"A step, by member{f' (those that compute longest; {hidden:,} more)' if hidden else ''}"]
+    lines += [table(("MEMBER", "STEPS", "LOAD", "COMPUTE", "EXCHANGE", "WAIT", "MOST FOR"), rows)]
+    return lines + [f"- {said}" for said in anatomy.said]
+
+
 def render_why(story: Why) -> str:
     """The story: what happened, what it cost, what to do next."""
     parts = [story.headline, "", "What happened", render_timeline(story.timeline), "", "What it cost"]
@@ -89,6 +116,7 @@ def render_why(story: Why) -> str:
         f"{format_s(story.downtime_s)} of downtime; useful time {story.ettr:.1%}",
         render_accounting(story.cost),
         *([f"Alarms: {story.alarms}."] if story.alarms else []),
+        *render_anatomy(story.anatomy),
         "",
         "What to do next",
     ]

@@ -55,7 +55,7 @@ def timeline(events: Iterable[ev.AnyEvent], *, everything: bool = False, start_s
     return [
         row_of(event, start_s)
         for event in events
-        if not isinstance(event, ev.Progress) and (everything or _matters(event, told))
+        if not isinstance(event, ev.Progress | ev.StepAnatomy) and (everything or _matters(event, told))
     ]
 
 

@@ -106,7 +106,7 @@ class Shown:
             published |= self._publish("members", people, members_part(self._status(now_s, people=True)))
         if self._changed("marks", rows):
             published |= self._publish("marks", rows, marks_part(fold))
-        story = (rows, state.state, self.reading.whole)
+        story = (rows, state.state, self.reading.whole, fold.anatomy.version)
         if self._changed("story", story):
             published |= self._publish("story", story, story_part(fold, state, now_or_none or fold.latest_s))
         told = fold.version if self.reading.whole else -1 - int(time.monotonic() / _CURVES_EVERY_S)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
+from outlast.core.step_parts import PARTS
 from outlast.observe.page_picture import RunFold
 from outlast.observe.run_status import Status
 
@@ -178,6 +179,14 @@ def _of_time(run: Scraped) -> Iterator[_Family]:
         if name != "wall":
             use.add(seconds, run=run.name, use=name)
     yield use
+    anatomy = run.fold.anatomy.anatomy()
+    parts = _Family("outlast_step_part_seconds", "gauge", "A step's time by part: mean of members and most.")
+    for part in PARTS:
+        each = [getattr(member, f"{part}_s") for member in anatomy.members]
+        if each:
+            parts.add(sum(each) / len(each), run=run.name, part=part, of="mean")
+            parts.add(max(each), run=run.name, part=part, of="most")
+    yield parts
     yield _gauge(run, "outlast_wall_seconds", "Wall time of the run so far.", cost.wall_s)
     yield _gauge(run, "outlast_ettr_ratio", "Effective training time ratio: productive over wall.", cost.ettr)
     events = _Family("outlast_clock_events_total", "counter", "Faults by clock: mtbf any, mtbi stood still, mtbr lost.")

@@ -99,6 +99,8 @@ def story_part(fold: RunFold, state: Status, now_s: float) -> dict[str, object]:
         "downtime_s": story.downtime_s,
         "microbatches_recomputed": story.microbatches_recomputed,
         "advice": story.advice,
+        "anatomy": story.anatomy,
+        "alarms": story.alarms,
         "generations": list(fold.generations.values())[::-1],
         "failed_save": describe(state.failed_save) if state.failed_save else None,
         "num_failed_saves": state.num_failed_saves,

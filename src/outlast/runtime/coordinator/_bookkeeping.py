@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import msgspec
+
 from outlast.core import events
 from outlast.core.phases import WAITS, Phase
 from outlast.core.protocol import Ledger, Span, StepTime
@@ -65,6 +67,8 @@ class Bookkeeping:
     def heard(self, beat: Heartbeat) -> None:
         """What one heartbeat says besides."""
         self._beat = beat
+        if beat.parts is not None:
+            self._write("step_anatomy", replica=beat.sender, **msgspec.to_builtins(beat.parts))
         self._losses.update((step, loss) for step, loss in beat.losses if step >= self._next_loss)
 
     def tell(self, messages: int, *, last: bool = False) -> list[tuple[float, float]]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from outlast.core.phases import Phase
 from outlast.core.protocol import StepTime
 from outlast.core.protocol import messages as m
+from outlast.runtime.member._parts_meter import PartsMeter
 from outlast.runtime.transport.mesh import Mesh
 from outlast.runtime.transport.progress_block import Progress
 from outlast.runtime.view.port import ViewPort
@@ -40,9 +41,11 @@ class Pace:
         self._longest = (0.0, Phase.IDLE)
         self._lock = threading.Lock()
         self._told = 0
+        self.parts = PartsMeter(clock)
 
     def passed(self, phase: Phase, seconds: float) -> None:
         """A phase is over; the longest since the last commit is where a step that takes too long was held up."""
+        self.parts.passed(phase, seconds)
         if seconds > self._longest[0]:
             self._longest = (seconds, phase)
 
@@ -56,6 +59,7 @@ class Pace:
     def committed(self, step: int, members: int, held_s: float = 0.0) -> None:
         """The step was committed now, in a view of so many members; `held_s`: what saves have cost so far."""
         now = self._clock()
+        self.parts.committed(members)
         if self._joining:
             self._joining, self._change = False, (0.0, 0.0)
             if members > 1:  # others know better how long its first step took, if any of them was there before
@@ -110,6 +114,7 @@ class Pace:
 
     def replayed(self) -> None:
         """A step that others made was applied here now."""
+        self.parts.dropped()
         self._joining = True
 
     def steps(self, again: bool = False) -> tuple[StepTime, ...]:

@@ -180,6 +180,7 @@ class Replica:
                 sent_messages=self.link.sent,
                 certified=self.member.audits.certificate,
                 steps=self.pace.steps(again),
+                parts=self.pace.parts.take(),
                 refused=self.listener.refused,
             )
 
@@ -298,6 +299,7 @@ class Replica:
             on_stall=self._stalled,
             probe=self.probe,
         )
+        self.mesh.waits = self.pace.parts.waits
         self.mesh.form()
         self._remember_peers(view)
         self.enter(Phase.ROLL_CALL)
@@ -437,6 +439,7 @@ class Replica:
             self.enter(Phase.IDLE)
             self.saves.settle_last(todo.view.id, lambda: self._over(todo.view))
             self.saves.check_end()
+        self.pace.parts.tell()
         with self.lock:
             answers = self.member.finished()
         self.link.beat()

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from outlast.core.protocol import Certificate, StepTime
+from outlast.core.step_parts import StepParts
 from outlast.errors import WireRefusal
 from outlast.runtime.transport.handshake import Caller, PeerClaim, Role
 
@@ -44,6 +45,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="Heartbeat"):
     steps: tuple[StepTime, ...] = ()  # this member's newest, those not told on this connection
     sent_messages: int = 0  # messages to the coordinator besides heartbeats so far
     certified: Certificate | None = None
+    parts: StepParts | None = None  # where its steps go, now and then
     refused: dict[str, tuple[int, str]] = {}  # strangers at this member's socket so far: {reason: (count, the first)}
 
 

@@ -23,10 +23,12 @@ import msgspec
 from outlast.core.phases import Phase
 from outlast.core.policy import Culprit
 from outlast.core.protocol import Commitment, Header, RollEntry, View, ViewId
+from outlast.core.step_parts import PART_OF
 from outlast.errors import StepMisuse, ViewAbandoned, WireRefusal
 from outlast.runtime.settings.fault_points import Probe
 from outlast.runtime.transport.connections import Call, Connection, Listener, PeersLost
 from outlast.runtime.transport.handshake import PeerClaim
+from outlast.runtime.transport.pair_waits import PairWaits
 from outlast.runtime.transport.regions import Region
 
 __all__ = [
@@ -205,11 +207,14 @@ class Mesh:
         self._calls: dict[int, Call] = {}  # connections that I make, until both ends are proved
         self._to_call: list[str] = []
         self._call_at_s = 0.0
+        self.waits = PairWaits()  # the replica's own, where it has one
+        self._headed: dict[str, float] = {}  # when each peer's newest header came
         self._poll.register(wake_fd, select.POLLIN)
 
     # --- forming -------------------------------------------------------------------------------------------------
     def form(self) -> None:
         """Connect to every member. Raises ViewAbandoned or PeersLost."""
+        self.waits.conns = self.conns
         self._poll.register(self.listener.mesh.fd, select.POLLIN)
         early, self.listener.early = self.listener.early, []
         for sock, claim in early:
@@ -319,8 +324,11 @@ class Mesh:
 
     def everyone(self, mine: T, phase: Phase) -> dict[str, T]:
         """Say `mine` to all, and wait for everybody's message of its kind and step: in the view's order, mine too."""
+        began_s = time.monotonic()
         self.broadcast(mine)
         box = self.collect(*_box_of(mine), phase)
+        if isinstance(mine, HeaderSaid):
+            self.waits.headed(self._headed, began_s)
         return {name: mine if name == self.me else box[name] for name in self.view.members}
 
     def _same_end(self, kind: type, step: int, absent: list[str]) -> None:
@@ -364,6 +372,8 @@ class Mesh:
                 self._on_stall(phase, tuple(absent), now - start)
                 told = now
             self._pump(min(patience - (now - told), 3600.0))
+            if PART_OF.get(phase) == "wait":
+                self.waits.took(absent, time.monotonic() - now)
 
     def _check(self, absent: list[str]) -> None:
         if self._abandoned():
@@ -420,6 +430,8 @@ class Mesh:
             self.keys.append(message)
         else:
             self.boxes[_box_of(message)][name] = message
+            if isinstance(message, HeaderSaid):
+                self._headed[name] = time.monotonic()
 
     def ping(self) -> None:
         """Ask every peer for a sign of life on this mesh; answers gather in `answered`."""
@@ -435,6 +447,7 @@ class Mesh:
     # --- leaving -------------------------------------------------------------------------------------------------
     def close(self, goodbye: bool = True) -> None:
         """Leave the view; peers learn at once that it was no death."""
+        self.waits.settle()
         for call in self._calls.values():
             call.sock.close()
         for conn in self.conns.values():
