@@ -122,7 +122,7 @@ def test_what_a_heartbeat_carries_is_written_down_once(tmp_path: Path) -> None:
 
             journal.append(msgspec.convert({"kind": kind, "at_s": 1.0, **fields}, ev.AnyEvent))
 
-        books = Bookkeeping(journal, write, 1.0)
+        books = Bookkeeping(journal, write, 1.0, 0.0)
         books.heard(Heartbeat(sender="r0.1", sent_s=0.0, parts=parts))
         books.heard(Heartbeat(sender="r0.1", sent_s=1.0))
         journal.flush(10.0)
