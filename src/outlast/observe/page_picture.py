@@ -80,6 +80,7 @@ class RunFold:
         self.noted: list[ev.AnyEvent] = []  # for the story; no progress, no installed views
         self.generations: dict[int, Generation] = {}
         self.suspects: list[PageRow] = []
+        self.device_rows: list[PageRow] = []  # alarms, what was done about them, and what was found about devices
         self.recoveries: list[ev.Recovery] = []
         self.num_saves = self.version = 0
         self.written_bytes = 0
@@ -125,6 +126,9 @@ class RunFold:
         if isinstance(event, ev.Verdict | ev.AuditMismatch | ev.ReducerAccused | ev.Suspected):
             self.suspects.append(page)
             del self.suspects[:-_NUM_SUSPECTS]
+        if isinstance(event, ev.DeviceFinding | ev.AlarmWeighed):
+            self.device_rows.append(page)
+            del self.device_rows[:-_NUM_SUSPECTS]
         self._take_checkpoint(event)
 
     def _take_checkpoint(self, event: ev.AnyEvent) -> None:

@@ -10,9 +10,10 @@ from collections import Counter
 
 import msgspec
 
+from outlast.observe._anatomy import Anatomy
 from outlast.observe.checkpoint_words import describe
 from outlast.observe.page_picture import PageRow, RunFold
-from outlast.observe.run_status import OVER_DETAIL, Replica, Status
+from outlast.observe.run_status import OVER_DETAIL, Process, Replica, Status
 from outlast.observe.timeline_rows import row_of
 
 __all__ = ["chosen", "curves_part", "head_part", "marks_part", "members_part", "row_data", "story_part"]
@@ -24,6 +25,7 @@ _CODES = {
     "ending": "e", "exited": "x", "over": "o",
 }  # fmt: skip
 _NUM_SUSPECTS = 50
+_NUM_MEMBERS = 32
 
 
 def head_part(fold: RunFold, state: Status, now_s: float, share_read: float) -> dict[str, object]:
@@ -37,6 +39,7 @@ def head_part(fold: RunFold, state: Status, now_s: float, share_read: float) -> 
             if name not in {"replicas", "agents", "agent", "coordinator", "last_recovery", "last_verdict", "last_save"}
         },
         "command": fold.started.command if fold.started else [],
+        "ranks": fold.started.config.get("ranks", 1) if fold.started else 1,
         "coordinator": state.coordinator,
         "last_recovery": row_of(recovery, state.started_at_s or 0.0) if recovery else None,
         "last_save": state.last_save,
@@ -57,12 +60,21 @@ def members_part(state: Status) -> dict[str, object]:
     for r in state.replicas:
         step = None if r.state in {"training", "suspected", "ending"} else r.step
         hosts.setdefault(r.agent, []).append([r.replica, _CODES[_shown_state(r)], r.pid, step, r.detail])
-    lost = {agent.name: agent.detail for agent in state.agents if agent.state == "lost"}
+    known = {agent.name: agent for agent in state.agents}
+    lost = {agent.name: agent.detail or "lost" for agent in state.agents if agent.state == "lost"}
     return {
         "codes": {code: name for name, code in _CODES.items()},
         "counts": Counter(map(_shown_state, state.replicas)),
-        "hosts": [{"agent": name, "lost": lost.get(name), "members": them} for name, them in hosts.items()],
+        "hosts": [
+            {"agent": name, "lost": lost.get(name), "members": them, **_place(known.get(name))}
+            for name, them in hosts.items()
+        ],
     }
+
+
+def _place(agent: Process | None) -> dict[str, object]:
+    """Where an agent is, in a run on several hosts."""
+    return {"host": agent.host, "address": agent.address, "slots": agent.slots} if agent is not None else {}
 
 
 def _shown_state(replica: Replica) -> str:
@@ -99,8 +111,9 @@ def story_part(fold: RunFold, state: Status, now_s: float) -> dict[str, object]:
         "downtime_s": story.downtime_s,
         "microbatches_recomputed": story.microbatches_recomputed,
         "advice": story.advice,
-        "anatomy": story.anatomy,
+        "anatomy": _shown_anatomy(story.anatomy),
         "alarms": story.alarms,
+        "device_rows": [row_data(page) for page in fold.device_rows[-_NUM_SUSPECTS:][::-1]],
         "generations": list(fold.generations.values())[::-1],
         "failed_save": describe(state.failed_save) if state.failed_save else None,
         "num_failed_saves": state.num_failed_saves,
@@ -108,6 +121,14 @@ def story_part(fold: RunFold, state: Status, now_s: float) -> dict[str, object]:
         "num_audit_mismatches": state.num_audit_mismatches,
         "suspects": [row_data(page) for page in fold.suspects[-_NUM_SUSPECTS:][::-1]],
     }
+
+
+def _shown_anatomy(anatomy: Anatomy) -> Anatomy:
+    """Of many members those that compute longest, in the order of their slots."""
+    longest = sorted(anatomy.members, key=lambda member: -member.own_s)[:_NUM_MEMBERS]
+    chosen = {member.replica for member in longest}
+    kept = [member for member in anatomy.members if member.replica in chosen]
+    return msgspec.structs.replace(anatomy, members=kept)
 
 
 def row_data(page: PageRow) -> dict[str, object]:

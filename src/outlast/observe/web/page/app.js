@@ -1,12 +1,14 @@
 // The page: follows each run by server-sent events, and draws its parts. Text goes in as text, never as HTML, since
 // details and commands come from whoever started the run. Figures are formatted as outlast's terminal does.
 import { seconds, bytes, count, percent, clock } from "./format.js";
-import { curve, stack, marks, grid } from "./draw.js";
+import { curve, stack, marks, grid, anatomy } from "./draw.js";
 
 const main = document.querySelector("#runs");
 const SHOWS = ["story", "all", "failure", "view", "member", "checkpoint", "verdict"];
 let ASKS = [];
 let typedKey = ""; // what a person typed; kept nowhere else
+const PARTS = ["load", "compute", "exchange", "wait"];
+const MOST_HOSTS = 200; // rows; who is lost comes first
 const USES = ["productive", "degraded", "checkpoint", "recovery", "lost", "stalled", "idle", "unexplained"];
 
 function el(tag, attributes = {}, ...children) {
@@ -55,6 +57,11 @@ class Run {
     return node;
   }
 
+  table(label, heads, body) {
+    return el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label },
+      el("table", {}, el("thead", {}, el("tr", {}, ...heads.map((name) => el("th", { scope: "col" }, name)))), body));
+  }
+
   ask(wish) {
     if (!confirm(`${wish === "stop" ? "Save and stop" : "Save a checkpoint of"} the run ${this.name}?`)) return;
     typedKey ||= prompt("The key that outlast serve --actions printed") || "";
@@ -90,9 +97,18 @@ class Run {
     this.legend = el("p", { class: "soft" });
     this.pointed = el("p", { class: "soft", role: "status" }, "Point at a member, or use the arrow keys, to see who it is.");
     this.card("Members", false, el("div", { class: "scroll" }, this.people), this.legend, this.pointed);
+    this.hosts = el("tbody");
+    this.hostsNote = el("p", { class: "soft" });
+    this.hostsCard = this.card("Hosts", false, this.table("hosts", ["host", "agent", "address", "members", ""], this.hosts), this.hostsNote);
     this.bar = el("div", { class: "bar", role: "img" });
     this.uses = el("tbody");
     this.card("Where the time went", false, this.bar, el("table", {}, this.uses));
+    this.parting = this.canvas("A step's time by member: load, compute, exchange, wait", 60);
+    this.partRows = el("tbody");
+    this.partNotes = el("ul");
+    this.partLegend = el("p", { class: "soft" }, ...PARTS.flatMap((part) => [key(`--${part}`), `${part}   `]));
+    this.card("A step, by member", false, this.parting, this.partLegend,
+      this.table("a step by member", ["member", "steps", ...PARTS, "waits most for"], this.partRows), this.partNotes);
     this.loss = this.canvas("Loss over steps", 180);
     this.lossNote = el("p", { class: "soft" });
     this.card("Loss", false, this.loss, this.lossNote);
@@ -100,12 +116,15 @@ class Run {
     this.rateNote = el("p", { class: "soft" });
     this.card("Steps a second, and use of time", false, this.rate, this.rateNote);
     this.clocks = el("tbody");
-    this.card("Clocks", false, el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "clocks" }, el("table", {}, el("thead", {}, el("tr", {}, ...["clock", "seen", "mean time between", "95 % interval"].map((n) => el("th", { scope: "col" }, n)))), this.clocks)));
+    this.card("Clocks", false, this.table("clocks", ["clock", "seen", "mean time between", "95 % interval"], this.clocks));
     this.ladder = el("tbody");
     this.ladderNote = el("p", { class: "soft" });
-    this.card("Checkpoints", false, this.ladderNote, el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "checkpoints" }, el("table", {}, el("thead", {}, el("tr", {}, ...["step", "age", "durable after", "held up", "size", ""].map((n) => el("th", { scope: "col" }, n)))), this.ladder)));
+    this.card("Checkpoints", false, this.ladderNote, this.table("checkpoints", ["step", "age", "durable after", "held up", "size", ""], this.ladder));
     this.suspects = el("ul");
     this.card("Audits and suspects", false, this.suspects);
+    this.devices = el("ul");
+    this.alarms = el("p");
+    this.card("Alarms and devices", false, this.alarms, this.devices);
     this.advice = el("ul");
     this.card("What to do next", false, this.advice);
     if (ASKS.length) {
@@ -170,7 +189,7 @@ class Run {
     }
     if (head) this.drawHead(head, story);
     if (marked) marks(this.strip, marked, Number(place().t));
-    if (members) this.drawMembers(members);
+    if (members) { this.drawMembers(members); this.drawHosts(members); }
     if (curves) {
       this.lossNote.textContent = curve(this.loss, curves.losses);
       this.rateNote.textContent = stack(this.rate, curves.times);
@@ -191,6 +210,7 @@ class Run {
       ["downtime", story ? seconds(story.downtime_s) : "–"],
       ["saves", count(head.num_saves) + (s.num_failed_saves ? `, ${count(s.num_failed_saves)} failed` : "")],
       ["wall time", seconds(head.accounts.wall)],
+      ...(head.ranks > 1 ? [["ranks a replica", count(head.ranks)]] : []),
     ];
     this.top.replaceChildren(...[
       el("h1", {}, `${s.run_id || this.name} `, el("span", { class: `state ${s.state}` }, s.state)),
@@ -206,6 +226,22 @@ class Run {
     this.cells = grid(this.people, members.hosts);
     this.legend.replaceChildren(...Object.entries(members.codes).filter(([, name]) => members.counts[name]).flatMap(([code, name]) =>
       [key(`--${code}`), `${name} ${count(members.counts[name])}   `]));
+  }
+
+  drawHosts(members) {
+    const many = members.hosts.length > 1 || members.hosts.some((host) => host.host);
+    this.hostsCard.hidden = !many;
+    if (!many) return;
+    const ordered = members.hosts.map((host, index) => ({ ...host, index })).sort((a, b) => (b.lost ? 1 : 0) - (a.lost ? 1 : 0) || a.index - b.index);
+    this.hosts.replaceChildren(...ordered.slice(0, MOST_HOSTS).map((host) => {
+      const states = {};
+      for (const [, code] of host.members) states[members.codes[code]] = (states[members.codes[code]] || 0) + 1;
+      return el("tr", host.lost ? { class: "error" } : {},
+        el("td", {}, host.host || "this machine"), el("td", {}, host.agent), el("td", { class: "n" }, host.address || "–"),
+        el("td", {}, Object.entries(states).map(([state, number]) => `${count(number)} ${state}`).join(", ") || "none"),
+        el("td", { class: "what" }, host.lost ? `lost: ${host.lost}` : host.slots ? `${count(host.slots)} slots` : ""));
+    }));
+    this.hostsNote.textContent = ordered.length > MOST_HOSTS ? `${count(ordered.length - MOST_HOSTS)} more, all of them heard of.` : "";
   }
 
   point(x, y) {
@@ -224,7 +260,8 @@ class Run {
   say(cell) {
     const [name, code, pid, step, detail] = cell.member;
     const at = step ?? this.parts.head?.status.step;
-    this.pointed.textContent = `${name} under ${cell.agent}: ${this.parts.members.codes[code]}, process ${pid}, step ${at ?? "–"}${detail ? `, ${detail}` : ""}`;
+    const where = this.parts.members.hosts.find((host) => host.agent === cell.agent)?.host;
+    this.pointed.textContent = `${name} under ${cell.agent}${where ? ` on ${where}` : ""}: ${this.parts.members.codes[code]}, process ${pid}, step ${at ?? "–"}${detail ? `, ${detail}` : ""}`;
   }
 
   drawTime(head) {
@@ -252,7 +289,19 @@ class Run {
       el("td", { class: "n" }, seconds(g.blocked_s)), el("td", { class: "n" }, bytes(g.written_bytes)),
       el("td", {}, [g.certified ? "certified" : "", g.drained_to ? `copied to ${g.drained_to}` : "", g.pruned ? "removed" : "", g.reason].filter(Boolean).join(", ")))));
     this.suspects.replaceChildren(...(story.suspects.length ? story.suspects.map((row) => el("li", {}, `+${clock(row.since_s)} ${row.what}`)) : [el("li", { class: "soft" }, "Nobody is suspected.")]));
+    this.drawAnatomy(story.anatomy);
+    this.alarms.textContent = story.alarms ? `${story.alarms}.` : "";
+    this.devices.replaceChildren(...(story.device_rows.length ? story.device_rows.map((row) => el("li", {}, `+${clock(row.since_s)} ${row.what}`)) : [el("li", { class: "soft" }, "No alarm, and nothing found about a device.")]));
     this.advice.replaceChildren(...(story.advice.length ? story.advice.map((a) => el("li", {}, `${a.cause} (${a.count}x: ${a.who.slice(0, 8).join(", ")}${a.who.length > 8 ? " …" : ""}): ${a.remedy}`)) : [el("li", { class: "soft" }, "Nothing: no fault is on record.")]));
+  }
+
+  drawAnatomy({ members, said }) {
+    anatomy(this.parting, members, PARTS);
+    this.partRows.replaceChildren(...members.map((member) => el("tr", {},
+      el("td", {}, member.replica), el("td", { class: "n" }, count(member.steps)),
+      ...PARTS.map((part) => el("td", { class: "n" }, seconds(member[`${part}_s`]))), el("td", {}, member.waits_for))));
+    const told = members.length ? said : ["No member has told anything yet."];
+    this.partNotes.replaceChildren(...told.map((text) => el("li", members.length ? {} : { class: "soft" }, text)));
   }
 }
 

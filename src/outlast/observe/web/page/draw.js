@@ -133,3 +133,21 @@ export function grid(canvas, hosts) {
   }
   return cells;
 }
+
+export function anatomy(canvas, members, parts) {
+  const row = 18;
+  canvas.style.height = `${Math.max(1, members.length) * row}px`;
+  const { pen, width, colour } = begin(canvas, Math.max(1, members.length) * row);
+  const left = 56, longest = Math.max(...members.map((member) => parts.reduce((sum, part) => sum + member[`${part}_s`], 0)), 0) || 1;
+  members.forEach((member, index) => {
+    pen.fillStyle = colour("--soft");
+    pen.fillText(member.replica, 0, index * row + 13, left - 4);
+    let x = left;
+    for (const part of parts) {
+      const size = (member[`${part}_s`] / longest) * (width - left - 2);
+      pen.fillStyle = colour(`--${part}`);
+      pen.fillRect(x, index * row + 2, size, row - 5);
+      x += size;
+    }
+  });
+}
