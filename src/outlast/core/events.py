@@ -23,6 +23,12 @@ __all__ = [
 ]  # fmt: skip
 
 
+_SaveFailure = Literal[
+    "writer_failed", "view_changed", "superseded", "diverged", "publish_failed", "unreadable", "drain_failed",
+    "unwritable",
+]  # fmt: skip
+
+
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
     """Base of all events. `at_s`: Unix time."""
 
@@ -222,9 +228,8 @@ class Progress(Event, frozen=True, kw_only=True, tag="progress"):
 
 
 class Stall(Event, frozen=True, kw_only=True, tag="stall"):
-    """A step took `seconds` longer than steps usually take (`usual_s`), and nothing else explains it. `replica`: who
-    was not waiting for others, in `phase` (`outlast.core.phases`) for the longest; empty where all waited. `at_s`: its
-    end."""
+    """A step that ended `at_s` took `seconds` longer than usual (`usual_s`), and nothing else explains it. `replica`: who
+    was not waiting for others, in `phase` (`outlast.core.phases`) for the longest; empty where all waited."""
 
     step: int
     seconds: float
@@ -234,8 +239,7 @@ class Stall(Event, frozen=True, kw_only=True, tag="stall"):
 
 
 class StepAnatomy(Event, frozen=True, kw_only=True, tag="step_anatomy"):
-    """Where a replica's time has gone in the `steps` steps that its process has committed since it joined: `seconds` by
-    part (`outlast.core.step_parts`), and what it has to say of each other one. Sums: the newest holds all before it."""
+    """Where a replica's steps go, and whom it waits for: sums since it joined (`outlast.core.step_parts`)."""
 
     replica: str
     steps: int
@@ -344,16 +348,7 @@ class CheckpointFailed(Event, frozen=True, kw_only=True, tag="checkpoint_failed"
     """A save came to nothing; training goes on and older generations stay. `step` is -1 where it concerns none."""
 
     step: int
-    cause: Literal[
-        "writer_failed",
-        "view_changed",
-        "superseded",
-        "diverged",
-        "publish_failed",
-        "unreadable",
-        "drain_failed",
-        "unwritable",
-    ]
+    cause: _SaveFailure
     reason: str
     url: str
 

@@ -302,8 +302,7 @@ class Stop(Wire, frozen=True, kw_only=True, tag=True):
 
 
 # --- from the coordinator --------------------------------------------------------------------------------------------
-# Each carries the epoch of the coordinator that sent it; members and agents drop what is older than the newest epoch
-# they have seen (rule 1).
+# Each carries its sender's epoch; members and agents drop what is older than the newest that they have seen (rule 1).
 class Welcome(Wire, frozen=True, kw_only=True, tag=True):
     """The first answer to every Hello: from here on, older coordinators are ignored by who reads it."""
 

@@ -79,7 +79,8 @@ def _place(agent: Process | None) -> dict[str, object]:
 
 def _shown_state(replica: Replica) -> str:
     """A replica that ended with the run did not fail, and is not shown as if it had."""
-    return "over" if replica.state == "exited" and replica.detail in {OVER_DETAIL, "finished"} else replica.state
+    over = replica.detail == OVER_DETAIL or replica.detail.partition(":")[0] == "finished"
+    return "over" if replica.state == "exited" and over else replica.state
 
 
 def curves_part(fold: RunFold) -> dict[str, object]:
