@@ -228,8 +228,8 @@ class Progress(Event, frozen=True, kw_only=True, tag="progress"):
 
 
 class Stall(Event, frozen=True, kw_only=True, tag="stall"):
-    """A step that ended `at_s` took `seconds` longer than usual (`usual_s`), and nothing else explains it. `replica`: who
-    was not waiting for others, in `phase` (`outlast.core.phases`) for the longest; empty where all waited."""
+    """A step that ended `at_s` took `seconds` longer than usual (`usual_s`), and nothing else explains it. `replica`:
+    who was not waiting for others, in `phase` (`outlast.core.phases`) for the longest; empty where all waited."""
 
     step: int
     seconds: float
