@@ -21,12 +21,13 @@ PARTS: tuple[Part, ...] = ("load", "compute", "exchange", "wait")
 """Fetching samples; the loop's own code, backward and the optimizer; adding, reducing and copying gradients; waiting
 for other members, which between hosts includes the time that their bytes are under way."""
 
-PART_OF: Mapping[Phase, Part] = MappingProxyType(
-    dict.fromkeys((Phase.LOAD,), "load")
-    | dict.fromkeys((Phase.BODY, Phase.BACKWARD, Phase.RECOMPUTE, Phase.AUDIT, Phase.OPTIMIZER), "compute")
-    | dict.fromkeys((Phase.MERGE, Phase.SCATTER, Phase.REDUCE, Phase.GATHER, Phase.VERDICT, Phase.COMMIT), "exchange")
-    | dict.fromkeys((Phase.SCATTERED, Phase.GATHERED, Phase.HEADER), "wait")
-)
+_OF_PART: Mapping[Part, tuple[Phase, ...]] = {
+    "load": (Phase.LOAD,),
+    "compute": (Phase.BODY, Phase.BACKWARD, Phase.RECOMPUTE, Phase.AUDIT, Phase.OPTIMIZER),
+    "exchange": (Phase.MERGE, Phase.SCATTER, Phase.REDUCE, Phase.GATHER, Phase.VERDICT, Phase.COMMIT),
+    "wait": (Phase.SCATTERED, Phase.GATHERED, Phase.HEADER),
+}
+PART_OF: Mapping[Phase, Part] = MappingProxyType({phase: part for part, row in _OF_PART.items() for phase in row})
 """Phases of a change of views, of a join or of the end belong to no step."""
 
 

@@ -12,7 +12,7 @@ from statistics import median
 import msgspec
 
 from outlast.core import events as ev
-from outlast.core.step_parts import PARTS
+from outlast.core.step_parts import PARTS, PairWait
 
 __all__ = ["Anatomy", "AnatomyFold", "MemberParts", "PairTold", "anatomy_of"]
 
@@ -105,7 +105,7 @@ def _member(event: ev.StepAnatomy) -> MemberParts:
     )
 
 
-def _pair(waiter: str, peer: str, wait: ev.PairWait) -> PairTold:
+def _pair(waiter: str, peer: str, wait: PairWait) -> PairTold:
     return PairTold(waiter=waiter, peer=peer, **msgspec.structs.asdict(wait))
 
 

@@ -24,8 +24,8 @@ class PartsMeter:
     def __init__(self, clock: Callable[[], float]) -> None:
         self.waits = PairWaits()
         self._clock = clock
-        self._seconds = dict.fromkeys(PARTS, 0.0)
-        self._open = dict.fromkeys(PARTS, 0.0)  # of the step under way
+        self._seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
+        self._open: dict[str, float] = dict.fromkeys(PARTS, 0.0)  # of the step under way
         self._steps = 0
         self._due_s, self._pause_s = 0.0, _FIRST_S
         self._told: StepParts | None = None
