@@ -20,6 +20,7 @@ CODES = {
     if isinstance(kind, type) and issubclass(kind, errors.OutlastError)
 }
 NUM_WORKS = 83
+LITERATURE = Path(__file__).with_name("literature.txt")
 ALSO = ["A", "B", "C"]  # the chapter, the article, the study
 
 
@@ -33,6 +34,8 @@ def rows(page: Path) -> list[list[str]]:
 def test_every_work_has_a_line_that_says_what_is_done_of_it() -> None:
     found = [row for row in rows(DOCS / "explanation" / "literature.md") if row[0]]
     assert [row[0] for row in found] == [*map(str, range(1, NUM_WORKS + 1)), *ALSO]
+    listed = dict(line.split(". ", 1) for line in LITERATURE.read_text(encoding="utf-8").splitlines())
+    assert {row[0]: row[1] for row in found[:NUM_WORKS]} == listed, "the works are those of the reading list"
     for number, work, told in found:
         assert len(work) > 8, number
         assert told, number
@@ -81,3 +84,15 @@ def test_every_kind_of_fault_says_who_notices_what_it_costs_and_what_proves_it()
 def test_every_command_s_help_has_examples() -> None:
     """In `cli/_examples.py`; that they name what exists is tested beside the command line."""
     assert set(EXAMPLES) == set(COMMANDS)
+
+
+def test_the_numbers_beside_peers_are_those_of_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(TOP))
+    from benchmarks._numbers_page import PAGE, RESULTS, page
+
+    results = RESULTS.read_text(encoding="utf-8")
+    assert PAGE.read_text(encoding="utf-8") == page(results), "make numbers"
+    with pytest.raises(ValueError, match="has no heading"):
+        page(results.replace("## recovery", "## something else"))
+    with pytest.raises(ValueError, match="has no table"):
+        page(results.replace("Beside its peers in one run", "Elsewhere"))

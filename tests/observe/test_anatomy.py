@@ -7,7 +7,7 @@ from typing import Any
 from outlast.core import events as ev
 from outlast.core.step_parts import PairWait
 from outlast.observe import render_why, why
-from outlast.observe._anatomy import anatomy_of
+from outlast.observe.step_anatomy import anatomy_of
 
 
 def word(replica: str, steps: int = 10, waits: dict[str, PairWait] | None = None, **seconds: float) -> ev.StepAnatomy:

@@ -14,9 +14,9 @@ import msgspec
 
 from outlast.core import events as ev
 from outlast.observe._accounting import Accounting, AccountingFold
-from outlast.observe._anatomy import Anatomy, anatomy_of
 from outlast.observe.checkpoint_words import PLAIN_FAILURES, remedy_of
 from outlast.observe.run_status import Status, status
+from outlast.observe.step_anatomy import Anatomy, anatomy_of
 from outlast.observe.timeline_rows import Row, format_s, timeline
 
 __all__ = ["RUNNING", "Advice", "Why", "remedy", "story_of", "why"]

@@ -15,11 +15,11 @@ import msgspec
 
 from outlast.core import events as ev
 from outlast.observe._accounting import Accounting
-from outlast.observe._anatomy import AnatomyFold
 from outlast.observe._clocks import Clock, clocks
 from outlast.observe._history import History
 from outlast.observe._why import RUNNING, Why, story_of
 from outlast.observe.run_status import Status, StatusFold
+from outlast.observe.step_anatomy import AnatomyFold
 from outlast.observe.timeline_rows import Row, row_of, timeline
 
 __all__ = ["Category", "Generation", "PageRow", "RunFold", "category_of"]

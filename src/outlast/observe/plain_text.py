@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outlast.observe._accounting import Accounting
-from outlast.observe._anatomy import Anatomy
 from outlast.observe._curve import sparkline
 from outlast.observe._why import Why
 from outlast.observe.checkpoint_words import last_save
 from outlast.observe.run_status import Process, Replica, Status
+from outlast.observe.step_anatomy import Anatomy
 from outlast.observe.timeline_rows import Row, format_s, row_of
 
 __all__ = ["render_accounting", "render_anatomy", "render_status", "render_timeline", "render_why", "table"]

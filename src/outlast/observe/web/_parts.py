@@ -10,10 +10,10 @@ from collections import Counter
 
 import msgspec
 
-from outlast.observe._anatomy import Anatomy
 from outlast.observe.checkpoint_words import describe
 from outlast.observe.page_picture import PageRow, RunFold
 from outlast.observe.run_status import OVER_DETAIL, Process, Replica, Status
+from outlast.observe.step_anatomy import Anatomy
 from outlast.observe.timeline_rows import row_of
 
 __all__ = ["chosen", "curves_part", "head_part", "marks_part", "members_part", "row_data", "story_part"]
