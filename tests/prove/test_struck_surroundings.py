@@ -1,17 +1,19 @@
-"""What a struck run has around its processes: a disk that fills up, is read-only or hangs, and a clock that jumps."""
+"""What a struck run has around its processes: a disk that fills up or hangs, a clock that jumps, hosts that go."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from outlast.cli import main
-from outlast.prove import struck_clock, struck_disk
+from outlast.prove import struck_clock, struck_disk, struck_hosts
 from outlast.prove._process_tree import Running
 from outlast.prove._strike_acts import LIMITS, carry_out
 from outlast.prove.script_plan import KINDS, Shape, drawn, planned, read_schedule
@@ -155,9 +157,107 @@ def test_what_this_machine_cannot_is_refused_by_name_and_told_of_otherwise(
 
     monkeypatch.setattr(script_surroundings.struck_clock, "unavailable", lambda: "no compiler")
     assert main(["prove", "run", "--faults", "kill,clock", SCRIPT]) == 3
-    assert "clock: this machine cannot: no compiler" in capsys.readouterr().err
+    assert "clock cannot be put into this run: no compiler" in capsys.readouterr().err
     assert main(["prove", "run", "--schedule", "1:clock:clock:0.3", SCRIPT]) == 3
-    assert ("clock", "this machine cannot: no compiler") in _untested(["kill"], {"clock": "no compiler"})
+    assert ("clock", "cannot be put into this run: no compiler") in _untested(["kill"], {"clock": "no compiler"})
+
+
+# --- hosts -----------------------------------------------------------------------------------------------------------
+class Network:
+    """In place of namespaces: what was done, in order."""
+
+    def __init__(self, num: int, shared: object = ()) -> None:
+        self.did: list[tuple[object, ...]] = []
+
+    def __enter__(self) -> Network:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.did.append(("gone",))
+
+    def address(self, host: int) -> str:
+        return f"10.77.0.{host + 1}"
+
+    def entering(self, host: int) -> list[str]:
+        return ["on", str(host)]
+
+    def start(self, host: int, command: Sequence[str], environ: Mapping[str, str], out: object) -> Agent:
+        self.did.append(("start", host, environ["OUTLAST_SECRET"], environ.get("TOLD")))
+        return Agent()
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *told: self.did.append((name, *told))
+
+
+class Agent:
+    pid, ended = 7, False
+
+    def poll(self) -> int | None:
+        return 0 if self.ended else None
+
+    def wait(self, seconds: float) -> int:
+        if self.ended:
+            return 0
+        raise subprocess.TimeoutExpired("agent", seconds)
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[struck_hosts.StruckHosts]:
+    monkeypatch.setattr(struck_hosts, "HostNetwork", Network)
+    monkeypatch.setattr(struck_hosts, "_ENDED_S", 0.0)
+    with struck_hosts.StruckHosts(tmp_path, 4, 2) as hosts:
+        hosts.start_agents({"TOLD": "x"})
+        yield hosts
+
+
+def did(hosts: struck_hosts.StruckHosts) -> list[tuple[object, ...]]:
+    found = [*cast(Any, hosts)._net.did]
+    cast(Any, hosts)._net.did.clear()
+    return found
+
+
+def test_hosts_go_and_come_back_and_the_first_one_stays(hosts: struck_hosts.StruckHosts) -> None:
+    secret = hosts.environ["OUTLAST_SECRET"]
+    assert did(hosts) == [("start", host, secret, "x") for host in (1, 2, 3)]
+    assert {hosts.picked(pick) for pick in (0.0, 0.2, 0.5, 0.999)} == {1, 2, 3}
+    assert hosts.strike("power", 0.999) == "h3"
+    assert hosts.strike("cable", 0.999) == "", "it is down already"
+    assert hosts.strike("path", 0.0) == "h1"
+    assert hosts.strike("slowlink", 0.5) == "h2"
+    assert did(hosts)[:2] == [("power_off", 3), ("part", 1, 2)]
+    for agent in cast(Any, hosts)._agents.values():
+        agent.ended = True
+    hosts.look()
+    assert did(hosts) == [], "while a host is down nobody is there to start an agent"
+    assert hosts.mend("power")
+    assert did(hosts) == [("mend", 3)]
+    hosts.look()
+    assert did(hosts) == [("start", 3, secret, "x")]
+    assert hosts.mend("slowlink")
+    assert hosts.mend("path")
+    assert did(hosts) == [("unshape", 2), ("join", 1, 2)]
+    assert hosts.strike("hang", 0.999) == "h3"
+    assert hosts.mend("hang")
+    assert did(hosts) == [("signal_all", 3, signal.SIGSTOP), ("signal_all", 3, signal.SIGCONT)]
+
+
+def test_an_agent_that_outlives_its_run_is_told_of_unless_its_host_was_struck(hosts: struck_hosts.StruckHosts) -> None:
+    hosts.strike("cable", 0.0)
+    cast(Any, hosts)._agents[2].ended = True
+    assert hosts.over() == ["the agent of host h3, process 7"]
+    assert [each for each in did(hosts) if each[0] == "signal_all"] == [
+        ("signal_all", h, signal.SIGKILL) for h in (1, 2, 3)
+    ]
+
+
+def test_hosts_are_struck_only_where_there_are_some(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prove", "run", "--faults", "power", SCRIPT]) == 3
+    assert "--hosts 3 puts it on three" in capsys.readouterr().err
+    assert main(["prove", "run", "--hosts", "2", SCRIPT]) == 2
+    assert main(["prove", "run", "--hosts", "3", "--replicas", "1", SCRIPT]) == 2
+    fleets = [drawn(number, 5, Shape(hosts=3), ["power", "kill"]) for number in range(20)]
+    assert {fleet.exchange for fleet in fleets} == {"auto"}
+    assert {fleet.agents for fleet in fleets} == {1}
 
 
 # --- less room than is needed ----------------------------------------------------------------------------------------
@@ -200,9 +300,9 @@ class Stubborn:
     def __init__(self) -> None:
         self.told: list[str] = []
 
-    def strike(self, kind: str, pick: float) -> bool:
+    def strike(self, kind: str, pick: float) -> str:
         self.told.append(f"strike {kind} {pick}")
-        return len(self.told) > 1
+        return "disk" if len(self.told) > 1 else ""
 
     def mend(self, kind: str) -> bool:
         self.told.append(f"mend {kind}")

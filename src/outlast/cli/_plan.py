@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from outlast.cli._plan_figures import Svg, register
+from outlast.cli._plan_month import register_month
 
 if TYPE_CHECKING:
     from outlast.plan.answers import Answer
@@ -69,6 +70,7 @@ def emit(answer: Answer, as_json: bool, svg: str = "") -> None:
 
 
 register(app, emit)
+register_month(app, emit)
 
 
 @app.command()

@@ -23,6 +23,7 @@ def gate(
     faults: Annotated[str, typer.Option(help="Kinds of faults, with commas between; all if not said.")] = "",
     replicas: Annotated[int, typer.Option(help="Replicas of each struck run.")] = 2,
     spares: Annotated[int, typer.Option(help="Spares of each struck run.")] = 1,
+    hosts: Annotated[int, typer.Option(help="On so many hosts, 3 or more: network namespaces, as root.")] = 0,
     config: Annotated[Path | None, typer.Option(help="Settings for all runs, as for outlast run.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Untrue numbers of status and why fail it, too.")] = False,
 ) -> int:
@@ -46,6 +47,7 @@ def gate(
         config=config,
         keep=None,
         shrink=4,
+        hosts=hosts,
     )
     for path in (junit, report):
         check_file(path)

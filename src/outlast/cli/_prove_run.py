@@ -43,6 +43,7 @@ class Options(NamedTuple):
     keep: Path | None
     shrink: int
     resume: Path | None = None
+    hosts: int = 0
     planned: Callable[[Shape], str] | None = None  # the schedule, once it is known how long a run takes
 
 
@@ -56,6 +57,7 @@ def run(
     seed: Annotated[int, typer.Option(help="Fixes the strikes; -1 draws one, and says which.")] = -1,
     replicas: Annotated[int, typer.Option(help="Replicas of each struck run.")] = 2,
     spares: Annotated[int, typer.Option(help="Spares of each struck run.")] = 1,
+    hosts: Annotated[int, typer.Option(help="On so many hosts, 3 or more: network namespaces, as root.")] = 0,
     schedule: Annotated[str, typer.Option(help="One run, struck as a failure printed it.")] = "",
     agents: Annotated[int, typer.Option(help="Agents, with --schedule.")] = 1,
     exchange: Annotated[str, typer.Option(help="auto, shm or c10d, with --schedule.")] = "auto",
@@ -90,6 +92,7 @@ def run(
         keep=keep,
         shrink=shrink,
         resume=resume,
+        hosts=hosts,
     )
     check_file(report)
     found = prove(options, quiet=as_json)
@@ -142,7 +145,7 @@ def prove(options: Options, *, quiet: bool) -> ProofReport:
     results, seed = _found(options.resume, options.seed)
     base = options.keep or Path(tempfile.mkdtemp(prefix="outlast-prove-"))
     base.mkdir(parents=True, exist_ok=True)
-    shape = Shape(replicas=options.replicas, spares=options.spares)
+    shape = Shape(replicas=options.replicas, spares=options.spares, hosts=options.hosts)
     say = _said_to_nobody if quiet else _said
     say(f"seed {seed}; runs with findings are kept in {base}")
     campaign = ScriptCampaign(base, options.script, seed, shape, settings=options.config, keep=options.keep is not None)
@@ -220,6 +223,11 @@ def _kinds(options: Options) -> list[str]:
         and (not options.keep.is_dir() or any(options.keep.iterdir()))
     ):
         raise ConfigError(f"--keep {options.keep} is not an empty directory", remedy="give a new directory")
+    if options.hosts and not (3 <= options.hosts <= 16 and options.replicas > 1):
+        raise ConfigError(
+            f"--hosts {options.hosts} --replicas {options.replicas} cannot be",
+            remedy="3 to 16 hosts, 2 replicas or more: the first host is not struck, and one may be gone",
+        )
     read_schedule(options.schedule)
     names = [name.strip() for name in options.faults.split(",") if name.strip()] or list(KINDS)
     for name in names:
@@ -245,19 +253,32 @@ def _possible(options: Options, kinds: Sequence[str]) -> tuple[list[str], dict[s
     from outlast.prove.script_plan import KINDS, strikes_of
     from outlast.prove.script_surroundings import cannot_be_struck
 
-    reasons = {kind: reason for kind in KINDS if (reason := cannot_be_struck(kind))}
+    reasons = {kind: reason for kind in KINDS if (reason := _not_here(kind, options.hosts) or cannot_be_struck(kind))}
     asked = {kind for kind in kinds if options.faults.strip()} | strikes_of(options.schedule)
     for kind in sorted(asked & reasons.keys()):
         raise EnvironmentFault(
-            f"{kind}: this machine cannot: {reasons[kind]}", did="nothing was started", remedy="--faults without it"
+            f"{kind} cannot be put into this run: {reasons[kind]}",
+            did="nothing was started",
+            remedy="--faults without it",
         )
     return [kind for kind in kinds if kind not in reasons], {k: r for k, r in reasons.items() if k in kinds}
+
+
+def _not_here(kind: str, hosts: int) -> str:
+    """Why a run on so many hosts cannot be struck by this kind."""
+    from outlast.prove.script_plan import KINDS
+
+    if KINDS[kind].roles == ("host",) and not hosts:
+        return "the run is on one host; --hosts 3 puts it on three"
+    return (
+        "a disk that all hosts share is not this campaign's to strike" if "disk" in KINDS[kind].roles and hosts else ""
+    )
 
 
 def _untested(kinds: Sequence[str], impossible: Mapping[str, str]) -> list[tuple[str, str]]:
     from outlast.prove.script_plan import KINDS
 
-    told = [(name, f"this machine cannot: {reason}") for name, reason in impossible.items()]
+    told = [(name, f"cannot be put into this run: {reason}") for name, reason in impossible.items()]
     return told + [(n, "left out by --faults") for n in KINDS if n not in kinds and n not in impossible]
 
 

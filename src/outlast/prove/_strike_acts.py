@@ -14,8 +14,8 @@ __all__ = ["LIMITS", "Surrounding", "carry_out"]
 class Surrounding(Protocol):
     """Something of a run's that is no process, and can be struck as well: its disk, its clock."""
 
-    def strike(self, kind: str, pick: float) -> bool:
-        """Whether it is struck now; if not, it is tried again."""
+    def strike(self, kind: str, pick: float) -> str:
+        """The name of what is struck now; "" if nothing could be, and then it is tried again."""
         ...
 
     def mend(self, kind: str) -> bool:

@@ -136,6 +136,7 @@ _ORDERED = ("the run was", "when the run finished", "when training ended")  # en
 def _blame(record: StrikeRecord, events: Sequence[ev.AnyEvent]) -> Iterator[tuple[str, str]]:
     """Nobody else is said to have failed."""
     hit = {done.name for done in record.done}
+    hit |= {e.agent for e in events if isinstance(e, ev.AgentStarted) and e.host in hit}
     agents = {e.replica: e.agent for e in events if isinstance(e, ev.ReplicaStarted)}
     for event in events:
         if not isinstance(event, ev.ReplicaExited) or event.cause in ("finished", "left", "agent_lost"):

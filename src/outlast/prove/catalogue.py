@@ -19,10 +19,9 @@ _HELD = "the step is held, the true gradient applied, the replica named and repl
 _BOUNDED = "training goes on; what the lie can do is bounded by the rule"
 _FM, _SURVIVE, _GUARDS, _AUDITS = "explanation/failure-model", "how-to/survive", "how-to/guards", "how-to/audits"
 _RULES, _HEALTH, _SAVES, _TRUST = "how-to/rules", "how-to/health", "how-to/checkpoints", "explanation/trust"
-_PROVE, _DEBUG, _PROTOCOL = "how-to/prove", "how-to/debug", "explanation/protocol"
+_PROVE, _DEBUG, _PROTOCOL, _HOSTS = "how-to/prove", "how-to/debug", "explanation/protocol", "how-to/hosts"
 _RUN, _PHASES, _VIRTUAL = "outlast prove run --faults ", "outlast prove faults", "outlast prove protocol"
 _FLIPS, _LIES, _STRANGER = "outlast prove corruption", "outlast prove attacks --attacks ", "outlast prove strikes"
-_ONE_HOST = "a run has one host so far, so it has no link that could do so"
 _NO_DEVICE = "no device can be made to do so from software"
 
 
@@ -83,6 +82,8 @@ CATALOGUE: tuple[FaultKind, ...] = (
               "it stands, or the new one is whole", "parts, heads, generations", _SAVES, _PHASES),
     FaultKind("power cut of the only machine", "crash", "hardware", "-", _AGAIN, "generations on a disk that survives",
               _FM, why_not="nothing on the machine is left that could judge; a reboot would end the campaign as well"),
+    FaultKind("host without power", "crash", "hardware", "its link is cut, then all of it killed: no connection ends",
+              _SAME, "silence removes a host, which may come back", _HOSTS, _RUN + "power"),
     FaultKind("accelerator that fell off the bus", "crash", "hardware", "XID 79 in the kernel's log", _SAME,
               "readings, a new view", _HEALTH, why_not=_NO_DEVICE),
     FaultKind("uncorrectable memory error", "crash", "hardware", "XID 48 or 95, ECC counters", _SAME, "readings, a new "
@@ -104,13 +105,22 @@ CATALOGUE: tuple[FaultKind, ...] = (
               "progress is read from shared memory, not asked for", _FM, _PHASES),
     FaultKind("one deaf pair", "omission", "software", "a member is mute towards one peer", _SAME, "the roll call",
               _PROTOCOL, _PHASES),
-    FaultKind("slow link", "omission", "hardware", "delays in virtual time", _SAME, "learned deadlines", _PROTOCOL,
+    FaultKind("slow link", "omission", "hardware", "what goes to a host passes at 4 Mbit/s", _SAME, "learned deadlines",
+              _HOSTS, _RUN + "slowlink"),
+    FaultKind("late messages", "omission", "hardware", "delays in virtual time", _SAME, "learned deadlines", _PROTOCOL,
               _VIRTUAL),
     FaultKind("broken connection", "omission", "hardware", "a cut in virtual time", "one of the two is removed",
               "suspicion, a new view", _PROTOCOL, _VIRTUAL),
     FaultKind("one-way partition", "omission", "hardware", "a cut in one direction, in virtual time", _SAME,
               "the lease", _PROTOCOL, _VIRTUAL),
-    FaultKind("lossy link", "omission", "hardware", "-", _SAME, "TCP, the lease", _FM, why_not=_ONE_HOST),
+    FaultKind("lossy link", "omission", "hardware", "bursts of packets to a host are dropped", _SAME, "TCP, the lease",
+              _HOSTS, _RUN + "lossy"),
+    FaultKind("pulled cable", "omission", "hardware", "a host's link is down, and no connection ends",
+              _SAME, "silence removes a host", _HOSTS, _RUN + "cable"),
+    FaultKind("broken path between two hosts", "omission", "hardware", "packets between the two go nowhere, and to all "
+              "others arrive", _SAME, "one end of each broken path is removed", _HOSTS, _RUN + "path"),
+    FaultKind("kernel that hangs", "omission", "hardware", "SIGSTOP to every process of a host", _SAME,
+              "silence removes a host", _HOSTS, _RUN + "hang"),
     FaultKind("full disk", "omission", "software", "all room of the file system under the checkpoints is taken",
               "training goes on, the save is told as failed", "old generations stand", _SAVES, _RUN + "full"),
     FaultKind("read-only disk", "omission", "hardware", "the file system under the checkpoints is remounted",

@@ -213,6 +213,15 @@ class HostNetwork:
         for here, there in ((one, other), (other, one)):
             self._do([*self._into(here + 1), "ip", "neigh", "del", self.address(there), "dev", "eth0"])
 
+    def shape(self, host: int, *words: str) -> None:
+        """Let what goes to this host through a bucket of tokens: `words` are those of `tc` for tbf. A long latency
+        makes a slow link, a short one a lossy link, as what does not fit is dropped."""
+        self._bridge("tc", "qdisc", "replace", "dev", f"v{host}", "root", "tbf", *words)
+
+    def unshape(self, host: int) -> None:
+        """As fast as it was."""
+        self._bridge("tc", "qdisc", "del", "dev", f"v{host}", "root")
+
     # --- the end -------------------------------------------------------------------------------------------------
     def _end(self) -> None:
         for child in self._started:

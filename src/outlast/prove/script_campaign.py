@@ -204,7 +204,9 @@ class ScriptCampaign:
 
         saved = Path(self._baseline.fleet) / "checkpoints" if self._baseline is not None else folder
         saved_bytes = sum(path.stat().st_size for path in saved.rglob("*") if path.is_file())
-        surroundings = ScriptSurroundings(folder, {strike.roles[0] for strike in fleet.strikes}, saved_bytes)
+        roles, num = {strike.roles[0] for strike in fleet.strikes}, self.shape.hosts if fleet.replicas > 1 else 0
+        slots = -(-(fleet.replicas + fleet.spares) // max(1, num - 1))  # so that there is room when a host is gone
+        surroundings = ScriptSurroundings(folder, roles, saved_bytes, (num, slots if num else 0))
 
         def launch(place: Path, struck: StruckFleet) -> Driven:
             driven = self._launch(place, fleet, every, surroundings)
@@ -232,8 +234,13 @@ class ScriptCampaign:
         config = folder / "run.toml"
         config.write_text("[run]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
         environ = {"TMPDIR": str(folder / "tmp"), VARIABLE: str(folder.resolve()), **around.environ}
-        options = ["--config", str(config)]
-        return Driven(folder / "run", options, self.script, faults=fleet.faults, environ=environ, prefix=around.prefix)
+        options = ["--config", str(config), *around.options]
+        driven = Driven(
+            folder / "run", options, self.script, faults=fleet.faults, environ=environ, prefix=around.prefix
+        )
+        if around.hosts is not None:
+            around.hosts.start_agents(environ)
+        return driven
 
     def _folder(self, name: str) -> Path:
         """A new one: a fleet may be struck again."""

@@ -61,6 +61,12 @@ KINDS: dict[str, Kind] = {
     "readonly": Kind("", 2, ("disk",), lasts=True),
     "frozen": Kind("", 2, ("disk",), lasts=True),
     "clock": Kind("", 2, ("clock",)),
+    "power": Kind("", 2, ("host",), lasts=True),
+    "cable": Kind("", 2, ("host",), lasts=True),
+    "hang": Kind("", 1, ("host",), lasts=True),
+    "path": Kind("", 1, ("host",), lasts=True),
+    "slowlink": Kind("", 1, ("host",), lasts=True),
+    "lossy": Kind("", 1, ("host",), lasts=True),
     "brownout": Kind("SIGKILL", 2),
     "phase": Kind("", 4, _RANKS),
 }
@@ -74,7 +80,7 @@ PHASES = (
 INSIDE = ("SIGKILL", "SIGSTOP", "exit", "raise")
 """What is done there."""
 _TARGETS: dict[Role, int] = {
-    "replica": 9, "spare": 3, "agent": 2, "coordinator": 4, "nursery": 3, "disk": 1, "clock": 1
+    "replica": 9, "spare": 3, "agent": 2, "coordinator": 4, "nursery": 3, "disk": 1, "clock": 1, "host": 1
 }  # fmt: skip
 _MOST_COORDINATORS = 4  # beyond a few in a minute the launcher gives up, as it should
 _MOST_STRIKES = 7
@@ -82,13 +88,14 @@ _MOST_STRIKES = 7
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """What is the same in all fleets of a campaign. `length_s`, `begin_s`: of an undisturbed run, to its end and to its
-    first step; `steps`: how many it commits."""
+    first step; `steps`: how many it commits; `hosts`: on how many, 0 for this machine alone."""
 
     replicas: int = 2
     spares: int = 1
     length_s: float = 20.0
     begin_s: float = 5.0
     steps: int = 100
+    hosts: int = 0
 
 
 class ScriptFleet(StruckFleet, frozen=True, kw_only=True):
@@ -128,8 +135,8 @@ def drawn(number: int, seed: int, shape: Shape, kinds: Collection[str]) -> Scrip
         setting=Setting(dtype="script"),
         replicas=shape.replicas,
         spares=shape.spares,
-        agents=rng.randint(1, 2),
-        exchange=rng.choice(("shm", "shm", "c10d")),
+        agents=1 if shape.hosts else rng.randint(1, 2),
+        exchange="auto" if shape.hosts else rng.choice(("shm", "shm", "c10d")),
         keeps=keeps or "disk" in {strike.roles[0] for strike in strikes},
         stranger=False,
         strikes=tuple(strikes),

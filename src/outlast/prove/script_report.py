@@ -152,6 +152,7 @@ def command_of(script: Sequence[str], result: ScriptResult, shape: Shape) -> str
     words = ["outlast", "prove", "run", "--schedule", result.schedule, "--replicas", str(shape.replicas)]
     words += ["--spares", str(shape.spares), "--agents", str(result.agents), "--exchange", result.exchange]
     words += ["--checkpoints"] if result.keeps else ["--no-checkpoints"]
+    words += ["--hosts", str(shape.hosts)] if shape.hosts else []
     return shlex.join([*words, *script])
 
 

@@ -138,7 +138,8 @@ def _holders(seen: Watched) -> set[str]:
 
 
 def _struck(seen: Watched) -> set[str]:
-    """Replicas that were, or whose agents were."""
+    """Replicas that were, or whose agents or hosts were."""
     hit = {done.name for done in seen.record.done}
+    hit |= {e.agent for e in seen.events if isinstance(e, ev.AgentStarted) and e.host in hit}
     agents = {e.replica: e.agent for e in seen.events if isinstance(e, ev.ReplicaStarted)}
     return hit | {replica for replica, agent in agents.items() if agent in hit}

@@ -14,7 +14,7 @@ __all__ = ["EVERY", "MICROBATCHES", "ROLES", "ROWS", "STEPS", "Role", "Setting",
 
 STEPS, MICROBATCHES, EVERY, ROWS = 400, 8, 25, 4
 
-Role = Literal["replica", "spare", "agent", "coordinator", "nursery", "disk", "clock"]
+Role = Literal["replica", "spare", "agent", "coordinator", "nursery", "disk", "clock", "host"]
 ROLES: tuple[Role, ...] = ("replica", "spare", "agent", "coordinator", "nursery")
 """Those that are processes."""
 

@@ -27,6 +27,7 @@ from outlast.prove._process_tree import Running, left_behind, processes, process
 from outlast.prove._strangers import Stranger
 from outlast.prove._strike_acts import Surrounding, carry_out
 from outlast.prove.strike_plan import EVERY, MICROBATCHES, ROWS, STEPS, Role, Strike, StruckFleet
+from outlast.prove.struck_hosts import StruckHosts
 
 __all__ = ["HANG_S", "SLOW", "Done", "Life", "StrikeRecord", "StatusSample", "Striker"]
 
@@ -142,6 +143,9 @@ class Striker:
                     break
                 watch(record)
             record.ended_s = self._now()
+            hosts = self._around.get("host")
+            if isinstance(hosts, StruckHosts):
+                record.left = hosts.over()
             record.exit_code = driven.process.poll()
             driven.poll()
             self.events = driven.events
@@ -168,6 +172,10 @@ class Striker:
         """Who lives, and what was committed."""
         now = self._now()
         self._alive = processes(driven.process.pid)
+        hosts = self._around.get("host")
+        if isinstance(hosts, StruckHosts):
+            hosts.look()
+            self._alive += [seen for pid in hosts.pids for seen in processes(pid)]
         for seen in self._alive:
             life = self._lives.get((seen.pid, seen.born))
             if life is None:
@@ -249,9 +257,10 @@ class Striker:
         return False
 
     def _strike_around(self, what: Surrounding, role: Role, strike: Strike) -> bool:
-        if not what.strike(strike.named, strike.pick):
+        name = what.strike(strike.named, strike.pick)
+        if not name:
             return False
-        done = Done(at_s=self._now(), kind=strike.named, role=role, pid=0, name=role, state="")
+        done = Done(at_s=self._now(), kind=strike.named, role=role, pid=0, name=name, state="")
         self._struck(done, strike.continue_s, lambda: what.mend(strike.named))
         return True
 
@@ -298,7 +307,7 @@ class Striker:
         temporary = [f"{path} in its TMPDIR" for path in (self.folder / "tmp").iterdir()]
         pids = {str(life.pid) for life in record.lives}
         shared = [f"/dev/shm/{p.name}" for p in Path("/dev/shm").iterdir() if pids & set(p.name.split("_"))]
-        record.left = [*left, *temporary, *shared]
+        record.left += [*left, *temporary, *shared]
         record.why = _printed(["why", str(run_dir)], self._environ)
         record.status = record.status or _printed(["status", str(run_dir)], self._environ)
 

@@ -121,12 +121,12 @@ class StruckClock:
         before = os.environ.get("LD_PRELOAD", "")
         self.environ = {"LD_PRELOAD": f"{library} {before}".strip(), _ENVIRONMENT: str(self._shift)}
 
-    def strike(self, kind: str, pick: float) -> bool:
+    def strike(self, kind: str, pick: float) -> str:
         """Jump; `pick`: 0 for a day back from the true time, just below 1 for a day ahead of it."""
         with self._shift.open("r+b") as file, mmap.mmap(file.fileno(), 8) as page:
             page[:] = struct.pack("@q", round((2.0 * pick - 1.0) * _FARTHEST_S * 1e9))
-        return True
+        return "clock"
 
     def mend(self, kind: str) -> bool:
         """Back to the true time, which is a jump as well."""
-        return self.strike(kind, 0.5)
+        return bool(self.strike(kind, 0.5))

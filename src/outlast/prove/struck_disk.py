@@ -111,14 +111,17 @@ class StruckDisk:
             shutil.copytree(self._seen / part, to, dirs_exist_ok=True)
 
     # --- strikes -------------------------------------------------------------------------------------------------
-    def strike(self, kind: str, pick: float) -> bool:
-        """Whether it is so from now on. A disk that is being written to cannot be made read-only at once, and to one
+    def strike(self, kind: str, pick: float) -> str:
+        """`disk`, if it is so from now on. A disk that is being written to cannot be made read-only at once, and to one
         that hangs nothing else can be done, or whoever did it would hang as well."""
         if self._freezer is not None:
-            return False
-        if kind == "full":
-            return self._fill()
-        return self._do("mount", "-o", "remount,ro", str(self.place)) if kind == "readonly" else self._freeze()
+            return ""
+        acts = {
+            "full": self._fill,
+            "readonly": lambda: self._do("mount", "-o", "remount,ro", str(self.place)),
+            "frozen": self._freeze,
+        }
+        return "disk" if acts[kind]() else ""
 
     def mend(self, kind: str) -> bool:
         """As it was before; False if that has to wait for another strike's end."""
