@@ -36,6 +36,14 @@ def doctor(
     burn_in: Annotated[
         float | None, typer.Option("--burn-in", help="Stress each device with known answers, for MINUTES in all.")
     ] = None,
+    answer: Annotated[
+        str | None, typer.Option(help="Answer at ADDRESS:PORT for other hosts' --reach, and do nothing else.")
+    ] = None,
+    seconds: Annotated[float, typer.Option("--for", help="With --answer: for so many seconds.")] = 600.0,
+    reach: Annotated[
+        list[str] | None,
+        typer.Option(help="ADDRESS:PORT of a host that answers: round trip, speed, clock."),
+    ] = None,
     compare: Annotated[
         list[Path] | None, typer.Option(help="Reports (--json) of hosts to hold against each other; more than once.")
     ] = None,
@@ -50,6 +58,8 @@ def doctor(
     if compare:
         told = room.report("fleet", room.compare([_read(path) for path in compare]), {}, 0.0)
         return _tell(told, as_json, strict)
+    if answer is not None:
+        return _answer(answer, seconds)
     given = {"replicas": replicas, "checkpoint_dir": checkpoint_dir}
     settings = resolve(cli=given, environ=os.environ, file=config).config
     places = {"run directory": run_dir}
@@ -60,6 +70,10 @@ def doctor(
         findings += _deep(settings, model)
     elif model is not None or burn_in is not None:
         raise ConfigError("--quick tries no model and no device", remedy="leave --quick, or --model and --burn-in, out")
+    for address in reach or ():
+        from outlast.doctor.network import look_at_host
+
+        findings += look_at_host(address)
     if burn_in is not None:
         findings += _burnt_in(burn_in)
     facts = room.facts()
@@ -81,6 +95,27 @@ def _deep(settings: RunConfig, model: str | None) -> list[Finding]:
     print("outlast: asking devices what the answers are known to; --quick leaves that out", file=sys.stderr, flush=True)
     findings += look_at_devices()
     return findings + (list(repeats(model)) if model is not None else [])
+
+
+def _answer(address: str, seconds: float) -> int:
+    """Until the time is over, or a key is pressed."""
+    import threading
+
+    from outlast.doctor.network import Answering
+
+    if not 0 < seconds < float("inf"):
+        raise ConfigError(f"--for {seconds:g} is no time", remedy="seconds, above 0")
+    answering = Answering(address)
+    print(f"outlast: answering at {answering.address} for {seconds:g} s; elsewhere: outlast doctor --reach "
+          f"{answering.address}", file=sys.stderr, flush=True)  # fmt: skip
+    try:
+        threading.Event().wait(seconds)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        answering.close()
+    print(f"outlast: {answering.num_callers} calls were answered", file=sys.stderr)
+    return 0
 
 
 def _burnt_in(minutes: float) -> list[Finding]:

@@ -66,6 +66,8 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "doctor": (
         ("outlast doctor --quick --replicas 4", "this host, in a moment"),
         ("outlast doctor --model check.py:make", "does this model give the same bits twice?"),
+        ("outlast doctor --answer 10.0.0.1:7799", "on one host; on another one:"),
+        ("outlast doctor --quick --reach 10.0.0.1:7799", "what lies between the two"),
         ("outlast doctor --compare a.json --compare b.json", "do hosts agree?"),
     ),
     "prove": (
