@@ -26,7 +26,7 @@ from outlast.runtime.member._rank_reports import stall_of
 from outlast.runtime.member._siblings import Siblings
 from outlast.runtime.member.sibling_saves import SiblingSaves
 from outlast.runtime.settings.rank_limits import check_protected, check_ranks, check_sharded, effective, unlike_told
-from outlast.runtime.transport import rank_channel as say
+from outlast.runtime.transport import rank_words as say
 from outlast.runtime.transport import save_messages as wire
 from outlast.runtime.transport.connections import PeersLost
 from outlast.runtime.transport.rank_channel import call_lead, meet_ranks

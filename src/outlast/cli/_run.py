@@ -226,7 +226,6 @@ def launch(
     from outlast.cli._streams import unheard
     from outlast.observe import Live
     from outlast.runtime.host.launcher import Launcher
-    from outlast.runtime.settings.rank_limits import unlike_told
 
     launcher = Launcher(resolved=resolved, command=command, run_dir=run_dir, began_at_s=_began_at_s())
     launcher.host, launcher.secret = host or launcher.host, secret or launcher.secret
@@ -241,8 +240,6 @@ def launch(
     def ready() -> None:
         with unheard():
             print(f"outlast: {run_dir} (logs of the replicas under logs/)", flush=True)
-            if told := unlike_told(resolved.config):
-                print(f"outlast: {told}", flush=True)
             if launcher.awaits:
                 print(f"outlast: {launcher.awaits} of other hosts: {_joining(launcher.endpoint, run_dir)}", flush=True)
 

@@ -34,7 +34,7 @@ from outlast.runtime.host._rank_blocks import RankBlocks
 from outlast.runtime.host._snapshot_memory import hold_memory, slots_of
 from outlast.runtime.host.silence import Watch
 from outlast.runtime.settings import run_clock
-from outlast.runtime.settings.rank_limits import check_ranks, effective
+from outlast.runtime.settings.rank_limits import check_ranks
 from outlast.runtime.transport.endpoints import data_address, listen_on, read_host_port, shown
 from outlast.runtime.transport.frames import Link
 from outlast.runtime.transport.progress_block import Progress
@@ -109,7 +109,7 @@ class Launcher:
     def run(self) -> RunEnd:
         """From nothing to the end of the run. ConfigError, EnvironmentFault before anything was started."""
         check_ranks(self.resolved.config)
-        self.resolved = msgspec.structs.replace(self.resolved, config=effective(anchored(self.resolved.config)))
+        self.resolved = msgspec.structs.replace(self.resolved, config=anchored(self.resolved.config))
         listening = self._listen()
         try:
             hold, found_by = hold_memory(self._num_held * self.resolved.config.ranks)

@@ -1,12 +1,14 @@
 """What a member does for joiners: a snapshot when it is ordered, then its slices of every outcome (protocol, 18).
 
-Sends from the streams' own threads, so a joiner's slowness or death costs no step. Decides nothing.
+Sends from the streams' own threads, so a joiner's slowness or death costs no step. Decides nothing. Each rank of a
+replica serves the rank of equal place of one that joins, with what lies here: the lead says when (`LaneDonor` is told
+the same on all of them).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -14,6 +16,7 @@ from outlast.core.phases import Phase
 from outlast.core.protocol import Member, Order, ServeId, View
 from outlast.runtime.joining._feeds import Flushed, Share, Stream
 from outlast.runtime.training.frozen import OutcomeShare
+from outlast.runtime.transport.rank_words import CloseStreams, FeedJoiners, FeedWhole, FlushStreams, ServeJoiner
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,70 +26,72 @@ if TYPE_CHECKING:
     from outlast.runtime.training.loop_state import Lived
     from outlast.runtime.training.step_checks import Meta
 
-__all__ = ["Donor"]
+__all__ = ["Donor", "LaneDonor", "lane_address", "lanes_address"]
 
 
-class Donor:
-    """See the module. `streams`: by joiner."""
+def lanes_address(addresses: list[str]) -> str:
+    """One string for where the ranks of a replica are reached, its lead first."""
+    return "|".join(addresses)
 
-    def __init__(self, env: Environment, engine: Engine, member: Member, enter: Callable[..., None]) -> None:
-        self.env, self.engine, self.member, self.enter = env, engine, member, enter
+
+def lane_address(address: str, place: int) -> str:
+    """Where one of them is; the empty string if there is none."""
+    return dict(enumerate(address.split("|"))).get(place, "")
+
+
+class LaneDonor:
+    """What one rank does. `streams`: by joiner."""
+
+    def __init__(self, env: Environment, engine: Engine, enter: Callable[..., None]) -> None:
+        self.env, self.engine, self.enter = env, engine, enter
         self.streams: dict[str, Stream] = {}
 
-    def _stream(self, joiner: str, serve: ServeId = (0, 0)) -> Stream:
+    def _stream(self, joiner: str, address: str, serve: ServeId = (0, 0)) -> Stream:
         if joiner not in self.streams:
-            env, address = self.env, self.member.contacts.get(joiner, "")
-            self.streams[joiner] = Stream(env.run_id, env.me, joiner, address, env.secret, serve)
+            env, at = self.env, lane_address(address, self.env.place)
+            self.streams[joiner] = Stream(env.run_id, env.me, joiner, at, env.secret, serve)
         return self.streams[joiner]
 
-    def carry_out(self, order: Order, view: View) -> None:
-        """Freeze my share of the state for a joiner, if that is the order."""
-        if order.kind == "serve":
-            self.enter(Phase.SERVE_SNAPSHOT)
-            old = self.streams.pop(order.joiner, None)
-            if old is not None:
-                old.close()
-            index = view.members.index(self.env.me)
-            frozen, lo, hi, total, plain = self.engine.freeze(index, len(view.members))
-            meta = b""
-            if index == 0 and self.engine.meta is not None and not self.member.held_back:  # the loops are where it says
-                meta = msgspec.msgpack.encode(self.engine.meta)
-            share = Share(self.member.committed, lo, hi, total, plain if index == 0 else b"", meta)
-            self._stream(order.joiner, order.serve).put(share, None, frozen)
+    def serve(self, order: ServeJoiner, committed: int) -> None:
+        """Freeze my share of the state as it is now, for a joiner."""
+        self.enter(Phase.SERVE_SNAPSHOT)
+        old = self.streams.pop(order.joiner, None)
+        if old is not None:
+            old.close()
+        frozen, lo, hi, total, plain = self.engine.freeze(order.index, order.count)
+        meta = msgspec.msgpack.encode(self.engine.meta) if order.told and self.engine.meta is not None else b""
+        share = Share(committed, lo, hi, total, plain if order.index == 0 else b"", meta)
+        self._stream(order.joiner, order.address, order.serve).put(share, None, frozen)
 
-    def feed(self, view: View, meta: Meta) -> None:
+    def feed(self, order: FeedJoiners, meta: Meta) -> None:
         """My slices of a decided outcome to every joiner that I serve."""
         live = {name: stream for name, stream in self.streams.items() if not stream.broken}
         self.streams = live
         if not live:
             return
         self.enter(Phase.SERVE_STREAM)
-        index = view.members.index(self.env.me)
-        slices = [(b.index, *b.slices(len(view.members))[index]) for b in self.engine.layout.buckets]
+        slices = [(b.index, *b.slices(order.count)[order.index]) for b in self.engine.layout.buckets]
         outcome, payload = self.engine.portion(meta, slices, whole=False)
-        outcome = msgspec.structs.replace(outcome, last=self.member.switching)
+        outcome = msgspec.structs.replace(outcome, last=order.last)
         lived = self.engine.loop.copy(meta.step)  # all keep it: who is first now may be gone with the view
-        if index == 0:
+        if order.index == 0:
             outcome = _with_lived(outcome, payload, lived)
         for stream in live.values():
             stream.put(outcome, payload)
 
-    def formed(self, view: View) -> None:
-        """Spares that the view feeds learn its last outcome whole, from the first member: the old view's slices may
-        have gone with their sender."""
+    def feed_whole(self, order: FeedWhole) -> None:
+        """Spares that a new view feeds learn its last outcome whole: the old view's slices may have gone with their
+        sender."""
         meta, kept = self.engine.newest, self.engine.loop.kept
-        whole = view.members[0] == self.env.me and self.member.keeps_output
-        if self.engine.late is not None and self.engine.robust is not None:
-            whole = False  # its rows' momentum is not applied yet
-        for name in view.attached:
-            stream = self._stream(name)  # a spare that became a member has none yet
-            if whole and meta is not None:
+        for name, address in order.addresses.items():
+            stream = self._stream(name, address)  # a spare that became a member has none yet
+            if order.whole and meta is not None:
                 outcome, payload = self.engine.portion(meta, (), whole=True)
                 if kept is not None and kept.step == meta.step:
                     outcome = _with_lived(outcome, payload, kept)
                 stream.put(outcome, payload)
 
-    def flush(self, view: View) -> None:
+    def flush_for(self, view: View) -> None:
         """Nothing of the old view follows; who is a member now is fed no more."""
         for name, stream in list(self.streams.items()):
             if name in view.members or name in view.attached:
@@ -95,11 +100,61 @@ class Donor:
                 stream.close()
                 del self.streams[name]
 
-    def close(self) -> None:
+    def close_all(self) -> None:
         """Send what is queued, then end all streams."""
         for stream in self.streams.values():
             stream.close()
         self.streams.clear()
+
+
+class Donor(LaneDonor):
+    """The member's: says what each of its ranks is to do. `others` takes a word for them."""
+
+    def __init__(
+        self,
+        env: Environment,
+        engine: Engine,
+        member: Member,
+        enter: Callable[..., None],
+        others: Callable[[Any], None] = lambda word: None,
+    ) -> None:
+        super().__init__(env, engine, enter)
+        self.member, self._others = member, others
+
+    def carry_out(self, order: Order, view: View) -> None:
+        """Freeze my share of the state for a joiner, if that is the order."""
+        if order.kind == "serve":
+            index = view.members.index(self.env.me)
+            told = index == 0 and not self.member.held_back  # the loops are where the newest step left them
+            address = self.member.contacts.get(order.joiner, "")
+            word = ServeJoiner(order.joiner, address, order.serve, index, len(view.members), told)
+            self._others(word)
+            self.serve(word, self.member.committed)
+
+    def fed(self, view: View, meta: Meta) -> FeedJoiners:
+        """Feed my slices of a decided outcome to joiners. Returns what the other ranks are to do."""
+        word = FeedJoiners(view.members.index(self.env.me), len(view.members), self.member.switching)
+        self.feed(word, meta)
+        return word
+
+    def formed(self, view: View) -> None:
+        """The view works: its first member has the newest outcome for the spares that hang on it."""
+        whole = view.members[0] == self.env.me and self.member.keeps_output
+        if self.engine.late is not None and self.engine.robust is not None:
+            whole = False  # its rows' momentum is not applied yet
+        word = FeedWhole({name: self.member.contacts.get(name, "") for name in view.attached}, whole)
+        self._others(word)
+        self.feed_whole(word)
+
+    def flush(self, view: View) -> None:
+        """As `flush_for`, on all ranks."""
+        self._others(FlushStreams(view))
+        self.flush_for(view)
+
+    def close(self) -> None:
+        """As `close_all`, on all ranks."""
+        self._others(CloseStreams())
+        self.close_all()
 
 
 def _with_lived(outcome: OutcomeShare, payload: list[Tensor], lived: Lived) -> OutcomeShare:

@@ -27,7 +27,7 @@ from outlast.runtime.training.engine import Engine
 from outlast.runtime.training.samples import Samples
 from outlast.runtime.training.state import State
 from outlast.runtime.training.witness import Witness
-from outlast.runtime.transport.rank_channel import SavesSay
+from outlast.runtime.transport.rank_words import SavesSay
 
 __all__ = ["assemble", "judge"]
 

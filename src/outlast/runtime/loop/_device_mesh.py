@@ -9,7 +9,7 @@ from typing import Any
 
 from outlast.errors import ConfigError
 from outlast.runtime.host.environment import Environment
-from outlast.runtime.transport.rank_channel import OpenWorld
+from outlast.runtime.transport.rank_words import OpenWorld
 
 __all__ = ["mesh_of"]
 

@@ -27,7 +27,7 @@ from outlast.runtime.training.arguments import positive
 from outlast.runtime.training.followers import check_follower
 from outlast.runtime.training.run_facts import warm_up
 from outlast.runtime.training.state import digest_of
-from outlast.runtime.transport.rank_channel import RankFailed
+from outlast.runtime.transport.rank_words import RankFailed
 
 __all__ = ["FollowingTraining", "no_evaluation"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outlast.core.protocol import messages as m
-from outlast.runtime.transport.rank_channel import LaneStalled, RankFailed
+from outlast.runtime.transport.rank_words import LaneStalled, RankFailed
 
 __all__ = ["failure_of", "stall_of"]
 

@@ -23,7 +23,7 @@ from outlast.errors import CheckpointError, StepMisuse, ViewAbandoned
 from outlast.runtime.exchange.plane import ExchangeTask, Plane, Reduction
 from outlast.runtime.training.engine import Engine
 from outlast.runtime.training.step_checks import Meta
-from outlast.runtime.transport import rank_channel as say
+from outlast.runtime.transport import rank_words as say
 from outlast.runtime.transport.connections import PeersLost
 from outlast.runtime.transport.mesh import Mesh
 from outlast.runtime.transport.rank_channel import RankPipe
@@ -53,6 +53,7 @@ class Siblings:
             pipe.wakes_too = wake_fd
         self.addresses: list[str] = []
         self.state: list[int] = []  # what the others said of theirs, in the newest exchange
+        self.joined = False  # whether the one that an outcome is handed to came in by replaying
         self.can_save = True  # all of them, as they said in the newest exchange
         self.reported = False  # a failure of the script, to the coordinator
         self._number = 0  # of what was asked for last: answers to anything else are old
@@ -80,15 +81,15 @@ class Siblings:
     def compute(self, step: int, leaf: int) -> None:
         self.tell(say.ComputeLeaf(step, leaf))
 
-    def expect(self, first: Sequence[int], share: Sequence[int], step: int, since: int) -> None:
-        self.tell(say.ExpectLeaves(tuple(first), tuple(share), step, since))
+    def expect(self, word: say.ExpectLeaves) -> None:
+        self.tell(word)
 
     def form(self, view: View, lanes: dict[str, list[str]], held: Sequence[tuple[int, int]]) -> None:
         """The view of which the roll was called, to each with the addresses of its own lane."""
         self._number += 1
         for place, pipe in enumerate(self.pipes):
             addresses = {name: told[place] for name, told in lanes.items() if place < len(told)}
-            pipe.send(say.FormLane(self._number, view, addresses, tuple(held)))
+            pipe.send(say.FormLane(self._number, view, addresses, tuple(held), not view.start))
 
     def drop(self) -> None:
         """The view is over; what was asked for is no longer waited for."""
@@ -100,10 +101,10 @@ class Siblings:
         self._number += 1
         self.tell(word(self._number))
 
-    def apply(self, meta: Meta) -> None:
+    def apply(self, meta: Meta, feed: say.FeedJoiners | None) -> None:
         """The commit point of the replica: the step is decided, and every lane is complete."""
         if self.pipes:
-            self.tell(say.ApplyOutcome(msgspec.msgpack.encode(meta)))
+            self.tell(say.ApplyOutcome(msgspec.msgpack.encode(meta), feed))
 
     def end(self, finished: bool) -> None:
         """Training is over for this replica. Once or more."""
@@ -123,14 +124,14 @@ class Siblings:
                 self._take(pipe, kind, answers)
             if len(answers) == len(self.pipes):
                 return [answers[pipe.place] for pipe in self.pipes]
-            (wait or self._wait)()
+            (wait or self.rest)()
             now_s = self._clock()
             if wait is not None and now_s - told_s >= self._patience():
                 told_s = now_s
                 self._stalled(now_s - began_s)
 
-    def _wait(self) -> None:
-        """In no view yet: a rank that is lost ends this process."""
+    def rest(self) -> None:
+        """Wait for a word of anybody, for a while. In no view yet: a rank that is lost ends this process."""
         poll = select.poll()
         poll.register(self._wake_fd, select.POLLIN)
         poll.poll(_LOOK_S * 1000.0)
@@ -222,7 +223,7 @@ class LanedPlane:
         return found
 
     def give(self, step: int, meta: bytes, to: Sequence[str]) -> None:
-        self.siblings.ask(lambda number: say.GiveOutcome(number, step, tuple(to)))
+        self.siblings.ask(lambda number: say.GiveOutcome(number, step, tuple(to), self.siblings.joined))
         self.own.give(step, meta, to)
 
     def take(self, step: int, donor: str) -> bytes:
@@ -230,7 +231,7 @@ class LanedPlane:
         self.siblings.ask(lambda number: say.TakeOutcome(number, step, donor))
         told = self.own.take(step, donor)
         self.siblings.gather(say.LaneTaken, self._wait)
-        self.siblings.tell(say.SettleOutcome(told))
+        self.siblings.tell(say.SettleOutcome())
         return told
 
     def look_again(self, slices: Sequence[tuple[int, str]]) -> dict[tuple[int, str], tuple[int, int]]:

@@ -37,12 +37,13 @@ from outlast.runtime.checks.verdict_round import compare_roll
 from outlast.runtime.exchange.plane import Plane
 from outlast.runtime.exchange.slots import Memory
 from outlast.runtime.host.environment import Environment
-from outlast.runtime.joining.donor import Donor
+from outlast.runtime.joining.donor import Donor, lane_address, lanes_address
 from outlast.runtime.joining.joiner import Spare
 from outlast.runtime.member._heartbeat import Pace, ping, stalled
 from outlast.runtime.member._phase_clock import PhaseClock
 from outlast.runtime.member._plane_choice import make_plane
 from outlast.runtime.member._rank_reports import failure_of, stall_of
+from outlast.runtime.member._sibling_lanes import SiblingLanes
 from outlast.runtime.member._siblings import LanedPlane, Siblings
 from outlast.runtime.member.link import MemberLink, SoloLink
 from outlast.runtime.saving.member_saves import Saves
@@ -53,7 +54,7 @@ from outlast.runtime.training.script_files import script_files
 from outlast.runtime.transport.connections import Listener, PeersLost
 from outlast.runtime.transport.frames import Heartbeat
 from outlast.runtime.transport.mesh import Final, Mesh, Roll
-from outlast.runtime.transport.rank_channel import RankFailed
+from outlast.runtime.transport.rank_words import ExpectLeaves, RankFailed
 from outlast.runtime.view.rounds import LANES, Channel, round_of
 from outlast.tensors import combine
 
@@ -86,11 +87,12 @@ class Replica:
             pipe.on_failed = self._rank_failed
             pipe.on_stalled = lambda said: self.link.send([stall_of(env.me, said)])
         self.siblings.meet(facts)
-        self.spare = Spare(env, engine, self.link, self.member, self.lock, self.enter, self.listener.feeds)
+        lanes = SiblingLanes(self.siblings) if self.siblings.some else None
+        self.spare = Spare(env, engine, self.link, self.member, self.lock, self.enter, self.listener.feeds, lanes)
         self.mesh: Mesh | None = None
         self.plane: Plane | None = None
         self.memories: dict[str, Memory] = {}
-        self.donor = Donor(env, engine, self.member, self.enter)
+        self.donor = Donor(env, engine, self.member, self.enter, self.siblings.tell)
         self._left_at_s = 0.0
         self.last_plan: Plan | None = None
         self._entries: list[RollEntry] = []
@@ -163,7 +165,8 @@ class Replica:
 
     def _hello(self) -> m.Hello:
         facts = self.facts | self._files
-        return self.member.hello(self.env.agent, facts, self.listener.address, self.env.store, self.device)
+        address = lanes_address([self.listener.address, *self.siblings.addresses])
+        return self.member.hello(self.env.agent, facts, address, self.env.store, self.device)
 
     def _beat(self, again: bool = False) -> Heartbeat:
         with self.lock:
@@ -291,7 +294,7 @@ class Replica:
         self.mesh = Mesh(
             self.listener,
             view,
-            dict(self.member.contacts),
+            {name: lane_address(address, 0) for name, address in self.member.contacts.items()},
             self.engine.memory.region,
             wake_fd=self.link.wake_fd,
             abandoned=lambda: self._over(view),
@@ -362,6 +365,7 @@ class Replica:
         if todo.donor == self.env.me:
             self.enter(Phase.HAND_OVER_SEND)
             joined = any(entry.joined for entry in self._entries if entry.member in todo.behind)
+            self.siblings.joined = joined
             self.plane.give(todo.step, self.engine.told(joined=joined), todo.behind)
         elif self.env.me in todo.behind:
             self.enter(Phase.HAND_OVER_RECEIVE)
@@ -407,10 +411,12 @@ class Replica:
         self.on_formed()
         first, share = list(plan.orphans[self.env.me]), self._standard_share(view)
         self.engine.expect(first, share, plan.step, self.member.committed)
-        self.siblings.expect(first, share, plan.step, self.member.committed)
         config = self.env.config
         awaited = bool(config.spares) or (bool(config.max_restarts) and len(view.members) < config.replicas)
-        self.engine.expect_joiners(view.members.index(self.env.me), len(view.members) if awaited else 0)
+        index, donors = view.members.index(self.env.me), len(view.members) if awaited else 0
+        self.engine.expect_joiners(index, donors)
+        since = self.member.committed
+        self.siblings.expect(ExpectLeaves(tuple(first), tuple(share), plan.step, since, index, donors))
 
     def _standard_share(self, view: View) -> list[int]:
         return list(plan_of(view.members, 0, self.engine.num_leaves, self.engine.num_rows).leaves[self.env.me])

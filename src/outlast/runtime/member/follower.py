@@ -9,8 +9,7 @@ exchange that breaks is told, and the sums stay for the next view.
 from __future__ import annotations
 
 import contextlib
-import os
-import select
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,17 +19,22 @@ from torch import Tensor
 from outlast.core.phases import Phase
 from outlast.core.protocol import View
 from outlast.errors import ViewAbandoned
+from outlast.runtime.checks.state_comparison import Comparison
 from outlast.runtime.exchange.plane import ExchangeTask, Reduction, SharedPlane
 from outlast.runtime.exchange.slots import Memory
 from outlast.runtime.host.environment import Environment
+from outlast.runtime.joining.donor import LaneDonor
+from outlast.runtime.joining.inflow import SILENT_S, Inflow
 from outlast.runtime.member._phase_clock import PhaseClock
+from outlast.runtime.member._sibling_lanes import NOTHING, what_has_come
 from outlast.runtime.saving.member_saves import Saves
 from outlast.runtime.saving.resume import begin
 from outlast.runtime.training.engine import Engine
 from outlast.runtime.training.losses import missing_backward, second_backward
 from outlast.runtime.training.metrics import metric_outside
 from outlast.runtime.training.step_checks import Meta
-from outlast.runtime.transport import rank_channel as say
+from outlast.runtime.training.warm_memory import at_low_priority
+from outlast.runtime.transport import rank_words as say
 from outlast.runtime.transport.connections import Listener, PeersLost
 from outlast.runtime.transport.mesh import Mesh
 
@@ -55,6 +59,14 @@ class FollowingRank:
         self.clock = PhaseClock(env.progress, env.config)
         self.committed = 0
         self._left = False
+        self.donor = LaneDonor(env, engine, self.enter)
+        donors = self.listener.feeds
+        self.inflow = Inflow(engine, self.enter, donors, self.pipe.wake_fd, env.config.replicas)
+        self._has: say.LaneHas | None = None
+        self._joined = False
+        self._told = b""  # of an outcome that was taken
+        self._compares = False  # the state, in this view's first step, from when the loop is inside it
+        self._comparison: Comparison | None = None
         self.ended: bool | None = None  # training is over; whether it ended well
         self._leaf: tuple[int, int] | None = None
         self._loss: float | None = None
@@ -97,15 +109,25 @@ class FollowingRank:
 
     def _word(self) -> Any:
         """The lead's next word. Its loss ends the process meanwhile."""
-        poll = select.poll()
-        poll.register(self.pipe.wake_fd, select.POLLIN)
         while (word := self.pipe.take()) is None:
             if self.clock.phase is not Phase.IDLE:
                 self.clock.enter(Phase.IDLE, self.committed)
-            poll.poll(1000.0)
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self.pipe.wake_fd)
+            if self.inflow.loaded or self.inflow.serving == NOTHING:
+                self._hear(1.0)
+            else:  # nobody waits for a replica that has no state yet
+                at_low_priority(lambda: self._hear(1.0))
         return word
+
+    def _hear(self, timeout_s: float) -> None:
+        """Wait for the lead's next word, or for something to be told to it of what donors send."""
+        self.inflow.take_in(timeout_s)
+        self._tell_what_came()
+
+    def _tell_what_came(self) -> None:
+        has = what_has_come(self.inflow)
+        if has != self._has:
+            self._has = has
+            self.pipe.send(has)
 
     def _obey(self, word: Any) -> None:
         done: dict[Any, Callable[[Any], None]] = {
@@ -113,13 +135,19 @@ class FollowingRank:
             say.ApplyOutcome: self._apply, say.GiveOutcome: self._give, say.TakeOutcome: self._take,
             say.SettleOutcome: self._settle, say.AskFingerprint: self._tell_state, say.ExpectLeaves: self._expect,
             say.BeginRun: self._begin_run, say.TakeSave: self._save, say.SaveStable: self._save_stable,
-            say.LoopLeft: self._lead_left,
+            say.LoopLeft: self._lead_left, say.ServedAs: self._served, say.LoadShares: self._load,
+            say.ReplayOutcome: self._replay, say.DrainLane: self._drain, say.LiveOutcome: self._live,
+            say.JoinedView: lambda word: self.inflow.over(),
+            say.ServeJoiner: lambda word: self.donor.serve(word, self.committed),
+            say.FeedWhole: self.donor.feed_whole, say.FlushStreams: lambda word: self.donor.flush_for(word.view),
+            say.CloseStreams: lambda word: self.donor.close_all(),
         }  # fmt: skip
         done[type(word)](word)
 
     # --- a microbatch --------------------------------------------------------------------------------------------
     def _one(self, todo: say.ComputeLeaf) -> Iterator[Any]:
         engine = self.engine
+        self._compare()
         self.enter(Phase.LOAD, todo.leaf)
         batch = engine.prepare(todo.step, todo.leaf)
         self.enter(Phase.BODY, todo.leaf)
@@ -153,11 +181,21 @@ class FollowingRank:
 
     def _expect(self, word: say.ExpectLeaves) -> None:
         self.engine.expect(word.first, word.share, word.step, word.since)
+        self.engine.expect_joiners(word.index, word.donors)
+
+    def _compare(self) -> None:
+        """In a view's first step, from where the loop is inside it, fingerprint the whole of my part of the state, as
+        the lead does of its own."""
+        if self._compares and self.view is not None:
+            self._compares = False
+            self.engine.restore_buffers()
+            self._comparison = Comparison(self.view, (), self.engine.state, self.engine.moving)
+            self.engine.frozen.append(self._comparison)
 
     # --- the lane of a view --------------------------------------------------------------------------------------
     def _form(self, word: say.FormLane) -> None:
         self._close()
-        self.view = word.view
+        self.view, self._compares, self._comparison = word.view, word.compare, None
         self.enter(Phase.CONNECT)
         self.engine.sums.keep(word.held)
         mesh = self.mesh = Mesh(
@@ -259,7 +297,7 @@ class FollowingRank:
             say.LaneReduced(
                 number=word.number,
                 fingerprint=found.fingerprint,
-                state=self._fingerprint(word.step),
+                state=self._comparison.told()[1] if self._comparison is not None else self._fingerprint(word.step),
                 settings=engine.loop.digest(engine.loop.settings),
                 can_save=self.saves is None or self.saves.ready(),
                 **told,
@@ -270,6 +308,7 @@ class FollowingRank:
         plane, engine = self.plane, self.engine
         if plane is None or self.mesh is None:
             raise ViewAbandoned("this lane did not form")
+        self._compare()
         engine.loop.check()
         mine = word.nodes[self.mesh.view.members.index(self.env.me)]
         plane.begin(
@@ -293,30 +332,63 @@ class FollowingRank:
         meta = msgspec.msgpack.decode(word.meta, type=Meta)
         self.enter(Phase.VERDICT)
         self.engine.clip(meta)
+        if word.feed is not None:
+            self.donor.feed(word.feed, meta)
         self.engine.apply(meta, self.enter)
-        self.committed = meta.step + 1
+        self.committed, self._comparison = meta.step + 1, None
         self.enter(Phase.COMMIT)
 
     def _give(self, word: say.GiveOutcome) -> None:
         if self.plane is not None:
             self.enter(Phase.HAND_OVER_SEND)
-            self.plane.give(word.step, b"", word.to)
+            self.plane.give(word.step, self.engine.told(joined=word.joined), word.to)
 
     def _take(self, word: say.TakeOutcome) -> None:
         self.enter(Phase.HAND_OVER_RECEIVE)
         try:
             if self.plane is None:
                 raise ViewAbandoned("this lane did not form")
-            self.plane.take(word.step, word.donor)
+            if not self._told:  # else it was taken in another view, which ended before all lanes had it
+                self._joined = self.engine.late is not None
+                self.engine.settle(self.enter)
+            self._told = self.plane.take(word.step, word.donor)
         except ViewAbandoned as reason:
             self._broken(word.number, reason)
             return
         self.pipe.send(say.LaneTaken(word.number))
 
     def _settle(self, word: say.SettleOutcome) -> None:
-        meta = self.engine.heard(word.told)
-        self.engine.live(self.enter)
+        told, self._told = self._told, b""
+        meta = self.engine.heard(told)
+        if not self._joined:
+            self.engine.live(self.enter)
         self.committed = meta.step + 1
+
+    # --- joining, and who joins ----------------------------------------------------------------------------------
+    def _served(self, word: say.ServedAs) -> None:
+        self.inflow.serve(word.serve)
+        self._tell_what_came()
+
+    def _load(self, word: say.LoadShares) -> None:
+        self.inflow.load(self.inflow.tiles())
+        self.committed = self.inflow.committed
+        self._tell_what_came()
+
+    def _replay(self, word: say.ReplayOutcome) -> None:
+        self.inflow.apply(word.step)
+        self.committed = self.inflow.committed
+
+    def _drain(self, word: say.DrainLane) -> None:
+        self.inflow.touched = True
+        until_s = time.monotonic() + (self.env.config.ack_s if word.switched else SILENT_S)
+        while not self.dropped and (waits_s := self.inflow.unsaid_s(word.view, until_s)):
+            self._hear(waits_s)
+        self._tell_what_came()
+        self.pipe.send(say.LaneDrained(word.number))
+
+    def _live(self, word: say.LiveOutcome) -> None:
+        self.enter(Phase.JOIN_REPLAY)
+        self.engine.live(self.enter)
 
     def _tell_state(self, word: say.AskFingerprint) -> None:
         self.pipe.send(say.FingerprintSaid(word.number, self.engine.fingerprint()))
@@ -330,6 +402,8 @@ class FollowingRank:
     def retire(self) -> None:
         """Leave no socket behind. Once or more."""
         self._close()
+        self.donor.close_all()
+        self.inflow.streams.close()
         self.listener.close()
         if self.saves is not None:
             self.saves.close()

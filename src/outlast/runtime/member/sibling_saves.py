@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from outlast.core.protocol import View, ViewId
 from outlast.runtime.member._siblings import Siblings
 from outlast.runtime.saving.other_ranks import OtherRanks
-from outlast.runtime.transport import rank_channel as say
+from outlast.runtime.transport import rank_words as say
 from outlast.runtime.transport.save_messages import SaveBase, SaveSettled, ToMember
 
 if TYPE_CHECKING:

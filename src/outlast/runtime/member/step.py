@@ -69,7 +69,8 @@ class StepCourse:
             yield from self.repeat.batches(self.repeat.rounds())
         while True:
             if engine.late is not None and engine.late.step == step:
-                yield from self.entrance.batches()
+                if not replica.siblings.some:  # a forward of one rank alone would wait for the others
+                    yield from self.entrance.batches()
                 replica.spare.live()
             if replica.member.committed != step:
                 return
@@ -288,9 +289,8 @@ class StepCourse:
         replica.enter(Phase.VERDICT)
         meta = engine.conclude(headers, buffers, ruling)
         early = engine.robust is None  # a joiner then applies the outcome while I do: the next view waits for it
-        if early:
-            replica.donor.feed(todo.view, meta)
-        replica.siblings.apply(meta)  # the replica's commit point: every lane is complete (37)
+        feed = replica.donor.fed(todo.view, meta) if early else None
+        replica.siblings.apply(meta, feed)  # the replica's commit point: every lane is complete (37)
         engine.apply(meta, replica.enter)
         with replica.lock:
             due = replica.member.commit()
@@ -300,7 +300,7 @@ class StepCourse:
         replica.pace.record(meta.step, meta.loss)
         replica.last_plan = replica.member.plan or replica.last_plan
         if not early:
-            replica.donor.feed(todo.view, meta)
+            replica.donor.fed(todo.view, meta)
         for order in due:
             replica.donor.carry_out(order, todo.view)
 

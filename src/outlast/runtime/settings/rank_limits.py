@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
-
 from outlast.config import RunConfig
 from outlast.core.policy import Guards
 from outlast.errors import ConfigError
 
-__all__ = ["check_protected", "check_ranks", "check_sharded", "effective", "unlike_told"]
+__all__ = ["check_protected", "check_ranks", "check_sharded"]
 
 
 def check_ranks(config: RunConfig) -> None:
@@ -24,30 +22,12 @@ def check_ranks(config: RunConfig) -> None:
         )
     refused = {
         "several hosts (endpoint)": bool(config.endpoint),
-        "spares": config.spares > 0,
         "exchange = c10d": config.exchange == "c10d",
         "a robust rule (aggregation)": config.aggregation != "mean",
         "audit": config.audit not in ("script", "0", "0.0", 0, 0.0),
         "guards = full": config.guards == "full",
     }
     _refuse(config.ranks, refused)
-
-
-def effective(config: RunConfig) -> RunConfig:
-    """The configuration of a run with ranks: a replica that dies is not started again, for none can join yet."""
-    return config if config.ranks == 1 else msgspec.structs.replace(config, max_restarts=0)
-
-
-def unlike_told(config: RunConfig) -> str:
-    """Say what `effective` changes, for the user; "" if nothing."""
-    if config.ranks == 1 or not config.max_restarts:
-        return ""
-    if config.replicas == 1:
-        return f"a replica of {config.ranks} ranks that dies is not started again yet (max_restarts = 0)"
-    return (
-        f"replicas of {config.ranks} ranks: one that dies is not started again yet (max_restarts = 0), and the others "
-        "go on"
-    )
 
 
 def check_protected(

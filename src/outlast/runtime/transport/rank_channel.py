@@ -1,4 +1,4 @@
-"""Words between the ranks of one replica: its lead, rank 0, says what is next; the others say what they found.
+"""The streams between the ranks of one replica, for the words of `rank_words.py`.
 
 Role: one proved unix stream between the lead and each of the others, read by a thread at either end, so that nobody
 waits in a send and whoever loses the other end ends at once: a replica lives and dies as a whole (protocol, 38). The
@@ -21,265 +21,28 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from outlast.core.protocol import Node, View, ViewId
 from outlast.errors import MembershipError, WireRefusal
 from outlast.runtime.transport.connections import reach
 from outlast.runtime.transport.door import Door
 from outlast.runtime.transport.frames import frame, read_frame
 from outlast.runtime.transport.handshake import PeerClaim
-from outlast.runtime.transport.save_messages import FromMember, ToMember
+from outlast.runtime.transport.rank_words import (
+    DECODER,
+    EndRun,
+    LaneHas,
+    LaneStalled,
+    RankFailed,
+    RankLeft,
+    SavesHear,
+    SavesSay,
+)
 
-__all__ = [
-    "ApplyOutcome", "AskFingerprint", "BeginRun", "BeginStep", "ComputeLeaf", "DropLane", "EndRun", "EndStep",
-    "ExpectLeaves", "FingerprintSaid", "FormLane", "GiveOutcome", "LaneBroken", "LaneReduced", "LaneStalled",
-    "LaneTaken", "LoopLeft", "OpenWorld", "RankFailed", "RankLeft", "RankPipe", "RankReady", "ReduceLane", "RunBegun",
-    "SaveStable", "SavesHear", "SavesSay", "SettleOutcome", "TakeOutcome", "TakeSave", "call_lead", "meet_ranks",
-]  # fmt: skip
+__all__ = ["RankPipe", "call_lead", "meet_ranks"]
 
 T = TypeVar("T")
 _RETRY_S = 0.02
 _PATIENCE_S = 30
 _LOST = MembershipError.exit_code  # of a rank that ends because another one has
-
-
-class OpenWorld(msgspec.Struct, frozen=True, tag=True):
-    """Lead: the replica's torch world meets in this store (host:port)."""
-
-    store: str
-
-
-class BeginStep(msgspec.Struct, frozen=True, tag=True):
-    """Lead: my loop has been given this step."""
-
-    step: int
-
-
-class ExpectLeaves(msgspec.Struct, frozen=True, tag=True):
-    """Lead: what this replica computes in `step`, and from `since` on."""
-
-    first: tuple[int, ...]
-    share: tuple[int, ...]
-    step: int
-    since: int
-
-
-class ComputeLeaf(msgspec.Struct, frozen=True, tag=True):
-    """Lead: the next leaf, of which everybody computes one microbatch."""
-
-    step: int
-    leaf: int
-
-
-class FormLane(msgspec.Struct, frozen=True, tag=True):
-    """Lead: a view has formed. `addresses`: of the ranks in your lane, by replica; `held`: the sums that count."""
-
-    number: int
-    view: View
-    addresses: dict[str, str]
-    held: tuple[Node, ...]
-
-
-class ReduceLane(msgspec.Struct, frozen=True, tag=True):
-    """Lead: exchange this step's sums in your lane. `nodes`: each replica's, in the view's order."""
-
-    number: int
-    step: int
-    nodes: tuple[tuple[Node, ...], ...]
-    with_norms: bool
-
-
-class DropLane(msgspec.Struct, frozen=True, tag=True):
-    """Lead: the view is over."""
-
-    number: int
-
-
-class ApplyOutcome(msgspec.Struct, frozen=True, tag=True):
-    """Lead: the step is decided, in all lanes; commit it (37)."""
-
-    meta: bytes
-
-
-class GiveOutcome(msgspec.Struct, frozen=True, tag=True):
-    """Lead: hand your part of the outcome to these replicas, which are behind."""
-
-    number: int
-    step: int
-    to: tuple[str, ...]
-
-
-class TakeOutcome(msgspec.Struct, frozen=True, tag=True):
-    """Lead: take yours from this one."""
-
-    number: int
-    step: int
-    donor: str
-
-
-class SettleOutcome(msgspec.Struct, frozen=True, tag=True):
-    """Lead: what was taken is complete in all lanes; apply it."""
-
-    told: bytes
-
-
-class AskFingerprint(msgspec.Struct, frozen=True, tag=True):
-    """Lead: how is your part of the state?"""
-
-    number: int
-
-
-class EndStep(msgspec.Struct, frozen=True, tag=True):
-    """Lead: my loop is through with the step's batches."""
-
-    step: int
-
-
-class EndRun(msgspec.Struct, frozen=True, tag=True):
-    """Lead: training is over. `finished`: the script goes on."""
-
-    finished: bool
-
-
-class RankReady(msgspec.Struct, frozen=True, tag=True):
-    """I have reached `protect`. `address`: where my lane reaches me; `facts`: what must be equal on all ranks."""
-
-    address: str
-    facts: dict[str, str]
-
-
-class LaneReduced(msgspec.Struct, frozen=True, tag=True):
-    """My lane's buckets are complete. What my header would say."""
-
-    number: int
-    fingerprint: int
-    norms: tuple[tuple[int, int, float], ...]
-    used: bytes
-    losses: tuple[tuple[int, float, float], ...]
-    metrics: tuple[tuple[int, str, float, float], ...]
-    state: int
-    settings: int
-    can_save: bool = True
-
-
-class LaneTaken(msgspec.Struct, frozen=True, tag=True):
-    number: int
-
-
-class LaneBroken(msgspec.Struct, frozen=True, tag=True):
-    """My lane's view cannot go on."""
-
-    number: int
-    suspects: tuple[str, ...]
-    why: str
-
-
-class LaneStalled(msgspec.Struct, frozen=True, tag=True):
-    """I wait in my lane for these replicas, for longer than it usually takes."""
-
-    view: ViewId
-    phase: int
-    missing: tuple[str, ...]
-    waited_s: float
-    deadline_s: float
-
-
-class BeginRun(msgspec.Struct, frozen=True, tag=True):
-    """Lead: the run's first view; begin where it begins, from a checkpoint if there is one."""
-
-    number: int
-    view: View
-
-
-class RunBegun(msgspec.Struct, frozen=True, tag=True):
-    """So many steps are in my part of the state."""
-
-    number: int
-    step: int
-
-
-class TakeSave(msgspec.Struct, frozen=True, tag=True):
-    """Lead: save your part of the state as it is now. `wait`: for memory to do so; the loop is over."""
-
-    view: ViewId
-    step: int
-    reason: str
-    attempt: int
-    wait: bool
-
-
-class SaveStable(msgspec.Struct, frozen=True, tag=True):
-    """Lead: all members of this view have committed so many steps, the last."""
-
-    view: ViewId
-    step: int
-
-
-class LoopLeft(msgspec.Struct, frozen=True, tag=True):
-    """Lead: my loop was left; what was to be saved of it has begun."""
-
-
-class SavesSay(msgspec.Struct, frozen=True, tag=True):
-    """For the coordinator, of my part of saves."""
-
-    messages: tuple[FromMember, ...]
-
-
-class SavesHear(msgspec.Struct, frozen=True, tag=True):
-    """Lead: what the coordinator said of saves; none: say again what it may have missed."""
-
-    message: ToMember | None
-
-
-class FingerprintSaid(msgspec.Struct, frozen=True, tag=True):
-    number: int
-    value: int
-
-
-class RankFailed(msgspec.Struct, frozen=True, tag=True):
-    """User code raised here; I exit after this."""
-
-    microbatch: int
-    error: str
-    alike: str
-    code: int
-
-
-class RankLeft(msgspec.Struct, frozen=True, tag=True):
-    """My loop was left early, and my script is over."""
-
-
-_Word = (
-    OpenWorld
-    | BeginStep
-    | ExpectLeaves
-    | ComputeLeaf
-    | FormLane
-    | ReduceLane
-    | DropLane
-    | ApplyOutcome
-    | GiveOutcome
-    | TakeOutcome
-    | SettleOutcome
-    | AskFingerprint
-    | EndStep
-    | EndRun
-    | RankReady
-    | LaneReduced
-    | LaneTaken
-    | LaneBroken
-    | LaneStalled
-    | BeginRun
-    | RunBegun
-    | TakeSave
-    | SaveStable
-    | LoopLeft
-    | SavesSay
-    | SavesHear
-    | FingerprintSaid
-    | RankFailed
-    | RankLeft
-)
-_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Word)
 
 
 class RankPipe:
@@ -297,6 +60,7 @@ class RankPipe:
         self._sending = threading.Lock()  # the coordinator's words are passed on by the thread that hears them
         self.on_failed: Callable[[RankFailed], None] = lambda failed: None
         self.on_stalled: Callable[[LaneStalled], None] = lambda stalled: None
+        self.on_has: Callable[[LaneHas], None] = lambda has: None
         self.on_saves: Callable[[Any], None] = lambda said: None  # `SavesSay`, or (at the other end) `SavesHear`
         self._thread = threading.Thread(target=self._read, name=f"outlast-rank-{place}", daemon=True)
         self._thread.start()
@@ -328,7 +92,7 @@ class RankPipe:
     def _read(self) -> None:
         try:
             while True:
-                word = _decoder.decode(read_frame(self._sock))
+                word = DECODER.decode(read_frame(self._sock))
                 self.left = self.left or isinstance(word, RankLeft)
                 self.over = self.over or isinstance(word, EndRun | RankLeft)
                 if isinstance(word, RankFailed):
@@ -339,7 +103,10 @@ class RankPipe:
                 if isinstance(word, SavesSay | SavesHear):
                     self.on_saves(word)
                     continue
-                self.inbox.append(word)
+                if isinstance(word, LaneHas):
+                    self.on_has(word)
+                else:
+                    self.inbox.append(word)
                 for fd in (self.wake_fd, self.wakes_too):
                     if fd >= 0:
                         os.eventfd_write(fd, 1)
