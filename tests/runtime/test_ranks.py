@@ -72,6 +72,42 @@ def test_a_sharded_replica_of_one_rank_that_died_joins_again(fleet: Callable[...
     assert "59" in results["r1.2-0"]["losses"]
 
 
+def test_a_replica_of_two_ranks_that_died_joins_again(fleet: Callable[..., Any]) -> None:
+    """Each rank is fed by those of its place. The first that is started again loses a rank as it loads the state."""
+    run = fleet(
+        fault("r1/1.1", "merge", step=2), fault("r1/1.2", "join_schema"),
+        replicas=2, ranks=2, steps=60, script=[SCRIPT], gates=(4, 20, 40, 55),
+    )  # fmt: skip
+    run.gate(4, "a new replica was served", lambda: run.served("r1.2"))
+    run.gate(20, "it had died, and the next one was served", lambda: run.served("r1.3"))
+    run.gate(40, "that had caught up", lambda: run.caught_up("r1.3"))
+    run.gate(55, "it trained again", lambda: len(run.driven.members) == 2)
+    assert run.finish() == 0, run.logs()
+    assert of_run(run.driven.run_dir) == []
+    want, results = undisturbed(SCRIPT, 60), run.results()
+    assert set(results) == {"r0.1-0", "r0.1-1", "r1.3-0", "r1.3-1"}, run.logs()
+    for name, found in results.items():
+        assert found["fingerprint"] == want["fingerprint"], f"{name}\n{run.logs()}"
+        assert found["losses"].items() <= want["losses"].items()
+        assert "59" in found["losses"]
+    assert results["r0.1-1"] == want
+
+
+def test_a_spare_of_two_ranks_takes_over(fleet: Callable[..., Any]) -> None:
+    run = fleet(
+        fault("r0/1", "merge", step=34), replicas=2, ranks=2, spares=1, steps=44, script=[SCRIPT], gates=(4, 30),
+        max_restarts=0,
+    )  # fmt: skip
+    run.gate(4, "the spare was served", lambda: run.served("r2.1"))
+    run.gate(30, "it had caught up", lambda: run.caught_up("r2.1"))
+    assert run.finish() == 0, run.logs()
+    want, results = undisturbed(SCRIPT, 44), run.results()
+    assert set(results) == {"r1.1-0", "r1.1-1", "r2.1-0", "r2.1-1"}, run.logs()
+    for found in results.values():
+        assert found["fingerprint"] == want["fingerprint"], run.logs()
+        assert "43" in found["losses"]
+
+
 def test_sharded_replicas_of_one_rank_go_on_from_a_checkpoint(fleet: Callable[..., Any], tmp_path: Path) -> None:
     """Saved by two replicas, and read by three."""
     keep = {"checkpoint_dir": str(tmp_path / "kept"), "checkpoint_every": 2}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import secrets
@@ -21,11 +22,15 @@ from outlast.core.protocol.saves.commit import SaveId
 from outlast.errors import CheckpointError, ConfigError, MembershipError, StepMisuse, ViewAbandoned
 from outlast.runtime.host._children import Exit
 from outlast.runtime.host._replica_ranks import Rank, patience_s, suspect
+from outlast.runtime.joining._feeds import Share
+from outlast.runtime.joining.donor import lane_address, lanes_address
+from outlast.runtime.joining.inflow import Inflow
 from outlast.runtime.loop._device_mesh import _meeting_place
 from outlast.runtime.member._rank_reports import stall_of
+from outlast.runtime.member._sibling_lanes import SiblingLanes, what_has_come
 from outlast.runtime.member._siblings import Siblings
 from outlast.runtime.member.sibling_saves import SiblingSaves
-from outlast.runtime.settings.rank_limits import check_protected, check_ranks, check_sharded, effective, unlike_told
+from outlast.runtime.settings.rank_limits import check_protected, check_ranks, check_sharded
 from outlast.runtime.transport import rank_words as say
 from outlast.runtime.transport import save_messages as wire
 from outlast.runtime.transport.connections import PeersLost
@@ -42,6 +47,7 @@ class Pipe:
         self.left = self.over = False
         self.wakes_too = -1
         self.on_saves: Any = None
+        self.on_has: Any = None
 
     def take(self) -> Any:
         return self.words.popleft() if self.words else None
@@ -205,7 +211,7 @@ def test_one_rank_has_nobody_to_tell() -> None:
 @pytest.mark.parametrize(
     "setting",
     [
-        {"spares": 1}, {"exchange": "c10d"}, {"aggregation": "median", "f": 1}, {"audit": "0.1"}, {"guards": "full"},
+        {"exchange": "c10d"}, {"aggregation": "median", "f": 1}, {"audit": "0.1"}, {"guards": "full"},
         {"endpoint": "10.0.0.1:29400"},
     ],
 )  # fmt: skip
@@ -219,17 +225,6 @@ def test_the_number_of_ranks() -> None:
     check_ranks(RunConfig(ranks=8))
     with pytest.raises(ConfigError, match="no power of two"):
         check_ranks(RunConfig(ranks=6))
-    assert effective(RunConfig(ranks=2)).max_restarts == 0
-    assert effective(RunConfig()).max_restarts == RunConfig().max_restarts
-
-
-def test_what_a_run_with_ranks_does_otherwise_than_told_is_said() -> None:
-    assert unlike_told(RunConfig(ranks=2, replicas=3)) == (
-        "replicas of 2 ranks: one that dies is not started again yet (max_restarts = 0), and the others go on"
-    )
-    assert "is not started again" in unlike_told(RunConfig(ranks=2, replicas=1))
-    assert unlike_told(RunConfig(ranks=2, max_restarts=0)) == ""
-    assert unlike_told(RunConfig(ranks=1)) == ""
 
 
 @pytest.mark.parametrize("asked", [{"audits": True}, {"critical": True}, {"checks": "abft"}])
@@ -305,6 +300,60 @@ def test_of_what_the_coordinator_says_of_saves_the_other_ranks_hear_what_becomes
     assert saves.ready
     lead.can_save = False
     assert not saves.ready
+
+
+def test_a_joining_lead_counts_what_its_other_ranks_have_of_this_serving() -> None:
+    pipes = [Pipe(1), Pipe(2)]
+    lanes = SiblingLanes(siblings(*pipes))
+    lanes.serve((4, 1))
+    assert [pipe.said for pipe in pipes] == [[say.ServedAs((4, 1))]] * 2
+    for pipe, serve, committed, until in (
+        (pipes[0], (4, 1), 7, 9), (pipes[1], (3, 1), 7, 99), (pipes[1], (4, 1), -1, 0), (pipes[1], (4, 1), 7, 8),
+    ):  # fmt: skip
+        assert not lanes.whole((4, 1))
+        assert not lanes.has(7)
+        pipe.on_has(say.LaneHas(serve, committed, until))
+    assert lanes.whole((4, 1))
+    assert not lanes.whole((5, 1))
+    assert set(lanes.steps()) == {7}
+    assert [lanes.has(step) for step in (7, 8)] == [True, False]
+    lanes.over()
+    assert not lanes.has(7)
+    assert [pipe.said[-1] for pipe in pipes] == [say.JoinedView()] * 2
+
+
+def test_a_joining_lead_waits_for_what_its_lanes_were_sent_until_the_view_is_over() -> None:
+    view = View(id=ViewId(1, 3), members=("r0.1", "r1.2"), start=False)
+    for ended in (False, True):
+        pipe = Pipe(1)
+        lanes = SiblingLanes(siblings(pipe))
+        lanes.drain(view, switched=True)
+        assert pipe.said == [say.DrainLane(1, view, True)]
+        if not ended:
+            pipe.words.append(say.LaneDrained(1))
+        lanes.drained(view, functools.partial(bool, ended))
+        assert pipe.said[1:] == ([say.DropLane(2)] if ended else [])
+
+
+@pytest.mark.parametrize(
+    ("rows", "committed"),
+    [([(7, 0, 50), (7, 50, 90)], -1), ([(7, 50, 100), (7, 0, 50)], 7), ([(7, 0, 50), (8, 50, 100)], -2)],
+)
+def test_what_has_come_of_a_state(rows: list[tuple[int, int, int]], committed: int) -> None:
+    """Not all of it; all of it; all of it, of two steps."""
+    inflow = object.__new__(Inflow)
+    inflow.serving, inflow.loaded, inflow.steps = (4, 1), False, {}
+    shares = [Share(step, lo, hi, 100, b"plain" if not lo else b"") for step, lo, hi in rows]
+    inflow.shares = [((4, 1), share, memoryview(b"")) for share in shares]
+    inflow.shares.append(((3, 1), Share(1, 0, 100, 100, b"of a serving that was called off"), memoryview(b"")))
+    assert what_has_come(inflow).committed == committed
+
+
+def test_the_address_of_a_replica_is_that_of_all_its_ranks() -> None:
+    address = lanes_address(["a b 1", "c", "d"])
+    assert [lane_address(address, place) for place in range(4)] == ["a b 1", "c", "d", ""]
+    assert lane_address(lanes_address(["alone"]), 0) == "alone"
+    assert lane_address("", 0) == ""
 
 
 def test_words_survive_the_wire() -> None:
