@@ -23,6 +23,7 @@ from outlast.core.protocol import messages as m
 from outlast.runtime.host import agent as _agent
 from outlast.runtime.host.agent import Agent
 from outlast.runtime.host.launcher import Launcher
+from outlast.runtime.joining import inflow as _inflow
 from outlast.runtime.joining import joiner as _spare
 from outlast.runtime.joining._feeds import Share
 from outlast.runtime.joining.joiner import Spare
@@ -220,19 +221,19 @@ def spare() -> Any:
 
 
 def arrived(spare: Spare, step: int) -> None:
-    spare._shares.append((spare._serve, Share(step, 0, 4, 4, b"plain"), memoryview(b"1234")))
+    spare.inflow.shares.append((spare.inflow.serving, Share(step, 0, 4, 4, b"plain"), memoryview(b"1234")))
 
 
 def test_served_anew_while_a_snapshot_is_loaded(spare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that is loaded is of the serving that was called off: it makes nobody ready for the new one."""
 
     def loaded(plain: bytes, shares: Any) -> dict[str, Any]:
-        if spare._serve == FIRST:
+        if spare.inflow.serving == FIRST:
             spare.member.told(m.Rejoin(epoch=1, member="r2.1"))
             spare.member.told(m.BeginServe(epoch=1, donors=("r0.1",), serve=SECOND))
         return {}
 
-    monkeypatch.setattr(_spare, "_assembled", loaded)
+    monkeypatch.setattr(_inflow, "_assembled", loaded)
     arrived(spare, 5)
     spare._replay()
     assert (spare.member.state, spare.link.said) == ("joining", [])
@@ -244,14 +245,14 @@ def test_served_anew_while_a_snapshot_is_loaded(spare: Any, monkeypatch: pytest.
 
 def test_nobody_is_caught_up_while_donors_have_more_for_it(spare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless steps are so short that something is always on its way."""
-    monkeypatch.setattr(_spare, "_assembled", lambda plain, shares: {})
+    monkeypatch.setattr(_inflow, "_assembled", lambda plain, shares: {})
     stream: Any = SimpleNamespace(ended=False, coming=True, flushed=None, sock=SimpleNamespace(close=lambda: None))
-    spare.streams.incoming = [stream]
+    spare.inflow.streams.incoming = [stream]
     arrived(spare, 5)
     stream.coming = False
-    monkeypatch.setattr(spare.streams, "wait", lambda _: setattr(stream, "coming", True) or [])
+    monkeypatch.setattr(spare.inflow.streams, "wait", lambda _: setattr(stream, "coming", True) or [])
     spare._replay()
-    assert (spare._loaded, spare.member.state, spare.link.said) == (True, "joining", []), (
+    assert (spare.inflow.loaded, spare.member.state, spare.link.said) == (True, "joining", []), (
         "it looked after it had loaded"
     )
     spare._replayed = _spare._ENOUGH
@@ -268,21 +269,21 @@ def test_an_outcome_that_comes_before_its_serving_is_told_is_not_lost(
     that nobody sends again."""
     meta = msgspec.msgpack.encode(Meta(step=9, loss=0.0, norm=None, used=b"", buffers=(), output=0))
     heads = [(SimpleNamespace(serve=SECOND), OutcomeShare(9, meta, (), False), memoryview(b""))]
-    monkeypatch.setattr(spare.streams, "wait", lambda _: heads)
-    spare._steps = {7: _spare._Pieces()}
-    spare._take_in(0.0)
-    assert list(spare._steps) == [7]
+    monkeypatch.setattr(spare.inflow.streams, "wait", lambda _: heads)
+    spare.inflow.steps = {7: _inflow.Pieces()}
+    spare.inflow.take_in(0.0)
+    assert list(spare.inflow.steps) == [7]
     spare.member.told(m.Rejoin(epoch=1, member="r2.1"))
     spare.member.told(m.BeginServe(epoch=1, donors=("r0.1",), serve=SECOND))
     spare._restart()
-    assert list(spare._steps) == [9]
+    assert list(spare.inflow.steps) == [9]
     spare._restart()
-    assert list(spare._steps) == []
+    assert list(spare.inflow.steps) == []
 
 
 def test_a_view_that_is_told_before_a_joiner_asks_again_finds_all_it_has(spare: Any) -> None:
-    spare._loaded, spare._steps = True, {7: _spare._Pieces()}
+    spare.inflow.loaded, spare.inflow.steps = True, {7: _inflow.Pieces()}
     spare.member.state = "ready"
     spare.member.told(m.Install(view=View(id=ViewId(1, 3), members=("r0.1", "r2.1"))))
     spare._ask_again()
-    assert (spare._loaded, list(spare._steps), spare.link.said) == (True, [7], [])
+    assert (spare.inflow.loaded, list(spare.inflow.steps), spare.link.said) == (True, [7], [])
