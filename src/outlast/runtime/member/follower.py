@@ -189,7 +189,7 @@ class FollowingRank:
         if self._compares and self.view is not None:
             self._compares = False
             self.engine.restore_buffers()
-            self._comparison = Comparison(self.view, (), self.engine.state, self.engine.moving)
+            self._comparison = Comparison((), self.engine.state, self.engine.moving)
             self.engine.frozen.append(self._comparison)
 
     # --- the lane of a view --------------------------------------------------------------------------------------
