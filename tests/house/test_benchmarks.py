@@ -248,3 +248,14 @@ def test_what_computes_alone_has_the_share_of_a_replica() -> None:
     one, all_at_once = (COMPUTING[name].commands(launched(python=Path(sys.executable))) for name in ("alone", "apart"))
     assert [command[-2:] for command in one] == [["--world=3", "--rank=0"]]
     assert [command[-1] for command in all_at_once] == ["--rank=0", "--rank=1", "--rank=2"]
+
+
+def test_a_rate_is_read_between_two_commits_and_never_outside_of_them() -> None:
+    from benchmarks.serving import rate
+
+    commits = [(10.0, 100), (12.0, 120), (20.0, 160)]
+    assert rate(commits, 11.0, 12.0) == pytest.approx(10.0)
+    assert rate(commits, 11.0, 16.0) == pytest.approx((140 - 110) / 5)
+    for begin_s, end_s in ((9.0, 11.0), (11.0, 21.0)):
+        with pytest.raises(ValueError, match="outside"):
+            rate(commits, begin_s, end_s)

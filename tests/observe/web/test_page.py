@@ -139,8 +139,16 @@ def test_its_figures_are_the_terminal_s(browser: Browser, url: str, story: Any) 
     assert figures["wall time"] == format_s(told.cost.wall_s)
     assert figures["downtime"] == format_s(told.downtime_s)
     assert figures["faults outlasted"] == str(told.survived)
-    rows = browser.script("return [...document.querySelectorAll('td.what')].map((node) => node.textContent)")
+    rows = browser.script("return [...document.querySelectorAll('table.rows td.what')].map((n) => n.textContent)")
     assert rows == [row.what for row in told.timeline]
+    cells = browser.script(
+        "return [...document.querySelectorAll('[aria-label=\"a step by member\"] tbody tr')]"
+        ".map((row) => [...row.children].map((cell) => cell.textContent))"
+    )
+    assert cells == [
+        [m.replica, f"{m.steps:,}", *map(format_s, (m.load_s, m.compute_s, m.exchange_s, m.wait_s)), m.waits_for]
+        for m in told.anatomy.members
+    ]
 
 
 def test_a_link_to_a_moment_marks_its_row(browser: Browser, url: str) -> None:

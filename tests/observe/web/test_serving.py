@@ -274,3 +274,35 @@ def test_labels_with_quotes_and_lines_stay_one_sample(tmp_path: Path, story: Any
     lines = ask(build_app(board, follow=False), "/metrics")[2].decode().splitlines()
     assert all(re.fullmatch(r"# .*|\w+\{(\w+=\"(\\.|[^\"\\])*\",?)*\} \S+", line) for line in lines)
     assert any(r"x\"y\nz" in line for line in lines)
+
+
+def test_hosts_ranks_and_alarms_are_shown(tmp_path: Path, story: Any) -> None:
+    started = msgspec.structs.replace(story.started[0], config={"ranks": 2})
+    at_s = story.start_s
+    with Journal.create(tmp_path / "brave") as journal:
+        journal.append_many([
+            started,
+            ev.AgentStarted(at_s=at_s, agent="h1:aa", pid=1, host="h1", address="10.0.0.1", slots=2),
+            ev.AgentStarted(at_s=at_s, agent="h2:bb", pid=1, host="h2", address="10.0.0.2", slots=2),
+            ev.ReplicaStarted(at_s=at_s, replica="r0.1", agent="h1:aa", pid=2),
+            ev.DeviceFinding(
+                at_s=at_s + 1, replica="", host="h2:bb", device="gpu0", source="readings", step=-1, microbatch=-1,
+                evidence="xid.fatal: 79", action="fatal", remedy="test it",
+            ),
+            ev.AlarmWeighed(
+                at_s=at_s + 1, host="h2:bb", alarm="fatal xid.fatal", evidence="xid.fatal: 79", chance=0.8,
+                delay_s=600.0, action="move", costs={"wait": 4.0, "move": 0.5}, replicas=["r1.1"], successors=[],
+            ),
+            ev.AgentLost(at_s=at_s + 2, agent="h2:bb", cause="silent", replicas=[]),
+        ])  # fmt: skip
+    board = Board([tmp_path / "brave"], clock=lambda: at_s + 3.0)
+    board.turn()
+    page = picture(build_app(board, follow=False))
+    assert page["head"]["ranks"] == 2
+    hosts = {host["agent"]: host for host in page["members"]["hosts"]}
+    assert (hosts["h1:aa"]["host"], hosts["h1:aa"]["address"], hosts["h1:aa"]["slots"]) == ("h1", "10.0.0.1", 2)
+    assert [member[0] for member in hosts["h1:aa"]["members"]] == ["r0.1"]
+    assert (bool(hosts["h1:aa"]["lost"]), hosts["h2:bb"]["lost"]) == (False, "silent")
+    kinds = [row["kind"] for row in page["story"]["device_rows"]]
+    assert kinds == ["alarm_weighed", "device_finding"], "the newest first"
+    assert page["story"]["alarms"].startswith("1 alarm weighed, 1 acted on")
