@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import msgspec
+import pytest
+from benchmarks.target import due, mixtures, rows_of
+
+from outlast.core import events as ev
 from outlast.core.reliability import count_interval
 from outlast.plan.target_study import PUBLISHED, target_answer, target_rows
 
@@ -30,3 +35,42 @@ def test_the_answer_has_rows_parameters_and_the_remark() -> None:
     assert "cannot tell" in answer.notes[0]
     assert len(answer.data["unfitted"]) == 4
     assert "Llama 3" in answer.text()
+
+
+# --- measured fleets -------------------------------------------------------------------------------------------------
+def test_fleets_are_spread_over_all_and_run_once(tmp_path: Path) -> None:
+    """Whatever has been run when time is up, every configuration has as many fleets as any other, but for one."""
+    wanted = due(tmp_path, 2, 3)
+    assert len(wanted) == 2 * 3 * 2 * 4
+    assert {(mixture, configuration) for _, mixture, configuration, _ in wanted[:8]} == {
+        (mixture, configuration) for mixture in range(2) for configuration in range(4)
+    }
+    assert [number for *_, number in wanted] == sorted(number for *_, number in wanted)
+    for path, *_ in wanted[:5]:
+        path.write_text("[]")
+    assert due(tmp_path, 2, 3) == wanted[5:]
+
+
+def test_costs_are_learnt_from_other_fleets_than_are_held_against_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path, _, configuration, number in due(tmp_path, 1, 2):
+        if configuration < 2 and not (configuration and number % 2):
+            path.write_bytes(msgspec.json.encode([ev.RunEnded(at_s=float(number), exit_code=0)]))
+    monkeypatch.setattr("outlast.plan.calibration.calibrate", lambda fleets: [e.at_s for f in fleets for e in f])
+    monkeypatch.setattr(
+        "benchmarks.target._row",
+        lambda name, shape, rates, fleets, costs: {
+            "name": name,
+            "costs": costs,
+            "held": [e.at_s for f in fleets for e in f],
+        },
+    )
+    assert rows_of(tmp_path, mixtures("20/90")) == [{"name": "baseline", "costs": [0.0, 2.0], "held": [1.0, 3.0]}]
+
+
+def test_a_mixture_that_is_none_is_refused() -> None:
+    assert mixtures("20/90, 60/1e9") == [{"one": 0.05, "all": 1 / 90}, {"one": 1 / 60, "all": 1e-9}]
+    for text in ("20", "20/0", "a/b", "20/90,", "-1/5"):
+        with pytest.raises(SystemExit, match="is none"):
+            mixtures(text)

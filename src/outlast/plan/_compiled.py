@@ -21,6 +21,7 @@ from outlast.core.policy import (
     RunPrior,
     SparesPolicy,
 )
+from outlast.core.policy.evictions import silence_s
 
 from ._cycle import Cycle
 from ._model import FailureClass, Job
@@ -127,7 +128,11 @@ def compile_job(job: Job, audit: AuditPolicy | None = None) -> Compiled:
         silent=silent,
         slow_factor=column("slow_factor"),
         slow_s=column("slow_s"),
-        detection_s=column("detection_s"),
+        detection_s=np.where(
+            [c.hangs for c in classes],
+            silence_s(job.step_s, job.stall_floor_s, job.outside_s),
+            column("detection_s"),
+        ),
         late_s=column("late_detection_s"),
         coverage=column("coverage"),
         recovery_s=np.array([t.recovery_s for t in job.tiers]),

@@ -41,6 +41,9 @@ class FailureClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Nearest tier of the ladder that survives it (0 is the first)."""
     detection_s: float = 15.0
     """From the failure until it is noticed."""
+    hangs: bool = False
+    """It ends nothing and falls silent: noticed by the deadline that the run learns of its steps, not after
+    `detection_s`."""
     coverage: float = 1.0
     """Share noticed that fast; the rest after `late_detection_s`."""
     late_detection_s: float = 600.0
@@ -145,6 +148,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     reshape_s: float = 60.0
     backoff_s: float = 0.0
     """Delay of a restart, doubled each time that the job goes back again within a minute, at most 60 s."""
+    stall_floor_s: float = 0.5
+    """No learned deadline is shorter; as in a run's settings."""
+    outside_s: float = 1800.0
+    """Silence that is waited for at most, as in a run's settings."""
     spares: int = 0
     crews: int = 0
     """Machines that can be repaired at once; 0: no limit."""
@@ -197,6 +204,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             _check(name, getattr(self, name), 0, 1 if name == "efficiency" else 1e6, open_low=True)
         for name in ("step_s", "interval_s", "burst_window_h", "prior_weight"):
             _check(name, getattr(self, name), 0, _BIG, open_low=True)
+        _check("stall_floor_s", self.stall_floor_s, 0, _BIG, open_low=True)
+        _check("outside_s", self.outside_s, 0, _BIG, open_low=True)
         for name in ("mask_stall_s", "planned_stop_s", "swap_s", "reshape_s", "burst_variance", "backoff_s"):
             _check(name, getattr(self, name), 0, _BIG)
         _check("min_share", self.min_share, 0, 1, open_low=True)

@@ -5,6 +5,7 @@ Pure (protocol, 19 and 20). It never looks at a clock: the evidence carries dura
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from itertools import combinations
 from typing import Literal
@@ -13,7 +14,9 @@ import msgspec
 
 from outlast.core.phases import OWNED, Phase
 
-__all__ = ["Evidence", "Verdict", "judge", "vertex_cover"]
+from .deadlines import Durations, deadline
+
+__all__ = ["Evidence", "Verdict", "judge", "silence_s", "vertex_cover"]
 
 _WAITING = frozenset(
     {
@@ -83,6 +86,25 @@ def judge(evidence: Evidence, outside_s: float) -> Verdict:
     if e.silent_s > limit:
         return Verdict(decision="evict", reason=f"silent for {e.silent_s:.2f} s in {e.phase.name.lower()}")
     return Verdict(decision="wait", reason=f"silent for {e.silent_s:.2f} s of {limit:.2f} allowed")
+
+
+def silence_s(usual_s: float, floor_s: float, outside_s: float) -> float:
+    """Seconds from a hang to the eviction of who hangs, in a phase of its own that has always taken `usual_s`: what the
+    learned deadline allows it, if `judge` evicts it then."""
+    seen = Durations()
+    while (allowed_s := deadline(seen, floor_s)) == math.inf:
+        seen.observe(usual_s)
+    evidence = Evidence(
+        state="S",
+        traced=False,
+        phase=Phase.BACKWARD,
+        silent_s=math.nextafter(allowed_s, math.inf),
+        cpu_advanced=False,
+        allowed_s=allowed_s,
+        waited_s=allowed_s,
+        deadline_s=allowed_s,
+    )
+    return min(allowed_s, outside_s) if judge(evidence, outside_s).decision == "evict" else outside_s
 
 
 def vertex_cover(
