@@ -43,7 +43,7 @@ def pass_gate(gates: Path | None, step: int) -> None:
 
 
 def train(
-    steps: int, shard: bool = True, gates: Path | None = None, leave: int = -1, **how: Any
+    steps: int, shard: bool = True, gates: Path | None = None, leave: int = -1, evaluate: bool = False, **how: Any
 ) -> tuple[Any, dict[str, Any]]:
     """Run to the end, or leave the loop after step `leave`: (this process's part, what it found)."""
     run = outlast.join()
@@ -62,18 +62,30 @@ def train(
     losses: dict[int, float] = {}
     norms: dict[int, float | None] = {}
     correct: dict[int, float] = {}
+    evaluated: dict[str, Any] = {}
+
+    def measure(batch: Any) -> dict[str, Any]:
+        return {"loss": functional.cross_entropy(model(batch[0]), batch[1])}
+
     for step in training.steps(until=steps):
         pass_gate(gates, step.number)
+        if evaluate and step.number % 2:
+            evaluated[f"before {step.number}"] = training.evaluate(data(), measure, batch_size=6)
         for inputs, targets in step:
             outputs = model(inputs)
             step.metric("correct", (outputs.argmax(1) == targets).float().mean())
             step.backward(functional.cross_entropy(outputs, targets))
         correct[step.number] = step.metrics["correct"]
         losses[step.number], norms[step.number] = step.loss, step.grad_norm
+        if evaluate:
+            evaluated[f"after {step.number}"] = training.evaluate(data()[:32], measure, batch_size=6)
         if step.number == leave:
             break
+    if evaluate:
+        evaluated["by each"] = training.evaluate(data()[:20], measure)
     found = {
         "fingerprint": training.fingerprint(), "losses": losses, "norms": norms, "correct": correct, "steps": steps,
+        "evaluated": evaluated,
     }  # fmt: skip
     return run, json.loads(json.dumps(found))
 
@@ -85,10 +97,11 @@ def main() -> None:
     parser.add_argument("--whole", action="store_true", help="shard nothing")
     parser.add_argument("--unclipped", action="store_true")
     parser.add_argument("--gates", type=Path)
+    parser.add_argument("--evaluate", action="store_true")
     parser.add_argument("--leave", type=int, default=-1, help="break after this step")
     args = parser.parse_args()
     how = {"clip_norm": None} if args.unclipped else {}
-    run, found = train(args.steps, not args.whole, args.gates, args.leave, **how)
+    run, found = train(args.steps, not args.whole, args.gates, args.leave, args.evaluate, **how)
     part = args.out / f"{run.name}.{os.getpid()}.part"
     part.write_text(json.dumps(found))
     part.rename(args.out / f"{run.name}-{os.environ.get('OUTLAST_PLACE', '0')}.json")

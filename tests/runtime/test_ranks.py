@@ -24,10 +24,10 @@ STEPS = 6
 
 
 @functools.cache
-def undisturbed(script: Path = SCRIPT, steps: int = STEPS) -> dict[str, Any]:
+def undisturbed(script: Path = SCRIPT, steps: int = STEPS, *options: str) -> dict[str, Any]:
     """By one rank alone, in a process of its own."""
     with tempfile.TemporaryDirectory() as out:
-        subprocess.run([sys.executable, script, "--steps", str(steps), "--out", out], check=True, timeout=300)
+        subprocess.run([sys.executable, script, "--steps", str(steps), "--out", out, *options], check=True, timeout=300)
         (file,) = Path(out).glob("*.json")
         found: dict[str, Any] = json.loads(file.read_text())
     return found
@@ -146,6 +146,19 @@ def test_checkpoints_of_one_width_are_gone_on_from_at_any_other(fleet: Callable[
     kept.close()
     assert loaded is not None
     assert loaded.tree["model"]["0.up.weight"].shape == (333, 24)
+
+
+def test_evaluations_have_the_numbers_of_one_process(fleet: Callable[..., Any]) -> None:
+    """Before a step's inner loop, after it, and after all steps; a rank of a replica dies as it computes its batch."""
+    run = fleet(
+        fault("r1/1", "body", step=4, count=2, microbatch=-1), replicas=2, ranks=2, steps=STEPS,
+        script=[SCRIPT, "--evaluate"], max_restarts=0,
+    )  # fmt: skip
+    assert run.finish() == 0, run.logs()
+    results = run.results()
+    assert set(results) == {"r0.1-0", "r0.1-1"}, run.logs()
+    for found in results.values():
+        assert found == undisturbed(SCRIPT, STEPS, "--evaluate"), run.logs()
 
 
 def test_a_loop_that_is_left_saves_what_all_ranks_have(fleet: Callable[..., Any], tmp_path: Path) -> None:

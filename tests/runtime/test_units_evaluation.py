@@ -13,6 +13,7 @@ from torch import nn
 import outlast
 from outlast.core.protocol import Header, ViewId
 from outlast.errors import ConfigError, LoopUnrepeatable, StepMisuse, ViewAbandoned
+from outlast.runtime.member._siblings import Siblings
 from outlast.runtime.member.shared_evaluation import SharedEvaluations
 from outlast.runtime.training.evaluation import Evaluation
 from outlast.runtime.transport.mesh import Extra, SumsReady
@@ -165,10 +166,11 @@ class Member:
     """One member's side: `SharedEvaluations` in a view, driven by a generator of its own in this thread."""
 
     def __init__(self, wire: Wire, name: str, wanted: Evaluation) -> None:
-        self.wire, self.env, self.wanted = wire, type("Env", (), {"me": name})(), wanted
+        self.wire, self.env, self.wanted = wire, type("Env", (), {"me": name, "width": 1})(), wanted
         self.member, self.lock, self.computed = self, _Lock(), []
         self.committed, self.formed_in = 7, -1
         self.on_formed: Any = lambda: None
+        self.siblings = Siblings((), -1)
         self.engine = type("Engine", (), {"late": None, "evaluated": [], "restore_buffers": lambda self: None})()
         self.shared = SharedEvaluations(self, lambda: None)  # type: ignore[arg-type]
         self.interrupt: Any = lambda: None

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
 
 from outlast.core.phases import Phase
-from outlast.errors import OutlastError, StepMisuse
+from outlast.errors import OutlastError
 from outlast.runtime.loop._allocator import keep_freed_memory
 from outlast.runtime.loop._ending import at_an_error, left_open, told, what_is_alike
 from outlast.runtime.loop._epochs import Epoch, Epochs
@@ -24,20 +24,13 @@ from outlast.runtime.loop._mid_epoch import kept
 from outlast.runtime.loop._step import Step
 from outlast.runtime.member.follower import FollowingRank
 from outlast.runtime.training.arguments import positive
+from outlast.runtime.training.evaluation import evaluation_of
 from outlast.runtime.training.followers import check_follower
 from outlast.runtime.training.run_facts import warm_up
 from outlast.runtime.training.state import digest_of
 from outlast.runtime.transport.rank_words import RankFailed
 
-__all__ = ["FollowingTraining", "no_evaluation"]
-
-
-def no_evaluation() -> StepMisuse:
-    """The error for an evaluation that a replica of several ranks cannot share yet."""
-    return StepMisuse(
-        "training.evaluate(…) cannot be had with replicas of several ranks yet",
-        remedy="go through the same batches on every rank: with torch.no_grad(): for batch in loader: model(batch)",
-    )
+__all__ = ["FollowingTraining"]
 
 
 class FollowingTraining:
@@ -51,6 +44,7 @@ class FollowingTraining:
         self._watch = LoopWatch(self.engine.state, self.engine.samples.num_leaves, None, self.engine.shards)
         self._started = False
         self._failed = False
+        self._open = False  # the loop has been given a step, and has not asked for the next
         self._home = os.getpid()
 
     def steps(self, until: int) -> Iterator[Step]:
@@ -85,9 +79,17 @@ class FollowingTraining:
         """As of `Training.fingerprint`."""
         return digest_of(self.engine.state)
 
-    def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
-        """Not done with several ranks yet."""
-        raise no_evaluation()
+    def evaluate(
+        self,
+        dataset: Any,
+        fn: Callable[[Any], Mapping[str, Any]],
+        *,
+        batch_size: int | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+    ) -> dict[str, float]:
+        """As of `Training.evaluate`, which every rank must call: all go through the model together."""
+        wanted = evaluation_of(self.engine.state, self.engine.samples, dataset, fn, batch_size, collate_fn)
+        return self.replica.evaluate(wanted) if self._open else wanted.here()
 
     def writes(self) -> bool:
         """Only a lead does."""
@@ -97,6 +99,7 @@ class FollowingTraining:
         positive("until", until)
         self._start()
         while (step := self.replica.next_step()) is not None:
+            self._open = True
             yield Step(
                 step,
                 batches=self._batches,
@@ -105,6 +108,7 @@ class FollowingTraining:
                 metric=self.replica.metric,
                 epoch_of=self.engine.samples.epoch_of,
             )
+            self._open = False
             if self.engine.meta is None or self.engine.meta.step != step:
                 raise left_open(step, self.replica.env.me)
         self._watch.over()

@@ -40,7 +40,7 @@ from outlast.runtime.loop._boundary import boundary
 from outlast.runtime.loop._device_mesh import mesh_of
 from outlast.runtime.loop._ending import at_an_error, exit_by_code, left_open, report_failure, unwritten
 from outlast.runtime.loop._epochs import Epoch, Epochs, check_opened
-from outlast.runtime.loop._following import FollowingTraining, no_evaluation
+from outlast.runtime.loop._following import FollowingTraining
 from outlast.runtime.loop._iterators import Left, WatchedLoop, at_the_script_s_end, values_of
 from outlast.runtime.loop._loop_watch import LoopWatch, steps_again
 from outlast.runtime.loop._mid_epoch import kept
@@ -265,8 +265,6 @@ class Training:
         every replica, before or after a step's inner loop; outside of the loop whoever calls it computes all of it.
         Raises StepMisuse inside the inner loop and where replicas evaluate different things, ConfigError for bad input.
         """
-        if self.replica.siblings.some:
-            raise no_evaluation()
         wanted = evaluation_of(self.engine.state, self.engine.samples, dataset, fn, batch_size, collate_fn)
         if self._inside:
             raise StepMisuse(
@@ -302,7 +300,7 @@ class Training:
             assert not isinstance(todo, Wait)
             self._step = self._as_seen(todo.step)
             self._open = True
-            self._evaluations.given()
+            self._begin(todo.step)
             yield self._step
             self._open = False
             if self.replica.member.committed == todo.step:
@@ -346,11 +344,16 @@ class Training:
         """The step whose outcome this process only has to apply: what the loop does around it is done here as well."""
         self._step = self._as_seen(step)
         self._open = True
-        self._evaluations.given()
+        self._begin(step)
         yield self._step
         self._open = False
         if self.engine.late is not None and self.engine.late.step == step:
             raise left_open(step, self.replica.env.me)
+
+    def _begin(self, step: int) -> None:
+        """The loop is given the step, here and on this replica's other ranks."""
+        self.replica.siblings.begin_step(step)
+        self._evaluations.given()
 
     def _as_seen(self, step: int) -> Step:
         return Step(

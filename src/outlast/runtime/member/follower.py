@@ -18,7 +18,7 @@ from torch import Tensor
 
 from outlast.core.phases import Phase
 from outlast.core.protocol import View
-from outlast.errors import ViewAbandoned
+from outlast.errors import StepMisuse, ViewAbandoned
 from outlast.runtime.checks.state_comparison import Comparison
 from outlast.runtime.exchange.plane import ExchangeTask, Reduction, SharedPlane
 from outlast.runtime.exchange.slots import Memory
@@ -30,6 +30,7 @@ from outlast.runtime.member._sibling_lanes import NOTHING, what_has_come
 from outlast.runtime.saving.member_saves import Saves
 from outlast.runtime.saving.resume import begin
 from outlast.runtime.training.engine import Engine
+from outlast.runtime.training.evaluation import Evaluation
 from outlast.runtime.training.losses import missing_backward, second_backward
 from outlast.runtime.training.metrics import metric_outside
 from outlast.runtime.training.step_checks import Meta
@@ -142,6 +143,13 @@ class FollowingRank:
             say.FeedWhole: self.donor.feed_whole, say.FlushStreams: lambda word: self.donor.flush_for(word.view),
             say.CloseStreams: lambda word: self.donor.close_all(),
         }  # fmt: skip
+        if type(word) not in done:
+            raise StepMisuse(
+                f"the lead of this replica goes on with its loop ({type(word).__name__}), and this rank is elsewhere",
+                where=f"rank {self.env.place} of {self.env.me}",
+                did="this replica ends",
+                remedy="do the same on every rank: steps, evaluations and `break` by what is equal everywhere",
+            )
         done[type(word)](word)
 
     # --- a microbatch --------------------------------------------------------------------------------------------
@@ -178,6 +186,33 @@ class FollowingRank:
         step, leaf = self._leaf[0], self.engine.mine(self._leaf[1])
         share = self.engine.samples.sizes(step)[leaf] if weight is None else weight
         self.engine.metrics.put(leaf, name, value, share)
+
+    def evaluate(self, wanted: Evaluation) -> dict[str, float]:
+        """Compute this rank's batches of an evaluation in which the lead's loop is as well; its means."""
+        with wanted.quiet():
+            while self.ended is None:
+                word = self._word()
+                if isinstance(word, say.Evaluated):
+                    self.engine.restore_buffers()
+                    self.enter(Phase.BODY)
+                    return word.means
+                if isinstance(word, say.EvaluateBatches):
+                    self._evaluate(wanted, word)
+                else:
+                    self._obey(word)
+        raise SystemExit(0)
+
+    def _evaluate(self, wanted: Evaluation, word: say.EvaluateBatches) -> None:
+        if word.of != wanted.num_batches:
+            raise StepMisuse(
+                f"the ranks of one replica evaluate different things: {word.of} batches on the lead, "
+                f"{wanted.num_batches} on rank {self.env.place}",
+                did="nothing more was committed",
+                remedy="the same dataset and batch_size everywhere; what a rank shall see of it outlast decides",
+            )
+        self.enter(Phase.BODY)
+        rows = wanted.compute(word.batches[min(self.env.place, len(word.batches) - 1)])
+        self.pipe.send(say.LaneEvaluated(word.number, rows))
 
     def _expect(self, word: say.ExpectLeaves) -> None:
         self.engine.expect(word.first, word.share, word.step, word.since)

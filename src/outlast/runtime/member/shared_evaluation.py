@@ -19,6 +19,7 @@ from outlast.errors import LoopUnrepeatable, StepMisuse, ViewAbandoned
 from outlast.runtime.training.evaluation import Evaluation, Rows
 from outlast.runtime.transport.connections import decoded
 from outlast.runtime.transport.mesh import Extra, Final, Mesh, SumsReady
+from outlast.runtime.transport.rank_words import EvaluateBatches, Evaluated, LaneEvaluated
 from outlast.runtime.view.rounds import EVALUATED
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SharedEvaluations"]
 
+_LOOK_S = 1.0
 _TOLD = 16  # times that a member tells what it has of its range
 
 
@@ -69,7 +71,7 @@ class SharedEvaluations:
                     did="nothing more was committed",
                     remedy="evaluate on every replica, by the step's number alone",
                 )
-            return dict(late.evaluated[self._lived - 1])
+            return self._told(dict(late.evaluated[self._lived - 1]))
         if self._step != self._replica.member.committed:
             self._step = self._replica.member.committed
             self._tables.clear()
@@ -82,6 +84,11 @@ class SharedEvaluations:
         if self._before:
             engine.evaluated.append(tuple(found.items()))
         self._replica.enter(Phase.BODY)
+        return self._told(found)
+
+    def _told(self, found: dict[str, float]) -> dict[str, float]:
+        """To the other ranks of this replica, whose loops are in the same call."""
+        self._replica.siblings.tell(Evaluated(found))
         return found
 
     def _gather(self, wanted: Evaluation, number: int) -> None:
@@ -109,15 +116,24 @@ class SharedEvaluations:
         known = self._tables[number][1]
         self._hear(mesh, number)
         mine = [i for i in self._range(view, self._replica.env.me, wanted.num_batches) if i not in known]
-        every = -(-len(mine) // _TOLD)
-        for count, batch in enumerate(mine, 1):
+        width = self._replica.env.width
+        groups = [tuple(mine[at : at + width]) for at in range(0, len(mine), width)]
+        every = -(-len(groups) // _TOLD)
+        for count, group in enumerate(groups, 1):
             self._replica.enter(Phase.BODY)
-            known[batch] = wanted.compute(batch)
+            known.update(zip(group, self._rows(wanted, group, mesh), strict=False))
             if self._replica.member.over(view.id):
                 raise ViewAbandoned("told to leave")
-            if not count % every or count == len(mine):
+            if not count % every or count == len(groups):
                 self._tell(mesh, number)
                 mesh.rest(0.0)
+
+    def _rows(self, wanted: Evaluation, group: tuple[int, ...], mesh: Mesh) -> list[Rows]:
+        """One batch on each rank of this replica."""
+        siblings = self._replica.siblings
+        siblings.ask(lambda number: EvaluateBatches(number, group, wanted.num_batches))
+        mine = wanted.compute(group[0])
+        return [mine, *(told.rows for told in siblings.gather(LaneEvaluated, lambda: mesh.rest(_LOOK_S)))]
 
     @staticmethod
     def _range(view: View, name: str, batches: int) -> range:

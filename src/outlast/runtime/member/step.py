@@ -59,7 +59,6 @@ class StepCourse:
     def batches(self, step: int, closed: Callable[[], None]) -> Iterator[Any]:
         """Batches until the step is committed, each to see one backward. `closed`: the run is over for this replica; it
         raises."""
-        self.replica.siblings.begin_step(step)
         yield from self._batches(step, closed)
         self.replica.siblings.end_step(step)
 

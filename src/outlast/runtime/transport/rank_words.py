@@ -14,11 +14,12 @@ from outlast.runtime.transport.save_messages import FromMember, ToMember
 
 __all__ = [
     "ApplyOutcome", "AskFingerprint", "BeginRun", "BeginStep", "CloseStreams", "ComputeLeaf", "DECODER",
-    "DrainLane", "DropLane", "EndRun", "EndStep", "ExpectLeaves", "FeedJoiners", "FeedWhole", "FingerprintSaid",
-    "FlushStreams", "FormLane", "GiveOutcome", "JoinedView", "LaneBroken", "LaneDrained", "LaneHas", "LaneReduced",
-    "LaneStalled", "LaneTaken", "LiveOutcome", "LoadShares", "LoopLeft", "OpenWorld", "RankFailed", "RankLeft",
-    "RankReady", "ReduceLane", "ReplayOutcome", "RunBegun", "SaveStable", "SavesHear", "SavesSay", "ServeJoiner",
-    "ServedAs", "SettleOutcome", "TakeOutcome", "TakeSave",
+    "DrainLane", "DropLane", "EndRun", "EndStep", "EvaluateBatches", "Evaluated", "ExpectLeaves", "FeedJoiners",
+    "FeedWhole", "FingerprintSaid", "FlushStreams", "FormLane", "GiveOutcome", "JoinedView", "LaneBroken",
+    "LaneDrained", "LaneEvaluated", "LaneHas", "LaneReduced", "LaneStalled", "LaneTaken", "LiveOutcome",
+    "LoadShares", "LoopLeft", "OpenWorld", "RankFailed", "RankLeft", "RankReady", "ReduceLane", "ReplayOutcome",
+    "RunBegun", "SaveStable", "SavesHear", "SavesSay", "ServeJoiner", "ServedAs", "SettleOutcome", "TakeOutcome",
+    "TakeSave",
 ]  # fmt: skip
 
 
@@ -228,6 +229,26 @@ class LiveOutcome(msgspec.Struct, frozen=True, tag=True):
     """Lead: our loops are in the step whose outcome waits for them; apply it."""
 
 
+class EvaluateBatches(msgspec.Struct, frozen=True, tag=True):
+    """Lead: in the evaluation that our loops are in, compute the batch of your place among these, or the last of them:
+    all ranks of a replica go through the model together. `of`: how many batches it has."""
+
+    number: int
+    batches: tuple[int, ...]
+    of: int
+
+
+class LaneEvaluated(msgspec.Struct, frozen=True, tag=True):
+    number: int
+    rows: tuple[tuple[str, float, float], ...]
+
+
+class Evaluated(msgspec.Struct, frozen=True, tag=True):
+    """Lead: what the evaluation has given."""
+
+    means: dict[str, float]
+
+
 class LaneTaken(msgspec.Struct, frozen=True, tag=True):
     number: int
 
@@ -335,6 +356,9 @@ _Word = (
     | LaneTaken
     | LaneBroken
     | LaneStalled
+    | EvaluateBatches
+    | LaneEvaluated
+    | Evaluated
     | ServeJoiner
     | FeedWhole
     | FlushStreams
