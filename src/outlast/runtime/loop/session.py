@@ -298,10 +298,7 @@ class Training:
                 continue
             boundary(self.replica)
             assert not isinstance(todo, Wait)
-            self._step = self._as_seen(todo.step)
-            self._open = True
-            self._begin(todo.step)
-            yield self._step
+            yield self._begin(todo.step)
             self._open = False
             if self.replica.member.committed == todo.step:
                 raise left_open(todo.step, self.replica.env.me)
@@ -342,18 +339,17 @@ class Training:
 
     def _lived(self, step: int) -> Iterator[Step]:
         """The step whose outcome this process only has to apply: what the loop does around it is done here as well."""
-        self._step = self._as_seen(step)
-        self._open = True
-        self._begin(step)
-        yield self._step
+        yield self._begin(step)
         self._open = False
         if self.engine.late is not None and self.engine.late.step == step:
             raise left_open(step, self.replica.env.me)
 
-    def _begin(self, step: int) -> None:
-        """The loop is given the step, here and on this replica's other ranks."""
+    def _begin(self, step: int) -> Step:
+        """What the loop is given, here and on this replica's other ranks."""
         self.replica.siblings.begin_step(step)
+        self._step, self._open = self._as_seen(step), True
         self._evaluations.given()
+        return self._step
 
     def _as_seen(self, step: int) -> Step:
         return Step(
