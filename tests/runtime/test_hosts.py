@@ -133,6 +133,22 @@ def test_a_host_loses_its_power(hosts: Callable[..., Hosts]) -> None:
     assert on.ended(1) == 0
 
 
+def test_a_host_loses_its_power_before_anything_is_known_of_its_pace(hosts: Callable[..., Hosts]) -> None:
+    """In the first step, with every fixed patience far too long: that others wait is said all the same."""
+    on = hosts(replicas=3, slots=1, steps=12, gates=(1,), host_silence_s=3600, formation_s=600)
+    run = on.run
+    run.until("all were there", lambda: len(run.driven.members) == 3)
+    dead = on.on(2)
+    on.net.power_off(2)
+    run.gate(1, "it was off", lambda: True)
+    run.until("the host was given up", lambda: bool(on.lost()))
+    [lost] = on.lost()
+    assert "while others wait" in lost.cause
+    run.assert_unchanged()
+    assert set(run.results()).isdisjoint(dead)
+    assert on.ended(1) == 0
+
+
 def test_a_path_breaks_between_two_hosts_and_a_machine_hangs(hosts: Callable[..., Hosts]) -> None:
     """Of two that no longer reach each other one goes; a machine that wakes up finds that it was given up."""
     on = hosts(replicas=3, slots=1, steps=140, gates=(6, 7, *_back(20), 60, 61, *_back(80)))

@@ -15,7 +15,7 @@ import pytest
 from outlast.config import resolve
 from outlast.core.protocol import StepTime, View, ViewId
 from outlast.core.protocol import messages as m
-from outlast.core.protocol.host_messages import HostHere
+from outlast.core.protocol.host_messages import Awaited, HostHere
 from outlast.errors import ConfigError, WireRefusal
 from outlast.prove.host_namespaces import shared_in
 from outlast.runtime.coordinator._hosts import Hosts
@@ -66,6 +66,12 @@ def test_silence_ends_patience_soon_where_somebody_waits_and_late_where_nobody_d
     assert looks(known(), 20.0) == [(15.1, "h1:aa")]
     hosts = known("h1:aa", "h2:aa")
     hosts.heard("h2:aa", waits("r1.1"), 10.1)
+    assert looks(hosts, 12.0) == [(10.7, "h1:aa")]
+
+
+def test_who_is_awaited_before_any_deadline_is_known_is_given_up_as_soon() -> None:
+    hosts = known("h1:aa", "h2:aa")
+    hosts.heard("h2:aa", Awaited(member="r2.1", missing=("r1.1",)), 10.1)
     assert looks(hosts, 12.0) == [(10.7, "h1:aa")]
 
 

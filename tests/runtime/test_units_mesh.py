@@ -135,3 +135,12 @@ def test_who_comes_early_and_silently_is_heard_later(sides: list[Side]) -> None:
     thread.join(30)
     hi.close()
     assert not thread.is_alive()
+
+
+def test_that_others_wait_is_said_again_and_again_beside_the_deadline(sides: list[Side]) -> None:
+    """Also where both fall due at once: no wait is without an end."""
+    mesh, said = sides[0].mesh(1), list[str]()
+    mesh._patience, mesh._awaited_s = lambda phase: 0.003, lambda phase: 0.002
+    mesh._on_stall, mesh._on_awaited = lambda *_: said.append("stalled"), lambda missing: said.append(*missing)
+    mesh.until(lambda: said.count("stalled") > 3 and said.count("r1.1") > 3, ["r1.1"], Phase.FINAL)
+    mesh.close()

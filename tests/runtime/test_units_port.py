@@ -16,7 +16,7 @@ from outlast.config import RunConfig
 from outlast.core import events as ev
 from outlast.core.protocol import View, ViewId
 from outlast.core.protocol import messages as m
-from outlast.core.protocol.host_messages import HostHere
+from outlast.core.protocol.host_messages import Awaited, HostHere
 from outlast.errors import WireRefusal
 from outlast.journal import Journal
 from outlast.runtime.coordinator._authority import check_speaker
@@ -296,7 +296,7 @@ def test_every_message_to_the_coordinator_has_a_speaker() -> None:
     from outlast.runtime.coordinator import _authority as _speaker
 
     named = {*_speaker._MEMBER, *_speaker._AGENT, *_speaker._OF_ITS_RANKS, *_speaker._EITHER, *_speaker._LAUNCHER}
-    assert {*typing.get_args(m.ToCoordinator), *FROM_MEMBER, SaveAsked, HostHere} == named
+    assert {*typing.get_args(m.ToCoordinator), *FROM_MEMBER, SaveAsked, HostHere, Awaited} == named
     assert known - {Heartbeat} <= named
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["Briefing", "HostHere", "HostSilent", "Turned"]
+__all__ = ["Awaited", "Briefing", "HostHere", "HostSilent", "Turned"]
 
 
 class HostHere(msgspec.Struct, frozen=True, kw_only=True, tag="HostHere"):
@@ -22,6 +22,14 @@ class HostHere(msgspec.Struct, frozen=True, kw_only=True, tag="HostHere"):
     address: str = ""
     slots: int = 0
     sent_s: float = 0.0
+
+
+class Awaited(msgspec.Struct, frozen=True, kw_only=True, tag="Awaited"):
+    """From a member of a run on several hosts: I wait for these, longer than a moment. It accuses nobody, and is said
+    before there is a deadline; whether their hosts are heard of is the coordinator's matter."""
+
+    member: str
+    missing: tuple[str, ...]
 
 
 class Briefing(msgspec.Struct, frozen=True, kw_only=True, tag="Briefing"):

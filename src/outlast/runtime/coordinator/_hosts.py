@@ -126,7 +126,7 @@ class Hosts:
             known.gaps.observe(now_s - known.heard_s)
         known.heard_s = max(known.heard_s, now_s)
         known.connected.add(name)
-        if isinstance(message, m.Stalled):
+        if isinstance(message, m.Stalled | hm.Awaited):
             self._wanted(message.missing, now_s)
         if isinstance(message, Heartbeat):
             self._sample(known, message.sent_s, now_s)

@@ -55,6 +55,7 @@ _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
     | saving.FromMember
     | saving.SaveAsked
     | hm.HostHere
+    | hm.Awaited
     | om.ScaleAsked
     | om.DrainAsked
     | om.EvictAsked
@@ -225,6 +226,8 @@ class Server:
             self._host_here(name, message)
             return
         message = self.hosts.heard(name, message, time.monotonic())
+        if isinstance(message, hm.Awaited):
+            return
         if isinstance(message, Heartbeat):
             self._beat(name, message)
             return

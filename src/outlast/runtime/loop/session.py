@@ -46,6 +46,7 @@ from outlast.runtime.loop._loop_watch import LoopWatch, steps_again
 from outlast.runtime.loop._mid_epoch import kept
 from outlast.runtime.loop._plain import PlainTraining, plain_training
 from outlast.runtime.loop._step import Step
+from outlast.runtime.loop._torchrun import take_over
 from outlast.runtime.loop._whereabouts import Whereabouts
 from outlast.runtime.loop._writer_turn import Turn
 from outlast.runtime.member.driver import Replica
@@ -69,6 +70,7 @@ def join() -> Run:
     """Become part of the run that started this process, or a fleet of one. `OUTLAST=off` makes a plain loop of it."""
     watch()
     sys.excepthook = exit_by_code(sys.excepthook)
+    take_over(os.environ)
     env = Environment.read(os.environ)
     env.progress.alive()
     prepare_process(env)

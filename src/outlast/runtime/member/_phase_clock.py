@@ -28,6 +28,7 @@ class PhaseClock:
         passed: Callable[[Phase, float], None] = lambda phase, seconds: None,
     ) -> None:
         self._progress, self._floor_s, self._formation_s = progress, config.stall_floor_s, config.formation_s
+        self._hosts = bool(config.endpoint)  # several
         self._durations: dict[Phase, Durations] = defaultdict(Durations)
         self._passed, self.phase, self._since_ns = passed, Phase.IDLE, 0
 
@@ -44,6 +45,12 @@ class PhaseClock:
     def interrupted(self) -> None:
         """What is under way teaches no deadline: its end was another's doing."""
         self._since_ns = 0
+
+    def awaited_s(self, phase: Phase) -> float:
+        """How long to wait for others in a phase that has no deadline yet before it is said that they are awaited,
+        which accuses nobody; inf where it has one. Only a host that is cut off ends no connection."""
+        known = not math.isinf(deadline(self._durations[phase], self._floor_s))
+        return math.inf if known or not self._hosts else self._floor_s
 
     def patience(self, phase: Phase) -> float:
         """How long to wait for others in a phase before they are named."""

@@ -28,6 +28,7 @@ from outlast.core.protocol import (
     Wait,
     plan_of,
 )
+from outlast.core.protocol import host_messages as hm
 from outlast.core.protocol import messages as m
 from outlast.errors import Evicted, SignatureMismatch, StepMisuse, ViewAbandoned
 from outlast.runtime.checks.guards import Guarding
@@ -301,6 +302,8 @@ class Replica:
             patience=self.patience,
             on_stall=self._stalled,
             probe=self.probe,
+            awaited_s=self.clock.awaited_s,
+            on_awaited=lambda missing: self.link.send([hm.Awaited(member=self.env.me, missing=missing)]),
         )
         self.mesh.waits = self.pace.parts.waits
         self.mesh.form()

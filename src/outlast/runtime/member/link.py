@@ -20,6 +20,7 @@ import msgspec
 
 from outlast.core.protocol import Member, View, ViewId
 from outlast.core.protocol import messages as m
+from outlast.core.protocol.host_messages import Awaited
 from outlast.errors import ProtocolViolation, WireRefusal
 from outlast.runtime.transport import save_messages as saving
 from outlast.runtime.transport.frames import SILENT_BEATS, Heartbeat, HeartbeatReply, Link
@@ -64,7 +65,7 @@ class MemberLink:
     def start(self) -> None:
         self._thread.start()
 
-    def send(self, messages: Iterable[m.ToCoordinator | saving.FromMember]) -> None:
+    def send(self, messages: Iterable[m.ToCoordinator | saving.FromMember | Awaited]) -> None:
         """Best effort: what is lost with a connection is said again by Hello."""
         for message in messages:
             with contextlib.suppress(OSError), self.lock:  # before Hello is made, or after: never while it is said
@@ -186,7 +187,7 @@ class SoloLink:
             view = View(id=ViewId(1, 1), members=(self.member.me,), start=True)
             self.member.told(m.Install(view=view))
 
-    def send(self, messages: Iterable[m.ToCoordinator]) -> None:
+    def send(self, messages: Iterable[m.ToCoordinator | Awaited]) -> None:
         """What a coordinator would answer, and what it would write down."""
         for message in messages:
             if isinstance(message, m.Done):

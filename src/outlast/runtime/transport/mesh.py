@@ -10,6 +10,7 @@ that falls silent ends none of them, so who waits for it is told of by the view'
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import socket
@@ -175,7 +176,8 @@ def _box_of(message: Any) -> tuple[type, int, int]:
 
 class Mesh:
     """All pairs of one view. `abandoned()` is asked whenever `wake_fd` is readable. `on_stall(phase, missing, s)`
-    is called when a wait exceeds `patience(phase)` seconds, and then each time that again has passed."""
+    is called when a wait exceeds `patience(phase)` seconds, and then each time that again has passed; in between
+    `on_awaited(missing)`, each time that `awaited_s(phase)` has."""
 
     def __init__(
         self,
@@ -189,6 +191,8 @@ class Mesh:
         patience: Callable[[Phase], float],
         on_stall: Callable[[Phase, tuple[str, ...], float], None],
         probe: Probe,
+        awaited_s: Callable[[Phase], float] = lambda phase: math.inf,
+        on_awaited: Callable[[tuple[str, ...]], None] = lambda missing: None,
     ) -> None:
         self.listener, self.view, self.addresses, self.region = listener, view, addresses, region
         self.me = listener.me
@@ -201,7 +205,7 @@ class Mesh:
         self.ping_wanted = False
         self.wake_fd = wake_fd
         self._wake_fd, self._abandoned, self._patience, self._on_stall = wake_fd, abandoned, patience, on_stall
-        self._probe = probe
+        self._probe, self._awaited_s, self._on_awaited = probe, awaited_s, on_awaited
         self._poll = select.poll()
         self._by_fd: dict[int, Connection] = {}
         self._calls: dict[int, Call] = {}  # connections that I make, until both ends are proved
@@ -363,15 +367,18 @@ class Mesh:
 
     def _wait(self, missing: Callable[[], list[str]], phase: Phase) -> None:
         start = time.monotonic()
-        patience = self._patience(phase)
-        told = start
+        patience, awaited_s = self._patience(phase), self._awaited_s(phase)
+        told = said = start
         while absent := missing():
             self._check(absent)
             now = time.monotonic()
             if now - told >= patience:
                 self._on_stall(phase, tuple(absent), now - start)
                 told = now
-            self._pump(min(patience - (now - told), 3600.0))
+            elif now - said >= awaited_s:
+                self._on_awaited(tuple(absent))
+                said = now
+            self._pump(max(0.0, min(patience - (now - told), awaited_s - (now - said), 3600.0)))
             if PART_OF.get(phase) == "wait":
                 self.waits.took(absent, time.monotonic() - now)
 
