@@ -19,7 +19,7 @@ import typer
 from outlast.cli._asking import holder_of
 from outlast.errors import ConfigError, EnvironmentFault, MembershipError, WireRefusal
 
-__all__ = ["AT", "JSON", "SECRET", "ask"]
+__all__ = ["AT", "JSON", "SECRET", "ask", "ask_here"]
 
 _ANSWER_S = 15.0  # a coordinator that died is replaced by then
 
@@ -42,6 +42,14 @@ def ask(run: Path, at: str, secret_file: Path | None, asked: Callable[[str], Any
     else:
         print(f"outlast: {answer.text}")
     return 0
+
+
+def ask_here(run_dir: Path, asked: Callable[[str], Any]) -> str:
+    """Ask a run of this machine; returns what to expect. Raises as `ask` does."""
+    answer = _answer(*_here(run_dir), asked(f"operator:{secrets.token_hex(4)}"))
+    if not answer.accepted:
+        raise ConfigError(answer.text, did="nothing was changed", remedy=answer.remedy)
+    return str(answer.text)
 
 
 def _elsewhere(at: str, secret_file: Path | None) -> tuple[tuple[str, int], bytes, str]:

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outlast.cli._runs import DEFAULT_RUNS
-from outlast.errors import EnvironmentFault
+from outlast.errors import ConfigError, EnvironmentFault
 
 if TYPE_CHECKING:
     from outlast.observe.web import Wishes
+
+_MOST_REPLICAS = 100_000
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -29,7 +31,8 @@ def serve(
         list[str] | None, typer.Option(help="A name that requests may also be made to: that of a proxy in front.")
     ] = None,
     actions: Annotated[
-        bool, typer.Option("--actions", help="Let the page ask runs to save and to stop, behind a key printed here.")
+        bool,
+        typer.Option("--actions", help="Let the page ask runs for what changes them, behind a key printed here."),
     ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Take a directory that is not there yet, and wait.")] = False,
     until_pid: Annotated[int | None, typer.Option(help="End when this process ends.")] = None,
@@ -51,16 +54,36 @@ def serve(
     return 0
 
 
+_OF = {"save": "", "stop": "", "evict": "replica", "drain": "host", "undrain": "host", "scale": "replicas"}
+"""What the page may ask for, and what each wish is about."""
+
+
 def _wishes() -> Wishes:
     """What the page may ask for, behind a new key, which is printed and kept nowhere."""
     import secrets
 
-    from outlast.cli._asking import WISHES, ask_run
     from outlast.observe.web import Wishes
 
     key = secrets.token_urlsafe(12)
-    print(f"outlast: the key for saving and stopping from the page: {key}", flush=True)
-    return Wishes(WISHES, lambda run_dir, wish: ask_run(run_dir, "save" if wish == "save" else "stop"), key)
+    print(f"outlast: the key for what the page may ask of runs: {key}", flush=True)
+    return Wishes(_OF, ask_for_page, key)
+
+
+def ask_for_page(run_dir: Path, wish: str, what: str) -> str:
+    """Ask the run as the command of that name does; returns what to expect. Raises OutlastError."""
+    from outlast.cli._asking import ask_run
+    from outlast.cli._operator import ask_here
+    from outlast.core.protocol import operator_messages as om
+
+    if wish in ("save", "stop"):
+        return ask_run(run_dir, "save" if wish == "save" else "stop")
+    if wish == "evict":
+        return ask_here(run_dir, lambda asker: om.EvictAsked(asker=asker, replica=what))
+    if wish in ("drain", "undrain"):
+        return ask_here(run_dir, lambda asker: om.DrainAsked(asker=asker, host=what, undo=wish == "undrain"))
+    if not what.isdigit() or not 0 < int(what) <= _MOST_REPLICAS:
+        raise ConfigError(f"{what!r} is no number of replicas", remedy=f"1 to {_MOST_REPLICAS:,}")
+    return ask_here(run_dir, lambda asker: om.ScaleAsked(asker=asker, replicas=int(what)))
 
 
 def serve_beside(run_dir: Path) -> None:

@@ -160,8 +160,13 @@ def test_a_link_to_a_moment_marks_its_row(browser: Browser, url: str) -> None:
 def test_its_buttons_ask_with_the_key_that_was_typed(browser: Browser, url: str, tmp_path: Path, story: Any) -> None:
     with Journal.create(tmp_path / "brave") as journal:
         journal.append_many(story.whole)
-    asked: list[tuple[str, str]] = []
-    wishes = Wishes({"save": "", "stop": ""}, lambda run, wish: asked.append((run.name, wish)) or "it was asked", "KEY")
+    asked: list[tuple[str, str, str]] = []
+
+    def ask(run: Path, wish: str, what: str) -> str:
+        asked.append((run.name, wish, what))
+        return "it was asked"
+
+    wishes = Wishes({"save": "", "stop": "", "drain": "host"}, ask, "KEY")
     serving = Serving(Board([tmp_path / "brave"]), listen(0), wishes=wishes)
     thread = threading.Thread(target=serving.run, daemon=True)
     thread.start()
@@ -175,9 +180,15 @@ def test_its_buttons_ask_with_the_key_that_was_typed(browser: Browser, url: str,
         assert asked == []
         browser.script(typed.format("KEY", click.replace("arguments[0]", "1")))
         browser._until(lambda: browser.script(said) == "outlast: it was asked")
-        assert asked == [("brave", "stop")]
+        assert asked == [("brave", "stop", "")]
         browser.script("window.confirm = () => false; " + click.replace("arguments[0]", "0"))
-        assert asked == [("brave", "stop")]
+        assert asked == [("brave", "stop", "")]
+        browser.script(
+            "window.confirm = () => true; window.prompt = () => ' h2 '; " + click.replace("arguments[0]", "2")
+        )
+        browser._until(lambda: asked[-1:] == [("brave", "drain", "h2")])
+        browser.script("window.prompt = () => ''; " + click.replace("arguments[0]", "2"))
+        assert len(asked) == 2, "nothing named, nothing asked"
         browser.log("browser")  # the refusal is told there, as it should be
     finally:
         serving.stop()

@@ -7,11 +7,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 pytest.importorskip("starlette", reason="the extra serve is not installed")
 
+from outlast.cli._serve import ask_for_page
 from outlast.core import events as ev
+from outlast.core.protocol import operator_messages as om
 from outlast.errors import ConfigError, EnvironmentFault
 from outlast.journal import Journal
 from outlast.observe.web import Board, Wishes, build_app
@@ -23,6 +26,7 @@ SURE = b'{"sure": true}'
 PATHS = [
     "/", "/page/app.js", "/api/runs", "/api/runs/brave/picture", "/api/runs/brave/rows", "/api/runs/brave/stream",
     "/metrics", "/healthz", "/ready", "/api/runs/brave/ask/stop", "/api/runs/brave/ask/save",
+    "/api/runs/brave/ask/drain",
 ]  # fmt: skip
 
 
@@ -31,10 +35,10 @@ class Asked:
         self.calls: list[tuple[Path, str]] = []
         self.error: Exception | None = None
 
-    def __call__(self, run_dir: Path, wish: str) -> str:
+    def __call__(self, run_dir: Path, wish: str, what: str) -> str:
         if self.error is not None:
             raise self.error
-        self.calls.append((run_dir, wish))
+        self.calls.append((run_dir, f"{wish} {what}".strip()))
         return "it was asked"
 
 
@@ -55,7 +59,7 @@ def board(tmp_path: Path) -> Board:
 
 @pytest.fixture
 def app(board: Board, asked: Asked) -> Any:
-    return build_app(board, follow=False, wishes=Wishes({"save": "", "stop": ""}, asked, KEY))
+    return build_app(board, follow=False, wishes=Wishes({"save": "", "stop": "", "drain": "host"}, asked, KEY))
 
 
 def post(app: Any, path: str, headers: dict[str, str], body: bytes = SURE, method: str = "POST") -> tuple[int, str]:
@@ -141,7 +145,42 @@ def test_keys_cannot_be_guessed(app: Any, asked: Asked) -> None:
 
 
 def test_the_page_is_told_what_may_be_asked(app: Any, board: Board) -> None:
-    assert json.loads(post(app, "/api/runs", RIGHT, method="GET")[1])[0]["asks"] == ["save", "stop"]
+    assert json.loads(post(app, "/api/runs", RIGHT, method="GET")[1])[0]["asks"] == {
+        "save": "", "stop": "", "drain": "host",
+    }  # fmt: skip
     reader = build_app(board, follow=False)
-    assert json.loads(post(reader, "/api/runs", RIGHT, method="GET")[1])[0]["asks"] == []
+    assert json.loads(post(reader, "/api/runs", RIGHT, method="GET")[1])[0]["asks"] == {}
     assert KEY not in post(app, "/", RIGHT, method="GET")[1]
+
+
+def test_a_wish_names_what_it_is_about_and_nothing_else_does(app: Any, asked: Asked, tmp_path: Path) -> None:
+    def drain(said: dict[str, Any], wish: str = "drain") -> int:
+        return post(app, f"/api/runs/brave/ask/{wish}", RIGHT, json.dumps({"sure": True, **said}).encode())[0]
+
+    assert drain({"what": " h1 "}) == 202
+    for wrong in ({}, {"what": ""}, {"what": 3}, {"what": ["h1"]}, {"what": "x" * 300}):
+        assert drain(wrong) == 400
+    assert drain({"what": "h1"}, "stop") == 400
+    assert asked.calls == [(tmp_path / "brave", "drain h1")]
+
+
+def test_what_the_page_asks_is_what_the_commands_ask(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sent: list[Any] = []
+    monkeypatch.setattr("outlast.cli._operator._here", lambda run: (("127.0.0.1", 1), b"", ""))
+    answer = om.Answered(accepted=True, text="it leaves")
+    monkeypatch.setattr("outlast.cli._operator._answer", lambda *given: sent.append(given[-1]) or answer)  # type: ignore[func-returns-value]
+    for wish, what in (("evict", "r2.1"), ("drain", "h1"), ("undrain", "h1"), ("scale", "8")):
+        assert ask_for_page(tmp_path, wish, what) == "it leaves"
+    plain = [(type(message).__name__, msgspec.structs.asdict(message)) for message in sent]
+    for _, fields in plain:
+        fields.pop("asker")
+    assert plain == [
+        ("EvictAsked", {"replica": "r2.1", "now": False}), ("DrainAsked", {"host": "h1", "undo": False}),
+        ("DrainAsked", {"host": "h1", "undo": True}), ("ScaleAsked", {"replicas": 8}),
+    ]  # fmt: skip
+    for number in ("many", "0", "-1", "100001", "1.5"):
+        with pytest.raises(ConfigError, match="no number of replicas"):
+            ask_for_page(tmp_path, "scale", number)
+    answer = om.Answered(accepted=False, text="no host of this name", remedy="outlast status")
+    with pytest.raises(ConfigError, match="no host of this name"):
+        ask_for_page(tmp_path, "drain", "h9")

@@ -89,7 +89,7 @@ def _routes(board: Board, ears: _Ears, wishes: Wishes | None) -> list[Route]:
         return _asset(request.path_params["name"])
 
     async def runs(_: Request) -> Response:
-        asks = list(wishes.names) if wishes is not None else []
+        asks = wishes.names if wishes is not None else {}
         found = board.runs.items()
         return _json([{"name": name, "dir": str(s.reading.run_dir.resolve()), "asks": asks} for name, s in found])
 

@@ -26,12 +26,14 @@ __all__ = ["KEY_HEADER", "Wishes", "wish_route"]
 KEY_HEADER = "x-outlast-key"
 _MAX_WRONG = 20
 _MAX_BODY = 1024
+_MAX_WHAT = 200
 
 
 class Wishes:
-    """What may be asked for by name, and how. `ask(run_dir, name)` returns what to expect, or raises OutlastError."""
+    """What may be asked for, by name: what it is about (a replica, a host, a number), "" for the run itself.
+    `ask(run_dir, name, what)` returns what to expect, or raises OutlastError."""
 
-    def __init__(self, names: Mapping[str, str], ask: Callable[[Path, str], str], key: str) -> None:
+    def __init__(self, names: Mapping[str, str], ask: Callable[[Path, str, str], str], key: str) -> None:
         self.names, self.ask, self._key = dict(names), ask, key
         self._wrong, self._lock = 0, threading.Lock()
 
@@ -58,10 +60,12 @@ def wish_route(board: Board, wishes: Wishes | None) -> Callable[[Request], objec
         shown, wish = board.runs.get(request.path_params["run"]), request.path_params["wish"]
         if shown is None or wish not in wishes.names:
             return _plain(f"no such run, or none of {', '.join(wishes.names)}", 404)
-        if not await _is_meant(request):
-            return _plain('the body says what is meant: {"sure": true}', 400)
+        what = await _meant(request)
+        if what is None or bool(what) != bool(wishes.names[wish]):
+            of = f', "what": "{wishes.names[wish]}"' if wishes.names[wish] else ""
+            return _plain(f'the body says what is meant: {{"sure": true{of}}}', 400)
         try:
-            told = await run_in_threadpool(wishes.ask, shown.reading.run_dir, wish)
+            told = await run_in_threadpool(wishes.ask, shown.reading.run_dir, wish, what)
         except OutlastError as error:
             return _plain(str(error), 409 if isinstance(error, ConfigError) else 503)
         return _plain(told, 202)
@@ -78,17 +82,21 @@ def _of_another_site(request: Request) -> tuple[int, str] | None:
     return None
 
 
-async def _is_meant(request: Request) -> bool:
+async def _meant(request: Request) -> str | None:
+    """What the wish is about, "" for the run; None unless the body is sure of it."""
     body = b""
     async for piece in request.stream():
         body += piece
         if len(body) > _MAX_BODY:
-            return False
+            return None
     try:
         said = json.loads(body)
     except ValueError:
-        return False
-    return isinstance(said, dict) and said.get("sure") is True
+        return None
+    if not isinstance(said, dict) or said.get("sure") is not True:
+        return None
+    what = said.get("what", "")
+    return what.strip() if isinstance(what, str) and len(what) <= _MAX_WHAT else None
 
 
 def _plain(text: str, status: int) -> Response:

@@ -5,7 +5,8 @@ import { curve, stack, marks, grid, anatomy } from "./draw.js";
 
 const main = document.querySelector("#runs");
 const SHOWS = ["story", "all", "failure", "view", "member", "checkpoint", "verdict"];
-let ASKS = [];
+let ASKS = {};
+const ASKED = { save: "Save now", stop: "Save and stop", evict: "Evict", drain: "Drain", undrain: "Undrain", scale: "Scale" };
 let typedKey = ""; // what a person typed; kept nowhere else
 const PARTS = ["load", "compute", "exchange", "wait"];
 const MOST_HOSTS = 200; // rows; who is lost comes first
@@ -62,11 +63,13 @@ class Run {
       el("table", {}, el("thead", {}, el("tr", {}, ...heads.map((name) => el("th", { scope: "col" }, name)))), body));
   }
 
-  ask(wish) {
-    if (!confirm(`${wish === "stop" ? "Save and stop" : "Save a checkpoint of"} the run ${this.name}?`)) return;
+  ask(wish, about) {
+    const what = about ? (prompt(`${ASKED[wish]}: which ${about}?`, this.chosen?.[about] ?? "") || "").trim() : "";
+    if (about && !what) return;
+    if (!confirm(`${ASKED[wish]}${what ? ` ${what}` : ""}, in the run ${this.name}?`)) return;
     typedKey ||= prompt("The key that outlast serve --actions printed") || "";
     fetch(`api/runs/${encodeURIComponent(this.name)}/ask/${wish}`, {
-      method: "POST", headers: { "content-type": "application/json", "x-outlast-key": typedKey }, body: JSON.stringify({ sure: true }),
+      method: "POST", headers: { "content-type": "application/json", "x-outlast-key": typedKey }, body: JSON.stringify({ sure: true, what }),
     }).then(async (answer) => {
       if (answer.status === 403) typedKey = "";
       this.answer.textContent = (await answer.text()).trim();
@@ -127,9 +130,10 @@ class Run {
     this.card("Alarms and devices", false, this.alarms, this.devices);
     this.advice = el("ul");
     this.card("What to do next", false, this.advice);
-    if (ASKS.length) {
+    if (Object.keys(ASKS).length) {
       this.answer = el("p", { class: "soft", role: "status" });
-      this.card("Ask the run", false, el("div", { class: "chips" }, ...ASKS.map((wish) => el("button", { type: "button", onclick: () => this.ask(wish) }, wish === "stop" ? "save and stop" : "save now"))), this.answer);
+      this.card("Ask the run", false, el("div", { class: "chips" }, ...Object.entries(ASKS).map(([wish, about]) =>
+        el("button", { type: "button", onclick: () => this.ask(wish, about) }, (ASKED[wish] || wish).toLowerCase()))), this.answer);
     }
     this.observer = new ResizeObserver(() => this.draw());
     this.observer.observe(this.root);
@@ -261,6 +265,7 @@ class Run {
     const [name, code, pid, step, detail] = cell.member;
     const at = step ?? this.parts.head?.status.step;
     const where = this.parts.members.hosts.find((host) => host.agent === cell.agent)?.host;
+    this.chosen = { replica: name, host: where || cell.agent };
     this.pointed.textContent = `${name} under ${cell.agent}${where ? ` on ${where}` : ""}: ${this.parts.members.codes[code]}, process ${pid}, step ${at ?? "–"}${detail ? `, ${detail}` : ""}`;
   }
 
@@ -334,7 +339,7 @@ function show() {
 
 const served = await (await fetch("api/runs")).json();
 names = served.map((run) => run.name);
-ASKS = served.length ? served[0].asks : [];
+ASKS = served.length ? served[0].asks : {};
 addEventListener("hashchange", show);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => open.forEach((run) => run.draw()));
 show();
