@@ -167,7 +167,7 @@ def test_a_wish_names_what_it_is_about_and_nothing_else_does(app: Any, asked: As
 def test_what_the_page_asks_is_what_the_commands_ask(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     sent: list[Any] = []
     monkeypatch.setattr("outlast.cli._operator._here", lambda run: (("127.0.0.1", 1), b"", ""))
-    answer = om.Answered(accepted=True, text="it leaves")
+    answer = om.Answered(epoch=1, accepted=True, text="it leaves")
     monkeypatch.setattr("outlast.cli._operator._answer", lambda *given: sent.append(given[-1]) or answer)  # type: ignore[func-returns-value]
     for wish, what in (("evict", "r2.1"), ("drain", "h1"), ("undrain", "h1"), ("scale", "8")):
         assert ask_for_page(tmp_path, wish, what) == "it leaves"
@@ -181,6 +181,6 @@ def test_what_the_page_asks_is_what_the_commands_ask(monkeypatch: pytest.MonkeyP
     for number in ("many", "0", "-1", "100001", "1.5"):
         with pytest.raises(ConfigError, match="no number of replicas"):
             ask_for_page(tmp_path, "scale", number)
-    answer = om.Answered(accepted=False, text="no host of this name", remedy="outlast status")
+    answer = om.Answered(epoch=1, accepted=False, text="no host of this name", remedy="outlast status")
     with pytest.raises(ConfigError, match="no host of this name"):
         ask_for_page(tmp_path, "drain", "h9")
