@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from outlast.core.policy import Guards
     from outlast.health import ProductChecks
-    from outlast.runtime import Checkpoint, Run, Step, Training, join, pause
+    from outlast.runtime import Checkpoint, Log, Run, Step, Training, join, pause
 
 __version__ = "0.1.0"
-__all__ = ["Checkpoint", "Guards", "ProductChecks", "Run", "Step", "Training", "__version__", "join", "pause"]
+__all__ = ["Checkpoint", "Guards", "Log", "ProductChecks", "Run", "Step", "Training", "__version__", "join", "pause"]
 
 
 def __getattr__(name: str) -> Any:
@@ -23,6 +23,6 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("outlast.core.policy").Guards
     if name == "ProductChecks":
         return importlib.import_module("outlast.health").ProductChecks
-    if name in {"join", "pause", "Checkpoint", "Run", "Training", "Step"}:
+    if name in {"join", "pause", "Checkpoint", "Log", "Run", "Training", "Step"}:
         return getattr(importlib.import_module("outlast.runtime"), name)
     raise AttributeError(f"module 'outlast' has no attribute {name!r}")

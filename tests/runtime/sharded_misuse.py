@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -45,6 +46,15 @@ def train(
         return {"error": type(error).__name__, "text": str(error)}
     grads = [param.grad is None for param in model.parameters()]
     return {"losses": losses, "fingerprint": training.fingerprint(), "over": all(grads)}
+
+
+def plainly(habit: Callable[[nn.Module, torch.optim.Optimizer, Tensor], object], after: bool = False) -> dict[str, Any]:
+    """As `train`, in the plain loop."""
+    os.environ["OUTLAST"] = "off"
+    try:
+        return train(habit, after)
+    finally:
+        del os.environ["OUTLAST"]
 
 
 def nothing(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor) -> None:
@@ -102,6 +112,11 @@ def main() -> None:
         "plain": train(nothing),
         "clips": train(clips),
         "clips after the step": train(clips, after=True),
+        "off": plainly(nothing),
+        "off, own backward": plainly(own_backward),
+        "off, zeroes": plainly(zeroes),
+        "off, clips": plainly(clips),
+        "off, clips after the step": plainly(clips, after=True),
         "steps": train(steps),
         "zeroes": train(zeroes),
         "own backward": train(own_backward),

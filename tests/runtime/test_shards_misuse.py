@@ -20,9 +20,12 @@ def test_a_sharded_model_is_told_what_a_whole_one_is() -> None:
     assert found["plain"]["over"]
     for harmless in ("zeroes", "own backward", "looks", "looks after the step"):
         assert found[harmless] == found["plain"], harmless
+    for harmless in ("off, zeroes", "off, own backward"):
+        assert found[harmless] == found["off"], harmless
     assert found["evaluates"].pop("shards") == [["0.weight", "0.bias", "1.weight", "1.bias"]] * 3
     assert found["evaluates"].items() <= found["plain"].items()
-    for habit, name in {"clips": "clip_grad_norm_", "clips after the step": "clip_grad_norm_", "steps": "step"}.items():
+    clips = "clips", "clips after the step", "off, clips", "off, clips after the step"
+    for habit, name in {**dict.fromkeys(clips, "clip_grad_norm_"), "steps": "step"}.items():
         assert found[habit]["error"] == "StepMisuse", found[habit]
         assert f"{name} used .grad of a protected parameter" in found[habit]["text"]
     for given, what in {

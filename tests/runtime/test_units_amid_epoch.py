@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -127,6 +130,62 @@ def test_a_run_that_was_stopped_stays_so(tmp_path: Path) -> None:
         assert again.steps(12) == []
         assert again.training.stopped == "good enough"
         assert again.seen() == first.seen()
+
+
+def test_a_stop_is_not_forgotten_between_its_save_and_the_next_commit(tmp_path: Path) -> None:
+    """The loop asks after step 3; the save of it is the last thing that happens. The next start takes one step more,
+    as the run would have."""
+    first = Script(tmp_path)
+    for step in first.training.steps(4):
+        first.take(step)
+        if step.number == 3:
+            first.training.stop("good enough")
+    assert first.training.stopped == ""
+    again, whole = Script(tmp_path), Script(None)
+    assert again.steps(12) == [4]
+    assert again.training.stopped == "good enough"
+    whole.until(5, lambda script: None)
+    assert again.training.fingerprint() == whole.training.fingerprint()
+
+
+@pytest.mark.parametrize("end", [6, 8])
+def test_an_evaluation_at_an_epoch_s_start_gives_what_it_gave(tmp_path: Path, end: int) -> None:
+    """6: resumed amid an epoch, whose start is gone through again. 8: at the start of one."""
+
+    def look(script: Script) -> None:
+        for size in (5, 7):
+            numbers = lambda x: {"y": script.model(x).mean()}  # noqa: E731
+            seen.append(script.training.evaluate(list(torch.ones(9, 6)), numbers, batch_size=size))
+
+    seen: list[dict[str, float]] = []
+    Script(None).epochs(look)
+    whole, seen = seen, []
+    Script(tmp_path).until(end, look)
+    Script(tmp_path).epochs(look)
+    before = 4  # of two epochs begun
+    assert seen[:before] == whole[:before]
+    assert seen[before:] == whole[2 if end == 6 else 4 :]
+
+
+def test_an_evaluation_that_the_epoch_did_not_begin_with_is_refused(tmp_path: Path) -> None:
+    Script(tmp_path).until(6, lambda script: None)
+    with pytest.raises(LoopUnrepeatable, match="evaluation 1 of the lines before its first step is not known"):
+        Script(tmp_path).epochs(lambda script: script.training.evaluate([torch.ones(6)], lambda x: {"y": x.mean()}))
+
+
+def test_trainings_that_are_over_leave_nothing_behind(tmp_path: Path) -> None:
+    def one() -> weakref.ref[Any]:
+        script = Script(None)
+        script.steps(2)
+        return weakref.ref(script.training)
+
+    one()
+    gc.collect()
+    open_now = len(os.listdir("/proc/self/fd"))
+    ended = [one() for _ in range(3)]
+    gc.collect()
+    assert [ref() for ref in ended] == [None, None, None]
+    assert len(os.listdir("/proc/self/fd")) == open_now
 
 
 def test_a_checkpoint_that_is_named_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

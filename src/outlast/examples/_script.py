@@ -17,9 +17,15 @@ __all__ = ["parse", "write_result"]
 
 
 def parse(
-    what: str | None, argv: Sequence[str] | None = None, *, steps: int, dtypes: bool = False
+    what: str | None,
+    argv: Sequence[str] | None = None,
+    *,
+    steps: int,
+    dtypes: bool = False,
+    precisions: Sequence[str] = (),
 ) -> argparse.Namespace:
-    """--steps, --seed, --microbatches, --out and, where the example has one, --dtype (as a `torch.dtype`)."""
+    """--steps, --seed, --microbatches, --out and, where the example has them, --dtype (as a `torch.dtype`) and
+    --precision."""
     parser = argparse.ArgumentParser(description=what, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--steps", type=_positive, default=steps, help="train until this many steps are committed")
     parser.add_argument("--seed", type=int, default=0, help="fixes initialisation, data order and dropout")
@@ -27,6 +33,8 @@ def parse(
     parser.add_argument("--out", type=Path, help="write fingerprint, losses and steps to this JSON file")
     if dtypes:
         parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the parameters")
+    if precisions:
+        parser.add_argument("--precision", choices=precisions, default=precisions[0], help="what is computed in")
     args = parser.parse_args(argv)
     args.dtype = getattr(torch, args.dtype) if dtypes else torch.float32
     return args

@@ -13,10 +13,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from outlast.runtime.loop.curve_log import Log
     from outlast.runtime.loop.session import Run, Step, Training, join, pause
     from outlast.runtime.settings.save_settings import Checkpoint
 
-__all__ = ["Checkpoint", "Run", "Step", "Training", "join", "pause"]
+__all__ = ["Checkpoint", "Log", "Run", "Step", "Training", "join", "pause"]
 
 
 def __getattr__(name: str) -> Any:
@@ -24,6 +25,6 @@ def __getattr__(name: str) -> Any:
         from outlast.runtime.settings.versions import check_versions
 
         check_versions()
-        home = "settings.save_settings" if name == "Checkpoint" else "loop.session"
+        home = {"Checkpoint": "settings.save_settings", "Log": "loop.curve_log"}.get(name, "loop.session")
         return getattr(importlib.import_module(f"outlast.runtime.{home}"), name)
     raise AttributeError(f"module 'outlast.runtime' has no attribute {name!r}")

@@ -118,6 +118,7 @@ class Guarding(Unguarded):
         if self.engine.robust is not None:  # whose rule counts such rows against f; what it lets through is the norm's
             good = [loss for loss in losses.values() if math.isfinite(loss)]
             bad, loss = (), sum(sorted(good)) / max(1, len(good))
+        norm = self.engine.norm_of(headers)
         differing, majority = agree({h.member: (h.state, h.guard.full) for h in headers})
         if bad and not culprits:
             culprits = [Culprit(microbatch=bad[0], samples=tuple(self.engine.samples.indices(step, bad[0])))]
@@ -125,7 +126,7 @@ class Guarding(Unguarded):
             step=step,
             num_members=len(headers),
             loss=loss,
-            norm=self.engine.norm_of(headers),
+            norm=None if self.engine.state.scaling.overflowed(norm) else norm,  # which the scale answers for
             bad_microbatches=bad,
             culprits=tuple(culprits),
             differing=differing,

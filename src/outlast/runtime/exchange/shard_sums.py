@@ -18,7 +18,7 @@ from outlast.core.protocol import split
 from outlast.errors import ConfigError, MembershipError, StepMisuse
 from outlast.tensors import is_shard
 
-__all__ = ["ShardSums", "sharded"]
+__all__ = ["OwnSums", "ShardSums", "sharded"]
 
 
 class ShardSums:
@@ -85,6 +85,24 @@ class ShardSums:
                 did="the step was not committed",
                 remedy="leave set_requires_gradient_sync() of FSDP at True: outlast adds up microbatches itself",
             )
+
+
+class OwnSums(ShardSums):
+    """FSDP's own sums, as a plain loop has them: nothing but the moment before them is taken from it."""
+
+    def attach(self, model: torch.nn.Module) -> None:
+        """Have every module of `model` that `fully_shard` wrapped ask here before it reduces."""
+        from torch.distributed.fsdp import FSDPModule
+
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_custom_reduce_scatter(self)  # type: ignore[arg-type]
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False) -> Any:
+        """As FSDP reduces where nobody else does."""
+        from torch import distributed as dist
+
+        return dist.reduce_scatter_tensor(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
 
 
 def _added(rows: list[Tensor], node: tuple[int, int]) -> Tensor:

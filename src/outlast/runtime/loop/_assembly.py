@@ -78,11 +78,11 @@ def assemble(
         shards.attach(parts.model)
         check_sharded(audits=facts["audit"] != "0", critical=bool(facts["audit_params"]), checks=checks)
     layout, rows = arrange(env.config, parts, samples, int(bucket_mb * (1 << 20)), shards, **robust)
+    parts.scaling.check(rows is not None)
     admit_device(env.config.device_test or env.probation, layout.device, env.me)
     shared = env.exchange == "shm" and layout.device.type == "cpu"
-    engine = Engine(
-        parts, samples, layout, Memory(layout, microbatches + 2, shared=shared), clip_norm, seed, rows, shards
-    )
+    memory = Memory(layout, microbatches + 2, shared=shared)
+    engine = Engine(parts, samples, layout, memory, clip_norm, seed, rows, shards)
     engine.step_checks.guards = guarding = Guarding(engine, policy)
     engine.checked = checked_sums(parts.model, checks)
     ordered(env.me, engine)

@@ -5,6 +5,8 @@ Knows errors and frames; does not decide whose fault it was (that is `core/proto
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 import sys
 import traceback
@@ -18,10 +20,12 @@ import outlast
 from outlast.core.protocol import messages as m
 from outlast.errors import FleetLost, LoopUnrepeatable, OutlastError, ProtocolViolation, StateDiverged, StepMisuse
 from outlast.runtime.host.launcher_words import add_hint
+from outlast.runtime.loop._iterators import at_the_script_s_end
 from outlast.runtime.member.driver import Replica
 
-__all__ = ["at_an_error", "exit_by_code", "left_open", "report_failure", "told", "unwritten", "what_is_alike"]
+__all__ = ["ScriptEnd", "exit_by_code", "left_open", "report_failure", "told", "unwritten", "what_is_alike"]
 
+_OURS = "of_outlast"  # an attribute of hooks: there is one of each kind, however many trainings a process makes
 _NOT_THE_USER_S = tuple(os.path.dirname(str(package.__file__)) + os.sep for package in (outlast, torch))
 
 
@@ -89,6 +93,9 @@ def exit_by_code(previous: Callable[..., Any]) -> Callable[..., Any]:
     """An excepthook that shows an error of ours without a traceback, and gives the process its exit code
     (reference/errors)."""
 
+    if hasattr(previous, _OURS):
+        return previous
+
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if isinstance(error, OutlastError) and previous is sys.__excepthook__:
             print(told(error), file=sys.stderr, flush=True)
@@ -98,16 +105,45 @@ def exit_by_code(previous: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(error, OutlastError):
             raise SystemExit(error.exit_code)
 
+    setattr(hook, _OURS, "exits")
     return hook
 
 
-def at_an_error(tell: Callable[[BaseException], None]) -> None:
-    """Call it when the script of this process, no fork of it, ends by an exception; what was to follow follows."""
+_at_an_error: list[Callable[[BaseException], None]] = []  # of trainings that are not over
+
+
+def at_an_error(tell: Callable[[BaseException], None]) -> Callable[[], None]:
+    """Call it when the script of this process, no fork of it, ends by an exception; what was to follow follows. What is
+    returned takes that back."""
     previous, home = sys.excepthook, os.getpid()
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if os.getpid() == home:
-            tell(error)
+        while _at_an_error and os.getpid() == home:
+            _at_an_error.pop()(error)
         previous(kind, error, trace)
 
-    sys.excepthook = hook
+    if getattr(previous, _OURS, "") != "tells":
+        setattr(hook, _OURS, "tells")
+        sys.excepthook = hook
+    _at_an_error.append(tell)
+    return lambda: _at_an_error.remove(tell) if tell in _at_an_error else None
+
+
+class ScriptEnd:
+    """What one training does when the script of this process ends, until `forget`: nothing of it is kept after that."""
+
+    def __init__(
+        self, at_error: Callable[[BaseException], None], at_end: Callable[[], None], at_exit: Callable[[], object]
+    ) -> None:
+        atexit.register(at_exit)
+        self._back: list[Callable[[], object]] = [
+            at_an_error(at_error),
+            at_the_script_s_end(at_end),
+            functools.partial(atexit.unregister, at_exit),
+        ]
+
+    def forget(self) -> None:
+        """The training is over, and nobody is to be told anything about it."""
+        for back in self._back:
+            back()
+        self._back.clear()

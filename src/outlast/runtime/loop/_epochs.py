@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from outlast.errors import StepMisuse
+from outlast.runtime.training.opening import Opening
 
-__all__ = ["Epoch", "Epochs", "check_opened"]
+__all__ = ["Epoch", "Epochs", "begun_amid"]
 
 
 class Epochs(Iterator["Epoch"]):
@@ -24,6 +25,7 @@ class Epochs(Iterator["Epoch"]):
         self._put_back: Callable[[], None] | None = None
         self._ahead: Any = None  # the step that the next epoch begins with
         self._last = -1  # number of the newest step that was given
+        self._evaluated = 0  # in an epoch's opening lines
 
     def __next__(self) -> Epoch:
         if self._last >= 0 and (self._last + 1) % self._size:
@@ -34,15 +36,24 @@ class Epochs(Iterator["Epoch"]):
                 remedy="to end training on all replicas call training.stop() and go on; to end it here and now leave "
                 "both loops after the same step everywhere",
             )
+        self._evaluated = 0
         self._ahead = next(self._steps)  # the body of the step before is over: only now it is asked for
         if self._ahead.number % self._size:
             self._put_back = self._amid(self._ahead.number)
         return Epoch(self._ahead.number // self._size, self._size, weakref.ref(self))
 
     @property
-    def opening(self) -> bool:
-        """Whether the loop is at an epoch's start, and has not asked for a step of it."""
-        return self._ahead is not None
+    def opening(self) -> int | None:
+        """The epoch whose opening lines the loop is in: it has not asked for a step of it."""
+        return self._ahead.number // self._size if self._ahead is not None else None
+
+    def evaluates_amid(self) -> tuple[int, int] | None:
+        """The epoch, and which evaluation of its opening lines this is, if the loop is in those of an epoch that began
+        without it."""
+        if self._ahead is None or self._ahead.number % self._size == 0:
+            return None
+        self._evaluated += 1
+        return self._ahead.number // self._size, self._evaluated - 1
 
     def step(self, epoch: int) -> Any:
         """The epoch's next step, None after its last."""
@@ -59,17 +70,11 @@ class Epochs(Iterator["Epoch"]):
         return step
 
 
-def check_opened(epochs: Callable[[], Epochs | None]) -> None:
-    """Raise StepMisuse for an evaluation between an epoch's start and its first step."""
+def begun_amid(epochs: Callable[[], Epochs | None], opening: Opening) -> dict[str, float] | None:
+    """What an evaluation gave when the epoch began, if the loop asks for it again where it came in amid that epoch."""
     loop = epochs()
-    if loop is not None and loop.opening:
-        raise StepMisuse(
-            "training.evaluate(…) was called at an epoch's start, before its first step; a replica that joins amid the "
-            "epoch would come through here alone",
-            did="nothing was evaluated",
-            remedy="evaluate after the loop over an epoch's steps, or inside it and before the inner loop: "
-            "`if step.number % training.steps_per_epoch == 0: training.evaluate(…)`",
-        )
+    asked = loop.evaluates_amid() if loop is not None else None
+    return opening.told(*asked) if asked is not None else None
 
 
 class Epoch:

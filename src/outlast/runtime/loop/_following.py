@@ -6,8 +6,8 @@ when training is over, is what the lead says.
 
 from __future__ import annotations
 
-import atexit
 import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -16,9 +16,9 @@ from torch import Tensor
 from outlast.core.phases import Phase
 from outlast.errors import OutlastError
 from outlast.runtime.loop._allocator import keep_freed_memory
-from outlast.runtime.loop._ending import at_an_error, left_open, told, what_is_alike
-from outlast.runtime.loop._epochs import Epoch, Epochs
-from outlast.runtime.loop._iterators import Left, WatchedLoop, at_the_script_s_end
+from outlast.runtime.loop._ending import ScriptEnd, left_open, told, what_is_alike
+from outlast.runtime.loop._epochs import Epoch, Epochs, begun_amid
+from outlast.runtime.loop._iterators import Left, WatchedLoop
 from outlast.runtime.loop._loop_watch import LoopWatch, steps_again
 from outlast.runtime.loop._mid_epoch import kept
 from outlast.runtime.loop._step import Step
@@ -43,6 +43,7 @@ class FollowingTraining:
         self.replica, self.engine = follower, follower.engine
         self._watch = LoopWatch(self.engine.state, self.engine.samples.num_leaves, None, self.engine.shards)
         self._started = False
+        self._epochs: Callable[[], Epochs | None] = lambda: None
         self._failed = False
         self._open = False  # the loop has been given a step, and has not asked for the next
         self._home = os.getpid()
@@ -54,7 +55,9 @@ class FollowingTraining:
     def epochs(self, num: int) -> Iterator[Epoch]:
         """As of `Training.epochs`."""
         size = self.steps_per_epoch
-        return Epochs(self.steps(positive("epochs", num) * size), size, lambda number: kept(self.engine.loop, number))
+        loop = Epochs(self.steps(positive("epochs", num) * size), size, lambda number: kept(self.engine.loop, number))
+        self._epochs = weakref.ref(loop)
+        return loop
 
     @property
     def steps_per_epoch(self) -> int:
@@ -89,6 +92,9 @@ class FollowingTraining:
     ) -> dict[str, float]:
         """As of `Training.evaluate`, which every rank must call: all go through the model together."""
         wanted = evaluation_of(self.engine.state, self.engine.samples, dataset, fn, batch_size, collate_fn)
+        known = begun_amid(self._epochs, self.engine.opening)
+        if known is not None:
+            return known
         return self.replica.evaluate(wanted) if self._open else wanted.here()
 
     def writes(self) -> bool:
@@ -119,9 +125,7 @@ class FollowingTraining:
         if self._started:
             raise steps_again(self.engine.samples)
         self._started = True
-        at_an_error(self._report)
-        atexit.register(self.replica.retire)
-        at_the_script_s_end(self._at_the_script_s_end)
+        ScriptEnd(self._report, self._at_the_script_s_end, self.replica.retire)
         keep_freed_memory()
         warm_up()
         self.engine.loop.find_schedulers()

@@ -29,7 +29,8 @@ _REMEDIES = {
     "clip_grad_norm_": "leave it out, and give protect(clip_norm=…); step.grad_norm is the norm before clipping",
     "clip_grad_value_": "leave it out, and give protect(clip_norm=…), which bounds the norm of the whole gradient",
     "zero_grad": "leave zero_grad() out, or without set_to_none=False",
-    "unscale_": "leave the GradScaler out: torch.autocast with bfloat16 needs none",
+    "unscale_": "leave it out, scaler.step() and update() too, and give protect(scaler=scaler); torch.autocast with "
+    "bfloat16 needs none",
     "step": "leave optimizer.step() out: outlast takes the step when the inner loop ends",
 }
 _OTHERWISE = (

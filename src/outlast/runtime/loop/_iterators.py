@@ -62,10 +62,24 @@ def how_left(frame: FrameType) -> Left:
     return "unknown" if name in ("YIELD_VALUE", "RESUME") else "error"
 
 
-def at_the_script_s_end(function: Callable[[], None]) -> None:
-    """Call it when the script is over and threads can still be started, which `atexit` is too late for."""
-    # What `concurrent.futures` ends its own threads with; it was imported before, so this comes first.
-    threading._register_atexit(function)  # type: ignore[attr-defined]
+_at_the_end: list[Callable[[], None]] = []  # the process's: one hook for all, for none can be taken back
+_hooked: list[int] = []
+
+
+def at_the_script_s_end(function: Callable[[], None]) -> Callable[[], None]:
+    """Call it when the script is over and threads can still be started, which `atexit` is too late for. What is
+    returned takes that back."""
+    if not _hooked:
+        _hooked.append(1)
+        # What `concurrent.futures` ends its own threads with; it was imported before, so this comes first.
+        threading._register_atexit(_script_is_over)  # type: ignore[attr-defined]
+    _at_the_end.append(function)
+    return lambda: _at_the_end.remove(function) if function in _at_the_end else None
+
+
+def _script_is_over() -> None:
+    while _at_the_end:
+        _at_the_end.pop()()
 
 
 def values_of(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from outlast.core.position import position_seed
 from outlast.errors import StepMisuse
+from outlast.runtime.exchange.shard_sums import OwnSums
 from outlast.runtime.host.environment import Environment
 from outlast.runtime.loop._ending import left_open
-from outlast.runtime.loop._epochs import Epoch, Epochs, check_opened
+from outlast.runtime.loop._epochs import Epoch, Epochs, begun_amid
 from outlast.runtime.loop._iterators import Left, WatchedLoop, at_the_script_s_end, values_of
 from outlast.runtime.loop._loop_watch import LoopWatch, steps_again
 from outlast.runtime.loop._mid_epoch import kept
@@ -27,6 +28,7 @@ from outlast.runtime.training.followers import check_follower
 from outlast.runtime.training.loop_state import LoopState
 from outlast.runtime.training.losses import missing_backward, second_backward
 from outlast.runtime.training.metrics import Metrics, metric_outside
+from outlast.runtime.training.opening import KEY, Opening
 from outlast.runtime.training.random_state import seed_everything
 from outlast.runtime.training.samples import Samples
 from outlast.runtime.training.state import State, digest_of
@@ -49,9 +51,13 @@ class PlainTraining:
     ) -> None:
         self.state, self.samples, self.clip_norm, self.seed, self.saves = state, samples, clip_norm, seed, saves
         self.stopped = self.stop_wanted = ""
+        self.opening = state.extra[KEY] = Opening(samples.steps_per_epoch if samples.known_length else 0)
         self.followers: list[Callable[[], object]] = []
         self.begin = begin
-        self.watch = LoopWatch(state, samples.num_leaves)
+        shards = OwnSums() if any(map(is_shard, state.params)) else None
+        self.watch = LoopWatch(state, samples.num_leaves, shards=shards)
+        if shards is not None:
+            shards.attach(state.model)
         self.grads: list[Tensor | None] = [None for _ in state.params]  # while the loop's body runs
         self._started = False
         self._epochs: Callable[[], Epochs | None] = lambda: None
@@ -71,6 +77,8 @@ class PlainTraining:
         start = self.saves.resume() if self.saves is not None else None
         if self.saves is not None and self.saves.stopped:
             self.stopped, until = self.saves.stopped, min(until, start or 0)
+        if self.saves is not None:
+            self.stop_wanted = self.stop_wanted or self.saves.asked
         if start is None:
             start = 0
             self.begin()
@@ -82,7 +90,7 @@ class PlainTraining:
                 raise left_open(number, "")
             last = number + 1 == until or bool(self.stopped)
             if self.saves is not None:
-                self.saves.boundary(number + 1, last=last, stopped=self.stopped)
+                self.saves.boundary(number + 1, last=last, stopped=self.stopped, asked=self.stop_wanted)
             if last:
                 break
         self.watch.over()
@@ -114,8 +122,14 @@ class PlainTraining:
         collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> dict[str, float]:
         """As of `Training.evaluate`."""
-        check_opened(self._epochs)
-        return evaluation_of(self.state, self.samples, dataset, fn, batch_size, collate_fn).here()
+        wanted = evaluation_of(self.state, self.samples, dataset, fn, batch_size, collate_fn)
+        known, loop = begun_amid(self._epochs, self.opening), self._epochs()
+        if known is not None:
+            return known
+        found = wanted.here()
+        if loop is not None and loop.opening is not None:
+            self.opening.add(loop.opening, found)
+        return found
 
     def after_step(self, function: Callable[[], object]) -> None:
         """As of `Training.after_step`."""
@@ -187,12 +201,14 @@ class PlainStep:
                 if not self._backwards:
                     raise missing_backward(self.number, leaf)
         self._restore()
+        overflow = t.state.scaling.unscale(t.state.params)
         if t.clip_norm is not None:
             self.grad_norm = float(torch.nn.utils.clip_grad_norm_(t.state.params, t.clip_norm))
         if t.saves is not None:
             t.saves.wait_copied()
-        for part in (*t.state.optimizers, *t.state.schedulers):
+        for part in (*t.state.optimizers, *t.state.schedulers) if not overflow else ():
             part.step()
+        t.state.scaling.applied(overflow)
         for follow in t.followers:
             follow()
         self._means = dict(self._rows.means(t.samples.num_leaves))
@@ -213,7 +229,7 @@ class PlainStep:
             raise second_backward()
         self._backwards = 1
         self._restore()
-        (loss * self._weight).backward()  # type: ignore[no-untyped-call]
+        t.state.scaling.backward(loss * self._weight)
         t.grads = [_dense(p.grad) for p in t.state.params]
         t.watch.after_backward()
         self._losses.append((float(loss.detach()), self._weight))

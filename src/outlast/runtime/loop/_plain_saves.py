@@ -22,7 +22,7 @@ from outlast.errors import CheckpointError, ConfigError, Unsaved
 from outlast.runtime.host.environment import Environment
 from outlast.runtime.saving.archives import archive_of, occupied
 from outlast.runtime.saving.contents import place_and_number
-from outlast.runtime.saving.restore import DIFFERS, check_facts, restore, stopped_in, tree_of
+from outlast.runtime.saving.restore import DIFFERS, asked_in, check_facts, restore, stopped_in, tree_of
 from outlast.runtime.saving.resume import usable
 from outlast.runtime.saving.unsaved import end_with
 from outlast.runtime.settings.save_settings import SaveSettings
@@ -40,7 +40,7 @@ class PlainSaves:
         if wrong:
             print(f"outlast: checkpoints: {wrong}", file=sys.stderr)
         self._newest, self._why_lost = -1, ""
-        self.stopped = ""  # why what was resumed had ended: it stays so
+        self.stopped = self.asked = ""  # why what was resumed had ended, or was to end: it stays so
         self._places = occupied(env, settings)
         self._archive = archive_of(env, settings, facts, on_event=self._on_event)
         store = Patient(self._archive.store, settings.timeout_s)
@@ -70,18 +70,19 @@ class PlainSaves:
             print(f"outlast: {DIFFERS} {warning}", file=sys.stderr)
         restore(self._state, loaded.tree)
         if wanted == "auto":
-            self.stopped = stopped_in(loaded.tree)
+            self.stopped, self.asked = stopped_in(loaded.tree), asked_in(loaded.tree)
         return int(loaded.tree["run"]["step"])
 
-    def boundary(self, step: int, *, last: bool, stopped: str = "") -> None:
-        """The step is done, and the loop's code that follows it. `stopped`: why it was the last."""
+    def boundary(self, step: int, *, last: bool, stopped: str = "", asked: str = "") -> None:
+        """The step is done, and the loop's code that follows it. `stopped`: why it was the last; `asked`: why the next
+        is to be."""
         now = time.monotonic()
         every = self._settings.every
         due = step % every == 0 if every else self._record.due_s(now) <= 0
         if not (due or last):
             return
         changing = [*(f"model.{name}" for name in self._state.buffers), "extra.*"]
-        tree = tree_of(self._state, step, self._facts, stopped)
+        tree = tree_of(self._state, step, self._facts, stopped, asked)
         with torch.no_grad():
             self._handle = self._archive.save(step, tree, view=(self._epoch, 1), changing=changing, wait=last)
         if self._handle is not None:

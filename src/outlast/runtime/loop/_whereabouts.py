@@ -35,6 +35,12 @@ class Whereabouts:
         return self._members("rank").index(self._env.me)
 
     @property
+    def leads(self) -> bool:
+        """Whether this replica is the first of the present view: it writes, as long as training goes on. Unlike
+        `is_writer` it promises nothing for the time after the loop, and waits for nobody."""
+        return not self._env.place and self.rank == 0
+
+    @property
     def size(self) -> int:
         """How many replicas train in the present view. Raises StepMisuse before a fleet's first step."""
         return len(self._members("size"))

@@ -12,7 +12,6 @@ Exhausting the inner loop commits the step; `break` or an exception never does.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import signal
@@ -38,10 +37,10 @@ from outlast.runtime.loop._allocator import keep_freed_memory
 from outlast.runtime.loop._assembly import assemble, judge
 from outlast.runtime.loop._boundary import boundary
 from outlast.runtime.loop._device_mesh import mesh_of
-from outlast.runtime.loop._ending import at_an_error, exit_by_code, left_open, report_failure, unwritten
-from outlast.runtime.loop._epochs import Epoch, Epochs, check_opened
+from outlast.runtime.loop._ending import ScriptEnd, exit_by_code, left_open, report_failure, unwritten
+from outlast.runtime.loop._epochs import Epoch, Epochs, begun_amid
 from outlast.runtime.loop._following import FollowingTraining
-from outlast.runtime.loop._iterators import Left, WatchedLoop, at_the_script_s_end, values_of
+from outlast.runtime.loop._iterators import Left, WatchedLoop, values_of
 from outlast.runtime.loop._loop_watch import LoopWatch, steps_again
 from outlast.runtime.loop._mid_epoch import kept
 from outlast.runtime.loop._plain import PlainTraining, plain_training
@@ -132,19 +131,19 @@ class Run(Whereabouts):
         model: torch.nn.Module, optimizer: Any, dataset: Any, *, global_batch_size: int, microbatches: int,
         seed: int = 0, scheduler: Any = None, clip_norm: float | None = None, state: Mapping[str, Any] | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None, num_workers: int = 0, shuffle: bool = True,
-        drop_last: bool = False, sampler: Any = None, bucket_mb: float = 4.0, aggregation: Aggregation = None,
-        f: int | None = None, pre: str | Sequence[str] | None = None, rows: int | None = None,
-        row_momentum: float | None = None, check_reducers: float | None = None, guards: Guards | str = "default",
-        checkpoint: Checkpoint | Literal["auto", "off"] = "auto", audit: float | str = 0.0,
-        audit_params: Sequence[str] | str = (), checks: Any = None,
+        drop_last: bool = False, sampler: Any = None, scaler: Any = None, bucket_mb: float = 4.0,
+        aggregation: Aggregation = None, f: int | None = None, pre: str | Sequence[str] | None = None,
+        rows: int | None = None, row_momentum: float | None = None, check_reducers: float | None = None,
+        guards: Guards | str = "default", checkpoint: Checkpoint | Literal["auto", "off"] = "auto",
+        audit: float | str = 0.0, audit_params: Sequence[str] | str = (), checks: Any = None,
     ) -> Training | FollowingTraining | PlainTraining:  # fmt: skip
         """Put the model's training under protection.
 
         `optimizer`, `scheduler`: one, or a list. `microbatches`: units of work in a step, the same whoever computes
         them. `state`: what else the loop changes, by name, each with `state_dict` and `load_state_dict`; what is not
         given here cannot be joined or rewound. `clip_norm`: largest global gradient norm. `collate_fn`: as in a
-        `DataLoader`. `sampler`: the order of each epoch (a torch `Sampler`, or a function of its number). `dataset` may
-        be a stream, or a loader of one (reference/loop). `guards`: "default", "full", "off", or `outlast.Guards(...)`.
+        `DataLoader`. `sampler`: the order of each epoch, or a function of its number. `scaler`: a `GradScaler`.
+        `dataset`: also a stream (reference/loop). `guards`: "default", "full", "off", or `outlast.Guards(...)`.
         `checkpoint`: where and how often to save; `auto` is where the run's configuration says (`--checkpoint-dir`),
         at intervals that outlast chooses. `audit`: share of microbatches that a second replica computes too, so that a
         wrong gradient is found before it is applied; "auto" lets the policy choose (what the run is told outranks it).
@@ -169,7 +168,7 @@ class Run(Whereabouts):
             collate_fn=collate_fn, num_workers=num_workers, width=self._env.width,
         )  # fmt: skip
         check_shares(self._env.config.replicas, microbatches // self._env.width)
-        parts = State(model, optimizers, schedulers, {**(state or {}), **samples.parts()})
+        parts = State(model, optimizers, schedulers, {**(state or {}), **samples.parts()}).scaled_with(scaler)
         self._env.config = beginning_of(checkpoint, self._env.config)
         keep, facts = settings_of(checkpoint, self._env.config), facts_of(self._env.config, parts, samples, clip_norm)
         chosen, critical = chosen_audit(audit, self._env.config), critical_of(parts, audit_params)
@@ -273,7 +272,9 @@ class Training:
                 "training.evaluate(…) was called inside the loop over a step's batches",
                 remedy="call it before or after `for batch in step`",
             )
-        check_opened(self._epochs)
+        known = begun_amid(self._epochs, self.engine.opening)
+        if known is not None:
+            return known
         return self._evaluations.run(wanted) if self._open else wanted.here()
 
     def after_step(self, function: Callable[[], object]) -> None:
@@ -355,13 +356,9 @@ class Training:
 
     def _as_seen(self, step: int) -> Step:
         return Step(
-            step,
-            batches=self._batches,
-            backward=self._backward,
-            newest=lambda: self.engine.meta,
-            metric=self._course.metric,
-            epoch_of=self.engine.samples.epoch_of,
-        )
+            step, batches=self._batches, backward=self._backward, newest=lambda: self.engine.meta,
+            metric=self._course.metric, epoch_of=self.engine.samples.epoch_of,
+        )  # fmt: skip
 
     def _ended(self) -> None:
         """The coordinator closed the run for this replica: finished is the only end after which the script goes on."""
@@ -383,9 +380,7 @@ class Training:
         if self._started:
             raise steps_again(self.engine.samples)
         self._started = True
-        at_an_error(self._report)
-        atexit.register(self._at_exit)
-        at_the_script_s_end(self._at_the_script_s_end)
+        self._script_end = ScriptEnd(self._report, self._at_the_script_s_end, self._at_exit)
         keep_freed_memory()
         warm_up()
         self.engine.loop.find_schedulers()
@@ -440,9 +435,12 @@ class Training:
     def _retire(self) -> None:
         """Training is over; the rest of the script is its own. Only the coordinator's word is still listened to."""
         self.replica.retire()
+        self.engine.sums.over()
         if self._previous is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._previous)
             self._previous = None
+        if self.replica.env.coordinator is None:  # nobody is left to be told how the script ends
+            self._script_end.forget()
 
     def writes(self) -> bool:
         """See `Run.is_writer`."""

@@ -173,7 +173,7 @@ class FollowingRank:
         step, leaf = self._leaf
         self.enter(Phase.BACKWARD, leaf)
         self.engine.begin(step, leaf, None)
-        loss.backward()  # type: ignore[no-untyped-call]
+        self.engine.state.scaling.backward(loss)
         self.enter(Phase.MERGE, leaf)
         self._loss = float(loss.detach())
         self.engine.end(step, leaf, self._loss)

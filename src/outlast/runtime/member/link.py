@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterable
 
 import msgspec
@@ -180,6 +181,7 @@ class SoloLink:
     def __init__(self, member: Member, lock: threading.RLock) -> None:
         self.member, self.lock = member, lock
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        weakref.finalize(self, os.close, self.wake_fd).atexit = False
         self.sent = 0
 
     def start(self) -> None:

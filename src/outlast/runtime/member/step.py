@@ -129,7 +129,7 @@ class StepCourse:
             raise second_backward()
         replica.enter(Phase.BACKWARD, todo.microbatch)
         self.engine.begin(todo.step, todo.microbatch, self._announcer(todo))
-        loss.backward()  # type: ignore[no-untyped-call]
+        self.engine.state.scaling.backward(loss)
         replica.enter(Phase.MERGE, todo.microbatch)
         self.engine.end(todo.step, todo.microbatch, float(loss.detach()))
         self._loss = float(loss.detach())

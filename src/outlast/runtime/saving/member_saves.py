@@ -218,8 +218,9 @@ class Saves:
 
     def _tree(self) -> dict[str, Any]:
         self.engine.restore_buffers()
-        spread = self.env.width > 1
-        return tree_of(self.engine.state, self.member.committed, self.facts, self.engine.stopped, spread=spread)
+        engine, spread = self.engine, self.env.width > 1
+        at = self.member.committed
+        return tree_of(engine.state, at, self.facts, engine.stopped, engine.stop_wanted, spread=spread)
 
     def _take(self, view: View, step: int, reason: str, *, attempt: int = 0, wait: bool = False) -> None:
         assert self._base is not None

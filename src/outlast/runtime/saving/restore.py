@@ -19,7 +19,7 @@ from outlast.errors import CheckpointError, ConfigError
 from outlast.runtime.training.engine import Engine
 from outlast.runtime.training.state import State
 
-__all__ = ["DIFFERS", "RUN_FACTS", "adopt", "check_facts", "restore", "stopped_in", "tree_of"]
+__all__ = ["DIFFERS", "RUN_FACTS", "adopt", "asked_in", "check_facts", "restore", "stopped_in", "tree_of"]
 
 RUN_FACTS = (
     "microbatches", "global_batch_size", "samples", "seed", "shuffle", "order", "clip_norm", "aggregation",
@@ -31,17 +31,28 @@ DIFFERS = "bits may differ from the run that saved this:"
 
 
 def tree_of(
-    state: State, step: int, facts: Mapping[str, str], stopped: str = "", *, spread: bool = False
+    state: State,
+    step: int,
+    facts: Mapping[str, str],
+    stopped: str = "",
+    asked: str = "",
+    *,
+    spread: bool = False,
 ) -> dict[str, Any]:
     """The live state as a tree, with what is needed to go on from it. `stopped`: why training ended with this step;
-    `spread`: as of `State.tree`."""
-    ended = {"stopped": stopped} if stopped else {}
+    `asked`: why the loop wants it to end with the next one; `spread`: as of `State.tree`."""
+    ended = {"stopped": stopped} if stopped else {"asked": asked} if asked else {}
     return state.tree(spread=spread) | {"run": {"step": step, "facts": dict(facts), **_names(state.model), **ended}}
 
 
 def stopped_in(tree: Mapping[str, Any]) -> str:
     """Why training had ended with the step of a tree of `tree_of`; "" if it had not."""
     return str(tree["run"].get("stopped", ""))
+
+
+def asked_in(tree: Mapping[str, Any]) -> str:
+    """Why the loop wanted training to end with the step after that of a tree of `tree_of`; "" if it did not."""
+    return str(tree["run"].get("asked", ""))
 
 
 def _names(model: torch.nn.Module) -> dict[str, Any]:
@@ -104,11 +115,13 @@ def _check(state: State, tree: Mapping[str, Any], mine: Mapping[str, Tensor]) ->
 
 def adopt(engine: Engine, tree: Mapping[str, Any], *, ended: bool) -> int:
     """Make a replica what the tree says, between two steps; returns the step that it is at. `ended`: a run that was
-    stopped with this step stays so."""
+    stopped with this step, or asked to with the next, stays so."""
     restore(engine.state, tree)
     engine.took()
     engine.meta = None
     step = int(tree["run"]["step"])
-    if ended and stopped_in(tree):
-        engine.stop_after(step, stopped_in(tree))
+    if ended:
+        engine.stop_wanted = asked_in(tree)
+        if stopped_in(tree):
+            engine.stop_after(step, stopped_in(tree))
     return step

@@ -62,8 +62,17 @@ class Accumulator:
         self._waiting: list[int] = []
         self._on_bucket: Callable[[int], None] | None = None
         self._weight = 1.0
-        for index, param in enumerate(params):
+        self._hooks = [
             param.register_post_accumulate_grad_hook(self._hook(index))  # type: ignore[no-untyped-call]
+            for index, param in enumerate(params)
+        ]
+
+    def over(self) -> None:
+        """No microbatch follows: the parameters know nothing of it any more. No collector finds a cycle through these
+        hooks, so they would keep all of this, and the parameters, for ever."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
 
     # --- one microbatch ------------------------------------------------------------------------------------------
     def begin(self, leaf: int, weight: float, on_bucket: Callable[[int], None] | None, beside: bool = False) -> None:

@@ -30,6 +30,7 @@ from outlast.runtime.training._partial_sums import Accumulator
 from outlast.runtime.training.frozen import Frozen, OutcomeShare, raw
 from outlast.runtime.training.loop_state import Lived, LoopState
 from outlast.runtime.training.metrics import Metrics, reduced
+from outlast.runtime.training.opening import KEY, Opening
 from outlast.runtime.training.random_state import seed_everything
 from outlast.runtime.training.samples import Samples
 from outlast.runtime.training.state import State
@@ -68,6 +69,7 @@ class Engine:
         self.sums = Accumulator(state.params, layout, memory, self.num_leaves, self.num_rows, checks=self.step_checks)
         self.out = Memory(layout, 1, shared=False).flats(0)
         """The outcome, a flat tensor a bucket. A plane may put another in a tensor's place."""
+        self.opening = state.extra[KEY] = Opening(samples.steps_per_epoch if samples.known_length else 0)
         self.losses: dict[int, tuple[float, float]] = {}
         self.metrics = Metrics()
         self.evaluated: list[tuple[tuple[str, float], ...]] = []  # before the step's inner loop
@@ -134,7 +136,8 @@ class Engine:
 
     def scale(self, step: int) -> float:
         """Applied once at the root."""
-        return 1.0 / self.samples.num_leaves if len(set(self.samples.sizes(step))) == 1 else 1.0
+        mean = 1.0 / self.samples.num_leaves if len(set(self.samples.sizes(step))) == 1 else 1.0
+        return mean / self.state.scaling.factor
 
     def begin(self, step: int, leaf: int, on_bucket: Callable[[int], None] | None, beside: bool = False) -> None:
         weight, alone = self.weight(step, self.mine(leaf)), self.shards.width == 1
@@ -213,7 +216,7 @@ class Engine:
     @property
     def with_norms(self) -> bool:
         """Whether reducers take the norms of their slices."""
-        return self.clip_norm is not None or self.step_checks.guards.reads_norm
+        return self.clip_norm is not None or self.step_checks.guards.reads_norm or self.state.scaling.active
 
     def conclude(self, headers: Sequence[Header], buffers: tuple[bytes, ...], ruling: Ruling | None) -> Meta:
         """The outcome that follows from the headers, the same on every member; scales `out` if the norm is clipped."""
@@ -223,7 +226,9 @@ class Engine:
             for i, byte in enumerate(header.used):
                 used[i] |= byte
         read = ruling.evidence if ruling is not None else None
-        norm = read.norm if read is not None else self.norm_of(headers)
+        norm = self.norm_of(headers)
+        overflow = self.state.scaling.overflowed(norm)
+        norm = norm if read is None or overflow else read.norm
         # A rule's evidence has the loss of good rows only.
         loss = read.loss if read is not None and self.robust is None else self.loss_of(headers)
         applies, vigilance = ruling is None or ruling.verdict.applies, self.step_checks.vigilance
@@ -232,7 +237,8 @@ class Engine:
             loss=loss,
             norm=norm,
             used=bytes(used),
-            buffers=buffers if applies else (),
+            buffers=buffers if applies and not overflow else (),
+            overflow=overflow,
             output=sum(h.output for h in headers) & ((1 << 64) - 1),
             ruling=ruling,
             observed=vigilance.observed(headers) if vigilance is not None else None,
@@ -267,7 +273,8 @@ class Engine:
 
     def clip(self, meta: Meta) -> None:
         """Scale `out` if the step is applied and the whole gradient's norm is too large."""
-        if self.clip_norm is None or meta.norm is None or not (meta.ruling is None or meta.ruling.verdict.applies):
+        applies = not meta.overflow and (meta.ruling is None or meta.ruling.verdict.applies)
+        if self.clip_norm is None or meta.norm is None or not applies:
             return
         factor = self.clip_norm / (meta.norm + 1e-6)
         if factor < 1.0:
@@ -282,18 +289,20 @@ class Engine:
         if self.sharded:
             reshard(self.state.model)
         checks = self.step_checks
-        if checks.guards.before(meta):
+        if checks.guards.before(meta) and not meta.overflow:
             self._optimize(meta, enter)
         else:
             enter(Phase.OPTIMIZER)
-        for data, start, buffer in zip(meta.buffers, self._start_buffers, self._buffers, strict=bool(meta.buffers)):
+        for data, start in zip(meta.buffers, self._start_buffers, strict=bool(meta.buffers)):
             raw(start).copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-            buffer.copy_(start)
+        self.restore_buffers()
         checks.guards.after(meta)
+        self.state.scaling.applied(meta.overflow)
         for follow in self.after_step:
             follow()
-        self._stop_with(meta)
+        self.stop_after(meta.step + 1, meta.stop)
         self.samples.applied(meta.step, meta.stream)
+        self.opening.applied(meta.step, meta.evaluated)
         if checks.vigilance is not None and meta.observed is not None:
             checks.vigilance.apply(meta.observed)
         self.sums.clear()
@@ -301,17 +310,14 @@ class Engine:
         self.metrics.clear()
         self.meta = meta
         self.loop.committed()
-        if checks.rehearsal is not None and not checks.rehearsal.applied():
+        if checks.rehearsal is not None and not meta.overflow and not checks.rehearsal.applied():
             checks.rehearsal = None
 
-    def _stop_with(self, meta: Meta) -> None:
-        if meta.stop:
-            self.stop_after(meta.step + 1, meta.stop)
-
     def stop_after(self, steps: int, reason: str) -> None:
-        """Training ends, or had ended, after so many steps."""
-        self.stopped = reason
-        self.on_stop(steps)
+        """Training ends, or had ended, after so many steps, if there is a reason."""
+        if reason:
+            self.stopped = reason
+            self.on_stop(steps)
 
     def begun(self, step: int) -> None:
         """The inner loop of this step begins (or goes on): what the loop made of the state until here belongs to it."""
@@ -459,7 +465,7 @@ class Engine:
         self.state.load(plain, tensors)
         self.took()
         if meta is not None:
-            self._stop_with(meta)
+            self.stop_after(meta.step + 1, meta.stop)
             self.meta = self.late = meta
             self.loop.write(meta.settings, but_groups=True)
             self._lived, self._settled = self.loop.copy(meta.step), self.loop.read()

@@ -40,7 +40,8 @@ class LossCheck:
                     "the loss was multiplied by a GradScaler, whose step() nobody calls: gradients would be as many "
                     "times too large",
                     did="nothing was applied",
-                    remedy="leave the GradScaler out: torch.autocast with bfloat16 needs none",
+                    remedy="step.backward(loss), with protect(scaler=scaler): scale, unscale_, step and update are "
+                    "outlast's then; torch.autocast with bfloat16 needs no scaler",
                 )
             if self._microbatches > 1 and self._microbatches in _divisors(loss):
                 self._looks = 0

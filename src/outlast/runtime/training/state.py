@@ -16,6 +16,7 @@ import xxhash
 from torch import Tensor
 
 from outlast.errors import ConfigError
+from outlast.runtime.training._scaling import Scaling
 from outlast.tensors import combine, fingerprint, fingerprint_named, is_shard, like, local, part_of, reshard, whole
 
 __all__ = ["State", "decoded_tree", "digest_of", "empty_like_encoded", "encoded_tree"]
@@ -28,6 +29,7 @@ class State:
         self, model: torch.nn.Module, optimizers: Sequence[Any], schedulers: Sequence[Any], extra: Mapping[str, Any]
     ) -> None:
         self.model, self.optimizers, self.schedulers, self.extra = model, optimizers, schedulers, dict(extra)
+        self.scaling = Scaling()
         reshard(model)  # a forward that came before would hide the shards
         self._shards = {name: p for name, p in model.named_parameters() if is_shard(p)}
         names = {id(p): name for name, p in model.named_parameters()}
@@ -43,6 +45,12 @@ class State:
             raise ConfigError("the optimizer has no parameter that requires a gradient", remedy="pass the model's")
         self._name_of = {id(p): n for p, n in zip(self.params, self.names, strict=True)} | names
         self.buffers: dict[str, Tensor] = dict(model.named_buffers())
+
+    def scaled_with(self, scaler: Any) -> State:
+        """Have losses scaled as `scaler` says. Raises ConfigError for what is no gradient scaler."""
+        self.scaling = Scaling(scaler)
+        self.extra |= self.scaling.parts()
+        return self
 
     def name_of(self, param: Tensor) -> str:
         """The name of a parameter that an optimizer holds."""

@@ -46,6 +46,7 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     probes: tuple[tuple[int, float], ...] = ()  # losses of two microbatches, for who joins (`entrance.py`)
     metrics: tuple[tuple[str, float], ...] = ()  # over the whole batch (`metrics.py`)
     stop: str = ""  # why this step is the last
+    overflow: bool = False  # under the loss scale (`_scaling.py`): nothing is applied
     stream: tuple[int, ...] = ()  # where its data is, if its number does not say it (`streams.py`)
     evaluated: tuple[tuple[tuple[str, float], ...], ...] = ()  # before its inner loop, in order
 

@@ -1,0 +1,52 @@
+"""Training in fewer bits, killed: it ends with the bits, the gradient scale and the log of the undisturbed run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.process, pytest.mark.campaign]
+SCRIPT = Path(__file__).with_name("precise.py")
+STEPS = 22
+
+
+@pytest.mark.parametrize(
+    ("precision", "more", "struck"),
+    [
+        ("fp16", (), "r0.1"),
+        ("masters", (), "r1.1"),
+        pytest.param("bf16", ("--compiled",), "r0.1", marks=[pytest.mark.soak, pytest.mark.timeout(900)]),
+    ],
+)
+def test_fewer_bits_outlast_a_death(
+    fleet: Callable[..., Any], tmp_path: Path, precision: str, more: tuple[str, ...], struck: str
+) -> None:
+    script = (str(SCRIPT), "--precision", precision, *more)
+    (tmp_path / "alone").mkdir()
+    command = [sys.executable, *script, "--steps", str(STEPS), "--out", str(tmp_path / "alone")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    [path] = (tmp_path / "alone").glob("*.json")
+    want = json.loads(path.read_text())
+    run = fleet(script=script, replicas=2, steps=STEPS, gates=(4, 9, 12), max_restarts=1)
+    run.until("both train", lambda: len(run.driven.members) == 2)
+    run.until("both wait", lambda: run.at_gates({run.pid("r0.1"), run.pid("r1.1")}))
+    run.strike(run.pid(struck))
+    run.gate(4, "it was gone", lambda: run.exited(struck))
+    successor = struck.replace(".1", ".2")
+    run.gate(9, "its successor was served", lambda: run.served(successor))
+    run.gate(12, "it had caught up", lambda: run.caught_up(successor))
+    assert run.finish() == 0, run.logs()
+    results = run.results()
+    assert set(results) == {"r0.1", "r1.1", successor} - {struck}, run.logs()
+    for name, found in results.items():
+        assert found == {key: want[key] for key in found}, f"{name}\n{run.logs()}"
+    assert (run.out / "curve.jsonl").read_text() == (tmp_path / "alone" / "curve.jsonl").read_text()
+    if precision == "fp16":
+        assert want["overflows"] >= 3, want
