@@ -133,6 +133,23 @@ def _named_by(node: ast.ClassDef) -> set[str]:
     return {item.name for item in methods} | {name for name in fields if not name.startswith("_")} | set(arguments)
 
 
+def test_the_page_of_a_step_names_what_there_is() -> None:
+    """A gradient passes ten files at most; each file, and each function that is said to be in it, exists."""
+    page = (TOP / "docs" / "explanation" / "step.md").read_text(encoding="utf-8")
+    source = TOP / "src" / "outlast"
+    passed = re.findall(r"^\| `([\w/]+\.py)` \|", page, re.MULTILINE)
+    assert passed[0] == "runtime/loop/_step.py"
+    assert 5 < len(passed) <= 10
+    for text in (" ".join(part.split()) for part in re.split(r"\n(?:\n|- )", page)):
+        files = [file for file in re.findall(r"`([\w/]+\.py)`", text) if "/" in file]
+        lost = [file for file in files if not (source / file).is_file()]
+        lone = [file for file in re.findall(r"`(\w+\.py)`", text) if not list(source.rglob(file))]
+        assert lost + lone == [], text
+        code = "".join((source / file).read_text(encoding="utf-8") for file in files)
+        named = re.findall(r"`(?:[A-Z]\w+\.)?(_?[a-z][a-z_]+)`", text) if text.count("`") > 2 and files else []
+        assert [word for word in named if f"def {word}(" not in code] == [], text
+
+
 def test_every_rule_that_code_cites_is_written_down() -> None:
     """As in "(protocol, 14)" and "rules 41, 42": numbers of headings in docs/explanation/rules.md."""
     page = (TOP / "docs" / "explanation" / "rules.md").read_text(encoding="utf-8")
