@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 
+from outlast import journal
 from outlast.cli import main
 from outlast.prove import struck_clock, struck_disk, struck_hosts
 from outlast.prove._process_tree import Running
@@ -129,6 +130,25 @@ def test_a_clock_jumps_for_those_who_live_by_it_and_no_deadline_moves(tmp_path: 
             assert late == "False", "the wait ended by its deadline, wherever the wall clock is"
         child.stdin.close()
     assert abs(run_clock.apart_s({}) - apart) < 5.0, "nobody else's clock jumped"
+
+
+@pytest.mark.process
+@needs_clock
+def test_who_looks_at_a_run_whose_clock_was_set_sees_it_as_old_as_it_is(tmp_path: Path) -> None:
+    journal.keep_clock(tmp_path, run_clock.apart_s({}))
+    clock = struck_clock.StruckClock(tmp_path / "clock.d")
+    clock.strike("clock", 0.9)
+    code = (
+        "import sys, time; from pathlib import Path; from outlast.journal import run_now_s; "
+        "print(time.time(), run_now_s(Path(sys.argv[1])))"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    told = subprocess.run(command, env=os.environ | clock.environ, capture_output=True, text=True, check=True).stdout
+    wall, run = map(float, told.split())
+    assert wall - run > 60_000.0
+    assert run == pytest.approx(journal.run_now_s(tmp_path), abs=30.0)
+    (tmp_path / "clock").write_text("-1e9 another-boot/1\n")
+    assert journal.run_now_s(tmp_path) == pytest.approx(journal.run_now_s(tmp_path / "none"), abs=5.0)
 
 
 def test_what_a_run_tells_is_counted_from_one_reading_of_the_wall_clock() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -43,7 +42,7 @@ def _state(reader: Journal, run_dir: Path) -> Status:
     from outlast import journal, observe
 
     held = journal.is_held(run_dir)  # asked first: what is written before the lock is let go of is then read
-    return observe.status(observe.read_state(reader), held=held, now_s=time.time() if held else None)
+    return observe.status(observe.read_state(reader), held=held, now_s=journal.run_now_s(run_dir) if held else None)
 
 
 def _show(state: Status, reader: Journal, run_dir: Path, as_json: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -43,7 +42,7 @@ def why(
     with open_run(run) as (reader, run_dir):
         history, events = observe.read_history(run_dir, reader, say=note), observe.read_story(reader)
     held = journal.is_held(run_dir)
-    now_s = time.time() if held else None
+    now_s = journal.run_now_s(run_dir) if held else None
     story = observe.why(events, held=held, now_s=now_s, everything=every, accounts=history.accounts)
     incident = observe.incident(story, events, price=costs, accelerators=accelerators)
     believed = believed_of_events(events)

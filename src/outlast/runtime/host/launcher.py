@@ -28,7 +28,7 @@ from outlast.config import Resolved, anchored, encoded
 from outlast.core import events
 from outlast.core.protocol import messages as m
 from outlast.errors import EnvironmentFault, MembershipError, OutlastError, WireRefusal
-from outlast.journal import Journal, RunLock
+from outlast.journal import Journal, RunLock, keep_clock
 from outlast.runtime.host._children import Child, start
 from outlast.runtime.host._rank_blocks import RankBlocks
 from outlast.runtime.host._snapshot_memory import hold_memory, slots_of
@@ -201,6 +201,7 @@ class Launcher:
         text = json.dumps(written, indent=1, default=str) + "\n"
         try:
             (self.run_dir / "logs").mkdir(exist_ok=True)
+            keep_clock(self.run_dir, self._apart_s)
             (self.run_dir / "config.json").write_text(text, encoding="utf-8")
         except OSError as error:
             raise EnvironmentFault(
