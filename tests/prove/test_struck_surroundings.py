@@ -30,12 +30,15 @@ needs_clock = pytest.mark.skipif(bool(struck_clock.unavailable()), reason=struck
 
 
 # --- a disk ----------------------------------------------------------------------------------------------------------
+PLACE = "it's a disk"
+
+
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[struck_disk.StruckDisk]:
-    with struck_disk.StruckDisk(tmp_path / "disk", 24 << 20) as disk:
+    with struck_disk.StruckDisk(tmp_path / PLACE, 24 << 20) as disk:
         yield disk
-    assert [path.name for path in tmp_path.iterdir() if path.name != "saved"] == ["disk"]
-    assert not any((tmp_path / "disk").iterdir()), "it was mounted for nobody but the run"
+    assert [path.name for path in tmp_path.iterdir() if path.name != "saved"] == [PLACE]
+    assert not any((tmp_path / PLACE).iterdir()), "it was mounted for nobody but the run"
 
 
 def write(disk: struck_disk.StruckDisk, name: str) -> str:
@@ -50,7 +53,7 @@ def write(disk: struck_disk.StruckDisk, name: str) -> str:
 def test_a_disk_is_full_or_read_only_for_a_time_and_keeps_what_it_had(
     disk: struck_disk.StruckDisk, tmp_path: Path
 ) -> None:
-    (tmp_path / "disk" / "outside").mkdir()
+    (tmp_path / PLACE / "outside").mkdir()
     assert write(disk, "before") == ""
     assert disk.strike("full", 0.0)
     assert "No space left" in write(disk, "full")
@@ -64,7 +67,7 @@ def test_a_disk_is_full_or_read_only_for_a_time_and_keeps_what_it_had(
     disk.save(Path(), tmp_path / "saved")
     assert {path.name for path in (tmp_path / "saved").iterdir()} >= {"before", "after"}
     assert (tmp_path / "saved" / "after").stat().st_size == 1 << 20
-    (tmp_path / "disk" / "outside").rmdir()
+    (tmp_path / PLACE / "outside").rmdir()
 
 
 @pytest.mark.process
@@ -83,6 +86,28 @@ def test_who_writes_to_a_frozen_disk_waits_in_the_kernel_until_it_thaws(disk: st
         child.wait()
     assert write(disk, "after") == ""
     assert disk.strike("frozen", 0.0), "and what is frozen when a run is over is thawed"
+
+
+_FREEZES = """
+import subprocess, sys
+from pathlib import Path
+from outlast.prove.struck_disk import StruckDisk
+disk = StruckDisk(Path(sys.argv[1]) / "disk", 24 << 20).__enter__()
+assert disk.strike("frozen", 0.0)
+subprocess.Popen([*disk.entering, "sh", "-c", f"echo begins; echo late > '{disk.place}/file'; echo ends"])
+sys.stdin.read()
+"""
+
+
+@pytest.mark.process
+@needs_frozen
+def test_a_disk_thaws_when_whoever_froze_it_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _FREEZES, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "begins\n"
+        child.kill()
+        assert child.stdout.readline() == "ends\n", "who wrote goes on"
 
 
 @pytest.mark.process

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -59,12 +60,13 @@ class StruckDisk:
 
     def __enter__(self) -> StruckDisk:
         self.place.mkdir(parents=True)
+        image, place = shlex.quote(str(self._image)), shlex.quote(str(self.place))
         if self._freezes:
-            with self._image.open("wb") as image:
-                image.truncate(max(self._size_bytes, 16 << 20))
-            mount = f"mkfs.ext4 -q -m 0 '{self._image}' && mount -o loop '{self._image}' '{self.place}'"
+            with self._image.open("wb") as file:
+                file.truncate(max(self._size_bytes, 16 << 20))
+            mount = f"mkfs.ext4 -q -m 0 {image} && mount -o loop {image} {place}"
         else:
-            mount = f"mount -t tmpfs -o size={self._size_bytes} tmpfs '{self.place}'"
+            mount = f"mount -t tmpfs -o size={self._size_bytes} tmpfs {place}"
         self._holder = subprocess.Popen(
             ["unshare", "--mount", "sh", "-ec", f"mount --make-rprivate /\n{mount}\n{_HOLD}"],
             stdin=subprocess.PIPE,
@@ -156,7 +158,8 @@ class StruckDisk:
     def _freeze(self) -> bool:
         if not self._freezes:
             return False
-        script = f"fsfreeze --freeze '{self.place}'\n{_HOLD.replace('exec ', '')}\nfsfreeze --unfreeze '{self.place}'"
+        place = shlex.quote(str(self.place))
+        script = f"fsfreeze --freeze {place}\n{_HOLD.replace('exec ', '')}\nfsfreeze --unfreeze {place}"
         self._freezer = subprocess.Popen(
             [*self._inside, "sh", "-ec", script],
             stdin=subprocess.PIPE,
