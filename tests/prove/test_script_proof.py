@@ -23,7 +23,7 @@ from outlast.prove._script_findings import (
     script_findings,
     witnessed,
 )
-from outlast.prove.script_plan import KINDS, Shape, drawn, read_schedule, schedule_of
+from outlast.prove.script_plan import KINDS, Shape, drawn, paced, read_schedule, schedule_of
 from outlast.runtime.settings.witness_files import Computed, StateSeen
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -41,6 +41,17 @@ def test_a_schedule_says_all_that_was_drawn() -> None:
     assert struck == set(KINDS) - {"phase"}
     assert any(fleet.faults for fleet in fleets)
     assert all(strike.roles[0] in KINDS[strike.named].roles for fleet in fleets for strike in fleet.strikes)
+
+
+def test_strikes_are_drawn_for_runs_as_short_as_any_was() -> None:
+    """The undisturbed ones may have met a busy machine."""
+    slow = Shape(length_s=50.0, begin_s=25.0)
+    assert paced(slow, []) == slow
+    assert paced(slow, [90.0]) == slow
+    quick = paced(slow, [20.0, 90.0])
+    assert (quick.length_s, quick.begin_s, quick.steps) == (20.0, 10.0, slow.steps)
+    first = [fleet.strikes[0].wait_s for fleet in (drawn(n, 3, quick, ["kill"]) for n in range(50))]
+    assert max(first) <= 10.0
 
 
 def test_only_what_was_asked_for_is_drawn() -> None:

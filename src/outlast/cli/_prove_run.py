@@ -156,7 +156,7 @@ def prove(options: Options, *, quiet: bool) -> ProofReport:
     if not baseline.faults:
         say(_undisturbed(baseline))
         known = {result.number for result in results}
-        for fleet in _fleets(options, seed, baseline, kinds):
+        for fleet in _fleets(options, seed, baseline, kinds, results):
             if results and time.monotonic() > end_s:
                 break
             if fleet.number in known:
@@ -237,14 +237,21 @@ def _kinds(options: Options) -> list[str]:
     return names
 
 
-def _fleets(options: Options, seed: int, baseline: Baseline, kinds: Sequence[str]) -> Iterator[ScriptFleet]:
-    from outlast.prove.script_plan import drawn, planned
+def _fleets(
+    options: Options, seed: int, baseline: Baseline, kinds: Sequence[str], results: Sequence[ScriptResult]
+) -> Iterator[ScriptFleet]:
+    """One after the other, as `results` grow."""
+    from outlast.prove.script_plan import drawn, paced, planned
 
     schedule = options.planned(baseline.shape) if options.planned is not None else options.schedule
     if not schedule:
-        return (drawn(number, seed, baseline.shape, kinds) for number in range(options.runs))
+        for number in range(options.runs):
+            whole_s = [result.seconds for result in results if result.steps == baseline.shape.steps]
+            yield drawn(number, seed, paced(baseline.shape, whole_s), kinds)
+        return
     told = (schedule, options.agents, options.exchange, options.checkpoints)
-    return (planned(number, seed, baseline.shape, *told) for number in range(options.runs))
+    for number in range(options.runs):
+        yield planned(number, seed, baseline.shape, *told)
 
 
 def _possible(options: Options, kinds: Sequence[str]) -> tuple[list[str], dict[str, str]]:

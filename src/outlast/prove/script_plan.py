@@ -26,6 +26,7 @@ __all__ = [
     "ScriptFleet",
     "Shape",
     "drawn",
+    "paced",
     "planned",
     "read_schedule",
     "schedule_of",
@@ -142,6 +143,13 @@ def drawn(number: int, seed: int, shape: Shape, kinds: Collection[str]) -> Scrip
         strikes=tuple(strikes),
         faults=tuple(faults),
     )
+
+
+def paced(shape: Shape, whole_s: Sequence[float]) -> Shape:
+    """The shape by which strikes are drawn, once some runs took so long from begin to end: the undisturbed ones may
+    have met a busy machine, and strikes for moments that never come prove nothing."""
+    length_s = min([shape.length_s, *whole_s])
+    return msgspec.structs.replace(shape, length_s=length_s, begin_s=shape.begin_s * length_s / shape.length_s)
 
 
 def planned(
