@@ -9,10 +9,12 @@ Who freezes it holds a pipe of ours, and thaws it when we end, however we do. It
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shlex
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 from outlast.errors import EnvironmentFault
@@ -21,6 +23,10 @@ __all__ = ["StruckDisk", "cannot_freeze", "unavailable"]
 
 _TOOLS = ("mount", "nsenter", "unshare")
 _TRIAL = "mount --make-rprivate / && mount -t tmpfs tmpfs /mnt"
+_FREEZE_TRIAL = (
+    "mount --make-rprivate / && truncate -s 16M i && mkfs.ext4 -q i && mkdir m && mount -o loop i m && "
+    "fsfreeze --freeze m && fsfreeze --unfreeze m && umount m"
+)
 _HOLD = "echo ready; exec cat"  # until its input ends, that is, until whoever holds the other end is gone
 _FILLER = "filler"
 
@@ -36,16 +42,18 @@ def unavailable() -> str:
     return "" if tried.returncode == 0 else f"no mount namespaces: {tried.stderr.decode().strip()[-200:]}"
 
 
+@functools.cache
 def cannot_freeze() -> str:
-    """Why no disk can hang here; "" if one can."""
+    """Why no disk can hang here; "" if one can: it was tried, as a container may have loop devices in name alone."""
     reason = unavailable()
     if reason:
         return reason
     missing = [tool for tool in ("mkfs.ext4", "fsfreeze", "losetup") if shutil.which(tool) is None]
     if missing:
         return f"{', '.join(missing)} missing (e2fsprogs, util-linux)"
-    free = subprocess.run(["losetup", "--find"], capture_output=True)
-    return "" if free.returncode == 0 else "no loop device is free"
+    with tempfile.TemporaryDirectory(prefix="outlast-disk-") as place:
+        tried = subprocess.run(["unshare", "--mount", "sh", "-ec", _FREEZE_TRIAL], cwd=place, capture_output=True)
+    return "" if tried.returncode == 0 else f"no loop devices: {tried.stderr.decode().strip()[-200:]}"
 
 
 class StruckDisk:
