@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -312,7 +313,7 @@ def test_a_limit_ends_who_goes_on(name: str, tmp_path: Path) -> None:
     """Each child says that it is there before its limit is lowered, and then needs what it has no more."""
     needs = {
         "FILESIZE": "open(sys.argv[1], 'wb').write(bytes(1 << 16))",
-        "CPUTIME": "[0 for _ in iter(int, 1)]",
+        "CPUTIME": "sys.exit(1)",  # the kernel's part takes a second: what it was told is looked at
         "DESCRIPTORS": "[open(sys.argv[1], 'wb') for _ in range(9)] and None",
     }
     code = f"import sys; print('here', flush=True); sys.stdin.readline(); held = {needs[name]}"
@@ -323,7 +324,10 @@ def test_a_limit_ends_who_goes_on(name: str, tmp_path: Path) -> None:
         assert child.stdout.readline() == "here\n"
         born = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19]
         assert name in LIMITS
+        before = resource.prlimit(child.pid, LIMITS[name])
         assert carry_out(Running(pid=child.pid, name="r0.1", born=born), name)
+        assert resource.prlimit(child.pid, LIMITS[name]) < before or before[0] == resource.RLIM_INFINITY
+        assert 0 < resource.prlimit(child.pid, LIMITS[name])[1] <= 4096
         child.communicate("\n", timeout=60)
     assert child.returncode != 0
 
