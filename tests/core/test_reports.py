@@ -69,3 +69,29 @@ def test_nothing_waited_for_who_came_back_after_the_last_step() -> None:
         told: list[dict[str, Any]] = []
         mended(told).end(steps)
         assert [event["downtime_s"] for event in told] == [pytest.approx(downtime_s)]
+
+
+def test_a_death_after_the_view_had_worked_is_not_told_with_what_that_view_had_cost() -> None:
+    told: list[dict[str, Any]] = []
+    reports = mended(told)
+    reports.committed(10.0, 10.8)
+    reports.resumed()
+    told.clear()
+    reports.exited(m.Exited(member="r2.1", cause="signal", last_alive_s=20.0, noticed_at_s=20.1), 400, True, True)
+    reports.recoveries(VIEW)  # training was over: no view had to follow
+    reports.end(400)
+    (recovery,) = [event for event in told if event["kind"] == "recovery"]
+    assert (recovery["replica"], recovery["step"], recovery["downtime_s"]) == ("r2.1", 400, 0.0)
+    assert recovery["microbatches_recomputed"] == 0
+
+
+def test_steps_of_a_fleet_that_is_lost_again_before_it_had_formed_a_view_are_counted_once() -> None:
+    told: list[dict[str, Any]] = []
+    reports = Reports(lambda kind, **fields: told.append({"kind": kind, **fields}))
+    for step in (40, 0):
+        reports.exited(m.Exited(member=f"r0.{step}", cause="signal", noticed_at_s=10.5), step, True, True)
+        reports.fleet_lost(step)
+    reports.formed["r0.3"] = m.Formed(member="r0.3", view=VIEW, step=25, left_at_s=0.0, formed_at_s=10.7)
+    reports.recoveries(VIEW)
+    reports.end()
+    assert [event["lost_steps"] for event in told if event["kind"] == "recovery"] == [15, 15]

@@ -16,7 +16,7 @@ from outlast.cli import main
 from outlast.core import events as ev
 from outlast.prove._commit_log import Commit, CommitLog, StepWriter
 from outlast.prove._process_tree import left_behind, processes, send, state_of
-from outlast.prove._strike_numbers import number_findings
+from outlast.prove._strike_numbers import _lost_steps, number_findings
 from outlast.prove.strike_findings import Undisturbed, Watched, judge
 from outlast.prove.strike_plan import ROLES, STEPS, StruckFleet, fleet_of
 from outlast.prove.striker import Done, Life, StatusSample, StrikeRecord
@@ -286,3 +286,13 @@ def test_fleets_that_are_struck_from_outside_end_with_the_same_bits_or_truly_los
     assert sum(row["same bits"] + row["fleet lost"] for row in report["table"]) == report["strikes"] > 0
     again = main([*args, "--resume", str(tmp_path / "results"), "--fleets", str(report["fleets"])])
     assert json.loads(capsys.readouterr().out)["results"] == report["results"], again
+
+
+def test_steps_of_a_fleet_that_is_lost_twice_with_no_step_between_are_done_twice_once() -> None:
+    """At 110 s by the wall's clock and at 111: steps 8 and 9 are made again."""
+    commits = [*(Commit(1000.0 + step, step, "0x1p0", "r0.1") for step in range(10))]
+    commits += [Commit(1012.0 + step, step, "0x1p0", "r0.2") for step in range(8, 12)]
+    record = watched().record
+    at_s = record.unix_s - record.started_s
+    lost = [ev.FleetLost(at_s=at_s + when_s, step=10, detail="") for when_s in (1010.0, 1011.0)]
+    assert _lost_steps(record, commits, lost) == 2

@@ -21,7 +21,23 @@ LOST = ev.FleetLost(at_s=1010.1, step=10, detail="r0.1: signal")
 BACK = ev.ViewFormed(at_s=1030.0, epoch=5, n=1, step=4, roll_call_s=0.0)
 
 
-@pytest.mark.parametrize(("story", "lost_steps"), [([FORMED, DEAD, LOST], 6), ([FORMED, DEAD, LOST, BACK], 0)])
+GONE = ev.ReplicaExited(at_s=1031.0, replica="r0.2", cause="signal", detail="SIGSEGV", noticed_by="agent", step=4)
+ONCE_MORE = ev.FleetLost(at_s=1031.1, step=4, detail="r0.2: signal")
+TOLD = ev.Recovery(
+    at_s=1031.0, cause="signal", replica="r0.1", noticed_by="agent", detect_s=0.0, downtime_s=20.0, step=4,
+    microbatches_recomputed=0, lost_steps=6, view=(5, 1), detail="",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("story", "lost_steps"),
+    [
+        ([FORMED, DEAD, LOST], 6),
+        ([FORMED, DEAD, LOST, BACK], 6),
+        ([FORMED, DEAD, LOST, BACK, GONE, ONCE_MORE], 6),
+        ([FORMED, DEAD, LOST, BACK, TOLD, GONE, ONCE_MORE], 0),
+    ],
+)
 def test_steps_lost_with_the_fleet_are_told_whoever_is_there_when_it_is_back(
     tmp_path: Path, story: list[Any], lost_steps: int
 ) -> None:
@@ -38,6 +54,7 @@ def test_steps_lost_with_the_fleet_are_told_whoever_is_there_when_it_is_back(
     reports.recoveries(view)
     reports.committed(9.9, 30.2)
     reports.resumed()
-    (recovery,) = told
-    assert (recovery["replica"], recovery["lost_steps"]) == ("r0.1", lost_steps)
-    assert recovery["downtime_s"] == pytest.approx(20.3 if lost_steps else 0.0)
+    dead = [e.replica for e in story if isinstance(e, ev.ReplicaExited)]
+    assert [recovery["replica"] for recovery in told] == (dead[1:] if TOLD in story else dead)
+    assert {recovery["lost_steps"] for recovery in told} == {lost_steps}
+    assert [recovery["downtime_s"] for recovery in told] == pytest.approx([20.3] * len(told))

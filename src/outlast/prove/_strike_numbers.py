@@ -94,13 +94,13 @@ def _pauses(commits: Sequence[Commit]) -> Iterator[tuple[float, float]]:
 
 def _lost_steps(record: StrikeRecord, commits: Sequence[Commit], events: Sequence[ev.AnyEvent]) -> int:
     """Committed, lost with all who held them, and committed again."""
-    lost = 0
+    lost, since_s = 0, -math.inf
     for event in events:
         if isinstance(event, ev.FleetLost):
             at_s = event.at_s - record.unix_s + record.started_s
-            before = max((commit.step for commit in commits if commit.at_s <= at_s), default=-1)
+            before = max((commit.step for commit in commits if since_s < commit.at_s <= at_s), default=-1)
             again = min((commit.step for commit in commits if commit.at_s > at_s), default=before + 1)
-            lost += max(0, before - again + 1)
+            lost, since_s = lost + max(0, before - again + 1), at_s
     return lost
 
 

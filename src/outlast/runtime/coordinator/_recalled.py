@@ -8,7 +8,7 @@ from __future__ import annotations
 from outlast.core import events
 from outlast.core.protocol import Coordinator
 from outlast.core.protocol.fleet.recalled_alarms import ALARM_EVENTS
-from outlast.core.protocol.fleet.reports import ReportedFault
+from outlast.core.protocol.fleet.reports import Loss, ReportedFault
 from outlast.journal import Journal
 
 __all__ = ["take_over", "unreported"]
@@ -20,17 +20,24 @@ def take_over(coordinator: Coordinator, journal: Journal, apart_s: float) -> Non
     coordinator.recall((entry.event for entry in journal.events(kinds=ALARM_EVENTS)), apart_s)
 
 
-def unreported(journal: Journal, apart_s: float) -> tuple[list[ReportedFault], tuple[int, float] | None]:
-    """What an earlier coordinator wrote down and did not live to report as recovered from: deaths, and the loss of the
-    fleet (its step, and when). `apart_s`: Unix time less monotonic time."""
+def unreported(journal: Journal, apart_s: float) -> tuple[list[ReportedFault], Loss | None]:
+    """Return the deaths that nobody reported as recovered from, and the loss of the fleet.
+    `apart_s`: Unix time less monotonic time."""
     kinds = (events.ReplicaExited, events.Recovery, events.FleetLost, events.ViewFormed)
     story = [entry.event for entry in journal.events(kinds=kinds)]
     told = {e.replica for e in story if isinstance(e, events.Recovery)}
     faults = [
-        ReportedFault(e.cause, e.replica, e.noticed_by, 0.0, 0.0, e.detail)
+        ReportedFault(e.cause, e.replica, e.noticed_by, 0.0, 0.0, e.detail, step=e.step)
         for e in story
         if isinstance(e, events.ReplicaExited) and e.replica not in told and e.cause not in ("left", "finished")
     ]
-    newest = next((e for e in reversed(story) if isinstance(e, events.FleetLost | events.ViewFormed)), None)
-    gone = (newest.step, newest.at_s - apart_s) if isinstance(newest, events.FleetLost) else None
-    return faults, gone
+    loss: Loss | None = None
+    for e in story:
+        if isinstance(e, events.FleetLost):
+            loss = loss or Loss(e.at_s - apart_s, e.step)
+            loss.again(e.step)
+        elif isinstance(e, events.Recovery) and e.cause != "coordinator":
+            loss = None  # what it says of lost steps is of all that had gone wrong until then
+        elif isinstance(e, events.ViewFormed) and loss is not None:
+            loss.formed(e.step)
+    return faults, loss

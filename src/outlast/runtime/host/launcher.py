@@ -394,8 +394,8 @@ class Launcher:
             return
         self._agents.remove(agent)
         exits = agent.blocks.close(noticed_s, f"its agent {agent.name} died: {how}")
-        if self._exit_code is not None or self._stopping:
-            return
+        if self._exit_code is not None or self._stopping or self._ended_code() is not None:
+            return  # the coordinator has told the agents that the run is over, and ends as well
         if how.code == MembershipError.exit_code:
             self._give_up(f"its own agent was turned away: see {self.run_dir}/logs/agent-{agent.name}.log")
             return

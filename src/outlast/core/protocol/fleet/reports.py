@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.types import ViewId
 
-__all__ = ["AuditKey", "ReportedFault", "Reports"]
+__all__ = ["AuditKey", "Loss", "ReportedFault", "Reports"]
 
 _KEPT = 64  # commits: their news may come before the last word of the view's forming
 
@@ -32,6 +32,26 @@ class ReportedFault:
     last_alive_s: float
     detail: str = ""
     of_view: bool = True  # it interrupted a view; a joiner's death does not
+    step: int | None = None  # so many steps the member had committed, if that is known
+
+
+@dataclass(slots=True)
+class Loss:
+    """Nobody held the state any more: since when, as noticed first; the last known step, until a view has formed
+    again; and the steps that are known to be lost already."""
+
+    since_s: float
+    step: int | None
+    lost_steps: int = 0
+
+    def again(self, step: int) -> None:
+        """Lost once more. Before a view has formed, the first loss knows better what there was."""
+        self.step = max(self.step or 0, step)
+
+    def formed(self, step: int) -> None:
+        """A view goes on from this step."""
+        if self.step is not None:
+            self.lost_steps, self.step = self.lost_steps + max(0, self.step - step), None
 
 
 @dataclass(slots=True)
@@ -44,12 +64,13 @@ class Reports:
     audits: dict[AuditKey, ViewId] = field(default_factory=dict)  # findings that are written down, and who saw them
     _noticed: dict[str, tuple[str, float]] = field(default_factory=dict)
     mended: list[tuple[float, dict[str, object]]] = field(default_factory=list)  # (when the view had formed, record)
-    _gone: tuple[int, float] | None = None  # the fleet was lost: its last known step, and when that was noticed
+    _loss: Loss | None = None
+    _worked: ViewId | None = None  # the newest view that was seen to work: what came later did not interrupt it
     _commits: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_KEPT))
 
-    def recall(self, faults: Sequence[ReportedFault], gone: tuple[int, float] | None) -> None:
+    def recall(self, faults: Sequence[ReportedFault], loss: Loss | None) -> None:
         """What an earlier coordinator had noticed, and nobody has recovered from yet."""
-        self.faults, self._gone = list(faults), gone
+        self.faults, self._loss = list(faults), loss
 
     def noticed(self, victim: str, by: str, at_s: float) -> bool:
         """The first to notice is who counts: whether this is the first."""
@@ -64,13 +85,15 @@ class Reports:
         )
         if fault:
             self.faults.append(
-                ReportedFault(exited.cause, exited.member, by, at_s, exited.last_alive_s, exited.detail, of_view)
+                ReportedFault(exited.cause, exited.member, by, at_s, exited.last_alive_s, exited.detail, of_view, step)
             )
 
     def fleet_lost(self, step: int) -> None:
         """Nobody holds the state any more: steps beyond the checkpoint that is loaded are lost."""
         times = [fault.noticed_at_s for fault in self.faults if fault.of_view and fault.noticed_at_s]
-        self._gone = (step, min(times, default=0.0))
+        if self._loss is None:
+            self._loss = Loss(min(times, default=0.0), step)
+        self._loss.again(step)
 
     def view_formed(self, formed: m.Formed) -> None:
         spans = [f.formed_at_s - f.left_at_s for f in self.formed.values() if f.left_at_s]
@@ -84,24 +107,25 @@ class Reports:
 
     def recoveries(self, latest: ViewId) -> None:
         """The view after the faults works; what interrupted training is told at its first commit (`resumed`)."""
+        fresh, self._worked = self._worked != latest, latest
         if not self.faults:
             return
         formed = list(self.formed.values())
         left = min((f.left_at_s for f in formed if f.left_at_s), default=0.0)
         back = max((f.formed_at_s for f in formed), default=0.0)
-        lost_steps = 0
-        if self._gone is not None and formed:
-            lost_steps, left = max(0, self._gone[0] - max(f.step for f in formed)), left or self._gone[1]
-            self._gone = None
+        step, lost_steps = max((f.step for f in formed), default=0), 0
+        if self._loss is not None and formed:
+            self._loss.formed(step)
+            lost_steps, left, self._loss = self._loss.lost_steps, left or self._loss.since_s, None
         for fault in self.faults:
-            interrupted = bool(left) and bool(formed) and fault.of_view
+            interrupted = fresh and bool(left) and bool(formed) and fault.of_view
             noticed = min((t for t in (left if interrupted else 0.0, fault.noticed_at_s) if t), default=0.0)
             record: dict[str, object] = {
                 "cause": fault.cause, "replica": fault.member, "noticed_by": fault.noticed_by,
                 "detect_s": max(0.0, noticed - fault.last_alive_s) if fault.last_alive_s else 0.0,
                 "downtime_s": max(0.0, back - noticed) if interrupted else 0.0,
                 "microbatches_recomputed": max((f.recomputed for f in formed), default=0) if interrupted else 0,
-                "lost_steps": lost_steps, "step": max((f.step for f in formed), default=0),
+                "lost_steps": lost_steps, "step": step if interrupted or fault.step is None else fault.step,
                 "view": [latest.epoch, latest.n], "detail": fault.detail,
             }  # fmt: skip
             if interrupted:

@@ -1,0 +1,43 @@
+"""The launcher, in this process: what it makes of an agent that ends."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from outlast.config import resolve
+from outlast.core import events as ev
+from outlast.journal import Journal
+from outlast.runtime.host import launcher as room
+from outlast.runtime.host._children import start
+from outlast.runtime.host._rank_blocks import RankBlocks
+from outlast.runtime.host.launcher import Launcher
+from outlast.runtime.host.silence import Watch
+from outlast.runtime.transport.progress_block import Progress
+from outlast.runtime.transport.regions import Region
+
+
+@pytest.mark.parametrize(("over", "started"), [(True, []), (False, ["a0.2"])])
+def test_an_agent_that_ends_with_the_run_has_no_successor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, over: bool, started: list[str]
+) -> None:
+    """The coordinator writes the end down, tells the agents, and ends: an agent may be the first to be gone."""
+    began: list[str] = []
+    monkeypatch.setattr(Launcher, "_start_agent", lambda self, environ, name: began.append(name))
+    launcher = Launcher(resolve(cli={}, environ={}), ["true"], tmp_path / "run")
+    with Journal.create(tmp_path / "run") as journal:
+        if over:
+            journal.append(
+                ev.RunFinished(at_s=time.time(), outcome="finished", steps=3, detail="", exit_code=0, seconds={})
+            )
+    child, blocks = start([sys.executable, "-c", ""], environ={}), RankBlocks()
+    blocks.passed.close()
+    region = Region(Progress.SIZE, name="a0")
+    agent = room._Agent("a0", child, Watch(child.pid, Progress(region), 0.5, 10.0), blocks)
+    launcher._agents.append(agent)
+    while launcher._agents:
+        launcher._agent_ended(agent, {})
+    assert began == started
