@@ -217,6 +217,13 @@ def test_a_stranger_is_told_of_where_there_was_one() -> None:
     assert checks(watched(fleet=fleet, reached={"r0.1": 400}, events=[*watched().events, SPOKEN])) == set()
 
 
+def test_who_may_have_been_a_process_that_was_struck_is_no_untrue_stranger_once_something_was_struck() -> None:
+    half = msgspec.structs.replace(SPOKEN, reason="a connection that ended before it proved anything")
+    told = {"events": [*watched().events, half]}
+    assert "journal: strangers" in checks(watched(**told, done=[]))
+    assert "journal: strangers" not in checks(watched(**told, done=[hit()]))
+
+
 def test_a_loss_is_true_when_all_who_held_the_state_were_struck_and_nothing_was_kept() -> None:
     lost: dict[str, Any] = {
         "exit_code": 6, "steps": 17, "why": story(state="failed", gone=17),

@@ -22,7 +22,6 @@ _ALWAYS = (
 )  # fmt: skip
 
 
-_SAID_NOTHING = "a connection that "  # and ended, or was sent away: who it was is not known
 _NUM_STALLS = 10
 
 
@@ -76,7 +75,7 @@ def _with_strangers_once(events: Sequence[ev.AnyEvent]) -> list[ev.AnyEvent]:
         counts[event.place, event.reason] = max(event.count, counts.get((event.place, event.reason), 0))
     places = list(dict.fromkeys(event.place for event in strangers))
     place = places[0] if len(places) == 1 else f"{places[0]} and {_count(len(places) - 1, 'other socket')}"
-    sure = next((event for event in strangers if not event.reason.startswith(_SAID_NOTHING)), strangers[0])
+    sure = next((event for event in strangers if event.certain), strangers[0])
     total = sum(counts.values())
     whole = msgspec.structs.replace(strangers[0], count=total, place=place, peer=sure.peer, reason=sure.reason)
     return [whole if event is strangers[0] else event for event in events if event not in strangers[1:]]
@@ -159,7 +158,7 @@ def _describe(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning", "erro
                 return f"refused: {event.reason}, from {event.peer} ({_count(event.count, 'time')} so far)", "warning"
             more = f"; {event.count - 1:,} more since" if event.count > 1 else ""
             who = "a stranger without the run's secret"
-            if event.reason.startswith(_SAID_NOTHING):
+            if not event.certain:
                 who = "a stranger, or a process of the run that was struck as it connected,"
             words = f"{who} spoke to {event.place} ({event.peer}: {event.reason})"
             return f"{words}: ignored{more}", "warning"

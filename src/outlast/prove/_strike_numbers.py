@@ -148,10 +148,12 @@ def _blame(record: StrikeRecord, events: Sequence[ev.AnyEvent]) -> Iterator[tupl
 
 
 def _strangers(fleet: StruckFleet, record: StrikeRecord, events: Sequence[ev.AnyEvent]) -> Iterator[tuple[str, str]]:
-    """A stranger is told of where there was one, and only there."""
+    """A stranger is told of where there was one, and only there; or perhaps one, after a strike."""
     told = [event for event in events if isinstance(event, ev.Refused) and event.stranger]
-    if told and not fleet.stranger:
-        yield "journal: strangers", f"{told[0].reason}, at {told[0].place}, where there was no stranger"
+    first_s = min((done.at_s for done in record.done), default=math.inf)
+    wrong = [event for event in told if event.certain or event.at_s - record.unix_s < first_s]
+    if wrong and not fleet.stranger:
+        yield "journal: strangers", f"{wrong[0].reason}, at {wrong[0].place}, where there was no stranger"
     if not told and sum(record.reached.values()) > 100:
         yield "journal: strangers", f"one reached {dict(record.reached)}, and no event tells of it"
 
