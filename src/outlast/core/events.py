@@ -438,12 +438,6 @@ class Refused(Event, frozen=True, kw_only=True, tag="refused"):
     place: str = "the coordinator's port"
     stranger: bool = True
 
-    @property
-    def certain(self) -> bool:
-        """Whether it was a stranger for certain: who only ended a connection, or was sent away with a greeting half
-        said, may be a process of the run that was struck as it connected."""
-        return self.stranger and not self.reason.startswith("a connection that ")
-
 
 class Notice(Event, frozen=True, kw_only=True, tag="notice"):
     level: Literal["info", "warning", "error"]

@@ -14,7 +14,7 @@ import msgspec
 from outlast.core import events as ev
 from outlast.observe import checkpoint_words
 
-__all__ = ["Row", "format_s", "row_of", "timeline"]
+__all__ = ["Row", "format_s", "row_of", "surely_stranger", "timeline"]
 
 _ALWAYS = (
     ev.RunStarted, ev.Recovery, ev.CoordinatorLost, ev.AgentLost, ev.Refused, ev.Verdict, ev.AuditMismatch,
@@ -37,6 +37,12 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     detect_s: float | None = None
     microbatches_recomputed: int | None = None
     downtime_s: float | None = None
+
+
+def surely_stranger(event: ev.Refused) -> bool:
+    """Whether it was a stranger for certain: who only ended a connection, or was sent away with a greeting half said,
+    may be a process of the run that was struck as it connected."""
+    return event.stranger and not event.reason.startswith("a connection that ")
 
 
 def timeline(events: Iterable[ev.AnyEvent], *, everything: bool = False, start_s: float | None = None) -> list[Row]:
@@ -75,7 +81,7 @@ def _with_strangers_once(events: Sequence[ev.AnyEvent]) -> list[ev.AnyEvent]:
         counts[event.place, event.reason] = max(event.count, counts.get((event.place, event.reason), 0))
     places = list(dict.fromkeys(event.place for event in strangers))
     place = places[0] if len(places) == 1 else f"{places[0]} and {_count(len(places) - 1, 'other socket')}"
-    sure = next((event for event in strangers if event.certain), strangers[0])
+    sure = next((event for event in strangers if surely_stranger(event)), strangers[0])
     total = sum(counts.values())
     whole = msgspec.structs.replace(strangers[0], count=total, place=place, peer=sure.peer, reason=sure.reason)
     return [whole if event is strangers[0] else event for event in events if event not in strangers[1:]]
@@ -158,7 +164,7 @@ def _describe(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning", "erro
                 return f"refused: {event.reason}, from {event.peer} ({_count(event.count, 'time')} so far)", "warning"
             more = f"; {event.count - 1:,} more since" if event.count > 1 else ""
             who = "a stranger without the run's secret"
-            if not event.certain:
+            if not surely_stranger(event):
                 who = "a stranger, or a process of the run that was struck as it connected,"
             words = f"{who} spoke to {event.place} ({event.peer}: {event.reason})"
             return f"{words}: ignored{more}", "warning"

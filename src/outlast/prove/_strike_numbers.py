@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from outlast.core import events as ev
+from outlast.observe.timeline_rows import surely_stranger
 from outlast.errors import Unsaved
 from outlast.prove._commit_log import Commit
 from outlast.prove.strike_plan import STEPS, StruckFleet
@@ -151,7 +152,7 @@ def _strangers(fleet: StruckFleet, record: StrikeRecord, events: Sequence[ev.Any
     """A stranger is told of where there was one, and only there; or perhaps one, after a strike."""
     told = [event for event in events if isinstance(event, ev.Refused) and event.stranger]
     first_s = min((done.at_s for done in record.done), default=math.inf)
-    wrong = [event for event in told if event.certain or event.at_s - record.unix_s < first_s]
+    wrong = [event for event in told if surely_stranger(event) or event.at_s - record.unix_s < first_s]
     if wrong and not fleet.stranger:
         yield "journal: strangers", f"{wrong[0].reason}, at {wrong[0].place}, where there was no stranger"
     if not told and sum(record.reached.values()) > 100:
