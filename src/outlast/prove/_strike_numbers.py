@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from outlast.core import events as ev
-from outlast.observe.timeline_rows import surely_stranger
 from outlast.errors import Unsaved
+from outlast.observe.timeline_rows import surely_stranger
 from outlast.prove._commit_log import Commit
 from outlast.prove.strike_plan import STEPS, StruckFleet
 from outlast.prove.striker import StatusSample, StrikeRecord
