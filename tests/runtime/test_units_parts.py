@@ -125,6 +125,14 @@ def test_what_a_heartbeat_carries_is_written_down_once(tmp_path: Path) -> None:
         books = Bookkeeping(journal, write, 1.0, 0.0)
         books.heard(Heartbeat(sender="r0.1", sent_s=0.0, parts=parts))
         books.heard(Heartbeat(sender="r0.1", sent_s=1.0))
+        for seconds, waits in (
+            ({"compute": float("nan")}, {}),
+            ({}, {"r1.1": PairWait(waited_s=float("inf"))}),
+            ({}, {f"r{number}.1": PairWait() for number in range(1000)}),
+            ({"x" * 1000: 1.0}, {}),
+        ):
+            wrong = StepParts(steps=4, seconds=seconds, waits=waits)
+            books.heard(Heartbeat(sender="r1.1", sent_s=2.0, parts=wrong))
         journal.flush(10.0)
         found = [entry.event for entry in journal.events(kinds=[ev.StepAnatomy])]
     told = ev.StepAnatomy(at_s=1.0, replica="r0.1", steps=3, seconds=parts.seconds, waits=dict(parts.waits))

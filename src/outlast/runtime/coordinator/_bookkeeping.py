@@ -6,6 +6,7 @@ Decides nothing.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -15,11 +16,13 @@ import msgspec
 from outlast.core import events
 from outlast.core.phases import WAITS, Phase
 from outlast.core.protocol import Ledger, Span, StepTime
+from outlast.core.step_parts import StepParts
 from outlast.journal import Journal
 from outlast.runtime.transport.frames import Heartbeat
 
 __all__ = ["Bookkeeping"]
 
+_MOST_NAMES, _LONGEST = 64, 64  # in one member's word about its steps
 _WORTH_TELLING_S = 0.5  # of a step that took too long; shorter ones stand in the account alone
 _SETTLED_S = 3.0  # after a step's end everybody has told it: then it is known who did not wait for others
 
@@ -67,7 +70,7 @@ class Bookkeeping:
     def heard(self, beat: Heartbeat) -> None:
         """What one heartbeat says besides."""
         self._beat = beat
-        if beat.parts is not None:
+        if beat.parts is not None and _sound(beat.parts):
             self._write("step_anatomy", replica=beat.sender, **msgspec.to_builtins(beat.parts))
         self._losses.update((step, loss) for step, loss in beat.losses if step >= self._next_loss)
 
@@ -116,3 +119,10 @@ class Bookkeeping:
             replica="" if step.phase in WAITS else member,
             phase=Phase(step.phase).name.lower(),
         )
+
+
+def _sound(parts: StepParts) -> bool:
+    """Whether a word can be written down: JSON has no other numbers than finite ones, and no member speaks of many."""
+    numbers = [*parts.seconds.values(), *(wait.waited_s for wait in parts.waits.values())]
+    names = [*parts.seconds, *parts.waits]
+    return all(map(math.isfinite, numbers)) and len(names) <= _MOST_NAMES and all(len(n) <= _LONGEST for n in names)
