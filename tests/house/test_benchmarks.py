@@ -259,3 +259,32 @@ def test_a_rate_is_read_between_two_commits_and_never_outside_of_them() -> None:
     for begin_s, end_s in ((9.0, 11.0), (11.0, 21.0)):
         with pytest.raises(ValueError, match="outside"):
             rate(commits, begin_s, end_s)
+
+
+def test_a_strike_of_ranks_ends_with_the_step_of_the_last_survivor(tmp_path: Path) -> None:
+    """Of the ranks that were not killed, one ended with its replica; half a line is no commit."""
+    from benchmarks.ranks import Side, first_after
+
+    (tmp_path / "out").mkdir()
+    for pid, text in {
+        1: "0 1.0\n1 2.0\n", 2: "0 1.0\n1 2.0\n2 3.05\n", 3: "1 2.0\n2 3.5\n3 4.0\n4 4.5\n",
+        4: "1 2.0\n2 3.6\n3 4.1\n4 4.6\n5 4", 5: "2 9.0\n",
+    }.items():  # fmt: skip
+        (tmp_path / "out" / str(pid)).write_text(text)
+    (tmp_path / "turn").write_bytes(bytes(8))
+    side = Side(name="outlast", folder=tmp_path, living=lambda: True)
+    assert side.commits()[4] == {1: 2.0, 2: 3.6, 3: 4.1, 4: 4.6}
+    assert first_after(side, 3.0, doomed={2, 3, 4}, victim=1) == 3.6
+
+
+def test_a_block_of_ranks_takes_as_long_as_its_slowest(tmp_path: Path) -> None:
+    from benchmarks.ranks import Side
+
+    (tmp_path / "out").mkdir()
+    for pid, pace in enumerate((1.0, 1.0, 1.5, 1.2)):
+        (tmp_path / "out" / str(pid)).write_text("".join(f"{step} {step * pace}\n" for step in range(12)))
+    (tmp_path / "turn").write_bytes(bytes(8))
+    side = Side(name="hsdp", folder=tmp_path, living=lambda: True)
+    side.allow(3)
+    assert side.block(8) == pytest.approx(1.5)
+    assert (tmp_path / "turn").read_bytes() == (12).to_bytes(8, "little")
