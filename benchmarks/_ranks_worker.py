@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 BATCH, MICROBATCHES, CLIP = 32, 8, 1.0
-_LOOK_S = 0.0005
+_LOOK_S = 0.01  # only before a block: its first step is not counted
 
 
 class Turn:

@@ -76,7 +76,9 @@ class Side:
         last = self.allowed + steps
         self.allow(last + 1)
         self.wait("a block", lambda: self._ranks_at(last) >= REPLICAS * RANKS)
-        times = [mine for mine in self.commits().values() if last in mine]
+        times = [mine for mine in self.commits().values() if last in mine and last - steps in mine]
+        if len(times) < REPLICAS * RANKS:
+            raise SystemExit(f"{self.name}: a rank was lost before step {last}")
         return max(mine[last] - mine[last - steps] for mine in times) / steps
 
     def _ranks_at(self, step: int) -> int:

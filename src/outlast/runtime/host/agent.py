@@ -467,9 +467,12 @@ class Agent:
         living = [each for each in rank.all() if each.child.pid in before_s]
         if rank.name in self.ranks and living:
             chosen, deaf = suspect(living, time.monotonic(), self.outside_s, self.formation_s)
-            advanced = any(cpu_s(pid) - before > _BUSY * _LOOK_S for pid, before in before_s.items())
             state, traced = kernel_state(chosen.child.pid)
-            self._say(chosen, state, traced, advanced, deaf and not advanced and state != "R")
+            advanced = any(cpu_s(pid) - before > _BUSY * _LOOK_S for pid, before in before_s.items())
+            advanced = advanced or any(
+                kernel_state(each.child.pid)[0] == "R" for each in living
+            )  # or would, if it could
+            self._say(chosen, state, traced, advanced, deaf and not advanced)
 
     def _say(self, rank: Rank, state: str, traced: bool, advanced: bool, deaf: bool = False) -> None:
         self._send(evidence_of(rank, state, traced, advanced, deaf, self.formation_s))
