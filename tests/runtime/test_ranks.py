@@ -52,7 +52,7 @@ def fault(replica: str, phase: str, action: Any = "SIGKILL", **where: Any) -> Fa
 
 @pytest.mark.parametrize(("replicas", "ranks"), [(1, 4), (2, 2), (3, 1)])
 def test_every_width_has_the_bits_of_one(fleet: Callable[..., Any], replicas: int, ranks: int) -> None:
-    run = fleet(replicas=replicas, ranks=ranks, steps=STEPS, script=[SCRIPT])
+    run = fleet(replicas=replicas, ranks=ranks, steps=STEPS, script=[SCRIPT], max_restarts=0)
     check(run, {f"r{slot}.1" for slot in range(replicas)}, ranks, 0)
 
 
@@ -111,10 +111,10 @@ def test_a_spare_of_two_ranks_takes_over(fleet: Callable[..., Any]) -> None:
 def test_sharded_replicas_of_one_rank_go_on_from_a_checkpoint(fleet: Callable[..., Any], tmp_path: Path) -> None:
     """Saved by two replicas, and read by three."""
     keep = {"checkpoint_dir": str(tmp_path / "kept"), "checkpoint_every": 2}
-    first = fleet(replicas=2, steps=STEPS - 2, script=[SCRIPT], **keep)
+    first = fleet(replicas=2, steps=STEPS - 2, script=[SCRIPT], max_restarts=0, **keep)
     assert first.finish() == 0, first.logs()
     assert first.saved()[-1].step == STEPS - 2
-    again = fleet(replicas=3, steps=STEPS, script=[SCRIPT], **keep)
+    again = fleet(replicas=3, steps=STEPS, script=[SCRIPT], max_restarts=0, **keep)
     assert again.finish() == 0, again.logs()
     results = again.results()
     assert set(results) == {f"r{slot}.1-0" for slot in range(3)}, again.logs()
@@ -127,7 +127,9 @@ def test_checkpoints_of_one_width_are_gone_on_from_at_any_other(fleet: Callable[
     """Each byte is written once over all ranks of all replicas. A rank that is killed while it writes its part takes
     that save with it; what follows is saved by those who are left, and read by four ranks, then by one."""
     keep = {"checkpoint_dir": str(tmp_path / "kept"), "checkpoint_every": 1}
-    first = fleet(fault("r1/1", "save_written"), replicas=2, ranks=2, steps=STEPS - 2, script=[SCRIPT], **keep)
+    first = fleet(
+        fault("r1/1", "save_written"), replicas=2, ranks=2, steps=STEPS - 2, script=[SCRIPT], max_restarts=0, **keep
+    )
     assert first.finish() == 0, first.logs()
     saved = first.saved()
     assert saved[-1].step == STEPS - 2, first.logs()
@@ -166,14 +168,14 @@ def test_a_loop_that_is_left_saves_what_all_ranks_have(fleet: Callable[..., Any]
     run = fleet(replicas=2, ranks=2, steps=50, script=[SCRIPT, "--leave", "2"], **keep)
     assert run.finish() == 0, run.logs()
     assert [(event.step, event.num_writers) for event in run.saved()] == [(3, 4)], run.logs()
-    again = fleet(replicas=1, ranks=2, steps=STEPS, script=[SCRIPT], **keep)
+    again = fleet(replicas=1, ranks=2, steps=STEPS, script=[SCRIPT], max_restarts=0, **keep)
     assert again.finish() == 0, again.logs()
     assert {found["fingerprint"] for found in again.results().values()} == {undisturbed()["fingerprint"]}
 
 
 def test_what_fsdp_is_used_with_keeps_the_bits(fleet: Callable[..., Any]) -> None:
     """Half precision, checkpointed activations, tied and frozen weights, BatchNorm, a model from the meta device."""
-    run = fleet(fault("r1/1", "merge", step=2), replicas=2, ranks=2, steps=STEPS, script=[WAYS])
+    run = fleet(fault("r1/1", "merge", step=2), replicas=2, ranks=2, steps=STEPS, script=[WAYS], max_restarts=0)
     check(run, {"r0.1"}, 2, 1, WAYS)
 
 
@@ -181,7 +183,7 @@ def test_a_rank_is_killed_and_its_replica_with_it(fleet: Callable[..., Any]) -> 
     """One that is no lead in its backward, and a lead while its lanes are reduced."""
     run = fleet(
         fault("r1/1", "backward", step=1), fault("r2", "gathered", step=3),
-        replicas=3, ranks=2, steps=STEPS, script=[SCRIPT],
+        replicas=3, ranks=2, steps=STEPS, script=[SCRIPT], max_restarts=0,
     )  # fmt: skip
     check(run, {"r0.1"}, 2, 2)
     assert {e.replica for e in run.exits() if e.cause == "signal"} == {"r1.1", "r2.1"}
@@ -191,7 +193,7 @@ def test_killed_around_the_commit_point(fleet: Callable[..., Any]) -> None:
     """A rank that has offered its sums; a lead between the verdict and the word to its others; a rank after it."""
     run = fleet(
         fault("r2/1", "scattered", step=1), fault("r0", "verdict", step=3), fault("r3/1", "optimizer", step=4),
-        replicas=4, ranks=2, steps=STEPS, script=[SCRIPT],
+        replicas=4, ranks=2, steps=STEPS, script=[SCRIPT], max_restarts=0,
     )  # fmt: skip
     check(run, {"r1.1"}, 2, 3)
 
@@ -203,7 +205,7 @@ def test_an_outcome_is_handed_over_lane_by_lane(fleet: Callable[..., Any], dies:
     run = fleet(
         fault("r2", "header", "mute", step=2, peer="r1.1"), fault("r2", "verdict", step=2),
         *[fault("r1/1", "hand_over_receive", step=2)] * dies,
-        replicas=3, ranks=2, steps=STEPS, script=[SCRIPT],
+        replicas=3, ranks=2, steps=STEPS, script=[SCRIPT], max_restarts=0,
     )  # fmt: skip
     check(run, {"r0.1"} if dies else {"r0.1", "r1.1"}, 2, 2 if dies else 1)
 
@@ -212,7 +214,7 @@ def test_a_rank_raises_or_is_stopped(fleet: Callable[..., Any]) -> None:
     """An exception in the loop of a rank that is no lead is told as its replica's; a stopped rank is continued."""
     run = fleet(
         fault("r2/1", "load", "raise", step=2), fault("r1/1", "load", "SIGSTOP", step=3),
-        replicas=3, ranks=2, steps=STEPS, script=[SCRIPT], stall_floor_s=60.0,
+        replicas=3, ranks=2, steps=STEPS, script=[SCRIPT], max_restarts=0, stall_floor_s=60.0,
     )  # fmt: skip
     check(run, {"r0.1", "r1.1"}, 2, 1)
     (gone,) = [exit for exit in run.exits() if exit.cause != "finished"]
@@ -224,7 +226,7 @@ def test_a_rank_that_is_silent_takes_its_replica_with_it(fleet: Callable[..., An
     """In work of its own, and where it only waits for others."""
     run = fleet(
         fault("r1/1", "merge", "hang", step=4), fault("r2/1", "scattered", "hang", step=6),
-        replicas=3, ranks=2, steps=8, script=[SCRIPT], stall_floor_s=1.5,
+        replicas=3, ranks=2, steps=8, script=[SCRIPT], stall_floor_s=1.5, max_restarts=0,
     )  # fmt: skip
     assert run.finish() == 0, run.logs()
     assert of_run(run.driven.run_dir) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,9 +13,10 @@ from outlast.core.phases import OWNED, WAITS, Phase
 from outlast.core.protocol import messages as m
 from outlast.errors import MembershipError
 from outlast.runtime.host._children import Child, Exit
+from outlast.runtime.host.silence import cpu_s, kernel_state
 from outlast.runtime.transport.progress_block import Progress
 
-__all__ = ["Rank", "absent", "cause_of", "detail_of", "evidence_of", "free_number", "patience_s", "suspect"]
+__all__ = ["Rank", "absent", "cause_of", "detail_of", "evidence_of", "free_number", "patience_s", "suspect", "works"]
 
 _TAIL_BYTES = 3000
 _SAY_WHY_S = 5.0
@@ -86,6 +87,12 @@ def suspect(ranks: Sequence[Rank], now_s: float, outside_s: float, formation_s: 
     if own:
         return min(own, key=lambda row: row[0])[1], False
     return (max(working, key=lambda row: row[0])[1] if working else ranks[0]), False
+
+
+def works(ranks: Sequence[Rank], before_s: Mapping[int, float], least_s: float) -> bool:
+    """Whether any of a replica's ranks has used so much of its processor, or would if there were one for it."""
+    advanced = any(cpu_s(pid) - before > least_s for pid, before in before_s.items())
+    return advanced or any(kernel_state(rank.child.pid)[0] == "R" for rank in ranks)
 
 
 def evidence_of(rank: Rank, state: str, traced: bool, advanced: bool, deaf: bool, formation_s: float) -> m.Examined:

@@ -40,6 +40,7 @@ from outlast.runtime.host._replica_ranks import (
     free_number,
     patience_s,
     suspect,
+    works,
 )
 from outlast.runtime.host._snapshot_memory import slots_of
 from outlast.runtime.host._stopped_children import LOOK_S, Stopped
@@ -468,10 +469,7 @@ class Agent:
         if rank.name in self.ranks and living:
             chosen, deaf = suspect(living, time.monotonic(), self.outside_s, self.formation_s)
             state, traced = kernel_state(chosen.child.pid)
-            advanced = any(cpu_s(pid) - before > _BUSY * _LOOK_S for pid, before in before_s.items())
-            advanced = advanced or any(
-                kernel_state(each.child.pid)[0] == "R" for each in living
-            )  # or would, if it could
+            advanced = works(living, before_s, _BUSY * _LOOK_S)
             self._say(chosen, state, traced, advanced, deaf and not advanced)
 
     def _say(self, rank: Rank, state: str, traced: bool, advanced: bool, deaf: bool = False) -> None:
