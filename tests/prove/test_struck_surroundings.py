@@ -231,6 +231,9 @@ class Network:
         self.did.append(("start", host, environ["OUTLAST_SECRET"], environ.get("TOLD")))
         return Agent()
 
+    def processes(self, host: int) -> list[int]:
+        return [41] if host == 2 else []
+
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *told: self.did.append((name, *told))
 
@@ -269,6 +272,7 @@ def test_hosts_go_and_come_back_and_the_first_one_stays(hosts: struck_hosts.Stru
     assert hosts.strike("power", 0.999) == "h3"
     assert hosts.strike("cable", 0.999) == "", "it is down already"
     assert hosts.strike("path", 0.0) == "h1"
+    assert hosts.strike("path", 0.5) == "", "the same pair from its other end"
     assert hosts.strike("slowlink", 0.5) == "h2"
     assert did(hosts)[:2] == [("power_off", 3), ("part", 1, 2)]
     for agent in cast(Any, hosts)._agents.values():
@@ -290,7 +294,7 @@ def test_hosts_go_and_come_back_and_the_first_one_stays(hosts: struck_hosts.Stru
 def test_an_agent_that_outlives_its_run_is_told_of_unless_its_host_was_struck(hosts: struck_hosts.StruckHosts) -> None:
     hosts.strike("cable", 0.0)
     cast(Any, hosts)._agents[2].ended = True
-    assert hosts.over() == ["the agent of host h3, process 7"]
+    assert hosts.over() == ["process 41 on host h2", "the agent of host h3, process 7"]
     assert [each for each in did(hosts) if each[0] == "signal_all"] == [
         ("signal_all", h, signal.SIGKILL) for h in (1, 2, 3)
     ]

@@ -49,8 +49,14 @@ class ScriptSurroundings:
         self._clock, self._size_bytes = "clock" in roles, _ROOM[0] * saved_bytes + _ROOM[1]
 
     def __enter__(self) -> ScriptSurroundings:
+        with ExitStack() as made:  # what was made is undone if the rest cannot be
+            self._make(made)
+            self._stack = made.pop_all()
+        return self
+
+    def _make(self, made: ExitStack) -> None:
         if self._of_hosts[0]:
-            self.hosts = self._stack.enter_context(StruckHosts(self._folder, *self._of_hosts))
+            self.hosts = made.enter_context(StruckHosts(self._folder, *self._of_hosts))
             self.around["host"], self.prefix, self.options = self.hosts, self.hosts.entering, self.hosts.options
             self.environ |= self.hosts.environ
         if self._clock:
@@ -58,11 +64,10 @@ class ScriptSurroundings:
             self.around["clock"] = clock
             self.environ |= clock.environ
         if self._disk:
-            disk = self._stack.enter_context(struck_disk.StruckDisk(self._folder / "disk", self._size_bytes))
+            disk = made.enter_context(struck_disk.StruckDisk(self._folder / "disk", self._size_bytes))
             self.around["disk"], self.prefix = disk, disk.entering
-            self._stack.callback(disk.save, Path(_KEPT), self._folder / "checkpoints")
+            made.callback(disk.save, Path(_KEPT), self._folder / "checkpoints")
             self.checkpoints = disk.place / _KEPT
-        return self
 
     def __exit__(self, *_: object) -> None:
         """What was saved is found under `checkpoints` of the run's folder, as in any other run."""

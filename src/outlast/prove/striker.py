@@ -40,6 +40,7 @@ SLOW = "SLOW"
 """Stopped for every other look at the run, as a processor that is too hot is slowed."""
 _SAMPLE_S = 2.5
 _STRANGER_S = 0.05  # between two of a stranger's visits, in the mean
+_OVERDUE_S = 30.0  # what could not be undone for so long keeps nobody waiting
 _LEFT_S = 2.0  # for the kernel to end the children of a process that has ended
 _ANSWER_S = 30.0  # for a command that prints what the journal says
 
@@ -143,6 +144,9 @@ class Striker:
                     break
                 watch(record)
             record.ended_s = self._now()
+            for _, undo, _ in self._to_end:  # what lasts is ours, and is no fault of who is left behind by it
+                undo()
+            self._to_end.clear()
             hosts = self._around.get("host")
             if isinstance(hosts, StruckHosts):
                 record.left = hosts.over()
@@ -199,7 +203,7 @@ class Striker:
         patience_s = self._hang_s
         if now - self._worked_s <= _WORK_S:
             patience_s *= _WORKING
-        if self._to_end or now - moved_s < patience_s:
+        if any(end_s > now - _OVERDUE_S for end_s, _, _ in self._to_end) or now - moved_s < patience_s:
             return False
         states = ", ".join(f"{seen.name} {state_of(seen) or 'gone'}" for seen in self._alive)
         self.record.hung = f"no step and no end for {now - moved_s:.1f} s; processes: {states or 'none'}"

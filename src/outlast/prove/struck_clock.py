@@ -83,10 +83,15 @@ time_t time(time_t *to) {
 static struct timespec deadline(const struct timespec *at) {
   return at->tv_sec > 1000000000 ? moved(*at, -1) : *at;
 }
+/* Condition variables had another layout once: without its version glibc before 2.36 gives the old function. */
+static void *next(const char *name) {
+  void *found = dlvsym(RTLD_NEXT, name, "GLIBC_2.3.2");
+  return found ? found : dlsym(RTLD_NEXT, name);
+}
 #define PUT_BACK(name, args, call) \
   int name args { \
     static int (*real) args; \
-    if (!real) real = (int (*) args)dlsym(RTLD_NEXT, #name); \
+    if (!real) real = (int (*) args)next(#name); \
     struct timespec at = deadline(until); \
     return real call; \
   }

@@ -175,7 +175,11 @@ class StruckDisk:
             start_new_session=True,
         )
         assert self._freezer.stdout is not None
-        return self._freezer.stdout.readline() == b"ready\n"
+        if self._freezer.stdout.readline() == b"ready\n":
+            return True
+        self._freezer.communicate()
+        self._freezer = None
+        return False
 
     def _do(self, *command: str) -> bool:
         return subprocess.run([*self._inside, *command], capture_output=True).returncode == 0

@@ -92,15 +92,19 @@ class StruckHosts:
                 agent.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 left.append(f"the agent of host h{host}, process {agent.pid}")
+            while (pids := self._net.processes(host)) and time.monotonic() < deadline:
+                os.sched_yield()
+            left += [f"process {pid} on host h{host}" for pid in pids if pid != agent.pid]
         for host in range(1, self.num):
             self._net.signal_all(host, signal.SIGKILL)
         return left
 
     # --- strikes -------------------------------------------------------------------------------------------------
     def strike(self, kind: str, pick: float) -> str:
-        """The host's name; "" if it is down already. `pick`: which of those that may be struck."""
+        """The host's name; "" if it is down already, or another one in the same way, as one end mends all of a kind.
+        `pick`: which of those that may be struck."""
         host = self.picked(pick)
-        if host in self._down:
+        if host in self._down or kind in self._down.values():
             return ""
         if kind == "power":
             self._net.power_off(host)
