@@ -47,7 +47,7 @@ _OF_HOSTS = (  # not of a run around this
     "OUTLAST_ADDRESS", "OUTLAST_AGENT_OF", "OUTLAST_HOST", "OUTLAST_HOST_SLOTS", "OUTLAST_MOST_PROCESSES",
     "OUTLAST_OWN_HOSTS",
 )  # fmt: skip
-_LEAST_HELD = 16  # replicas
+_LEAST_HELD, _ROOM_HELD = 16, 64  # replicas; a large fleet has no descriptors to spare
 _COORDINATOR_TRIES = 8  # restarts in a row without a minute of life between them
 _STOP_S = 5.0  # how long the coordinator may take to end the run when asked
 _AGENT_STOP_S = 10.0  # an agent: a call to a coordinator that does not answer, and its ranks' grace, are 5
@@ -173,7 +173,8 @@ class Launcher:
         has sized takes none. A state whose writers are on several hosts is whole on none: then
         all of them take it from where checkpoints are kept."""
         config = self.resolved.config
-        return 0 if config.endpoint else max(_LEAST_HELD, 2 * (config.replicas + config.spares))
+        begun = config.replicas + config.spares
+        return 0 if config.endpoint else max(_LEAST_HELD, min(2 * begun, _ROOM_HELD), begun)
 
     def _prepare(self) -> RunLock:
         config = self.resolved.config
