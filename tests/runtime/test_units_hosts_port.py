@@ -20,6 +20,7 @@ from outlast.config import RunConfig, encoded, resolve
 from outlast.core import events as ev
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.host_messages import Briefing, HostHere, Turned
+from outlast.journal import Journal
 from outlast.runtime.coordinator._hosts import last_heard_of, of_another_run
 from outlast.runtime.coordinator.server import Server
 from outlast.runtime.host._children import Exit
@@ -178,6 +179,7 @@ def test_a_run_that_does_not_take_its_own_agent_ends_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     mine, told, started = launcher(tmp_path), [], []  # type: ignore[var-annotated]
+    Journal.create(tmp_path).close()
     monkeypatch.setattr(Launcher, "_tell", lambda self, messages, timeout_s=2.0: told.extend(messages))
     monkeypatch.setattr(Launcher, "_start_agent", lambda self, environ, name: started.append(name))
     how = Exit(code=code, signal=None)
