@@ -133,3 +133,13 @@ def test_what_is_no_log_is_told() -> None:
         outlast.Log(Member(), lambda first: "x")(step(0), loss=1.0)
     with pytest.raises(StepMisuse, match="log: 'loss' is a str"):
         outlast.Log(Member(), "x")(step(0), loss="low")
+
+
+def test_another_package_that_fails_ends_no_training(capsys: pytest.CaptureFixture[str]) -> None:
+    def failing(name: str, value: float, number: int) -> None:
+        raise RuntimeError("the service is down")
+
+    for _ in range(2):  # one who leads, and the next
+        log = outlast.Log(Member(), lambda first: SimpleNamespace(add_scalar=failing))
+        told(log, 0, 1)
+        assert capsys.readouterr().err.count("RuntimeError: the service is down") == 1

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import outlast
-from outlast.errors import ConfigError, StepMisuse
+from outlast.errors import ConfigError, GuardStop, StepMisuse
 from outlast.runtime.training._scaling import Scaling
 
 pytestmark = pytest.mark.usefixtures("training_here")
@@ -90,8 +90,7 @@ def test_a_step_that_overflowed_changes_nothing(mode: str, monkeypatch: pytest.M
     assert all(torch.equal(before[n], p) for n, p in case.model.named_parameters())
     assert not case.optimizer.state
     assert case.optimizer.param_groups[0]["lr"] == rate
-    if mode == "on":
-        assert all(torch.equal(before[n], b) for n, b in case.model.named_buffers())
+    assert all(torch.equal(before[n], b) for n, b in case.model.named_buffers())
 
 
 def test_a_scale_that_is_a_power_of_two_leaves_no_trace_in_float32() -> None:
@@ -154,3 +153,14 @@ def test_what_cannot_be_had_with_a_scale_is_told(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(StepMisuse, match="unscale_ used"):
             mine.step(case.optimizer)
     assert "protect(scaler=scaler)" in told
+
+
+def test_a_gradient_that_is_not_finite_for_its_own_reasons_is_the_guards_matter() -> None:
+    """The scale backs off until it cannot be its fault, and no further."""
+    mine = scaler(init_scale=64.0)
+    case = Case(scaler=mine, halves=False, guards=outlast.Guards(nonfinite="stop"))
+    case.loss = lambda batch: (case.model(batch).sum() * 0.0).sqrt() + 1.0
+    with pytest.raises(GuardStop, match="norm"):
+        case.train(until=200, its=mine)
+    assert mine.get_scale() == 1.0
+    assert len(case.seen) == 6

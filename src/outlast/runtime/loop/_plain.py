@@ -189,6 +189,7 @@ class PlainStep:
         t = self._training
         sizes = t.samples.sizes(self.number)
         t.grads = [None for _ in t.state.params]
+        buffers = [buffer.clone() for buffer in t.state.buffers.values() if t.state.scaling.active]
         for leaf, size in enumerate(sizes):
             if size:
                 batch = t.samples.fetch(self.number, leaf)
@@ -208,6 +209,8 @@ class PlainStep:
             t.saves.wait_copied()
         for part in (*t.state.optimizers, *t.state.schedulers) if not overflow else ():
             part.step()
+        for buffer, was in zip(t.state.buffers.values(), buffers if overflow else (), strict=overflow):
+            buffer.copy_(was)
         t.state.scaling.applied(overflow)
         for follow in t.followers:
             follow()

@@ -44,7 +44,7 @@ class Log:
             raise ConfigError(f"keep={keep!r} is no number of rows", remedy="keep=1 or more")
         self._run = run
         self._open: Callable[[int], _Sink] = (
-            (lambda first: _Scalars(to(first))) if callable(to) else lambda first: _Lines(Path(to), first)
+            (lambda first: _Scalars(_guarded(to, first))) if callable(to) else lambda first: _Lines(Path(to), first)
         )
         self._rows: deque[tuple[int, dict[str, float]]] = deque(maxlen=keep)
         self._sink: _Sink | None = None
@@ -98,7 +98,11 @@ class _Lines:
     def __init__(self, path: Path, first: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        os.ftruncate(self._fd, sum(map(len, _before(path, first))))
+        try:
+            os.ftruncate(self._fd, sum(map(len, _before(path, first))))
+        except OSError:
+            os.close(self._fd)
+            raise
 
     def put(self, step: int, values: Mapping[str, float]) -> None:
         finite = {name: value if math.isfinite(value) else str(value) for name, value in values.items()}
@@ -138,15 +142,23 @@ class _Scalars:
     def put(self, step: int, values: Mapping[str, float]) -> None:
         if hasattr(self._writer, "add_scalar"):
             for name, value in values.items():
-                self._writer.add_scalar(name, value, step)
-            getattr(self._writer, "flush", lambda: None)()
+                _guarded(self._writer.add_scalar, name, value, step)
+            _guarded(getattr(self._writer, "flush", lambda: None))
         elif hasattr(self._writer, "log"):
-            self._writer.log(dict(values), step=step)
+            _guarded(self._writer.log, dict(values), step=step)
         else:
-            self._writer(step, dict(values))
+            _guarded(self._writer, step, dict(values))
 
     def close(self) -> None:
         for name in ("close", "finish"):
             if callable(getattr(self._writer, name, None)):
-                getattr(self._writer, name)()
+                _guarded(getattr(self._writer, name))
                 return
+
+
+def _guarded(call: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    """Call what is somebody else's: whatever it raises is a log that cannot be written, and no end of the training."""
+    try:
+        return call(*given, **named)
+    except Exception as error:  # BLE001, a boundary: the next replica that leads would end by it too
+        raise OSError(f"{type(error).__name__}: {error}") from error

@@ -22,6 +22,7 @@ __all__ = ["KEY", "Scaling"]
 
 KEY = "outlast.scaler"
 """Its name in the training state."""
+_LEAST = 1.0  # a gradient that is not finite under this scale is not so for the scale: guards are told
 
 
 class Scaling:
@@ -60,7 +61,7 @@ class Scaling:
 
     def overflowed(self, norm: float | None) -> bool:
         """Whether a gradient of this norm was too large for its numbers under the scale."""
-        return self.active and norm is not None and not math.isfinite(norm)
+        return self.active and norm is not None and not math.isfinite(norm) and self.factor > _LEAST
 
     def unscale(self, params: Iterable[Tensor]) -> bool:
         """Take the scale out of their gradients; whether they overflowed. For who adds them up himself."""
@@ -68,7 +69,7 @@ class Scaling:
         for grad in [param.grad for param in params if self.active and param.grad is not None]:
             grad.mul_(1.0 / factor)
             finite = finite and bool(local(grad).isfinite().all())
-        return not finite
+        return not finite and factor > _LEAST
 
     def applied(self, overflowed: bool) -> None:
         """A step is over: the scale for the next one, as `GradScaler.update` would have it."""
