@@ -176,7 +176,7 @@ class ScriptCampaign:
             findings=findings,
             numbers=numbers,
             outcome="wrong" if findings else outcome,
-            notes=notes,
+            notes=[*notes, *_not_carried_out(fleet, seen)],
             done=seen.record.done,
             phases=[f"{fault.phase}:{fault.action}" for fault in fleet.faults],
             agents=fleet.agents,
@@ -272,6 +272,16 @@ def _judged(seen: Watched, baseline: Baseline) -> tuple[Outcome, list[Finding], 
     if baseline.gap_s > _QUICK_S:  # where a step takes seconds, none for seconds is no news
         numbers = [f for f in numbers if f.check != "status: state"]
     return outcome, wrong, numbers
+
+
+def _not_carried_out(fleet: ScriptFleet, seen: Watched) -> list[str]:
+    """That a run was struck less than its schedule says, so that it is not read as one that outlasted all of it."""
+    late = len(fleet.strikes) - len(seen.record.done)
+    return (
+        [f"run {fleet.number}: {late} of {len(fleet.strikes)} strikes came too late, or nobody was there"]
+        if late
+        else []
+    )
 
 
 def _inside(seen: Watched) -> list[Done]:

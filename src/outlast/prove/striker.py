@@ -144,9 +144,7 @@ class Striker:
                     break
                 watch(record)
             record.ended_s = self._now()
-            for _, undo, _ in self._to_end:  # what lasts is ours, and is no fault of who is left behind by it
-                undo()
-            self._to_end.clear()
+            self._undo_all()
             hosts = self._around.get("host")
             if isinstance(hosts, StruckHosts):
                 record.left = hosts.over()
@@ -295,6 +293,13 @@ class Striker:
                 continue
             self._to_end.remove(entry)
             entry[2].continued_s = self._moved_s = self._now()
+
+    def _undo_all(self) -> None:
+        """The run is over: what lasts is ours, and no fault of who would be left behind by it."""
+        for _, undo, done in self._to_end:
+            if undo():
+                done.continued_s = self._now()
+        self._to_end.clear()
 
     # --- the end -------------------------------------------------------------------------------------------------
     def _close(self) -> None:
