@@ -49,3 +49,11 @@ def test_a_large_fleet_is_told_by_those_that_compute_longest(story: Any) -> None
     assert "A step, by member (those that compute longest; 86 more)" in told
     assert "r99.1" in told
     assert "\nr3.1 " not in told
+
+
+def test_who_has_died_holds_nobody_up() -> None:
+    gone = ev.ReplicaExited(at_s=2.0, replica="r1.1", cause="signal", detail="", noticed_by="agent")
+    slow = [word("r0.1", compute=1.0), word("r1.1", compute=9.0), word("r2.1", compute=1.0)]
+    assert anatomy_of(slow).said
+    found = anatomy_of([*slow, gone, word("r1.2", compute=1.0)])
+    assert ([m.replica for m in found.members], found.said) == (["r0.1", "r1.2", "r2.1"], [])

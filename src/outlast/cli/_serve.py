@@ -81,7 +81,7 @@ def ask_for_page(run_dir: Path, wish: str, what: str) -> str:
         return ask_here(run_dir, lambda asker: om.EvictAsked(asker=asker, replica=what))
     if wish in ("drain", "undrain"):
         return ask_here(run_dir, lambda asker: om.DrainAsked(asker=asker, host=what, undo=wish == "undrain"))
-    if not what.isdigit() or not 0 < int(what) <= _MOST_REPLICAS:
+    if not (what.isascii() and what.isdigit()) or not 0 < int(what) <= _MOST_REPLICAS:
         raise ConfigError(f"{what!r} is no number of replicas", remedy=f"1 to {_MOST_REPLICAS:,}")
     return ask_here(run_dir, lambda asker: om.ScaleAsked(asker=asker, replicas=int(what)))
 

@@ -27,6 +27,7 @@ _PIECE = bytes(1 << 16)
 _MOST_BYTES = 256 << 20
 _CONNECT_S, _ANSWER_S, _BULK_S = 5.0, 5.0, 30.0
 _MOST_CALLERS = 16
+_AGAIN_S = 0.1
 _ROUND_TRIPS = 50
 _SMALL_BYTES = 1 << 20
 _SLOW_BYTES_S = 12.5e6  # 100 Mbit/s: a step's gradients would take longer than the step
@@ -49,12 +50,14 @@ class Answering:
         self._listening.setblocking(True)
         self.address = "{}:{}".format(*self._listening.getsockname()[:2])
         self.num_callers = 0
+        self._closed = threading.Event()
         self._callers = threading.BoundedSemaphore(_MOST_CALLERS)
         self._thread = threading.Thread(target=self._listen, name="outlast-answering", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Let nobody in any more."""
+        self._closed.set()
         with contextlib.suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
@@ -65,7 +68,9 @@ class Answering:
             try:
                 sock, _ = self._listening.accept()
             except OSError:
-                return
+                if self._closed.wait(_AGAIN_S):  # else a caller that is gone already, or no descriptor just now
+                    return
+                continue
             if not self._callers.acquire(blocking=False):
                 sock.close()
                 continue
@@ -75,11 +80,12 @@ class Answering:
     def _answer(self, sock: socket.socket) -> None:
         try:
             with sock, contextlib.suppress(OSError, ConnectionError):
-                sock.settimeout(_BULK_S)
+                sock.settimeout(_ANSWER_S)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if _exactly(sock, len(_HELLO)) != _HELLO:
                     return
                 sock.sendall(_HELLO)
+                sock.settimeout(_BULK_S)
                 while self._one(sock):
                     pass
         finally:

@@ -99,8 +99,7 @@ class RunFold:
         self.latest_s = max(self.latest_s, event.at_s)
         self.version += 1
         self._status.take(event)
-        if isinstance(event, ev.StepAnatomy):
-            self.anatomy.take(event)
+        self.anatomy.take(event)
         if isinstance(event, ev.Progress | ev.StepAnatomy):
             return
         row = row_of(event, self.start_s)

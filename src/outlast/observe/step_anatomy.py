@@ -68,10 +68,13 @@ class AnatomyFold:
         self._newest: dict[str, ev.StepAnatomy] = {}
         self.version = 0
 
-    def take(self, event: ev.StepAnatomy) -> None:
-        """Fold one event in; events of one member come in order."""
-        self._newest[event.replica] = event
-        self.version += 1
+    def take(self, event: ev.AnyEvent) -> None:
+        """Fold one event in; events of one member come in order. Who has died holds nobody up any more."""
+        if isinstance(event, ev.StepAnatomy):
+            self._newest[event.replica] = event
+            self.version += 1
+        elif isinstance(event, ev.ReplicaExited) and event.cause != "finished":
+            self.version += self._newest.pop(event.replica, None) is not None
 
     def anatomy(self) -> Anatomy:
         """Of all members that have told anything."""
@@ -86,8 +89,7 @@ def anatomy_of(events: Iterable[ev.AnyEvent]) -> Anatomy:
     """The same from events; those of other kinds are passed over."""
     fold = AnatomyFold()
     for event in events:
-        if isinstance(event, ev.StepAnatomy):
-            fold.take(event)
+        fold.take(event)
     return fold.anatomy()
 
 

@@ -178,7 +178,7 @@ def test_what_the_page_asks_is_what_the_commands_ask(monkeypatch: pytest.MonkeyP
         ("EvictAsked", {"replica": "r2.1", "now": False}), ("DrainAsked", {"host": "h1", "undo": False}),
         ("DrainAsked", {"host": "h1", "undo": True}), ("ScaleAsked", {"replicas": 8}),
     ]  # fmt: skip
-    for number in ("many", "0", "-1", "100001", "1.5"):
+    for number in ("many", "0", "-1", "100001", "1.5", "²"):
         with pytest.raises(ConfigError, match="no number of replicas"):
             ask_for_page(tmp_path, "scale", number)
     answer = om.Answered(epoch=1, accepted=False, text="no host of this name", remedy="outlast status")
