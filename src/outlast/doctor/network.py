@@ -27,7 +27,7 @@ _PIECE = bytes(1 << 16)
 _MOST_BYTES = 256 << 20
 _CONNECT_S, _ANSWER_S, _BULK_S = 5.0, 5.0, 30.0
 _MOST_CALLERS = 16
-_AGAIN_S = 0.1
+_AGAIN_S, _CALLER_S = 0.1, 120.0  # a caller has that long for all that it asks
 _ROUND_TRIPS = 50
 _SMALL_BYTES = 1 << 20
 _SLOW_BYTES_S = 12.5e6  # 100 Mbit/s: a step's gradients would take longer than the step
@@ -82,11 +82,12 @@ class Answering:
             with sock, contextlib.suppress(OSError, ConnectionError):
                 sock.settimeout(_ANSWER_S)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if _exactly(sock, len(_HELLO)) != _HELLO:
+                if _exactly(sock, len(_HELLO), time.monotonic() + _ANSWER_S) != _HELLO:
                     return
                 sock.sendall(_HELLO)
                 sock.settimeout(_BULK_S)
-                while self._one(sock):
+                until_s = time.monotonic() + _CALLER_S
+                while time.monotonic() < until_s and self._one(sock):
                     pass
         finally:
             self._callers.release()
@@ -211,9 +212,11 @@ def _transfer(sock: socket.socket, kind: bytes, size: int) -> float:
     return max(1e-9, time.perf_counter() - begin)
 
 
-def _exactly(sock: socket.socket, size: int) -> bytes:
+def _exactly(sock: socket.socket, size: int, until_s: float = float("inf")) -> bytes:
     data = b""
     while len(data) < size:
+        if time.monotonic() > until_s:
+            raise TimeoutError("it says too little in its time")
         piece = sock.recv(size - len(data))
         if not piece:
             raise ConnectionError("the connection ended")
