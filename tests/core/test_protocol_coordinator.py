@@ -151,6 +151,34 @@ def test_a_restarted_coordinator_waits_for_every_report() -> None:
     assert not c.unformed
 
 
+def test_an_order_that_only_some_had_heard_when_the_coordinator_died_ends_the_view() -> None:
+    """It might wait for ever: who heard it does its part, and the others do not know of it."""
+    view = started(2).view
+    record = m.Record(view=view, incarnations={"r0": 1, "r1": 1}, placement={"r0.1": "a", "r1.1": "a"}, formed=True)
+    for heard, over in ((0, False), (1, True)):
+        c = Coordinator(Settings(num_replicas=2), 2, record)
+        c.handle(0.0, m.AgentHello(agent="a", pid=1, members=("r0.1", "r1.1")))
+        c.handle(0.0, hello("r0.1", view=view, formed=True, state="member", heard=heard))
+        c.handle(0.0, hello("r1.1", view=view, formed=True, state="member"))
+        assert (c.change is not None) is over
+
+
+def test_who_was_joining_when_the_coordinator_died_is_served_anew() -> None:
+    """Its donors may not have heard of it: then nobody would ever serve it."""
+    view = View(id=ViewId(1, 1), members=("r0.1",))
+    placed = {"r0.1": "a", "r1.1": "a"}
+    record = m.Record(view=view, incarnations={"r0": 1, "r1": 1}, placement=placed, formed=True)
+    c = Coordinator(Settings(num_replicas=2), 2, record)
+    c.handle(0.0, m.AgentHello(agent="a", pid=1, members=("r0.1", "r1.1")))
+    c.handle(0.0, hello("r0.1", view=view, formed=True, state="member"))
+    actions = c.handle(0.0, hello("r1.1", state="joining", serve=(1, 3)))
+    assert told(actions, m.Rejoin)[0][0] == ("r1.1",)
+    assert c.change is not None, "in a view of its own a coordinator may number orders"
+    actions = left(c, "r0.1")
+    actions += c.handle(1.0, m.Formed(member="r0.1", view=c.latest(), step=4))
+    assert told(actions, m.BeginServe)[0][0] == ("r1.1",)
+
+
 def test_a_restarted_coordinator_does_not_wait_for_the_dead() -> None:
     view = View(id=ViewId(1, 3), members=("r0.1", "r1.1"))
     record = m.Record(view=view, incarnations={"r0": 2, "r1": 1}, placement={"r0.2": "a", "r1.1": "a"}, formed=True)

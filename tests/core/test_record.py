@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from outlast.cli import main
+from outlast.config import RunConfig
 from outlast.core import events as ev
 from outlast.core.phases import Phase
 from outlast.core.policy import (
@@ -189,8 +190,8 @@ def test_a_hang_is_noticed_in_the_simulation_by_the_deadline_that_a_member_learn
             allowed.append(allowed_s)
             return 2_000_000_000 * len(allowed)  # each phase takes two seconds
 
-        config = SimpleNamespace(stall_floor_s=0.5, formation_s=1e9)
-        clock = PhaseClock(cast(Any, SimpleNamespace(enter=enter)), cast(Any, config))
+        config = RunConfig(stall_floor_s=0.5, formation_s=1e9)
+        clock = PhaseClock(cast(Any, SimpleNamespace(enter=enter)), config)
         for _ in range(5):
             clock.enter(Phase.BACKWARD, 0)
             clock.enter(Phase.BODY, 0)

@@ -69,6 +69,9 @@ def reconcile(c: FleetState) -> None:
         peer = c.roster.peers[name]
         if not peer.alive or peer.view != target.id or (peer.left is not None and peer.left >= target.id):
             c.disturbed = c.disturbed or "the coordinator was restarted in the middle of a change"
+    if len(c.orders_heard) > 1:
+        c.disturbed = c.disturbed or "the coordinator was restarted before all had heard its newest order"
+    c.orders_heard.clear()
     cause, c.disturbed = c.disturbed, ""
     if cause:
         begin(c, cause)

@@ -24,6 +24,7 @@ def member(c: FleetState, peer: Peer, hello: m.Hello) -> None:
     if peer.name in c.awaiting:
         c.awaiting.discard(peer.name)
         c.disturbed = c.disturbed or _out_of_step(c, peer, hello)
+        c.orders_heard.add(hello.heard)
         if not c.awaiting:
             reconcile(c)
     elif c.change is not None:
@@ -62,6 +63,8 @@ def _remind(c: FleetState, peer: Peer, hello: m.Hello) -> None:
 def outsider(c: FleetState, peer: Peer, hello: m.Hello) -> None:
     """Somebody outside the view: new, joining, a spare, or still in a view that is over."""
     following = hello.state in ("joining", "ready") and (peer.serve == hello.serve or peer.status == "spawning")
+    if hello.state == "joining" and hello.serve[0] != c.epoch:
+        following = False  # the coordinator that died may have told the joiner, and not all members, or none of them
     if following:
         peer.serve = hello.serve
         c.roster.mark(peer.name, hello.state)

@@ -82,6 +82,7 @@ class FleetState:
         self.wanted = 0  # replicas that people asked for; 0: as many as the run was started with
         self.awaiting: set[str] = set()  # after a restart: members of the last view that have not reported
         self.unheard: set[str] = set()  # after a restart: the others that were placed and have not reported
+        self.orders_heard: set[int] = set()  # after a restart: how many of its view's orders each member knows of
         self.silent: dict[str, HostSilence] = {}  # agents of hosts that are not heard of
         self.disturbed = ""  # after a restart: why the last view cannot simply go on
         self.ended: m.Record | None = None  # the run was over before this coordinator began
