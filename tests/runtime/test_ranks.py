@@ -226,7 +226,7 @@ def test_a_rank_that_is_silent_takes_its_replica_with_it(fleet: Callable[..., An
     """In work of its own, and where it only waits for others."""
     run = fleet(
         fault("r1/1", "merge", "hang", step=4), fault("r2/1", "scattered", "hang", step=6),
-        replicas=3, ranks=2, steps=8, script=[SCRIPT], stall_floor_s=1.5, max_restarts=0,
+        replicas=3, ranks=2, steps=8, script=[SCRIPT], stall_floor_s=6.0, max_restarts=0,
     )  # fmt: skip
     assert run.finish() == 0, run.logs()
     assert of_run(run.driven.run_dir) == []
