@@ -123,6 +123,51 @@ def test_a_replica_goes_gently_or_at_once_and_another_takes_its_place() -> None:
     assert (answer(actions).accepted, killed) == (True, ["r0.1"])
 
 
+def test_who_was_killed_holds_nothing_any_more_though_its_end_is_not_reported() -> None:
+    c = fleet(spares=0)
+    actions = c.handle(1.0, om.EvictAsked(asker=ME, replica="r0", now=True))
+    assert answer(actions).accepted
+    for asked in (
+        om.EvictAsked(asker=ME, replica="r1", now=True),
+        om.EvictAsked(asker=ME, replica="r1"),
+        om.DrainAsked(asker=ME, host="h1"),
+    ):
+        refused = c.handle(1.0, asked)
+        assert "nobody but r1.1 holds" in answer(refused).text
+        assert not [a for a in refused if isinstance(a, m.Tell) and isinstance(a.message, m.Kill)]
+    [*_, record] = [a.record for a in actions if isinstance(a, m.Persist)]
+    assert record.leaving == ("r0.1",)
+    c.handle(2.0, m.Exited(member="r0.1", cause="signal", code=-9))
+    assert c.reports.faults, "it is a death like any other"
+
+
+def test_a_robust_rule_keeps_the_replicas_that_it_needs() -> None:
+    c = fleet(replicas=4, spares=0, slots=3)
+    c.facts["aggregation"] = "* trimmed_mean f=1 on 4 rows"
+    assert answer(c.handle(1.0, om.ScaleAsked(asker=ME, replicas=6))).accepted
+    fewer = answer(c.handle(1.0, om.ScaleAsked(asker=ME, replicas=3)))
+    assert (fewer.accepted, "needs the 4 replicas" in fewer.text, "4 or more" in fewer.remedy) == (False, True, True)
+    assert answer(c.handle(1.0, om.ScaleAsked(asker=ME, replicas=4))).accepted
+    drained = answer(c.handle(1.0, om.DrainAsked(asker=ME, host="h1")))
+    assert (drained.accepted, "slots for 3 of the 4 replicas" in drained.text) == (False, True)
+    assert not c.roster.drained
+    c.facts["aggregation"] = "mean"
+    assert answer(c.handle(1.0, om.ScaleAsked(asker=ME, replicas=3))).accepted
+
+
+def test_a_run_whose_last_host_is_drained_waits_for_another() -> None:
+    c = fleet(spares=0)
+    c.facts["checkpoints"] = "{}"
+    assert answer(c.handle(1.0, om.DrainAsked(asker=ME, host="head"))).accepted is True
+    form(c)
+    gone(c, "r0.1")
+    actions = c.handle(2.0, m.AgentGone(agent="h1:aa"))
+    assert not [a for a in actions if isinstance(a, m.Finish)]
+    assert any("drain --undo" in str(a.fields.get("text")) for a in actions if isinstance(a, m.Journal))
+    actions = c.handle(3.0, om.DrainAsked(asker=ME, host="head", undo=True))
+    assert set(started(actions).values()) == {"a0"}
+
+
 def test_what_would_leave_nobody_with_the_state_and_what_cannot_be_is_refused_with_a_remedy() -> None:
     c = fleet(replicas=1, spares=0)
     c.facts = {"microbatches": "4"}

@@ -135,14 +135,15 @@ def test_a_host_loses_its_power(hosts: Callable[..., Hosts]) -> None:
 
 def test_a_host_loses_its_power_before_anything_is_known_of_its_pace(hosts: Callable[..., Hosts]) -> None:
     """In the first step, with every fixed patience far too long: that others wait is said all the same."""
-    on = hosts(replicas=3, slots=1, steps=12, gates=(1,), host_silence_s=3600, formation_s=600)
+    on = hosts(replicas=3, slots=1, steps=12, gates=(1,), host_silence_s=3600, formation_s=600, stall_floor_s=5)
     run = on.run
     run.until("all were there", lambda: len(run.driven.members) == 3)
     dead = on.on(2)
     on.net.power_off(2)
     run.gate(1, "it was off", lambda: True)
     run.until("the host was given up", lambda: bool(on.lost()))
-    [lost] = on.lost()
+    lost = on.lost()[0]
+    assert lost.agent in {e.agent for e in on.agents_started() if e.host == "h2"}
     assert "while others wait" in lost.cause
     run.assert_unchanged()
     assert set(run.results()).isdisjoint(dead)

@@ -116,14 +116,23 @@ def _answer(address: tuple[str, int], secret: bytes, run_id: str, message: Any) 
         raise MembershipError(
             f"the coordinator at {shown(*address)} let go of the connection: {error}",
             did="whether anything was changed is not known",
-            remedy="ask again, which does no harm; a wrong secret and a run that is over look like this too",
+            remedy=f"{_again(message)}; a wrong secret and a run that is over look like this too",
         ) from error
     except OSError as error:
         raise EnvironmentFault(
             f"no answer from the coordinator at {shown(*address)}: {error}",
             did="whether anything was changed is not known",
-            remedy="ask again, which does no harm",
+            remedy=_again(message),
         ) from error
     if isinstance(answer, hm.Turned):
         raise MembershipError(answer.reason, did="nothing was changed", remedy="ask the run that is there now")
     return answer
+
+
+def _again(message: Any) -> str:
+    """What to do where no answer came: an eviction asked for twice may be of two processes, all else is done once."""
+    from outlast.core.protocol import operator_messages as om
+
+    if isinstance(message, om.EvictAsked):
+        return "look at outlast status before you ask again, for a second process may go then"
+    return "ask again, which does no harm"

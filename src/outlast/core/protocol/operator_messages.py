@@ -2,6 +2,7 @@
 
 Frozen tagged records beside `messages.py`. Each names its asker, which is one connection; the answer goes back on it.
 What is asked may be said twice: a number, or a host to be emptied, is the same the second time.
+An eviction is not: of a slot, the second is of the process that took the place of the first.
 """
 
 from __future__ import annotations

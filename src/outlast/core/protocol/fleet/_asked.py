@@ -62,7 +62,7 @@ def _answer(c: FleetState, asked: Asked, what: str, about: str, carry_out: Calla
             raise _Refusal("training is over, and the scripts are ending", "none needed")
         if not c.settings.can_join:
             raise _Refusal(
-                "with replicas of several ranks this is not done yet", "start the run anew, with other numbers"
+                "this is not done yet for replicas of several ranks (--ranks)", "start the run anew, with other numbers"
             )
         text, leaving = carry_out()
     except _Refusal as no:
@@ -83,6 +83,11 @@ def _scale(c: FleetState, wanted: int) -> _Done:
         raise _Refusal(
             f"{wanted} replicas cannot share the {c.num_microbatches} microbatches of a step",
             f"ask for {c.num_microbatches} or fewer",
+        )
+    if _robust(c) and wanted < c.began_with:
+        raise _Refusal(
+            f"what the run's robust rule withstands needs the {c.began_with} replicas that it began with",
+            f"ask for {c.began_with} or more; or end it with outlast stop, and start it anew with fewer",
         )
     if wanted + spares > c.settings.most_processes:
         raise _Refusal(
@@ -115,8 +120,11 @@ def _too_many(c: FleetState, wanted: int) -> list[Peer]:
 
 def _slots_of_all(c: FleetState) -> int | None:
     """Processes that the hosts have room for; None for any number."""
-    usable = c.roster.agents - c.roster.drained_agents
-    slots = [c.roster.slots.get(agent, 0) for agent in usable]
+    return _slots_of(c, c.roster.agents - c.roster.drained_agents)
+
+
+def _slots_of(c: FleetState, agents: Iterable[str]) -> int | None:
+    slots = [c.roster.slots.get(agent, 0) for agent in agents]
     return None if 0 in slots else sum(max(0, number) for number in slots)
 
 
@@ -126,8 +134,11 @@ def _drain(c: FleetState, host: str) -> _Done:
     if name in c.roster.drained:
         return f"host {host} is drained already", []
     here = {agent for agent in c.roster.agents | c.roster.lost_agents if host_named_in(agent) == name}
-    if not c.roster.agents - here - c.roster.drained_agents:
+    others = c.roster.agents - here - c.roster.drained_agents
+    if not others:
         raise _Refusal(f"{host} is the only host that replicas may run on", "have another join first: outlast agent")
+    if _robust(c):
+        _check_rule_holds(c, others)
     out = [p for p in c.roster.peers.values() if p.agent in here and p.alive and not p.leaving]
     _check_state_stays(c, out, "have replicas on other hosts first: outlast scale")
     c.roster.drained.add(name)
@@ -135,6 +146,14 @@ def _drain(c: FleetState, host: str) -> _Done:
     names = [peer.name for peer in out]
     gone = f"{', '.join(names)} will leave it between two steps" if names else "no replica was there"
     return f"host {host} gets no replica until it is given back; {gone}", names
+
+
+def _check_rule_holds(c: FleetState, agents: set[str]) -> None:
+    """A robust rule needs all replicas."""
+    slots = _slots_of(c, agents)
+    if slots is not None and slots < c.settings.num_replicas:
+        have = f"the other hosts have slots for {slots} of the {_many(c.settings.num_replicas, 'replica')}"
+        raise _Refusal(f"{have} that the run's robust rule needs", "have another join first: outlast agent")
 
 
 def _undrain(c: FleetState, host: str) -> _Done:
@@ -172,6 +191,7 @@ def _evict(c: FleetState, asked: om.EvictAsked) -> _Done:
         raise _Refusal(f"no replica {asked.replica} lives", f"those that do: {', '.join(living) or 'none'}")
     _check_state_stays(c, [peer], "have another replica first: outlast scale")
     if asked.now:
+        c.asked_out.add(peer.name)  # should this coordinator die before its agent hears, it leaves all the same
         c.journal("suspected", replica=peer.name, evidence="it was asked for", decision="evict")
         c.kill(peer.name, "it was asked for (outlast evict --now)")
         return f"{peer.name} is killed, and another process takes its place", [peer.name]
@@ -189,13 +209,17 @@ def _ask_out(c: FleetState, peers: Iterable[Peer]) -> None:
 
 
 def _check_state_stays(c: FleetState, out: Iterable[Peer], remedy: str) -> None:
-    """Somebody who holds the state must be left, and not about to go."""
+    """Somebody who holds the state must be left, and not about to go, nor killed with its end not reported yet."""
     gone, peers = {peer.name for peer in out}, c.roster.peers
     if not gone.intersection(c.current):
         return
     holders = [*c.roster.alive(c.current), *c.roster.having("ready")]
-    if not any(name not in gone and not peers[name].leaving for name in holders):
+    if not any(name not in gone | c.killed and not peers[name].leaving for name in holders):
         raise _Refusal(f"nobody but {', '.join(sorted(gone))} holds the training state", remedy)
+
+
+def _robust(c: FleetState) -> bool:
+    return c.facts.get("aggregation", "mean") != "mean"
 
 
 def _many(number: int, noun: str) -> str:

@@ -91,6 +91,9 @@ def begin_again(c: FleetState, members: Iterable[str], cause: str) -> bool:
     c.journal("fleet_lost", step=step, detail=cause)
     c.reports.fleet_lost(step)
     forget_view(c)
+    if c.roster.agents and c.roster.agents == c.roster.drained_agents:
+        wait = f"the run waits up to {c.settings.start_s:g} s for another, or for outlast drain --undo"
+        c.journal("notice", level="warning", text=f"every host that is left is drained: {wait}")
     c.timer("start", c.settings.start_s)
     return True
 

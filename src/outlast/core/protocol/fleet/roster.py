@@ -43,7 +43,7 @@ class Settings:
     alarm_kinds: Mapping[str, AlarmKind] = field(default_factory=dict)  # what runs before have taught of alarms
     save_s: float = 1.0  # what a save is taken to cost before anything is known
     failure_s: float = 5.0  # likewise a death that nobody expected
-    can_join: bool = True  # whether a replica that is started later can take the state over
+    can_join: bool = True  # whether people may ask for others (`_asked`): not with --ranks yet
     most_processes: int = 1 << 30  # replicas and spares that the run can have, however many are asked for
 
 
@@ -150,7 +150,10 @@ class Roster:
     def deserted(self) -> bool:
         """Whether no process lives and none is to be started any more, though there were some."""
         looked = not self._look or not self.settings.respawn
-        return looked and bool(self.agents and self.incarnations) and self._hosts_told and not self._live
+        usable = (
+            self.agents - self.drained_agents if self.settings.respawn else self.agents
+        )  # drained ones may be again
+        return looked and bool(usable and self.incarnations) and self._hosts_told and not self._live
 
     @property
     def _hosts_told(self) -> bool:

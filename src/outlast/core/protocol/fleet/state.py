@@ -79,6 +79,8 @@ class FleetState:
         self.unjoined = False  # it was told that the script seems not to join
         self.leaving = False  # some member was asked to go
         self.asked_out: set[str] = set()  # members that people asked to go (`_asked`)
+        self.killed: set[str] = set()  # members whose agents were told to kill them
+        self.began_with = settings.num_replicas
         self.wanted = 0  # replicas that people asked for; 0: as many as the run was started with
         self.awaiting: set[str] = set()  # after a restart: members of the last view that have not reported
         self.unheard: set[str] = set()  # after a restart: the others that were placed and have not reported
@@ -171,6 +173,7 @@ class FleetState:
     def kill(self, name: str, why: str) -> None:
         agent = self.roster.peers[name].agent
         if agent:
+            self.killed.add(name)
             self.persist()
             self.tell([agent], m.Kill(epoch=self.epoch, member=name, reason=why))
 

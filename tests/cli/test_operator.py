@@ -1,0 +1,30 @@
+"""Asking a run for something: what is said where no answer comes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from outlast.cli import _operator
+from outlast.core.protocol import operator_messages as om
+from outlast.errors import OutlastError
+
+
+@pytest.mark.parametrize("broken", [ConnectionResetError("reset"), TimeoutError("too late")])
+def test_who_gets_no_answer_is_told_whether_asking_twice_does_harm(
+    monkeypatch: pytest.MonkeyPatch, broken: OSError
+) -> None:
+    def no_link(*given: Any) -> None:
+        raise broken
+
+    monkeypatch.setattr("outlast.runtime.transport.frames.Link", no_link)
+    for asked, harmless in (
+        (om.ScaleAsked(asker="operator:1", replicas=3), True),
+        (om.DrainAsked(asker="operator:1", host="h1"), True),
+        (om.EvictAsked(asker="operator:1", replica="r1"), False),
+        (om.EvictAsked(asker="operator:1", replica="r1.1", now=True), False),
+    ):
+        with pytest.raises(OutlastError) as told:
+            _operator._answer(("127.0.0.1", 1), bytes(32), "", asked)
+        assert ("does no harm" in str(told.value), "outlast status" in str(told.value)) == (harmless, not harmless)
