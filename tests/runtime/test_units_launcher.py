@@ -6,10 +6,12 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from outlast.config import resolve
 from outlast.core import events as ev
+from outlast.core.protocol import messages as m
 from outlast.journal import Journal
 from outlast.runtime.host import launcher as room
 from outlast.runtime.host._children import start
@@ -18,6 +20,7 @@ from outlast.runtime.host.launcher import Launcher
 from outlast.runtime.host.silence import Watch
 from outlast.runtime.transport.progress_block import Progress
 from outlast.runtime.transport.regions import Region
+from outlast.runtime.transport.save_messages import COORDINATOR_RECORD
 
 
 @pytest.mark.parametrize(("over", "started"), [(True, []), (False, ["a0.2"])])
@@ -41,3 +44,13 @@ def test_an_agent_that_ends_with_the_run_has_no_successor(
     while launcher._agents:
         launcher._agent_ended(agent, {})
     assert began == started
+
+
+def test_an_end_that_found_no_room_in_the_journal_is_in_the_record(tmp_path: Path) -> None:
+    """On a full disk: of a coordinator that ended by itself, with the run's code. One that was killed is replaced."""
+    launcher = Launcher(resolve(cli={}, environ={}), ["true"], tmp_path / "run")
+    with Journal.create(tmp_path / "run") as journal:
+        epoch = journal.claim("coordinator")
+        assert launcher._ended_code(0) is None
+        journal.put(epoch, COORDINATOR_RECORD, msgspec.msgpack.encode(m.Record(outcome="failed", exit_code=6)))
+    assert [launcher._ended_code(code) for code in (6, 1, None)] == [6, None, None]

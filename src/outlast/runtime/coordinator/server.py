@@ -63,7 +63,6 @@ _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
 _FLUSH_S = 2.0
 _FIRST_S = 0.05  # a view is not held up for longer by a disk that is slow to take events
 _ASLEEP_S = 0.5
-_RECORD = "protocol"
 _FAREWELL_S = 1.5  # members come back within a second
 _LAST_WORD_S = 2.0  # for somebody who is sent away to hear why
 _LENGTH = struct.Struct(">I")
@@ -84,7 +83,7 @@ class Server:
         self.journal, self.secret, self.progress = journal, secret, progress
         self.epoch = journal.claim("coordinator")
         self.probe = Probe(f"coordinator.{self.epoch}", os.environ.get("OUTLAST_FAULTS"))
-        stored = journal.get(_RECORD)
+        stored = journal.get(saving.COORDINATOR_RECORD)
         record = msgspec.msgpack.decode(stored, type=m.Record) if stored else None
         settings = Settings(
             num_replicas=config.replicas,
@@ -363,7 +362,7 @@ class Server:
         self.probe(Phase.PERSIST, newest.id.n if newest else 0)
         # What led to this record comes first: a successor that reads it takes what it says for told.
         self.journal.flush(_FIRST_S)
-        if not self.journal.put(self.epoch, _RECORD, data):
+        if not self.journal.put(self.epoch, saving.COORDINATOR_RECORD, data):
             self.handle(m.Superseded())
             return
         self._stored = data

@@ -39,7 +39,7 @@ from outlast.runtime.transport.endpoints import data_address, listen_on, read_ho
 from outlast.runtime.transport.frames import Link
 from outlast.runtime.transport.progress_block import Progress
 from outlast.runtime.transport.regions import Region
-from outlast.runtime.transport.save_messages import SAVE_EPOCHS, SaveAsked
+from outlast.runtime.transport.save_messages import COORDINATOR_RECORD, SAVE_EPOCHS, SaveAsked
 
 __all__ = ["Launcher", "RunEnd"]
 
@@ -353,7 +353,7 @@ class Launcher:
             return
         self._coordinator = None
         self._drop_link()
-        ended = self._ended_code()
+        ended = self._ended_code(how.code)
         if ended is not None:
             self._exit_code = ended
             self._ask_agents_to_stop(finished=ended == 0 and not self._stopping)
@@ -383,11 +383,17 @@ class Launcher:
         self._progress.region.close()
         self._start_coordinator(environ, listening, lock, takeover)
 
-    def _ended_code(self) -> int | None:
-        """The run's exit code if the coordinator left because the run was over, None if it died."""
+    def _ended_code(self, code: int | None = None) -> int | None:
+        """The run's exit code if the coordinator left because the run was over, None if it died. On a full disk the
+        last event may have found no room; the record, which keeps some, says so of a coordinator that ended by `code`.
+        """
         with Journal.open_reader(self.run_dir) as journal:
             found = journal.events(kinds=[events.RunFinished])
-        return found[-1].event.exit_code if found and isinstance(found[-1].event, events.RunFinished) else None
+            stored = journal.get(COORDINATOR_RECORD)
+        if found and isinstance(found[-1].event, events.RunFinished):
+            return found[-1].event.exit_code
+        record = msgspec.msgpack.decode(stored, type=m.Record) if stored else m.Record()
+        return code if record.outcome and code == record.exit_code else None
 
     def _agent_ended(self, agent: _Agent, environ: dict[str, str]) -> None:
         how, noticed_s = agent.child.reap(), time.monotonic()

@@ -11,9 +11,12 @@ from outlast.checkpoint.save_events import Differs, Loaded, SaveDelayed, SaveRet
 from outlast.core.protocol.saves.commit import PartReport, SaveId
 
 __all__ = [
-    "FROM_MEMBER", "SAVE_EPOCHS", "TO_MEMBER", "FromMember", "SaveAsked", "SaveBase", "SaveBegan", "SaveCertified",
-    "SaveDone", "SaveLost", "SaveNow", "SaveSaid", "SaveSettled", "ToMember",
+    "COORDINATOR_RECORD", "FROM_MEMBER", "SAVE_EPOCHS", "TO_MEMBER", "FromMember", "SaveAsked", "SaveBase", "SaveBegan",
+    "SaveCertified", "SaveDone", "SaveLost", "SaveNow", "SaveSaid", "SaveSettled", "ToMember",
 ]  # fmt: skip
+
+COORDINATOR_RECORD = "protocol"
+"""The journal's record: the coordinator's own (`core.protocol.messages.Record`)."""
 
 SAVE_EPOCHS = "checkpoint_epochs"
 """The journal's record, once checkpoints have a place: how much higher the epochs of saves are than the run's."""
