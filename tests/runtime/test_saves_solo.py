@@ -59,6 +59,8 @@ def train(
     )  # fmt: skip
     losses = {}
     for step in training.steps(until=until):
+        if step.number == 1:
+            await_memory(training)
         for batch in step:
             step.backward(model(batch).pow(2).mean())
         losses[step.number] = step.loss
@@ -73,6 +75,12 @@ def train(
     for end in ("_at_the_script_s_end", "_at_exit"):
         getattr(training, end, lambda: None)()
     return losses, found, average
+
+
+def await_memory(training: Any) -> None:
+    """For saves: it is made beside the first steps, and who ends before that has saved none of them."""
+    if not hasattr(training, "saves") and training.replica.saves is not None:
+        training.replica.saves._prepared.result(60)
 
 
 def archive_of(training: Any) -> Any:
