@@ -170,7 +170,7 @@ def test_an_agent_that_reconnects_says_whom_it_has_started(monkeypatch: pytest.M
     sign = Region(Progress.SIZE)
     agent = Agent("a0", {
         "OUTLAST_COORDINATOR": "localhost:1", "OUTLAST_SECRET": "", "OUTLAST_RUN_DIR": "",
-        "OUTLAST_CONFIG": msgspec.json.encode(RunConfig()).decode(), "OUTLAST_SIGN_FD": str(sign.fd),
+        "OUTLAST_CONFIG": msgspec.json.encode(RunConfig()).decode(), "OUTLAST_SIGN_FD": str(os.dup(sign.fd)),
     }, [])  # fmt: skip
     rank: Any = SimpleNamespace(name="r0.1", child=SimpleNamespace(pid=8))
     agent.ranks = {"r0.1": rank}
