@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from outlast.checkpoint import Engine, LoadedState, LocalStore, Retention, verify
+from outlast.checkpoint import CheckpointEngine, LoadedState, LocalStore, Retention, verify
 from outlast.checkpoint.manifest import Chunk, Head, Part, PartRef, TensorSpec, digest, parse_head, parse_part, seal
 from outlast.errors import CheckpointError, Damage
 
@@ -47,7 +47,7 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     where = tmp_path_factory.mktemp("pristine") / "ckpt"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("outlast.checkpoint._writer.CHUNK_BYTES", CHUNK)
-        engine = Engine(str(where), retention=Retention(keep_last=5))
+        engine = CheckpointEngine(str(where), retention=Retention(keep_last=5))
         for step in range(3):
             handle = engine.save(step, state_of(step))
             assert handle is not None
@@ -73,7 +73,7 @@ def reached(where: pathlib.Path, generation: int) -> list[pathlib.Path]:
 
 
 def load(where: pathlib.Path) -> LoadedState | None:
-    engine = Engine(str(where))
+    engine = CheckpointEngine(str(where))
     try:
         return engine.load()
     finally:
@@ -192,7 +192,7 @@ def test_when_nothing_serves_it_says_what_was_tried(damaged: pathlib.Path) -> No
 def test_the_farther_tier_mends_the_nearer_one(damaged: pathlib.Path, pristine: pathlib.Path) -> None:
     path = reached(damaged, 2)[-1]
     path.write_bytes(bytes(path.stat().st_size))
-    engine = Engine(str(damaged), drain_to=str(pristine))
+    engine = CheckpointEngine(str(damaged), drain_to=str(pristine))
     loaded = engine.load()
     engine.close()
     assert loaded is not None

@@ -23,13 +23,13 @@ from safetensors.torch import load_file, save_file
 from outlast.adapters import _dcp
 from outlast.adapters._dcp import export_dcp, import_dcp, read_metadata
 from outlast.adapters._safetensors import _CODES, export_safetensors, import_safetensors
-from outlast.checkpoint import Engine, LocalStore, Reader
+from outlast.checkpoint import CheckpointEngine, LocalStore, Reader
 from outlast.checkpoint._publish import read_head
 from outlast.errors import ConfigError, Damage
 
 
 def generation(path: pathlib.Path, tree: Any) -> Reader:
-    engine = Engine(str(path))
+    engine = CheckpointEngine(str(path))
     handle = engine.save(4, tree)
     assert handle is not None
     number = engine.commit(handle)
@@ -38,7 +38,7 @@ def generation(path: pathlib.Path, tree: Any) -> Reader:
 
 
 def load(path: pathlib.Path, number: int) -> Any:
-    engine = Engine(str(path))
+    engine = CheckpointEngine(str(path))
     loaded = engine.load(generation=number)
     engine.close()
     assert loaded is not None
