@@ -150,7 +150,7 @@ def looked(tree: Any, like: Schema | None) -> FlatState | str:
         return str(error)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(changes=st.lists(st.tuples(*[st.integers(0, 1000)] * 3), max_size=6))
 def test_after_any_changes_what_is_recognised_is_what_a_full_look_finds(changes: list[tuple[int, int, int]]) -> None:
     tree = first()

@@ -278,7 +278,7 @@ def identical(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(tree=trees)
 def test_containers_and_scalars_are_kept_in_type_and_bit(tree: Any) -> None:
     import msgspec

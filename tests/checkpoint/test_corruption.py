@@ -92,7 +92,7 @@ def survives(where: pathlib.Path, *, file: str) -> LoadedState:
     return loaded
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_flipped_bit_of_any_file_that_is_reached(pristine: pathlib.Path, data: st.DataObject) -> None:
     path = data.draw(st.sampled_from(reached(pristine, 2)))
@@ -343,7 +343,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(value=json_values, junk=st.binary(max_size=40), how=st.sampled_from(["json", "sealed", "bytes"]))
 def test_no_junk_passes_for_a_head_or_crashes_the_parser(value: object, junk: bytes, how: str) -> None:
     body = msgspec.json.encode({"format": 1, "x": value}).removeprefix(b"{") + b"\n"
@@ -356,7 +356,7 @@ def test_no_junk_passes_for_a_head_or_crashes_the_parser(value: object, junk: by
         parse_part(data, ref, num_writers=1)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(field=st.sampled_from(list(Head.__struct_fields__)), value=json_values)
 def test_a_head_with_any_field_replaced_is_refused_or_still_sane(field: str, value: object) -> None:
     head = Head(

@@ -512,7 +512,7 @@ def test_files_are_recycled_not_allocated(tmp_path: pathlib.Path) -> None:
     engine.close()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(certified=st.lists(st.booleans(), max_size=20), last=st.integers(1, 4), every=st.integers(0, 5), data=st.data())
 def test_retention_keeps_what_it_says(certified: list[bool], last: int, every: int, data: st.DataObject) -> None:
     everything = list(enumerate(certified))

@@ -158,7 +158,7 @@ def test_an_index_cannot_point_outside(tmp_path: pathlib.Path) -> None:
             import_safetensors(str(tmp_path), LocalStore(str(tmp_path / "c")), step=0, created_s=1.0, nonce="aa")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_damaged_safetensors_file_never_crashes_the_import(tmp_path: pathlib.Path, data: st.DataObject) -> None:
     save_file({"a": torch.arange(8.0), "b": torch.arange(3)}, tmp_path / "m.safetensors")

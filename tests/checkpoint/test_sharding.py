@@ -34,7 +34,7 @@ def cells(box: Box) -> set[tuple[int, ...]]:
     return set(itertools.product(*(range(o, o + n) for o, n in zip(box.offset, box.shape, strict=True))))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data(), shape=shapes)
 def test_intersection_is_that_of_the_cells(data: st.DataObject, shape: tuple[int, ...]) -> None:
     a, b = data.draw(box_in(shape)), data.draw(box_in(shape))
@@ -42,7 +42,7 @@ def test_intersection_is_that_of_the_cells(data: st.DataObject, shape: tuple[int
     assert (cells(common) if common else set()) == cells(a) & cells(b)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data(), shape=st.lists(st.integers(1, 5), max_size=4).map(tuple))
 def test_a_contiguous_span_is_one_run_of_row_major_order(data: st.DataObject, shape: tuple[int, ...]) -> None:
     outer = Box((0,) * len(shape), shape)
@@ -58,7 +58,7 @@ def test_a_contiguous_span_is_one_run_of_row_major_order(data: st.DataObject, sh
         assert not run or 1 in inner.shape
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data(), shape=st.lists(st.integers(1, 5), min_size=1, max_size=3).map(tuple))
 def test_cover_accepts_exactly_the_partitions(data: st.DataObject, shape: tuple[int, ...]) -> None:
     boxes = data.draw(st.lists(box_in(shape), max_size=5))
@@ -70,7 +70,7 @@ def test_cover_accepts_exactly_the_partitions(data: st.DataObject, shape: tuple[
     assert (check_cover(shape, boxes) is None) == partition
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(sizes=st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 600)), max_size=8), writers=st.integers(1, 9))
 def test_a_plan_writes_each_byte_once_and_evenly(sizes: list[tuple[int, int]], writers: int) -> None:
     specs = [TensorSpec(f"t{i}", "float32", shape) for i, shape in enumerate(sizes)]

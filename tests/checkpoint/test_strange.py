@@ -118,7 +118,7 @@ def test_permission_lost_and_given_back(tmp_path: pathlib.Path) -> None:
     engine.close()
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(moves=st.lists(st.tuples(st.integers(0, 1), st.sampled_from(["save", "commit"])), max_size=14))
 def test_two_runs_in_one_directory_never_leave_a_torn_generation(
     tmp_path_factory: pytest.TempPathFactory, moves: list[tuple[int, str]]

@@ -218,7 +218,7 @@ events = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(schedule=st.lists(events, max_size=40), outcomes=st.lists(st.booleans(), max_size=40))
 def test_no_schedule_publishes_twice_torn_unstable_or_out_of_order(
     schedule: list[CommitEvent], outcomes: list[bool]

@@ -147,7 +147,7 @@ happenings = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(happenings, max_size=12), st.none() | st.floats(0.0, 200.0))
 def test_the_parts_are_the_whole_whatever_happens_and_however_clocks_jump(
     events: list[ev.AnyEvent], now_s: float | None
