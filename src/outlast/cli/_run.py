@@ -243,15 +243,18 @@ def launch(
             if launcher.awaits:
                 print(f"outlast: {launcher.awaits} of other hosts: {_joining(launcher.endpoint, run_dir)}", flush=True)
 
+    def ended(exit_code: int) -> None:
+        with unheard():
+            if not as_json:
+                live.poll()
+                follower.close()
+            live.close()
+        _report(run_dir, exit_code, as_json, follower.shown)
+
+    launcher.ended = ended
     if not as_json:
         launcher.watch, launcher.ready = watch, ready
-    outcome = launcher.run()
-    with unheard():
-        if not as_json:
-            follower.close()
-        live.close()
-    _report(run_dir, outcome.exit_code, as_json, follower.shown)
-    return outcome.exit_code
+    return launcher.run()
 
 
 def _joining(endpoint: str, run_dir: Path) -> str:

@@ -8,12 +8,16 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import select
 import signal
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-__all__ = ["Running", "left_behind", "of_run", "processes", "processor_s", "send", "state_of"]
+__all__ = ["Running", "end_of", "left_behind", "of_run", "processes", "processor_s", "send", "state_of"]
 
 _RANK = re.compile(r"r\d+\.\d+")
 _PROC = Path("/proc")
@@ -80,6 +84,20 @@ def send(seen: Running, number: signal.Signals) -> bool:
     finally:
         os.close(handle)
     return True
+
+
+def end_of(child: int) -> Callable[[], float | None]:
+    """When the child ended (`time.monotonic`), to the moment, however late its end is looked at; None: not yet."""
+    found: list[float] = []
+    handle = os.pidfd_open(child)
+
+    def wait() -> None:
+        select.select([handle], [], [])
+        found.append(time.monotonic())
+        os.close(handle)
+
+    threading.Thread(target=wait, daemon=True).start()
+    return lambda: found[0] if found else None
 
 
 def left_behind(run_dir: Path, run_id: str) -> list[str]:

@@ -23,7 +23,7 @@ import msgspec
 from outlast.core import events as ev
 from outlast.prove._commit_log import CommitLog
 from outlast.prove._drive import Driven
-from outlast.prove._process_tree import Running, left_behind, processes, processor_s, send, state_of
+from outlast.prove._process_tree import Running, end_of, left_behind, processes, processor_s, send, state_of
 from outlast.prove._strangers import Stranger
 from outlast.prove._strike_acts import Surrounding, carry_out
 from outlast.prove.strike_plan import EVERY, MICROBATCHES, ROWS, STEPS, Role, Strike, StruckFleet
@@ -132,6 +132,7 @@ class Striker:
             pending = list(self.fleet.strikes)
             due_s = pending[0].wait_s if pending else 0.0
             sample_s = _SAMPLE_S
+            end_s = end_of(driven.process.pid)
             while not driven.wait(_LOOK_S):
                 self._look(driven)
                 if pending and self._now() >= due_s and self._strike(driven, pending[0]):
@@ -143,7 +144,7 @@ class Striker:
                 if self._hangs(driven):
                     break
                 watch(record)
-            record.ended_s = self._now()
+            record.ended_s = (end_s() or time.monotonic()) - record.started_s
             self._undo_all()
             hosts = self._around.get("host")
             if isinstance(hosts, StruckHosts):

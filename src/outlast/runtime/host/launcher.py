@@ -41,7 +41,7 @@ from outlast.runtime.transport.progress_block import Progress
 from outlast.runtime.transport.regions import Region
 from outlast.runtime.transport.save_messages import COORDINATOR_RECORD, SAVE_EPOCHS, SaveAsked
 
-__all__ = ["Launcher", "RunEnd"]
+__all__ = ["Launcher"]
 
 _OF_HOSTS = (  # not of a run around this
     "OUTLAST_ADDRESS", "OUTLAST_AGENT_OF", "OUTLAST_HOST", "OUTLAST_HOST_SLOTS", "OUTLAST_MOST_PROCESSES",
@@ -57,14 +57,6 @@ _KILLED_S = 2.0  # a coordinator that was killed and has not ended by then is le
 
 
 @dataclass(slots=True)
-class RunEnd:
-    """How the run ended."""
-
-    exit_code: int
-    run_dir: Path
-
-
-@dataclass(slots=True)
 class _Agent:
     name: str
     child: Child
@@ -75,14 +67,16 @@ class _Agent:
 @dataclass(slots=True)
 class Launcher:
     """See the module. `watch` is called now and then, at least four times a second, with nothing; `ready` once,
-    when all that can be refused beforehand was not. `began_at_s`: when this process began (Unix seconds), if it is
-    there for the run alone."""
+    when all that can be refused beforehand was not; `ended` with the exit code, when all other processes have ended
+    and before the end is written down. `began_at_s`: when this process began (Unix seconds), if it is there for the
+    run alone."""
 
     resolved: Resolved
     command: list[str]
     run_dir: Path
     watch: Callable[[], Any] | None = None
     ready: Callable[[], Any] | None = None
+    ended: Callable[[int], Any] | None = None
     began_at_s: float | None = None
     _apart_s: float = field(init=False, default_factory=lambda: run_clock.apart_s({}))
     run_id: str = field(default_factory=lambda: secrets.token_hex(4))
@@ -106,8 +100,8 @@ class Launcher:
     _told: int = 0
     _address: tuple[str, int] = ("127.0.0.1", 0)
 
-    def run(self) -> RunEnd:
-        """From nothing to the end of the run. ConfigError, EnvironmentFault before anything was started."""
+    def run(self) -> int:
+        """From nothing to the end of the run: its exit code. ConfigError, EnvironmentFault before it has begun."""
         check_ranks(self.resolved.config)
         self.resolved = msgspec.structs.replace(self.resolved, config=anchored(self.resolved.config))
         listening = self._listen()
@@ -133,6 +127,9 @@ class Launcher:
                 self._start_agent(environ, f"a{index}")
             while self._exit_code is None or self._agents:
                 self._turn(environ, listening, lock, wake_r)
+        except BaseException:
+            self.ended = None  # what is raised says it
+            raise
         finally:
             self._kill_everything()
             for number, handler in old.items():
@@ -142,19 +139,25 @@ class Launcher:
             os.close(wake_w)
             listening.close()
             hold.close()
-            self._write_end(lock)
-            lock.release()
-        if self.watch is not None:
-            self.watch()
-        return RunEnd(
-            exit_code=self._exit_code if self._exit_code is not None else self._stop_code, run_dir=self.run_dir
-        )
+            self._end(lock)
+        return self._code
 
-    def _write_end(self, lock: RunLock) -> None:
+    @property
+    def _code(self) -> int:
+        return self._exit_code if self._exit_code is not None else self._stop_code
+
+    def _end(self, lock: RunLock) -> None:
         """All others have ended: from here on nobody else writes to the journal."""
-        code = self._exit_code if self._exit_code is not None else self._stop_code
-        with contextlib.suppress(OutlastError), Journal.open_writer(self.run_dir, lock_fd=os.dup(lock.fileno())) as end:
-            end.append(events.RunEnded(at_s=self._apart_s + time.monotonic(), exit_code=code))
+        try:
+            if self.ended is not None:
+                self.ended(self._code)
+        finally:
+            with (
+                contextlib.suppress(OutlastError),
+                Journal.open_writer(self.run_dir, lock_fd=os.dup(lock.fileno())) as end,
+            ):
+                end.append(events.RunEnded(at_s=self._apart_s + time.monotonic(), exit_code=self._code))
+            lock.release()
 
     # --- preparing -----------------------------------------------------------------------------------------------
     @property
