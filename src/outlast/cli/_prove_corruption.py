@@ -14,7 +14,7 @@ import msgspec
 from outlast.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from outlast.prove.corruption import FlipTally
+    from outlast.prove.corruption import Tally
 
 __all__ = ["campaign"]
 
@@ -75,7 +75,7 @@ def _dtypes(dtype: str) -> list[str]:
     return names
 
 
-def _print(found: FlipTally) -> None:
+def _print(found: Tally) -> None:
     from outlast.observe.plain_text import table
 
     rows = [

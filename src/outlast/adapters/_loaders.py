@@ -1,0 +1,60 @@
+"""What a `DataLoader` says of a training: which samples, in what order, how many make a batch. For the adapters.
+
+Invariant: what `protect` cannot honour is refused by name; nothing that the loader was told is silently dropped. Does
+not read a sample.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+
+from outlast.errors import ConfigError
+
+__all__ = ["protect_arguments", "steps_in"]
+
+
+def protect_arguments(loader: Any, microbatches: int) -> tuple[Any, dict[str, Any]]:
+    """Return (dataset, arguments of `run.protect`) for a loader whose batch is one microbatch of a step of so many.
+
+    Raises ConfigError for a loader whose batches outlast could not make again in another process.
+    """
+    if not isinstance(loader, DataLoader):
+        raise ConfigError(
+            f"the training data is a {type(loader).__name__}, and outlast takes one torch DataLoader",
+            remedy="a DataLoader of one dataset; put several together in the dataset",
+        )
+    if loader.batch_size is None:
+        raise ConfigError(
+            "the training DataLoader has no batch_size, or a batch_sampler of its own",
+            remedy="DataLoader(dataset, batch_size=…), with sampler= for an order of your own",
+        )
+    given: dict[str, Any] = {"global_batch_size": loader.batch_size * microbatches, "microbatches": microbatches}
+    given |= {"drop_last": loader.drop_last}
+    dataset = loader.dataset
+    if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")) or hasattr(loader, "state_dict"):
+        return loader, given  # a stream: the loader itself is read, by each replica
+    if loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler:
+        raise ConfigError(
+            f"the training DataLoader's batches are made by a {type(loader.batch_sampler).__name__}",
+            remedy="give the order of samples with sampler=; batches of it are made by outlast",
+        )
+    given |= {"collate_fn": loader.collate_fn, "num_workers": loader.num_workers}
+    return dataset, given | _order(loader.sampler, len(dataset))
+
+
+def _order(sampler: Any, size: int) -> dict[str, Any]:
+    if type(sampler) is SequentialSampler:
+        return {"shuffle": False}
+    if type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == size:
+        return {"shuffle": True}
+    return {"sampler": sampler}
+
+
+def steps_in(dataset: Any, given: dict[str, Any]) -> int | None:
+    """How many steps see each sample once; None for a stream."""
+    if isinstance(dataset, DataLoader):
+        return None
+    size, batch = len(given.get("sampler", dataset)), int(given["global_batch_size"])
+    return size // batch if given["drop_last"] else -(-size // batch)

@@ -1,0 +1,451 @@
+"""`OutlastStrategy`: Lightning's `Trainer` as it is, whose training outlasts its replicas. Extra: `outlast[lightning]`.
+
+One batch of Lightning's loop is one step of the run: what its loader gives is a `Step`, and the strategy's
+`training_step` goes through the microbatches of it, this replica's and those of the dead. So hooks, callbacks,
+validation, schedulers and saves are Lightning's own, done once a step, on every replica; only one writes. A microbatch
+is one batch of the user's DataLoader, a step has `accumulate_grad_batches` of them, whoever computes them.
+
+Who joins or resumes comes in at a step's number: Lightning's counters are set to it, and what callbacks keep for a
+checkpoint, metrics of the epoch and the newest values that callbacks watch come with the state. What would need
+gradients in the loop's hands (manual optimization, clipping of one's own) is refused by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import outlast
+from outlast.adapters._loaders import protect_arguments, steps_in
+from outlast.errors import ConfigError, StepMisuse
+
+try:
+    import lightning.pytorch as pl
+    from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler, ModelCheckpoint, Timer
+    from lightning.pytorch.loggers import CSVLogger
+    from lightning.pytorch.loggers.utilities import _log_hyperparams
+    from lightning.pytorch.strategies import SingleDeviceStrategy
+    from lightning.pytorch.trainer import call
+    from lightning.pytorch.utilities.model_helpers import is_overridden
+    from lightning.pytorch.utilities.rank_zero import rank_zero_only
+except ImportError as error:
+    raise ConfigError(f"Lightning is not there: {error}", remedy="pip install 'outlast[lightning]'") from error
+
+__all__ = ["OutlastStrategy"]
+
+_GRADIENT_HOOKS = {
+    "on_before_optimizer_step": "log trainer.strategy.grad_norm in on_train_batch_end",
+    "configure_gradient_clipping": "Trainer(gradient_clip_val=…)",
+    "backward": "leave it out: outlast does the backward of each microbatch",
+    "optimizer_zero_grad": "leave it out: gradients are cleared by outlast",
+}
+
+
+class OutlastStrategy(SingleDeviceStrategy):
+    """A strategy for `Trainer(strategy=OutlastStrategy())`. `run`: what `outlast.join()` gave, if the script has it.
+
+    `protect`: further arguments of `run.protect`, such as `guards`, `audit`, `checkpoint`, `seed` or `state`. After a
+    step `grad_norm` is its gradient's norm before clipping. Raises ConfigError, when `fit` is called, for what this
+    loop cannot honour.
+    """
+
+    strategy_name = "outlast"
+
+    def __init__(self, run: Any = None, *, protect: Mapping[str, Any] | None = None, **given: Any) -> None:
+        self.run = outlast.join() if run is None else run
+        super().__init__(device=self.run.device, **given)
+        self._protect = dict(protect or {})
+        self.training: Any = None
+        self.grad_norm: float | None = None
+        self._steps: _Steps | None = None
+        self._over = False  # training has ended, the script has not
+        self._leads: bool | None = None
+
+    # --- who writes ----------------------------------------------------------------------------------------------
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this replica writes; before the first step nobody does."""
+        if self._over:
+            return bool(self.run.is_writer)
+        with contextlib.suppress(StepMisuse):
+            return bool(self.run.leads)
+        return False
+
+    def _place(self, number: int) -> None:
+        """Take up the writing, or leave it, with the view."""
+        leads = bool(self.run.leads)
+        rank_zero_only.rank = 0 if leads else 1
+        if leads and not self._leads:
+            for logger in self._trainer.loggers if number else []:
+                if type(logger) is CSVLogger:  # it begins by deleting what is there
+                    logger._version = f"{logger.version}-from-{number}"
+            if self._trainer.enable_autolog_hparams:
+                _log_hyperparams(self._trainer)
+        self._leads = leads
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """In the loop, what one replica says, on all of them; it is for yes or no."""
+        if not isinstance(obj, bool) or self._steps is None or not self._steps.open:
+            return obj
+        said = self.training.evaluate([0], lambda _: {"said": torch.tensor(float(obj))}, batch_size=1)
+        return bool(said["said"])
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        """As one replica decides; what decides is the same on all of them."""
+        return bool(self.broadcast(bool(decision)))
+
+    # --- setting up ----------------------------------------------------------------------------------------------
+    @property
+    def _trainer(self) -> pl.Trainer:
+        assert self.lightning_module is not None
+        return self.lightning_module.trainer
+
+    def setup_environment(self) -> None:
+        """Agree on names of files before anybody looks what is there."""
+        super().setup_environment()
+        run_id = os.environ.get("OUTLAST_RUN", "")
+        with contextlib.suppress(StepMisuse):
+            rank_zero_only.rank = 0 if self.run.leads else 1
+        for logger in self._trainer.loggers:
+            if run_id and getattr(logger, "_version", "") is None:
+                logger._version = run_id
+        for callback in self._trainer.callbacks:
+            if isinstance(callback, ModelCheckpoint):
+                callback.file_exists = lambda *_: False  # one name is one step: the same
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        """As of a single device. Raises ConfigError for what this loop cannot honour."""
+        if trainer.state.fn == "fit":
+            _refuse(trainer)
+        super().setup(trainer)
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """Put the training under protection, where the loader is that of the training."""
+        trainer = self._trainer
+        if not trainer.training or trainer.state.fn != "fit":
+            return dataloader
+        if self.training is not None:
+            raise ConfigError(
+                "Lightning asked for the training data a second time",
+                remedy="one fit() in a run, one training loader, and no reload_dataloaders_every_n_epochs",
+            )
+        microbatches, trainer.accumulate_grad_batches = trainer.accumulate_grad_batches, 1
+        dataset, given = protect_arguments(dataloader, microbatches)
+        given["seed"] = int(os.environ.get("PL_GLOBAL_SEED", "0"))
+        given["clip_norm"] = trainer.gradient_clip_val or None
+        given["scaler"] = getattr(self.precision_plugin, "scaler", None)
+        size = steps_in(dataset, given)
+        given = {**given, **self._protect}
+        own = _Course(trainer)
+        state = {"lightning": own, **given.pop("state", {})}
+        try:
+            self.training = self.run.protect(self.model, self.optimizers, dataset, state=state, **given)
+        except ConfigError as error:
+            raise _in_lightnings_words(error) from None
+        self._steps = _Steps(self, size, (len(dataset), given["global_batch_size"]) if size else None, own)
+        return self._steps
+
+    # --- the loop ------------------------------------------------------------------------------------------------
+    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+        """As ever; a step is no data."""
+        return batch if isinstance(batch, outlast.Step) else super().batch_to_device(batch, device, dataloader_idx)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """All microbatches of the step that fall to this replica, until the step is committed."""
+        step, *rest = args
+        steps, module = self._steps, self.lightning_module
+        assert steps is not None
+        assert module is not None
+        steps.own.logged = {}
+        with steps.own.logging_into(step, module):
+            for batch in step:
+                batch = self.precision_plugin.convert_input(batch)
+                batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
+                batch = super().batch_to_device(batch, dataloader_idx=0)
+                loss = _loss_of(super().training_step(batch, *rest, **kwargs))
+                call._call_callback_hooks(self._trainer, "on_before_backward", loss)
+                call._call_lightning_module_hook(self._trainer, "on_before_backward", loss)
+                step.backward(loss)
+                call._call_callback_hooks(self._trainer, "on_after_backward")
+                call._call_lightning_module_hook(self._trainer, "on_after_backward")
+        self.grad_norm = step.grad_norm
+        steps.own.log(step, module, steps.samples(step.number))
+        return torch.tensor(step.loss, device=self.root_device)
+
+    def backward(self, closure_loss: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Done, microbatch by microbatch."""
+        return closure_loss
+
+    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+        """The step was taken when its microbatches were through."""
+        return closure()
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        """As ever, and a sign of life."""
+        outlast.pause(0)
+        return super().validation_step(*args, **kwargs)
+
+    def on_train_end(self) -> None:
+        """The loop is over on all replicas: after the last step, or after the same one before it."""
+        if self._steps is not None:
+            self._steps.leave()
+            rank_zero_only.rank = 0 if self._leads else 1
+        self._over = True
+        super().on_train_end()
+
+
+class _Steps:
+    """The loader that Lightning loops over: steps still to be done. `size`: of an epoch, None for a stream."""
+
+    def __init__(
+        self, strategy: OutlastStrategy, size: int | None, samples: tuple[int, int] | None, own: _Course
+    ) -> None:
+        self._strategy, self._samples, self.own = strategy, samples, own
+        trainer = strategy._trainer
+        fit = trainer.fit_loop
+        limit = trainer.limit_train_batches
+        if size is None:  # one epoch of a stream is all of it that is trained with
+            self.size = trainer.max_steps
+        elif isinstance(limit, int):
+            self.size = min(size, limit)
+        else:
+            self.size = int(size * limit)
+        epochs = fit.max_epochs if fit.max_epochs is not None and fit.max_epochs >= 0 else None
+        ends = [n for n in (trainer.max_steps, epochs and epochs * self.size) if n is not None and n >= 0]
+        self.until = min(ends)
+        self._loop: Any = _driven(strategy.training, self.until)
+        self._last = -1
+        self.open = False  # a step is under way, or what follows it
+
+    def __len__(self) -> int:
+        return int(self.size)
+
+    def __iter__(self) -> Iterator[Any]:
+        for _ in range(self.size):  # of one epoch
+            step = next(self._loop, None)
+            if step is None:
+                self._end()
+                return
+            self.open = True
+            self._strategy._place(step.number)
+            if self._last < 0 and step.number:
+                self._move(step.number)
+            self._last = step.number
+            yield step
+            if (step.number + 1) % self.size == 0:
+                return
+
+    def samples(self, number: int) -> int:
+        """How many are in a step."""
+        if self._samples is None:
+            return 1
+        total, batch = self._samples
+        return min(batch, total - (number * batch) % (-(-total // batch) * batch))
+
+    def _move(self, number: int) -> None:
+        """Set Lightning's counters to this step: the run has come so far without this process."""
+        trainer = self._strategy._trainer
+        fit, (epoch, place) = trainer.fit_loop, divmod(number, self.size)
+        epochs, batches = fit.epoch_progress, fit.epoch_loop.batch_progress
+        for counter, done, more in ((epochs.total, epoch, 1), (epochs.current, epoch, 1), (batches.total, number, 0)):
+            counter.ready = counter.started = done + more
+            counter.processed = counter.completed = done
+        batches.current.ready = batches.current.started = batches.current.processed = batches.current.completed = place
+        taken = fit.epoch_loop.automatic_optimization.optim_progress.optimizer
+        taken.step.total.ready = taken.step.total.completed = number
+        taken.step.current.ready = taken.step.current.completed = place
+        fit.epoch_loop._batches_that_stepped = number
+        assert fit._data_fetcher is not None
+        fit._data_fetcher.fetched = place
+        if place == 0:  # nobody has begun this epoch
+            call._call_callback_hooks(trainer, "on_train_epoch_start")
+            call._call_lightning_module_hook(trainer, "on_train_epoch_start")
+
+    def _end(self) -> None:
+        """There is no further step: the run was complete, or somebody asked it to stop."""
+        trainer = self._strategy._trainer
+        if self._last < 0:
+            self._move(self.until)
+        trainer.fit_loop.min_epochs, trainer.fit_loop.epoch_loop.min_steps = 0, None
+        trainer.should_stop = True
+
+    def leave(self) -> None:
+        """Lightning asks for no further step."""
+        with contextlib.suppress(StopIteration):
+            if self._last + 1 >= self.until or self._last < 0:
+                next(self._loop)
+            else:
+                self._loop.send("leave")
+        self.open = False
+
+
+def _driven(training: Any, until: int) -> Iterator[Any]:
+    """Steps; sent anything, it leaves the loop as a `break` does."""
+    for step in training.steps(until=until):
+        if (yield step) is not None:
+            break
+
+
+class _Course:
+    """What of Lightning's loop decides its course or its metrics, and is the same on all replicas: registered state."""
+
+    def __init__(self, trainer: pl.Trainer) -> None:
+        self._trainer = trainer
+        self.logged: dict[str, dict[str, Any]] = {}
+        self._known: dict[str, dict[str, Any]] = {}  # how each metric is logged
+        self._sums: dict[str, dict[str, Any]] = {}  # of the epoch so far, which this process has not seen
+
+    def _callbacks(self) -> dict[str, Any]:
+        found = self._trainer.callbacks
+        return {c.state_key: c for c in found if not isinstance(c, Timer) and c.state_dict()}
+
+    def _results(self) -> Any:
+        return self._trainer.fit_loop.epoch_loop._results
+
+    def state_dict(self) -> dict[str, Any]:
+        sums = {
+            name: {key: getattr(found, key).clone() for key in ("value", "cumulated_batch_size") if hasattr(found, key)}
+            for name, found in self._results().items()
+            if found.meta.on_epoch and found.is_tensor and not found.has_reset
+        }
+        newest = self._trainer._logger_connector._callback_metrics
+        return {
+            "callbacks": {key: callback.state_dict() for key, callback in self._callbacks().items()},
+            "logged": self._known, "sums": sums, "newest": {key: value.clone() for key, value in newest.items()},
+        }  # fmt: skip
+
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        callbacks = {c.state_key: c for c in self._trainer.callbacks}
+        for key, kept in values["callbacks"].items():
+            if key in callbacks:
+                _load(callbacks[key], kept)
+        self._known = {name: dict(how) for name, how in values["logged"].items()}
+        self._sums = {name: dict(kept) for name, kept in values["sums"].items()}
+        self._trainer._logger_connector._callback_metrics.update(values["newest"])
+
+    # --- self.log ------------------------------------------------------------------------------------------------
+    @contextlib.contextmanager
+    def logging_into(self, step: Any, module: Any) -> Iterator[None]:
+        """What `training_step` logs of its microbatch becomes a metric of the step."""
+
+        def log(name: str, value: Any, *args: Any, **how: Any) -> None:
+            if args:
+                how = {**dict(zip(("prog_bar", "logger", "on_step", "on_epoch"), args, strict=False)), **how}
+            if hasattr(value, "compute"):
+                raise ConfigError(
+                    f"self.log({name!r}, …) in training_step was given a {type(value).__name__}, which has seen the "
+                    "microbatches of this replica only",
+                    did="nothing of this step was applied",
+                    remedy=f"log the number of this batch, self.log({name!r}, self.metric(…)): it becomes the mean "
+                    "over the whole batch",
+                )
+            step.metric(name, value.detach() if isinstance(value, Tensor) else value, how.pop("batch_size", None))
+            self._known[name] = {key: _plain(name, key, given) for key, given in how.items()}
+
+        module.__dict__["log"] = log
+        try:
+            yield
+        finally:
+            del module.__dict__["log"]
+
+    def log(self, step: Any, module: Any, num_samples: int) -> None:
+        """The step is committed: log its metrics, the same on every replica."""
+        for name, value in step.metrics.items():
+            if name in self._known:
+                module.log(name, torch.tensor(value), batch_size=num_samples, **self._known[name])
+        if self._sums:
+            self._add_up()
+
+    def _add_up(self) -> None:
+        """Put to the epoch's metrics what was seen of it before this process came in."""
+        results = self._results()
+        for name, kept in self._sums.items():
+            found = results.get(name)
+            if found is None:
+                continue
+            if found.meta.is_max_reduction or found.meta.is_min_reduction:
+                found.value = found.meta.reduce_fx(kept["value"], found.value)
+            else:
+                found.value = kept["value"] + found.value
+                if "cumulated_batch_size" in kept:
+                    found.cumulated_batch_size = kept["cumulated_batch_size"] + found.cumulated_batch_size
+        self._sums = {}
+
+
+def _load(callback: Any, kept: Mapping[str, Any]) -> None:
+    """Give a callback its state, also what it says in it and does not take back (`current_score`)."""
+    callback.load_state_dict(dict(kept))
+    for key, value in callback.state_dict().items():
+        wanted = kept.get(key, value)
+        alike = torch.equal(value, wanted) if isinstance(value, Tensor) else value == wanted
+        if not alike and hasattr(callback, key):
+            setattr(callback, key, wanted)
+
+
+def _plain(name: str, key: str, given: Any) -> Any:
+    if given is None or isinstance(given, bool | str | int | float):
+        return given
+    if getattr(given, "__name__", "") in ("mean", "sum", "min", "max"):
+        return str(given.__name__)
+    raise ConfigError(
+        f"self.log({name!r}, {key}=…) in training_step was given a {type(given).__name__}",
+        remedy=f"leave {key} out, or give it as a word or a number",
+    )
+
+
+def _loss_of(output: Any) -> Tensor:
+    loss = output.get("loss") if isinstance(output, Mapping) else output
+    if not isinstance(loss, Tensor):
+        raise ConfigError(
+            f"training_step returned {'None' if loss is None else type(loss).__name__} in the place of a loss",
+            did="nothing of this step was applied",
+            remedy="return the loss; for a batch that should not count 0.0 * loss",
+        )
+    return loss
+
+
+def _in_lightnings_words(error: ConfigError) -> ConfigError:
+    if "cannot share" not in error.message:
+        return error
+    return ConfigError(
+        error.message,
+        did=error.did,
+        remedy="Trainer(accumulate_grad_batches=N), with N at least the number of replicas: a step has so many "
+        "batches, shared by the replicas that there are",
+    )
+
+
+def _refuse(trainer: pl.Trainer) -> None:
+    """ConfigError for what this loop does not do, with what to write instead."""
+    module, callbacks = trainer.lightning_module, trainer.callbacks
+    summed = "wants gradients, which outlast keeps until they are summed up"
+    wrong: list[tuple[Any, str, str]] = [
+        (not module.automatic_optimization, "automatic_optimization=False keeps the gradients in the module's hands",
+         "outlast's own loop (reference/loop): several optimizers and several losses are one step there"),
+        (trainer.ckpt_path, "fit(ckpt_path=…) reads Lightning's checkpoints, which do not hold the place in the data",
+         "outlast run --checkpoint-dir DIR: the run goes on from there by itself"),
+        (trainer.gradient_clip_algorithm == "value", "gradient_clip_algorithm='value' clips by value",
+         "gradient_clip_algorithm='norm'"),
+        (trainer.overfit_batches, "overfit_batches replaces the order of the data", "a dataset of so many samples"),
+        (trainer.max_steps < 0 and trainer.fit_loop.max_epochs == -1, "the training has no end",
+         "max_epochs or max_steps"),
+        (len(callbacks) != len({c.state_key for c in callbacks}), "two callbacks have the same state_key",
+         "give one of them other arguments, or a state_key of its own"),
+        (any(isinstance(c, GradientAccumulationScheduler) for c in callbacks),
+         "GradientAccumulationScheduler changes the size of a step", "Trainer(accumulate_grad_batches=N)"),
+    ]  # fmt: skip
+    wrong += [
+        (is_overridden(hook, module), f"{hook} of the module {summed}", to) for hook, to in _GRADIENT_HOOKS.items()
+    ]
+    hook = "on_before_optimizer_step"
+    wrong += [
+        (is_overridden(hook, c, Callback), f"{hook} of {type(c).__name__} {summed}", "leave it out") for c in callbacks
+    ]
+    for given, what, remedy in wrong:
+        if given:
+            raise ConfigError(f"OutlastStrategy: {what}", did="nothing was trained", remedy=remedy)

@@ -1,0 +1,105 @@
+"""Lightning's Trainer: killed in the middle or gone on with, its training ends with the bits of an undisturbed one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outlast.errors import ConfigError
+
+pytest.importorskip("lightning", reason="Lightning is not there: make trainers-env installs it")
+SCRIPT = Path(__file__).with_name("lightning_training.py")
+STEPS = 60
+OF_PLACE = {"first"}  # what a replica saw of the run
+
+
+def alone(out: Path, *, code: int = 0, **environ: str) -> dict[str, Any]:
+    out.mkdir(exist_ok=True)
+    command = [sys.executable, str(SCRIPT), "--steps", str(STEPS), "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env={**os.environ, **environ})
+    assert done.returncode == code, done.stderr
+    found = [dict(json.loads(path.read_text())) for path in out.glob("*.json")]
+    return found[0] if found else {}
+
+
+def course(found: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in found.items() if key not in OF_PLACE}
+
+
+@pytest.mark.process
+@pytest.mark.campaign
+@pytest.mark.parametrize("struck", ["r0.1", "r1.1"])
+def test_a_lightning_module_outlasts_its_replicas(fleet: Callable[..., Any], tmp_path: Path, struck: str) -> None:
+    """The writer or the other is killed at an epoch's end; who joins amid the next has its means, best and waits."""
+    want = alone(tmp_path / "alone")
+    run = fleet(script=(SCRIPT,), replicas=2, steps=STEPS, gates=(4, 7, 8), max_restarts=1)
+    run.until("both train", lambda: len(run.driven.members) == 2)
+    run.until("both wait", lambda: run.at_gates({run.pid("r0.1"), run.pid("r1.1")}))
+    run.strike(run.pid(struck))
+    run.gate(4, "it was gone", lambda: run.exited(struck))
+    successor = struck.replace(".1", ".2")
+    run.gate(7, "its successor was served", lambda: run.served(successor))
+    run.gate(8, "it had caught up", lambda: run.caught_up(successor))
+    assert run.finish() == 0, run.logs()
+    results = run.results()
+    assert set(results) == {"r0.1", "r1.1", successor} - {struck}, run.logs()
+    for name, found in results.items():
+        assert course(found) == course(want), f"{name}\n{run.logs()}"
+    assert results[successor]["first"] > 4
+    assert want["steps"] < STEPS  # early stopping ended it
+    assert {path.name for path in (run.out / "best").iterdir()} == set(want["kept"])
+    mine, theirs = (torch.load(out / "final.ckpt", weights_only=False) for out in (run.out, tmp_path / "alone"))
+    assert all(torch.equal(mine["state_dict"][key], value) for key, value in theirs["state_dict"].items())
+
+
+@pytest.mark.process
+@pytest.mark.campaign
+@pytest.mark.parametrize("stopped_after", [13, 15])
+def test_a_lightning_module_goes_on_where_it_was(tmp_path: Path, stopped_after: int) -> None:
+    """Amid an epoch, and between two of them."""
+    want = alone(tmp_path / "alone")
+    keep = {"OUTLAST_CHECKPOINT_DIR": str(tmp_path / "ck")}
+    assert alone(tmp_path / "again", **keep, OUTLAST_UNTIL=str(stopped_after)) == {}
+    found = alone(tmp_path / "again", **keep)
+    assert course(found) == course(want)
+    assert found["first"] == stopped_after
+
+
+def test_what_this_loop_does_not_do_is_refused(tmp_path: Path) -> None:
+    import lightning
+    from lightning.pytorch.callbacks import GradientAccumulationScheduler
+
+    from outlast.adapters.lightning import OutlastStrategy
+    from outlast.examples.lightning_digits import Digits
+
+    class Manual(Digits):
+        automatic_optimization = False
+
+    class Clips(Digits):
+        def configure_gradient_clipping(self, *_: Any, **__: Any) -> None:
+            """As users do."""
+
+    def told(module: Any, **given: Any) -> str:
+        trainer = lightning.Trainer(
+            strategy=OutlastStrategy(), accelerator="cpu", logger=False, enable_checkpointing=False,
+            enable_progress_bar=False, enable_model_summary=False, max_epochs=given.pop("max_epochs", 1),
+            default_root_dir=str(tmp_path), **given,
+        )  # fmt: skip
+        with pytest.raises(ConfigError) as error:
+            trainer.fit(module, torch.utils.data.DataLoader(torch.zeros(8, 64), batch_size=2))
+        return str(error.value)
+
+    assert "outlast's own loop" in told(Manual())
+    assert "Trainer(gradient_clip_val=…)" in told(Clips())
+    assert "by value" in told(Digits(), gradient_clip_val=1.0, gradient_clip_algorithm="value")
+    assert "overfit_batches" in told(Digits(), overfit_batches=2)
+    assert "no end" in told(Digits(), max_epochs=-1)
+    assert "accumulate_grad_batches=N" in told(Digits(), callbacks=[GradientAccumulationScheduler({0: 2})])
