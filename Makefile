@@ -14,7 +14,7 @@ CAMPAIGN := tests/runtime tests/prove/test_faults.py tests/prove/test_strikes.py
 # Named by what it depends on, not dated: a fresh checkout or a switch of branches makes nothing again.
 STAMP := $(VENV)/.made-$(shell cat pyproject.toml constraints.txt | cksum | tr -d ' ')
 
-.PHONY: help env demo test campaign campaign-long strikes lint docs bench names numbers release browser-env trainers-env clean
+.PHONY: help env demo test campaign campaign-long strikes lint docs bench names numbers reference release browser-env trainers-env clean
 help:
 	@echo "make demo    train, kill things, and compare the bits with an undisturbed run (DEMO_ARGS=...)"
 	@echo "make test    all tests but the long searches (TEST_ARGS=...)"
@@ -28,6 +28,7 @@ help:
 	@echo "make trainers-env  Hugging Face's trainer and Lightning, for the tests that otherwise skip (a minute, 110 MB)"
 	@echo "make browser-env  Chromium and Prometheus for the tests that otherwise skip (Debian, as root)"
 	@echo "make names   write the list of public names that the tests hold the code to"
+	@echo "make reference  write what the reference pages take from the source: settings, errors, events, commands"
 	@echo "make numbers  write the page of numbers beside peers from benchmarks/RESULTS.md"
 	@echo "make env     .venv alone; make clean removes it"
 
@@ -90,6 +91,9 @@ trainers-env: $(STAMP)
 
 numbers:
 	$(PYTHON) -m benchmarks._numbers_page
+
+reference: $(STAMP)
+	PYTHONPATH=src $(BIN)/python docs/_ext/outlast_reference.py
 
 names:
 	$(PYTHON) tests/house/public_names.py > tests/house/public_names.txt

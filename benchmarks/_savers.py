@@ -86,10 +86,10 @@ def beside_loop(work: Callable[[], float]) -> tuple[float, float]:
 
 class Outlast:
     def __init__(self, state: Any, where: pathlib.Path) -> None:
-        from outlast.checkpoint import Engine, Retention
+        from outlast.checkpoint import CheckpointEngine, Retention
 
         self.state, self.where = state, where
-        self.engine = Engine(str(where), retention=Retention(keep_last=1), incremental=False)
+        self.engine = CheckpointEngine(str(where), retention=Retention(keep_last=1), incremental=False)
         self.engine.prepare(state)
         for step in range(3):  # fills both slots and the spare files
             handle = self.engine.save(step, state)

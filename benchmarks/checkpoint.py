@@ -79,9 +79,9 @@ def run_one(contender: Any, waits: list[float], *, load: bool) -> Result:
 
 def split_of_four(state: Any, where: pathlib.Path) -> dict[str, float]:
     """Four replicas of the same state: how many bytes do they stage and write together?"""
-    from outlast.checkpoint import Engine
+    from outlast.checkpoint import CheckpointEngine
 
-    engines = [Engine(str(where), replica=r, num_replicas=4, num_slots=1) for r in range(4)]
+    engines = [CheckpointEngine(str(where), replica=r, num_replicas=4, num_slots=1) for r in range(4)]
     handles = [engine.save(1, state) for engine in engines]
     staged = [handle.staged_bytes for handle in handles if handle is not None]
     for handle in handles:

@@ -98,8 +98,8 @@ def _commits(run_dir: Path) -> list[tuple[float, int]]:
     from outlast.journal import Journal
 
     with Journal.open_reader(run_dir) as reader:
-        found = [entry.event for entry in reader.events(kinds=[ev.Progress])]
-    return [(e.committed_at_s, e.committed) for e in found if isinstance(e, ev.Progress) and e.committed >= 0]
+        found = [entry.event for entry in reader.events(kinds=[ev.ProgressMade])]
+    return [(e.committed_at_s, e.committed) for e in found if isinstance(e, ev.ProgressMade) and e.committed >= 0]
 
 
 def _processor_s(pid: int) -> float:

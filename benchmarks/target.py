@@ -90,7 +90,7 @@ def _row(name: str, shape: _Shape, rates: dict[str, float], fleets: list[list[An
     _, replicas, settings = shape
     accounts = [accounting(events) for events in fleets]
     walls = [account.wall_s - account.idle_s for account in accounts]
-    losses = sum(isinstance(e, ev.FleetLost) for events in fleets for e in events)
+    losses = sum(isinstance(e, ev.FleetGone) for events in fleets for e in events)
     faults = losses + sum(isinstance(e, ev.Recovery) for events in fleets for e in events)
     masked = {"one": 0.0 if replicas == 1 else 1.0, "all": 0.0}
     days = sum(walls) / len(walls) / 86_400

@@ -1,17 +1,11 @@
-"""Sphinx: MyST pages, furo, and reference pages generated from the source."""
+"""Sphinx: MyST pages and furo. What the reference pages take from the source stands in them (`make reference`)."""
 
 from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE / "_ext"), str(HERE.parent / "src")]
 
 project = "outlast"
 author = "the outlast authors"
 copyright = "the outlast authors, Apache-2.0"
-extensions = ["myst_parser", "outlast_reference"]
+extensions = ["myst_parser"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build", "_ext"]
 html_theme = "furo"

@@ -2,6 +2,7 @@
 
 Most of a fleet's cost is the start of its processes, so a third of that is saved here: `start/sitecustomize.py`, and
 outlast compiled once where the environment forbids Python to keep what it compiled (every process would do it anew).
+And no example of a property has a time limit: speed is asserted in benchmarks.
 """
 
 from __future__ import annotations
@@ -11,10 +12,14 @@ import os
 import sys
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 _START = str(Path(__file__).with_name("start"))
 _SOURCE = Path(__file__).resolve().parents[1] / "src" / "outlast"
+
+hypothesis.settings.register_profile("outlast", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("outlast")
 
 
 def pytest_configure(config: pytest.Config) -> None:

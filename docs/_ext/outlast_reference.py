@@ -1,22 +1,19 @@
-"""Directives that write reference pages from the source, so that they cannot fall behind it.
+"""Write the parts of the reference pages that follow from the source: `make reference`.
 
-`{outlast-config}` the settings, `{outlast-errors}` the error tree, `{outlast-events}` the events, `{outlast-cli}` the
-commands and their help. Each produces Markdown that MyST then reads. None imports torch.
+Settings, the error tree, events, and the commands' help stand in docs/reference/*.md between two marks, as Markdown
+that can be read where it lies. A test holds the pages to the source. Nothing here imports torch or Sphinx.
 """
 
 from __future__ import annotations
 
 import ast
 import inspect
+import os
 import typing
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
-from docutils import nodes
-from docutils.statemachine import StringList
-from sphinx.application import Sphinx
-from sphinx.util.docutils import SphinxDirective
 
 from outlast import errors
 from outlast.cli import COMMANDS, command_of
@@ -55,13 +52,13 @@ def toml(value: object) -> str:
 
 
 def config_page() -> str:
-    """One definition a setting."""
+    """One point a setting. In the environment each has its own name in capitals, after `OUTLAST_`."""
     docs = field_docs(RunConfig)
-    lines: list[str] = []
-    for field in msgspec.structs.fields(RunConfig):
-        lines += [f"`{field.name}`", f": {type_text(field.type)}, default `{toml(field.default)}`. {docs[field.name]}"]
-        lines += [f"  In the environment: `OUTLAST_{field.name.upper()}`.", ""]
-    return "\n".join(lines)
+    return "\n".join(
+        f"- **`{field.name}`** ({type_text(field.type)}, default `{toml(field.default)}`): "
+        + " ".join(docs[field.name].split())
+        for field in msgspec.structs.fields(RunConfig)
+    )
 
 
 def errors_page() -> str:
@@ -70,7 +67,7 @@ def errors_page() -> str:
     rows = ["```text", tree, "```", "", "| Code | Error | Exit code |", "|---|---|---|"]
     named = [getattr(errors, name) for name in errors.__all__]
     kinds = [kind for kind in named if isinstance(kind, type)]
-    rows += [f"| `{kind.code}` | `{kind.__name__}` | {kind.exit_code} |" for kind in kinds]
+    rows += [f"| [`{kind.code}`](errors/{kind.code}.md) | `{kind.__name__}` | {kind.exit_code} |" for kind in kinds]
     return "\n".join(rows)
 
 
@@ -106,24 +103,26 @@ def _help(command: Any, path: str, parent: Any) -> list[str]:
     return lines
 
 
-class Generated(SphinxDirective):
-    """Reads the Markdown that `page` returns as if it stood where the directive stands."""
-
-    page: Callable[[], str]
-
-    def run(self) -> list[nodes.Node]:
-        text = type(self).page().splitlines()
-        node = nodes.Element()
-        self.state.nested_parse(StringList(text, source=f"<{self.name}>"), self.content_offset, node, match_titles=True)
-        return list(node.children)
+REFERENCE = Path(__file__).resolve().parents[1] / "reference"
+PAGES = {"config": config_page, "errors": errors_page, "events": events_page, "cli": cli_page}
+BEGIN, END = "<!-- from the source: make reference -->\n", "<!-- the end of what make reference writes -->\n"
 
 
-def setup(app: Sphinx) -> dict[str, bool]:
-    """Register the four directives."""
-    for name, page in (
-        ("config", config_page), ("errors", errors_page), ("events", events_page), ("cli", cli_page),
-    ):  # fmt: skip
-        app.add_directive(
-            f"outlast-{name}", type(f"Generated{name.title()}", (Generated,), {"page": staticmethod(page)})
-        )
-    return {"parallel_read_safe": True}
+def written(name: str) -> str:
+    """The page `name` as it should stand. ValueError where it lacks the marks."""
+    before, begin, rest = (REFERENCE / f"{name}.md").read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"{name}.md lacks the marks between which the source is told")
+    return f"{before}{BEGIN}\n{PAGES[name]().strip()}\n\n{END}{after}"
+
+
+def main() -> None:
+    """Write all of them."""
+    for name in PAGES:
+        (REFERENCE / f"{name}.md").write_text(written(name), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    os.environ.pop("COLUMNS", None)
+    main()

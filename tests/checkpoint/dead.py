@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from outlast.checkpoint import Engine
+from outlast.checkpoint import CheckpointEngine
 from outlast.checkpoint.fs import Disk
 
 LIMIT_S, PATIENT_S = 0.3, 60.0
@@ -39,7 +39,7 @@ def state(value: float) -> dict[str, Any]:
     return {"w": torch.full((5000,), value)}
 
 
-def set_patience(engine: Engine, limit_s: float) -> None:
+def set_patience(engine: CheckpointEngine, limit_s: float) -> None:
     """As `timeout_s`, for all that begins from now on, and for the threads that are there."""
     engine._timeout_s = limit_s
     drains = [engine._drainer.threads] if engine._drainer is not None else []

@@ -14,8 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outlast.checkpoint import Engine, LocalStore, _writer
-from outlast.checkpoint.state_tensors import Schema, State, flatten
+from outlast.checkpoint import CheckpointEngine, LocalStore, _writer
+from outlast.checkpoint.state_tensors import FlatState, Schema, flatten
 from outlast.errors import CheckpointError, ConfigError
 
 
@@ -143,14 +143,14 @@ def change(tree: dict[str, Any], place: int, how: int, which: int) -> None:
     kinds[how % len(kinds)]()
 
 
-def looked(tree: Any, like: Schema | None) -> State | str:
+def looked(tree: Any, like: Schema | None) -> FlatState | str:
     try:
         return flatten(tree, like=like)
     except ConfigError as error:
         return str(error)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(changes=st.lists(st.tuples(*[st.integers(0, 1000)] * 3), max_size=6))
 def test_after_any_changes_what_is_recognised_is_what_a_full_look_finds(changes: list[tuple[int, int, int]]) -> None:
     tree = first()
@@ -214,19 +214,19 @@ def test_a_tensor_without_memory_or_shape_is_refused_by_name(make: Callable[[], 
 
 @pytest.fixture
 def engine(tmp_path: pathlib.Path) -> Any:
-    made = Engine(str(tmp_path / "ckpt"))
+    made = CheckpointEngine(str(tmp_path / "ckpt"))
     yield made
     made.close()
 
 
-def held_up(engine: Engine) -> threading.Event:
+def held_up(engine: CheckpointEngine) -> threading.Event:
     """The background copies nothing until the event is set."""
     gate = threading.Event()
     engine._copier.submit(gate.wait)
     return gate
 
 
-def saved(engine: Engine, handle: Any) -> Any:
+def saved(engine: CheckpointEngine, handle: Any) -> Any:
     assert handle is not None
     engine.commit(handle)
     loaded = engine.load()
@@ -238,7 +238,7 @@ def saved(engine: Engine, handle: Any) -> Any:
     "other", [torch.full((5000,), 2.0), torch.full((5,), 2.0), torch.zeros(10_000, dtype=torch.int8)]
 )
 def test_other_memory_given_to_a_tensor_after_the_call_does_not_reach_the_save(
-    engine: Engine, other: torch.Tensor
+    engine: CheckpointEngine, other: torch.Tensor
 ) -> None:
     tensor = torch.full((5000,), 1.0)
     gate = held_up(engine)
@@ -248,7 +248,7 @@ def test_other_memory_given_to_a_tensor_after_the_call_does_not_reach_the_save(
     assert torch.equal(saved(engine, handle)["w"], torch.full((5000,), 1.0))
 
 
-def test_memory_freed_before_it_was_copied_fails_the_save_and_nothing_else(engine: Engine) -> None:
+def test_memory_freed_before_it_was_copied_fails_the_save_and_nothing_else(engine: CheckpointEngine) -> None:
     tensor = torch.ones(5000)
     gate = held_up(engine)
     handle = engine.save(1, {"w": tensor})
@@ -282,7 +282,7 @@ def test_a_failed_save_keeps_its_slot_until_its_copying_has_ended(
     for name in ("_GROUP_BYTES", "CHUNK_BYTES", "_RUN_BYTES"):
         monkeypatch.setattr(_writer, name, 4096)
     store = Refusing(LocalStore(str(tmp_path)))
-    engine = Engine(store, num_slots=1, num_retries=0)  # type: ignore[arg-type]
+    engine = CheckpointEngine(store, num_slots=1, num_retries=0)  # type: ignore[arg-type]
     gate = held_up(engine)
     failed = engine.save(1, {"a": torch.arange(8192), "z": torch.ones(1024)})
     assert failed is not None
@@ -306,7 +306,7 @@ def equal(a: Any, b: Any) -> bool:
     return type(a) is type(b) and bool(a == b)
 
 
-def test_every_save_of_a_run_holds_the_state_of_its_own_step(engine: Engine) -> None:
+def test_every_save_of_a_run_holds_the_state_of_its_own_step(engine: CheckpointEngine) -> None:
     """New dicts each time, optimizer state that appears late, a schedule, a new group, a parameter given new memory."""
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
     optimizer = torch.optim.AdamW([{"params": model[0].parameters()}], lr=0.1)

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from outlast.checkpoint import Engine, LocalStore, certify
+from outlast.checkpoint import CheckpointEngine, LocalStore, certify
 from outlast.checkpoint.diff import _SMALL_FLOATS, _table
 from outlast.cli import main
 
 
 def save(path: pathlib.Path, *trees: Any) -> None:
-    engine = Engine(str(path))
+    engine = CheckpointEngine(str(path))
     for step, tree in enumerate(trees):
         handle = engine.save(step, tree)
         assert handle is not None
@@ -106,7 +106,7 @@ def test_export_import_and_the_same_bits_again(
 
 
 def test_prune_says_first_and_keeps_the_certified(place: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    engine = Engine(str(place))
+    engine = CheckpointEngine(str(place))
     engine.close()
     save(place.parent / "other", *({"w": torch.full((5,), float(k))} for k in range(3)))
     other = place.parent / "other"

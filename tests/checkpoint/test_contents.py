@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outlast.checkpoint import Engine, LoadedState
+from outlast.checkpoint import CheckpointEngine, LoadedState
 from outlast.checkpoint.manifest import DTYPE_BYTES
 from outlast.checkpoint.state_tensors import flatten, raw, unflatten
 from outlast.errors import ConfigError, Damage
@@ -23,7 +23,7 @@ Node = collections.namedtuple("Node", "a b")
 
 
 def round_trip(tmp_path: pathlib.Path, tree: Any, into: Any = None) -> LoadedState:
-    engine = Engine(str(tmp_path / "ckpt"))
+    engine = CheckpointEngine(str(tmp_path / "ckpt"))
     handle = engine.save(1, tree)
     assert handle is not None
     handle.wait_copied()
@@ -278,7 +278,7 @@ def identical(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(tree=trees)
 def test_containers_and_scalars_are_kept_in_type_and_bit(tree: Any) -> None:
     import msgspec

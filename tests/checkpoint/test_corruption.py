@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from outlast.checkpoint import Engine, LoadedState, LocalStore, Retention, verify
+from outlast.checkpoint import CheckpointEngine, LoadedState, LocalStore, Retention, verify
 from outlast.checkpoint.manifest import Chunk, Head, Part, PartRef, TensorSpec, digest, parse_head, parse_part, seal
 from outlast.errors import CheckpointError, Damage
 
@@ -47,7 +47,7 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     where = tmp_path_factory.mktemp("pristine") / "ckpt"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("outlast.checkpoint._writer.CHUNK_BYTES", CHUNK)
-        engine = Engine(str(where), retention=Retention(keep_last=5))
+        engine = CheckpointEngine(str(where), retention=Retention(keep_last=5))
         for step in range(3):
             handle = engine.save(step, state_of(step))
             assert handle is not None
@@ -73,7 +73,7 @@ def reached(where: pathlib.Path, generation: int) -> list[pathlib.Path]:
 
 
 def load(where: pathlib.Path) -> LoadedState | None:
-    engine = Engine(str(where))
+    engine = CheckpointEngine(str(where))
     try:
         return engine.load()
     finally:
@@ -92,7 +92,7 @@ def survives(where: pathlib.Path, *, file: str) -> LoadedState:
     return loaded
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_flipped_bit_of_any_file_that_is_reached(pristine: pathlib.Path, data: st.DataObject) -> None:
     path = data.draw(st.sampled_from(reached(pristine, 2)))
@@ -192,7 +192,7 @@ def test_when_nothing_serves_it_says_what_was_tried(damaged: pathlib.Path) -> No
 def test_the_farther_tier_mends_the_nearer_one(damaged: pathlib.Path, pristine: pathlib.Path) -> None:
     path = reached(damaged, 2)[-1]
     path.write_bytes(bytes(path.stat().st_size))
-    engine = Engine(str(damaged), drain_to=str(pristine))
+    engine = CheckpointEngine(str(damaged), drain_to=str(pristine))
     loaded = engine.load()
     engine.close()
     assert loaded is not None
@@ -343,7 +343,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(value=json_values, junk=st.binary(max_size=40), how=st.sampled_from(["json", "sealed", "bytes"]))
 def test_no_junk_passes_for_a_head_or_crashes_the_parser(value: object, junk: bytes, how: str) -> None:
     body = msgspec.json.encode({"format": 1, "x": value}).removeprefix(b"{") + b"\n"
@@ -356,7 +356,7 @@ def test_no_junk_passes_for_a_head_or_crashes_the_parser(value: object, junk: by
         parse_part(data, ref, num_writers=1)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(field=st.sampled_from(list(Head.__struct_fields__)), value=json_values)
 def test_a_head_with_any_field_replaced_is_refused_or_still_sane(field: str, value: object) -> None:
     head = Head(

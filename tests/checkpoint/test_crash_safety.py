@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from outlast.checkpoint import Engine, LocalStore, Retention, certify, drain, verify
+from outlast.checkpoint import CheckpointEngine, LocalStore, Retention, certify, drain, verify
 from outlast.errors import OutlastError
 
 from .crashes import CrashFs, Died
@@ -30,9 +30,9 @@ def state_of(step: int) -> dict[str, object]:
     return {"frozen": frozen, "w": torch.randn(300, generator=generator), "step": step}
 
 
-def engine_on(fs: CrashFs, path: str = "/ckpt", keep: int = 1) -> Engine:
+def engine_on(fs: CrashFs, path: str = "/ckpt", keep: int = 1) -> CheckpointEngine:
     counter = iter(range(id(fs) << 16, (id(fs) << 16) + 10_000))
-    return Engine(
+    return CheckpointEngine(
         LocalStore(path, fs=fs, nonce=lambda: f"{next(counter):x}"),
         retention=Retention(keep_last=keep),
         num_retries=0,
@@ -41,7 +41,7 @@ def engine_on(fs: CrashFs, path: str = "/ckpt", keep: int = 1) -> Engine:
     )
 
 
-def save(engine: Engine, step: int, epoch: int = 1) -> None:
+def save(engine: CheckpointEngine, step: int, epoch: int = 1) -> None:
     handle = engine.save(step, state_of(step), view=(epoch, 1))
     assert handle is not None
     engine.commit(handle)

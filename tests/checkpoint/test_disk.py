@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from outlast.checkpoint import Engine
+from outlast.checkpoint import CheckpointEngine
 from outlast.checkpoint import fs as _fs
 from outlast.checkpoint._arena import map_private
 from outlast.checkpoint._local import LocalStore
@@ -140,7 +140,7 @@ def test_a_hole_where_bytes_were_is_never_loaded(
 ) -> None:
     if answer is not None:
         monkeypatch.setattr(_fs, "_system", lambda: answer)
-    engine = Engine(str(tmp_path), incremental=False)
+    engine = CheckpointEngine(str(tmp_path), incremental=False)
     for value in (1.0, 2.0):
         handle = engine.save(int(value), {"w": torch.full((SIZE,), value), "n": value}, wait=True)
         assert handle is not None

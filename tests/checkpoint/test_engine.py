@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outlast.checkpoint import Engine, Hold, LocalStore, MemoryStore, Retention, drain, heads, publish, verify
+from outlast.checkpoint import CheckpointEngine, Hold, LocalStore, MemoryStore, Retention, drain, heads, publish, verify
 from outlast.checkpoint import save_events as events
 from outlast.checkpoint.retention import choose
 from outlast.checkpoint.snapshot import Copy, Snapshot
@@ -45,15 +45,17 @@ def state(value: float, num: int = 5000) -> dict[str, Any]:
 
 
 @pytest.fixture
-def gated(tmp_path: pathlib.Path, log: list[Any]) -> Iterator[tuple[Engine, Gate]]:
+def gated(tmp_path: pathlib.Path, log: list[Any]) -> Iterator[tuple[CheckpointEngine, Gate]]:
     gate = Gate(LocalStore(str(tmp_path / "ckpt")))
-    engine = Engine(gate, on_event=log.append, retry_s=0.01)  # type: ignore[arg-type]
+    engine = CheckpointEngine(gate, on_event=log.append, retry_s=0.01)  # type: ignore[arg-type]
     yield engine, gate
     gate.open.set()
     engine.close()
 
 
-def test_a_step_that_overwrites_after_waiting_does_not_change_the_snapshot(gated: tuple[Engine, Gate]) -> None:
+def test_a_step_that_overwrites_after_waiting_does_not_change_the_snapshot(
+    gated: tuple[CheckpointEngine, Gate],
+) -> None:
     engine, gate = gated
     tree = state(1.0)
     handle = engine.save(1, tree, changing=["buffers.*"])
@@ -69,7 +71,9 @@ def test_a_step_that_overwrites_after_waiting_does_not_change_the_snapshot(gated
     assert torch.equal(loaded.tree["buffers"]["mean"], state(1.0)["buffers"]["mean"])
 
 
-def test_back_pressure_delays_the_save_and_bounds_the_memory(gated: tuple[Engine, Gate], log: list[Any]) -> None:
+def test_back_pressure_delays_the_save_and_bounds_the_memory(
+    gated: tuple[CheckpointEngine, Gate], log: list[Any]
+) -> None:
     engine, gate = gated
     first, second, third = (engine.save(step, state(step)) for step in (1, 2, 3))
     assert first is not None
@@ -83,7 +87,7 @@ def test_back_pressure_delays_the_save_and_bounds_the_memory(gated: tuple[Engine
     assert engine.host_bytes == 2 * (2 << 20)
 
 
-def test_commits_in_the_background_keep_their_order(gated: tuple[Engine, Gate]) -> None:
+def test_commits_in_the_background_keep_their_order(gated: tuple[CheckpointEngine, Gate]) -> None:
     engine, gate = gated
     handles = [engine.save(step, state(step)) for step in (1, 2)]
     done = [engine.commit_later(handle) for handle in handles if handle is not None]
@@ -93,7 +97,7 @@ def test_commits_in_the_background_keep_their_order(gated: tuple[Engine, Gate]) 
 
 
 def test_a_share_that_grows_is_allocated_beside_the_step(tmp_path: pathlib.Path, log: list[Any]) -> None:
-    engine = Engine(str(tmp_path), replica=0, num_replicas=4, on_event=log.append)
+    engine = CheckpointEngine(str(tmp_path), replica=0, num_replicas=4, on_event=log.append)
     engine.prepare(state(1.0, 4_000_000))
     before = engine.host_bytes
     engine.set_members(0, 1)
@@ -108,7 +112,7 @@ def test_a_share_that_grows_is_allocated_beside_the_step(tmp_path: pathlib.Path,
 
 
 def test_a_slot_that_comes_free_after_the_share_has_grown_is_enlarged_before_it_is_used(
-    gated: tuple[Engine, Gate], log: list[Any]
+    gated: tuple[CheckpointEngine, Gate], log: list[Any]
 ) -> None:
     engine, gate = gated
     engine.set_members(0, 4)
@@ -135,7 +139,7 @@ def test_a_slot_that_comes_free_after_the_share_has_grown_is_enlarged_before_it_
 
 
 def test_a_directory_that_was_removed_is_made_again(tmp_path: pathlib.Path, log: list[Any]) -> None:
-    engine = Engine(str(tmp_path / "c"), on_event=log.append, retry_s=0.001)
+    engine = CheckpointEngine(str(tmp_path / "c"), on_event=log.append, retry_s=0.001)
     for step in (1, 2):
         handle = engine.save(step, state(step))
         assert handle is not None
@@ -146,7 +150,7 @@ def test_a_directory_that_was_removed_is_made_again(tmp_path: pathlib.Path, log:
     engine.close()
 
 
-def test_a_final_save_can_wait_for_its_slot(gated: tuple[Engine, Gate]) -> None:
+def test_a_final_save_can_wait_for_its_slot(gated: tuple[CheckpointEngine, Gate]) -> None:
     engine, gate = gated
     assert engine.save(1, state(1.0)) is not None
     assert engine.save(2, state(2.0)) is not None
@@ -159,7 +163,7 @@ def test_a_final_save_can_wait_for_its_slot(gated: tuple[Engine, Gate]) -> None:
     assert loaded.step == 3
 
 
-def test_two_saves_in_flight_end_in_any_order(gated: tuple[Engine, Gate]) -> None:
+def test_two_saves_in_flight_end_in_any_order(gated: tuple[CheckpointEngine, Gate]) -> None:
     engine, gate = gated
     early, late = engine.save(1, state(1.0)), engine.save(2, state(2.0))
     assert early is not None
@@ -173,7 +177,7 @@ def test_two_saves_in_flight_end_in_any_order(gated: tuple[Engine, Gate]) -> Non
     assert loaded.step == 2
 
 
-def test_what_a_save_referred_to_goes_when_a_newer_one_made_it_needless(gated: tuple[Engine, Gate]) -> None:
+def test_what_a_save_referred_to_goes_when_a_newer_one_made_it_needless(gated: tuple[CheckpointEngine, Gate]) -> None:
     engine, gate = gated
     gate.open.set()
     engine.retention = Retention(keep_last=1)
@@ -230,9 +234,9 @@ def test_what_lies_between_the_tensors_becomes_zero_before_it_counts_as_copied()
 # failures
 
 
-def failing(log: list[Any], fail: Any, *, num_retries: int = 1) -> tuple[Engine, CrashFs]:
+def failing(log: list[Any], fail: Any, *, num_retries: int = 1) -> tuple[CheckpointEngine, CrashFs]:
     fs = CrashFs()
-    engine = Engine(LocalStore("/ckpt", fs=fs), on_event=log.append, num_retries=num_retries, retry_s=0.001)
+    engine = CheckpointEngine(LocalStore("/ckpt", fs=fs), on_event=log.append, num_retries=num_retries, retry_s=0.001)
     first = engine.save(1, state(1.0))
     assert first is not None
     engine.commit(first)
@@ -312,7 +316,7 @@ def test_where_one_save_fits_it_is_the_newest(log: list[Any]) -> None:
     """Two under way would take the room from one another until both are given up."""
     fs = CrashFs()
     gate = Gate(LocalStore("/ckpt", fs=fs))
-    engine = Engine(gate, on_event=log.append, num_retries=9, retry_s=0.001)  # type: ignore[arg-type]
+    engine = CheckpointEngine(gate, on_event=log.append, num_retries=9, retry_s=0.001)  # type: ignore[arg-type]
     fs.fail = lambda call, path: OSError(errno.ENOSPC, "full") if call == "write" and "-s2-" in path else None
     older, newest = engine.save(2, state(2.0)), engine.save(3, state(3.0))
     assert older is not None
@@ -379,7 +383,7 @@ def test_a_head_swept_before_it_got_its_name_is_written_again(links: bool) -> No
 
 def test_a_directory_that_cannot_be_written(tmp_path: pathlib.Path, log: list[Any]) -> None:
     (tmp_path / "file").write_text("in the way")
-    engine = Engine(str(tmp_path / "file" / "ckpt"), on_event=log.append, num_retries=0)
+    engine = CheckpointEngine(str(tmp_path / "file" / "ckpt"), on_event=log.append, num_retries=0)
     handle = engine.save(1, state(1.0))
     assert handle is not None
     with pytest.raises(CheckpointError, match="NotADirectoryError"):
@@ -392,7 +396,7 @@ def test_a_directory_that_cannot_be_written(tmp_path: pathlib.Path, log: list[An
 
 
 def test_publishing_again_is_the_same_generation_and_stale_views_are_refused(tmp_path: pathlib.Path) -> None:
-    engine = Engine(str(tmp_path), run="r")
+    engine = CheckpointEngine(str(tmp_path), run="r")
     handle = engine.save(5, state(5.0), view=(2, 3))
     assert handle is not None
     report = handle.durable.result(10)
@@ -408,14 +412,14 @@ def test_publishing_again_is_the_same_generation_and_stale_views_are_refused(tmp
     engine.close()
 
 
-def _next(engine: Engine) -> Any:
+def _next(engine: CheckpointEngine) -> Any:
     handle = engine.save(6, state(6.0), view=(2, 3), wait=True)
     assert handle is not None
     return handle.durable.result(10)
 
 
 def test_a_report_without_its_bytes_is_not_published(tmp_path: pathlib.Path) -> None:
-    engine = Engine(str(tmp_path))
+    engine = CheckpointEngine(str(tmp_path))
     handle = engine.save(1, state(1.0))
     assert handle is not None
     report = handle.durable.result(10)
@@ -428,7 +432,7 @@ def test_a_report_without_its_bytes_is_not_published(tmp_path: pathlib.Path) -> 
 
 
 def test_half_the_writers_are_not_a_generation(tmp_path: pathlib.Path) -> None:
-    engines = [Engine(str(tmp_path), replica=r, num_replicas=2) for r in range(2)]
+    engines = [CheckpointEngine(str(tmp_path), replica=r, num_replicas=2) for r in range(2)]
     handles = [engine.save(1, state(1.0)) for engine in engines]
     reports = [h.durable.result(10) for h in handles if h is not None]
     with pytest.raises(Damage):
@@ -442,7 +446,7 @@ def test_half_the_writers_are_not_a_generation(tmp_path: pathlib.Path) -> None:
 
 
 def test_unchanged_chunks_are_referred_to_not_written(tmp_path: pathlib.Path, log: list[Any]) -> None:
-    engine = Engine(str(tmp_path), on_event=log.append)
+    engine = CheckpointEngine(str(tmp_path), on_event=log.append)
     tree = {"frozen": torch.randn(6 << 20), "w": torch.randn(1000)}
     for step in range(6):
         tree["w"] += 1
@@ -461,7 +465,7 @@ def test_unchanged_chunks_are_referred_to_not_written(tmp_path: pathlib.Path, lo
 
 def test_what_a_save_in_flight_refers_to_is_not_removed_under_it(tmp_path: pathlib.Path) -> None:
     """The second of two in flight holds what generation 0 held and the first does not: its base must stay for it."""
-    engine = Engine(str(tmp_path), retention=Retention(keep_last=1))
+    engine = CheckpointEngine(str(tmp_path), retention=Retention(keep_last=1))
     first = engine.save(1, state(1.0))
     assert first is not None
     assert engine.commit(first) == 0
@@ -487,7 +491,7 @@ def test_what_a_save_in_flight_refers_to_is_not_removed_under_it(tmp_path: pathl
 def test_a_resumed_run_goes_on_incrementally(tmp_path: pathlib.Path, log: list[Any]) -> None:
     tree = {"frozen": torch.randn(2 << 20)}
     for epoch in (1, 2):
-        engine = Engine(str(tmp_path), on_event=log.append)
+        engine = CheckpointEngine(str(tmp_path), on_event=log.append)
         engine.load()
         handle = engine.save(epoch, tree, view=(epoch, 1))
         assert handle is not None
@@ -497,7 +501,7 @@ def test_a_resumed_run_goes_on_incrementally(tmp_path: pathlib.Path, log: list[A
 
 
 def test_files_are_recycled_not_allocated(tmp_path: pathlib.Path) -> None:
-    engine = Engine(str(tmp_path), retention=Retention(keep_last=1))
+    engine = CheckpointEngine(str(tmp_path), retention=Retention(keep_last=1))
     inodes = set()
     for step in range(6):
         handle = engine.save(step, state(step))
@@ -508,7 +512,7 @@ def test_files_are_recycled_not_allocated(tmp_path: pathlib.Path) -> None:
     engine.close()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(certified=st.lists(st.booleans(), max_size=20), last=st.integers(1, 4), every=st.integers(0, 5), data=st.data())
 def test_retention_keeps_what_it_says(certified: list[bool], last: int, every: int, data: st.DataObject) -> None:
     everything = list(enumerate(certified))
@@ -529,7 +533,7 @@ def test_retention_says_what_is_wrong_with_its_numbers() -> None:
 
 
 def test_a_generation_that_is_being_read_is_not_removed(tmp_path: pathlib.Path) -> None:
-    engine = Engine(str(tmp_path), retention=Retention(keep_last=1))
+    engine = CheckpointEngine(str(tmp_path), retention=Retention(keep_last=1))
     first = engine.save(0, state(0.0))
     assert first is not None
     engine.commit(first)
@@ -546,7 +550,7 @@ def test_a_generation_that_is_being_read_is_not_removed(tmp_path: pathlib.Path) 
 
 
 def test_nothing_is_collected_while_a_kept_generation_cannot_be_read(tmp_path: pathlib.Path) -> None:
-    engine = Engine(str(tmp_path), retention=Retention(keep_last=2), incremental=False)
+    engine = CheckpointEngine(str(tmp_path), retention=Retention(keep_last=2), incremental=False)
     for step in range(2):
         handle = engine.save(step, state(step))
         assert handle is not None
@@ -554,7 +558,7 @@ def test_nothing_is_collected_while_a_kept_generation_cannot_be_read(tmp_path: p
     (part,) = (tmp_path / "data").glob("*s1-*.json")
     part.write_bytes(b"{")
     engine.close()
-    engine = Engine(str(tmp_path), retention=Retention(keep_last=2))
+    engine = CheckpointEngine(str(tmp_path), retention=Retention(keep_last=2))
     files = set(os.listdir(tmp_path / "data"))
     handle = engine.save(2, state(2.0))
     assert handle is not None
@@ -564,7 +568,7 @@ def test_nothing_is_collected_while_a_kept_generation_cannot_be_read(tmp_path: p
 
 
 def test_the_leavings_of_a_save_that_died_are_removed_and_one_in_flight_is_not(tmp_path: pathlib.Path) -> None:
-    engine = Engine(str(tmp_path))
+    engine = CheckpointEngine(str(tmp_path))
     handle = engine.save(3, state(3.0), view=(1, 1))
     assert handle is not None
     engine.commit(handle)
@@ -584,7 +588,7 @@ def test_the_far_tier_is_filled_in_the_background_and_serves_when_the_near_one_i
     tmp_path: pathlib.Path, log: list[Any]
 ) -> None:
     near, far = tmp_path / "near", tmp_path / "far"
-    engine = Engine(str(near), drain_to=str(far), on_event=log.append)
+    engine = CheckpointEngine(str(near), drain_to=str(far), on_event=log.append)
     handle = engine.save(1, state(1.0))
     assert handle is not None
     engine.commit(handle)
@@ -593,7 +597,7 @@ def test_the_far_tier_is_filled_in_the_background_and_serves_when_the_near_one_i
     assert engine.newest_drain.done_bytes == engine.newest_drain.total_bytes > 0
     for path in (near / "data").iterdir():
         path.unlink()
-    again = Engine(str(near), drain_to=str(far))
+    again = CheckpointEngine(str(near), drain_to=str(far))
     loaded = again.load()
     assert loaded is not None
     assert torch.equal(loaded.tree["w"], state(1.0)["w"])
@@ -602,7 +606,7 @@ def test_the_far_tier_is_filled_in_the_background_and_serves_when_the_near_one_i
 
 
 def test_damage_is_not_drained(tmp_path: pathlib.Path) -> None:
-    engine = Engine(str(tmp_path / "near"))
+    engine = CheckpointEngine(str(tmp_path / "near"))
     handle = engine.save(1, state(1.0))
     assert handle is not None
     engine.commit(handle)
@@ -621,14 +625,14 @@ def test_damage_is_not_drained(tmp_path: pathlib.Path) -> None:
 
 def test_memory_serves_after_the_trainer_is_gone_with_no_byte_from_disk(tmp_path: pathlib.Path) -> None:
     hold = Hold.create(2, 2)
-    engines = [Engine(str(tmp_path), replica=r, num_replicas=2, hold=hold) for r in range(2)]
+    engines = [CheckpointEngine(str(tmp_path), replica=r, num_replicas=2, hold=hold) for r in range(2)]
     handles = [engine.save(1, state(1.0, 700_000), view=(1, 1)) for engine in engines]
     reports = [h.durable.result(10) for h in handles if h is not None]
     generation = engines[0].publish(SaveId(epoch=1, n=1, step=1), reports)
     for engine in engines:
         engine.settle(SaveId(epoch=1, n=1, step=1), generation)
         engine.close()
-    again = Engine(str(tmp_path), hold=Hold.parse(str(hold)))
+    again = CheckpointEngine(str(tmp_path), hold=Hold.parse(str(hold)))
     loaded = again.load()
     assert loaded is not None
     assert (loaded.tier, set(loaded.bytes_read)) == ("memory", {"memory"})
@@ -639,7 +643,7 @@ def test_memory_serves_after_the_trainer_is_gone_with_no_byte_from_disk(tmp_path
 
 def test_a_torn_snapshot_in_memory_is_passed_over(tmp_path: pathlib.Path) -> None:
     hold = Hold.create(2, 2)
-    engines = [Engine(str(tmp_path), replica=r, num_replicas=2, hold=hold) for r in range(2)]
+    engines = [CheckpointEngine(str(tmp_path), replica=r, num_replicas=2, hold=hold) for r in range(2)]
     for step in (1, 2):
         mine = engines if step == 1 else engines[:1]  # the second replica died before it began
         handles = [engine.save(step, state(step), view=(1, 1)) for engine in mine]
@@ -647,7 +651,7 @@ def test_a_torn_snapshot_in_memory_is_passed_over(tmp_path: pathlib.Path) -> Non
             assert handle is not None
             handle.durable.result(10)
     assert MemoryStore(hold).generations() == [0]
-    loaded = Engine(str(tmp_path), hold=hold).load()
+    loaded = CheckpointEngine(str(tmp_path), hold=hold).load()
     assert loaded is not None
     assert loaded.step == 1
     for engine in engines:
@@ -657,7 +661,7 @@ def test_a_torn_snapshot_in_memory_is_passed_over(tmp_path: pathlib.Path) -> Non
 
 def test_the_newest_published_snapshot_in_memory_is_not_overwritten(tmp_path: pathlib.Path) -> None:
     hold = Hold.create(1, 2)
-    engine = Engine(str(tmp_path), hold=hold)
+    engine = CheckpointEngine(str(tmp_path), hold=hold)
     for step in range(5):
         handle = engine.save(step, state(step))
         assert handle is not None

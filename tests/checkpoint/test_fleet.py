@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from outlast.checkpoint import Engine, Hold, LocalStore, MemoryStore, Retention, certify, verify
+from outlast.checkpoint import CheckpointEngine, Hold, LocalStore, MemoryStore, Retention, certify, verify
 from outlast.core.protocol.saves.commit import (
     Abandon,
     Announce,
@@ -53,8 +53,10 @@ class Fleet:
         self.mail: dict[tuple[SaveId, int], PartReport] = {}
         self.send(ViewChanged(view=self.view, writers=tuple(range(num))))
 
-    def _engine(self, replica: int, num: int) -> Engine:
-        return Engine(str(self.path), replica=replica, num_replicas=num, run="r", retention=Retention(keep_last=2))
+    def _engine(self, replica: int, num: int) -> CheckpointEngine:
+        return CheckpointEngine(
+            str(self.path), replica=replica, num_replicas=num, run="r", retention=Retention(keep_last=2)
+        )
 
     def send(self, *events: CommitEvent) -> None:
         for event in events:
@@ -104,7 +106,7 @@ class Fleet:
         self.send(ViewChanged(view=self.view, writers=tuple(range(num))))
 
     def newest(self) -> int:
-        engine = Engine(str(self.path))
+        engine = CheckpointEngine(str(self.path))
         loaded = engine.load()
         engine.close()
         if loaded is None:
@@ -160,7 +162,7 @@ def test_the_report_of_a_replica_that_was_evicted_meanwhile_is_refused(fleet: Fl
     fleet.send(WriterDurable(save=SaveId(epoch=1, n=1, step=1), report=late))
     assert "is not the live view" in fleet.said(Refuse)[0].reason
     # It goes on writing into the directory, in the view that it believes in. Nobody is harmed by it.
-    evicted = Engine(str(fleet.path), replica=2, num_replicas=3, run="r")
+    evicted = CheckpointEngine(str(fleet.path), replica=2, num_replicas=3, run="r")
     stray = evicted.save(2, state(2), view=(1, 1))
     assert stray is not None
     fleet.send(WriterDurable(save=stray.save, report=stray.durable.result(10)))
@@ -217,7 +219,7 @@ def test_a_member_saves_against_an_old_base_while_news_of_the_next_generation_is
 ) -> None:
     """What it refers to is there, or the save is refused with a word: never a generation with holes."""
     policy = Retention(keep_last=keep_last)
-    engines = [Engine(str(tmp_path), replica=r, num_replicas=2, run="r", retention=policy) for r in range(2)]
+    engines = [CheckpointEngine(str(tmp_path), replica=r, num_replicas=2, run="r", retention=policy) for r in range(2)]
 
     def save(step: int, value: float) -> tuple[SaveId, list[PartReport]]:
         tree = {name: torch.full((2000,), value) for name in "abcd"}
@@ -246,7 +248,7 @@ def test_a_member_saves_against_an_old_base_while_news_of_the_next_generation_is
     for engine in engines:
         engine.settle(third, None if keep_last == 1 else 2)
     for step in (number, 4):
-        loaded = Engine(str(tmp_path)).load()
+        loaded = CheckpointEngine(str(tmp_path)).load()
         assert loaded is not None
         assert (loaded.step, loaded.skipped) == (step, [])
         assert all(torch.equal(t, torch.full((2000,), value)) for t in loaded.tensors.values())

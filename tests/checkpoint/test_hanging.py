@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from outlast.checkpoint import Engine, Hold, LocalStore
+from outlast.checkpoint import CheckpointEngine, Hold, LocalStore
 from outlast.checkpoint import save_events as events
 from outlast.checkpoint import threads as _threads
 from outlast.checkpoint.retention import Retention
@@ -21,9 +21,9 @@ from outlast.errors import CheckpointError
 from .dead import LIMIT_S, PATIENT_S, Dead, set_patience, state
 
 
-def engine_on(disk: Dead, place: pathlib.Path, log: list[Any], **more: Any) -> Engine:
+def engine_on(disk: Dead, place: pathlib.Path, log: list[Any], **more: Any) -> CheckpointEngine:
     """With generation 0, of step 1, published before the disk dies."""
-    engine = Engine(LocalStore(str(place), fs=disk), on_event=log.append, timeout_s=PATIENT_S, **more)
+    engine = CheckpointEngine(LocalStore(str(place), fs=disk), on_event=log.append, timeout_s=PATIENT_S, **more)
     first = engine.save(1, state(1.0))
     assert first is not None
     engine.commit(first)
@@ -63,7 +63,7 @@ def test_a_write_that_hangs_fails_its_save_and_gives_its_memory_back_when_it_ret
     while saved is None:  # the two come back in their own time
         saved = engine.save(7, state(7.0), wait=True)
     engine.commit(saved)
-    loaded = Engine(str(tmp_path)).load()
+    loaded = CheckpointEngine(str(tmp_path)).load()
     assert loaded is not None
     assert loaded.step == 7
     assert sorted(e.step for e in log if isinstance(e, events.SaveFailed)) == [4, 5], "none is told twice"
@@ -84,7 +84,7 @@ def test_the_previous_generation_stays_and_nothing_late_is_promised(
     disk.back.set()
     engine.close()
     assert LocalStore(str(tmp_path)).generations() == [0]
-    loaded = Engine(str(tmp_path)).load()
+    loaded = CheckpointEngine(str(tmp_path)).load()
     assert loaded is not None
     assert loaded.step == 1
 
@@ -111,7 +111,7 @@ def test_a_drain_that_hangs_is_told_at_the_next_and_the_near_place_goes_on(
     disk: Dead, tmp_path: pathlib.Path, log: list[Any]
 ) -> None:
     far = LocalStore(str(tmp_path / "far"), fs=disk)
-    engine = Engine(str(tmp_path / "near"), drain_to=far, on_event=log.append, timeout_s=PATIENT_S)
+    engine = CheckpointEngine(str(tmp_path / "near"), drain_to=far, on_event=log.append, timeout_s=PATIENT_S)
     disk.call = "pwrite"
     for step in (1, 2, 3):
         handle = engine.save(step, state(step))
@@ -174,7 +174,7 @@ def test_the_process_ends_though_its_disk_never_answers(tmp_path: pathlib.Path, 
     assert ran.stdout.splitlines()[-1] == "trained"
     assert "has not answered" in ran.stderr
     assert "Older generations stay" in ran.stderr
-    loaded = Engine(str(tmp_path)).load()
+    loaded = CheckpointEngine(str(tmp_path)).load()
     assert loaded is not None
     assert loaded.step == 1
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from outlast.checkpoint import Engine, LocalStore
+from outlast.checkpoint import CheckpointEngine, LocalStore
 from outlast.checkpoint import save_events as events
 from outlast.checkpoint.fs import Disk
 from outlast.errors import CheckpointError
@@ -43,7 +43,7 @@ class OneFile(Disk):
 def places(tmp_path: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
     """The same two generations, of steps 1 and 2, near and far."""
     near, far = tmp_path / "near", tmp_path / "far"
-    with_both = Engine(str(near), drain_to=str(far))
+    with_both = CheckpointEngine(str(near), drain_to=str(far))
     for step in (1, 2):
         handle = with_both.save(step, state(float(step)))
         assert handle is not None
@@ -64,7 +64,7 @@ def test_the_farther_place_serves(
     disk: Dead, places: tuple[pathlib.Path, pathlib.Path], log: list[Any], call: str
 ) -> None:
     near, far = places
-    engine = Engine(LocalStore(str(near), fs=disk), drain_to=str(far), on_event=log.append, timeout_s=LIMIT_S)
+    engine = CheckpointEngine(LocalStore(str(near), fs=disk), drain_to=str(far), on_event=log.append, timeout_s=LIMIT_S)
     disk.call = call
     loaded = engine.load()
     assert loaded is not None
@@ -84,7 +84,7 @@ def test_the_farther_place_serves(
 def test_where_nothing_answers_the_error_says_so(
     disk: Dead, places: tuple[pathlib.Path, pathlib.Path], log: list[Any], call: str
 ) -> None:
-    engine = Engine(LocalStore(str(places[0]), fs=disk), on_event=log.append, timeout_s=LIMIT_S)
+    engine = CheckpointEngine(LocalStore(str(places[0]), fs=disk), on_event=log.append, timeout_s=LIMIT_S)
     disk.call = call
     with pytest.raises(CheckpointError, match=r"has not returned for 1 s") as caught:
         engine.load()
@@ -97,7 +97,7 @@ def test_a_file_that_is_never_read_costs_its_generation_only(
     places: tuple[pathlib.Path, pathlib.Path], log: list[Any]
 ) -> None:
     disk = OneFile()
-    engine = Engine(LocalStore(str(places[0]), fs=disk), on_event=log.append, timeout_s=LIMIT_S)
+    engine = CheckpointEngine(LocalStore(str(places[0]), fs=disk), on_event=log.append, timeout_s=LIMIT_S)
     (newest,) = (path.name for path in (places[0] / "data").glob("*s2-*.bin"))
     disk.path = newest
     loaded = engine.load()
@@ -124,7 +124,7 @@ def test_a_state_that_is_filled_in_place_goes_on_to_what_serves(
     """And what was given up does not write into it, when it returns."""
     disk, into = OneFile(), state(0.0)
     far = str(places[1]) if has_far else None
-    engine = Engine(LocalStore(str(places[0]), fs=disk), drain_to=far, timeout_s=LIMIT_S, on_event=log.append)
+    engine = CheckpointEngine(LocalStore(str(places[0]), fs=disk), drain_to=far, timeout_s=LIMIT_S, on_event=log.append)
     (disk.path,) = (path.name for path in (places[0] / "data").glob("*s2-*.bin"))
     loaded = engine.load(into=into)
     assert loaded is not None
@@ -140,7 +140,7 @@ def test_a_state_that_is_filled_in_place_goes_on_to_what_serves(
 
 def test_a_state_that_nothing_fills_is_said_to_be_lost(places: tuple[pathlib.Path, pathlib.Path]) -> None:
     disk = OneFile()
-    engine = Engine(LocalStore(str(places[0]), fs=disk), timeout_s=LIMIT_S)
+    engine = CheckpointEngine(LocalStore(str(places[0]), fs=disk), timeout_s=LIMIT_S)
     disk.path = ".bin"
     with pytest.raises(CheckpointError, match=r"no generation of 2 could be loaded: .* has not returned") as caught:
         engine.load(into=state(0.0))
@@ -152,7 +152,7 @@ def test_a_state_that_nothing_fills_is_said_to_be_lost(places: tuple[pathlib.Pat
 def test_what_a_failed_generation_half_filled_is_not_left_to_train_on(tmp_path: pathlib.Path) -> None:
     """The older one that serves has no values for it: not the state's own any more, nor anyone's."""
     both = {**state(2.0), "late": torch.ones(5000)}
-    engine = Engine(str(tmp_path))
+    engine = CheckpointEngine(str(tmp_path))
     for step, tree in ((1, state(1.0)), (2, both)):
         handle = engine.save(step, tree)
         assert handle is not None

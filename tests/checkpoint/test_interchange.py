@@ -23,13 +23,13 @@ from safetensors.torch import load_file, save_file
 from outlast.adapters import _dcp
 from outlast.adapters._dcp import export_dcp, import_dcp, read_metadata
 from outlast.adapters._safetensors import _CODES, export_safetensors, import_safetensors
-from outlast.checkpoint import Engine, LocalStore, Reader
+from outlast.checkpoint import CheckpointEngine, LocalStore, Reader
 from outlast.checkpoint._publish import read_head
 from outlast.errors import ConfigError, Damage
 
 
 def generation(path: pathlib.Path, tree: Any) -> Reader:
-    engine = Engine(str(path))
+    engine = CheckpointEngine(str(path))
     handle = engine.save(4, tree)
     assert handle is not None
     number = engine.commit(handle)
@@ -38,7 +38,7 @@ def generation(path: pathlib.Path, tree: Any) -> Reader:
 
 
 def load(path: pathlib.Path, number: int) -> Any:
-    engine = Engine(str(path))
+    engine = CheckpointEngine(str(path))
     loaded = engine.load(generation=number)
     engine.close()
     assert loaded is not None
@@ -158,7 +158,7 @@ def test_an_index_cannot_point_outside(tmp_path: pathlib.Path) -> None:
             import_safetensors(str(tmp_path), LocalStore(str(tmp_path / "c")), step=0, created_s=1.0, nonce="aa")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_damaged_safetensors_file_never_crashes_the_import(tmp_path: pathlib.Path, data: st.DataObject) -> None:
     save_file({"a": torch.arange(8.0), "b": torch.arange(3)}, tmp_path / "m.safetensors")

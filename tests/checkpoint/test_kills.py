@@ -11,7 +11,7 @@ import sys
 import pytest
 import torch
 
-from outlast.checkpoint import Engine, LocalStore, Retention, verify
+from outlast.checkpoint import CheckpointEngine, LocalStore, Retention, verify
 
 KILLS = 80
 KEPT = 3
@@ -24,7 +24,7 @@ def state(step: int) -> dict[str, object]:
 
 def save_for_ever(where: str) -> None:
     """Each step is said once it is published."""
-    engine = Engine(where, retention=Retention(keep_last=KEPT))
+    engine = CheckpointEngine(where, retention=Retention(keep_last=KEPT))
     loaded = engine.load()
     step = loaded.step if loaded is not None else 0
     while True:
@@ -52,7 +52,7 @@ def test_killed_while_it_saves(tmp_path: pathlib.Path) -> None:
             child.kill()
         rest, _ = child.communicate()
         newest = max([newest, *(int(line) for line in rest.split("\n")[:-1])])
-        engine = Engine(str(tmp_path))
+        engine = CheckpointEngine(str(tmp_path))
         loaded = engine.load()
         engine.close()
         assert loaded is not None

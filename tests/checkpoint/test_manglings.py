@@ -15,7 +15,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from outlast.checkpoint import Engine, LocalStore, Retention, verify
+from outlast.checkpoint import CheckpointEngine, LocalStore, Retention, verify
 from outlast.core.protocol.saves.commit import SaveWanted, StepStable
 from outlast.errors import CheckpointError
 
@@ -28,8 +28,10 @@ NEWEST = 3
 class Three(Fleet):
     """Keeps three generations."""
 
-    def _engine(self, replica: int, num: int) -> Engine:
-        return Engine(str(self.path), replica=replica, num_replicas=num, run="r", retention=Retention(keep_last=3))
+    def _engine(self, replica: int, num: int) -> CheckpointEngine:
+        return CheckpointEngine(
+            str(self.path), replica=replica, num_replicas=num, run="r", retention=Retention(keep_last=3)
+        )
 
 
 def made(path: pathlib.Path) -> pathlib.Path:
@@ -174,7 +176,7 @@ def test_a_mangled_directory_gives_right_bits_or_none(
         here = tmp_path / str(seed)
         shutil.copytree(places[0], here)
         WAYS[way](Mangled(here, places[1], random.Random(f"{way} {seed}")))
-        engine = Engine(str(here))
+        engine = CheckpointEngine(str(here))
         try:
             loaded = engine.load()
         except CheckpointError:

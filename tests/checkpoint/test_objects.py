@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.checkpoint.s3 import Proxy, new_place, proxied, serving
 
-from outlast.checkpoint import Engine, ObjectStore, Retention, heads, open_store, verify
+from outlast.checkpoint import CheckpointEngine, ObjectStore, Retention, heads, open_store, verify
 from outlast.checkpoint import save_events as events
 from outlast.cli import main
 from outlast.errors import CheckpointError, ConfigError, Damage
@@ -47,14 +47,14 @@ def quick(url: str, **more: Any) -> ObjectStore:
     return ObjectStore(url, timeout_s=1.0, connect_timeout_s=1.0, max_retries=1, retry_timeout_s=2.0, **more)
 
 
-def commit(engine: Engine, step: int, value: float | None = None) -> int:
+def commit(engine: CheckpointEngine, step: int, value: float | None = None) -> int:
     handle = engine.save(step, state(step if value is None else value))
     assert handle is not None
     return engine.commit(handle)
 
 
 def test_save_load_verify_and_prune_on_s3(url: str) -> None:
-    engine = Engine(url, retention=Retention(keep_last=2))
+    engine = CheckpointEngine(url, retention=Retention(keep_last=2))
     for step in range(3):
         commit(engine, step)
     loaded = engine.load()
@@ -68,7 +68,7 @@ def test_save_load_verify_and_prune_on_s3(url: str) -> None:
 
 
 def test_every_command_takes_a_url(url: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    engine = Engine(url)
+    engine = CheckpointEngine(url)
     for step in range(3):
         commit(engine, step)
     engine.close()
@@ -100,7 +100,7 @@ def test_publication_is_exclusive_by_conditional_put(url: str) -> None:
 
 
 def test_a_reader_holds_its_generation(url: str) -> None:
-    engine = Engine(url, retention=Retention(keep_last=1))
+    engine = CheckpointEngine(url, retention=Retention(keep_last=1))
     commit(engine, 0)
     with open_store(url).in_use(0):
         commit(engine, 1)
@@ -123,7 +123,7 @@ def test_what_is_missing_is_damage_and_what_is_refused_is_an_os_error(url: str, 
 @pytest.mark.parametrize("fault", ["500", "stall", "cut"])
 def test_a_server_that_fails_costs_the_save_and_nothing_else(url: str, proxy: Proxy, fault: str) -> None:
     log: list[Any] = []
-    engine = Engine(quick(url), on_event=log.append, num_retries=1, retry_s=0.01)
+    engine = CheckpointEngine(quick(url), on_event=log.append, num_retries=1, retry_s=0.01)
     assert commit(engine, 1) == 0
     proxy.fault = lambda method, path: fault if method in {"PUT", "POST"} else "ok"
     handle = engine.save(2, state(2.0))
@@ -142,7 +142,7 @@ def test_a_server_that_fails_costs_the_save_and_nothing_else(url: str, proxy: Pr
 
 
 def test_a_passing_fault_is_retried(url: str, proxy: Proxy) -> None:
-    engine = Engine(ObjectStore(url, timeout_s=5.0, max_retries=3), num_retries=2, retry_s=0.01)
+    engine = CheckpointEngine(ObjectStore(url, timeout_s=5.0, max_retries=3), num_retries=2, retry_s=0.01)
     seen: list[str] = []
 
     def flaky(method: str, path: str) -> str:
@@ -158,7 +158,7 @@ def test_a_passing_fault_is_retried(url: str, proxy: Proxy) -> None:
 
 def test_a_stalled_far_tier_does_not_hold_the_near_one_up(url: str, proxy: Proxy, tmp_path: pathlib.Path) -> None:
     log: list[Any] = []
-    engine = Engine(
+    engine = CheckpointEngine(
         str(tmp_path), drain_to=quick(url), retention=Retention(keep_last=1), on_event=log.append, num_retries=0
     )
     proxy.fault = lambda method, path: "stall"
@@ -177,7 +177,7 @@ def test_a_stalled_far_tier_does_not_hold_the_near_one_up(url: str, proxy: Proxy
 
 def test_a_far_tier_that_is_down_is_told_and_nothing_else(url: str, proxy: Proxy, tmp_path: pathlib.Path) -> None:
     log: list[Any] = []
-    engine = Engine(str(tmp_path), drain_to=quick(url), on_event=log.append, num_retries=0)
+    engine = CheckpointEngine(str(tmp_path), drain_to=quick(url), on_event=log.append, num_retries=0)
     proxy.fault = lambda method, path: "cut"
     commit(engine, 1)
     engine.close()
@@ -188,7 +188,7 @@ def test_a_far_tier_that_is_down_is_told_and_nothing_else(url: str, proxy: Proxy
 
 def test_large_files_go_up_in_parts(url: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outlast.checkpoint._objects._BUFFER_BYTES", 5 << 20)
-    engine = Engine(url)
+    engine = CheckpointEngine(url)
     handle = engine.save(1, {"w": torch.arange(1_800_000, dtype=torch.float32)})
     assert handle is not None
     engine.commit(handle)
@@ -198,10 +198,10 @@ def test_large_files_go_up_in_parts(url: str, proxy: Proxy, monkeypatch: pytest.
 
 
 def test_draining_to_s3_and_loading_from_there(url: str, tmp_path: pathlib.Path) -> None:
-    engine = Engine(str(tmp_path / "near"), drain_to=url)
+    engine = CheckpointEngine(str(tmp_path / "near"), drain_to=url)
     commit(engine, 1)
     engine.close()
-    elsewhere = Engine(str(tmp_path / "other host"), drain_to=url)
+    elsewhere = CheckpointEngine(str(tmp_path / "other host"), drain_to=url)
     loaded = elsewhere.load()
     assert loaded is not None
     assert (loaded.step, loaded.tier) == (1, "object")
@@ -219,12 +219,12 @@ def test_two_live_runs_on_one_prefix_see_each_other_and_one_alone_reads_nothing_
     """No lock refuses the second one; each is told at its next publication, once, and what was published stays."""
     told: dict[str, list[str]] = {"one": [], "two": []}
 
-    def run(name: str) -> Engine:
+    def run(name: str) -> CheckpointEngine:
         def note(event: events.CheckpointEvent) -> None:
             if isinstance(event, events.Neighbour):
                 told[name].append(event.detail)
 
-        return Engine(url, run=name, retention=Retention(keep_last=9), on_event=note)
+        return CheckpointEngine(url, run=name, retention=Retention(keep_last=9), on_event=note)
 
     one, two = run("one"), run("two")
     commit(one, 0)
@@ -245,7 +245,7 @@ def test_two_live_runs_on_one_prefix_see_each_other_and_one_alone_reads_nothing_
 
 def test_an_import_into_a_live_run_s_place_is_no_other_run(url: str) -> None:
     found: list[events.CheckpointEvent] = []
-    one, other = Engine(url, run="one", on_event=found.append), Engine(url, run="import-abc")
+    one, other = CheckpointEngine(url, run="one", on_event=found.append), CheckpointEngine(url, run="import-abc")
     commit(one, 0)
     commit(other, 1)
     commit(one, 2)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import outlast
-from outlast.checkpoint import Engine, LocalStore, verify
+from outlast.checkpoint import CheckpointEngine, LocalStore, verify
 from outlast.checkpoint.occupancy import occupants, occupy
 from outlast.cli import main
 from outlast.errors import ConfigError
@@ -61,7 +61,7 @@ def state(value: float) -> dict[str, Any]:
 
 
 def save(place: pathlib.Path, *steps: int) -> None:
-    engine = Engine(str(place))
+    engine = CheckpointEngine(str(place))
     for step in steps:
         handle = engine.save(step, state(float(step)))
         assert handle is not None
@@ -128,7 +128,7 @@ def test_training_where_another_run_saves_is_refused_before_it_begins(
 def test_readers_and_pruning_are_let_in_and_pruning_leaves_what_a_live_run_may_refer_to(
     tmp_path: pathlib.Path, runs: Runs, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    engine = Engine(str(tmp_path), retention=outlast.checkpoint.Retention(keep_last=50))
+    engine = CheckpointEngine(str(tmp_path), retention=outlast.checkpoint.Retention(keep_last=50))
     for step in range(12):
         handle = engine.save(step, state(float(step)))
         assert handle is not None

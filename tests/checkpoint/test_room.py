@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from outlast.checkpoint import Engine, LocalStore
+from outlast.checkpoint import CheckpointEngine, LocalStore
 from outlast.checkpoint.room import give_back
 
 
 @pytest.mark.parametrize("published", [False, True])
 def test_a_save_that_will_never_be_a_generation_leaves_nothing(tmp_path: Path, published: bool) -> None:
     store = LocalStore(str(tmp_path / "c"))
-    engine = Engine(store)
+    engine = CheckpointEngine(store)
     before = engine.save(1, {"w": torch.zeros(5000)})
     assert before is not None
     engine.commit(before)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outlast.checkpoint import Engine, LocalStore, Reader
+from outlast.checkpoint import CheckpointEngine, LocalStore, Reader
 from outlast.checkpoint._plan import piece_bytes, plan, replicated
 from outlast.checkpoint.boxes import Box, check_cover, contiguous_span, intersect, rows
 from outlast.checkpoint.manifest import TensorSpec, parse_head
@@ -34,7 +34,7 @@ def cells(box: Box) -> set[tuple[int, ...]]:
     return set(itertools.product(*(range(o, o + n) for o, n in zip(box.offset, box.shape, strict=True))))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data(), shape=shapes)
 def test_intersection_is_that_of_the_cells(data: st.DataObject, shape: tuple[int, ...]) -> None:
     a, b = data.draw(box_in(shape)), data.draw(box_in(shape))
@@ -42,7 +42,7 @@ def test_intersection_is_that_of_the_cells(data: st.DataObject, shape: tuple[int
     assert (cells(common) if common else set()) == cells(a) & cells(b)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data(), shape=st.lists(st.integers(1, 5), max_size=4).map(tuple))
 def test_a_contiguous_span_is_one_run_of_row_major_order(data: st.DataObject, shape: tuple[int, ...]) -> None:
     outer = Box((0,) * len(shape), shape)
@@ -58,7 +58,7 @@ def test_a_contiguous_span_is_one_run_of_row_major_order(data: st.DataObject, sh
         assert not run or 1 in inner.shape
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data(), shape=st.lists(st.integers(1, 5), min_size=1, max_size=3).map(tuple))
 def test_cover_accepts_exactly_the_partitions(data: st.DataObject, shape: tuple[int, ...]) -> None:
     boxes = data.draw(st.lists(box_in(shape), max_size=5))
@@ -70,7 +70,7 @@ def test_cover_accepts_exactly_the_partitions(data: st.DataObject, shape: tuple[
     assert (check_cover(shape, boxes) is None) == partition
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(sizes=st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 600)), max_size=8), writers=st.integers(1, 9))
 def test_a_plan_writes_each_byte_once_and_evenly(sizes: list[tuple[int, int]], writers: int) -> None:
     specs = [TensorSpec(f"t{i}", "float32", shape) for i, shape in enumerate(sizes)]
@@ -101,9 +101,9 @@ def state(seed: int = 0) -> dict[str, Any]:
     }
 
 
-def save_all(path: pathlib.Path, num: int, trees: list[Any], step: int = 1) -> list[Engine]:
+def save_all(path: pathlib.Path, num: int, trees: list[Any], step: int = 1) -> list[CheckpointEngine]:
     """All replicas of one process save and one of them publishes."""
-    engines = [Engine(str(path), replica=r, num_replicas=num) for r in range(num)]
+    engines = [CheckpointEngine(str(path), replica=r, num_replicas=num) for r in range(num)]
     handles = [engine.save(step, tree, view=(1, 1)) for engine, tree in zip(engines, trees, strict=True)]
     reports = [handle.durable.result(20) for handle in handles if handle is not None]
     save = SaveId(epoch=1, n=1, step=step)
@@ -123,7 +123,7 @@ def test_replicas_write_each_byte_once_and_any_number_load_it(tmp_path: pathlib.
         shares = [part.stream_bytes for part in reader.parts]
     assert max(shares) <= 1.3 * payload / num + 8192
     for replicas in (1, 3):
-        engine = Engine(str(tmp_path), replica=replicas - 1, num_replicas=replicas)
+        engine = CheckpointEngine(str(tmp_path), replica=replicas - 1, num_replicas=replicas)
         into = {**state(1)}
         loaded = engine.load(into=into)
         engine.close()
@@ -229,7 +229,7 @@ def write_sharded(path: pathlib.Path, name: str, full: torch.Tensor, as_rank: An
     for rank in range(world):
         as_rank(rank, world)
         mesh = init_device_mesh("cpu", sizes)
-        engine = Engine(str(path), replica=rank, num_replicas=world)
+        engine = CheckpointEngine(str(path), replica=rank, num_replicas=world)
         handle = engine.save(1, {"w": local_of(full, mesh, placements), "plain": full[0]}, view=(1, 1))
         assert handle is not None
         reports.append(handle.durable.result(20))
@@ -249,7 +249,7 @@ def test_dtensor_layouts_reshard_into_each_other_and_into_plain(
 
     full = torch.arange(10 * 9 * 4, dtype=torch.float32).view(10, 9, 4)
     write_sharded(tmp_path, source, full, as_rank)
-    engine = Engine(str(tmp_path))
+    engine = CheckpointEngine(str(tmp_path))
     loaded = engine.load()
     assert loaded is not None
     assert torch.equal(loaded.tree["w"], full)
@@ -262,7 +262,7 @@ def test_dtensor_layouts_reshard_into_each_other_and_into_plain(
             mesh = init_device_mesh("cpu", sizes)
             want = local_of(full, mesh, placements)
             into = {"w": local_of(torch.zeros_like(full), mesh, placements), "plain": torch.zeros(9, 4)}
-            engine = Engine(str(tmp_path), replica=rank, num_replicas=world)
+            engine = CheckpointEngine(str(tmp_path), replica=rank, num_replicas=world)
             engine.load(into=into)
             engine.close()
             assert torch.equal(into["w"].to_local(), want.to_local()), (source, target, rank)

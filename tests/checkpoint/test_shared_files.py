@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 import torch
 
-from outlast.checkpoint import Engine, LocalStore, verify
+from outlast.checkpoint import CheckpointEngine, LocalStore, verify
 from outlast.checkpoint.fs import Disk
 from outlast.checkpoint.retention import Retention
 
 
-def engine_at(place: pathlib.Path, fs: Disk | None = None) -> Engine:
+def engine_at(place: pathlib.Path, fs: Disk | None = None) -> CheckpointEngine:
     store = LocalStore(str(place), fs=fs)
-    return Engine(store, retention=Retention(keep_last=2), incremental=False)
+    return CheckpointEngine(store, retention=Retention(keep_last=2), incremental=False)
 
 
-def saved(engine: Engine, step: int) -> int:
+def saved(engine: CheckpointEngine, step: int) -> int:
     handle = engine.save(step, {"w": torch.full((3000,), float(step)), "b": torch.arange(step, step + 5)})
     assert handle is not None
     return engine.commit(handle)
@@ -54,7 +54,7 @@ def test_a_hard_linked_backup_survives_going_on(tmp_path: pathlib.Path, tool: st
     for step in range(5, 30):
         saved(engine, step)
     assert whole(backup) == [3, 4]
-    loaded = Engine(str(backup)).load()
+    loaded = CheckpointEngine(str(backup)).load()
     assert loaded is not None
     assert torch.equal(loaded.tensors["w"], torch.full((3000,), 4.0))
     assert whole(place) == [28, 29]

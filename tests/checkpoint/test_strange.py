@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outlast.checkpoint import Engine, Handle, LocalStore, Retention, verify
+from outlast.checkpoint import CheckpointEngine, Handle, LocalStore, Retention, verify
 from outlast.checkpoint import save_events as events
 from outlast.checkpoint.store import generation_name, generation_number
 from outlast.errors import CheckpointError
@@ -25,7 +25,7 @@ def state(value: float) -> dict[str, Any]:
     return {"w": torch.full((5000,), value)}
 
 
-def saved(engine: Engine, step: int) -> int:
+def saved(engine: CheckpointEngine, step: int) -> int:
     handle = engine.save(step, state(step))
     assert handle is not None
     return engine.commit(handle)
@@ -33,12 +33,12 @@ def saved(engine: Engine, step: int) -> int:
 
 @pytest.mark.parametrize("number", [10**4, 10**10, 10**18 - 2, 2**63, 2**64, 10**30])
 def test_a_stray_head_with_any_number_stops_no_publication(tmp_path: pathlib.Path, number: int) -> None:
-    engine = Engine(str(tmp_path))
+    engine = CheckpointEngine(str(tmp_path))
     saved(engine, 1)
     (tmp_path / "manifests" / generation_name(number)).write_bytes(b"{}")
     assert saved(engine, 2) == 1
     assert saved(engine, 3) == 2
-    loaded = Engine(str(tmp_path)).load()
+    loaded = CheckpointEngine(str(tmp_path)).load()
     assert loaded is not None
     assert loaded.step == 3
     engine.close()
@@ -47,7 +47,7 @@ def test_a_stray_head_with_any_number_stops_no_publication(tmp_path: pathlib.Pat
 def test_a_number_that_no_generation_can_have_is_refused_with_a_word(tmp_path: pathlib.Path) -> None:
     (tmp_path / "manifests").mkdir()
     (tmp_path / "manifests" / generation_name(10**18 - 1)).write_bytes(b"{}")
-    engine = Engine(str(tmp_path))
+    engine = CheckpointEngine(str(tmp_path))
     with pytest.raises(CheckpointError, match="is no number for a generation") as caught:
         saved(engine, 1)
     assert "remove the stray file" in caught.value.remedy
@@ -55,7 +55,7 @@ def test_a_number_that_no_generation_can_have_is_refused_with_a_word(tmp_path: p
 
 
 def test_a_damaged_newest_head_s_number_is_passed_over(tmp_path: pathlib.Path) -> None:
-    engine = Engine(str(tmp_path))
+    engine = CheckpointEngine(str(tmp_path))
     saved(engine, 1)
     saved(engine, 2)
     for number in (1, 7):  # the first is damaged, the other perhaps cannot be read just now
@@ -72,7 +72,7 @@ def test_numbers_that_are_none() -> None:
 
 def test_a_clock_that_goes_back_changes_nothing(tmp_path: pathlib.Path) -> None:
     times = iter([1e9, 5.0, -3.0])
-    engine = Engine(str(tmp_path), wall=lambda: next(times), retention=Retention(keep_last=2))
+    engine = CheckpointEngine(str(tmp_path), wall=lambda: next(times), retention=Retention(keep_last=2))
     assert [saved(engine, step) for step in (1, 2, 3)] == [0, 1, 2]
     loaded = engine.load()
     assert loaded is not None
@@ -88,7 +88,7 @@ def test_directories_that_are_links(tmp_path: pathlib.Path, directory: str) -> N
     place.mkdir()
     other.mkdir()
     os.symlink(other, place / directory)
-    engine = Engine(str(place), retention=Retention(keep_last=1))
+    engine = CheckpointEngine(str(place), retention=Retention(keep_last=1))
     for step in range(1, 5):
         saved(engine, step)
     assert verify(LocalStore(str(place)), engine.store.generations()[-1]).problems == []
@@ -107,7 +107,7 @@ def test_permission_lost_and_given_back(tmp_path: pathlib.Path) -> None:
                 raise PermissionError(13, "Permission denied", name)
             return super().create(name, size_bytes)
 
-    engine = Engine(Guarded(str(tmp_path)), on_event=log.append, retry_s=0.001)
+    engine = CheckpointEngine(Guarded(str(tmp_path)), on_event=log.append, retry_s=0.001)
     saved(engine, 1)
     refused = True
     with pytest.raises(CheckpointError, match="Permission denied"):
@@ -118,14 +118,16 @@ def test_permission_lost_and_given_back(tmp_path: pathlib.Path) -> None:
     engine.close()
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(moves=st.lists(st.tuples(st.integers(0, 1), st.sampled_from(["save", "commit"])), max_size=14))
 def test_two_runs_in_one_directory_never_leave_a_torn_generation(
     tmp_path_factory: pytest.TempPathFactory, moves: list[tuple[int, str]]
 ) -> None:
     """A mistake, and each may sweep what the other is writing: that save is lost with a word, and nothing else is."""
     place = tmp_path_factory.mktemp("shared")
-    runs = [Engine(str(place), run=name, retention=Retention(keep_last=2), retry_s=0.001) for name in ("a", "b")]
+    runs = [
+        CheckpointEngine(str(place), run=name, retention=Retention(keep_last=2), retry_s=0.001) for name in ("a", "b")
+    ]
     flights: list[list[Handle]] = [[], []]
     for at, (who, what) in enumerate(moves):
         if what == "save":
@@ -139,7 +141,7 @@ def test_two_runs_in_one_directory_never_leave_a_torn_generation(
     for run in runs:
         run.close()
     if LocalStore(str(place)).generations():
-        loaded = Engine(str(place)).load()
+        loaded = CheckpointEngine(str(place)).load()
         assert loaded is not None
         assert torch.equal(loaded.tree["w"], state((loaded.view[0] - 1) * 1000 + loaded.step)["w"])
 
@@ -147,7 +149,7 @@ def test_two_runs_in_one_directory_never_leave_a_torn_generation(
 @pytest.mark.parametrize("kind", ["fifo", "socket", "device", "directory", "huge"])
 @pytest.mark.parametrize("where", ["manifests/g0000000001.json", "data"])
 def test_what_is_no_file_is_told_and_never_waited_for(tmp_path: pathlib.Path, kind: str, where: str) -> None:
-    engine = Engine(str(tmp_path), retention=Retention(keep_last=1))
+    engine = CheckpointEngine(str(tmp_path), retention=Retention(keep_last=1))
     saved(engine, 1)
     place = tmp_path / where
     if where == "data":

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from outlast.checkpoint import Engine, LocalStore
+from outlast.checkpoint import CheckpointEngine, LocalStore
 from outlast.checkpoint import save_events as events
 from outlast.checkpoint.threads import Threads, be_nice, within
 
@@ -51,7 +51,7 @@ def test_a_save_that_is_being_written_when_the_process_ends_is_published_and_dra
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=90)
     assert (ran.returncode, ran.stderr) == (0, "")
     assert LocalStore(near).generations() == [0]
-    loaded = Engine(near).load()
+    loaded = CheckpointEngine(near).load()
     assert loaded is not None
     assert torch.equal(loaded.tensors["w"], torch.arange(100_000))
     if sys.version_info < (3, 12):  # later ones start no threads that late
@@ -69,7 +69,7 @@ def test_who_waited_for_a_long_write_was_not_silent(tmp_path: pathlib.Path) -> N
         elif phase == "publish.began":
             silent.append(engine._publisher.is_silent)
 
-    engine = Engine(str(tmp_path), probe=probe, timeout_s=60.0)
+    engine = CheckpointEngine(str(tmp_path), probe=probe, timeout_s=60.0)
     handle = engine.save(1, state(1.0))
     assert handle is not None
     done = engine.commit_later(handle)
@@ -116,7 +116,7 @@ def test_a_drain_that_failed_is_not_said_to_hang_when_the_next_begins_much_later
     log: list[Any] = []
     (tmp_path / "file").touch()
     far = str(tmp_path / "file" / "far")
-    engine = Engine(str(tmp_path / "near"), drain_to=far, on_event=log.append, num_retries=0, timeout_s=60.0)
+    engine = CheckpointEngine(str(tmp_path / "near"), drain_to=far, on_event=log.append, num_retries=0, timeout_s=60.0)
     drainer = engine._drainer
     assert drainer is not None
     for step in (1, 2):
@@ -133,7 +133,7 @@ def test_a_drain_that_failed_is_not_said_to_hang_when_the_next_begins_much_later
 
 
 def test_little_patience_with_a_disk_is_none_with_copying(tmp_path: pathlib.Path) -> None:
-    engine, gate = Engine(str(tmp_path), timeout_s=0.05), threading.Event()
+    engine, gate = CheckpointEngine(str(tmp_path), timeout_s=0.05), threading.Event()
     engine._copier.submit(gate.wait, 20)  # a large tensor comes first
     handle = engine.save(1, state(1.0))
     assert handle is not None
@@ -148,7 +148,7 @@ def test_little_patience_with_a_disk_is_none_with_copying(tmp_path: pathlib.Path
 
 
 def test_saves_may_settle_while_bases_are_looked_up(tmp_path: pathlib.Path) -> None:
-    engine = Engine(str(tmp_path))
+    engine = CheckpointEngine(str(tmp_path))
     handles = [engine.save(step, state(step)) for step in (1, 2)]
     first, second = (handle for handle in handles if handle is not None)
     concurrent.futures.wait([first.durable, second.durable], 20)
@@ -174,7 +174,7 @@ def test_what_waits_for_a_result_cannot_cancel_it() -> None:
 
 
 def test_no_thread_stays_behind_after_many_saves(tmp_path: pathlib.Path) -> None:
-    engine = Engine(str(tmp_path), num_slots=2)
+    engine = CheckpointEngine(str(tmp_path), num_slots=2)
     before = set(threading.enumerate())
     for step in range(1, 41):
         handle = engine.save(step, state(step), wait=True)

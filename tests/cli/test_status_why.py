@@ -25,7 +25,7 @@ EVENTS: list[ev.AnyEvent] = [
     ev.ReplicaStarted(at_s=100.3, replica="r1.0", agent="a0", pid=14),
     ev.ViewInstalled(at_s=101.0, epoch=1, n=1, members=["r0.0", "r1.0"], cause="start", planned=True),
     ev.ViewFormed(at_s=101.0, epoch=1, n=1, step=0, roll_call_s=0.01),
-    ev.Progress(at_s=102.0, view=[1, 1], stable=9, losses=[(8, 2.0), (9, 1.5)], step_s=0.1),
+    ev.ProgressMade(at_s=102.0, view=[1, 1], stable=9, losses=[(8, 2.0), (9, 1.5)], step_s=0.1),
     ev.ReplicaExited(at_s=103.0, replica="r1.0", cause="signal", detail="SIGKILL", noticed_by="agent a0", step=10),
 ]  # fmt: skip
 
@@ -169,7 +169,7 @@ def test_why_marks_what_a_long_run_should_not_have_shown(tmp_path: Path, capsys:
         ev.ReplicaExited(at_s=200.0 + n, replica=f"r1.{n}", cause="signal", detail="", noticed_by="a0")
         for n in range(9)
     ]
-    later = ev.Progress(at_s=100.0 + 500 * 3600, view=[1, 1], stable=99, losses=[(99, 1.0)], step_s=0.1)
+    later = ev.ProgressMade(at_s=100.0 + 500 * 3600, view=[1, 1], stable=99, losses=[(99, 1.0)], step_s=0.1)
     with Journal.create(tmp_path / "run") as journal:
         journal.append_many([*EVENTS[:-1], *often, later])
     told, planned = (outlast(capsys, *words)[1] for words in (
@@ -183,7 +183,7 @@ def test_why_marks_what_a_long_run_should_not_have_shown(tmp_path: Path, capsys:
 def test_why_of_a_run_without_failures_has_nothing_surprising(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hours_later = ev.Progress(at_s=100.0 + 500 * 3600, view=[1, 1], stable=99, losses=[(99, 1.0)], step_s=0.1)
+    hours_later = ev.ProgressMade(at_s=100.0 + 500 * 3600, view=[1, 1], stable=99, losses=[(99, 1.0)], step_s=0.1)
     with Journal.create(tmp_path / "run") as journal:
         journal.append_many([*EVENTS[:-1], hours_later])
     row = json.loads(outlast(capsys, "why", str(tmp_path / "run"), "--json")[1])["predicted"][0]

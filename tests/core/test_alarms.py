@@ -40,7 +40,7 @@ def fleet(num_spares: int = 1, agents: tuple[str, ...] = ("a0", "a1"), **setting
 
 
 def weighed(actions: list[m.Action]) -> list[dict[str, Any]]:
-    return [dict(a.fields) for a in actions if isinstance(a, m.Journal) and a.kind == "alarm_weighed"]
+    return [dict(a.fields) for a in actions if isinstance(a, m.JournalEntry) and a.kind == "alarm_weighed"]
 
 
 def planned(c: Coordinator) -> tuple[str, ...]:
@@ -198,7 +198,7 @@ class Record:
     APART_S = 5000.0
 
     def __init__(self, coordinator: Coordinator) -> None:
-        self.c, self.story, self.durable = coordinator, [], m.Record()
+        self.c, self.story, self.durable = coordinator, [], m.FleetRecord()
         coordinator.persist()
         self._take(0.0, coordinator.handle(0.0, m.Resumed()))
 
@@ -209,7 +209,7 @@ class Record:
         for action in actions:
             if isinstance(action, m.Persist):
                 self.durable = action.record
-            elif isinstance(action, m.Journal):
+            elif isinstance(action, m.JournalEntry):
                 told = {"kind": action.kind, "at_s": now_s + self.APART_S, **action.fields}
                 self.story.append(msgspec.convert(told, ev.AnyEvent))
 

@@ -22,11 +22,11 @@ from outlast.core.protocol.saves.commit import (
     Published,
     PublishFailed,
     Refuse,
-    SaveBegan,
     SaveId,
     SaveWanted,
     StepStable,
     ViewChanged,
+    WriterBegan,
     WriterDurable,
     WriterFailed,
     commit_step,
@@ -121,7 +121,7 @@ def test_what_begins_again_is_not_certified_by_what_was_verified_before() -> Non
 
 def test_a_save_that_has_begun_is_known_before_any_promise() -> None:
     """Its loss with a view, or with a writer, is told; without that nobody would ask for another."""
-    began = [SaveBegan(save=SAVE, writer=w) for w in (0, 1, 1)]
+    began = [WriterBegan(save=SAVE, writer=w) for w in (0, 1, 1)]
     state, actions = feed(fresh(), *began)
     assert actions == []
     assert [p.save for p in state.pending] == [SAVE]
@@ -134,7 +134,7 @@ def test_a_save_that_has_begun_is_known_before_any_promise() -> None:
     assert [type(a) for a in actions] == [Publish]
     state, actions = feed(state, Published(save=SAVE, generation=0), began[0])
     assert [type(a) for a in actions] == [Announce, Refuse], "news that was late opens nothing"
-    _, actions = feed(state, SaveBegan(save=SaveId(epoch=1, n=0, step=9), writer=0))
+    _, actions = feed(state, WriterBegan(save=SaveId(epoch=1, n=0, step=9), writer=0))
     assert [type(a) for a in actions] == [Refuse]
 
 
@@ -209,7 +209,7 @@ events = st.one_of(
     st.builds(ViewChanged, view=st.tuples(st.integers(1, 2), st.integers(1, 2)),
               writers=st.sampled_from([(0,), (0, 1), (0, 1, 2)]),
               begins=st.booleans()),
-    st.builds(SaveBegan, save=saves, writer=st.integers(0, 2)),
+    st.builds(WriterBegan, save=saves, writer=st.integers(0, 2)),
     st.builds(SaveWanted, step=st.integers(0, 4)),
     st.builds(WriterDurable, save=saves, report=st.builds(report, writer=st.integers(0, 2))),
     st.builds(WriterFailed, save=saves, writer=st.integers(0, 2), reason=st.just("x")),
@@ -218,7 +218,7 @@ events = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(schedule=st.lists(events, max_size=40), outcomes=st.lists(st.booleans(), max_size=40))
 def test_no_schedule_publishes_twice_torn_unstable_or_out_of_order(
     schedule: list[CommitEvent], outcomes: list[bool]

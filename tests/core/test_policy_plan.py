@@ -36,7 +36,7 @@ def test_the_posterior_is_prior_plus_evidence() -> None:
 
 
 @given(st.floats(1e-9, 1e-4), st.floats(0.1, 3000), st.floats(1, 1e5), st.sampled_from(["young", "daly", "exact"]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_intervals_agree_with_the_mathematics(rate: float, write: float, machines: float, kind: str) -> None:
     belief = pol.Belief.from_priors({"any": pol.ClassPrior(rate=rate)})
     policy = pol.IntervalPolicy(kind=kind, min_s=1e-9, max_s=1e15)  # type: ignore[arg-type]
@@ -49,7 +49,7 @@ def test_intervals_agree_with_the_mathematics(rate: float, write: float, machine
 
 
 @given(st.lists(st.floats(0, 40), min_size=1, max_size=5), st.floats(1, 1e6))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_arrays_and_scalars_decide_alike(failures: list[float], days: float) -> None:
     prior = _belief()
     many = pol.Belief(

@@ -163,7 +163,7 @@ def test_a_run_whose_last_host_is_drained_waits_for_another() -> None:
     gone(c, "r0.1")
     actions = c.handle(2.0, m.AgentGone(agent="h1:aa"))
     assert not [a for a in actions if isinstance(a, m.Finish)]
-    assert any("drain --undo" in str(a.fields.get("text")) for a in actions if isinstance(a, m.Journal))
+    assert any("drain --undo" in str(a.fields.get("text")) for a in actions if isinstance(a, m.JournalEntry))
     actions = c.handle(3.0, om.DrainAsked(asker=ME, host="head", undo=True))
     assert set(started(actions).values()) == {"a0"}
 
@@ -185,7 +185,7 @@ def test_what_would_leave_nobody_with_the_state_and_what_cannot_be_is_refused_wi
         actions = c.handle(1.0, asked)
         said = answer(actions)
         assert (said.accepted, text in said.text, bool(said.remedy)) == (False, True, True), said
-        [told] = [a.fields for a in actions if isinstance(a, m.Journal)]
+        [told] = [a.fields for a in actions if isinstance(a, m.JournalEntry)]
         assert (told["accepted"], told["text"]) == (False, said.text)
     assert "memory" in answer(fleet(most_processes=5).handle(1.0, om.ScaleAsked(asker=ME, replicas=5))).text
     assert "several ranks" in answer(fleet(can_join=False).handle(1.0, om.ScaleAsked(asker=ME, replicas=3))).text

@@ -31,7 +31,7 @@ def _judged(c: Coordinator, step: int, *, fleeting: bool = False, sure: Sure = "
     verdict = Verdict(action="replace", evidence="nan", culprit=who, fleeting=fleeting, confidence=sure)
     actions = c.handle(0.0, m.Judged(member="r1.1", step=step, verdict=verdict, against=(name,)))
     c.handle(0.0, m.Exited(member=name, cause="evicted"))
-    (written,) = [a for a in actions if isinstance(a, m.Journal) and a.kind == "verdict"]
+    (written,) = [a for a in actions if isinstance(a, m.JournalEntry) and a.kind == "verdict"]
     return str(written.fields["action"])
 
 
@@ -42,7 +42,7 @@ def test_a_slot_is_quarantined_at_the_second_lasting_wrong_and_a_rare_run_of_fle
     c = _fleet()
     assert [_judged(c, step, fleeting=fleeting) for step in range(most)] == ["replace"] * most
     assert c.roster.is_alive(f"r0.{most + 1}")
-    successor = Coordinator(c.settings, 2, m.Record(offences=c.roster.offences, fleeting=c.roster.fleeting))
+    successor = Coordinator(c.settings, 2, m.FleetRecord(offences=c.roster.offences, fleeting=c.roster.fleeting))
     assert successor.roster.fleeting == c.roster.fleeting
     assert _judged(c, most, fleeting=fleeting) == "quarantine"
     assert not c.roster.is_alive(f"r0.{most + 2}")
@@ -67,10 +67,10 @@ def test_a_script_that_never_joins_is_told_once() -> None:
     c = Coordinator(Settings(num_replicas=2), epoch=1)
     c.handle(0.0, m.AgentHello(agent="a0", pid=1))
     told = [c.handle(30.0, m.Unjoined(member=name, for_s=30.0)) for name in ("r0.1", "r1.1")]
-    texts = [str(a.fields["text"]) for actions in told for a in actions if isinstance(a, m.Journal)]
+    texts = [str(a.fields["text"]) for actions in told for a in actions if isinstance(a, m.JournalEntry)]
     assert len(texts) == 1
     assert texts[0].startswith("r0.1 has run for 30 s without outlast.join()")
 
 
 def test_a_slow_replica_of_a_script_that_joins_is_not_told_of() -> None:
-    assert not any(isinstance(a, m.Journal) for a in _fleet().handle(30.0, m.Unjoined(member="r2.1", for_s=30.0)))
+    assert not any(isinstance(a, m.JournalEntry) for a in _fleet().handle(30.0, m.Unjoined(member="r2.1", for_s=30.0)))

@@ -6,7 +6,7 @@ import pytest
 
 from outlast.core.protocol import Coordinator, Member, Settings, View, ViewId
 from outlast.core.protocol import messages as m
-from outlast.core.protocol.disputes import Finding
+from outlast.core.protocol.disputes import AuditFinding
 from outlast.core.protocol.fleet.roster import slot_of
 from outlast.errors import ProtocolViolation
 
@@ -40,7 +40,7 @@ def exited(name: str) -> m.Exited:
     return m.Exited(member=name, cause="signal")
 
 
-def record_of(actions: list[m.Action]) -> m.Record:
+def record_of(actions: list[m.Action]) -> m.FleetRecord:
     return [a for a in actions if isinstance(a, m.Persist)][-1].record
 
 
@@ -139,7 +139,9 @@ def test_a_member_that_cannot_be_heard_waits_for_the_lease_and_then_a_spare_goes
 def test_a_restarted_coordinator_waits_for_every_report() -> None:
     c = started(2)
     view = c.view
-    record = m.Record(view=view, incarnations={"r0": 1, "r1": 1}, placement={"r0.1": "a", "r1.1": "a"}, formed=True)
+    record = m.FleetRecord(
+        view=view, incarnations={"r0": 1, "r1": 1}, placement={"r0.1": "a", "r1.1": "a"}, formed=True
+    )
     c = Coordinator(c.settings, 2, record)
     c.handle(0.0, m.AgentHello(agent="a", pid=1, members=("r0.1", "r1.1")))
     c.handle(0.0, hello("r0.1", view=view, formed=True, state="member"))
@@ -154,7 +156,9 @@ def test_a_restarted_coordinator_waits_for_every_report() -> None:
 def test_an_order_that_only_some_had_heard_when_the_coordinator_died_ends_the_view() -> None:
     """It might wait for ever: who heard it does its part, and the others do not know of it."""
     view = started(2).view
-    record = m.Record(view=view, incarnations={"r0": 1, "r1": 1}, placement={"r0.1": "a", "r1.1": "a"}, formed=True)
+    record = m.FleetRecord(
+        view=view, incarnations={"r0": 1, "r1": 1}, placement={"r0.1": "a", "r1.1": "a"}, formed=True
+    )
     for heard, over in ((0, False), (1, True)):
         c = Coordinator(Settings(num_replicas=2), 2, record)
         c.handle(0.0, m.AgentHello(agent="a", pid=1, members=("r0.1", "r1.1")))
@@ -167,7 +171,7 @@ def test_who_was_joining_when_the_coordinator_died_is_served_anew() -> None:
     """Its donors may not have heard of it: then nobody would ever serve it."""
     view = View(id=ViewId(1, 1), members=("r0.1",))
     placed = {"r0.1": "a", "r1.1": "a"}
-    record = m.Record(view=view, incarnations={"r0": 1, "r1": 1}, placement=placed, formed=True)
+    record = m.FleetRecord(view=view, incarnations={"r0": 1, "r1": 1}, placement=placed, formed=True)
     c = Coordinator(Settings(num_replicas=2), 2, record)
     c.handle(0.0, m.AgentHello(agent="a", pid=1, members=("r0.1", "r1.1")))
     c.handle(0.0, hello("r0.1", view=view, formed=True, state="member"))
@@ -181,7 +185,9 @@ def test_who_was_joining_when_the_coordinator_died_is_served_anew() -> None:
 
 def test_a_restarted_coordinator_does_not_wait_for_the_dead() -> None:
     view = View(id=ViewId(1, 3), members=("r0.1", "r1.1"))
-    record = m.Record(view=view, incarnations={"r0": 2, "r1": 1}, placement={"r0.2": "a", "r1.1": "a"}, formed=True)
+    record = m.FleetRecord(
+        view=view, incarnations={"r0": 2, "r1": 1}, placement={"r0.2": "a", "r1.1": "a"}, formed=True
+    )
     c = Coordinator(Settings(num_replicas=2), 2, record)
     c.handle(0.0, m.AgentHello(agent="a", pid=1, members=("r0.2", "r1.1")))
     c.handle(0.0, hello("r1.1", view=view, formed=True, state="member"))
@@ -194,7 +200,7 @@ def test_a_restarted_coordinator_does_not_wait_for_the_dead() -> None:
 
 def test_no_order_is_given_in_a_view_of_an_earlier_epoch() -> None:
     view = View(id=ViewId(1, 3), members=("r0.1",))
-    record = m.Record(view=view, incarnations={"r0": 1}, placement={"r0.1": "a"}, formed=True)
+    record = m.FleetRecord(view=view, incarnations={"r0": 1}, placement={"r0.1": "a"}, formed=True)
     c = Coordinator(Settings(num_replicas=2), 2, record)
     c.handle(0.0, hello("r0.1", view=view, formed=True, state="member"))
     actions = c.handle(0.0, hello("r1.1", state="fresh"))
@@ -342,13 +348,13 @@ def test_sums_that_are_wrong_in_several_steps_in_a_row_are_no_accident() -> None
     view = c.view.id
 
     def found(step: int, culprit: str = "r1.1") -> list[str]:
-        finding = Finding(step=step, leaf=-1, culprit=culprit, kind="memory", agreeing=1, asked=2)
+        finding = AuditFinding(step=step, leaf=-1, culprit=culprit, kind="memory", agreeing=1, asked=2)
         told = [c.handle(1.0, m.Audited(member=f"r{i}.1", view=view, findings=(finding,))) for i in range(3)]
         return [
             a.fields["verdict"]
             for actions in told
             for a in actions
-            if isinstance(a, m.Journal) and a.kind == "audit_mismatch"
+            if isinstance(a, m.JournalEntry) and a.kind == "audit_mismatch"
         ]
 
     assert [found(step) for step in (3, 4, 6, 7)] == [["memory"]] * 4

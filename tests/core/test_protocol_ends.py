@@ -67,7 +67,7 @@ def test_a_run_begins_with_whoever_is_ready() -> None:
     actions = c.handle(18.0, m.Timer(name="gather"))
     assert c.view is not None
     assert c.view.members == ("r1.1", "r2.1")
-    (notice,) = [a for a in actions if isinstance(a, m.Journal) and a.kind == "notice"]
+    (notice,) = [a for a in actions if isinstance(a, m.JournalEntry) and a.kind == "notice"]
     assert "2 of 3 replicas: r0 not ready 9.0 s after r1.1 was" in str(notice.fields["text"])
     formed(c)
     actions = c.handle(19.0, hello("r0.1"))

@@ -120,13 +120,13 @@ def test_all_ended_by_exceptions_is_the_script_s_end_not_the_fleet_s() -> None:
 def test_views_tell_the_number_of_microbatches_and_joiners_who_serves_them() -> None:
     run = Driver(2, num_spares=1)
     said = run.say(m.Hello(member="r2.1", agent="a0", epoch=0, facts={"microbatches": "8"}))
-    told = [a for a in said if isinstance(a, m.Journal)]
+    told = [a for a in said if isinstance(a, m.JournalEntry)]
     assert [(t.kind, t.fields) for t in told] == [
         ("joiner_served", {"replica": "r2.1", "step": 0, "donors": ["r0.1", "r1.1"]})
     ]
     again = Driver(2, formed=False)
     again.say(m.Hello(member="r0.1", agent="a0", epoch=0, facts={"microbatches": "8"}))
     said = again.say(m.Hello(member="r1.1", agent="a0", epoch=0, facts={"microbatches": "8"}))
-    installed = [a.fields for a in said if isinstance(a, m.Journal) and a.kind == "view_installed"]
+    installed = [a.fields for a in said if isinstance(a, m.JournalEntry) and a.kind == "view_installed"]
     assert [fields["num_microbatches"] for fields in installed] == [8]
     assert again.c.view == View(id=ViewId(1, 1), members=("r0.1", "r1.1"), start=True)

@@ -38,7 +38,7 @@ def left(c: Coordinator, *names: str) -> None:
 
 
 def kept(actions: list[m.Action], kind: str) -> list[dict[str, Any]]:
-    return [a.fields for a in actions if isinstance(a, m.Journal) and a.kind == kind]
+    return [a.fields for a in actions if isinstance(a, m.JournalEntry) and a.kind == kind]
 
 
 def told(actions: list[m.Action], kind: type) -> list[tuple[str, ...]]:
@@ -157,7 +157,9 @@ def test_a_coordinator_that_starts_anew_does_not_wait_for_ever_for_a_host_that_w
     before = started()
     assert before.view is not None
     placement = {name: host for name, host in PLACES.items() if name in before.view.members}
-    stored = m.Record(view=before.view, incarnations={f"r{i}": 1 for i in range(4)}, placement=placement, formed=True)
+    stored = m.FleetRecord(
+        view=before.view, incarnations={f"r{i}": 1 for i in range(4)}, placement=placement, formed=True
+    )
     c = Coordinator(Settings(num_replicas=4, num_agents=3), 2, stored)
     for name, host in (("r0.1", "h0"), ("r1.1", "h1")):
         c.handle(1.0, m.AgentHello(agent=host, pid=1, members=(name,)))

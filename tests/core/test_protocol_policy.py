@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from outlast.core.phases import Phase
 from outlast.core.policy.deadlines import Durations, deadline
-from outlast.core.policy.evictions import Evidence, judge, vertex_cover
+from outlast.core.policy.evictions import SilenceEvidence, judge, vertex_cover
 
 members = st.sampled_from("abcdef")
 pairs = st.sets(st.tuples(members, members).filter(lambda pair: pair[0] != pair[1]), max_size=9)
@@ -54,7 +54,7 @@ def test_a_slow_first_step_is_forgotten_and_a_floor_holds() -> None:
 
 
 def test_an_evidence_decides() -> None:
-    seen = Evidence(
+    seen = SilenceEvidence(
         state="S", traced=False, phase=Phase.BACKWARD, silent_s=9.0, cpu_advanced=False, allowed_s=2.0, waited_s=9.0,
         deadline_s=2.0,
     )  # fmt: skip
@@ -76,8 +76,8 @@ def test_an_evidence_decides() -> None:
 
 
 def test_python_that_never_returns_is_slow_until_outside_s() -> None:
-    def seen(phase: Phase, silent_s: float) -> Evidence:
-        return Evidence(
+    def seen(phase: Phase, silent_s: float) -> SilenceEvidence:
+        return SilenceEvidence(
             state="R", traced=False, phase=phase, silent_s=silent_s, cpu_advanced=True, allowed_s=0.5, waited_s=9.0,
             deadline_s=1.0,
         )  # fmt: skip

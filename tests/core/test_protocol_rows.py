@@ -27,7 +27,7 @@ def vote(c: Coordinator, member: str, culprit: str, view: ViewId) -> list[m.Acti
 
 
 def journalled(actions: list[m.Action]) -> list[str]:
-    return [a.kind for a in actions if isinstance(a, m.Journal)]
+    return [a.kind for a in actions if isinstance(a, m.JournalEntry)]
 
 
 @pytest.mark.parametrize("culprit", ["r1.1", "r0.1"], ids=["the reducer lied", "the checker lied"])
@@ -39,7 +39,7 @@ def test_who_is_wrong_by_most_votes_is_condemned(culprit: str) -> None:
     assert journalled(vote(c, "r3.1", culprit, view)) == []  # half is not most
     other = {"r0.1": "r1.1", "r1.1": "r0.1"}[culprit]
     actions = vote(c, other, culprit, view)
-    (told,) = [a.fields for a in actions if isinstance(a, m.Journal) and a.kind == "reducer_accused"]
+    (told,) = [a.fields for a in actions if isinstance(a, m.JournalEntry) and a.kind == "reducer_accused"]
     assert (told["host"], told["device"], told["confidence"]) == ("a", f"cuda:{culprit[1]}", 0.75)
     assert "test it" in told["remedy"]
     assert any(isinstance(a, m.Tell) and isinstance(a.message, m.Kill) and a.message.member == culprit for a in actions)

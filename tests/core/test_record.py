@@ -30,7 +30,7 @@ from outlast.core.policy import (
 )
 from outlast.core.policy._hazards import LossArrays
 from outlast.core.policy.deadlines import Durations
-from outlast.core.policy.evictions import Verdict, silence_s
+from outlast.core.policy.evictions import SilenceVerdict, silence_s
 from outlast.core.protocol.fleet.roster import Roster, Settings
 from outlast.journal import Journal
 from outlast.plan import FailureClass, Job, Tier, simulate
@@ -55,7 +55,7 @@ def story(seed: int) -> list[ev.AnyEvent]:
             who = f"r{rng.randrange(8)}.1"
             told.append(ev.ReplicaExited(at_s=at_s, replica=who, cause="signal", detail="", noticed_by="agent"))
         elif kind < 0.4:
-            told.append(ev.FleetLost(at_s=at_s, step=step, detail=""))
+            told.append(ev.FleetGone(at_s=at_s, step=step, detail=""))
         elif kind < 0.7:
             told.append(ev.CheckpointBegan(at_s=at_s, step=step, view=[1, 1], reason=""))
             told.append(
@@ -76,7 +76,7 @@ def story(seed: int) -> list[ev.AnyEvent]:
             )
         else:
             told.append(
-                ev.Progress(at_s=at_s, view=[1, 1], stable=step, losses=[(step, rng.gauss(2, 0.1))], step_s=0.5)
+                ev.ProgressMade(at_s=at_s, view=[1, 1], stable=step, losses=[(step, rng.gauss(2, 0.1))], step_s=0.5)
             )
     return told
 
@@ -129,7 +129,7 @@ def test_audits_and_mismatches_move_the_share() -> None:
     )  # fmt: skip
     assert record.audit_share() > 2 * calm.audit_share()
     found = record.audit_share()
-    record.take(ev.Certified(at_s=1.8e9, step=90, share=0.9, audited=10**9))
+    record.take(ev.StateCertified(at_s=1.8e9, step=90, share=0.9, audited=10**9))
     assert record.audit_share() < found, "much was computed twice since"
 
 
@@ -202,7 +202,7 @@ def test_a_hang_is_noticed_in_the_simulation_by_the_deadline_that_a_member_learn
     assert list(before[:-1]) == [c.detection_s for c in JOB.classes]
     monkeypatch.setattr(Durations, "tail", property(lambda self: 10.0))
     assert compile_job(job).detection_s[-1] == learnt() == 30.0
-    monkeypatch.setattr(evictions, "judge", lambda evidence, outside_s: Verdict(decision="wait", reason=""))
+    monkeypatch.setattr(evictions, "judge", lambda evidence, outside_s: SilenceVerdict(decision="wait", reason=""))
     assert compile_job(job).detection_s[-1] == 90.0, "who is not evicted is waited for as long as may be"
     assert silence_s(1e-4, 0.5, 90.0) == 90.0
 

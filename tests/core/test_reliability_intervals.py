@@ -23,7 +23,7 @@ def test_the_facts_intervals() -> None:
 
 
 @given(sizes, st.floats(min_value=0.0, max_value=5))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_exact_interval_is_the_minimum(ratio: float, recovery: float) -> None:
     def cost(log_t: float) -> float:
         t = np.exp(log_t)
@@ -34,7 +34,7 @@ def test_exact_interval_is_the_minimum(ratio: float, recovery: float) -> None:
 
 
 @given(st.floats(min_value=1e-9, max_value=1e-3))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_exact_interval_keeps_its_digits_when_writes_are_cheap(ratio: float) -> None:
     t = float(rel.exact_interval(ratio, 1.0))  # the root of 1 - t = exp(-(t + c)), in a form that does not cancel
     assert np.log1p(-t) + t + ratio == pytest.approx(0.0, abs=1e-7 * ratio)

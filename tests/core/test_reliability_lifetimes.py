@@ -119,7 +119,7 @@ def test_survival_estimators_against_scipy() -> None:
 
 
 @given(st.sampled_from([0.6, 1.0, 2.0]), st.booleans())
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 def test_censored_weibull_recovers_its_parameters(shape: float, censor: bool) -> None:
     rng = np.random.default_rng(int(shape * 10) + censor)
     life = 5 * rng.weibull(shape, 1500)

@@ -36,7 +36,7 @@ def _enumerate(k: int, p: list[float]) -> float:
 
 
 @given(st.lists(chance, min_size=1, max_size=7), st.integers(0, 7))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_k_of_n_by_enumeration(p: list[float], k: int) -> None:
     k = min(k, len(p))
     assert rel.k_of_n(k, p) == pytest.approx(_enumerate(k, p), abs=1e-12)
@@ -113,7 +113,7 @@ def test_bipartite_connectivity_by_enumeration(leaves: int, hubs: int) -> None:
 
 
 @given(st.integers(2, 12), st.integers(1, 10), chance, chance)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_connectivity_lies_between_its_bounds(leaves: int, hubs: int, p: float, s: float) -> None:
     low, high = rel.connected_bounds(leaves, hubs, p, s)
     assert low - 1e-9 <= rel.connected_exact(leaves, hubs, p, s) <= high + 1e-9
@@ -135,7 +135,7 @@ def test_the_facts_gemini() -> None:
 
 
 @given(st.integers(4, 9), st.integers(2, 3), st.integers(0, 5), st.sampled_from(["mixed", "ring", "rotated"]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_placement_counts_by_enumeration(n: int, width: int, losses: int, kind: str) -> None:
     placement = {
         "mixed": lambda: rel.copies_mixed(n, width),
@@ -147,7 +147,7 @@ def test_placement_counts_by_enumeration(n: int, width: int, losses: int, kind: 
 
 
 @given(st.integers(6, 14), st.integers(2, 3), st.integers(0, 6))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_placements_on_any_number_of_machines_are_counted_as_by_enumeration(n: int, copies: int, losses: int) -> None:
     for ring, placement in ((False, rel.copies_mixed(n, copies)), (True, rel.copies_ring(n, copies))):
         counted = rel.copies_survival(n, copies, losses, ring=ring)

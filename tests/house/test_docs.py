@@ -57,14 +57,14 @@ def test_examples_marked_to_run_do_run(place: str, code: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_python_examples_parse(page: Path) -> None:
-    for info in ("python", "python run"):
+    for info in ("python", "python run", "python whole"):
         for place, code in blocks(page, info):
             assert compile(code, place, "exec")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_examples_use_names_that_exist(page: Path) -> None:
-    for info in ("python", "python run"):
+    for info in ("python", "python run", "python whole"):
         for place, code in blocks(page, info):
             for node in ast.walk(ast.parse(code)):
                 if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "outlast":

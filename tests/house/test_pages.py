@@ -81,6 +81,34 @@ def test_every_kind_of_fault_says_who_notices_what_it_costs_and_what_proves_it()
     assert [row[0] for row in body if not all(row)] == []
 
 
+@pytest.mark.parametrize("name", ["config", "errors", "events", "cli"])
+def test_what_the_reference_takes_from_the_source_is_what_the_source_says(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(DOCS / "_ext"))
+    from outlast_reference import REFERENCE, written
+
+    text = (REFERENCE / f"{name}.md").read_text(encoding="utf-8")
+    assert text == written(name), "settings, errors, events or a command's help have changed: make reference"
+    assert "```{outlast" not in text, "it can be read where it lies"
+
+
+PEERS = ("ddp", "torchft", "dlrover", "nvidia-resiliency-ext", "deepspeed")
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_each_page_for_those_who_come_says_what_is_the_same_what_differs_and_what_is_missing(peer: str) -> None:
+    page = DOCS / "explanation" / "coming-from" / f"{peer}.md"
+    first, second = page.read_text(encoding="utf-8").split("## Your script")
+    table = rows(page)[: first.count("\n|") - 1]
+    heads = [row[0] for row in table if not any(row[1:])]
+    assert heads == ["**the same**", "**differs**", "**missing**"]
+    assert all(all(row) for row in table[1:] if row[0] not in heads), "each line says what both do"
+    assert second.count("```python whole\n") == 1, "a whole script, which a test runs"
+    assert "| outlast |" in second, "commands and names, one by one"
+    assert f"coming-from/{peer}\n" in (DOCS / "explanation" / "coming-from.md").read_text(encoding="utf-8")
+
+
 def test_every_command_s_help_has_examples() -> None:
     """In `cli/_examples.py`; that they name what exists is tested beside the command line."""
     assert set(EXAMPLES) == set(COMMANDS)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from outlast.core.events import AnyEvent, Notice, Progress
+from outlast.core.events import AnyEvent, Notice, ProgressMade
 from outlast.errors import EnvironmentFault
 from outlast.journal import Journal
 from outlast.journal._faults import sqlite_fault
@@ -22,8 +22,8 @@ def notice(number: int, size: int = 1) -> Notice:
     return Notice(at_s=float(number), level="info", text=f"n{number} ".ljust(size, "x"))
 
 
-def progress(number: int) -> Progress:
-    return Progress(at_s=float(number), view=[1, 1], stable=number, losses=[], step_s=0.1)
+def progress(number: int) -> ProgressMade:
+    return ProgressMade(at_s=float(number), view=[1, 1], stable=number, losses=[], step_s=0.1)
 
 
 def stored(run_dir: Path) -> list[AnyEvent]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from outlast.core.events import AnyEvent, CoordinatorStarted, Notice, Progress
+from outlast.core.events import AnyEvent, CoordinatorStarted, Notice, ProgressMade
 from outlast.errors import ConfigError, EnvironmentFault, ProtocolViolation
 from outlast.journal import Journal
 
@@ -20,7 +20,7 @@ def notice(number: int) -> Notice:
 def test_events_come_back_as_written_in_order_and_by_kind(tmp_path: Path) -> None:
     written: list[AnyEvent] = [
         notice(1),
-        Progress(at_s=2.0, view=[1, 2], stable=3, losses=[(2, 0.5), (3, 0.25)], step_s=0.1),
+        ProgressMade(at_s=2.0, view=[1, 2], stable=3, losses=[(2, 0.5), (3, 0.25)], step_s=0.1),
         CoordinatorStarted(at_s=3.0, epoch=1, pid=7, takeover=False),
     ]
     with Journal.create(tmp_path / "run") as journal:
@@ -30,7 +30,7 @@ def test_events_come_back_as_written_in_order_and_by_kind(tmp_path: Path) -> Non
         assert [entry.event for entry in journal.events()] == written
     with Journal.open_reader(tmp_path / "run") as reader:
         assert [entry.event for entry in reader.events()] == written
-        assert [entry.event for entry in reader.events(kinds=[Progress, CoordinatorStarted])] == written[1:]
+        assert [entry.event for entry in reader.events(kinds=[ProgressMade, CoordinatorStarted])] == written[1:]
         assert reader.events(kinds=[]) == []
 
 

@@ -40,7 +40,7 @@ def training() -> list[ev.AnyEvent]:
         ev.ViewFormed(at_s=START_S + 2.0, epoch=1, n=1, step=0, roll_call_s=0.01),
         ev.JoinerServed(at_s=START_S + 2.5, replica="r4.0", step=3, donors=["r0.0", "r1.0"]),
         ev.JoinerCaughtUp(at_s=START_S + 3.0, replica="r4.0", step=5, seconds=0.5),
-        ev.Progress(
+        ev.ProgressMade(
             at_s=START_S + 4.0, view=[1, 1], stable=20, losses=[(19, 4.0), (20, 3.0)], step_s=0.1, first=0,
             committed=20, committed_at_s=START_S + 4.0, seconds={"productive": 2.0},
         ),
@@ -57,7 +57,7 @@ def killed() -> list[ev.AnyEvent]:
             at_s=START_S + 5.0, epoch=1, n=2, members=["r0.0", "r1.0", "r3.0"], cause="r2.0 died", planned=False
         ),
         ev.ViewFormed(at_s=START_S + 5.04, epoch=1, n=2, step=30, roll_call_s=0.01),
-        ev.Progress(
+        ev.ProgressMade(
             at_s=START_S + 5.0, view=[1, 1], stable=29, losses=[], step_s=0.1, first=20, committed=30,
             committed_at_s=START_S + 5.0, seconds={"productive": 1.0},
         ),
@@ -71,7 +71,7 @@ def killed() -> list[ev.AnyEvent]:
             planned=True,
         ),
         ev.ViewFormed(at_s=START_S + 7.05, epoch=1, n=3, step=50, roll_call_s=0.01),
-        ev.Progress(
+        ev.ProgressMade(
             at_s=START_S + 8.0, view=[1, 3], stable=60, losses=[(60, 2.0)], step_s=0.1, first=30, committed=60,
             committed_at_s=START_S + 8.0,
             seconds={"productive": 2.4, "degraded": 0.5, "recovery": 0.06, "lost": 0.04},
@@ -94,7 +94,7 @@ def coordinator_lost() -> list[ev.AnyEvent]:
 def finished() -> list[ev.AnyEvent]:
     """The end."""
     return [
-        ev.Progress(
+        ev.ProgressMade(
             at_s=START_S + 11.0,
             view=[1, 3],
             stable=90,

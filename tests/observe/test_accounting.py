@@ -17,8 +17,8 @@ def total(account: Accounting) -> float:
     return sum(value for name, value in account.seconds().items() if name != "wall")
 
 
-def counted(at: float, first: int, committed: int, **seconds: float) -> ev.Progress:
-    return ev.Progress(
+def counted(at: float, first: int, committed: int, **seconds: float) -> ev.ProgressMade:
+    return ev.ProgressMade(
         at_s=at, view=[1, 1], stable=committed, losses=[], step_s=0.1, first=first, committed=committed,
         committed_at_s=at, seconds=seconds,
     )  # fmt: skip
@@ -55,7 +55,7 @@ def test_steps_that_were_done_twice_are_lost_once() -> None:
     """From the progress of the first time, in part where the checkpoint lies between two words of it."""
     events = [
         started(), counted(2.0, 0, 10, productive=1.0, degraded=1.0), counted(3.0, 10, 20, productive=1.0),
-        ev.FleetLost(at_s=3.5, step=20, detail=""),
+        ev.FleetGone(at_s=3.5, step=20, detail=""),
         counted(7.0, 5, 10, productive=1.0, recovery=3.0), counted(9.0, 10, 20, productive=2.0), finished(9.0),
     ]  # fmt: skip
     account = accounting(events)
@@ -67,7 +67,9 @@ def test_steps_that_were_done_twice_are_lost_once() -> None:
 
 
 def test_what_a_rewind_takes_back_is_lost() -> None:
-    verdict = ev.Verdict(at_s=3.0, step=20, action="rewind", evidence="", confidence="certain", remedy="", to_step=15)
+    verdict = ev.VerdictReached(
+        at_s=3.0, step=20, action="rewind", evidence="", confidence="certain", remedy="", to_step=15
+    )
     events = [started(), counted(3.0, 0, 20, productive=2.0), verdict, counted(4.0, 20, 30, productive=1.0)]
     account = accounting([*events, finished(4.0)])
     assert account.lost_s == pytest.approx(0.5)
@@ -86,7 +88,7 @@ def test_of_a_run_that_failed_what_no_checkpoint_holds_is_lost() -> None:
 
 
 def test_a_fleet_that_never_came_back_was_recovering_to_the_end() -> None:
-    lost = ev.FleetLost(at_s=3.1, step=30, detail="")
+    lost = ev.FleetGone(at_s=3.1, step=30, detail="")
     account = accounting([started(), counted(3.0, 0, 30, productive=3.0), lost, finished(8.0, "failed")])
     assert account.recovery_s == pytest.approx(5.0)
     assert account.idle_s == 0.0
@@ -107,7 +109,9 @@ def test_a_running_run_that_is_silent_is_stalled() -> None:
 
 def test_an_older_journal_is_read_with_what_it_says() -> None:
     """It has the number of steps and their mean time."""
-    old = [ev.Progress(at_s=at, view=[1, 1], stable=stable, losses=[], step_s=0.1) for at, stable in ((2, 10), (4, 25))]
+    old = [
+        ev.ProgressMade(at_s=at, view=[1, 1], stable=stable, losses=[], step_s=0.1) for at, stable in ((2, 10), (4, 25))
+    ]
     account = accounting([started(), *old, finished(5.0)])
     assert account.productive_s == pytest.approx(2.5)
     assert account.idle_s == pytest.approx(2.0)
@@ -136,14 +140,14 @@ times, counts, spans = st.floats(0.0, 100.0), st.integers(0, 20), st.floats(0.0,
 happenings = st.one_of(
     st.builds(lambda at, first, end, seconds: counted(at, first, end, **seconds), times, counts, counts,
               st.dictionaries(names, spans, max_size=4)),
-    st.builds(lambda at: ev.FleetLost(at_s=at, step=0, detail=""), times),
+    st.builds(lambda at: ev.FleetGone(at_s=at, step=0, detail=""), times),
     st.builds(finished, times, st.sampled_from(["finished", "failed"])),
-    st.builds(lambda at, to: ev.Verdict(at_s=at, step=20, action="rewind", evidence="", confidence="certain",
+    st.builds(lambda at, to: ev.VerdictReached(at_s=at, step=20, action="rewind", evidence="", confidence="certain",
                                         remedy="", to_step=to), times, counts),
 )  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(happenings, max_size=12), st.none() | st.floats(0.0, 200.0))
 def test_the_parts_are_the_whole_whatever_happens_and_however_clocks_jump(
     events: list[ev.AnyEvent], now_s: float | None

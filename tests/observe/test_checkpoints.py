@@ -26,8 +26,8 @@ def failed(at_s: float, cause: Any = "writer_failed", reason: str = "writer 0: N
     return ev.CheckpointFailed(at_s=START_S + at_s, step=30, cause=cause, reason=reason, url="/c")
 
 
-def ended(at_s: float) -> ev.Progress:
-    return ev.Progress(at_s=START_S + at_s, view=[1, 1], stable=40, losses=[(39, 2.0)], step_s=0.1)
+def ended(at_s: float) -> ev.ProgressMade:
+    return ev.ProgressMade(at_s=START_S + at_s, view=[1, 1], stable=40, losses=[(39, 2.0)], step_s=0.1)
 
 
 def test_what_saves_held_up_is_their_share_of_the_account() -> None:
@@ -65,8 +65,8 @@ def test_the_status_tells_the_last_save_and_a_later_failure() -> None:
 
 
 def test_a_lost_fleet_begins_at_an_earlier_step() -> None:
-    lost = ev.FleetLost(at_s=START_S + 5.0, step=20, detail="r0.1: signal")
-    back = ev.Progress(at_s=START_S + 9.0, view=[1, 2], stable=12, losses=[(11, 3.0)], step_s=0.1)
+    lost = ev.FleetGone(at_s=START_S + 5.0, step=20, detail="r0.1: signal")
+    back = ev.ProgressMade(at_s=START_S + 9.0, view=[1, 2], stable=12, losses=[(11, 3.0)], step_s=0.1)
     assert status([*started(), *training(), lost, back]).step == 12
     (row,) = [row for row in timeline([*started(), *training(), lost]) if row.kind == "fleet_lost"]
     assert row.level == "error"

@@ -147,7 +147,7 @@ def test_a_run_that_goes_on_is_followed_to_its_end(tmp_path: Path, monkeypatch: 
     """Each wait lets it go on; the last one lets go of the lock."""
     journal = Journal.create(tmp_path / "run")
     steps = [
-        ev.Progress(at_s=float(n), view=[1, 1], stable=n, losses=[(n, 1.0)], step_s=0.1) for n in range(3)
+        ev.ProgressMade(at_s=float(n), view=[1, 1], stable=n, losses=[(n, 1.0)], step_s=0.1) for n in range(3)
     ]  # fmt: skip
 
     class Stop(threading.Event):

@@ -19,7 +19,7 @@ from outlast.observe._kept_history import KEPT_NAME, keep, kept_history
 
 def steps(start_s: float, first: int, count: int) -> list[ev.AnyEvent]:
     return [
-        ev.Progress(
+        ev.ProgressMade(
             at_s=start_s + n + 1, view=[1, 1], stable=first + n + 1, step_s=1.0,
             losses=[(first + n, 1 / (first + n + 1))], first=first + n,
             committed=first + n + 1, committed_at_s=start_s + n + 1, seconds={"productive": 1.0},

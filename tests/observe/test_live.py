@@ -52,7 +52,7 @@ def test_off_a_terminal_plain_lines_come_as_things_happen(tmp_path: Path, story:
 def test_the_loop_says_how_many_steps_there_are(tmp_path: Path, story: Any) -> None:
     out = Terminal()
     live = Live(tmp_path / "run", stream=out)
-    said = ev.Progress(at_s=story.training[-1].at_s + 1.0, view=[1, 1], stable=30, losses=[], step_s=0.1, until=50)
+    said = ev.ProgressMade(at_s=story.training[-1].at_s + 1.0, view=[1, 1], stable=30, losses=[], step_s=0.1, until=50)
     with Journal.create(tmp_path / "run") as journal:
         journal.append_many([*story.started, *story.training])
         assert journal.flush()
@@ -71,7 +71,7 @@ def test_progress_lines_keep_their_distance(tmp_path: Path) -> None:
     live = Live(tmp_path, stream=out, line_every_s=10.0)
     with Journal.create(tmp_path) as journal:
         for second in range(35):
-            journal.append(ev.Progress(at_s=1e3 + second, view=[1, 1], stable=second, losses=[], step_s=1.0))
+            journal.append(ev.ProgressMade(at_s=1e3 + second, view=[1, 1], stable=second, losses=[], step_s=1.0))
             assert journal.flush()
             live.poll()
     live.close()

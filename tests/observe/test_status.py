@@ -110,7 +110,7 @@ def test_a_suspect_that_goes_on_is_one_no_more(story: Any) -> None:
     before = [*story.started, *story.training]
     suspected = ev.Suspected(at_s=1_004.5, replica="r1.0", evidence="processor time advances", decision="wait")
     assert states(status([*before, suspected]))["r1.0"] == "suspected"
-    progress = ev.Progress(at_s=1_005.0, view=[1, 1], stable=21, losses=[], step_s=0.1)
+    progress = ev.ProgressMade(at_s=1_005.0, view=[1, 1], stable=21, losses=[], step_s=0.1)
     assert states(status([*before, suspected, progress]))["r1.0"] == "training"
 
 
@@ -189,14 +189,14 @@ def test_training_that_has_ended_is_not_said_to_train_on(story: Any) -> None:
     assert states(state) == {**{f"r{slot}.0": "ending" for slot in range(4)}, "r4.0": "spare"}
     assert "a step" not in render_status(state)
     assert status([*events, ended, *story.finished]).state == "finished"
-    lost = ev.FleetLost(at_s=ended.at_s + 1.0, step=7, detail="r0.1: signal")
+    lost = ev.FleetGone(at_s=ended.at_s + 1.0, step=7, detail="r0.1: signal")
     assert status([*events, ended, lost]).state == "starting"
 
 
 def test_a_run_whose_replicas_are_all_gone_is_starting_not_training(story: Any) -> None:
     """Found from outside: for 16 s it was said to train."""
     events = [*story.started, *story.training]
-    lost = ev.FleetLost(at_s=events[-1].at_s + 1.0, step=7, detail="r0.1: signal")
+    lost = ev.FleetGone(at_s=events[-1].at_s + 1.0, step=7, detail="r0.1: signal")
     said = status([*events, lost], held=True, now_s=lost.at_s + 9.0)
     assert (said.state, said.detail) == ("starting", "every replica was gone, and the run begins again")
     assert said.step is None

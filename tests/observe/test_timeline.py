@@ -32,7 +32,9 @@ def test_an_exit_that_led_to_a_recovery_is_told_once(story: Any) -> None:
 def test_everything_but_progress_can_be_asked_for(story: Any) -> None:
     rows = timeline(story.whole, everything=True)
     assert [row.kind for row in rows] == [
-        str(event.__struct_config__.tag) for event in story.whole if not isinstance(event, ev.Progress | ev.StepAnatomy)
+        str(event.__struct_config__.tag)
+        for event in story.whole
+        if not isinstance(event, ev.ProgressMade | ev.StepAnatomy)
     ]
     assert all(row.what and row.what != row.kind for row in rows)
     assert len(timeline(story.whole)) < len(rows)

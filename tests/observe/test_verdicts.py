@@ -5,13 +5,13 @@ from __future__ import annotations
 from outlast.core import events as ev
 from outlast.observe import render_status, render_why, status, timeline, why
 
-SKIPPED = ev.Verdict(
+SKIPPED = ev.VerdictReached(
     at_s=1_005.0, step=40, action="skip_batch", evidence="the loss of microbatch 2 is not finite",
     confidence="certain", remedy="samples 7 hold values that are not finite: mend or drop them", replica="r1.1",
     host="a0", device="cpu", module="roots", operation="aten.sqrt.default", where="train.py:12", microbatch=2,
     samples=[7],
 )  # fmt: skip
-STOPPED = ev.Verdict(
+STOPPED = ev.VerdictReached(
     at_s=1_006.0, step=41, action="stop", evidence="the gradient's norm is nan", confidence="possible", remedy="wait"
 )
 

@@ -71,7 +71,7 @@ def test_what_stopped_every_start_is_in_the_headline(story: Any) -> None:
 
 
 def test_time_that_stood_still_is_in_the_headline(story: Any) -> None:
-    held = ev.Progress(
+    held = ev.ProgressMade(
         at_s=1_010.0, view=[1, 1], stable=21, losses=[], step_s=0.1, first=20, committed=21, committed_at_s=1_010.0,
         seconds={"productive": 0.1, "stalled": 5.9},
     )  # fmt: skip

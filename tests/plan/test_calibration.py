@@ -44,7 +44,7 @@ def story(seed: int, num: int) -> tuple[list[ev.AnyEvent], dict[str, float]]:
         joined_s = at_s + float(rng.gamma(4, true["start"] / 4))
         told.append(ev.JoinerCaughtUp(at_s=joined_s, replica=f"r1.{k + 1}", step=5, seconds=0.5))
     told += [
-        ev.FleetLost(at_s=at_s + 200, step=9, detail=""),
+        ev.FleetGone(at_s=at_s + 200, step=9, detail=""),
         ev.ViewFormed(at_s=at_s + 207, epoch=1, n=9, step=9, roll_call_s=0.1),
     ]
     return told, true

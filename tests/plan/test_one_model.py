@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from outlast.cli import main
-from outlast.plan._fleet import TOPOLOGIES, Layout
+from outlast.plan._fleet import TOPOLOGIES, FleetLayout
 from outlast.plan._planner import design_of
 from outlast.plan.designs import job_from_options
 from outlast.plan.system_table import system_rows
@@ -71,8 +71,8 @@ def test_a_network_that_routes_around_a_lost_link_fails_less() -> None:
 
 
 def test_memory_in_use_is_all_that_a_small_model_changes() -> None:
-    full = Layout(parameters=4.05e11, accelerators=64)
-    small = Layout(parameters=1e8, accelerators=64)
+    full = FleetLayout(parameters=4.05e11, accelerators=64)
+    small = FleetLayout(parameters=1e8, accelerators=64)
     assert full.memory_share == 1.0
     assert small.memory_share == pytest.approx((1.6e9 + 20e9) / 80e9)
 

@@ -181,7 +181,7 @@ def test_expected_clocks_are_those_that_the_simulator_counts() -> None:
 
 
 @given(st.sampled_from(["recovery_s", "write_s", "lag_s"]), st.booleans(), st.integers(1, 100))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_a_job_that_loses_no_time_has_a_plan(field: str, masked: bool, accelerators: int) -> None:
     """Zero is a value like others; what is refused is refused by a name that the user gave."""
     data = {**profile_data("rsc1"), "accelerators": accelerators, "spares": 0, "days": 2.0}
@@ -263,7 +263,7 @@ def test_bad_options_exit_with_two(capsys: pytest.CaptureFixture[str], tmp_path:
     st.floats(0.1, 400),
     st.sampled_from(["llama3", "rsc1", "rsc2", "infinitehbd"]),
 )
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_any_sensible_job_gets_a_plan(params: float, accelerators: int, days: float, profile: str) -> None:
     job, sources = job_from_options(None, profile=profile, params=params, accelerators=accelerators, days=days)
     plan = make_plan(replace_job(job, days=min(days, 2e5 / accelerators + 0.1)), replications=4)
@@ -322,7 +322,7 @@ def test_a_long_run_can_be_surprising() -> None:
 
 
 @given(st.floats(0.1, 1000), st.floats(1e-5, 1.0, exclude_max=True))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_the_prediction_s_quantiles_are_the_negative_binomial_s(weight: float, odds: float) -> None:
     rate = 1 / 3600
     prior = RunPrior(replica=ClassPrior(rate=rate, weight=weight))

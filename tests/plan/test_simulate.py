@@ -50,7 +50,7 @@ def _two_tier(**changes: object) -> Job:
 
 
 @given(st.integers(0, 10_000), st.integers(0, 3))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_replayed_failures_give_the_oracle_s_accounts(seed: int, spares: int) -> None:
     rng = np.random.default_rng(seed)
     job = _two_tier(spares=spares)
@@ -237,7 +237,7 @@ def test_a_mistaken_belief_costs_and_is_unlearnt() -> None:
 
 
 @given(st.floats(1, 1e4), st.floats(0, 1e5), st.integers(1, 3))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_the_schedule_by_walking_it(interval: float, position: float, levels: int) -> None:
     tiers = tuple(Tier(name=str(k), write_s=3.0 * (k + 1), every=2**k) for k in range(levels))
     trained, index = Cycle(tiers).locate(np.array([position]), np.array([interval]))

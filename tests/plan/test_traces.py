@@ -65,7 +65,7 @@ def test_each_row_is_used_skipped_or_named(tmp_path: Path) -> None:
         max_size=30,
     )
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_no_row_goes_missing(rows: list[tuple[float, str, str]]) -> None:
     text = "time,node,event\n" + "".join(f"{t},{n},{e}\n" for t, n, e in rows)
     try:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import torch
 
-from outlast.checkpoint import Engine
+from outlast.checkpoint import CheckpointEngine
 from outlast.cli import main
 from outlast.core import events as ev
 from outlast.core.phases import Phase
@@ -119,7 +119,7 @@ def test_what_is_saved_under_faults_is_right(saving: Campaign, phase: Phase, act
 
 def saved(place: Path, values: dict[int, float]) -> Path:
     """Generations of these steps, as the campaign finds them."""
-    engine = Engine(str(place / SAVED), num_slots=1)
+    engine = CheckpointEngine(str(place / SAVED), num_slots=1)
     for step, value in values.items():
         handle = engine.save(step, {"w": torch.full((9,), value), "count": step})
         assert handle is not None

@@ -24,13 +24,13 @@ from outlast.prove._commit_log import Commit
 from outlast.prove.catalogue import CATALOGUE
 from outlast.prove.schedule_shrinking import shrink
 from outlast.prove.script_campaign import Baseline, ScriptResult
-from outlast.prove.script_evidence import Evidence, Survived, evidence_of
+from outlast.prove.script_evidence import ScriptEvidence, Survived, evidence_of
 from outlast.prove.script_figures import foreseen_of, moments_grid, phases_grid, spreads_of
 from outlast.prove.script_page import junit_of, page_of
 from outlast.prove.script_plan import KINDS, PHASES, ScriptFleet, Shape, drawn, planned, read_schedule, schedule_of
 from outlast.prove.script_report import ProofReport, proof_of
-from outlast.prove.strike_findings import Finding, Undisturbed
-from outlast.prove.striker import Done, StrikeRecord
+from outlast.prove.strike_findings import StrikeFinding, Undisturbed
+from outlast.prove.striker import StrikeDone, StrikeRecord
 from outlast.prove.trace_schedule import Hit, busiest
 from outlast.runtime.settings.fault_points import Fault
 
@@ -89,14 +89,14 @@ def test_no_more_runs_are_spent_than_were_given_and_what_is_told_has_failed() ->
 # --- the report ------------------------------------------------------------------------------------------------------
 def result(number: int, outcome: Any = "same bits", **changes: Any) -> ScriptResult:
     schedule = schedule_of(drawn(number, 3, Shape(), list(KINDS)))
-    done = [Done(at_s=1.0, kind="SIGSTOP, SIGCONT", role="replica", pid=7, name="r0.1", state="R")]
-    done.append(Done(at_s=2.0, kind="SIGKILL", role="agent", pid=8, name="a0", state="S"))
+    done = [StrikeDone(at_s=1.0, kind="SIGSTOP, SIGCONT", role="replica", pid=7, name="r0.1", state="R")]
+    done.append(StrikeDone(at_s=2.0, kind="SIGKILL", role="agent", pid=8, name="a0", state="S"))
     fields: dict[str, Any] = {
         "number": number, "seed": 3, "schedule": schedule, "outcome": outcome, "findings": [], "numbers": [],
         "notes": [], "done": done, "phases": ["backward:SIGKILL"], "agents": 1, "exchange": "shm", "keeps": True,
         "exit_code": 0, "detail": "", "steps": 100, "seconds": 20.0, "longest_s": 1.5, "downtimes_s": [0.02, 0.6],
         "folder": "",
-        "evidence": Evidence(
+        "evidence": ScriptEvidence(
             moments=["training", "in a recovery"], met=[number % 2 == 0],
             survived=[
                 Survived(cause="crash", detect_s=0.02, downtime_s=0.5 + number, lost_steps=0),
@@ -108,7 +108,7 @@ def result(number: int, outcome: Any = "same bits", **changes: Any) -> ScriptRes
     return ScriptResult(**(fields | changes))
 
 
-def report(*results: ScriptResult, faults: list[Finding] | None = None, **more: Any) -> ProofReport:
+def report(*results: ScriptResult, faults: list[StrikeFinding] | None = None, **more: Any) -> ProofReport:
     baseline = Baseline(
         shape=Shape(), undisturbed=Undisturbed(fingerprint="f", losses={}, folder=""), alone="", fleet="", gap_s=0.1,
         checkpoint_every=9, fingerprint="f00d", microbatches=8, faults=faults or [],
@@ -118,7 +118,7 @@ def report(*results: ScriptResult, faults: list[Finding] | None = None, **more: 
     )
 
 
-WRONG = Finding(check="bits", detail="r1.1 committed step 3 with another loss <b>&</b> \x07")
+WRONG = StrikeFinding(check="bits", detail="r1.1 committed step 3 with another loss <b>&</b> \x07")
 
 
 def test_a_campaign_is_counted() -> None:
@@ -194,7 +194,9 @@ def test_a_page_of_every_verdict(found: ProofReport, word: str) -> None:
 
 
 def test_a_build_server_reads_the_cases() -> None:
-    found = report(result(0), result(1, "wrong", findings=[WRONG], numbers=[Finding(check="status: age", detail="x")]))
+    found = report(
+        result(0), result(1, "wrong", findings=[WRONG], numbers=[StrikeFinding(check="status: age", detail="x")])
+    )
     suite = ElementTree.fromstring(junit_of(found, strict=False))
     assert (suite.get("tests"), suite.get("failures")) == ("4", "1")
     failed = [case for case in suite if case.find("failure") is not None]
@@ -291,7 +293,7 @@ def test_what_a_run_was_doing_is_read_off_its_commits_and_its_journal() -> None:
         3.3: "in a recovery",
         5.0: "after the last step",
     }
-    done = [Done(at_s=at_s, kind="SIGKILL", role="replica", pid=7, name="r0.1", state="S") for at_s in at]
+    done = [StrikeDone(at_s=at_s, kind="SIGKILL", role="replica", pid=7, name="r0.1", state="S") for at_s in at]
     record = StrikeRecord(started_s=1000.0, unix_s=100.0, done=done, why={"cost": {"wall_s": 6.0}})
     faults = [Fault(replica="r0.1", phase="backward", action="SIGKILL", step=step) for step in (20, 25)]
     found = evidence_of(record, commits, events, faults)

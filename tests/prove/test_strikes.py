@@ -19,7 +19,7 @@ from outlast.prove._process_tree import left_behind, processes, send, state_of
 from outlast.prove._strike_numbers import _lost_steps, number_findings
 from outlast.prove.strike_findings import Undisturbed, Watched, judge
 from outlast.prove.strike_plan import ROLES, STEPS, StruckFleet, fleet_of
-from outlast.prove.striker import Done, Life, StatusSample, StrikeRecord
+from outlast.prove.striker import Life, StatusSample, StrikeDone, StrikeRecord
 
 RIGHT = Undisturbed(fingerprint="f", losses=dict.fromkeys(range(STEPS), "0x1p0"), folder="")
 
@@ -98,8 +98,8 @@ def finished(**changes: Any) -> ev.RunFinished:
     return msgspec.convert(fields | changes, ev.RunFinished)
 
 
-def hit(name: str = "r0.1", kind: str = "SIGKILL", role: Any = "replica") -> Done:
-    return Done(at_s=5.0, kind=kind, role=role, pid=7, name=name, state="R")
+def hit(name: str = "r0.1", kind: str = "SIGKILL", role: Any = "replica") -> StrikeDone:
+    return StrikeDone(at_s=5.0, kind=kind, role=role, pid=7, name=name, state="R")
 
 
 def story(
@@ -301,5 +301,5 @@ def test_steps_of_a_fleet_that_is_lost_twice_with_no_step_between_are_done_twice
     commits += [Commit(1012.0 + step, step, "0x1p0", "r0.2") for step in range(8, 12)]
     record = watched().record
     at_s = record.unix_s - record.started_s
-    lost = [ev.FleetLost(at_s=at_s + when_s, step=10, detail="") for when_s in (1010.0, 1011.0)]
+    lost = [ev.FleetGone(at_s=at_s + when_s, step=10, detail="") for when_s in (1010.0, 1011.0)]
     assert _lost_steps(record, commits, lost) == 2

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from tests.runtime.conftest import undisturbed
 
-from outlast.checkpoint import Engine, open_store, verify
+from outlast.checkpoint import CheckpointEngine, open_store, verify
 from outlast.core import events as ev
 from outlast.core.phases import Phase
 from outlast.runtime.settings.fault_points import Fault
@@ -21,7 +21,7 @@ def strike(replica: str, phase: Phase, count: int = 1, action: Any = "SIGKILL") 
 
 def assert_generations(place: Path | str) -> list[int]:
     """Each is whole and has the weights of the undisturbed run at its step; returns the steps."""
-    engine, steps = Engine(str(place)), []
+    engine, steps = CheckpointEngine(str(place)), []
     for generation in engine.store.generations():
         assert verify(open_store(str(place)), generation).problems == []
         loaded = engine.load(generation=generation)

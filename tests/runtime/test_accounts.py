@@ -38,6 +38,11 @@ class Commit(NamedTuple):
     who: frozenset[str]
 
 
+def _makers(commit: Commit, first: dict[str, int]) -> frozenset[str]:
+    """A joiner's loop begins with the step before its own: others have made that one."""
+    return frozenset(who for who in commit.who if first[who] < commit.step) or commit.who
+
+
 class Watched:
     """A run, and the stopwatch beside it."""
 
@@ -101,7 +106,8 @@ class Watched:
                 found.append(Commit(at_s, step, frozenset({who})))
             else:
                 found[known] = found[known]._replace(who=found[known].who | {who})
-        return found
+        first = {who: step for _, step, who in self.lines("begin")}
+        return [c._replace(who=_makers(c, first)) for c in found]
 
     def said(self, command: str) -> dict[str, Any]:
         words = [sys.executable, "-m", "outlast", command, "--json", str(self.driven.run_dir)]

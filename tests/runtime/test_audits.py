@@ -68,7 +68,7 @@ class Audited:
         return self.driven.finish(PATIENCE_S, lambda: None)
 
     def logs(self) -> str:
-        parts = [repr(e) for e in self.driven.events if not isinstance(e, ev.Progress)]
+        parts = [repr(e) for e in self.driven.events if not isinstance(e, ev.ProgressMade)]
         for path in sorted((self.driven.run_dir / "logs").glob("*.log")):
             parts.append(f"--- {path.name}\n{path.read_text(errors='replace')[-2500:]}")
         return "\n".join(parts)
@@ -113,7 +113,7 @@ def test_what_is_wrong_once_is_seen_named_and_gone(audited: Callable[..., Audite
     assert (found.culprit, found.step, found.microbatch, found.verdict) == ("r1.1", 2, 2, "transient"), run.logs()
     assert (found.host, found.device) == ("a0", "cpu")
     assert found.confidence == 1.0
-    certified = [(e.step, e.share) for e in run.driven.events if isinstance(e, ev.Certified)]
+    certified = [(e.step, e.share) for e in run.driven.events if isinstance(e, ev.StateCertified)]
     # The newest is told: that of step 2 too, unless the second mismatch came before its replica's next word.
     assert certified[-1] == (4, 1.0), "the roll call after the mismatch agreed on it"
     assert set(certified) <= {(2, 1.0), (4, 1.0)}
@@ -153,7 +153,7 @@ def test_two_replicas_stop_where_there_is_no_majority(audited: Callable[..., Aud
     (found,) = run.findings()
     assert (found.verdict, found.culprit, found.microbatch) == ("undecided", "r0.1, r1.1", 1)
     assert "no majority" in next(e.detail for e in run.driven.events if isinstance(e, ev.RunFinished))
-    assert not any(step >= 1 for e in run.driven.events if isinstance(e, ev.Progress) for step, _ in e.losses)
+    assert not any(step >= 1 for e in run.driven.events if isinstance(e, ev.ProgressMade) for step, _ in e.losses)
 
 
 @pytest.mark.campaign
@@ -162,7 +162,7 @@ def test_a_flipped_parameter_costs_its_replica_and_not_the_run(audited: Callable
     flip = Flip(target="parameter", replica="r1", step=2, parameter=3, element=100, bit=20)
     run = audited(flip, replicas=3, steps=5)
     run.assert_unchanged({"r0.1", "r2.1"})
-    (verdict,) = [e for e in run.driven.events if isinstance(e, ev.Verdict)]
+    (verdict,) = [e for e in run.driven.events if isinstance(e, ev.VerdictReached)]
     assert (verdict.action, verdict.replica, verdict.step, verdict.device) == ("replace", "r1.1", 2, "cpu"), run.logs()
     assert {f.culprit for f in run.findings()} <= {"r1.1"}, run.logs()
 
@@ -175,7 +175,7 @@ def test_two_replicas_go_back_if_they_can_where_there_is_no_majority(audited: Ca
     assert run.finish() == 0, run.logs()
     (found,) = run.findings()
     assert (found.verdict, found.culprit, found.microbatch, found.step) == ("rewound", "r0.1, r1.1", 1, 3), run.logs()
-    (verdict,) = [e for e in run.driven.events if isinstance(e, ev.Verdict)]
+    (verdict,) = [e for e in run.driven.events if isinstance(e, ev.VerdictReached)]
     assert (verdict.action, verdict.step, verdict.to_step, verdict.confidence) == ("rewind", 3, 2, "possible")
     assert "no majority" in verdict.evidence
     results = run.results()

@@ -97,7 +97,7 @@ def test_the_fleet_dies_under_a_living_launcher(
     assert {e.replica for e in run.driven.recoveries()} - {"r1.2", "r0.2"} == {"r0.1", "r1.1"}
     assert {name.partition(".")[0] for name in run.results()} == {"r0", "r1"}
     assert {r.lost_steps for r in run.driven.recoveries()} <= {0, 1}
-    assert [e.step for e in run.driven.events if isinstance(e, ev.FleetLost)] != []
+    assert [e.step for e in run.driven.events if isinstance(e, ev.FleetGone)] != []
     loaded = [e for e in run.driven.events if isinstance(e, ev.CheckpointLoaded)]
     assert [(e.step, e.tier, e.bytes_read.get("disk", 0)) for e in loaded] == [(4, "memory", 0)] * 2
     assert all(e.bytes_read["memory"] > 2_000_000 for e in loaded)

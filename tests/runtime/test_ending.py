@@ -43,7 +43,7 @@ def test_a_coordinator_that_finds_its_run_ended_says_so_to_all_who_come_back(tmp
     the second must still find somebody to say it."""
     lock = RunLock.take(tmp_path)
     journal = Journal.create(tmp_path, lock_fd=os.dup(lock.fileno()))
-    ended = m.Record(
+    ended = m.FleetRecord(
         view=None, planned=None, incarnations={}, placement={"r0.1": "a0", "r1.1": "a0"}, facts={}, formed=True,
         offences={}, outcome="finished", exit_code=0, steps=9,
     )  # fmt: skip

@@ -167,7 +167,7 @@ def test_what_was_committed_before_a_script_ended_itself_is_on_record(tmp_path: 
     assert "the script ended by itself before all steps were done" in err
     end = [event for event in events if isinstance(event, ev.RunFinished)][-1]
     assert (end.outcome, end.steps) == ("stopped", 2)
-    assert [step for event in events if isinstance(event, ev.Progress) for step, _ in event.losses] == [0, 1]
+    assert [step for event in events if isinstance(event, ev.ProgressMade) for step, _ in event.losses] == [0, 1]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
@@ -195,7 +195,7 @@ def test_all_may_break_out_of_the_loop_after_the_same_step(tmp_path: Path) -> No
     assert "step 1 is over" in out
     end = [event for event in events if isinstance(event, ev.RunFinished)][-1]
     assert (end.outcome, end.steps) == ("finished", 2)
-    told = [event for event in events if isinstance(event, ev.Progress)]
+    told = [event for event in events if isinstance(event, ev.ProgressMade)]
     assert [step for event in told for step, _ in event.losses] == [0, 1]
     assert max(max(event.stable, event.committed) for event in told) == 2
     parts = sum(seconds for name, seconds in end.seconds.items() if name != "wall")

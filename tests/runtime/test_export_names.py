@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from tests.runtime.test_init_from import Net, train
 
-from outlast.checkpoint import Engine
+from outlast.checkpoint import CheckpointEngine
 from outlast.checkpoint.values import values_that_differ
 from outlast.cli import main
 from outlast.errors import ConfigError
@@ -20,8 +20,8 @@ from outlast.errors import ConfigError
 pytestmark = pytest.mark.usefixtures("training_here")
 
 
-def save(path: pathlib.Path, *trees: Any) -> Engine:
-    engine = Engine(str(path))
+def save(path: pathlib.Path, *trees: Any) -> CheckpointEngine:
+    engine = CheckpointEngine(str(path))
     for step, tree in enumerate(trees):
         handle = engine.save(step, tree)
         assert handle is not None

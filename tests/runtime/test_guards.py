@@ -43,8 +43,8 @@ class Guarded:
         self.logs = "\n".join(f"--- {p.name}\n{p.read_text(errors='replace')[-2000:]}" for p in logs)
 
     @property
-    def verdicts(self) -> list[ev.Verdict]:
-        return [e for e in self.events if isinstance(e, ev.Verdict)]
+    def verdicts(self) -> list[ev.VerdictReached]:
+        return [e for e in self.events if isinstance(e, ev.VerdictReached)]
 
     def agreed(self, names: set[str]) -> dict[str, Any]:
         """What all these replicas found alike; nobody else reached the end."""
@@ -210,7 +210,7 @@ def test_states_are_compared_whole_in_the_first_step_of_a_view(
                       guards=guards, restarts=0)  # fmt: skip
     assert stopped.code == 5, stopped.logs
     assert "replicas that must be equal differ in" in stopped.logs, "of two none has the majority"
-    assert not any(step >= 4 for e in stopped.events if isinstance(e, ev.Progress) for step, _ in e.losses)
+    assert not any(step >= 4 for e in stopped.events if isinstance(e, ev.ProgressMade) for step, _ in e.losses)
 
 
 @pytest.mark.campaign
@@ -240,13 +240,13 @@ def test_a_host_whose_devices_do_it_again_gets_no_replica_any_more(tmp_path: Pat
     with Driven(tmp_path / "run", ["--config", str(config)], words, flips=flips) as driven:
 
         def put_out() -> int:
-            actions = [e.action if isinstance(e, ev.Verdict) else "" for e in driven.events]
+            actions = [e.action if isinstance(e, ev.VerdictReached) else "" for e in driven.events]
             return actions.index("evict_host") if "evict_host" in actions else 0
 
         driven.until("the host's eviction", lambda: put_out() > 0, PATIENCE_S, lambda: None)
         step = driven.step
         driven.until("twenty steps more", lambda: driven.step > step + 20, PATIENCE_S, lambda: None)
-        seen = [(v.action, v.replica, v.host) for v in driven.events if isinstance(v, ev.Verdict)]
+        seen = [(v.action, v.replica, v.host) for v in driven.events if isinstance(v, ev.VerdictReached)]
         assert [row for row in seen if row[0] == "replace"] == [("replace", "r1.1", "a1"), ("replace", "r3.1", "a1")]
         assert sorted(action for action, _, _ in seen) == ["evict_host", "quarantine", "replace", "replace"]
         assert {host for _, _, host in seen} == {"a1"}

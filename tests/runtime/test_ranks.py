@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from outlast.checkpoint import Engine as Archive
+from outlast.checkpoint import CheckpointEngine as Archive
 from outlast.prove._process_tree import of_run
 from outlast.runtime.settings.fault_points import Fault
 

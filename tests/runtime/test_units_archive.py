@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from outlast.checkpoint import Engine, heads
+from outlast.checkpoint import CheckpointEngine, heads
 from outlast.runtime.coordinator._publisher import Archive
 from outlast.runtime.settings.save_settings import SaveSettings
 
@@ -21,7 +21,7 @@ def test_the_coordinator_tells_of_another_run_and_its_heads_say_the_settings(tmp
         settings, "mine", lambda kind, fields: said.append((kind, fields)), lambda phase, step: None,
         {"config": '{"replicas":2}'},
     )  # fmt: skip
-    writer, other = Engine(str(tmp_path), run="mine"), Engine(str(tmp_path), run="theirs")
+    writer, other = CheckpointEngine(str(tmp_path), run="mine"), CheckpointEngine(str(tmp_path), run="theirs")
 
     def publish(step: int) -> int:
         handle = writer.save(step, {"w": torch.full((100,), float(step))})

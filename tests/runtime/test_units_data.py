@@ -41,7 +41,7 @@ def samples(size: int = 50, batch: int = 12, microbatches: int = 4, **more: Any)
     return Samples(Noisy(size), global_batch_size=batch, microbatches=microbatches, seed=3, **more)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 6), st.integers(1, 5), st.integers(0, 40), st.booleans())
 def test_every_sample_once_an_epoch(microbatches: int, per: int, extra: int, shuffle: bool) -> None:
     batch = microbatches * per
@@ -74,7 +74,7 @@ def test_epochs_are_shuffled_differently_and_by_the_seed_alone() -> None:
     assert plain.indices(0, 1) == [3, 4, 5]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=6), st.integers(0, 10**6))
 def test_what_is_fetched_does_not_depend_on_who_fetches(memberships: list[int], noise: int) -> None:
     alone = samples()

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import torch
 
-from outlast.checkpoint import Engine
+from outlast.checkpoint import CheckpointEngine
 from outlast.config import RunConfig
 from outlast.core.protocol import Coordinator, Settings, View, ViewId
 from outlast.core.protocol import messages as m
@@ -87,7 +87,7 @@ def test_a_save_that_is_heard_of_when_its_view_has_ended_is_lost_with_it_and_ask
         await office.installed(2, "r0.1")
         save = SaveId(epoch=1, n=1, step=4)
         for writer in (0, 1):
-            began = wire.SaveBegan(member=f"r{writer}.1", save=save, writer=writer, reason="every step")
+            began = wire.SaveBegun(member=f"r{writer}.1", save=save, writer=writer, reason="every step")
             office.keeper.received(f"r{writer}.1", began)
         assert [fields["step"] for fields in office.said("checkpoint_began")] == [4]
         assert [(e["step"], e["cause"]) for e in office.said("checkpoint_failed")] == [(4, "view_changed")]
@@ -105,7 +105,7 @@ def test_what_was_written_for_a_publication_that_failed_is_given_back(
         await office.installed(1, "r0.1")
         archive = office.keeper.archive
         assert archive is not None
-        engine = Engine(str(office.place), run="mine")
+        engine = CheckpointEngine(str(office.place), run="mine")
         handle = engine.save(4, {"w": torch.ones(5000)}, view=(1, 1))
         assert handle is not None
         report = handle.durable.result(20)
@@ -126,7 +126,7 @@ def test_what_was_written_for_a_publication_that_failed_is_given_back(
     asyncio.run(scene())
 
 
-async def published(office: Office, engine: Engine, step: int, asked: int) -> None:
+async def published(office: Office, engine: CheckpointEngine, step: int, asked: int) -> None:
     """The only writer's save of this step, with the request that it answers."""
     handle = engine.save(step, {"w": torch.ones(500)}, view=(1, 1))
     assert handle is not None
@@ -143,7 +143,7 @@ def test_a_stop_waits_for_its_own_save_not_for_one_that_was_under_way(tmp_path: 
     async def scene() -> None:
         office, went = Office(tmp_path), list[str]()
         await office.installed(1, "r0.1")
-        engine = Engine(str(office.place), run="mine")
+        engine = CheckpointEngine(str(office.place), run="mine")
         assert office.keeper.before(message, lambda: went.append("on"))
         assert office.number() % 2 == 1
         await published(office, engine, 4, asked=0)

@@ -52,5 +52,5 @@ def test_an_end_that_found_no_room_in_the_journal_is_in_the_record(tmp_path: Pat
     with Journal.create(tmp_path / "run") as journal:
         epoch = journal.claim("coordinator")
         assert launcher._ended_code(0) is None
-        journal.put(epoch, COORDINATOR_RECORD, msgspec.msgpack.encode(m.Record(outcome="failed", exit_code=6)))
+        journal.put(epoch, COORDINATOR_RECORD, msgspec.msgpack.encode(m.FleetRecord(outcome="failed", exit_code=6)))
     assert [launcher._ended_code(code) for code in (6, 1, None)] == [6, None, None]

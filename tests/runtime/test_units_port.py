@@ -318,7 +318,7 @@ def test_the_end_of_a_run_is_told_whole(tmp_path: Path) -> None:
 
     events = with_server(tmp_path, play)
     progress, end = events[-2:]
-    assert isinstance(progress, ev.Progress)
+    assert isinstance(progress, ev.ProgressMade)
     assert progress.losses == [(3, 0.5)]
     assert isinstance(end, ev.RunFinished)
     assert end.steps == 4

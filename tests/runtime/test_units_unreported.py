@@ -17,12 +17,12 @@ from outlast.runtime.coordinator._recalled import unreported
 APART_S = 1000.0
 FORMED = ev.ViewFormed(at_s=1001.0, epoch=1, n=1, step=0, roll_call_s=0.0)
 DEAD = ev.ReplicaExited(at_s=1010.0, replica="r0.1", cause="signal", detail="SIGSEGV", noticed_by="agent", step=10)
-LOST = ev.FleetLost(at_s=1010.1, step=10, detail="r0.1: signal")
+LOST = ev.FleetGone(at_s=1010.1, step=10, detail="r0.1: signal")
 BACK = ev.ViewFormed(at_s=1030.0, epoch=5, n=1, step=4, roll_call_s=0.0)
 
 
 GONE = ev.ReplicaExited(at_s=1031.0, replica="r0.2", cause="signal", detail="SIGSEGV", noticed_by="agent", step=4)
-ONCE_MORE = ev.FleetLost(at_s=1031.1, step=4, detail="r0.2: signal")
+ONCE_MORE = ev.FleetGone(at_s=1031.1, step=4, detail="r0.2: signal")
 TOLD = ev.Recovery(
     at_s=1031.0, cause="signal", replica="r0.1", noticed_by="agent", detect_s=0.0, downtime_s=20.0, step=4,
     microbatches_recomputed=0, lost_steps=6, view=(5, 1), detail="",

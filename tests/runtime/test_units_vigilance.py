@@ -9,7 +9,7 @@ import pytest
 from outlast.core.policy import audit_share
 from outlast.core.policy.audits import silent_belief
 from outlast.core.protocol import Evidence, Header, ViewId
-from outlast.core.protocol.disputes import Finding
+from outlast.core.protocol.disputes import AuditFinding
 from outlast.core.protocol.step.audits import Audits
 from outlast.errors import ConfigError
 from outlast.runtime.checks._audit_share import Vigilance
@@ -57,7 +57,7 @@ def test_who_joins_has_the_same_share_and_the_same_memory() -> None:
 
 def test_findings_and_differing_states_are_incidents() -> None:
     audits = Audits("r0.1")
-    audits.hold([Finding(step=2, leaf=-1, culprit="r1.1", kind="transient", agreeing=2, asked=3, bucket=0)] * 2)
+    audits.hold([AuditFinding(step=2, leaf=-1, culprit="r1.1", kind="transient", agreeing=2, asked=3, bucket=0)] * 2)
     audits.noticed(2, "r1.1")
     audits.noticed(7, "r2.1")
     assert audits.incidents == [(2, "r1.1"), (7, "r2.1")]

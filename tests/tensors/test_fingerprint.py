@@ -55,7 +55,7 @@ class TestOneTensor:
         assert how(torch.zeros(64, dtype=torch.bfloat16)) != how(torch.full((64,), 1.0, dtype=torch.bfloat16))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(1, 40), st.lists(st.integers(0, 40), max_size=6))
 def test_sums_of_blocks_do_not_depend_on_the_cut(num_blocks: int, cuts: list[int]) -> None:
     block = 16

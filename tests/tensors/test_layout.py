@@ -15,7 +15,7 @@ from outlast.tensors import BLOCK, Layout, look
 shapes = st.lists(st.lists(st.integers(1, 9), min_size=0, max_size=3), min_size=1, max_size=8)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(shapes, st.sampled_from([64, 300, 4096]), st.booleans())
 def test_views_tile_the_buckets_without_overlap(sizes: list[list[int]], bucket_bytes: int, mixed: bool) -> None:
     params = [torch.zeros(s, dtype=torch.float64 if mixed and i % 3 == 0 else None) for i, s in enumerate(sizes)]
@@ -35,7 +35,7 @@ def test_views_tile_the_buckets_without_overlap(sizes: list[list[int]], bucket_b
         assert bucket.offset_bytes % 64 == 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 12 * BLOCK), st.integers(1, 9), st.integers(0, 5))
 def test_slices_are_whole_blocks_and_cover_once(numel: int, num_members: int, index: int) -> None:
     layout = Layout([torch.empty(numel, device="meta") for _ in range(index + 1)], 1)

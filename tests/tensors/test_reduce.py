@@ -20,7 +20,7 @@ def node_sum(leaves: list[torch.Tensor], node: tuple[int, int]) -> torch.Tensor:
     return node_sum(leaves, left) + node_sum(leaves, right)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 13), st.integers(1, 8), st.randoms(use_true_random=False), st.sampled_from([1.0, 0.125, 1 / 3]))
 def test_any_tiling_gives_the_root(num_leaves: int, num_members: int, draw: random.Random, scale: float) -> None:
     generator = torch.Generator().manual_seed(num_leaves)

@@ -5,9 +5,9 @@ and keeps what the retention policy says. It must never decide *when* to save (`
 commit rules (`core.protocol.saves.commit`) have not released, never use pickle, and never raise into a training step
 because a disk failed. Read `_engine.py` first, then `manifest.py` (the format) and `_local.py` (the order of fsyncs).
 
-How a runtime drives it. Each replica has an `Engine`; whoever coordinates has a `CommitState`:
+How a runtime drives it. Each replica has a `CheckpointEngine`; whoever coordinates has a `CommitState`:
 
-    engine = Engine(target, replica=i, num_replicas=n, drain_to=url, hold=Hold.parse(os.environ[...]))
+    engine = CheckpointEngine(target, replica=i, num_replicas=n, drain_to=url, hold=Hold.parse(os.environ[...]))
     engine.prepare(state_tree)                      # slots allocated and touched before the first save
     loaded = engine.load(into=state_tree)           # None: nothing to resume from
 
@@ -31,7 +31,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from outlast.checkpoint._engine import Engine, Handle, LoadedState
+    from outlast.checkpoint._engine import CheckpointEngine, Handle, LoadedState
     from outlast.checkpoint._local import LocalStore
     from outlast.checkpoint._memory import Hold, MemoryStore
     from outlast.checkpoint._objects import ObjectStore
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from outlast.checkpoint.store import Store
 
 _HOMES = {
-    "CheckpointEvent": "save_events", "Drain": "draining", "Engine": "_engine", "Handle": "_engine",
+    "CheckpointEvent": "save_events", "Drain": "draining", "CheckpointEngine": "_engine", "Handle": "_engine",
     "Head": "manifest", "Hold": "_memory", "LoadedState": "_engine", "LocalStore": "_local",
     "MemoryStore": "_memory", "ObjectStore": "_objects", "Problem": "_verify", "Reader": "reader",
     "Retention": "retention", "Skip": "reader", "Store": "store", "Verified": "_verify", "certify": "_publish",
@@ -55,14 +55,14 @@ _HOMES = {
 }  # fmt: skip
 
 __all__ = [
-    "CheckpointEvent", "Drain", "Engine", "Handle", "Head", "Hold", "LoadedState", "LocalStore",
+    "CheckpointEvent", "Drain", "CheckpointEngine", "Handle", "Head", "Hold", "LoadedState", "LocalStore",
     "MemoryStore", "ObjectStore", "Problem", "Reader", "Retention", "Skip", "Store", "Verified", "certify", "drain",
     "heads", "open_store", "prune", "publish", "verify",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    """Loaded when first used: only `Engine` and its company need torch."""
+    """Loaded when first used: only `CheckpointEngine` and its company need torch."""
     if name in _HOMES:
         return getattr(importlib.import_module(f"outlast.checkpoint.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'outlast.checkpoint' has no attribute {name!r}")

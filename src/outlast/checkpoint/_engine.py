@@ -35,19 +35,19 @@ from outlast.checkpoint.reader import Reader, Skip
 from outlast.checkpoint.retention import PruneResult, Retention, prune
 from outlast.checkpoint.room import is_full
 from outlast.checkpoint.snapshot import Snapshot
-from outlast.checkpoint.state_tensors import Schema, State, flatten
+from outlast.checkpoint.state_tensors import FlatState, Schema, flatten
 from outlast.checkpoint.store import Store
 from outlast.checkpoint.threads import Threads, be_nice, within
 from outlast.core.protocol.saves.commit import PartReport, SaveId
 from outlast.errors import CheckpointError
 
-__all__ = ["Engine", "Handle", "LoadedState"]
+__all__ = ["CheckpointEngine", "Handle", "LoadedState"]
 
 _LEAVE_S = 10.0  # how long the end of the process waits for threads whose work is of no use any more
 _NICE_WRITE, _NICE_DRAIN = 7, 10  # at 10, beside a loop on every core, hashing took longer than writing
 
 
-class Engine:
+class CheckpointEngine:
     """`target`: a directory, a URL or a `Store`. `replica` of `num_replicas` says what of a shared state is ours.
 
     `drain_to`: a farther store, filled in the background. `hold`: memory that outlives us, `local_replica` our place
@@ -151,7 +151,7 @@ class Engine:
         """The view changed: other shares from the next save on."""
         self.replica, self.num_replicas = replica, num_replicas
 
-    def _planned(self, tree: Any) -> tuple[State, PartLayout]:
+    def _planned(self, tree: Any) -> tuple[FlatState, PartLayout]:
         """The state, and this replica's share of it."""
         state = flatten(tree, writer_of=self._writer_of, like=self._schema)
         self._schema = state.schema
@@ -224,7 +224,7 @@ class Engine:
             self._hold.clear(self._local, slot.index)
         return slot
 
-    def _part(self, save: SaveId, state: State, layout: PartLayout) -> Part:
+    def _part(self, save: SaveId, state: FlatState, layout: PartLayout) -> Part:
         first = self.replica == 0
         return Part(
             format=FORMAT, save=save.token, writer=self.replica, num_writers=self.num_replicas,

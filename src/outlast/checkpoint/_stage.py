@@ -17,13 +17,13 @@ from outlast.checkpoint._plan import PartLayout
 from outlast.checkpoint.boxes import Box, intersect
 from outlast.checkpoint.manifest import DTYPE_BYTES, Piece
 from outlast.checkpoint.snapshot import Copy
-from outlast.checkpoint.state_tensors import Local, State
+from outlast.checkpoint.state_tensors import FlatState, Local
 from outlast.errors import ProtocolViolation
 
 __all__ = ["copies_of"]
 
 
-def copies_of(state: State, layout: PartLayout, slot: Slot) -> list[Copy]:
+def copies_of(state: FlatState, layout: PartLayout, slot: Slot) -> list[Copy]:
     """One copy for each piece of the layout, with the gap before it; the gap after the last is zeroed now."""
     copies, end = [], 0
     base = ctypes.addressof(ctypes.c_char.from_buffer(slot.area, slot.start))

@@ -21,8 +21,8 @@ from outlast.checkpoint.boxes import Box, intersect
 from outlast.checkpoint.manifest import DTYPE_BYTES, Damage, TensorSpec
 from outlast.checkpoint.names import chosen
 from outlast.checkpoint.patience import Stuck, kept
-from outlast.checkpoint.reader import Reader, Run, Skip, runs_of_box
-from outlast.checkpoint.state_tensors import Local, State, bytes_of, dtype_named, raw, unflatten
+from outlast.checkpoint.reader import ByteRun, Reader, Skip, runs_of_box
+from outlast.checkpoint.state_tensors import FlatState, Local, bytes_of, dtype_named, raw, unflatten
 from outlast.errors import CheckpointError
 
 __all__ = ["Difference", "LoadedState", "fill", "fill_in_place", "fresh", "match", "rebuild", "select"]
@@ -69,7 +69,7 @@ def select(specs: Sequence[TensorSpec], names: Sequence[str] | None) -> list[int
     return list(range(len(specs))) if names is None else chosen([spec.name for spec in specs], names) if names else []
 
 
-def match(reader: Reader, target: State, names: Sequence[str] | None) -> tuple[dict[int, int], Difference]:
+def match(reader: Reader, target: FlatState, names: Sequence[str] | None) -> tuple[dict[int, int], Difference]:
     """Target tensor number → checkpoint tensor number, and what does not fit."""
     theirs = {reader.tensors[i].name: i for i in select(reader.tensors, names)}
     wanted = [spec.name for spec in target.specs]
@@ -108,7 +108,7 @@ def fill(
 
 def fill_in_place(
     reader: Reader,
-    target: State,
+    target: FlatState,
     names: Sequence[str] | None,
     strict: bool,
     progress: Callable[[int], None] | None,
@@ -160,7 +160,7 @@ def _fill_all(
     progress: Callable[[int], None] | None,
     apart: bool,
 ) -> None:
-    runs: list[Run] = []
+    runs: list[ByteRun] = []
     later: list[tuple[int, Local]] = []
     for ours, theirs in sorted(pairs.items(), key=lambda pair: pair[1]):
         for held in local[ours]:
@@ -174,13 +174,13 @@ def _fill_all(
         _fill_one(reader, number, held, progress)
 
 
-def _direct(reader: Reader, number: int, held: Local) -> list[Run] | None:
+def _direct(reader: Reader, number: int, held: Local) -> list[ByteRun] | None:
     """Runs straight into the tensor's memory, if it is contiguous host memory and they are not too many."""
     values = held.values.detach()
     plain = values.device.type == "cpu" and values.is_contiguous() and not values.is_conj() and not values.is_neg()
     if not plain:
         return None
-    runs: list[Run] = []
+    runs: list[ByteRun] = []
     for run in runs_of_box(reader, number, held.box, _memory(values)):
         runs.append(run)
         if len(runs) > _MAX_RUNS:
@@ -218,7 +218,7 @@ def _fill_one(reader: Reader, number: int, held: Local, progress: Callable[[int]
             first = (rows.offset[0] - source.offset[0]) * math.prod(source.shape[1:]) if rows.shape else 0
             count = (rows.shape[0] if rows.shape else 1) * math.prod(source.shape[1:])
             buffer = bytearray(count * size)
-            reader.read([Run(part, piece.at + first * size, memoryview(buffer))], progress=progress)
+            reader.read([ByteRun(part, piece.at + first * size, memoryview(buffer))], progress=progress)
             band = bytes_of(memoryview(buffer), dtype, (rows.shape[0], *source.shape[1:]) if rows.shape else ())
             inside = tuple(
                 slice(o - so, o - so + n)

@@ -38,7 +38,7 @@ from outlast.checkpoint.patience import Patient, StoreGate, Stuck
 from outlast.checkpoint.store import DataReader, Source
 from outlast.checkpoint.threads import Threads
 
-__all__ = ["Reader", "Run", "Skip", "runs_of_box"]
+__all__ = ["Reader", "ByteRun", "Skip", "runs_of_box"]
 
 
 _NUM_READERS = 4  # one waits for the disk while others hash and copy
@@ -55,7 +55,7 @@ class Skip(NamedTuple):
     reason: str
 
 
-class Run(NamedTuple):
+class ByteRun(NamedTuple):
     """`dest` is filled with the stream's bytes from `at` on, of part `part`."""
 
     part: int
@@ -233,7 +233,9 @@ class Reader:
                 self._skip(store, file.name, caught)
         raise error if isinstance(error, Damage) else Damage(str(error), file=file.name) from error
 
-    def read(self, runs: Sequence[Run], *, progress: Callable[[int], None] | None = None, apart: bool = False) -> None:
+    def read(
+        self, runs: Sequence[ByteRun], *, progress: Callable[[int], None] | None = None, apart: bool = False
+    ) -> None:
         """Fill every run's destination, reading each chunk once. `progress` is told the bytes of each chunk.
 
         `apart`: nothing writes to the destinations after this has raised, not even a read that was given up.
@@ -282,7 +284,7 @@ class Reader:
         chunk = self.parts[part].chunks[index]
         return self.parts[part].files[chunk.file].name, chunk.at
 
-    def _split(self, run: Run) -> Iterator[tuple[int, int, memoryview]]:
+    def _split(self, run: ByteRun) -> Iterator[tuple[int, int, memoryview]]:
         """(chunk number, offset in the chunk, destination) of each chunk that a run touches."""
         starts, done = self._starts[run.part], 0
         index = bisect.bisect_right(starts, run.at) - 1
@@ -323,7 +325,7 @@ def _tell(progress: Callable[[int], None] | None, count: int) -> None:
         progress(count)
 
 
-def runs_of_box(reader: Reader, number: int, target: Box, dest: memoryview) -> Iterator[Run]:
+def runs_of_box(reader: Reader, number: int, target: Box, dest: memoryview) -> Iterator[ByteRun]:
     """The runs that fill `dest`, the row-major bytes of box `target` of tensor `number`."""
     size = DTYPE_BYTES[reader.tensors[number].dtype]
     for part, piece in reader.pieces[number]:
@@ -336,7 +338,7 @@ def runs_of_box(reader: Reader, number: int, target: Box, dest: memoryview) -> I
             assert there is not None, "rows are contiguous in both boxes"
             assert here is not None, "rows are contiguous in both boxes"
             low = here[0] * size
-            yield Run(part, piece.at + there[0] * size, dest[low : low + here[1] * size])
+            yield ByteRun(part, piece.at + there[0] * size, dest[low : low + here[1] * size])
 
 
 def _rows(common: Box, source: Box, target: Box) -> Iterator[Box]:

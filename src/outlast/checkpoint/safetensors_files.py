@@ -19,7 +19,7 @@ from outlast.checkpoint.fs import Disk
 from outlast.checkpoint.manifest import UNREADABLE, Damage, TensorSpec
 from outlast.errors import ConfigError
 
-__all__ = ["NAMES", "Source", "is_safetensors", "open_file", "read_at", "sources_of"]
+__all__ = ["NAMES", "TensorPlace", "is_safetensors", "open_file", "read_at", "sources_of"]
 
 NAMES = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32", "I32": "int32",
@@ -40,7 +40,7 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     data_offsets: tuple[int, int]
 
 
-class Source(NamedTuple):
+class TensorPlace(NamedTuple):
     """Where a tensor's bytes are."""
 
     path: str
@@ -77,7 +77,7 @@ def _shards(index: pathlib.Path) -> list[str]:
     return shards
 
 
-def sources_of(path: str) -> tuple[dict[str, Source], dict[str, str]]:
+def sources_of(path: str) -> tuple[dict[str, TensorPlace], dict[str, str]]:
     """The tensors of a file, an index, or a directory of shards, by name; and the files' metadata.
 
     Raises `ConfigError` if there is nothing of the kind, `Damage` for a file that is not what it should be.
@@ -87,7 +87,7 @@ def sources_of(path: str) -> tuple[dict[str, Source], dict[str, str]]:
         raise ConfigError(
             f"{path} holds no safetensors files", remedy="give a .safetensors file, its index or its directory"
         )
-    sources: dict[str, Source] = {}
+    sources: dict[str, TensorPlace] = {}
     metadata: dict[str, str] = {}
     for shard in shards:
         found, notes = _header(shard)
@@ -114,7 +114,7 @@ def read_at(fd: int, at: int, buffer: memoryview, path: str) -> None:
         done += count
 
 
-def _header(path: str) -> tuple[list[Source], dict[str, str]]:
+def _header(path: str) -> tuple[list[TensorPlace], dict[str, str]]:
     name = os.path.basename(path)
     with contextlib.ExitStack() as stack:
         fd = open_file(path, stack)
@@ -135,7 +135,7 @@ def _header(path: str) -> tuple[list[Source], dict[str, str]]:
     return _check(entries, name, path, 8 + length, size), notes
 
 
-def _check(entries: dict[str, _Entry], name: str, path: str, start: int, size: int) -> list[Source]:
+def _check(entries: dict[str, _Entry], name: str, path: str, start: int, size: int) -> list[TensorPlace]:
     sources, end = [], 0
     for key, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
         if entry.dtype not in NAMES or any(n < 0 for n in entry.shape) or len(entry.shape) > 64:
@@ -145,7 +145,7 @@ def _check(entries: dict[str, _Entry], name: str, path: str, start: int, size: i
         if low != end or high - low != spec.bytes or start + high > size:
             raise Damage(f"tensor {key[:80]!r} does not lie where its offsets say", file=name)
         end = high
-        sources.append(Source(path, start + low, spec))
+        sources.append(TensorPlace(path, start + low, spec))
     if start + end != size:
         raise Damage(f"holds {size - start - end} bytes that belong to no tensor", file=name)
     return sources

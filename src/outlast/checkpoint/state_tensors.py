@@ -24,7 +24,7 @@ from outlast.checkpoint.manifest import DTYPE_BYTES, TensorSpec, schema_digest
 from outlast.checkpoint.tree import decode_tree, encode_tree, tensor_names
 from outlast.errors import ConfigError
 
-__all__ = ["Local", "State", "bytes_of", "dtype_named", "flatten", "plain_leaf", "raw", "unflatten"]
+__all__ = ["Local", "FlatState", "bytes_of", "dtype_named", "flatten", "plain_leaf", "raw", "unflatten"]
 
 _CARRIER = {
     1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128,
@@ -41,7 +41,7 @@ class Local(NamedTuple):
     values: torch.Tensor
 
 
-class State(NamedTuple):
+class FlatState(NamedTuple):
     """A flattened state: the tree as JSON, and tensor by tensor what it is, who holds which box, what is held here.
 
     `shards[i]` is None for a tensor that every writer has whole.
@@ -191,14 +191,14 @@ class _Collector:
         self.names.append(name)
         return number
 
-    def describe(self, tree: Any, like: Schema | None) -> State:
+    def describe(self, tree: Any, like: Schema | None) -> FlatState:
         schema = Schema.of(self.names, self.tensors, like)
         shards: list[list[Shard] | None] = [None] * len(self.tensors)
         local = [[Local(box, tensor)] for tensor, box in zip(self.tensors, schema.boxes, strict=True)]
         for number, tensor in enumerate(self.tensors):
             if type(tensor) not in PLAIN and _is_dtensor(tensor):
                 shards[number], local[number] = _sharded(tensor, self._writer_of)
-        return State(tree, self.tensors, schema.specs, shards, local, schema)
+        return FlatState(tree, self.tensors, schema.specs, shards, local, schema)
 
 
 def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -213,7 +213,7 @@ def _is_dtensor(tensor: torch.Tensor) -> bool:
     return type(tensor) not in PLAIN and hasattr(tensor, "_spec") and hasattr(tensor, "to_local")
 
 
-def flatten(tree: Any, *, writer_of: RankToWriter | None = None, like: Schema | None = None) -> State:
+def flatten(tree: Any, *, writer_of: RankToWriter | None = None, like: Schema | None = None) -> FlatState:
     """The state's tree and tensors. `writer_of` maps a global rank (of a DTensor's mesh) to the number of its
     writer, or to those of all writers that hold what it holds.
     `like`: what it looked like the last time.
@@ -225,7 +225,7 @@ def flatten(tree: Any, *, writer_of: RankToWriter | None = None, like: Schema | 
         if again is not None:
             node, tensors = again
             local = [[Local(box, tensor)] for tensor, box in zip(tensors, like.boxes, strict=True)]
-            return State(node, tensors, like.specs, [None] * len(tensors), local, like)
+            return FlatState(node, tensors, like.specs, [None] * len(tensors), local, like)
     collector = _Collector(writer_of if writer_of is not None else lambda rank: rank)
     state = collector.describe(encode_tree(tree, collector.leaf), like)
     outline = Outline.of(tree, state.tree, state.tensors)

@@ -91,7 +91,7 @@ def _measured(where: Path, kills: int, *, quiet: bool) -> list[Any]:
         formed = count(ev.ViewFormed)
         for pid in pids().values():
             os.kill(pid, signal.SIGKILL)
-        await_("the lost fleet had begun again", lambda: count(ev.FleetLost) and count(ev.ViewFormed) > formed)
+        await_("the lost fleet had begun again", lambda: count(ev.FleetGone) and count(ev.ViewFormed) > formed)
         await_("it had read its checkpoint", lambda: count(ev.CheckpointLoaded) > 0)
         events = list(driven.events)
         driven.process.send_signal(signal.SIGTERM)

@@ -14,7 +14,7 @@ import msgspec
 from outlast.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from outlast.prove.corruption import Tally
+    from outlast.prove.corruption import FlipTally
 
 __all__ = ["campaign"]
 
@@ -75,7 +75,7 @@ def _dtypes(dtype: str) -> list[str]:
     return names
 
 
-def _print(found: Tally) -> None:
+def _print(found: FlipTally) -> None:
     from outlast.observe.plain_text import table
 
     rows = [

@@ -13,13 +13,13 @@ import msgspec
 from outlast.core.step_parts import PairWait
 
 __all__ = [
-    "AgentLost", "AgentStarted", "AnyEvent", "Asked", "AuditMismatch", "Certified", "CheckpointBegan",
+    "AgentLost", "AgentStarted", "AnyEvent", "Asked", "AuditMismatch", "StateCertified", "CheckpointBegan",
     "CheckpointDelayed", "CheckpointDiffers", "CheckpointDrained", "CheckpointFailed", "CheckpointInterval",
     "CheckpointLoaded", "CheckpointPruned", "CheckpointRetried", "CheckpointSaved", "CheckpointSkipped",
-    "CoordinatorLost", "CoordinatorStarted", "DeviceFinding", "Event", "FleetLost", "JoinerCaughtUp",
-    "JoinerServed", "Notice", "Progress", "Recovery", "ReducerAccused", "Refused", "ReplicaExited",
+    "CoordinatorLost", "CoordinatorStarted", "DeviceFinding", "Event", "FleetGone", "JoinerCaughtUp",
+    "JoinerServed", "Notice", "ProgressMade", "Recovery", "ReducerAccused", "Refused", "ReplicaExited",
     "ReplicaStarted", "RowsAdmitted", "RunEnded", "RunFinished", "RunStarted", "Stall", "StepAnatomy", "Suspected",
-    "TrainingEnded", "Verdict", "ViewFormed", "ViewInstalled", "decode", "encode",
+    "TrainingEnded", "VerdictReached", "ViewFormed", "ViewInstalled", "decode", "encode",
 ]  # fmt: skip
 
 
@@ -166,7 +166,7 @@ class ReducerAccused(Event, frozen=True, kw_only=True, tag="reducer_accused"):
     remedy: str = ""
 
 
-class Verdict(Event, frozen=True, kw_only=True, tag="verdict"):
+class VerdictReached(Event, frozen=True, kw_only=True, tag="verdict"):
     """What the guards decided about a step, other than simply to apply it. The same on every replica.
 
     `evidence`: what was seen; `confidence`: of the culprit. Who and what is to blame, as far as it is known: `replica`
@@ -205,7 +205,7 @@ class JoinerCaughtUp(Event, frozen=True, kw_only=True, tag="joiner_caught_up"):
     seconds: float
 
 
-class Progress(Event, frozen=True, kw_only=True, tag="progress"):
+class ProgressMade(Event, frozen=True, kw_only=True, tag="progress"):
     """Rides on heartbeats. `stable`: steps that no failure can take back; `losses`: (step, loss) since the last one;
     `messages`: what the view's members have sent to the coordinator so far, besides heartbeats. `until`: steps in all,
     as the loop said; 0 if it did not.
@@ -300,7 +300,7 @@ class AlarmWeighed(Event, frozen=True, kw_only=True, tag="alarm_weighed"):
     told_only: bool = False
 
 
-class Certified(Event, frozen=True, kw_only=True, tag="certified"):
+class StateCertified(Event, frozen=True, kw_only=True, tag="certified"):
     """The state after `step` steps is finite, agreed by fingerprint, and passed its audits. `share`: probability that
     a single wrong gradient since the last certified state was seen; `audited`: microbatches computed twice so far."""
 
@@ -309,7 +309,7 @@ class Certified(Event, frozen=True, kw_only=True, tag="certified"):
     audited: int
 
 
-class FleetLost(Event, frozen=True, kw_only=True, tag="fleet_lost"):
+class FleetGone(Event, frozen=True, kw_only=True, tag="fleet_lost"):
     """Every replica that held the training state is gone; the run begins again from its newest checkpoint, or from
     the start if none was published. `step`: the last that was known to be committed."""
 
@@ -479,11 +479,11 @@ class RunEnded(Event, frozen=True, kw_only=True, tag="run_ended"):
 
 AnyEvent = (
     RunStarted | CoordinatorStarted | CoordinatorLost | AgentStarted | AgentLost | ReplicaStarted | ReplicaExited
-    | ViewInstalled | ViewFormed | Recovery | Suspected | JoinerServed | JoinerCaughtUp | Progress | Refused | Notice
-    | FleetLost | CheckpointBegan | CheckpointSaved | CheckpointFailed | CheckpointDelayed | CheckpointRetried
+    | ViewInstalled | ViewFormed | Recovery | Suspected | JoinerServed | JoinerCaughtUp | ProgressMade | Refused
+    | Notice | FleetGone | CheckpointBegan | CheckpointSaved | CheckpointFailed | CheckpointDelayed | CheckpointRetried
     | CheckpointLoaded | CheckpointSkipped | CheckpointDiffers | CheckpointPruned | CheckpointDrained
-    | CheckpointInterval | RunFinished | RunEnded | Stall | RowsAdmitted | ReducerAccused | Verdict | AuditMismatch
-    | Certified | TrainingEnded | DeviceFinding | AlarmWeighed | Asked | StepAnatomy
+    | CheckpointInterval | RunFinished | RunEnded | Stall | RowsAdmitted | ReducerAccused | VerdictReached
+    | AuditMismatch | StateCertified | TrainingEnded | DeviceFinding | AlarmWeighed | Asked | StepAnatomy
 )  # fmt: skip
 
 _encoder = msgspec.json.Encoder()

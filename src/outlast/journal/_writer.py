@@ -14,7 +14,7 @@ from collections import deque
 from pathlib import Path
 from typing import NamedTuple
 
-from outlast.core.events import AnyEvent, Notice, Progress, encode
+from outlast.core.events import AnyEvent, Notice, ProgressMade, encode
 from outlast.journal._faults import is_transient, sqlite_fault
 from outlast.journal._files import EVENTS_NAME, close_whole, open_writable, transaction
 
@@ -36,7 +36,7 @@ def tag_of(event: type[AnyEvent] | AnyEvent) -> str:
     return str(event.__struct_config__.tag)
 
 
-_PROGRESS = tag_of(Progress)
+_PROGRESS = tag_of(ProgressMade)
 
 
 class EventWriter:

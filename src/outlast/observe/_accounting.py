@@ -98,8 +98,8 @@ class AccountingFold:
             self._begun = True
             for facts in (self._facts, self._guess):
                 facts.start_s = facts.latest_s = event.at_s
-        progress = isinstance(event, ev.Progress)
-        self._counted = self._counted or (isinstance(event, ev.Progress) and event.committed >= 0)
+        progress = isinstance(event, ev.ProgressMade)
+        self._counted = self._counted or (isinstance(event, ev.ProgressMade) and event.committed >= 0)
         self._facts.latest_s = max(self._facts.latest_s, event.at_s)  # the wall's clock may be set back; time is not
         _note(event, self._facts)
         if not self._counted:  # perhaps the journal of a version that did not count: both are kept until one is right
@@ -198,7 +198,7 @@ def _name_of_tail(facts: _Facts, tail_s: float, running: bool) -> str:
     return "stalled" if tail_s > usual_silence_s(facts.heartbeat_s, facts.step_s) else "productive"
 
 
-def _estimated(event: ev.Progress, facts: _Facts) -> ev.Progress:
+def _estimated(event: ev.ProgressMade, facts: _Facts) -> ev.ProgressMade:
     """As members now tell it, from the journal of a version that knew only how many steps there were, and their mean
     time."""
     known = facts.steps[-1].end if facts.steps else 0
@@ -217,13 +217,13 @@ def _note(event: ev.AnyEvent, facts: _Facts) -> None:
         case ev.RunStarted():
             beat = event.config.get("heartbeat_s")
             facts.heartbeat_s = float(beat) if isinstance(beat, float | int) else facts.heartbeat_s
-        case ev.Progress() if event.committed >= 0:
+        case ev.ProgressMade() if event.committed >= 0:
             _count(event, facts)
         case ev.CheckpointSaved():
             facts.saved = event.step
-        case ev.FleetLost():
+        case ev.FleetGone():
             facts.without_state = True
-        case ev.Verdict() if event.action == "rewind" and event.to_step >= 0:
+        case ev.VerdictReached() if event.action == "rewind" and event.to_step >= 0:
             _lose(event.to_step, facts)
         case ev.RunFinished():
             facts.over = True
@@ -233,7 +233,7 @@ def _note(event: ev.AnyEvent, facts: _Facts) -> None:
                 _lose(kept, facts)
 
 
-def _count(event: ev.Progress, facts: _Facts) -> None:
+def _count(event: ev.ProgressMade, facts: _Facts) -> None:
     if facts.commit_s is None:
         facts.begin_s = event.committed_at_s - math.fsum(event.seconds.values())
     facts.commit_s, facts.step_s = event.committed_at_s, event.step_s or facts.step_s

@@ -49,9 +49,9 @@ def clocks(events: Iterable[ev.AnyEvent], exposure_s: float) -> list[Clock]:
                 lost += event.lost_steps > 0
             case ev.ReplicaExited() if event.cause not in _LEAVES:
                 alone.append(event)
-            case ev.FleetLost():
+            case ev.FleetGone():
                 lost += 1
-            case ev.Verdict() if event.action == "rewind":
+            case ev.VerdictReached() if event.action == "rewind":
                 lost += 1
     failed += sum(event.replica not in told for event in alone)
     return [

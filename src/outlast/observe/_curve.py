@@ -24,7 +24,7 @@ def losses(events: Iterable[ev.AnyEvent]) -> list[tuple[int, float]]:
     """(step, loss) of every stable step the journal knows of, by step; the last word on a step holds."""
     points: dict[int, float] = {}
     for event in events:
-        if isinstance(event, ev.Progress):
+        if isinstance(event, ev.ProgressMade):
             points.update((step, loss) for step, loss in event.losses)
     return sorted(points.items())
 

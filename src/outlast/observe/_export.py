@@ -38,7 +38,7 @@ class MetricRow(msgspec.Struct, frozen=True, kw_only=True):
 def rows_of(event: ev.AnyEvent) -> Iterator[MetricRow]:
     """What an event says in figures; nothing for most kinds."""
     match event:
-        case ev.Progress():
+        case ev.ProgressMade():
             for step, loss in event.losses:
                 yield MetricRow(at_s=event.at_s, step=step, values={"loss": loss})
             if event.committed >= 0:

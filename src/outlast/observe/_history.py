@@ -92,7 +92,7 @@ class TimeCurve:
         self._points, self._width_s = points, _FIRST_WIDTH_S
         self._cells: list[list[float]] = []  # steps, then seconds by use
 
-    def add(self, event: ev.Progress, start_s: float) -> None:
+    def add(self, event: ev.ProgressMade, start_s: float) -> None:
         """Spread what an event counts over the time that it speaks of."""
         seconds = [event.seconds.get(use, 0.0) for use in USES]
         span_s, end_s = math.fsum(seconds), event.committed_at_s - start_s
@@ -162,7 +162,7 @@ class History:
     def take(self, event: ev.AnyEvent) -> None:
         """Fold one event in. Every event once, in the journal's order, from the first."""
         self.accounts.take(event)
-        if isinstance(event, ev.Progress):
+        if isinstance(event, ev.ProgressMade):
             for step, loss in event.losses:
                 self.losses.add(step, loss)
             if event.committed >= 0:

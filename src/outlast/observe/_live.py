@@ -81,7 +81,7 @@ class Live:
         for event in fresh:
             self._fold.take(event)
             self._history.take(event)
-            if isinstance(event, ev.Progress):
+            if isinstance(event, ev.ProgressMade):
                 self._losses.extend(loss for _, loss in event.losses)
         self._keep()
         if fresh and self._start_s == 0.0:

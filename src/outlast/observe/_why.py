@@ -316,7 +316,7 @@ def _advice(events: Sequence[ev.AnyEvent], state: Status) -> list[Advice]:
             found.setdefault(name, (event.remedy, []))[1].append(
                 " ".join((event.replica or event.host, event.device)).strip()
             )
-        if isinstance(event, ev.Verdict) and event.remedy:
+        if isinstance(event, ev.VerdictReached) and event.remedy:
             who = event.replica or event.module or f"step {event.step}"
             found.setdefault(f"a guard: {event.action.replace('_', ' ')}", (event.remedy, []))[1].append(who)
     if state.state == "lost":

@@ -36,7 +36,7 @@ def describe(event: ev.AnyEvent) -> tuple[str, Level] | None:
         case ev.CheckpointDiffers():
             told = f"step {event.step} was saved with other settings, so bits may differ from then on: {event.detail}"
             return told, "warning"
-        case ev.FleetLost():
+        case ev.FleetGone():
             return f"every replica is gone at step {event.step} ({event.detail}); the run begins again", "error"
     return _describe_rest(event)
 
@@ -70,7 +70,7 @@ def matters(event: ev.AnyEvent) -> bool:
         return event.cause not in PLAIN_FAILURES
     if isinstance(event, ev.CheckpointPruned):
         return bool(event.note)
-    kinds = (ev.FleetLost, ev.CheckpointLoaded, ev.CheckpointSkipped, ev.CheckpointDiffers, ev.CheckpointRetried)
+    kinds = (ev.FleetGone, ev.CheckpointLoaded, ev.CheckpointSkipped, ev.CheckpointDiffers, ev.CheckpointRetried)
     return isinstance(event, kinds)
 
 

@@ -100,7 +100,7 @@ class RunFold:
         self.version += 1
         self._status.take(event)
         self.anatomy.take(event)
-        if isinstance(event, ev.Progress | ev.StepAnatomy):
+        if isinstance(event, ev.ProgressMade | ev.StepAnatomy):
             return
         row = row_of(event, self.start_s)
         planned = isinstance(event, ev.ViewInstalled) and event.planned
@@ -120,9 +120,9 @@ class RunFold:
                 self.recoveries.append(event)
             case ev.Refused():
                 self.refusals[event.reason] = max(event.count, self.refusals[event.reason])
-            case ev.Verdict():
+            case ev.VerdictReached():
                 self.verdicts[event.action] += 1
-        if isinstance(event, ev.Verdict | ev.AuditMismatch | ev.ReducerAccused | ev.Suspected):
+        if isinstance(event, ev.VerdictReached | ev.AuditMismatch | ev.ReducerAccused | ev.Suspected):
             self.suspects.append(page)
             del self.suspects[:-_NUM_SUSPECTS]
         if isinstance(event, ev.DeviceFinding | ev.AlarmWeighed):
@@ -141,7 +141,7 @@ class RunFold:
                 self.generations[event.generation] = Generation(**fields)
                 while len(self.generations) > _NUM_GENERATIONS:
                     self.generations.pop(next(iter(self.generations)))
-            case ev.Certified():
+            case ev.StateCertified():
                 for rung in self.generations.values():
                     rung.certified = rung.certified or rung.step == event.step
             case ev.CheckpointDrained() if event.generation in self.generations:

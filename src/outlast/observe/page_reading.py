@@ -22,17 +22,19 @@ from outlast.observe.page_picture import RunFold
 
 __all__ = ["RunReading", "read_state", "read_story", "sample_losses"]
 
-_KINDS: tuple[type[ev.AnyEvent], ...] = tuple(kind for kind in typing.get_args(ev.AnyEvent) if kind is not ev.Progress)
+_KINDS: tuple[type[ev.AnyEvent], ...] = tuple(
+    kind for kind in typing.get_args(ev.AnyEvent) if kind is not ev.ProgressMade
+)
 _PIECE, _PIECE_OF_VIEWS = 2000, 16  # entries held at once; a view names all its members
 _NEWEST = 20
 _NUM_SAMPLES, _ALL_OF = 2000, 20_000  # what is sampled of a journal longer than that
 _WORTH_KEEPING = 20_000
 _WORDS = 1024  # of members about their steps: the newest of each counts
 _NEWEST_ONLY: dict[type[ev.AnyEvent], int] = {
-    ev.Progress: _NEWEST, ev.Certified: 1, ev.CheckpointSaved: 1, ev.ViewInstalled: 64, ev.StepAnatomy: 64,
+    ev.ProgressMade: _NEWEST, ev.StateCertified: 1, ev.CheckpointSaved: 1, ev.ViewInstalled: 64, ev.StepAnatomy: 64,
 }  # fmt: skip
 _STATE_KINDS: tuple[type[ev.AnyEvent], ...] = (
-    ev.RunStarted, ev.RunFinished, ev.Recovery, ev.Verdict, ev.CheckpointFailed, ev.FleetLost, ev.AuditMismatch,
+    ev.RunStarted, ev.RunFinished, ev.Recovery, ev.VerdictReached, ev.CheckpointFailed, ev.FleetGone, ev.AuditMismatch,
     ev.CoordinatorStarted, ev.CoordinatorLost, ev.AgentStarted, ev.AgentLost, ev.ViewFormed, ev.ReplicaStarted,
     ev.ReplicaExited, ev.Suspected, ev.JoinerServed, ev.JoinerCaughtUp,
 )  # fmt: skip
@@ -146,14 +148,14 @@ def read_story(journal: Journal) -> list[ev.AnyEvent]:
     needs beside the history, and enough to learn a pace and a band of losses from."""
     last = journal.last_seq
     short = last <= _ALL_OF
-    found = journal.events(kinds=[ev.Progress]) if short else journal.sample(ev.Progress, _NUM_SAMPLES)
+    found = journal.events(kinds=[ev.ProgressMade]) if short else journal.sample(ev.ProgressMade, _NUM_SAMPLES)
     progress = (_Ordered(entry) for entry in found if entry.seq <= last)
     known: set[int] = set()
     events = []
     for entry in heapq.merge(
         *(_entries(journal, kind, last) for kind in _KINDS if kind is not ev.StepAnatomy),
         progress,
-        _newest(journal, ev.Progress, _NEWEST, last),
+        _newest(journal, ev.ProgressMade, _NEWEST, last),
         _newest(journal, ev.StepAnatomy, _WORDS, last),
     ):
         if entry.seq not in known:
@@ -172,15 +174,15 @@ def read_state(journal: Journal) -> list[ev.AnyEvent]:
 
 def sample_losses(journal: Journal, count: int = 240) -> list[float]:
     """Losses for a line of them: all of a short run, of a long one those at `count` even places of its journal."""
-    events = [entry.event for entry in journal.sample(ev.Progress, count)]
-    return [loss for event in events if isinstance(event, ev.Progress) for _, loss in event.losses]
+    events = [entry.event for entry in journal.sample(ev.ProgressMade, count)]
+    return [loss for event in events if isinstance(event, ev.ProgressMade) for _, loss in event.losses]
 
 
 def _merged(
     journal: Journal,
     kinds: Sequence[type[ev.AnyEvent]],
     last: int,
-    newest: Mapping[type[ev.AnyEvent], int] = MappingProxyType({ev.Progress: _NEWEST, ev.StepAnatomy: _WORDS}),
+    newest: Mapping[type[ev.AnyEvent], int] = MappingProxyType({ev.ProgressMade: _NEWEST, ev.StepAnatomy: _WORDS}),
 ) -> Iterator[ev.AnyEvent]:
     """Events of `kinds` up to the entry `last`, in order; of those in `newest` only so many."""
     whole = [_entries(journal, kind, last) for kind in kinds if kind not in newest]

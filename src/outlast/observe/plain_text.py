@@ -11,7 +11,7 @@ from outlast.observe._accounting import Accounting
 from outlast.observe._curve import sparkline
 from outlast.observe._why import Why
 from outlast.observe.checkpoint_words import last_save
-from outlast.observe.run_status import Process, Replica, Status
+from outlast.observe.run_status import Process, ReplicaStatus, Status
 from outlast.observe.step_anatomy import Anatomy
 from outlast.observe.timeline_rows import Row, format_s, row_of
 
@@ -140,7 +140,7 @@ def _place(process: Process) -> str:
     return f"at {process.address}{slots}" if process.address else ""
 
 
-def _replica_cells(replica: Replica) -> tuple[str, ...]:
+def _replica_cells(replica: ReplicaStatus) -> tuple[str, ...]:
     return (
         replica.replica,
         str(replica.pid),

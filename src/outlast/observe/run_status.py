@@ -20,7 +20,7 @@ from outlast.observe._accounting import usual_silence_s
 from outlast.observe.checkpoint_words import PLAIN_FAILURES
 from outlast.observe.timeline_rows import format_s
 
-__all__ = ["OVER_DETAIL", "Process", "Replica", "RunState", "Status", "StatusFold", "status"]
+__all__ = ["OVER_DETAIL", "Process", "ReplicaStatus", "RunState", "Status", "StatusFold", "status"]
 
 OVER_DETAIL = "the run is over"
 """What is told of a replica that nothing else ended."""
@@ -43,7 +43,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     slots: int = 0
 
 
-class Replica(msgspec.Struct, frozen=True, kw_only=True):
+class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One incarnation of a slot. `view` is None outside the view; `step`: the last it is known to hold."""
 
     replica: str
@@ -79,11 +79,11 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     num_recoveries: int
     last_recovery: ev.Recovery | None
     num_verdicts: int
-    last_verdict: ev.Verdict | None
+    last_verdict: ev.VerdictReached | None
     coordinator: Process | None
     agent: Process | None
     agents: list[Process]
-    replicas: list[Replica]
+    replicas: list[ReplicaStatus]
     last_save: ev.CheckpointSaved | None = None
     failed_save: ev.CheckpointFailed | None = None  # after it
     num_audit_mismatches: int = 0
@@ -104,7 +104,7 @@ class StatusFold:
         self._agents: dict[str, Process] = {}
         self._drained: set[str] = set()  # hosts that were asked to be emptied
         self._wanted = 0  # replicas that were asked for while it trained
-        self._replicas: dict[str, Replica] = {}  # `view` and the states of a view's members are in what follows
+        self._replicas: dict[str, ReplicaStatus] = {}  # `view` and the states of a view's members are in what follows
         self._inside: frozenset[str] = frozenset()
         self._suspected: set[str] = set()
         self._people = 0  # rises with every change of who is there and how they are
@@ -112,13 +112,13 @@ class StatusFold:
         self._formed = self._begins_again = False
         self._ended: ev.TrainingEnded | None = None
         self._planned: ev.ViewInstalled | None = None
-        self._progress: ev.Progress | None = None
+        self._progress: ev.ProgressMade | None = None
         self._step: int | None = None
         self._loss: float | None = None
         self._recoveries = 0
         self._last_recovery: ev.Recovery | None = None
         self._verdicts = 0
-        self._last_verdict: ev.Verdict | None = None
+        self._last_verdict: ev.VerdictReached | None = None
         self._updated_at_s: float | None = None
         self._saved: ev.CheckpointSaved | None = None
         self._failed_save: ev.CheckpointFailed | None = None
@@ -138,15 +138,15 @@ class StatusFold:
                 self._step = max(event.steps, self._step or 0) if event.steps else self._step
             case ev.Recovery():
                 self._recoveries, self._last_recovery = self._recoveries + 1, event
-            case ev.Verdict():
+            case ev.VerdictReached():
                 self._verdicts, self._last_verdict = self._verdicts + 1, event
-            case ev.Progress():
+            case ev.ProgressMade():
                 self._take_progress(event)
             case ev.CheckpointSaved():
                 self._saved, self._failed_save = event, None
             case ev.CheckpointFailed() if event.cause not in PLAIN_FAILURES:
                 self._failed_save, self._failed_saves = event, self._failed_saves + 1
-            case ev.FleetLost():
+            case ev.FleetGone():
                 self._step = self._step_at_s = None  # what follows begins at an earlier one
                 self._formed, self._begins_again = False, True
                 self._ended = None
@@ -155,7 +155,7 @@ class StatusFold:
                 self._people += 1
             case ev.AuditMismatch():
                 self._mismatches += 1
-            case ev.Certified():
+            case ev.StateCertified():
                 self._certified = event.step
             case ev.Asked() if event.accepted:
                 self._take_asked(event)
@@ -253,7 +253,7 @@ class StatusFold:
         manned = {name.partition(".")[0] for name in alive}
         return sorted(alive | {name for slot, name in newest.items() if slot not in manned}, key=_natural)
 
-    def _replica(self, name: str, over: bool) -> Replica:
+    def _replica(self, name: str, over: bool) -> ReplicaStatus:
         replica = self._replicas[name]
         if name in self._inside:
             state, step = replica.state, replica.step
@@ -266,7 +266,7 @@ class StatusFold:
             replica = msgspec.structs.replace(replica, state="exited", detail=OVER_DETAIL)
         return replica
 
-    def _take_progress(self, event: ev.Progress) -> None:
+    def _take_progress(self, event: ev.ProgressMade) -> None:
         self._progress = event
         known = max(event.stable, event.committed)
         self._step = max(known, self._step if self._step is not None else known)
@@ -324,7 +324,7 @@ class StatusFold:
         match event:
             case ev.ReplicaStarted():
                 self._people += 1
-                self._replicas[event.replica] = Replica(
+                self._replicas[event.replica] = ReplicaStatus(
                     replica=event.replica, agent=event.agent, pid=event.pid, state="starting", view=None, step=None
                 )
             case ev.ReplicaExited():

@@ -17,7 +17,7 @@ from outlast.observe import checkpoint_words
 __all__ = ["Row", "format_s", "row_of", "surely_stranger", "timeline"]
 
 _ALWAYS = (
-    ev.RunStarted, ev.Recovery, ev.CoordinatorLost, ev.AgentLost, ev.Refused, ev.Verdict, ev.AuditMismatch,
+    ev.RunStarted, ev.Recovery, ev.CoordinatorLost, ev.AgentLost, ev.Refused, ev.VerdictReached, ev.AuditMismatch,
     ev.AlarmWeighed, ev.Asked, ev.DeviceFinding, ev.Stall, ev.RunFinished,
 )  # fmt: skip
 
@@ -60,7 +60,7 @@ def timeline(events: Iterable[ev.AnyEvent], *, everything: bool = False, start_s
     return [
         row_of(event, start_s)
         for event in events
-        if not isinstance(event, ev.Progress | ev.StepAnatomy) and (everything or _matters(event, told))
+        if not isinstance(event, ev.ProgressMade | ev.StepAnatomy) and (everything or _matters(event, told))
     ]
 
 
@@ -188,9 +188,9 @@ def _describe(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning", "erro
         case ev.Asked():
             said = f"asked to {event.what} {event.about}" if event.what != "scale" else f"asked for {event.about}"
             return f"{said}: {event.text}" + ("" if event.accepted else " (nothing was changed)"), "info"
-        case ev.Certified():
+        case ev.StateCertified():
             return f"the state after step {event.step - 1} is certified at {event.share:g}", "info"
-        case ev.Verdict():
+        case ev.VerdictReached():
             return _describe_verdict(event), "error" if event.action == "stop" else "warning"
     return _describe_process(event)
 
@@ -216,7 +216,7 @@ _DONE = {
 }  # fmt: skip
 
 
-def _describe_verdict(event: ev.Verdict) -> str:
+def _describe_verdict(event: ev.VerdictReached) -> str:
     """What was seen, what was done, and all that is known of who is to blame."""
     done = _DONE[event.action] + (f" of step {event.to_step}" if event.to_step >= 0 else "")
     place = " on ".join(part for part in (event.replica, event.host, event.device) if part)

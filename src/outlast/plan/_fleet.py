@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 from outlast.core.reliability import Topology, topology_reliability
 from outlast.errors import ConfigError, nearest
 
-__all__ = ["TOPOLOGIES", "Component", "Layout", "classes_of", "ladder_of", "step_s_of"]
+__all__ = ["TOPOLOGIES", "Component", "FleetLayout", "classes_of", "ladder_of", "step_s_of"]
 
 TOPOLOGIES: tuple[str, ...] = get_args(Topology)
 
@@ -53,7 +53,7 @@ class Component:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Layout:
+class FleetLayout:
     """What is run on what. Refused where the topology is none."""
 
     parameters: float
@@ -90,7 +90,7 @@ def _link_h(component: Component) -> float:
     return component.failures / component.hours - _SWITCH_H / 32
 
 
-def _rate_h(component: Component, layout: Layout) -> float:
+def _rate_h(component: Component, layout: FleetLayout) -> float:
     """Failures an hour of one cause on the whole job."""
     each = component.failures / component.hours
     match component.per:
@@ -106,7 +106,7 @@ def _rate_h(component: Component, layout: Layout) -> float:
             return _network_h(layout.accelerators, layout.num_nodes, layout.topology, _link_h(component))
 
 
-def classes_of(components: Sequence[Component], layout: Layout) -> list[dict[str, Any]]:
+def classes_of(components: Sequence[Component], layout: FleetLayout) -> list[dict[str, Any]]:
     """A job's failure classes; a cause that this topology has none of is left out."""
     found = []
     for part in components:
@@ -127,7 +127,7 @@ def classes_of(components: Sequence[Component], layout: Layout) -> list[dict[str
     return found
 
 
-def ladder_of(layout: Layout) -> list[dict[str, Any]]:
+def ladder_of(layout: FleetLayout) -> list[dict[str, Any]]:
     """Two tiers: a snapshot in peers' memory that survives one node, and a store that survives everything."""
     state = layout.parameters * _STATE_BYTES
     share = state / layout.accelerators / _LLAMA_SHARE
@@ -143,6 +143,6 @@ def ladder_of(layout: Layout) -> list[dict[str, Any]]:
     ]
 
 
-def step_s_of(layout: Layout) -> float:
+def step_s_of(layout: FleetLayout) -> float:
     """Seconds a step: six operations a parameter and token."""
     return max(1e-3, 6 * layout.parameters * _TOKENS / _FLOPS)

@@ -20,7 +20,7 @@ from outlast.core.policy import Belief, IntervalState, RunRecords
 from ._compiled import Compiled, Policies, plan_belief
 from ._machines import Machines
 from ._outcome import Outcome
-from ._source import Floats, Ints, Source
+from ._source import Floats, Ints, LossSource
 
 __all__ = ["Kernel"]
 
@@ -31,7 +31,7 @@ class Kernel:
     """One block of replications."""
 
     def __init__(
-        self, model: Compiled, policies: Policies, source: Source, rng: np.random.Generator, size: int
+        self, model: Compiled, policies: Policies, source: LossSource, rng: np.random.Generator, size: int
     ) -> None:
         job, levels = model.job, len(model.job.tiers)
         self.model, self.policies, self.source, self.rng, self.size = model, policies, source, rng, size

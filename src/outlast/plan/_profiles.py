@@ -9,7 +9,7 @@ from typing import Any
 
 from outlast.errors import ConfigError, nearest
 
-from ._fleet import Component, Layout, classes_of, ladder_of, step_s_of
+from ._fleet import Component, FleetLayout, classes_of, ladder_of, step_s_of
 
 __all__ = ["PROFILES", "profile_data", "profile_note"]
 
@@ -103,7 +103,7 @@ def _of_fleet(name: str, given: dict[str, Any]) -> dict[str, Any]:
     """A job on a described fleet; `given` are the job's own parameters, accelerators and topology where it says."""
     components, own = _FLEETS[name]
     data = {"name": name, "topology": "fat-tree", **own, **given}
-    layout = Layout(
+    layout = FleetLayout(
         parameters=data["parameters"],
         accelerators=data["accelerators"],
         topology=data["topology"],

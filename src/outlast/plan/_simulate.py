@@ -17,7 +17,7 @@ from ._kernel import Kernel
 from ._model import Job
 from ._outcome import Outcome, merge
 from ._single import Single
-from ._source import Renewals, Source
+from ._source import LossSource, Renewals
 
 __all__ = ["BLOCK", "simulate"]
 
@@ -30,7 +30,7 @@ def simulate(
     seed: int = 0,
     *,
     policies: Policies | None = None,
-    source: Callable[[Compiled, int, np.random.Generator], Source] | None = None,
+    source: Callable[[Compiled, int, np.random.Generator], LossSource] | None = None,
 ) -> Outcome:
     """Run `replications` of the job; deterministic in (job, replications, seed, policies, source).
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ._compiled import Compiled, Policies
 from ._kernel import Kernel
-from ._source import Floats, Ints, Source
+from ._source import Floats, Ints, LossSource
 
 __all__ = ["Single"]
 
@@ -23,7 +23,7 @@ class Single(Kernel):
     """A block of one replication; the state arrays are (1,), as everywhere."""
 
     def __init__(
-        self, model: Compiled, policies: Policies, source: Source, rng: np.random.Generator, size: int
+        self, model: Compiled, policies: Policies, source: LossSource, rng: np.random.Generator, size: int
     ) -> None:
         super().__init__(model, policies, source, rng, size)
         self._row = np.zeros(1, dtype=np.intp)

@@ -16,13 +16,13 @@ from outlast.core.reliability import LogNormal
 
 from ._model import FailureClass
 
-__all__ = ["Floats", "Ints", "Renewals", "Replayed", "Source"]
+__all__ = ["Floats", "Ints", "Renewals", "Replayed", "LossSource"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
 
 
-class Source(Protocol):
+class LossSource(Protocol):
     """Failures of `size` replications."""
 
     def peek(self, scale: Floats, now: Floats) -> tuple[Floats, Ints]:

@@ -123,7 +123,7 @@ class _Gathered:
                 if self._lost_s is not None:
                     self.add("restart", event.at_s - self._lost_s)
                     self._lost_s = None
-            case ev.FleetLost():
+            case ev.FleetGone():
                 self.lost += 1
                 self._lost_s = event.at_s
             case ev.ReplicaExited() if event.cause not in _PLANNED:
@@ -133,7 +133,7 @@ class _Gathered:
                 gone_s = self._gone.pop(event.replica.partition(".")[0], None)
                 if gone_s is not None:
                     self.add("start", event.at_s - gone_s)
-            case ev.Progress() if event.step_s:
+            case ev.ProgressMade() if event.step_s:
                 self.add("step", event.step_s)
             case _:
                 pass

@@ -55,7 +55,7 @@ def run_of_month(name: str, events: Sequence[AnyEvent], seconds: dict[str, float
     if started is None:
         raise ConfigError(f"the journal of {name} does not say when the run began", remedy="name another run")
     finished = next((event for event in reversed(events) if isinstance(event, ev.RunFinished)), None)
-    progress = max((event.stable for event in events if isinstance(event, ev.Progress)), default=0)
+    progress = max((event.stable for event in events if isinstance(event, ev.ProgressMade)), default=0)
     return RunOfMonth(
         name=name,
         began_s=started.at_s,
@@ -63,7 +63,7 @@ def run_of_month(name: str, events: Sequence[AnyEvent], seconds: dict[str, float
         replicas=started.num_replicas + started.num_spares,
         steps=finished.steps if finished is not None else progress,
         outcome=finished.outcome if finished is not None else "",
-        losses=sum(isinstance(event, ev.FleetLost) for event in events),
+        losses=sum(isinstance(event, ev.FleetGone) for event in events),
         faults=[
             (e.cause, e.detect_s, e.downtime_s, e.lost_steps) for e in events if isinstance(e, ev.Recovery)
         ],

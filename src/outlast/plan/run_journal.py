@@ -56,7 +56,7 @@ class RunJournal:
         elif isinstance(event, ev.Recovery):
             self.down_s.append(max(0.0, event.downtime_s - event.detect_s))  # from the first notice
             self.detect_s.append(event.detect_s)
-        elif isinstance(event, ev.Progress):
+        elif isinstance(event, ev.ProgressMade):
             self.step_s.append(event.step_s)
         elif isinstance(event, ev.RunFinished):
             self.seconds = dict(event.seconds)

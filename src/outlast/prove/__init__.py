@@ -5,10 +5,10 @@ protocol alone and never loads torch.
 """
 
 from outlast.prove._campaign import Campaign, Result
-from outlast.prove._demo import Demo, Verdict
+from outlast.prove._demo import Demo, DemoVerdict
 from outlast.prove._drive import Driven
 from outlast.prove._strike_campaign import StrikeCampaign, Struck
 from outlast.prove._trials import Trial
 from outlast.prove.demo_hosts import HostsDemo
 
-__all__ = ["Campaign", "Demo", "Driven", "HostsDemo", "Result", "StrikeCampaign", "Struck", "Trial", "Verdict"]
+__all__ = ["Campaign", "Demo", "Driven", "HostsDemo", "Result", "StrikeCampaign", "Struck", "Trial", "DemoVerdict"]

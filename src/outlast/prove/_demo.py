@@ -20,12 +20,12 @@ from outlast.errors import ProveError
 from outlast.prove._drive import Driven
 from outlast.runtime.settings.fault_points import Fault
 
-__all__ = ["PATIENCE_S", "Demo", "Verdict"]
+__all__ = ["PATIENCE_S", "Demo", "DemoVerdict"]
 
 PATIENCE_S = 110.0
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class DemoVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """What the demonstration found. `useful_time`: the disturbed run's share of time spent on steps that count."""
 
     identical: bool
@@ -49,12 +49,12 @@ class Demo:
         self.base, self.steps, self.seed, self._watch = base, steps, seed, watch
         self.script = Path(str(outlast.examples.__file__)).with_name("gpt.py")
 
-    def run(self) -> Verdict:
+    def run(self) -> DemoVerdict:
         """Both runs and the comparison."""
         disturbed = self._disturbed()
         undisturbed = self._undisturbed()
         mine, other = self._result("disturbed"), self._result("reference")
-        return Verdict(
+        return DemoVerdict(
             identical=mine["fingerprint"] == other["fingerprint"],
             fingerprint=mine["fingerprint"],
             reference=other["fingerprint"],
@@ -116,7 +116,7 @@ class Demo:
 
 
 def _losses(driven: Driven) -> dict[int, float]:
-    return {step: loss for e in driven.events if isinstance(e, ev.Progress) for step, loss in e.losses}
+    return {step: loss for e in driven.events if isinstance(e, ev.ProgressMade) for step, loss in e.losses}
 
 
 def _useful(driven: Driven) -> float:

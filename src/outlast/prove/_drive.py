@@ -128,7 +128,7 @@ class Driven:
     @property
     def step(self) -> int:
         """The newest step known to be committed."""
-        return max((e.losses[-1][0] for e in self.events if isinstance(e, ev.Progress) and e.losses), default=-1)
+        return max((e.losses[-1][0] for e in self.events if isinstance(e, ev.ProgressMade) and e.losses), default=-1)
 
     @property
     def coordinator_pid(self) -> int:

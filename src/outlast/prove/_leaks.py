@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from outlast.prove._process_tree import processes
-from outlast.prove.strike_findings import Finding
+from outlast.prove.strike_findings import StrikeFinding
 
 __all__ = ["LeakWatch", "Sample", "leaks"]
 
@@ -50,7 +50,7 @@ class LeakWatch:
                 if sample is not None:
                     self.samples.setdefault((name, pid), []).append(sample)
 
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[StrikeFinding]:
         """Of all that were watched."""
         return [finding for (name, _), samples in self.samples.items() for finding in leaks(name, samples)]
 
@@ -64,7 +64,7 @@ def _sample(pid: int) -> Sample | None:
         return None
 
 
-def leaks(name: str, samples: list[Sample]) -> Iterator[Finding]:
+def leaks(name: str, samples: list[Sample]) -> Iterator[StrikeFinding]:
     """Growth of one process."""
     if len(samples) < _LEAST:
         return
@@ -78,6 +78,6 @@ def leaks(name: str, samples: list[Sample]) -> Iterator[Finding]:
         yield _grown(name, f"{had >> 20} MiB", f"{has >> 20} MiB")
 
 
-def _grown(name: str, before: str, after: str) -> Finding:
+def _grown(name: str, before: str, after: str) -> StrikeFinding:
     text = f"the {name} held {before} at most at first, and {after} at least in the last third of its life"
-    return Finding(check="leak", detail=text)
+    return StrikeFinding(check="leak", detail=text)

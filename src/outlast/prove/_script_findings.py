@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from outlast.prove.strike_findings import Finding
+from outlast.prove.strike_findings import StrikeFinding
 from outlast.runtime.settings.witness_files import Computed, StateSeen, read_computed, read_states
 
 __all__ = ["Witnessed", "carried_over", "microbatch_findings", "script_findings", "witnessed"]
@@ -33,7 +33,7 @@ def witnessed(folder: Path, steps: int | None = None) -> Witnessed:
     return Witnessed(read_computed(folder), read_states(folder, "starts"), whole)
 
 
-def script_findings(wanted: Witnessed, seen: Witnessed, struck: bool = False) -> list[Finding]:
+def script_findings(wanted: Witnessed, seen: Witnessed, struck: bool = False) -> list[StrikeFinding]:
     """The first cause of a difference between two runs; none if there is no difference. `struck`: whether faults were
     put into `seen`, so that state which a replacement did not get is the likely cause."""
     for found in (_starts(wanted, seen), _samples(wanted, seen, struck), _losses(wanted, seen, struck)):
@@ -43,25 +43,25 @@ def script_findings(wanted: Witnessed, seen: Witnessed, struck: bool = False) ->
     return [*_ends(wanted, seen)]
 
 
-def _starts(wanted: Witnessed, seen: Witnessed) -> Iterator[Finding]:
+def _starts(wanted: Witnessed, seen: Witnessed) -> Iterator[StrikeFinding]:
     right = next(iter(wanted.starts.values()), None)
     for who, state in seen.starts.items():
         odd = _odd(right.parts, state.parts) if right is not None else []
         if odd:
-            yield Finding(
+            yield StrikeFinding(
                 check="weights",
                 detail=f"{_few(odd)} of {_replica(who)} began with other values than in the run before: what builds "
                 "the model draws from a random state that the script does not seed. Call torch.manual_seed(N) first",
             )
 
 
-def _samples(wanted: Witnessed, seen: Witnessed, struck: bool) -> Iterator[Finding]:
+def _samples(wanted: Witnessed, seen: Witnessed, struck: bool) -> Iterator[StrikeFinding]:
     right = {(c.step, c.microbatch): c for c in wanted.computed}
     for one in sorted(seen.computed, key=lambda c: (c.step, c.microbatch)):
         other = right.get((one.step, one.microbatch))
         if other is not None and other.digest != one.digest:
             who = f", which {one.who} computed," if struck else ""
-            yield Finding(
+            yield StrikeFinding(
                 check="data",
                 detail=f"microbatch {one.microbatch} of step {one.step}{who} held other samples than in the run before:"
                 " what the data set gives for an index depends on more than the index. It shuffles or draws by the "
@@ -70,7 +70,7 @@ def _samples(wanted: Witnessed, seen: Witnessed, struck: bool) -> Iterator[Findi
             )
 
 
-def _losses(wanted: Witnessed, seen: Witnessed, struck: bool) -> Iterator[Finding]:
+def _losses(wanted: Witnessed, seen: Witnessed, struck: bool) -> Iterator[StrikeFinding]:
     right = {(c.step, c.microbatch): c for c in wanted.computed}
     for one in sorted(seen.computed, key=lambda c: (c.step, c.microbatch)):
         other = right.get((one.step, one.microbatch))
@@ -81,7 +81,7 @@ def _losses(wanted: Witnessed, seen: Witnessed, struck: bool) -> Iterator[Findin
                 else "the model or the loop uses randomness of its own (a generator, the time, os.urandom), or counts "
                 "what this process did"
             )
-            yield Finding(
+            yield StrikeFinding(
                 check="randomness",
                 detail=f"the loss of microbatch {one.microbatch} of step {one.step} is another one from the same "
                 f"samples: {why}. Draw from torch, numpy or random inside the loop, and give what the loop counts or "
@@ -89,22 +89,22 @@ def _losses(wanted: Witnessed, seen: Witnessed, struck: bool) -> Iterator[Findin
             )
 
 
-def _ends(wanted: Witnessed, seen: Witnessed) -> Iterator[Finding]:
+def _ends(wanted: Witnessed, seen: Witnessed) -> Iterator[StrikeFinding]:
     right = next(iter(wanted.ends.values()), None)
     for who, state in seen.ends.items():
         odd = _odd(right.parts, state.parts) if right is not None else []
         if odd:
-            yield Finding(
+            yield StrikeFinding(
                 check="state", detail=f"{_few(odd)} of {_replica(who)} ended with other values than in the run before"
             )
             return
 
 
-def carried_over(alone: Witnessed, fleet: Witnessed, struck: Witnessed) -> tuple[list[Finding], list[str]]:
+def carried_over(alone: Witnessed, fleet: Witnessed, struck: Witnessed) -> tuple[list[StrikeFinding], list[str]]:
     """(findings, notes) of variables of the loop that every undisturbed process ends with alike, and a process of the
     struck run does not: nobody carried them over to it. Objects with a state and generators are findings; numbers and
     tensors, which may be logs, are notes."""
-    found: dict[str, Finding] = {}
+    found: dict[str, StrikeFinding] = {}
     notes: dict[str, str] = {}
     stable = _stable([*alone.ends.values(), *fleet.ends.values()])
     for who, state in struck.ends.items():
@@ -113,7 +113,7 @@ def carried_over(alone: Witnessed, fleet: Witnessed, struck: Witnessed) -> tuple
                 continue
             if kind.startswith("object") or kind == "random":
                 short = name.rpartition(".")[2]
-                found[name] = Finding(
+                found[name] = StrikeFinding(
                     check="unregistered state",
                     detail=f"{name} ({kind}) of {_replica(who)} is not what it is in an undisturbed run: a replica "
                     f"that joins begins with a new one. Give it to protect(state={{{short!r}: {name}}})",
@@ -123,7 +123,7 @@ def carried_over(alone: Witnessed, fleet: Witnessed, struck: Witnessed) -> tuple
     return [*found.values()], [*notes.values()]
 
 
-def _suspects(wanted: Witnessed, seen: Witnessed) -> Iterator[Finding]:
+def _suspects(wanted: Witnessed, seen: Witnessed) -> Iterator[StrikeFinding]:
     """Variables of the loop that ended otherwise, where a loss did."""
     stable = _stable(list(wanted.ends.values()))
     names = [
@@ -133,7 +133,9 @@ def _suspects(wanted: Witnessed, seen: Witnessed) -> Iterator[Finding]:
         if name in stable and stable[name] != digest
     ]
     if names:
-        yield Finding(check="unregistered state", detail=f"variables that ended otherwise: {_few(sorted({*names}))}")
+        yield StrikeFinding(
+            check="unregistered state", detail=f"variables that ended otherwise: {_few(sorted({*names}))}"
+        )
 
 
 def _stable(states: Sequence[StateSeen]) -> dict[str, str]:
@@ -148,7 +150,7 @@ def _stable(states: Sequence[StateSeen]) -> dict[str, str]:
     }
 
 
-def microbatch_findings(seen: Witnessed, steps: int, committed: set[int]) -> Iterator[Finding]:
+def microbatch_findings(seen: Witnessed, steps: int, committed: set[int]) -> Iterator[StrikeFinding]:
     """Every microbatch of a committed step was computed, and by whomever with one result."""
     by_place: dict[tuple[int, int], set[tuple[str, str]]] = {}
     for one in seen.computed:
@@ -157,11 +159,13 @@ def microbatch_findings(seen: Witnessed, steps: int, committed: set[int]) -> Ite
     for step in sorted(committed & set(range(steps))):
         missing = [leaf for leaf in range(number) if (step, leaf) not in by_place]
         if missing:
-            yield Finding(check="microbatches", detail=f"step {step} was committed without microbatch {missing[0]}")
+            yield StrikeFinding(
+                check="microbatches", detail=f"step {step} was committed without microbatch {missing[0]}"
+            )
             return
     for (step, leaf), results in sorted(by_place.items()):
         if len(results) > 1 and step in committed:
-            yield Finding(
+            yield StrikeFinding(
                 check="microbatches", detail=f"microbatch {leaf} of step {step} was computed with two results"
             )
             return

@@ -22,12 +22,12 @@ from typing import NamedTuple
 from outlast.runtime.transport.frames import COORDINATOR
 from outlast.runtime.transport.handshake import Caller, PeerClaim
 
-__all__ = ["Door", "Stranger", "doors"]
+__all__ = ["StrangersDoor", "Stranger", "doors"]
 
 _HELD = 300  # connections that it keeps open and says nothing more on
 
 
-class Door(NamedTuple):
+class StrangersDoor(NamedTuple):
     """A listening socket: an abstract unix address, or a port of the loopback interface. `name`: whose."""
 
     address: str | int
@@ -42,17 +42,17 @@ class _Seen(NamedTuple):
     secret: bytes
 
 
-def doors(run_dir: Path) -> list[Door]:
+def doors(run_dir: Path) -> list[StrangersDoor]:
     """Where the run listens now: the coordinator's port, and each member's socket."""
     seen = _look(run_dir)
     return _doors(seen) if seen is not None else []
 
 
-def _doors(seen: _Seen) -> list[Door]:
+def _doors(seen: _Seen) -> list[StrangersDoor]:
     prefix = f"@outlast/{seen.run}/"
     names = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if prefix in line]
     own = dict.fromkeys(name for name in names if name.startswith(prefix))
-    return [Door(seen.port, COORDINATOR), *(Door(name[1:], name.split("/")[2]) for name in own)]
+    return [StrangersDoor(seen.port, COORDINATOR), *(StrangersDoor(name[1:], name.split("/")[2]) for name in own)]
 
 
 def _look(run_dir: Path) -> _Seen | None:
@@ -82,7 +82,7 @@ class Stranger:
         self._held: deque[socket.socket] = deque()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="stranger", daemon=True)
-        self._ways: list[Callable[[socket.socket, Door], None]] = [
+        self._ways: list[Callable[[socket.socket, StrangersDoor], None]] = [
             self.junk, self.few_bytes, self.silence, self.half, self.oversize, self.another_secret, self.replay,
             self.descriptors, self.blast,
         ]  # fmt: skip
@@ -107,7 +107,7 @@ class Stranger:
             for door in _doors(self._seen) if self._seen is not None else ():
                 self._visit(door)
 
-    def _visit(self, door: Door) -> None:
+    def _visit(self, door: StrangersDoor) -> None:
         flood = self._rng.random() < 0.02
         self.counts["flood"] += flood
         for _ in range(200 if flood else 1):
@@ -136,37 +136,37 @@ class Stranger:
         self.sent_bytes += sock.send(data)
 
     # --- what it does --------------------------------------------------------------------------------------------
-    def junk(self, sock: socket.socket, _: Door) -> None:
+    def junk(self, sock: socket.socket, _: StrangersDoor) -> None:
         self._send(sock, self._rng.randbytes(self._rng.choice([1, 7, 50, 4096, 70_000])))
 
-    def few_bytes(self, sock: socket.socket, _: Door) -> None:
+    def few_bytes(self, sock: socket.socket, _: StrangersDoor) -> None:
         """A frame of one byte that is no message."""
         self._send(sock, b"\0\0\0\1\xc1")
 
-    def silence(self, sock: socket.socket, _: Door) -> None:
+    def silence(self, sock: socket.socket, _: StrangersDoor) -> None:
         pass
 
-    def half(self, sock: socket.socket, door: Door) -> None:
+    def half(self, sock: socket.socket, door: StrangersDoor) -> None:
         knock = Caller(secrets.token_bytes(32), door.name, self._claim()).knock
         self._send(sock, knock[: self._rng.randrange(len(knock))])
 
-    def oversize(self, sock: socket.socket, _: Door) -> None:
+    def oversize(self, sock: socket.socket, _: StrangersDoor) -> None:
         self._send(
             sock, self._rng.choice([b"outlast2" + bytes(16) + b"\xff\xff", b"\xff" * 12, b"\x7f" + b"\xff" * 11])
         )
 
-    def another_secret(self, sock: socket.socket, door: Door) -> None:
+    def another_secret(self, sock: socket.socket, door: StrangersDoor) -> None:
         caller = Caller(secrets.token_bytes(32), door.name, self._claim())
         self._send(sock, caller.knock + secrets.token_bytes(32))
 
-    def replay(self, sock: socket.socket, door: Door) -> None:
+    def replay(self, sock: socket.socket, door: StrangersDoor) -> None:
         """A greeting that was genuine once, and the proof that went with it then."""
         assert self._seen is not None
         self._send(sock, Caller(self._seen.secret, door.name, self._claim()).knock)
         sock.recv(56)
         self._send(sock, secrets.token_bytes(32))
 
-    def descriptors(self, sock: socket.socket, door: Door) -> None:
+    def descriptors(self, sock: socket.socket, door: StrangersDoor) -> None:
         if isinstance(door.address, str):
             fds = [os.open(os.devnull, os.O_RDONLY) for _ in range(self._rng.choice([1, 4, 200]))]
             try:
@@ -175,7 +175,7 @@ class Stranger:
                 for fd in fds:
                     os.close(fd)
 
-    def blast(self, sock: socket.socket, _: Door) -> None:
+    def blast(self, sock: socket.socket, _: StrangersDoor) -> None:
         """As much as the other end takes."""
         data = self._rng.choice([b"outlast2", b"\x7f\xff\xff\xff"]) + bytes(1 << 20)
         while self._rng.random() < 0.75:

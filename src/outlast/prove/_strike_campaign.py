@@ -13,9 +13,9 @@ import msgspec
 from outlast.errors import ProveError
 from outlast.prove._drive import Driven
 from outlast.prove._strike_acts import Surrounding
-from outlast.prove.strike_findings import Finding, Outcome, Undisturbed, Watched, judge
+from outlast.prove.strike_findings import Outcome, StrikeFinding, Undisturbed, Watched, judge
 from outlast.prove.strike_plan import STEPS, Role, Setting, StruckFleet, fleet_of
-from outlast.prove.striker import HANG_S, Done, Striker, StrikeRecord
+from outlast.prove.striker import HANG_S, StrikeDone, Striker, StrikeRecord
 
 __all__ = ["StrikeCampaign", "Struck", "run_watched"]
 
@@ -25,8 +25,8 @@ class Struck(msgspec.Struct, frozen=True, kw_only=True):
 
     fleet: StruckFleet
     outcome: Outcome
-    findings: list[Finding]
-    done: list[Done]
+    findings: list[StrikeFinding]
+    done: list[StrikeDone]
     exit_code: int | None
     detail: str
     steps: int

@@ -97,7 +97,7 @@ def _lost_steps(record: StrikeRecord, commits: Sequence[Commit], events: Sequenc
     """Committed, lost with all who held them, and committed again."""
     lost, since_s = 0, -math.inf
     for event in events:
-        if isinstance(event, ev.FleetLost):
+        if isinstance(event, ev.FleetGone):
             at_s = event.at_s - record.unix_s + record.started_s
             before = max((commit.step for commit in commits if since_s < commit.at_s <= at_s), default=-1)
             again = min((commit.step for commit in commits if commit.at_s > at_s), default=before + 1)

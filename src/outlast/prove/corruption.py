@@ -23,7 +23,7 @@ from outlast.errors import ProveError
 from outlast.prove._drive import Driven
 from outlast.runtime.faults.flips import Flip
 
-__all__ = ["Corruptions", "Injection", "Tally"]
+__all__ = ["Corruptions", "Injection", "FlipTally"]
 
 _PATIENCE_S = 300.0
 _REPLICAS, _FLIPS, _FIRST, _APART = 5, 3, 24, 12  # a fleet's; the first flip's step, after the bands' warm-up
@@ -51,7 +51,7 @@ class Injection(msgspec.Struct, frozen=True, kw_only=True):
     run: int
 
 
-class Tally(msgspec.Struct, frozen=True, kw_only=True):
+class FlipTally(msgspec.Struct, frozen=True, kw_only=True):
     """The campaign. `clean_steps`: judged without a flip in them; `false_alarm_bound`: 3/n, the rate that so many steps
     exclude at 95 % if there was no alarm. `equal_runs`: ended with the bits of the undisturbed run."""
 
@@ -81,7 +81,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, event: ev.AnyEvent) -> Seen | None:
-        if isinstance(event, ev.Verdict):
+        if isinstance(event, ev.VerdictReached):
             return cls(step=event.step, action=event.action, replica=event.replica, evidence=event.evidence)
         if isinstance(event, ev.AuditMismatch):
             return cls(step=event.step, action=event.verdict, replica=event.culprit, evidence=event.evidence)
@@ -109,7 +109,7 @@ class Corruptions:
         self.script = Path(str(outlast.examples.__file__)).with_name("gpt.py")
         self.plan = planned(num_flips, seed, dtypes, _names(), audited=audit > 0.0, first_step=self.first)
 
-    def run(self) -> Tally:
+    def run(self) -> FlipTally:
         """Every flip, some to a fleet; and per dtype one fleet without any."""
         references = {dtype: self._train(f"clean-{dtype}", dtype, ()) for dtype in dict(self.plan)}
         alarms = sum(len(verdicts) for verdicts, _ in references.values())
@@ -224,7 +224,7 @@ def tally(
     runs: int,
     equal: int,
     unexplained: int,
-) -> Tally:
+) -> FlipTally:
     """The figures of a campaign."""
     recall: dict[str, dict[str, int]] = defaultdict(lambda: {"found": 0, "of": 0})
     by_bit: dict[str, dict[str, int]] = defaultdict(lambda: {"found": 0, "of": 0})
@@ -235,7 +235,7 @@ def tally(
             row["of"] += 1
         if each.detected:
             waits[each.target].append(each.after_steps)
-    return Tally(
+    return FlipTally(
         injections=list(found),
         recall=dict(recall),
         recall_by_bit=dict(sorted(by_bit.items())),

@@ -20,13 +20,13 @@ import msgspec
 from outlast.checkpoint import LocalStore, Reader, heads
 from outlast.errors import ConfigError, ProveError
 
-__all__ = ["Verdict", "differences", "first_value", "resume_check"]
+__all__ = ["ResumeVerdict", "differences", "first_value", "resume_check"]
 
 _NEVER = 1 << 39  # steps between saves
 _TAIL = 3000
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class ResumeVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """`same`: to the bit. Else `first` differs after `step` steps, `how`; `others`: how many more do. `compared`: the
     steps after which both were compared. `resumed`: whether the difference came with resuming, or was there before."""
 
@@ -48,7 +48,7 @@ def resume_check(
     replicas: int = 1,
     timeout_s: float = 600.0,
     progress: Callable[[int, int], None] | None = None,
-) -> Verdict:
+) -> ResumeVerdict:
     """Run `script` (a path or `-m MODULE`, and its arguments) three times, keeping everything under `folder`.
 
     `progress` is told how many of how many runs are over.
@@ -111,7 +111,7 @@ def _run(command: Sequence[str], place: Path, *, until: int, every: int, resume:
         )
 
 
-def _compare(a: LocalStore, b: LocalStore, stop_at: int) -> Verdict:
+def _compare(a: LocalStore, b: LocalStore, stop_at: int) -> ResumeVerdict:
     """The newest generation of each step on both sides, from the stop on."""
     ours, theirs = ({h.step: h for h in reversed(heads(store)[0])} for store in (a, b))
     common = sorted(step for step in ours.keys() & theirs.keys() if step >= stop_at)
@@ -122,7 +122,7 @@ def _compare(a: LocalStore, b: LocalStore, stop_at: int) -> Verdict:
             found = differences(left, right)
         if found:
             name, how = found[0]
-            return Verdict(
+            return ResumeVerdict(
                 same=False,
                 compared=common[: index + 1],
                 step=step,
@@ -131,7 +131,7 @@ def _compare(a: LocalStore, b: LocalStore, stop_at: int) -> Verdict:
                 others=len(found) - 1,
                 resumed=step > stop_at,
             )
-    return Verdict(same=True, compared=common)
+    return ResumeVerdict(same=True, compared=common)
 
 
 def differences(a: Reader, b: Reader) -> list[tuple[str, str]]:

@@ -28,12 +28,12 @@ from outlast.prove._script_findings import (
     witnessed,
 )
 from outlast.prove._strike_campaign import run_watched
-from outlast.prove.script_evidence import Evidence, evidence_of
+from outlast.prove.script_evidence import ScriptEvidence, evidence_of
 from outlast.prove.script_plan import ScriptFleet, Shape, schedule_of
 from outlast.prove.script_surroundings import ScriptSurroundings
-from outlast.prove.strike_findings import Finding, Outcome, Undisturbed, Watched, judge
+from outlast.prove.strike_findings import Outcome, StrikeFinding, Undisturbed, Watched, judge
 from outlast.prove.strike_plan import Setting, StruckFleet
-from outlast.prove.striker import Done, StrikeRecord
+from outlast.prove.striker import StrikeDone, StrikeRecord
 from outlast.runtime.settings.witness_files import VARIABLE
 
 __all__ = ["Baseline", "ScriptCampaign", "ScriptResult", "StrikeRecord"]
@@ -55,7 +55,7 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_every: int
     fingerprint: str
     microbatches: int
-    faults: list[Finding]
+    faults: list[StrikeFinding]
 
     @property
     def hang_s(self) -> float:
@@ -71,10 +71,10 @@ class ScriptResult(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     schedule: str
     outcome: Outcome
-    findings: list[Finding]
-    numbers: list[Finding]
+    findings: list[StrikeFinding]
+    numbers: list[StrikeFinding]
     notes: list[str]
-    done: list[Done]
+    done: list[StrikeDone]
     phases: list[str]  # of the faults from inside that were ordered
     agents: int
     exchange: str
@@ -86,7 +86,7 @@ class ScriptResult(msgspec.Struct, frozen=True, kw_only=True):
     longest_s: float
     downtimes_s: list[float]
     folder: str
-    evidence: Evidence = Evidence()
+    evidence: ScriptEvidence = ScriptEvidence()
 
 
 class ScriptCampaign:
@@ -259,7 +259,7 @@ def _settings_of(path: Path | None) -> dict[str, Any]:
 
 
 # --- judging ---------------------------------------------------------------------------------------------------------
-def _judged(seen: Watched, baseline: Baseline) -> tuple[Outcome, list[Finding], list[Finding]]:
+def _judged(seen: Watched, baseline: Baseline) -> tuple[Outcome, list[StrikeFinding], list[StrikeFinding]]:
     """As `prove strikes` judges. Only who did all steps has an end that counts; what the script itself leaves in its
     temporary directory, as it does undisturbed, is its own."""
     steps = baseline.shape.steps
@@ -284,14 +284,14 @@ def _not_carried_out(fleet: ScriptFleet, seen: Watched) -> list[str]:
     )
 
 
-def _inside(seen: Watched) -> list[Done]:
+def _inside(seen: Watched) -> list[StrikeDone]:
     """Faults from inside, as if somebody had struck: whoever one was ordered for, under the process that it had."""
     found = []
     for fault in seen.fleet.faults if isinstance(seen.fleet, ScriptFleet) else ():
         for life in seen.record.lives:
             if life.name == fault.replica:
                 kind = fault.action if fault.action == "SIGKILL" else "phase"
-                done = Done(at_s=life.last_s, kind=kind, role="replica", pid=life.pid, name=life.name, state="")
+                done = StrikeDone(at_s=life.last_s, kind=kind, role="replica", pid=life.pid, name=life.name, state="")
                 found.append(done)
     return found
 
@@ -311,7 +311,7 @@ def _gap(seen: Watched) -> float:
     return max((after - before for before, after in itertools.pairwise(times)), default=0.0)
 
 
-def _unfinished(seen: Watched, what: str) -> list[Finding]:
+def _unfinished(seen: Watched, what: str) -> list[StrikeFinding]:
     """The script does not even end well where nothing happens to it."""
     record = seen.record
     if record.exit_code == 0 and seen.commits:
@@ -321,14 +321,14 @@ def _unfinished(seen: Watched, what: str) -> list[Finding]:
     else:
         words = (seen.end.detail if seen.end is not None else record.hung or record.output).strip()
         detail = f"exit code {record.exit_code}: {words[-1500:] or 'without a word'}"
-    return [Finding(check="script", detail=f"undisturbed, with {what}: {detail}")]
+    return [StrikeFinding(check="script", detail=f"undisturbed, with {what}: {detail}")]
 
 
-def _not_repeated(alone: Watched, fleet: Watched) -> list[Finding]:
+def _not_repeated(alone: Watched, fleet: Watched) -> list[StrikeFinding]:
     """Bits that differ where no witness saw from what."""
     losses = [{commit.step: commit.loss for commit in seen.commits} for seen in (alone, fleet)]
     odd = sorted(step for step in losses[0].keys() | losses[1].keys() if losses[0].get(step) != losses[1].get(step))
     if odd:
         detail = f"step {odd[0]} of two undisturbed runs differs, and no witness saw from what"
-        return [Finding(check="randomness", detail=detail)]
+        return [StrikeFinding(check="randomness", detail=detail)]
     return []

@@ -9,10 +9,10 @@ import msgspec
 
 from outlast.core import events as ev
 from outlast.prove._commit_log import Commit
-from outlast.prove.striker import Done, StrikeRecord
+from outlast.prove.striker import StrikeDone, StrikeRecord
 from outlast.runtime.settings.fault_points import Fault
 
-__all__ = ["MOMENTS", "Evidence", "Moment", "Survived", "evidence_of"]
+__all__ = ["MOMENTS", "ScriptEvidence", "Moment", "Survived", "evidence_of"]
 
 Moment = Literal["before the first step", "training", "in a save", "in a recovery", "after the last step"]
 MOMENTS: tuple[Moment, ...] = (
@@ -30,7 +30,7 @@ class Survived(msgspec.Struct, frozen=True, kw_only=True):
     lost_steps: int
 
 
-class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+class ScriptEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """`moments`: beside what was done, in its order; `met`: beside the faults from inside. Seconds of the run's own
     accounts."""
 
@@ -42,10 +42,10 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
 def evidence_of(
     record: StrikeRecord, commits: Sequence[Commit], events: Sequence[ev.AnyEvent], faults: Sequence[Fault]
-) -> Evidence:
+) -> ScriptEvidence:
     """Of one run that is over."""
     cost: dict[str, Any] = record.why.get("cost", {})
-    return Evidence(
+    return ScriptEvidence(
         moments=[moment_of(done, record, commits, events) for done in record.done],
         met=[_met(fault, commits, events) for fault in faults],
         survived=[
@@ -57,7 +57,9 @@ def evidence_of(
     )
 
 
-def moment_of(done: Done, record: StrikeRecord, commits: Sequence[Commit], events: Sequence[ev.AnyEvent]) -> Moment:
+def moment_of(
+    done: StrikeDone, record: StrikeRecord, commits: Sequence[Commit], events: Sequence[ev.AnyEvent]
+) -> Moment:
     """By the commit log, and by what the journal says of recoveries and saves."""
     at_s = record.unix_s + done.at_s
     times = [commit.at_s - record.started_s for commit in commits]

@@ -22,7 +22,7 @@ from outlast.prove.script_figures import (
     spreads_of,
 )
 from outlast.prove.script_plan import KINDS, Shape
-from outlast.prove.strike_findings import Finding
+from outlast.prove.strike_findings import StrikeFinding
 
 __all__ = ["NOT_DRAWN", "FailedRun", "ProofReport", "StruckRow", "command_of", "proof_of"]
 
@@ -46,7 +46,7 @@ class FailedRun(msgspec.Struct, frozen=True, kw_only=True):
     still failed."""
 
     number: int
-    findings: list[Finding]
+    findings: list[StrikeFinding]
     command: str
     shrunk: bool
     folder: str
@@ -63,7 +63,7 @@ class ProofReport(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     microbatches: int
     fingerprint: str
-    script_faults: list[Finding]
+    script_faults: list[StrikeFinding]
     runs: int
     same_bits: int
     fleet_lost: int

@@ -19,12 +19,12 @@ from outlast.prove._strike_numbers import number_findings
 from outlast.prove.strike_plan import StruckFleet
 from outlast.prove.striker import StrikeRecord
 
-__all__ = ["Finding", "Outcome", "Watched", "Undisturbed", "judge"]
+__all__ = ["StrikeFinding", "Outcome", "Watched", "Undisturbed", "judge"]
 
 Outcome = Literal["same bits", "fleet lost", "wrong"]
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class StrikeFinding(msgspec.Struct, frozen=True, kw_only=True):
     """`check`: which of the claims does not hold."""
 
     check: str
@@ -55,11 +55,11 @@ class Watched(NamedTuple):
         return next((e for e in reversed(self.events) if isinstance(e, ev.RunFinished)), None)
 
 
-def judge(seen: Watched, undisturbed: Undisturbed) -> tuple[Outcome, list[Finding]]:
+def judge(seen: Watched, undisturbed: Undisturbed) -> tuple[Outcome, list[StrikeFinding]]:
     """`same bits` and `fleet lost` are the two ends that are right; findings of numbers make neither wrong."""
-    wrong = [Finding(check=check, detail=detail) for check, detail in _wrong(seen, undisturbed)]
+    wrong = [StrikeFinding(check=check, detail=detail) for check, detail in _wrong(seen, undisturbed)]
     numbers = [] if seen.record.hung else number_findings(seen.fleet, seen.record, seen.commits, seen.events)
-    more = [Finding(check=check, detail=detail) for check, detail in numbers]
+    more = [StrikeFinding(check=check, detail=detail) for check, detail in numbers]
     if wrong:
         return "wrong", wrong + more
     return ("same bits" if _finished(seen) else "fleet lost"), more

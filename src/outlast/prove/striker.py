@@ -29,7 +29,7 @@ from outlast.prove._strike_acts import Surrounding, carry_out
 from outlast.prove.strike_plan import EVERY, MICROBATCHES, ROWS, STEPS, Role, Strike, StruckFleet
 from outlast.prove.struck_hosts import StruckHosts
 
-__all__ = ["HANG_S", "SLOW", "Done", "Life", "StrikeRecord", "StatusSample", "Striker"]
+__all__ = ["HANG_S", "SLOW", "StrikeDone", "Life", "StrikeRecord", "StatusSample", "Striker"]
 
 HANG_S = 30.0
 """How long after the last strike a run of `prove strikes` may neither commit a step nor end."""
@@ -45,7 +45,7 @@ _LEFT_S = 2.0  # for the kernel to end the children of a process that has ended
 _ANSWER_S = 30.0  # for a command that prints what the journal says
 
 
-class Done(msgspec.Struct, kw_only=True):
+class StrikeDone(msgspec.Struct, kw_only=True):
     """A strike that was carried out. Seconds since the start."""
 
     at_s: float
@@ -85,7 +85,7 @@ class StrikeRecord(msgspec.Struct, kw_only=True):
     exit_code: int | None = None
     hung: str = ""
     output: str = ""
-    done: list[Done] = []
+    done: list[StrikeDone] = []
     lives: list[Life] = []
     samples: list[StatusSample] = []
     left: list[str] = []
@@ -116,7 +116,7 @@ class Striker:
         self.events: list[ev.AnyEvent] = []
         self._lives: dict[tuple[int, str], Life] = {}
         self._alive: list[Running] = []
-        self._to_end: list[tuple[float, Callable[[], bool], Done]] = []  # what lasts for a time
+        self._to_end: list[tuple[float, Callable[[], bool], StrikeDone]] = []  # what lasts for a time
         self._slowed: list[tuple[float, Running]] = []
         self._asking: tuple[float, subprocess.Popen[str]] | None = None
         self._moved_s = 0.0
@@ -250,7 +250,7 @@ class Striker:
             if not before or not (strike.signal == SLOW or carry_out(seen, strike.signal)):
                 continue
             self._struck(
-                Done(at_s=self._now(), kind=strike.kind, role=role, pid=seen.pid, name=seen.name, state=before),
+                StrikeDone(at_s=self._now(), kind=strike.kind, role=role, pid=seen.pid, name=seen.name, state=before),
                 strike.continue_s,
                 functools.partial(_go_on, seen),
             )
@@ -263,11 +263,11 @@ class Striker:
         name = what.strike(strike.named, strike.pick)
         if not name:
             return False
-        done = Done(at_s=self._now(), kind=strike.named, role=role, pid=0, name=name, state="")
+        done = StrikeDone(at_s=self._now(), kind=strike.named, role=role, pid=0, name=name, state="")
         self._struck(done, strike.continue_s, lambda: what.mend(strike.named))
         return True
 
-    def _struck(self, done: Done, for_s: float | None, undo: Callable[[], bool]) -> None:
+    def _struck(self, done: StrikeDone, for_s: float | None, undo: Callable[[], bool]) -> None:
         self.record.done.append(done)
         self._moved_s = done.at_s
         if for_s is not None:

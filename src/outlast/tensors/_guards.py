@@ -12,9 +12,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outlast.core.policy.bands import Band, Reading
+from outlast.core.policy.bands import Band, BandReading
 
-__all__ = ["ActivationStats", "Band", "Nonfinite", "Reading", "activation_stats", "collapse_reasons", "find_nonfinite"]
+__all__ = [
+    "ActivationStats",
+    "Band",
+    "Nonfinite",
+    "BandReading",
+    "activation_stats",
+    "collapse_reasons",
+    "find_nonfinite",
+]
 
 _CHUNK = 1 << 20
 _ROUNDS = 16  # of the power method

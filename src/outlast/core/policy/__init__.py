@@ -29,7 +29,7 @@ from outlast.core.policy._record import Believed, RunPrior, RunRecord, SaveDecis
 from outlast.core.policy._restart import RestartDecision, RestartPolicy
 from outlast.core.policy._spares import SparesDecision, SparesPolicy, SparesState
 from outlast.core.policy.audits import AuditDecision, AuditPolicy, AuditState, audit_share
-from outlast.core.policy.bands import Band, Reading
+from outlast.core.policy.bands import Band, BandReading
 from outlast.core.policy.guard_records import (
     PRESETS,
     Culprit,
@@ -72,7 +72,7 @@ __all__ = [
     "PRESETS", "PRE_STEPS", "RULES", "Admission", "AuditDecision", "AuditPolicy", "AuditState", "Band", "Belief",
     "Believed",
     "ClassPrior", "Culprit", "GuardEvidence", "GuardNote", "GuardState", "Guards", "IntervalDecision",
-    "IntervalPolicy", "IntervalState", "LossRecord", "Losses", "PreFact", "Reading", "RuleFact", "Ruling",
+    "IntervalPolicy", "IntervalState", "LossRecord", "Losses", "PreFact", "BandReading", "RuleFact", "Ruling",
     "RestartDecision", "RestartPolicy", "RunPrior", "RunRecord", "RunRecords", "SaveDecision", "SparesDecision",
     "SparesPolicy", "SparesState", "Verdict", "VerdictAction", "admit_view", "agree", "audit_share", "check_choice",
     "check_rule", "decide", "escalate", "escalate_fleeting", "fresh_state", "is_nonfinite", "is_spike", "kappa",

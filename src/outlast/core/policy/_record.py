@@ -119,23 +119,23 @@ class RunRecord:
             case ev.ViewInstalled():
                 self.running(at_s, len(event.members))
                 self._microbatches = event.num_microbatches or self._microbatches
-            case ev.FleetLost() if self.begun:
+            case ev.FleetGone() if self.begun:
                 self.died(at_s, fleet=True)
             case ev.ReplicaExited() if event.cause not in _NO_DEATH and self.begun:
                 self._gone[event.replica.partition(".")[0]] = at_s
                 self.died(at_s, fleet=False)
             case ev.JoinerCaughtUp():
                 self._filled(event.replica, at_s)
-            case ev.Progress():
+            case ev.ProgressMade():
                 self._progress(event)
-            case ev.Verdict(action="rewind") if self.begun:
+            case ev.VerdictReached(action="rewind") if self.begun:
                 self.rewound(at_s)
-            case ev.Certified() | ev.AuditMismatch():
+            case ev.StateCertified() | ev.AuditMismatch():
                 self._audits(event)
             case _:
                 self._saving(event)
 
-    def _audits(self, event: ev.Certified | ev.AuditMismatch) -> None:
+    def _audits(self, event: ev.StateCertified | ev.AuditMismatch) -> None:
         """What was computed twice, and what was found wrong by it."""
         if isinstance(event, ev.AuditMismatch):
             if event.culprit:
@@ -161,7 +161,7 @@ class RunRecord:
         if gone_s is not None:
             self._replaced_s.append(max(0.0, at_s - gone_s))
 
-    def _progress(self, event: ev.Progress) -> None:
+    def _progress(self, event: ev.ProgressMade) -> None:
         for _, value in event.losses:
             self.loss(value)
         self.step_s = event.step_s or self.step_s

@@ -11,13 +11,13 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-__all__ = ["Band", "Reading"]
+__all__ = ["Band", "BandReading"]
 
 Finding = Literal["learning", "inside", "spike", "nonfinite"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reading:
+class BandReading:
     """One value against its band. `limit`: the largest value that would have been inside; `score`: deviations above."""
 
     finding: Finding
@@ -52,16 +52,16 @@ class Band:
             return math.inf
         return self.mean + self.width * self._spread()
 
-    def read(self, value: float) -> tuple[Reading, Band]:
+    def read(self, value: float) -> tuple[BandReading, Band]:
         """Judge a value, and the band after it."""
         limit = self.limit
         if not math.isfinite(value):
-            return Reading(finding="nonfinite", value=value, limit=limit, score=math.inf), self
+            return BandReading(finding="nonfinite", value=value, limit=limit, score=math.inf), self
         score = (value - self.mean) / self._spread() if self.num_seen >= self.warmup else 0.0
         if value <= limit:
             finding: Finding = "learning" if self.num_seen < self.warmup else "inside"
-            return Reading(finding=finding, value=value, limit=limit, score=score), self._learn(value)
-        reading = Reading(finding="spike", value=value, limit=limit, score=score)
+            return BandReading(finding=finding, value=value, limit=limit, score=score), self._learn(value)
+        reading = BandReading(finding="spike", value=value, limit=limit, score=score)
         if self.num_spikes + 1 >= self.patience:
             return reading, self.reset()
         return reading, replace(self, num_spikes=self.num_spikes + 1)

@@ -16,7 +16,7 @@ from outlast.core.phases import OWNED, Phase
 
 from .deadlines import Durations, deadline
 
-__all__ = ["Evidence", "Verdict", "judge", "silence_s", "vertex_cover"]
+__all__ = ["SilenceEvidence", "SilenceVerdict", "judge", "silence_s", "vertex_cover"]
 
 _WAITING = frozenset(
     {
@@ -39,7 +39,7 @@ _WAITING = frozenset(
 _EXACT_UP_TO = 16
 
 
-class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+class SilenceEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a suspect. `state`: the kernel's letter; `allowed_s`: its learned deadline, inf if none."""
 
     state: str
@@ -53,12 +53,12 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     deaf: bool = False  # it waits for others, and has long failed to say so
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class SilenceVerdict(msgspec.Struct, frozen=True, kw_only=True):
     decision: Literal["evict", "wait", "probe"]
     reason: str
 
 
-def judge(evidence: Evidence, outside_s: float) -> Verdict:
+def judge(evidence: SilenceEvidence, outside_s: float) -> SilenceVerdict:
     """Evict, wait, or probe the paths (the suspect itself waits inside the exchange).
 
     A traced process is never evicted. A stopped one is, once a peer waited beyond its deadline. One that uses its
@@ -66,26 +66,28 @@ def judge(evidence: Evidence, outside_s: float) -> Verdict:
     """
     e = evidence
     if e.state in "XZ":
-        return Verdict(decision="wait", reason="already gone")
+        return SilenceVerdict(decision="wait", reason="already gone")
     if e.traced:
-        return Verdict(decision="wait", reason="traced by a debugger")
+        return SilenceVerdict(decision="wait", reason="traced by a debugger")
     if e.state == "T":
         if e.waited_s >= e.deadline_s:
-            return Verdict(decision="evict", reason=f"stopped; a peer waited {e.waited_s:.2f} s for it")
-        return Verdict(decision="wait", reason="stopped, within the deadline")
+            return SilenceVerdict(decision="evict", reason=f"stopped; a peer waited {e.waited_s:.2f} s for it")
+        return SilenceVerdict(decision="wait", reason="stopped, within the deadline")
     if e.deaf:
-        return Verdict(decision="evict", reason=f"no sign of life for {e.silent_s:.1f} s in {e.phase.name.lower()}")
+        return SilenceVerdict(
+            decision="evict", reason=f"no sign of life for {e.silent_s:.1f} s in {e.phase.name.lower()}"
+        )
     if e.phase in _WAITING and not e.cpu_advanced and e.state != "R":
-        return Verdict(decision="probe", reason="it waits for others too")
+        return SilenceVerdict(decision="probe", reason="it waits for others too")
     limit = min(e.allowed_s, outside_s) if e.phase in OWNED else outside_s
     if e.phase not in _WAITING and e.silent_s > outside_s:
         where = f"in {e.phase.name.lower()}" if e.phase in OWNED else "in the loop's body"
-        return Verdict(decision="evict", reason=f"silent for {e.silent_s:.1f} s {where} (outside_s)")
+        return SilenceVerdict(decision="evict", reason=f"silent for {e.silent_s:.1f} s {where} (outside_s)")
     if e.cpu_advanced or e.state == "R":
-        return Verdict(decision="wait", reason="slow: its processor time advances")
+        return SilenceVerdict(decision="wait", reason="slow: its processor time advances")
     if e.silent_s > limit:
-        return Verdict(decision="evict", reason=f"silent for {e.silent_s:.2f} s in {e.phase.name.lower()}")
-    return Verdict(decision="wait", reason=f"silent for {e.silent_s:.2f} s of {limit:.2f} allowed")
+        return SilenceVerdict(decision="evict", reason=f"silent for {e.silent_s:.2f} s in {e.phase.name.lower()}")
+    return SilenceVerdict(decision="wait", reason=f"silent for {e.silent_s:.2f} s of {limit:.2f} allowed")
 
 
 def silence_s(usual_s: float, floor_s: float, outside_s: float) -> float:
@@ -94,7 +96,7 @@ def silence_s(usual_s: float, floor_s: float, outside_s: float) -> float:
     seen = Durations()
     while (allowed_s := deadline(seen, floor_s)) == math.inf:
         seen.observe(usual_s)
-    evidence = Evidence(
+    evidence = SilenceEvidence(
         state="S",
         traced=False,
         phase=Phase.BACKWARD,

@@ -6,11 +6,11 @@ Must never do I/O or look at a clock. Read `types.py`, then `fleet/` (the coordi
 
 from outlast.core.protocol import messages
 from outlast.core.protocol.disputes import (
+    AuditFinding,
     Certificate,
     Claim,
     Commitment,
     Evidence,
-    Finding,
     Said,
     Stand,
     draw,
@@ -49,12 +49,13 @@ from outlast.core.protocol.tree import (
     shares,
     split,
 )
-from outlast.core.protocol.types import FILE, Header, Order, Plan, RollEntry, ServeId, View, ViewId
+from outlast.core.protocol.types import FILE, Header, Order, RollEntry, ServeId, StepPlan, View, ViewId
 
 __all__ = [
-    "Audits", "Certificate", "Claim", "Commitment", "Compute", "Coordinator", "Evidence", "Exchange", "FILE", "Finding",
-    "Follow", "Form", "HandOver", "Header", "Leave", "Ledger", "Member", "Merge", "Node", "Order", "Plan", "RollEntry",
-    "RowsNote", "Said", "ServeId", "Settings", "Span", "Stand", "StepTime", "Todo", "View", "ViewId", "Wait", "combine",
-    "cover", "draw", "draw_key", "leaves_of", "merges", "messages", "owners_of", "parent", "partials", "plan_of",
-    "resolve", "roots", "rows_touched", "schedule", "shares", "split", "to_ask", "truth_of",
+    "Audits", "Certificate", "Claim", "Commitment", "Compute", "Coordinator", "Evidence", "Exchange", "FILE",
+    "AuditFinding", "Follow", "Form", "HandOver", "Header", "Leave", "Ledger", "Member", "Merge", "Node", "Order",
+    "StepPlan", "RollEntry", "RowsNote", "Said", "ServeId", "Settings", "Span", "Stand", "StepTime", "Todo", "View",
+    "ViewId", "Wait", "combine", "cover", "draw", "draw_key", "leaves_of", "merges", "messages", "owners_of",
+    "parent", "partials", "plan_of", "resolve", "roots", "rows_touched", "schedule", "shares", "split", "to_ask",
+    "truth_of",
 ]  # fmt: skip

@@ -17,8 +17,8 @@ import msgspec
 from outlast.core.protocol.tree import Node
 
 __all__ = [
-    "Certificate", "Claim", "Commitment", "Evidence", "Finding", "Incident", "Said", "Stand", "claims_in", "committed",
-    "disputed", "draw", "draw_key", "findings_of", "leaves_in", "place", "to_ask", "truth_of", "void",
+    "Certificate", "Claim", "Commitment", "Evidence", "AuditFinding", "Incident", "Said", "Stand", "claims_in",
+    "committed", "disputed", "draw", "draw_key", "findings_of", "leaves_in", "place", "to_ask", "truth_of", "void",
 ]  # fmt: skip
 
 
@@ -71,7 +71,7 @@ class Stand(msgspec.Struct, frozen=True, kw_only=True):
     unlike: tuple[str, ...] = ()
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class AuditFinding(msgspec.Struct, frozen=True, kw_only=True):
     """What an audit found out about one microbatch. `agreeing` of `asked` replicas got the fingerprint that counts.
 
     transient: it computed the right thing when asked again. persistent: it did not. gone: it could not be asked
@@ -228,14 +228,14 @@ def place(orphans: Mapping[str, tuple[int, ...]], cases: Mapping[int, Sequence[C
     return {name: tuple(sorted(mine)) for name, mine in given.items()}
 
 
-def findings_of(step: int, leaf: int, case: Sequence[Claim]) -> tuple[Finding, ...]:
+def findings_of(step: int, leaf: int, case: Sequence[Claim]) -> tuple[AuditFinding, ...]:
     """One record a culprit, once nobody is left to be asked."""
     truth, last = truth_of(case), _latest(case)
     votes = sum(value == truth for value in last.values())
     if truth is None:
         best = Counter(last.values()).most_common(1)[0][1]
         names = ", ".join(sorted(last))
-        return (Finding(step=step, leaf=leaf, culprit=names, kind="undecided", agreeing=best, asked=len(last)),)
+        return (AuditFinding(step=step, leaf=leaf, culprit=names, kind="undecided", agreeing=best, asked=len(last)),)
     tries = Counter(claim.member for claim in case)
     out = []
     for name in sorted({claim.member for claim in case if claim.print != truth}):
@@ -244,5 +244,5 @@ def findings_of(step: int, leaf: int, case: Sequence[Claim]) -> tuple[Finding, .
             kind = "transient"
         elif tries[name] > 1:
             kind = "persistent"
-        out.append(Finding(step=step, leaf=leaf, culprit=name, kind=kind, agreeing=votes, asked=len(last)))
+        out.append(AuditFinding(step=step, leaf=leaf, culprit=name, kind=kind, agreeing=votes, asked=len(last)))
     return tuple(out)

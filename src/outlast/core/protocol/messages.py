@@ -11,7 +11,7 @@ import msgspec
 
 from outlast.core.policy.guard_records import Verdict
 from outlast.core.protocol.delta import ViewDelta
-from outlast.core.protocol.disputes import Finding
+from outlast.core.protocol.disputes import AuditFinding
 from outlast.core.protocol.host_messages import HostHere, HostSilent
 from outlast.core.protocol.ledger import StepTime
 from outlast.core.protocol.operator_messages import Answered, DrainAsked, EvictAsked, ScaleAsked
@@ -20,10 +20,10 @@ from outlast.core.protocol.types import Order, ServeId, View, ViewId
 __all__ = [
     "Accused", "Action", "Admitted", "AgentGone", "AgentHello", "Amend", "Audited", "BeginServe", "Close",
     "Continue", "Continued", "DeviceNoted", "Done", "Ended", "Ending", "Event", "Evict", "Examine", "Examined",
-    "Exited", "Failed", "Finish", "Formed", "FromCoordinator", "Hello", "Install", "Journal", "Judged", "Kill",
-    "Leaving", "Left", "Notify", "Persist", "Probe", "Ready", "Record", "Rejoin", "Resumed", "Rows", "SetTimer",
-    "Spawn", "SpawnFailed", "Spawned", "Stalled", "Stop", "Superseded", "Take", "Tell", "Timer", "ToCoordinator",
-    "Unjoined", "Welcome", "Whole",
+    "Exited", "Failed", "Finish", "Formed", "FromCoordinator", "Hello", "Install", "JournalEntry", "Judged", "Kill",
+    "Leaving", "Left", "Notify", "Persist", "ProbePaths", "Ready", "FleetRecord", "Rejoin", "Resumed", "Rows",
+    "SetTimer", "Spawn", "SpawnFailed", "Spawned", "Stalled", "Stop", "Superseded", "Take", "Tell", "Timer",
+    "ToCoordinator", "Unjoined", "Welcome", "Whole",
 ]  # fmt: skip
 
 DEPARTED = "left as planned"
@@ -183,7 +183,7 @@ class Audited(Wire, frozen=True, kw_only=True, tag=True):
 
     member: str
     view: ViewId
-    findings: tuple[Finding, ...]
+    findings: tuple[AuditFinding, ...]
 
 
 class DeviceNoted(Wire, frozen=True, kw_only=True, tag=True):
@@ -411,7 +411,7 @@ class Continue(Wire, frozen=True, kw_only=True, tag=True):
     epoch: int = 0
 
 
-class Probe(Wire, frozen=True, kw_only=True, tag=True):
+class ProbePaths(Wire, frozen=True, kw_only=True, tag="Probe"):
     """To the members of a view in which all wait: ping each other and report who answers."""
 
     view: ViewId
@@ -420,7 +420,7 @@ class Probe(Wire, frozen=True, kw_only=True, tag=True):
 
 FromCoordinator = (
     Welcome | Install | Amend | Notify | Take | BeginServe | Evict | Close | Ended | Spawn | Kill | Continue | Examine
-    | Probe | Stop | Rejoin
+    | ProbePaths | Stop | Rejoin
 )  # fmt: skip
 
 
@@ -434,7 +434,7 @@ class Ending(Wire, frozen=True, kw_only=True, tag=True):
     ends: dict[str, Literal["well", "badly", "death"]] = {}
 
 
-class Record(Wire, frozen=True, kw_only=True, tag=True):
+class FleetRecord(Wire, frozen=True, kw_only=True, tag="Record"):
     """The coordinator's durable state: the newest view, and a planned successor that may have taken effect."""
 
     view: View | None = None
@@ -458,7 +458,7 @@ class Record(Wire, frozen=True, kw_only=True, tag=True):
 class Persist(Wire, frozen=True, kw_only=True, tag=True):
     """Write durably, conditional on the epoch, before any later action of the list."""
 
-    record: Record
+    record: FleetRecord
 
 
 class Tell(Wire, frozen=True, kw_only=True, tag=True):
@@ -475,7 +475,7 @@ class SetTimer(Wire, frozen=True, kw_only=True, tag=True):
     after_s: float
 
 
-class Journal(Wire, frozen=True, kw_only=True, tag=True):
+class JournalEntry(Wire, frozen=True, kw_only=True, tag="Journal"):
     """A fact for the record, as the name and fields of an event in `core/events` (the driver adds the time)."""
 
     kind: str
@@ -497,4 +497,4 @@ ToCoordinator = (
     | Judged | DeviceNoted
 )  # fmt: skip
 Event = ToCoordinator | HostHere | HostSilent | ScaleAsked | DrainAsked | EvictAsked | Timer | Resumed | Superseded
-Action = Persist | Tell | SetTimer | Journal | Finish
+Action = Persist | Tell | SetTimer | JournalEntry | Finish

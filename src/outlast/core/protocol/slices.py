@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from outlast.core.position import position_seed
-from outlast.core.protocol.disputes import Claim, Finding, findings_of
+from outlast.core.protocol.disputes import AuditFinding, Claim, findings_of
 from outlast.core.protocol.types import Header
 
 __all__ = ["Slice", "Words", "accused_slices", "checked_by", "checker_of", "settled"]
@@ -46,7 +46,7 @@ def accused_slices(headers: Sequence[Header]) -> list[Slice]:
     return sorted({(bucket, reducer) for h in headers for bucket, reducer, _ in h.audit.false})[:_MOST]
 
 
-def settled(step: int, key: Slice, headers: Sequence[Header], said: Mapping[str, Words]) -> list[Finding]:
+def settled(step: int, key: Slice, headers: Sequence[Header], said: Mapping[str, Words]) -> list[AuditFinding]:
     """Who was wrong about one slice: the same on all members, from what all have said."""
     bucket, reducer = key
     case: list[Claim] = []
@@ -61,7 +61,7 @@ def settled(step: int, key: Slice, headers: Sequence[Header], said: Mapping[str,
     else:  # everybody computes what the reducer wrote: the accuser gathered something else
         who = [h.member for h in headers if any((b, r) == key for b, r, _ in h.audit.false)]
         rows = tuple(
-            Finding(step=step, leaf=-1, culprit=name, kind="memory", agreeing=len(headers) - 1, asked=len(headers))
+            AuditFinding(step=step, leaf=-1, culprit=name, kind="memory", agreeing=len(headers) - 1, asked=len(headers))
             for name in who
         )
     return [msgspec.structs.replace(found, bucket=bucket) for found in rows]

@@ -12,7 +12,7 @@ from outlast.core.protocol.disputes import Claim, Evidence, Stand
 from outlast.core.protocol.row_plans import RowsNote
 from outlast.core.protocol.tree import Node
 
-__all__ = ["FILE", "Header", "Order", "Plan", "RollEntry", "ServeId", "View", "ViewId"]
+__all__ = ["FILE", "Header", "Order", "StepPlan", "RollEntry", "ServeId", "View", "ViewId"]
 
 FILE = "file "
 """Begins the name of a fact about a file of the script. Such facts are compared only where both sides have the file."""
@@ -55,7 +55,7 @@ class RollEntry(msgspec.Struct, frozen=True, kw_only=True):
     joined: bool = False  # I came in by replaying outcomes, and have committed nothing as a member yet
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What the members of a view do before and in its first step: a pure function of the roll (`resolve`)."""
 
     step: int

@@ -18,7 +18,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-__all__ = ["Alarm", "Reading", "Recorded", "Sampler", "Source", "alarms_of"]
+__all__ = ["Alarm", "Reading", "Recorded", "Sampler", "ReadingSource", "alarms_of"]
 
 _MOST_KEPT, _MOST_BATCHES = 1_000, 100  # readings of one look at a source, and looks that nobody has collected yet
 _SILENT_ROUNDS = 3
@@ -47,7 +47,7 @@ class Alarm(msgspec.Struct, frozen=True, kw_only=True):
     evidence: str
 
 
-class Source(Protocol):
+class ReadingSource(Protocol):
     """Reads its part of the host. `read` may block: it is called in a thread of its own."""
 
     @property
@@ -113,7 +113,7 @@ class Sampler:
 
     def __init__(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[ReadingSource],
         *,
         interval_s: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
@@ -151,7 +151,7 @@ class Sampler:
                 self._busy[source.name] = now
                 self._wake[source.name].set()
 
-    def _run(self, source: Source) -> None:
+    def _run(self, source: ReadingSource) -> None:
         event = self._wake[source.name]
         while True:
             event.wait()

@@ -12,7 +12,7 @@ import msgspec
 
 from outlast.observe.checkpoint_words import describe
 from outlast.observe.page_picture import PageRow, RunFold
-from outlast.observe.run_status import OVER_DETAIL, Process, Replica, Status
+from outlast.observe.run_status import OVER_DETAIL, Process, ReplicaStatus, Status
 from outlast.observe.step_anatomy import Anatomy
 from outlast.observe.timeline_rows import row_of
 
@@ -77,7 +77,7 @@ def _place(agent: Process | None) -> dict[str, object]:
     return {"host": agent.host, "address": agent.address, "slots": agent.slots} if agent is not None else {}
 
 
-def _shown_state(replica: Replica) -> str:
+def _shown_state(replica: ReplicaStatus) -> str:
     """A replica that ended with the run did not fail, and is not shown as if it had."""
     over = replica.detail == OVER_DETAIL or replica.detail.partition(":")[0] == "finished"
     return "over" if replica.state == "exited" and over else replica.state

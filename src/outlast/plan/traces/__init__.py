@@ -8,10 +8,10 @@ from ._fit import FleetFit, Statistics, fit_trace, statistics
 from ._generate import Check, generate, generate_poisson, predictive_check, to_csv
 from ._mapping import PRESETS, Mapping, load_mapping, preset
 from ._read import JournalReader, read_trace, trace_from_events, trace_from_journal
-from ._records import Failure, Problem, Trace
+from ._records import Failure, Trace, TraceProblem
 
 __all__ = [
-    "PRESETS", "Check", "Failure", "FleetFit", "JournalReader", "Mapping", "Problem", "Statistics", "Trace",
+    "PRESETS", "Check", "Failure", "FleetFit", "JournalReader", "Mapping", "TraceProblem", "Statistics", "Trace",
     "fit_trace", "generate", "generate_poisson", "load_mapping", "predictive_check", "preset", "read_trace",
     "statistics", "to_csv", "trace_from_events", "trace_from_journal",
 ]  # fmt: skip

@@ -17,11 +17,11 @@ from typing import Any
 from outlast.errors import ConfigError
 
 from ._mapping import Mapping
-from ._records import Problem, RawEvent
+from ._records import RawEvent, TraceProblem
 
 __all__ = ["Parsed", "expand_nodes", "parse"]
 
-Parsed = RawEvent | Problem | None
+Parsed = RawEvent | TraceProblem | None
 
 
 def parse(text: str, mapping: Mapping) -> Iterator[Parsed]:
@@ -54,10 +54,10 @@ def _jsonl(text: str, mapping: Mapping) -> Iterator[Parsed]:
         try:
             data = json.loads(line)
         except json.JSONDecodeError as error:
-            yield Problem(row=number, column="", reason=f"not JSON: {error.msg}")
+            yield TraceProblem(row=number, column="", reason=f"not JSON: {error.msg}")
             continue
         if not isinstance(data, dict):
-            yield Problem(row=number, column="", reason="not a JSON object")
+            yield TraceProblem(row=number, column="", reason="not a JSON object")
             continue
         yield from _row(number, data, mapping)
 
@@ -99,11 +99,11 @@ def _row(number: int, row: dict[str, Any], mapping: Mapping) -> Iterator[Parsed]
     try:
         time_h = _time_h(_get(row, mapping.time), mapping)
     except ValueError as error:
-        yield Problem(row=number, column=mapping.time, reason=str(error))
+        yield TraceProblem(row=number, column=mapping.time, reason=str(error))
         return
     node = str(_get(row, mapping.node) or "").strip()
     if not node or node in {"None assigned", "Unknown"}:
-        yield Problem(row=number, column=mapping.node, reason="names no machine")
+        yield TraceProblem(row=number, column=mapping.node, reason="names no machine")
         return
     kind = " / ".join(str(_get(row, name) or "unknown") for name in mapping.kind) or "failure"
     what = "hit"
@@ -112,7 +112,7 @@ def _row(number: int, row: dict[str, Any], mapping: Mapping) -> Iterator[Parsed]
         what = "down" if value in mapping.down else "up" if value in mapping.up else ""
         if not what:
             reason = f"{value!r} is neither down ({', '.join(mapping.down)}) nor up ({', '.join(mapping.up)})"
-            yield Problem(row=number, column=mapping.event, reason=reason)
+            yield TraceProblem(row=number, column=mapping.event, reason=reason)
             return
     yield from _finish(number, row, mapping, RawEvent(row=number, time_h=time_h, node=node, what=what, kind=kind))
 
@@ -128,10 +128,10 @@ def _finish(number: int, row: dict[str, Any], mapping: Mapping, event: RawEvent)
     try:
         end_h = _time_h(value, mapping)
     except ValueError as error:
-        yield Problem(row=number, column=mapping.end, reason=str(error))
+        yield TraceProblem(row=number, column=mapping.end, reason=str(error))
         return
     if end_h < event.time_h:
-        yield Problem(row=number, column=mapping.end, reason="ends before it starts")
+        yield TraceProblem(row=number, column=mapping.end, reason="ends before it starts")
         return
     yield RawEvent(row=number, time_h=event.time_h, node=event.node, what="span", kind=event.kind, detail=repr(end_h))
 
@@ -164,7 +164,7 @@ def _k8s(text: str, mapping: Mapping) -> Iterator[Parsed]:
             try:
                 yield from _k8s_item(number, json.loads(line), mapping)
             except json.JSONDecodeError as error:
-                yield Problem(row=number, column="", reason=f"not JSON: {error.msg}")
+                yield TraceProblem(row=number, column="", reason=f"not JSON: {error.msg}")
         return
     for number, item in enumerate(items, 1):
         yield from _k8s_item(number, item, mapping)
@@ -172,7 +172,7 @@ def _k8s(text: str, mapping: Mapping) -> Iterator[Parsed]:
 
 def _k8s_item(number: int, item: Any, mapping: Mapping) -> Iterator[Parsed]:
     if not isinstance(item, dict):
-        yield Problem(row=number, column="", reason="not an event object")
+        yield TraceProblem(row=number, column="", reason="not an event object")
         return
     reason = str(item.get("reason") or "")
     if reason not in _K8S_DOWN | _K8S_UP | _K8S_HIT:
@@ -186,10 +186,10 @@ def _k8s_item(number: int, item: Any, mapping: Mapping) -> Iterator[Parsed]:
     try:
         time_h = _time_h(moment, mapping)
     except ValueError as error:
-        yield Problem(row=number, column=mapping.time, reason=str(error))
+        yield TraceProblem(row=number, column=mapping.time, reason=str(error))
         return
     if not node:
-        yield Problem(row=number, column="source.host", reason="names no machine")
+        yield TraceProblem(row=number, column="source.host", reason="names no machine")
         return
     what = "down" if reason in _K8S_DOWN else "up" if reason in _K8S_UP else "hit"
     yield RawEvent(row=number, time_h=time_h, node=str(node), what=what, kind=reason)
@@ -221,7 +221,7 @@ def _xid(text: str, mapping: Mapping) -> Iterator[Parsed]:
             continue
         stamp = _STAMP.match(line)
         if not stamp:
-            yield Problem(row=number, column="time", reason="no time at the start of the line")
+            yield TraceProblem(row=number, column="time", reason="no time at the start of the line")
             continue
         code = found["code"]
         kind = f"xid {code}" + (f" {XID_NAMES[code]}" if code in XID_NAMES else "")

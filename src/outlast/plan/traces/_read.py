@@ -13,7 +13,7 @@ from outlast.errors import ConfigError
 
 from ._mapping import Mapping, load_mapping, preset
 from ._parse import Parsed, expand_nodes, parse
-from ._records import Failure, Problem, RawEvent, Trace
+from ._records import Failure, RawEvent, Trace, TraceProblem
 
 __all__ = ["JournalReader", "read_trace", "trace_from_events", "trace_from_journal"]
 
@@ -77,7 +77,7 @@ def _spread(parsed: Iterator[Parsed]) -> Iterator[Parsed]:
         try:
             first = expand_nodes(item.node)[0]
         except (ValueError, IndexError) as error:
-            yield Problem(row=item.row, column="NodeList", reason=str(error))
+            yield TraceProblem(row=item.row, column="NodeList", reason=str(error))
             continue
         yield RawEvent(row=item.row, time_h=item.time_h, node=first, what=item.what, kind=item.kind.split(" by ")[0])
 
@@ -87,12 +87,12 @@ def trace_from_events(
 ) -> Trace:
     """Pair each machine's downs and ups in order of time. nodes, hours: 0 means as seen."""
     events: list[RawEvent] = []
-    problems: list[Problem] = []
+    problems: list[TraceProblem] = []
     skipped = 0
     for item in parsed:
         if item is None:
             skipped += 1
-        elif isinstance(item, Problem):
+        elif isinstance(item, TraceProblem):
             problems.append(item)
         else:
             events.append(item)
@@ -144,9 +144,9 @@ def _present_h(events: list[RawEvent], zero: float, end_h: float) -> float:
     return total + sum(end_h - start for start in since.values())
 
 
-def _pair(events: list[RawEvent], zero: float) -> tuple[list[Failure], list[Problem]]:
+def _pair(events: list[RawEvent], zero: float) -> tuple[list[Failure], list[TraceProblem]]:
     failures: list[Failure] = []
-    problems: list[Problem] = []
+    problems: list[TraceProblem] = []
     down: dict[str, RawEvent] = {}
     known: set[str] = set()
     for event in events:
@@ -159,7 +159,7 @@ def _pair(events: list[RawEvent], zero: float) -> tuple[list[Failure], list[Prob
             if event.node in down:
                 since = down[event.node].time_h - zero
                 problems.append(
-                    Problem(row=event.row, column="", reason=f"{event.node} is down already, since {since:g} h")
+                    TraceProblem(row=event.row, column="", reason=f"{event.node} is down already, since {since:g} h")
                 )
             else:
                 down[event.node] = event
@@ -167,7 +167,7 @@ def _pair(events: list[RawEvent], zero: float) -> tuple[list[Failure], list[Prob
             first = down.pop(event.node)
             failures.append(Failure(down_h=first.time_h - zero, up_h=at, node=event.node, kind=first.kind))
         elif event.node in known:
-            problems.append(Problem(row=event.row, column="", reason=f"{event.node} comes up but was not down"))
+            problems.append(TraceProblem(row=event.row, column="", reason=f"{event.node} comes up but was not down"))
         known.add(event.node)  # a first "up" is a machine that joins
     for first in down.values():
         failures.append(Failure(down_h=first.time_h - zero, up_h=None, node=first.node, kind=first.kind))

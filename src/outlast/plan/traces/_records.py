@@ -13,7 +13,7 @@ from outlast.errors import ConfigError
 
 from .._source import Floats
 
-__all__ = ["Failure", "Problem", "RawEvent", "Trace"]
+__all__ = ["Failure", "TraceProblem", "RawEvent", "Trace"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +29,7 @@ class RawEvent:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Problem:
+class TraceProblem:
     """A row that cannot be used, and why; `column` is empty when it is the row as a whole."""
 
     row: int
@@ -59,7 +59,7 @@ class Trace:
     hours: float
     num_nodes: int
     failures: tuple[Failure, ...]
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[TraceProblem, ...] = ()
     rows_read: int = 0
     rows_used: int = 0
     rows_skipped: int = 0

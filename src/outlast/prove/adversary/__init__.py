@@ -8,9 +8,9 @@ Must never import torch, look at a clock or draw from any randomness but the sch
 from outlast.prove.adversary._broken import BROKEN
 from outlast.prove.adversary._oracle import Violation
 from outlast.prove.adversary._scenario import Scenario, ScheduleFault, scenario_of
-from outlast.prove.adversary._search import Finding, Tally, play, replayed, search, shrink
+from outlast.prove.adversary._search import ScheduleFinding, Tally, play, replayed, search, shrink
 
 __all__ = [
-    "BROKEN", "ScheduleFault", "Finding", "Scenario", "Tally", "Violation", "play", "replayed", "scenario_of", "search",
-    "shrink",
+    "BROKEN", "ScheduleFault", "ScheduleFinding", "Scenario", "Tally", "Violation", "play", "replayed",
+    "scenario_of", "search", "shrink",
 ]  # fmt: skip

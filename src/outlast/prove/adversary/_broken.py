@@ -42,7 +42,7 @@ class _WithCoordinator(Variant):
 
     wrong: type[Coordinator] = Coordinator
 
-    def coordinator(self, settings: Settings, epoch: int, record: m.Record | None) -> Coordinator:
+    def coordinator(self, settings: Settings, epoch: int, record: m.FleetRecord | None) -> Coordinator:
         return self.wrong(settings, epoch, record)
 
 

@@ -67,7 +67,7 @@ class CoordinatorProcess(SimulatedProcess):
 
     def _carry_out(self, action: m.Action) -> None:
         world = self.world
-        if world.trace is not None and not isinstance(action, m.Persist | m.Journal):
+        if world.trace is not None and not isinstance(action, m.Persist | m.JournalEntry):
             world.note(f"{self.name} {str(action)[:300]}")
         if isinstance(action, m.Tell):
             for name in action.to:

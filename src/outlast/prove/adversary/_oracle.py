@@ -65,7 +65,7 @@ class Oracle:
             self.world.kernel.stop()
 
     # --- epochs and durability -----------------------------------------------------------------------------------
-    def durable(self, coordinator: Speaker, record: m.Record) -> None:
+    def durable(self, coordinator: Speaker, record: m.FleetRecord) -> None:
         """A record was written."""
         if coordinator.epoch < self._last_epoch_written:
             self.violated("Epochs", f"{coordinator.name} wrote after epoch {self._last_epoch_written} had")

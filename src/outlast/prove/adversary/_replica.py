@@ -95,7 +95,7 @@ class SimulatedReplica(Dialler, Owner):
             return
         if isinstance(message, m.Welcome) and self.world.scenario.lease_s < math.inf:
             self.say(self.kernel.now)
-        if isinstance(message, m.Probe):
+        if isinstance(message, m.ProbePaths):
             return self._probed(message)
         answers = self.member.told(message)
         self.world.oracle.told(self, message)
@@ -113,7 +113,7 @@ class SimulatedReplica(Dialler, Owner):
             self.say(self.kernel.now)
         self.kernel.after(self.world.scenario.lease_s / 4, self, self._beat)
 
-    def _probed(self, probe: m.Probe) -> None:
+    def _probed(self, probe: m.ProbePaths) -> None:
         if self.mesh is not None and self.mesh.view.id == probe.view:
             reached = tuple(name for name in self.mesh.peers if self.world.reaches(self.name, name))
             self.say(m.Rows(member=self.name, view=probe.view, reached=reached))

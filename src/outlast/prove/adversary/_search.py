@@ -19,7 +19,7 @@ from outlast.prove.adversary._scenario import Scenario, scenario_of
 from outlast.prove.adversary._variants import Variant
 from outlast.prove.adversary._world import ScheduleOutcome, World
 
-__all__ = ["Finding", "Tally", "play", "replayed", "search", "shrink", "variant_named"]
+__all__ = ["ScheduleFinding", "Tally", "play", "replayed", "search", "shrink", "variant_named"]
 
 _CHUNK = 250
 _SIMPLER: tuple[tuple[str, tuple[Any, ...]], ...] = (
@@ -32,7 +32,7 @@ _SIMPLER: tuple[tuple[str, tuple[Any, ...]], ...] = (
 )
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class ScheduleFinding(msgspec.Struct, frozen=True, kw_only=True):
     """A violation, what is left of its schedule after shrinking, and the command that plays it again."""
 
     seed: int
@@ -126,7 +126,7 @@ def _collect(parts: Iterator[Tally], tally: Tally, progress: Callable[[Tally], N
 
 
 # --- shrinking -------------------------------------------------------------------------------------------------------
-def shrink(seed: int, variant: str = "") -> Finding:
+def shrink(seed: int, variant: str = "") -> ScheduleFinding:
     """Leave out faults, then make the fleet smaller, as long as the same invariant breaks."""
     full = scenario_of(seed)
     first = play(full, variant).violation
@@ -155,7 +155,7 @@ def shrink(seed: int, variant: str = "") -> Finding:
                 break
     spec = ",".join([str(seed), "faults=" + "+".join(map(str, kept)), *(f"{k}={v}" for k, v in changes.items())])
     option = f" --variant {variant}" if variant else ""
-    return Finding(
+    return ScheduleFinding(
         seed=seed,
         violation=violation,
         faults=tuple(str(full.faults[i]) for i in kept),

@@ -26,13 +26,13 @@ class Durable:
     def __init__(self, fenced: bool) -> None:
         self.epoch, self.record, self.fenced = 0, None, fenced
 
-    record: m.Record | None
+    record: m.FleetRecord | None
 
     def claim(self) -> int:
         self.epoch += 1
         return self.epoch
 
-    def write(self, epoch: int, record: m.Record) -> bool:
+    def write(self, epoch: int, record: m.FleetRecord) -> bool:
         if self.fenced and epoch != self.epoch:
             return False
         self.record = record
@@ -139,7 +139,7 @@ class Observer(Protocol):
     """Who is told of everything that an invariant speaks of, and changes nothing."""
 
     def violated(self, invariant: str, what: str) -> None: ...
-    def durable(self, coordinator: Speaker, record: m.Record) -> None: ...
+    def durable(self, coordinator: Speaker, record: m.FleetRecord) -> None: ...
     def told(self, replica: Fellow, message: object) -> None: ...
     def entered(self, replica: Fellow, view: View) -> None: ...
     def called(self, replica: Fellow, view: View, entries: Sequence[RollEntry]) -> None: ...

@@ -28,7 +28,7 @@ class Variant:
     def member(self, name: str, num_microbatches: int, *, until: int) -> Member:
         return Member(name, num_microbatches, until=until)
 
-    def coordinator(self, settings: Settings, epoch: int, record: m.Record | None) -> Coordinator:
+    def coordinator(self, settings: Settings, epoch: int, record: m.FleetRecord | None) -> Coordinator:
         return Coordinator(settings, epoch, record)
 
     def actions(self, actions: list[m.Action]) -> list[m.Action]:

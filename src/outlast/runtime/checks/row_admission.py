@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from outlast.core.phases import Phase
-from outlast.core.protocol import Plan, View, plan_of, rows_touched
+from outlast.core.protocol import StepPlan, View, plan_of, rows_touched
 from outlast.core.protocol import messages as m
 from outlast.errors import TrainingError, ViewAbandoned
 from outlast.runtime.exchange.robust_rows import Robust
@@ -24,7 +24,7 @@ __all__ = ["admit", "wait_for_rows"]
 _REST_S = 1.0
 
 
-def admit(port: ViewPort, robust: Robust, view: View, plan: Plan) -> None:
+def admit(port: ViewPort, robust: Robust, view: View, plan: StepPlan) -> None:
     """After the roll call: may this view's members compute? Raises TrainingError where the policy is to stop."""
     member = port.member
     usual = plan_of(view.members, 0, robust.num_leaves, robust.num_rows).leaves

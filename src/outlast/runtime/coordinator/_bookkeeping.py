@@ -38,11 +38,11 @@ class Bookkeeping:
         self._next_loss = self._told_stable = 0
         self._beat = Heartbeat(sender="", sent_s=0.0)  # the newest
         self._stalls: dict[int, tuple[str, StepTime]] = {}
-        for entry in journal.events(kinds=[events.Progress]):
-            if isinstance(entry.event, events.Progress):
+        for entry in journal.events(kinds=[events.ProgressMade]):
+            if isinstance(entry.event, events.ProgressMade):
                 self._recall(entry.event)
 
-    def _recall(self, told: events.Progress) -> None:
+    def _recall(self, told: events.ProgressMade) -> None:
         self._next_loss = max([self._next_loss, *(step + 1 for step, _ in told.losses[-1:])])
         if told.committed >= 0:
             patience_s = self._ledger.patience_s

@@ -23,7 +23,7 @@ def take_over(coordinator: Coordinator, journal: Journal, apart_s: float) -> Non
 def unreported(journal: Journal, apart_s: float) -> tuple[list[ReportedFault], Loss | None]:
     """Return the deaths that nobody reported as recovered from, and the loss of the fleet.
     `apart_s`: Unix time less monotonic time."""
-    kinds = (events.ReplicaExited, events.Recovery, events.FleetLost, events.ViewFormed)
+    kinds = (events.ReplicaExited, events.Recovery, events.FleetGone, events.ViewFormed)
     story = [entry.event for entry in journal.events(kinds=kinds)]
     told = {e.replica for e in story if isinstance(e, events.Recovery)}
     faults = [
@@ -33,7 +33,7 @@ def unreported(journal: Journal, apart_s: float) -> tuple[list[ReportedFault], L
     ]
     loss: Loss | None = None
     for e in story:
-        if isinstance(e, events.FleetLost):
+        if isinstance(e, events.FleetGone):
             loss = loss or Loss(e.at_s - apart_s, e.step)
             loss.again(e.step)
         elif isinstance(e, events.Recovery) and e.cause != "coordinator":

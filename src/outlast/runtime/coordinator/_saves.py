@@ -38,8 +38,8 @@ _AGAIN_S = 30.0  # between two tries to open a store that refuses
 _OVERDUE_S, _OVERDUE = 900.0, 1.5  # or times what a writer may be silent: who is there says sooner that it failed
 _CHANGED = 0.2  # an interval that differs by less is no news
 _REMEMBERED = 32
-_DEATHS = (ev.FleetLost, ev.ReplicaExited)
-_TELLING = (*_DEATHS, ev.Progress, ev.CheckpointSaved, ev.CheckpointFailed, ev.ViewFormed)  # of when to save next
+_DEATHS = (ev.FleetGone, ev.ReplicaExited)
+_TELLING = (*_DEATHS, ev.ProgressMade, ev.CheckpointSaved, ev.CheckpointFailed, ev.ViewFormed)  # of when to save next
 
 
 class Keeper:
@@ -68,7 +68,7 @@ class Keeper:
         self._commit = cm.CommitState()
         self._view: ViewId | None = None
         # Of a view, or to a store, not known here yet:
-        self._early: list[tuple[str, wire.SaveBegan | wire.SaveDone]] = []
+        self._early: list[tuple[str, wire.SaveBegun | wire.SaveDone]] = []
         self._begun, self._told = _written(journal)
         self._costs: dict[cm.SaveId, dict[int, wire.SaveDone]] = defaultdict(dict)
         self._dead: dict[cm.SaveId, str] = {}
@@ -163,8 +163,8 @@ class Keeper:
             self._known(message.save, message.reason)
             reason = "its view had ended when it became known"
             self._carry_out(cm.Abandon(save=message.save, reason=reason, cause="view_changed"))
-        elif isinstance(message, wire.SaveBegan):
-            actions = self._step(cm.SaveBegan(save=message.save, writer=message.writer))
+        elif isinstance(message, wire.SaveBegun):
+            actions = self._step(cm.WriterBegan(save=message.save, writer=message.writer))
             self._known(message.save, message.reason, refused=bool(actions))
             self._answer(name, message.save, actions)
         else:
@@ -373,7 +373,7 @@ class Keeper:
     def heard(self, event: ev.AnyEvent) -> None:
         """What was just written into the journal: the record that decides when to save is made of nothing else."""
         self._record.take(event)
-        if isinstance(event, ev.Certified):
+        if isinstance(event, ev.StateCertified):
             self._feed(cm.Certified(step=event.step))
         if isinstance(event, ev.AlarmWeighed) and event.action == "save" and not event.told_only:
             self.wanted(f"{event.host} may fail: {event.evidence}")

@@ -84,7 +84,7 @@ class Server:
         self.epoch = journal.claim("coordinator")
         self.probe = Probe(f"coordinator.{self.epoch}", os.environ.get("OUTLAST_FAULTS"))
         stored = journal.get(saving.COORDINATOR_RECORD)
-        record = msgspec.msgpack.decode(stored, type=m.Record) if stored else None
+        record = msgspec.msgpack.decode(stored, type=m.FleetRecord) if stored else None
         settings = Settings(
             num_replicas=config.replicas,
             num_spares=config.spares,
@@ -344,17 +344,17 @@ class Server:
                 self._tell(action)
             elif isinstance(action, m.SetTimer):
                 self._set_timer(action)
-            elif isinstance(action, m.Journal):
+            elif isinstance(action, m.JournalEntry):
                 if action.kind == "recovery" and not self.coordinator.ever_formed:
                     continue  # who ended before anything was trained was not outlasted; its exit is on record
                 self.write(action.kind, **action.fields)
             elif isinstance(action, m.Finish):
                 self._finish(action)
-            if self.finished.done() and not isinstance(action, m.Tell | m.Finish | m.Journal):
+            if self.finished.done() and not isinstance(action, m.Tell | m.Finish | m.JournalEntry):
                 return
         self.keeper.look()
 
-    def _persist(self, record: m.Record) -> None:
+    def _persist(self, record: m.FleetRecord) -> None:
         data = msgspec.msgpack.encode(record)
         if data == self._stored:
             return

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from outlast.core.protocol import messages as m
-from outlast.health.sources import Reading, Sampler, Source, alarms_of, default_sources, recorded_sources
+from outlast.health.sources import Reading, ReadingSource, Sampler, alarms_of, default_sources, recorded_sources
 
 __all__ = ["HostReadings", "sources_of"]
 
@@ -25,7 +25,7 @@ _REMEDIES = {
 }
 
 
-def sources_of(agent: str, recorded: str) -> Callable[[], Sequence[Source]]:
+def sources_of(agent: str, recorded: str) -> Callable[[], Sequence[ReadingSource]]:
     """This host's sources, or their recorded twin."""
     return (lambda: recorded_sources(Path(recorded), agent)) if recorded else default_sources
 
@@ -38,7 +38,7 @@ class HostReadings:
         agent: str,
         folder: Path,
         interval_s: float,
-        sources: Callable[[], Sequence[Source]] = default_sources,
+        sources: Callable[[], Sequence[ReadingSource]] = default_sources,
     ) -> None:
         self.agent, self.interval_s, self._sources = agent, interval_s, sources
         self._file = folder / "readings" / f"{agent}.jsonl"

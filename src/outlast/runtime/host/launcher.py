@@ -395,7 +395,7 @@ class Launcher:
             stored = journal.get(COORDINATOR_RECORD)
         if found and isinstance(found[-1].event, events.RunFinished):
             return found[-1].event.exit_code
-        record = msgspec.msgpack.decode(stored, type=m.Record) if stored else m.Record()
+        record = msgspec.msgpack.decode(stored, type=m.FleetRecord) if stored else m.FleetRecord()
         return code if record.outcome and code == record.exit_code else None
 
     def _agent_ended(self, agent: _Agent, environ: dict[str, str]) -> None:

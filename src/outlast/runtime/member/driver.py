@@ -22,8 +22,8 @@ from outlast.core.protocol import (
     HandOver,
     Leave,
     Member,
-    Plan,
     RollEntry,
+    StepPlan,
     View,
     Wait,
     plan_of,
@@ -95,7 +95,7 @@ class Replica:
         self.memories: dict[str, Memory] = {}
         self.donor = Donor(env, engine, self.member, self.enter, self.siblings.tell)
         self._left_at_s = 0.0
-        self.last_plan: Plan | None = None
+        self.last_plan: StepPlan | None = None
         self._entries: list[RollEntry] = []
         self.comparison: Comparison | None = None  # of states, in a view's first step
         self._compared = True
@@ -188,7 +188,7 @@ class Replica:
                 refused=self.listener.refused,
             )
 
-    def _asked(self, probe: m.Probe) -> None:
+    def _asked(self, probe: m.ProbePaths) -> None:
         """The coordinator wants to know which paths work: asks the training thread to ping, if it waits or once it
         does."""
         mesh = self.mesh
@@ -385,7 +385,7 @@ class Replica:
             view, plan = self.member.standing()
         self._formed(view, plan)
 
-    def _formed(self, view: View, plan: Plan) -> None:
+    def _formed(self, view: View, plan: StepPlan) -> None:
         """The view works: tell the coordinator, feed the spares, expect my share of the data."""
         now = time.monotonic()
         recomputed = 0

@@ -45,7 +45,7 @@ class MemberLink:
         *,
         hello: Callable[[], m.Hello],
         beat: Callable[[bool], Heartbeat],
-        asked: Callable[[m.Probe], None],
+        asked: Callable[[m.ProbePaths], None],
         heartbeat_s: float,
         lease_s: float,
         run: str = "",
@@ -163,7 +163,7 @@ class MemberLink:
                 if lapsed:
                     self.wake()
             return
-        if isinstance(message, m.Probe):
+        if isinstance(message, m.ProbePaths):
             self._asked(message)
         elif isinstance(message, saving.TO_MEMBER):
             self.on_save(message)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from outlast.checkpoint import Engine as Archive
+from outlast.checkpoint import CheckpointEngine as Archive
 from outlast.checkpoint import Hold, Retention
 from outlast.checkpoint import save_events as ce
 from outlast.checkpoint.occupancy import Occupancy, occupy

@@ -301,9 +301,9 @@ class Saves:
         else:
             self.archive.commit_later(handle).add_done_callback(lambda done: self._committed(flight, done))
 
-    def _began_message(self, flight: _Flight) -> wire.SaveBegan:
+    def _began_message(self, flight: _Flight) -> wire.SaveBegun:
         handle = flight.handle
-        return wire.SaveBegan(member=self.env.me, save=handle.save, writer=handle.part.writer, reason=flight.reason)
+        return wire.SaveBegun(member=self.env.me, save=handle.save, writer=handle.part.writer, reason=flight.reason)
 
     def _done_message(self, flight: _Flight, report: PartReport) -> wire.SaveDone:
         handle, until = flight.handle, self.member.until or 0

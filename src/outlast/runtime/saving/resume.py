@@ -12,7 +12,7 @@ import sys
 
 import torch
 
-from outlast.checkpoint import Engine as Archive
+from outlast.checkpoint import CheckpointEngine as Archive
 from outlast.checkpoint import Head, Hold, LoadedState, MemoryStore, heads
 from outlast.checkpoint.patience import Patient
 from outlast.checkpoint.room import tried

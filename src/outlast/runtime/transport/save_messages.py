@@ -11,7 +11,7 @@ from outlast.checkpoint.save_events import Differs, Loaded, SaveDelayed, SaveRet
 from outlast.core.protocol.saves.commit import PartReport, SaveId
 
 __all__ = [
-    "COORDINATOR_RECORD", "FROM_MEMBER", "SAVE_EPOCHS", "TO_MEMBER", "FromMember", "SaveAsked", "SaveBase", "SaveBegan",
+    "COORDINATOR_RECORD", "FROM_MEMBER", "SAVE_EPOCHS", "TO_MEMBER", "FromMember", "SaveAsked", "SaveBase", "SaveBegun",
     "SaveCertified", "SaveDone", "SaveLost", "SaveNow", "SaveSaid", "SaveSettled", "ToMember",
 ]  # fmt: skip
 
@@ -22,7 +22,7 @@ SAVE_EPOCHS = "checkpoint_epochs"
 """The journal's record, once checkpoints have a place: how much higher the epochs of saves are than the run's."""
 
 
-class SaveBegan(msgspec.Struct, frozen=True, kw_only=True, tag="SaveBegan"):
+class SaveBegun(msgspec.Struct, frozen=True, kw_only=True, tag="SaveBegan"):
     """I have begun a save that the headers agreed on. Each member says so: whoever dies, somebody has told."""
 
     member: str
@@ -106,7 +106,7 @@ class SaveSettled(msgspec.Struct, frozen=True, kw_only=True, tag="SaveSettled"):
     reason: str = ""
 
 
-FromMember = SaveBegan | SaveDone | SaveLost | SaveCertified | SaveSaid
+FromMember = SaveBegun | SaveDone | SaveLost | SaveCertified | SaveSaid
 ToMember = SaveBase | SaveNow | SaveSettled
-FROM_MEMBER = (SaveBegan, SaveDone, SaveLost, SaveCertified, SaveSaid)
+FROM_MEMBER = (SaveBegun, SaveDone, SaveLost, SaveCertified, SaveSaid)
 TO_MEMBER = (SaveBase, SaveNow, SaveSettled)

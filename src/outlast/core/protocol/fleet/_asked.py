@@ -45,7 +45,7 @@ def evict(c: FleetState, now_s: float, asked: om.EvictAsked) -> None:
     _answer(c, asked, "evict", asked.replica, lambda: _evict(c, asked))
 
 
-def recall(c: FleetState, record: m.Record) -> None:
+def recall(c: FleetState, record: m.FleetRecord) -> None:
     """What was asked of an earlier coordinator. Call it once the record's replicas are known again."""
     if record.wanted:
         c.want(record.wanted)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from outlast.core.protocol import messages as m
-from outlast.core.protocol.disputes import Finding
+from outlast.core.protocol.disputes import AuditFinding
 from outlast.core.protocol.fleet import change as _change
 from outlast.core.protocol.fleet.reports import AuditKey
 from outlast.core.protocol.fleet.state import FleetState
@@ -46,11 +46,11 @@ def audited(c: FleetState, now_s: float, message: m.Audited) -> None:
             _evict(c, finding)
 
 
-def _key(f: Finding) -> AuditKey:
+def _key(f: AuditFinding) -> AuditKey:
     return f.step, f.leaf, f.bucket, f.culprit, f.kind
 
 
-def _repeated(c: FleetState, f: Finding, view: ViewId) -> Finding:
+def _repeated(c: FleetState, f: AuditFinding, view: ViewId) -> AuditFinding:
     """Sums or reductions that are wrong again when the step is done again, in another view, or in several steps in a
     row, are no accident."""
     if f.leaf >= 0 or f.kind not in ("memory", "transient"):
@@ -61,14 +61,14 @@ def _repeated(c: FleetState, f: Finding, view: ViewId) -> Finding:
     return msgspec.structs.replace(f, kind="persistent") if again or in_a_row else f
 
 
-def _evict(c: FleetState, finding: Finding) -> None:
+def _evict(c: FleetState, finding: AuditFinding) -> None:
     if c.awaiting or not c.roster.is_alive(finding.culprit):
         return  # after a restart: it is found again in the view that follows
     _change.begin(c, f"audit: {finding.culprit} is at fault")
     c.condemn(finding.culprit, _words(finding))
 
 
-def _write(c: FleetState, finding: Finding) -> None:
+def _write(c: FleetState, finding: AuditFinding) -> None:
     c.journal(
         "audit_mismatch",
         step=finding.step,
@@ -84,7 +84,7 @@ def _write(c: FleetState, finding: Finding) -> None:
     )
 
 
-def _words(f: Finding) -> str:
+def _words(f: AuditFinding) -> str:
     where = f"{'a slice of bucket' if f.bucket >= 0 else 'microbatch'} {max(f.leaf, f.bucket)} of step {f.step}"
     if f.kind in ("undecided", "rewound"):
         where = where if max(f.leaf, f.bucket) >= 0 else f"step {f.step}"

@@ -13,7 +13,7 @@ from outlast.core.protocol.fleet.state import FleetState
 __all__ = ["end_again", "reconcile", "recover"]
 
 
-def recover(c: FleetState, record: m.Record) -> None:
+def recover(c: FleetState, record: m.FleetRecord) -> None:
     """Take over the record. A member of the last view that has no placement was known to be gone, or condemned, when
     the record was written; everybody else has to be heard of before anything is decided."""
     if record.outcome:
@@ -44,7 +44,7 @@ def recover(c: FleetState, record: m.Record) -> None:
     c.set_views(record.view, record.planned)
 
 
-def _end_on(c: FleetState, record: m.Record, ending: m.Ending) -> None:
+def _end_on(c: FleetState, record: m.FleetRecord, ending: m.Ending) -> None:
     """Training is over. Agents say again who has ended, and members that come back are told what they wait for."""
     c.ending = ending
     for name in record.view.members if record.view is not None else ():
@@ -79,7 +79,7 @@ def reconcile(c: FleetState) -> None:
         switched(c)
 
 
-def end_again(c: FleetState, record: m.Record) -> None:
+def end_again(c: FleetState, record: m.FleetRecord) -> None:
     """The predecessor had ended the run durably; its farewells may not have arrived."""
     well = record.outcome == "finished"
     c.ended, c.over, c.farewell = None, True, record.outcome if well else record.detail or record.outcome

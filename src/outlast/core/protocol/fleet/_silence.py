@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from outlast.core.phases import Phase
-from outlast.core.policy.evictions import Evidence, judge, vertex_cover
+from outlast.core.policy.evictions import SilenceEvidence, judge, vertex_cover
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet.state import FleetState
 
@@ -39,7 +39,7 @@ def examined(c: FleetState, now_s: float, seen: m.Examined) -> None:
     if c.view is None or c.change is not None or not c.roster.is_alive(seen.member):
         return
     waited_s, deadline_s = (asked.waited_s, asked.deadline_s) if asked else (seen.silent_s, seen.allowed_s)
-    evidence = Evidence(
+    evidence = SilenceEvidence(
         state=seen.state,
         traced=seen.traced,
         phase=Phase(seen.phase),
@@ -61,7 +61,7 @@ def examined(c: FleetState, now_s: float, seen: m.Examined) -> None:
         if c.probing != newest.id:
             c.probing = newest.id
             c.rows.clear()
-            c.tell(newest.members, m.Probe(epoch=c.epoch, view=newest.id))
+            c.tell(newest.members, m.ProbePaths(epoch=c.epoch, view=newest.id))
             c.timer(f"probe:{newest.id}", 2.0 * c.settings.doubt_s)
 
 

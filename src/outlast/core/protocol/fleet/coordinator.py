@@ -76,7 +76,7 @@ class Coordinator(FleetState):
         m.Superseded: _superseded, m.Timer: _timers.timer, m.Unjoined: _notes.unjoined, m.Whole: _telling.tell_whole,
     }  # fmt: skip
 
-    def __init__(self, settings: Settings, epoch: int, record: m.Record | None = None) -> None:
+    def __init__(self, settings: Settings, epoch: int, record: m.FleetRecord | None = None) -> None:
         super().__init__(settings, epoch)
         if record is not None:
             _restart.recover(self, record)

@@ -16,7 +16,8 @@ from outlast.core.protocol.fleet.state import FleetState
 __all__ = ["ALARM_EVENTS", "recall"]
 
 ALARM_EVENTS: tuple[type[ev.AnyEvent], ...] = (
-    ev.AlarmWeighed, ev.DeviceFinding, ev.Recovery, ev.ReplicaExited, ev.ReplicaStarted, ev.RunStarted, ev.Verdict,
+    ev.AlarmWeighed, ev.DeviceFinding, ev.Recovery, ev.ReplicaExited, ev.ReplicaStarted, ev.RunStarted,
+    ev.VerdictReached,
 )  # fmt: skip
 """What `recall` reads of a record."""
 
@@ -33,7 +34,7 @@ def recall(c: FleetState, story: Iterable[ev.AnyEvent], apart_s: float) -> None:
                 _alarms.failed(c, at_s, agents.get(event.replica, ""), event.cause)
             case ev.Recovery():
                 c.outages.append(event.downtime_s)
-            case ev.Verdict(action="evict_host"):
+            case ev.VerdictReached(action="evict_host"):
                 c.roster.barred.add(event.host)
             case ev.DeviceFinding(replica=""):
                 _found(c, at_s, event)

@@ -87,7 +87,7 @@ class FleetState:
         self.orders_heard: set[int] = set()  # after a restart: how many of its view's orders each member knows of
         self.silent: dict[str, HostSilence] = {}  # agents of hosts that are not heard of
         self.disturbed = ""  # after a restart: why the last view cannot simply go on
-        self.ended: m.Record | None = None  # the run was over before this coordinator began
+        self.ended: m.FleetRecord | None = None  # the run was over before this coordinator began
         self.ending: m.Ending | None = None  # training is over, the scripts are not
         self.told_ended: m.Ended | None = None
         self.current: frozenset[str] = frozenset()  # members of the view and of the planned one
@@ -180,7 +180,7 @@ class FleetState:
     def persist(self, **ended: Any) -> None:
         """Also where nothing changed: the write is what proves that this coordinator still is the coordinator."""
         placement = {p.name: p.agent for p in self.roster.peers.values() if p.alive}
-        record = m.Record(
+        record = m.FleetRecord(
             view=self.view,
             planned=self.planned,
             incarnations=dict(self.roster.incarnations),
@@ -208,7 +208,7 @@ class FleetState:
     def journal(self, kind: str, **fields: object) -> None:
         if kind == "recovery" and isinstance(fields["downtime_s"], float):
             self.outages.append(fields["downtime_s"])
-        self._out.append(m.Journal(kind=kind, fields=fields))
+        self._out.append(m.JournalEntry(kind=kind, fields=fields))
 
     def finish(
         self, outcome: Literal["finished", "failed", "stopped"], exit_code: int, steps: int, detail: str

@@ -19,8 +19,8 @@ import msgspec
 
 __all__ = [
     "Abandon", "Announce", "Certified", "Certify", "CommitAction", "CommitEvent", "CommitState", "DelaySave",
-    "OrderSave", "PartReport", "PendingSave", "Publish", "PublishFailed", "Published", "Refuse", "SaveBegan", "SaveId",
-    "SaveWanted", "StepStable", "ViewChanged", "WriterDurable", "WriterFailed", "commit_step",
+    "OrderSave", "PartReport", "PendingSave", "Publish", "PublishFailed", "Published", "Refuse", "WriterBegan",
+    "SaveId", "SaveWanted", "StepStable", "ViewChanged", "WriterDurable", "WriterFailed", "commit_step",
 ]  # fmt: skip
 
 ViewNumber = tuple[int, int]
@@ -107,7 +107,7 @@ class SaveWanted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     step: int
 
 
-class SaveBegan(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class WriterBegan(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A member has begun to write its part, as its view's headers agreed: whoever is lost now is known to be missed."""
 
     save: SaveId
@@ -148,7 +148,7 @@ class PublishFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 CommitEvent = (
     ViewChanged
     | SaveWanted
-    | SaveBegan
+    | WriterBegan
     | WriterDurable
     | WriterFailed
     | StepStable
@@ -220,7 +220,7 @@ def commit_step(state: CommitState, event: CommitEvent) -> Outcome:
             return _view_changed(state, event)
         case SaveWanted():
             return _wanted(state, event.step)
-        case SaveBegan():
+        case WriterBegan():
             return _began(state, event)
         case WriterDurable():
             return _durable(state, event)
@@ -310,7 +310,7 @@ def _opened(state: CommitState, save: SaveId) -> PendingSave:
     return PendingSave(save=save, writers=state.writers, base=state.newest[1] if state.newest else None)
 
 
-def _began(state: CommitState, event: SaveBegan) -> Outcome:
+def _began(state: CommitState, event: WriterBegan) -> Outcome:
     if _find(state, event.save) is not None:
         return state, ()
     reason = _refusal(state, event.save, event.writer)

@@ -16,11 +16,11 @@ import msgspec
 
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.disputes import (
+    AuditFinding,
     Certificate,
     Claim,
     Commitment,
     Evidence,
-    Finding,
     Incident,
     Stand,
     claims_in,
@@ -34,7 +34,7 @@ from outlast.core.protocol.disputes import (
     void,
 )
 from outlast.core.protocol.tree import Node
-from outlast.core.protocol.types import Header, Plan, RollEntry, View
+from outlast.core.protocol.types import Header, RollEntry, StepPlan, View
 from outlast.errors import ViewAbandoned
 
 __all__ = ["Audits"]
@@ -57,7 +57,7 @@ class Audits:
         self._tries: dict[int, int] = {}
         self._known: set[Claim] = set()  # claims on disputed microbatches of this step
         self._unlike: set[str] = set()  # whose sums of this step were found changed
-        self._pending: list[Finding] = []
+        self._pending: list[AuditFinding] = []
         self.incidents: list[Incident] = []  # the newest of this process, whoever found them
         self.can_rewind = False  # there is a certified state that every member of the view would go back to
         self.undecided = ""  # why this step ends in going back to it
@@ -85,12 +85,12 @@ class Audits:
         attempt = self._tries[leaf] = self._tries.get(leaf, 0) + 1
         (self._beside if beside else self._mine)[leaf] = attempt, value
 
-    def commitment(self, plan: Plan) -> Commitment:
+    def commitment(self, plan: StepPlan) -> Commitment:
         """The fingerprints of everything that I contribute. Said before anybody can know what is audited."""
         mine = self._mine
         return committed((leaf, *mine[leaf]) for leaf in plan.leaves[self.me] if leaf in mine)
 
-    def owed(self, plan: Plan, said: Mapping[str, Commitment]) -> tuple[int, ...]:
+    def owed(self, plan: StepPlan, said: Mapping[str, Commitment]) -> tuple[int, ...]:
         """What I compute beside my share, all commitments being known (in view order): drawn, or disputed and not yet
         answered."""
         self._hear(said)
@@ -113,7 +113,7 @@ class Audits:
         return Evidence(claims=claims, said=said, unlike=tuple(unlike), false=tuple(false))
 
     # --- the roll call -------------------------------------------------------------------------------------------
-    def stand(self, plan: Plan | None, step: int) -> Stand:
+    def stand(self, plan: StepPlan | None, step: int) -> Stand:
         """My part of the roll: disputed claims of the step I am in, and my own newest words on them."""
         known = set(self._known) | set(plan.claims if plan is not None and plan.step == step else ())
         leaves = {claim.leaf for claim in known}
@@ -143,18 +143,18 @@ class Audits:
         self._known.update(claim for entry in entries if entry.committed == top for claim in entry.audit.claims)
         self._base = None
 
-    def keeps(self, node: Node, plan: Plan) -> bool:
+    def keeps(self, node: Node, plan: StepPlan) -> bool:
         """Whether a sum that I hold still counts."""
         return not void(node, self.me, disputed(plan.claims))
 
-    def _claims(self, plan: Plan) -> set[Claim]:
+    def _claims(self, plan: StepPlan) -> set[Claim]:
         return self._known | set(plan.claims)
 
     def _own(self, table: Mapping[int, tuple[int, int]]) -> Iterator[Claim]:
         return (Claim(leaf, self.me, attempt, value) for leaf, (attempt, value) in table.items())
 
     # --- the verdict ---------------------------------------------------------------------------------------------
-    def judge(self, plan: Plan, view: View, said: Mapping[str, Commitment], headers: Sequence[Header]) -> None:
+    def judge(self, plan: StepPlan, view: View, said: Mapping[str, Commitment], headers: Sequence[Header]) -> None:
         """All headers are there. Returns if the step may be decided; raises ViewAbandoned, the same on every member,
         if it must not: then the view is left (`Member.lost`) and the next one settles it."""
         self.undecided = ""
@@ -163,14 +163,14 @@ class Audits:
             self._settle(plan, view, said, headers)
         self.num_audited += self._drawn
 
-    def _silent(self, plan: Plan, said: Mapping[str, Commitment], headers: Sequence[Header]) -> bool:
+    def _silent(self, plan: StepPlan, said: Mapping[str, Commitment], headers: Sequence[Header]) -> bool:
         """Whether nothing was said that could differ from anything: one word at most on each microbatch."""
         if self._known or plan.claims or len({header.audit.said for header in headers}) > 1:
             return False
         leaves = leaves_in(said.values())
         return len(set(leaves)) == len(leaves) and not any(h.audit.claims or h.audit.unlike for h in headers)
 
-    def _settle(self, plan: Plan, view: View, said: Mapping[str, Commitment], headers: Sequence[Header]) -> None:
+    def _settle(self, plan: StepPlan, view: View, said: Mapping[str, Commitment], headers: Sequence[Header]) -> None:
         findings = _equivocal(plan.step, headers)
         told = (claim for header in headers for claim in header.audit.claims)
         owners = {leaf: name for name in view.members for leaf in plan.leaves[name]}
@@ -195,12 +195,12 @@ class Audits:
             self.num_held += 1
             raise ViewAbandoned(_cause(plan.step, again, cases, accused, unlike))
 
-    def hold(self, findings: Iterable[Finding]) -> None:
+    def hold(self, findings: Iterable[AuditFinding]) -> None:
         """Something else than a microbatch was wrong, and the step is held; these are to be reported."""
         self.num_held += 1
         self._note(findings)
 
-    def _note(self, findings: Iterable[Finding]) -> None:
+    def _note(self, findings: Iterable[AuditFinding]) -> None:
         for finding in findings:
             self._pending += [finding] if finding not in self._pending else []
             self.noticed(finding.step, finding.culprit)
@@ -244,7 +244,7 @@ class Audits:
         self._said = hashlib.blake2b(self._said + body, digest_size=16).digest()
 
 
-def accused_of(findings: Iterable[Finding], members: Sequence[str]) -> tuple[str, ...]:
+def accused_of(findings: Iterable[AuditFinding], members: Sequence[str]) -> tuple[str, ...]:
     """Members that must go, or, where it cannot be told who, all who are in doubt: then nothing more is committed."""
     names: list[str] = []
     for finding in findings:
@@ -253,7 +253,7 @@ def accused_of(findings: Iterable[Finding], members: Sequence[str]) -> tuple[str
     return tuple(dict.fromkeys(names))
 
 
-def _equivocal(step: int, headers: Sequence[Header]) -> list[Finding]:
+def _equivocal(step: int, headers: Sequence[Header]) -> list[AuditFinding]:
     """Members that heard other things than most: they, or who told them, say different things to different members."""
     votes = Counter(header.audit.said for header in headers)
     if len(votes) == 1:
@@ -262,17 +262,17 @@ def _equivocal(step: int, headers: Sequence[Header]) -> list[Finding]:
     total = len(headers)
     if 2 * count <= total:
         names = ", ".join(header.member for header in headers)
-        return [Finding(step=step, leaf=-1, culprit=names, kind="undecided", agreeing=count, asked=total)]
+        return [AuditFinding(step=step, leaf=-1, culprit=names, kind="undecided", agreeing=count, asked=total)]
     return [
-        Finding(step=step, leaf=-1, culprit=header.member, kind="equivocal", agreeing=count, asked=total)
+        AuditFinding(step=step, leaf=-1, culprit=header.member, kind="equivocal", agreeing=count, asked=total)
         for header in headers
         if header.audit.said != value
     ]
 
 
-def _memory(step: int, name: str, headers: Sequence[Header]) -> Finding:
+def _memory(step: int, name: str, headers: Sequence[Header]) -> AuditFinding:
     saw = sum(name in header.audit.unlike for header in headers)
-    return Finding(step=step, leaf=-1, culprit=name, kind="memory", agreeing=saw, asked=len(headers) - 1)
+    return AuditFinding(step=step, leaf=-1, culprit=name, kind="memory", agreeing=saw, asked=len(headers) - 1)
 
 
 def _cause(

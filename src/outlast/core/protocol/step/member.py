@@ -19,7 +19,7 @@ from outlast.core.protocol.rebuild import rebuilt, rebuilt_order
 from outlast.core.protocol.step.audits import Audits
 from outlast.core.protocol.step.roll import plan_of, resolve
 from outlast.core.protocol.tree import Node, cover, leaves_of, parent
-from outlast.core.protocol.types import Header, Order, Plan, RollEntry, ServeId, View, ViewId
+from outlast.core.protocol.types import Header, Order, RollEntry, ServeId, StepPlan, View, ViewId
 from outlast.errors import ProtocolViolation, ViewAbandoned
 
 __all__ = ["Compute", "Exchange", "Follow", "Form", "HandOver", "Leave", "Member", "Merge", "Todo", "Wait"]
@@ -89,7 +89,7 @@ class Member:
         self.view: View | None = None
         self.left: ViewId | None = None  # every view up to this one is over for me
         self.formed = False
-        self.plan: Plan | None = None
+        self.plan: StepPlan | None = None
         self.held: set[Node] = set()  # partial sums of step `committed`
         self.keeps_output = False  # raw output, scalars and verdict of step committed-1 (10)
         self.decided = self._voided = False
@@ -338,7 +338,7 @@ class Member:
             self.formed = True
         return []
 
-    def _keep_only(self, plan: Plan) -> None:
+    def _keep_only(self, plan: StepPlan) -> None:
         if self.audits.drop_unsound():
             self.held.clear()
         mine = set(plan.leaves[self.me])
@@ -477,7 +477,7 @@ class Member:
         """Whether I do what one member of the view should: not the writer, where there is another."""
         return self.view is not None and self.view.members[-1] == self.me
 
-    def standing(self) -> tuple[View, Plan]:
+    def standing(self) -> tuple[View, StepPlan]:
         """The view I act in and what is computed in it; the next view may be told at any time, and has no plan yet."""
         view = self._acting()
         if self.plan is None:

@@ -10,19 +10,19 @@ from collections.abc import Mapping, Sequence
 from outlast.core.protocol.disputes import Claim, disputed, place, void
 from outlast.core.protocol.row_plans import deal_orphans, row_shares
 from outlast.core.protocol.tree import Node, leaves_of, shares
-from outlast.core.protocol.types import Plan, RollEntry
+from outlast.core.protocol.types import RollEntry, StepPlan
 
 __all__ = ["plan_of", "resolve"]
 
 
-def plan_of(members: Sequence[str], step: int, num_microbatches: int, num_rows: int = 1) -> Plan:
+def plan_of(members: Sequence[str], step: int, num_microbatches: int, num_rows: int = 1) -> StepPlan:
     """The plan of an undisturbed step: everybody computes its own range; of a robust rule's rows (> 1), whole ones."""
     ranges = row_shares(len(members), num_microbatches, num_rows)
     leaves = {m: tuple(range(lo, hi)) for m, (lo, hi) in zip(members, ranges, strict=True)}
-    return Plan(step=step, donor=None, behind=(), stale=(), leaves=leaves, orphans=leaves)
+    return StepPlan(step=step, donor=None, behind=(), stale=(), leaves=leaves, orphans=leaves)
 
 
-def resolve(entries: Sequence[RollEntry], num_microbatches: int, num_rows: int = 1) -> Plan:
+def resolve(entries: Sequence[RollEntry], num_microbatches: int, num_rows: int = 1) -> StepPlan:
     """The plan for the view whose members said `entries`, in view order.
 
     The newest committed step is where the view goes on. Whoever is one behind takes the outcome from the first that
@@ -46,7 +46,7 @@ def resolve(entries: Sequence[RollEntry], num_microbatches: int, num_rows: int =
     none: dict[str, tuple[int, ...]] = dict.fromkeys(members, ())
     if not kept and not cases:
         leaves = none | plan_of(able, top, num_microbatches, num_rows).leaves
-        return Plan(step=top, donor=donor, behind=behind, stale=stale, leaves=leaves, orphans=leaves)
+        return StepPlan(step=top, donor=donor, behind=behind, stale=stale, leaves=leaves, orphans=leaves)
     have = {leaf for leaves in kept.values() for leaf in leaves}
     lost = [leaf for leaf in range(num_microbatches) if leaf not in have]
     dealt = zip(able, shares(len(able), len(lost)), strict=True)
@@ -56,7 +56,7 @@ def resolve(entries: Sequence[RollEntry], num_microbatches: int, num_rows: int =
     elif cases:
         orphans = place(orphans, cases)
     leaves = {m: tuple(sorted((*kept.get(m, ()), *orphans[m]))) for m in members}
-    return Plan(step=top, donor=donor, behind=behind, stale=stale, leaves=leaves, orphans=orphans, claims=claims)
+    return StepPlan(step=top, donor=donor, behind=behind, stale=stale, leaves=leaves, orphans=orphans, claims=claims)
 
 
 def _hold_once(entries: Sequence[RollEntry], cases: Mapping[int, Sequence[Claim]]) -> dict[str, list[Node]]:
