@@ -28,6 +28,7 @@ def test_many_schedules_break_nothing() -> None:
 CAUGHT = {
     "told-before-durable": 1508, "strangers-succeed": 993, "first-report-decides": 854, "lease-ignored": 322,
     "buffers-reused": 323, "output-claimed": 777, "first-step-blind": 160, "stale-taken": 31,
+    "accusations-ignored": 234, "accuser-believed": 265, "held-orders-at-once": 936,
 }  # fmt: skip
 """Where the first catch was last seen, to be looked at first. Any schedule below the limit will do."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 from zlib import crc32
 
-from outlast.core.protocol import Node, split
+from outlast.core.protocol import Node, roots, split
 
 __all__ = [
     "BLOCKS", "BUCKETS", "INITIAL", "Gradient", "add", "apply", "chain", "garbage", "leaf", "norm_of", "outcome_of",
@@ -46,9 +46,11 @@ def slice_of(index: int, num_members: int) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=16384)
-def _recipe(nodes: tuple[Node, ...], num_leaves: int) -> tuple[tuple[int, int], ...] | None:
-    """Additions (register, register) that turn the nodes' sums, in this order, into the root; None: they do not tile
-    the leaves, so something would be counted twice or not at all."""
+def _recipe(
+    nodes: tuple[Node, ...], num_leaves: int, num_rows: int
+) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]] | None:
+    """Additions (register, register) that turn the nodes' sums, in this order, into the roots, and where those are;
+    None: they do not tile the leaves, so something would be counted twice or not at all."""
     if sorted(leaf for lo, hi in nodes for leaf in range(lo, hi)) != list(range(num_leaves)):
         return None
     registers = {node: index for index, node in enumerate(nodes)}
@@ -61,19 +63,20 @@ def _recipe(nodes: tuple[Node, ...], num_leaves: int) -> tuple[tuple[int, int], 
         program.append((value(left), value(right)))
         return len(nodes) + len(program) - 1
 
-    value((0, num_leaves))
-    return tuple(program)
+    ends = tuple(value(root) for root in roots(num_leaves, num_rows))
+    return tuple(program), ends
 
 
-def reduce_block(nodes: tuple[Node, ...], sums: list[int], num_leaves: int) -> int:
-    """The root's element from the elements of partial sums `sums` of `nodes`."""
-    program = _recipe(nodes, num_leaves)
-    if program is None:
+def reduce_block(nodes: tuple[Node, ...], sums: list[int], num_leaves: int, num_rows: int = 1) -> int:
+    """The root's element from the elements of partial sums `sums` of `nodes`; of several rows, the rule's result."""
+    recipe = _recipe(nodes, num_leaves, num_rows)
+    if recipe is None:
         return garbage(nodes, sums)
+    program, ends = recipe
     registers = sums.copy()
     for left, right in program:
         registers.append(hash((registers[left], registers[right])))
-    return registers[-1] if program else registers[0]
+    return registers[ends[0]] if num_rows == 1 else hash(tuple(registers[end] for end in ends))
 
 
 def norm_of(gradient: Gradient) -> int:
@@ -82,7 +85,7 @@ def norm_of(gradient: Gradient) -> int:
 
 
 @lru_cache(maxsize=1024)
-def outcome_of(step: int, num_leaves: int) -> Outcome:
+def outcome_of(step: int, num_leaves: int, num_rows: int = 1) -> Outcome:
     """What step `step` must come to, whoever computes it."""
 
     def value(node: Node) -> Gradient:
@@ -91,7 +94,8 @@ def outcome_of(step: int, num_leaves: int) -> Outcome:
         left, right = split(node)
         return add(value(left), value(right))
 
-    gradient = value((0, num_leaves))
+    rows = [value(root) for root in roots(num_leaves, num_rows)]
+    gradient = rows[0] if num_rows == 1 else tuple(map(hash, zip(*rows, strict=True)))
     return gradient, norm_of(gradient)
 
 
@@ -101,8 +105,8 @@ def apply(state: int, outcome: Outcome) -> int:
 
 
 @lru_cache(maxsize=1024)
-def chain(committed: int, num_leaves: int) -> int:
+def chain(committed: int, num_leaves: int, num_rows: int = 1) -> int:
     """The state after `committed` undisturbed steps."""
     if committed == 0:
         return INITIAL
-    return apply(chain(committed - 1, num_leaves), outcome_of(committed - 1, num_leaves))
+    return apply(chain(committed - 1, num_leaves, num_rows), outcome_of(committed - 1, num_leaves, num_rows))

@@ -8,13 +8,24 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import msgspec
 
 from outlast.core.policy import Culprit, GuardEvidence, Ruling
-from outlast.core.protocol import Coordinator, Header, Member, RollEntry, Settings, Stand, View, plan_of
+from outlast.core.protocol import (
+    Coordinator,
+    Header,
+    Member,
+    Order,
+    RollEntry,
+    RowsNote,
+    Settings,
+    Stand,
+    View,
+    plan_of,
+)
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet.change import successor
 from outlast.core.protocol.fleet.state import FleetState
@@ -33,8 +44,8 @@ class _WithMember(Variant):
 
     wrong: type[Member] = Member
 
-    def member(self, name: str, num_microbatches: int, *, until: int) -> Member:
-        return self.wrong(name, num_microbatches, until=until)
+    def member(self, name: str, num_microbatches: int, *, until: int, num_rows: int = 1) -> Member:
+        return self.wrong(name, num_microbatches, until=until, num_rows=num_rows)
 
 
 class _WithCoordinator(Variant):
@@ -370,6 +381,45 @@ class DisputeForgotten(_WithMember):
     wrong = _Forgetful
 
 
+# --- rows ------------------------------------------------------------------------------------------------------------
+class AccusationsIgnored(Variant):
+    """Somebody found that a slice is not what the rows give, and nobody votes on it."""
+
+    def course(
+        self, seat: Seat, guards: SimulatedGuards, headers: Sequence[Header], found: StepEvidence
+    ) -> Course[Ruling | None]:
+        return super().course(seat, guards, headers, dataclasses.replace(found, rows=None))
+
+
+class AccuserBelieved(Variant):
+    """Who is accused has to go: nobody looks for itself."""
+
+    def course(
+        self, seat: Seat, guards: SimulatedGuards, headers: Sequence[Header], found: StepEvidence
+    ) -> Course[Ruling | None]:
+        rows = _Believing() if found.rows is not None else None
+        return super().course(seat, guards, headers, dataclasses.replace(found, rows=rows))
+
+
+class _Believing:
+    def refuse_bad_rows(self, notes: Sequence[RowsNote], leaves: Mapping[str, Sequence[int]]) -> None:
+        """There are none."""
+
+    def false(self, bucket: int, reducer: int) -> bool | None:
+        return True
+
+
+class _Hurried(Member):
+    def _carry_out(self, agreed: int) -> list[Order]:
+        return super()._carry_out(self.heard if self.held_back else agreed)
+
+
+class HeldOrdersAtOnce(_WithMember):
+    """In a view that is held back, orders are carried out when heard."""
+
+    wrong = _Hurried
+
+
 # --- the end ---------------------------------------------------------------------------------------------------------
 def _ended_well(c: FleetState, now_s: float, exited: m.Exited) -> None:
     well = msgspec.structs.replace(exited, cause="finished") if c.ending is not None else exited
@@ -413,5 +463,8 @@ BROKEN: dict[str, tuple[type[Variant], int]] = {
     "no-closer-look": (NoCloserLook, 2000),
     "first-state-counts": (FirstStateCounts, 2000),
     "culprits-kept": (CulpritsKept, 2000),
+    "accusations-ignored": (AccusationsIgnored, 2000),
+    "accuser-believed": (AccuserBelieved, 20000),
+    "held-orders-at-once": (HeldOrdersAtOnce, 20000),
     "writer-not-followed": (WriterNotFollowed, 2000),
 }

@@ -7,10 +7,10 @@ come to is not decided here: `core/protocol/step/verdict.py` has that course, fo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from outlast.core.protocol import Exchange, Header, Said
+from outlast.core.protocol import Exchange, Header, RowsNote, Said
 from outlast.core.protocol.slices import Slice, Words, checked_by
 from outlast.prove.adversary import _algebra as algebra
 from outlast.prove.adversary._audit import Auditor
@@ -32,7 +32,8 @@ class Exchanging:
         self.members = todo.view.members
         self.index, self.step = self.members.index(owner.name), todo.step
         self.nodes = tuple(node for nodes in todo.nodes for node in nodes)
-        self.checked = auditor.active and len(self.members) > 1
+        self.num_rows = owner.world.scenario.num_rows
+        self.checked = (auditor.active or self.num_rows > 1) and len(self.members) > 1
         self.reduced = self.gathered = 0
         self.norms: list[Any] = []
         self.headers: list[Header] = []
@@ -103,11 +104,12 @@ class Exchanging:
         assert plan is not None
         if self.checked:
             self._check()
-        false = tuple(sorted((*key, value) for key, value in self._false.items()))
+        false = tuple(sorted((*key, value) for key, value in self._false.items())) if self.num_rows == 1 else ()
         return owner.member.header(
             losses=tuple((leaf, 0.0, 1.0) for leaf in plan.leaves[owner.name]),
             audit=self.auditor.evidence(sorted(self._unlike), false),
             state=owner.state_told(),
+            rows=RowsNote(accused=tuple(sorted(self._false)) if self.num_rows > 1 else ()),
         )
 
     # --- slices --------------------------------------------------------------------------------------------------
@@ -134,8 +136,8 @@ class Exchanging:
         mesh.broadcast((_GATHER, self.step, bucket), reduced)
 
     def _value(self, parts: Sequence[Sequence[int]]) -> list[int]:
-        num = self.owner.member.num_microbatches
-        return [algebra.reduce_block(self.nodes, list(sums), num) for sums in zip(*parts, strict=True)]
+        num, rows = self.owner.member.num_microbatches, self.num_rows
+        return [algebra.reduce_block(self.nodes, list(sums), num, rows) for sums in zip(*parts, strict=True)]
 
     def _again(self, bucket: int, reducer: int) -> list[int]:
         """Somebody's slice as I compute it, now."""
@@ -162,6 +164,13 @@ class Exchanging:
             again = self._again(bucket, reducer)
             if again != self._gathered(bucket, reducer):
                 self._false[bucket, self.members[reducer]] = _print(again)
+
+    def refuse_bad_rows(self, notes: Sequence[RowsNote], leaves: Mapping[str, Sequence[int]]) -> None:
+        """An expression is always finite."""
+
+    def false(self, bucket: int, reducer: int) -> bool | None:
+        """Whether a member reduced its slice to something else than I would."""
+        return self._again(bucket, reducer) != self._gathered(bucket, reducer)
 
     def look_again(self, slices: Sequence[Slice]) -> Words:
         """See `Words`."""

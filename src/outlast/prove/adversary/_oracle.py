@@ -15,6 +15,10 @@ from outlast.prove.adversary._surroundings import Fellow, Speaker, Surroundings
 __all__ = ["Oracle", "Violation"]
 
 
+_UNTOLD = ("no majority", "two cannot tell")
+"""Why a run may end though somebody lives: it cannot be told who is wrong."""
+
+
 class Befallen(Protocol):
     """Whom the schedule's faults have touched, so far."""
 
@@ -133,11 +137,11 @@ class Oracle:
 
     def decided(self, replica: Fellow, view: View, step: int, headers: Sequence[Header]) -> None:
         """A member decided a step in a view."""
-        num = self.world.scenario.num_microbatches
+        num, num_rows = self.world.scenario.num_microbatches, self.world.scenario.num_rows
         leaves = sorted(leaf for header in headers for leaf, _, _ in header.losses)
         if leaves != list(range(num)):
             self.violated("Exactly once", f"step {step} in view {view.id} counts microbatches {leaves} of {num}")
-        if (tuple(replica.out), replica.norm) != algebra.outcome_of(step, num):
+        if (tuple(replica.out), replica.norm) != algebra.outcome_of(step, num, num_rows):
             self.violated("Bits", f"{replica.name} decided another step {step} in view {view.id}")
         self._states(view, step, headers)
         self._first_decided.setdefault(view.id, step)
@@ -166,7 +170,7 @@ class Oracle:
         """A member's state changed."""
         committed = replica.member.committed
         self.world.note(f"{replica.name} is at step {committed} by {how}")
-        right = algebra.chain(committed, self.world.scenario.num_microbatches)
+        right = algebra.chain(committed, self.world.scenario.num_microbatches, self.world.scenario.num_rows)
         if replica.state != right and replica.state not in self.world.spoilt_states:
             self.violated("Bits", f"{replica.name} has another state at step {committed} after {how}")
 
@@ -205,6 +209,6 @@ class Oracle:
             if holders:
                 self.violated("Bounded loss", f"the fleet is called lost while {holders} live")
         elif finish.outcome == "failed" and not (
-            self._stopped or (self.world.faults.spoilt and "no majority" in finish.detail)
+            self._stopped or (self.world.faults.spoilt and any(words in finish.detail for words in _UNTOLD))
         ):
             self.violated("Liveness", f"the run failed: {finish.detail}")

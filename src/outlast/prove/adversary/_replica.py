@@ -23,6 +23,7 @@ from outlast.core.protocol import (
     RollEntry,
     View,
     ViewId,
+    Wait,
 )
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.step.verdict import Seat, StateDifference, StepEvidence, same_states
@@ -32,6 +33,7 @@ from outlast.prove.adversary._audit import Auditor
 from outlast.prove.adversary._donor import SimulatedDonor
 from outlast.prove.adversary._exchange import Exchanging
 from outlast.prove.adversary._guards import MASK
+from outlast.prove.adversary._held_back import HeldBack
 from outlast.prove.adversary._hosts import Dialler
 from outlast.prove.adversary._mesh import SimulatedMesh
 from outlast.prove.adversary._network import Dialled
@@ -51,7 +53,9 @@ class SimulatedReplica(Dialler, Owner):
     def __init__(self, world: Surroundings, name: str, agent: Supervisor) -> None:
         super().__init__(world, name)
         scenario, self.agent = world.scenario, agent
-        self.member: Member = world.variant.member(name, scenario.num_microbatches, until=scenario.num_steps)
+        self.member: Member = world.variant.member(
+            name, scenario.num_microbatches, until=scenario.num_steps, num_rows=scenario.num_rows
+        )
         self.lease_until_s = math.inf  # as granted, whatever the member makes of it
         if scenario.lease_s < math.inf:
             self.lease_until_s = self.member.lease_until_s = -1.0  # until the first heartbeat is answered
@@ -197,6 +201,8 @@ class SimulatedReplica(Dialler, Owner):
             self._begin_hand_over(todo)
         elif isinstance(todo, Leave):
             self._begin_leave()
+        elif isinstance(todo, Wait) and todo.why == "rows":
+            self._awaited, self._doing = (), HeldBack(self, self.donor).advance
         else:
             if self.mesh is not None and member.over(self.mesh.view.id):
                 self.close_view()
@@ -345,6 +351,7 @@ class SimulatedReplica(Dialler, Owner):
 
     def formed(self, view: View) -> None:
         self._compared = view.start
+        self.member.held_back = self.member.num_rows > 1 and len(view.members) < self.world.scenario.rows_from
         self.say(m.Formed(member=self.name, view=view.id, step=self.member.committed))
         for name in view.attached:
             feed = self.donor.feed_to(name)
@@ -391,7 +398,7 @@ class SimulatedReplica(Dialler, Owner):
 
     def state_told(self) -> tuple[int, int]:
         if len(self._roll) == 1 and self.state in self.world.spoilt_states:  # nobody is there who could see it
-            self.state = algebra.chain(self.member.committed, self.member.num_microbatches)
+            self.state = algebra.chain(self.member.committed, self.member.num_microbatches, self.member.num_rows)
         self.guards.told = self.state & MASK
         if not self._compared:
             return -1, self.guards.told
@@ -426,7 +433,7 @@ class SimulatedReplica(Dialler, Owner):
             parts=lambda: (("state", self.state & MASK),),
             said=ex.said if ex is not None else None,
             look_again=ex.look_again if ex is not None else lambda _: {},
-            rows=None,
+            rows=ex if ex is not None and self.member.num_rows > 1 else None,
             diverged=_diverged,
         )
 

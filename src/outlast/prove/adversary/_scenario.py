@@ -60,6 +60,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     calm_after_s: float = 6.0  # no fault strikes or lasts later than this
     patience_s: float = 60.0  # then everything must be done within this
     audit: float = 0.0  # share of microbatches computed twice
+    num_rows: int = 1  # more: a robust rule, whose reducers are checked
+    rows_from: int = 1  # members that a view needs for it
     guarded: bool = False  # states are compared in every step
 
     def settings(self) -> Settings:
@@ -111,6 +113,7 @@ def scenario_of(seed: int) -> Scenario:
         audit=1.0 if wrong else 0.0,
         guarded=guarded,
     )
+    full = _with_rows(seed, full, span_s) if not wrong else full
     full = msgspec.structs.replace(full, faults=(*full.faults, *_alarms(seed, full.num_agents, span_s)))
     last_s = max((fault.at + fault.lasts for fault in full.faults), default=0.0)
     return msgspec.structs.replace(full, calm_after_s=max(full.calm_after_s, last_s))
@@ -140,6 +143,22 @@ def _spoilt(seed: int, span_s: float) -> tuple[tuple[ScheduleFault, ...], bool]:
     return (
         tuple(ScheduleFault(kind=kind, who=rng.randrange(8), at=0.05 + span_s * rng.random()) for kind in kinds),
         guarded,
+    )
+
+
+def _with_rows(seed: int, full: Scenario, span_s: float) -> Scenario:
+    """One in ten of the others has a robust rule in place of the mean, and perhaps somebody who reduces wrongly; in
+    most of those a view that is too small must wait for more members. Of its own seed."""
+    rng = Random(seed ^ 0x40A5)
+    if rng.random() >= 0.1:
+        return full
+    kinds = rng.choice(((), ("slice flip",), ("slice flip",), ("slice broken",)))
+    faults = [ScheduleFault(kind=kind, who=rng.randrange(8), at=0.05 + span_s * rng.random()) for kind in kinds]
+    return msgspec.structs.replace(
+        full,
+        faults=(*full.faults, *faults),
+        num_rows=rng.choice((2, 3)),
+        rows_from=min(full.num_replicas, rng.choice((1, 2, 3, 3))),
     )
 
 

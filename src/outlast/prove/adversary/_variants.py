@@ -25,8 +25,8 @@ class Variant:
     fenced = True
     guards = SimulatedGuards
 
-    def member(self, name: str, num_microbatches: int, *, until: int) -> Member:
-        return Member(name, num_microbatches, until=until)
+    def member(self, name: str, num_microbatches: int, *, until: int, num_rows: int = 1) -> Member:
+        return Member(name, num_microbatches, until=until, num_rows=num_rows)
 
     def coordinator(self, settings: Settings, epoch: int, record: m.FleetRecord | None) -> Coordinator:
         return Coordinator(settings, epoch, record)
