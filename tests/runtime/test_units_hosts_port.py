@@ -84,7 +84,7 @@ def test_what_is_left_of_another_run_is_heard_by_no_run_that_follows(
             [turned] = await calls(address, "launcher", "launcher", run, m.Stop(reason="interrupt"))
             assert isinstance(turned, Turned)
         roster = server.coordinator.roster
-        assert (roster.agents, roster.peers, roster.slots, server.writers) == (set(), {}, {}, {})
+        assert (roster.agents, roster.peers, roster.slots, server.port.writers) == (set(), {}, {}, {})
         told = await calls(address, "agent", "h2:bb", "", here("h2:bb"), m.AgentHello(agent="h2:bb", pid=7))
         assert [type(each) for each in told] == [Briefing, m.Welcome]  # who joins does not know the run yet
         told = await calls(address, "agent", "h2:bb", "new", m.AgentHello(agent="h2:bb", pid=7, number=2))

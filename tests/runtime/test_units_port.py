@@ -43,12 +43,12 @@ def with_server(
         progress = Progress(Region(Progress.SIZE))
         server = Server(journal, config, SECRET, progress)
         listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
-        server.open(listening)
+        server.port.open(listening)
         async with asyncio.timeout(100):
             await play(server, listening.getsockname())
             server.handle(m.Stop(reason="enough"))
             await server.finished
-        await server.close()
+        await server.port.close()
         for timer in server._timers.values():
             timer.cancel()
         journal.close()
@@ -112,7 +112,7 @@ def test_random_bytes_are_refused_and_counted_once_a_kind(tmp_path: Path) -> Non
                 body = bytes(draw.randrange(256) for _ in range(min(size, 300))) * (size // 300 + 1)
                 await throw(address, struct.pack(">I", min(size, 4096)) + body)
         await throw(address, frame(("member", "r0.1", b"n", b"p")))
-        assert not server.writers
+        assert not server.port.writers
 
     events = with_server(tmp_path, play)
     found = refusals(events)
@@ -219,9 +219,9 @@ def test_a_crowd_of_idle_connections_keeps_nobody_out(tmp_path: Path) -> None:
         link = await joined(address, "agent", "a0")
         link.send(m.AgentHello(agent="a0", pid=7))
         await asyncio.to_thread(link.receive, msgspec.msgpack.Decoder(m.FromCoordinator))
-        assert "a0" in server.writers
-        assert server._door is not None
-        assert len(server._door._silent) <= ROOM
+        assert "a0" in server.port.writers
+        assert server.port.door is not None
+        assert len(server.port.door._silent) <= ROOM
         link.close()
         for sock in idle:
             sock.close()

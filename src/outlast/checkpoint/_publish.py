@@ -87,6 +87,11 @@ def publish(
     parse_head(seal(draft), file="the head to be published")
     with Reader(draft, [store]):
         pass  # every part, piece and file size was held against the others
+    return _numbered(store, draft)
+
+
+def _numbered(store: Store, draft: Head) -> int:
+    """Write the head under the first number that nobody else takes. What is there is read anew before each try."""
     for _ in range(_MAX_TRIES):
         found, unreadable = heads(store, newest=_LOOK_BACK)
         same = _published(found, draft)

@@ -18,6 +18,20 @@ if TYPE_CHECKING:
     from outlast.doctor import Finding, HostReport
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
+CheckpointDir = Annotated[str | None, typer.Option(help="Where checkpoints shall be: a directory or a URL.")]
+Model = Annotated[
+    str | None, typer.Option(help="FILE.py:FUNCTION that returns (model, loss): are its bits the same each time?")
+]
+BurnIn = Annotated[
+    float | None, typer.Option("--burn-in", help="Stress each device with known answers, for MINUTES in all.")
+]
+Answer = Annotated[
+    str | None, typer.Option(help="Answer at ADDRESS:PORT for other hosts' --reach, and do nothing else.")
+]
+Reach = Annotated[list[str] | None, typer.Option(help="ADDRESS:PORT of a host that answers: round trip, speed, clock.")]
+Compare = Annotated[
+    list[Path] | None, typer.Option(help="Reports (--json) of hosts to hold against each other; more than once.")
+]
 _MARKS = {"ok": "ok", "note": "note", "warning": "!", "error": "!!"}
 
 
@@ -27,26 +41,13 @@ def doctor(
     config: Annotated[Path | None, typer.Option(help="The run's TOML file, with a table [run].")] = None,
     replicas: Annotated[int | None, typer.Option(help="Replicas that this host shall have.")] = None,
     run_dir: Annotated[Path, typer.Option(help="Where the run directory shall be.")] = Path("outlast-runs"),
-    checkpoint_dir: Annotated[
-        str | None, typer.Option(help="Where checkpoints shall be: a directory or a URL.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="FILE.py:FUNCTION that returns (model, loss): are its bits the same each time?")
-    ] = None,
-    burn_in: Annotated[
-        float | None, typer.Option("--burn-in", help="Stress each device with known answers, for MINUTES in all.")
-    ] = None,
-    answer: Annotated[
-        str | None, typer.Option(help="Answer at ADDRESS:PORT for other hosts' --reach, and do nothing else.")
-    ] = None,
+    checkpoint_dir: CheckpointDir = None,
+    model: Model = None,
+    burn_in: BurnIn = None,
+    answer: Answer = None,
     seconds: Annotated[float, typer.Option("--for", help="With --answer: for so many seconds.")] = 600.0,
-    reach: Annotated[
-        list[str] | None,
-        typer.Option(help="ADDRESS:PORT of a host that answers: round trip, speed, clock."),
-    ] = None,
-    compare: Annotated[
-        list[Path] | None, typer.Option(help="Reports (--json) of hosts to hold against each other; more than once.")
-    ] = None,
+    reach: Reach = None,
+    compare: Compare = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 3 for warnings too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the list.")] = False,
 ) -> int:

@@ -19,7 +19,11 @@ NodeMtbf = Annotated[float, typer.Option(help="Mean time between failures of one
 
 def register(app: typer.Typer, emit: Callable[..., None]) -> None:
     """Add the commands; `emit(answer, json, svg)` prints one."""
+    for add in (_register_scaling, _register_placement, _register_services, _register_costs, _register_lifetimes):
+        add(app, emit)
 
+
+def _register_scaling(app: typer.Typer, emit: Callable[..., None]) -> None:
     @app.command()
     def collapse(
         chance: Annotated[float, typer.Option(help="Probability that one part fails in a job.")] = 0.01,
@@ -60,6 +64,8 @@ def register(app: typer.Typer, emit: Callable[..., None]) -> None:
         )
         emit(answer, json, svg)
 
+
+def _register_placement(app: typer.Typer, emit: Callable[..., None]) -> None:
     @app.command()
     def placement(
         nodes: Annotated[int, typer.Option(help="Machines that hold the state.")] = 16,
@@ -74,8 +80,6 @@ def register(app: typer.Typer, emit: Callable[..., None]) -> None:
         from outlast.plan.scaling import placement_answer
 
         emit(placement_answer(nodes, copies, losses, parity, group), json, svg)
-
-    _register_services(app, emit)
 
 
 def _register_services(app: typer.Typer, emit: Callable[..., Any]) -> None:
@@ -106,8 +110,6 @@ def _register_services(app: typer.Typer, emit: Callable[..., Any]) -> None:
         from outlast.plan.services import quorum_answer
 
         emit(quorum_answer(replicas, read, write, availability, tries, partition), json)
-
-    _register_costs(app, emit)
 
 
 def _register_costs(app: typer.Typer, emit: Callable[..., Any]) -> None:
@@ -152,6 +154,8 @@ def _register_costs(app: typer.Typer, emit: Callable[..., Any]) -> None:
         )  # fmt: skip
         emit(answer, json)
 
+
+def _register_lifetimes(app: typer.Typer, emit: Callable[..., Any]) -> None:
     @app.command()
     def lifetimes(
         file: Annotated[str, typer.Argument(help="A CSV file, one unit a line.")],

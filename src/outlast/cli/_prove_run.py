@@ -47,6 +47,9 @@ class Options(NamedTuple):
     planned: Callable[[Shape], str] | None = None  # the schedule, once it is known how long a run takes
 
 
+Resume = Annotated[Path | None, typer.Option(help="Keep results in this file, and go on after those that it has.")]
+
+
 def run(
     script: Annotated[str | None, typer.Argument(help="the training script")] = None,
     args: Annotated[list[str] | None, typer.Argument(help="its own arguments")] = None,
@@ -66,9 +69,7 @@ def run(
     keep: Annotated[Path | None, typer.Option(help="Keep all runs here; else only those with findings.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write a page with all of it here: one HTML file.")] = None,
     shrink: Annotated[int, typer.Option(help="Runs to spend on the shortest schedule of a failure; 0: none.")] = 8,
-    resume: Annotated[
-        Path | None, typer.Option(help="Keep results in this file, and go on after those that it has.")
-    ] = None,
+    resume: Resume = None,
     strict: Annotated[bool, typer.Option("--strict", help="Untrue numbers of status and why fail it, too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> int:
@@ -97,10 +98,7 @@ def run(
     check_file(report)
     found = prove(options, quiet=as_json)
     write_page(found, report)
-    if as_json:
-        print(json.dumps(msgspec.to_builtins(found)))
-    else:
-        print_report(found)
+    _print(found, as_json)
     return exit_code(found, strict)
 
 
@@ -354,6 +352,13 @@ def _ended(result: ScriptResult, count: int) -> str:
     struck = len(result.done) + len(result.phases)
     checks = ", ".join(sorted({finding.check for finding in (*result.findings, *result.numbers)}))
     return f"run {count}: {struck} strikes, {result.seconds:.1f} s: {result.outcome}{f' ({checks})' if checks else ''}"
+
+
+def _print(report: ProofReport, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(msgspec.to_builtins(report)))
+    else:
+        print_report(report)
 
 
 def print_report(report: ProofReport) -> None:

@@ -95,8 +95,6 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object at the end, nothing else")] = False,
 ) -> int:
     """Train SCRIPT on replicas that may fail; give it ARGS. Exit code: the run's (reference/errors)."""
-    from outlast.config import resolve
-
     given = {
         "replicas": replicas, "ranks": ranks, "spares": spares, "agents": agents, "exchange": exchange, "rows": rows,
         "threads": threads, "endpoint": endpoint, "nnodes": nnodes, "slots": slots, "port": port, "guards": guards,
@@ -104,20 +102,11 @@ def run(
         "checkpoint_dir": checkpoint_dir, "checkpoint_every": checkpoint_every, "init_from": init_from,
         "init_strict": init_strict,
     }  # fmt: skip
-    if os.environ.get("OUTLAST", "on").lower() == "off":
-        raise ConfigError(
-            "OUTLAST=off in the environment makes a plain loop of the script: there is nothing to replicate",
-            remedy="unset OUTLAST, or run the script without outlast run",
-        )
-    resolved = resolve(cli=given, environ=os.environ, file=config)
-    for check in (_check_rule, _check_audit, _check_places):
-        check(resolved.config)
+    resolved = _resolved(given, config)
     command = _command(script, module, args or [])
     folder = run_dir or _new_directory()
     if serve:
-        from outlast.cli._serve import serve_beside
-
-        serve_beside(folder)
+        _serve(folder)
     code = launch(resolved, command, folder, as_json=as_json, host=host, secret=_secret(secret_file, folder, resolved))
     _remember(folder)
     return code
@@ -151,6 +140,27 @@ def _remember(folder: Path) -> None:
         health.remember_run(health.Diary(health.default_diary()), folder, socket.gethostname())
     except (OutlastError, OSError) as error:
         print(f"outlast: the run is not in the diary: {error}", file=sys.stderr)
+
+
+def _resolved(given: dict[str, Any], file: Path | None) -> Any:
+    """The run's settings, from everywhere, checked."""
+    from outlast.config import resolve
+
+    if os.environ.get("OUTLAST", "on").lower() == "off":
+        raise ConfigError(
+            "OUTLAST=off in the environment makes a plain loop of the script: there is nothing to replicate",
+            remedy="unset OUTLAST, or run the script without outlast run",
+        )
+    resolved = resolve(cli=given, environ=os.environ, file=file)
+    for check in (_check_rule, _check_audit, _check_places):
+        check(resolved.config)
+    return resolved
+
+
+def _serve(folder: Path) -> None:
+    from outlast.cli._serve import serve_beside
+
+    serve_beside(folder)
 
 
 def _check_rule(config: Any) -> None:

@@ -135,6 +135,28 @@ def _group_rows(weight: Tensor, groups: int) -> Tensor:
     return weight.reshape(groups, weight.shape[0] // groups, *weight.shape[1:]).sum(1)
 
 
+def _to_image(x: Tensor, channels: int, rest: tuple[Any, ...]) -> _Bilinear:
+    """The gradient of an image like x, of so many channels, from (gradient, weights)."""
+
+    def compute(a: Tensor, b: Tensor) -> Tensor:
+        like = a.new_empty((x.shape[0], channels, *x.shape[2:]))
+        done: Tensor = aten.convolution_backward(a, like, b, *rest, [True, False, False])[0]
+        return done
+
+    return compute
+
+
+def _to_weight(weight: Tensor, channels: int, rest: tuple[Any, ...]) -> _Bilinear:
+    """The gradient of weights like these, of so many channels, from (gradient, image)."""
+
+    def compute(a: Tensor, b: Tensor) -> Tensor:
+        like = a.new_empty((weight.shape[0], channels, *weight.shape[2:]))
+        done: Tensor = aten.convolution_backward(a, b, like, *rest, [False, True, False])[1]
+        return done
+
+    return compute
+
+
 def _backward(
     out: Any,
     grad: Tensor,
@@ -152,23 +174,6 @@ def _backward(
     if transposed or x.dim() != weight.dim():
         return None
     rest = (None, stride, padding, dilation, False, output_padding, groups)
-
-    def to_image(channels: int) -> _Bilinear:
-        def compute(a: Tensor, b: Tensor) -> Tensor:
-            like = a.new_empty((x.shape[0], channels, *x.shape[2:]))
-            done: Tensor = aten.convolution_backward(a, like, b, *rest, [True, False, False])[0]
-            return done
-
-        return compute
-
-    def to_weight(channels: int) -> _Bilinear:
-        def compute(a: Tensor, b: Tensor) -> Tensor:
-            like = a.new_empty((weight.shape[0], channels, *weight.shape[2:]))
-            done: Tensor = aten.convolution_backward(a, b, like, *rest, [False, True, False])[1]
-            return done
-
-        return compute
-
     parts = []
     if mask[0]:
         length = weight[:, 0].numel() // groups
@@ -177,8 +182,8 @@ def _backward(
                 out[0],
                 grad,
                 weight,
-                to_image(groups),
-                to_image(x.shape[1]),
+                _to_image(x, groups, rest),
+                _to_image(x, x.shape[1], rest),
                 length,
                 lambda c: _groups(c, 1, groups),
                 lambda b: b.sum(1, keepdim=True),
@@ -187,8 +192,8 @@ def _backward(
     if mask[1]:
         length = grad[:, 0].numel()
         parts.append(_Part(
-            out[1], grad, x, to_weight(1), to_weight(weight.shape[1]), length, lambda c: c.sum(1, keepdim=True),
-            lambda b: _groups(b, 1, groups),
+            out[1], grad, x, _to_weight(weight, 1, rest), _to_weight(weight, weight.shape[1], rest), length,
+            lambda c: c.sum(1, keepdim=True), lambda b: _groups(b, 1, groups),
         ))  # fmt: skip
     return Convolution(tuple(parts))
 

@@ -160,14 +160,7 @@ def _describe(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning", "erro
             usual = f"step {event.step} took {format_s(event.seconds)} longer than usual ({format_s(event.usual_s)})"
             return f"{usual}: {who}", "warning"
         case ev.Refused():
-            if not event.stranger:
-                return f"refused: {event.reason}, from {event.peer} ({_count(event.count, 'time')} so far)", "warning"
-            more = f"; {event.count - 1:,} more since" if event.count > 1 else ""
-            who = "a stranger without the run's secret"
-            if not surely_stranger(event):
-                who = "a stranger, or a process of the run that was struck as it connected,"
-            words = f"{who} spoke to {event.place} ({event.peer}: {event.reason})"
-            return f"{words}: ignored{more}", "warning"
+            return _describe_refusal(event), "warning"
         case ev.Notice():
             return event.text, event.level
         case ev.Suspected():
@@ -193,6 +186,17 @@ def _describe(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning", "erro
         case ev.VerdictReached():
             return _describe_verdict(event), "error" if event.action == "stop" else "warning"
     return _describe_process(event)
+
+
+def _describe_refusal(event: ev.Refused) -> str:
+    """Who was not let in, and whether it may have been one of the run's own."""
+    if not event.stranger:
+        return f"refused: {event.reason}, from {event.peer} ({_count(event.count, 'time')} so far)"
+    more = f"; {event.count - 1:,} more since" if event.count > 1 else ""
+    who = "a stranger without the run's secret"
+    if not surely_stranger(event):
+        who = "a stranger, or a process of the run that was struck as it connected,"
+    return f"{who} spoke to {event.place} ({event.peer}: {event.reason}): ignored{more}"
 
 
 def _describe_alarm(event: ev.AlarmWeighed) -> str:

@@ -171,10 +171,9 @@ _JOB_NOTE = (
 )
 
 
-def fit_answer(trace: Trace, fit: FleetFit, *, seed: int = 0, rounds: int = 200) -> Answer:
-    """A fitted log in words: what was read, rates, families, and the check on its held-out end."""
+def _log_table(trace: Trace, fit: FleetFit) -> Table:
     stats = fit.statistics
-    read = Table(
+    return Table(
         title="The log",
         columns=("quantity", "value"),
         rows=(
@@ -192,11 +191,11 @@ def fit_answer(trace: Trace, fit: FleetFit, *, seed: int = 0, rounds: int = 200)
             ("repair p90", duration(stats.repair_p90_h * 3600)),
         ),
     )
-    classes = Table(
-        title="Classes", columns=("class", "failures"), rows=tuple((name, str(num)) for name, num in fit.classes[:12])
-    )
-    tables = [read, classes, _rates(fit), _families(fit)]
-    data: dict[str, Any] = {
+
+
+def _fit_data(trace: Trace, fit: FleetFit) -> dict[str, Any]:
+    stats = fit.statistics
+    return {
         "rows_read": trace.rows_read,
         "rows_used": trace.rows_used,
         "rows_skipped": trace.rows_skipped,
@@ -217,6 +216,15 @@ def fit_answer(trace: Trace, fit: FleetFit, *, seed: int = 0, rounds: int = 200)
         "bootstrap_rounds": fit.rounds,
         "job": job_data_from_fit(fit),
     }
+
+
+def fit_answer(trace: Trace, fit: FleetFit, *, seed: int = 0, rounds: int = 200) -> Answer:
+    """A fitted log in words: what was read, rates, families, and the check on its held-out end."""
+    classes = Table(
+        title="Classes", columns=("class", "failures"), rows=tuple((name, str(num)) for name, num in fit.classes[:12])
+    )
+    tables = [_log_table(trace, fit), classes, _rates(fit), _families(fit)]
+    data = _fit_data(trace, fit)
     if trace.hours >= 12 * 168 and rounds:
         table, checks = _split(trace, seed, rounds)
         tables.append(table)

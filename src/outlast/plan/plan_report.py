@@ -174,19 +174,20 @@ def _notes(plan: Plan, sources: Sequence[str]) -> tuple[str, ...]:
     return tuple(notes + list(sources))
 
 
-def _data(plan: Plan) -> dict[str, Any]:
-    def outcome(value: Outcome, clocks_h: dict[str, float]) -> dict[str, Any]:
-        e = value.ettr()
-        return {
-            "ettr": e.mean,
-            "ettr_95": [e.low, e.high],
-            "ettr_runs_95": [e.run_low, e.run_high],
-            "efficiency": value.efficiency * e.mean,
-            "breakdown": value.breakdown(),
-            **clocks_h,
-            "failures": _failures(plan.job),
-        }
+def _outcome_data(plan: Plan, value: Outcome, clocks_h: dict[str, float]) -> dict[str, Any]:
+    e = value.ettr()
+    return {
+        "ettr": e.mean,
+        "ettr_95": [e.low, e.high],
+        "ettr_runs_95": [e.run_low, e.run_high],
+        "efficiency": value.efficiency * e.mean,
+        "breakdown": value.breakdown(),
+        **clocks_h,
+        "failures": _failures(plan.job),
+    }
 
+
+def _data(plan: Plan) -> dict[str, Any]:
     job = plan.job
     return {
         "job": {
@@ -199,8 +200,8 @@ def _data(plan: Plan) -> dict[str, Any]:
         },
         "mtbf_h": plan.analytic.mtbf_h,
         "ettr": plan.analytic.chain,
-        "given": outcome(plan.outcome_given, plan.analytic_given.clocks_h()),
-        "designed": outcome(plan.outcome, plan.analytic.clocks_h()),
+        "given": _outcome_data(plan, plan.outcome_given, plan.analytic_given.clocks_h()),
+        "designed": _outcome_data(plan, plan.outcome, plan.analytic.clocks_h()),
         "design": {
             "tiers": [
                 {"name": t.name, "interval_s": job.interval_s * t.every, "write_s": t.write_s} for t in job.tiers

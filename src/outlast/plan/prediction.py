@@ -22,6 +22,24 @@ __all__ = ["prediction_answer"]
 _HOURS = 720.0
 
 
+def _case(name: str, told: float, true: float, with_it: float, saved_h: float, vain_h: float) -> dict[str, Any]:
+    """What a predictor of this share and precision saves and costs."""
+    return {
+        "case": name,
+        "share": told,
+        "precision": true,
+        "ettr": with_it,
+        "saved_h": saved_h,
+        "false_alarms_h": vain_h,
+        "worth_h": saved_h - vain_h,
+    }
+
+
+def _cells(case: dict[str, Any]) -> tuple[str, ...]:
+    shares = share(case["share"], 1), share(case["precision"], 1), share(case["ettr"])
+    return (case["case"], *shares, *(significant(case[name]) for name in ("saved_h", "false_alarms_h", "worth_h")))
+
+
 def prediction_answer(
     *,
     shares: tuple[float, float, float],
@@ -40,37 +58,15 @@ def prediction_answer(
     without = _ettr(job, 0.0, 1.0, notice_s)
     given = len(set(shares)) == len(set(precisions)) == 1
     names = ("as given",) if given else ("as measured", "at worst (95 %)", "at best (95 %)")
-    rows, data = [], []
+    data = []
     for name, told, true in zip(names, shares, precisions, strict=False):
         true = max(true, 1e-3)
         with_it, free = _ettr(job, told, true, notice_s), _ettr(job, told, 1.0, notice_s)
-        saved, vain = (free - without) * _HOURS, (free - with_it) * _HOURS
-        rows.append(
-            (
-                name,
-                share(told, 1),
-                share(true, 1),
-                share(with_it),
-                significant(saved),
-                significant(vain),
-                significant(saved - vain),
-            )
-        )
-        data.append(
-            {
-                "case": name,
-                "share": told,
-                "precision": true,
-                "ettr": with_it,
-                "saved_h": saved,
-                "false_alarms_h": vain,
-                "worth_h": saved - vain,
-            }
-        )
+        data.append(_case(name, told, true, with_it, (free - without) * _HOURS, (free - with_it) * _HOURS))
     table = Table(
         title=f"In {_HOURS:g} hours of the whole job",
         columns=("prediction", "foretold", "true alarms", "ETTR", "saved, h", "false alarms, h", "worth, h"),
-        rows=tuple(rows),
+        rows=tuple(_cells(case) for case in data),
     )
     notes = (
         seen, f"An alarm comes {duration(notice_s)} before its failure; one that comes later than a save takes helps "

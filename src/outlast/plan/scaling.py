@@ -6,6 +6,7 @@ Invariant: every number is `core.reliability`'s, in closed form; here are the wo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -85,6 +86,31 @@ def _two_levels(near_s: float, far_s: float, mtbf_s: float, near_share: float) -
     return ladder.interval, ladder.every[1], value
 
 
+def _interval_row(
+    c: float, mtbf_s: float, near_factor: float, near_share: float, verify_share: float, silent_share: float
+) -> dict[str, Any]:
+    """The best intervals where a write takes `c` seconds, each by its own formula, and the ETTR that it comes to."""
+    best = float(rel.exact_interval(c, mtbf_s))
+    young, daly = float(rel.young_interval(c, mtbf_s)), float(rel.daly_interval(c, mtbf_s))
+    base, every, two = _two_levels(c / near_factor, c, mtbf_s, near_share)
+    v, stop, silent = c * verify_share, (1 - silent_share) / mtbf_s, silent_share / mtbf_s
+    verified = float(rel.silent_interval(c, v, stop, silent))
+    return {
+        "write_s": c,
+        "mtbf_s": mtbf_s,
+        "young_s": young,
+        "daly_s": daly,
+        "exact_s": best,
+        "ettr": float(rel.ettr(best, c, mtbf_s)),
+        "ettr_young": float(rel.ettr(young, c, mtbf_s)),
+        "two_level_s": base,
+        "two_level_every": every,
+        "ettr_two_level": two,
+        "verified_s": verified,
+        "ettr_verified": float(1 / rel.silent_overhead(verified, c, v, stop, silent)),
+    }
+
+
 def sweep_answer(
     nodes: str,
     writes: str,
@@ -101,32 +127,11 @@ def sweep_answer(
     for option, value in (("--near-share", near_share), ("--silent-share", silent_share)):
         probability(option, value)
     nonnegative("--verify-share", verify_share)
-    rows = []
-    for n in listed:
-        mtbf_s = node_mtbf_h * 3600 / n
-        for c in costs:
-            best = float(rel.exact_interval(c, mtbf_s))
-            young, daly = float(rel.young_interval(c, mtbf_s)), float(rel.daly_interval(c, mtbf_s))
-            base, every, two = _two_levels(c / near_factor, c, mtbf_s, near_share)
-            v, stop, silent = c * verify_share, (1 - silent_share) / mtbf_s, silent_share / mtbf_s
-            verified = float(rel.silent_interval(c, v, stop, silent))
-            rows.append(
-                {
-                    "nodes": n,
-                    "write_s": c,
-                    "mtbf_s": mtbf_s,
-                    "young_s": young,
-                    "daly_s": daly,
-                    "exact_s": best,
-                    "ettr": float(rel.ettr(best, c, mtbf_s)),
-                    "ettr_young": float(rel.ettr(young, c, mtbf_s)),
-                    "two_level_s": base,
-                    "two_level_every": every,
-                    "ettr_two_level": two,
-                    "verified_s": verified,
-                    "ettr_verified": float(1 / rel.silent_overhead(verified, c, v, stop, silent)),
-                }
-            )
+    rows = [
+        {"nodes": n, **_interval_row(c, node_mtbf_h * 3600 / n, near_factor, near_share, verify_share, silent_share)}
+        for n in listed
+        for c in costs
+    ]
     cells = tuple(
         (f"{r['nodes']:,} x {r['write_s']:g} s", *(duration(r[k]) for k in ("young_s", "daly_s", "exact_s")),
          share(r["ettr"]), f"{duration(r['two_level_s'])} x {r['two_level_every']}", share(r["ettr_two_level"]),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,23 @@ def _columns(path: str, names: Sequence[str]) -> dict[str, list[float]]:
     return found
 
 
+def _objective_row(item: rel.Objective, good: float, kept: bool) -> dict[str, Any]:
+    burn = float(rel.burn_rate(1 - good, item.target))
+    return {
+        "objective": f"{item.name} {'<=' if item.at_most else '>='} {item.threshold:g}",
+        "target": item.target,
+        "good": good,
+        "met": kept,
+        "burn_rate": burn,
+        "budget_left": 1 - burn,
+    }
+
+
+def _objective_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    kept, burn = "yes" if row["met"] else "NO", f"{row['burn_rate']:.2f}x"
+    return row["objective"], share(row["target"]), share(row["good"], 3), kept, burn, share(row["budget_left"])
+
+
 def objectives_answer(path: str, promises: Sequence[str], sla: float, credit: float) -> Answer:
     """A bundle of objectives over samples: each one's share, budget and burn; the bundle; the agreement beside it."""
     bundle = tuple(_promise(text) for text in promises)
@@ -70,35 +87,10 @@ def objectives_answer(path: str, promises: Sequence[str], sla: float, credit: fl
     probability("--sla", sla), probability("--credit", credit)
     samples = _columns(path, [item.name for item in bundle])
     met = rel.bundle_met(bundle, samples)
-    rows: list[dict[str, Any]] = []
-    for item in bundle:
-        good, kept = met[item.name]
-        burn = float(rel.burn_rate(1 - good, item.target))
-        sign = "<=" if item.at_most else ">="
-        rows.append(
-            {
-                "objective": f"{item.name} {sign} {item.threshold:g}",
-                "target": item.target,
-                "good": good,
-                "met": kept,
-                "burn_rate": burn,
-                "budget_left": 1 - burn,
-            }
-        )
+    rows = [_objective_row(item, *met[item.name]) for item in bundle]
     every, all_met = met["all"]
     num = len(next(iter(samples.values())))
     alerts = [a for a in rel.burn_alerts() if any(r["burn_rate"] >= a.factor for r in rows)]
-    cells = tuple(
-        (
-            r["objective"],
-            share(r["target"]),
-            share(r["good"], 3),
-            "yes" if r["met"] else "NO",
-            f"{r['burn_rate']:.2f}x",
-            share(r["budget_left"]),
-        )
-        for r in rows
-    )
     columns = ("objective (SLO)", "target", "good", "met", "budget burns", "budget left")
     broken = every < sla
     agreement = Table(
@@ -114,7 +106,8 @@ def objectives_answer(path: str, promises: Sequence[str], sla: float, credit: fl
     data = {"samples": num, "objectives": rows, "all_good": every, "all_met": all_met, "sla": sla, "sla_broken": broken,
             "credit": credit if broken else 0.0}  # fmt: skip
     title = f"{path}: {num:,} samples, {len(bundle)} objectives"
-    return Answer(title=title, tables=(Table(title="", columns=columns, rows=cells), agreement), data=data, notes=notes)
+    table = Table(title="", columns=columns, rows=tuple(_objective_cells(row) for row in rows))
+    return Answer(title=title, tables=(table, agreement), data=data, notes=notes)
 
 
 def quorum_answer(replicas: int, read: int, write: int, available: float, tries: int, partition: float) -> Answer:
@@ -163,6 +156,25 @@ def quorum_answer(replicas: int, read: int, write: int, available: float, tries:
     return Answer(title=f"{n} replicas, R = {r}, W = {w}", tables=(table, choice), data=data, notes=notes)
 
 
+def _bathtub(hazard: Callable[[float], float], days: float) -> Figure:
+    """The curve of a cumulated hazard's slope up to an age."""
+    ages = np.geomspace(0.1, days, 120)
+    steps = np.diff([hazard(t) for t in ages]) / np.diff(ages)
+    return Figure(
+        title="The bathtub",
+        x_label="age, days",
+        y_label="failures a unit and day",
+        log_x=True,
+        log_y=True,
+        series=(("hazard", list(zip(ages[:-1].tolist(), steps.tolist(), strict=True))),),
+    )
+
+
+def _burn_in_cells(row: dict[str, float]) -> tuple[str, ...]:
+    spent, failures = duration(row["burn_in_days"] * 86_400), significant(row["failures"])
+    return spent, share(row["die_in_it"]), failures, duration(row["mtbf_h"] * 3600), significant(row["unit_days"])
+
+
 def burn_in_answer(
     units: int,
     days: float,
@@ -200,23 +212,10 @@ def burn_in_answer(
     listed = [row(b) for b in (0.0, 1.0, 2.0, 4.0, 7.0, 14.0, 30.0, 60.0)]
     grid = [row(b) for b in np.concatenate([[0.0], np.geomspace(0.05, 2 * length, 200)])]
     best = min(grid, key=lambda r: r["unit_days"])
-    cells = tuple(
-        (duration(r["burn_in_days"] * 86_400), share(r["die_in_it"]), significant(r["failures"]),
-         duration(r["mtbf_h"] * 3600), significant(r["unit_days"]))
-        for r in (*listed, best)
-    )  # fmt: skip
-    cells = (*cells[:-1], (f"best: {cells[-1][0]}", *cells[-1][1:]))
+    last = _burn_in_cells(best)
+    cells = (*map(_burn_in_cells, listed), (f"best: {last[0]}", *last[1:]))
     columns = ("burn-in", "units that die in it", "failures in the job", "MTBF of all", "unit-days it costs")
-    ages = np.geomspace(0.1, max(4 * wear_days, 4 * length), 120)
-    steps = np.diff([hazard(t) for t in ages]) / np.diff(ages)
-    figure = Figure(
-        title="The bathtub",
-        x_label="age, days",
-        y_label="failures a unit and day",
-        log_x=True,
-        log_y=True,
-        series=(("hazard", list(zip(ages[:-1].tolist(), steps.tolist(), strict=True))),),
-    )
+    figure = _bathtub(hazard, max(4 * wear_days, 4 * length))
     notes = (f"Each failure in the job is taken to cost {cost:g} unit-days; burning in costs a unit-day each day.",)
     title = f"{n:,} new units for {length:g} days"
     return Answer(

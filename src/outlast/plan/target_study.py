@@ -6,6 +6,7 @@ Invariant: one set of class parameters serves all four rows and, frozen, the pre
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,22 @@ def _row_data(r: TargetRow) -> dict[str, Any]:
     }
 
 
+def _unfitted_table(predictions: Sequence[Mapping[str, object]]) -> Table:
+    return Table(
+        title="Frozen, asked about what was not fitted",
+        columns=("what", "model", "observed", "error"),
+        rows=tuple(
+            (
+                str(p["what"]),
+                significant(float(str(p["predicted"]))),
+                significant(float(str(p["observed"]))),
+                share(float(str(p["error"])), 0),
+            )
+            for p in predictions
+        ),
+    )
+
+
 def target_answer(
     replications: int = 2000, seed: int = 0, *, profile: str = "llama3", calibration: str = "", measured: str = ""
 ) -> Answer:
@@ -221,19 +238,6 @@ def target_answer(
     main = _main_table(rows)
     parameters = Table(
         title="Parameters, and what literature says of each", columns=("parameter", "value", "remark"), rows=_PARAMETERS
-    )
-    unfitted = Table(
-        title="Frozen, asked about what was not fitted",
-        columns=("what", "model", "observed", "error"),
-        rows=tuple(
-            (
-                str(p["what"]),
-                significant(float(str(p["predicted"]))),
-                significant(float(str(p["observed"]))),
-                share(float(str(p["error"])), 0),
-            )
-            for p in predictions
-        ),
     )
     data = {
         "constants": len(_PARAMETERS),
@@ -264,7 +268,7 @@ def target_answer(
     )
     shown = (measured_table(fleets),) if fleets else ()
     title = f"1.5T parameters, 10,000 GPUs, 30 days: {replications:,} simulated runs a row, seed {seed}"
-    tables = (main, parameters, unfitted, predicted_table(foreseen, profile), *shown)
+    tables = (main, parameters, _unfitted_table(predictions), predicted_table(foreseen, profile), *shown)
     return Answer(title=title, tables=tables, data=data, notes=(*notes, *ends, *sources))
 
 

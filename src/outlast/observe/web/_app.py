@@ -81,6 +81,18 @@ def build_app(
     return Guard(app, allowed_hosts, takes_wishes=wishes is not None)
 
 
+def _rows_asked(request: Request) -> tuple[str, int | None, int, float | None]:
+    """Which rows of the timeline: what to show, from which one on, how many, near which moment. 400 for no numbers."""
+    asked = request.query_params
+    try:
+        first = int(asked["first"]) if "first" in asked else None
+        near_s = float(asked["near"]) if "near" in asked else None
+        limit = min(_MAX_ROWS, max(1, int(asked.get("limit", "100"))))
+    except ValueError as error:
+        raise HTTPException(400, f"first and limit are whole numbers, near is in seconds: {error}") from error
+    return asked.get("show", "story"), first, limit, near_s
+
+
 def _routes(board: Board, ears: _Ears, wishes: Wishes | None) -> list[Route]:
     async def page(_: Request) -> Response:
         return _asset("index.html")
@@ -99,14 +111,7 @@ def _routes(board: Board, ears: _Ears, wishes: Wishes | None) -> list[Route]:
         return Response(b"{" + body + b"}", media_type="application/json")
 
     async def rows(request: Request) -> Response:
-        shown, asked = _shown(board, request), request.query_params
-        try:
-            first = int(asked["first"]) if "first" in asked else None
-            near_s = float(asked["near"]) if "near" in asked else None
-            limit = min(_MAX_ROWS, max(1, int(asked.get("limit", "100"))))
-        except ValueError as error:
-            raise HTTPException(400, f"first and limit are whole numbers, near is in seconds: {error}") from error
-        return _json(await run_in_threadpool(shown.rows, asked.get("show", "story"), first, limit, near_s))
+        return _json(await run_in_threadpool(_shown(board, request).rows, *_rows_asked(request)))
 
     async def metrics(_: Request) -> Response:
         text = await run_in_threadpool(lambda: metrics_text(board.scraped(), version("outlast")))

@@ -7,11 +7,9 @@ exists, and this one stops. Strangers, at the port and at the members' sockets, 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import socket
-import struct
 import sys
 import time
 from collections.abc import Iterable
@@ -23,16 +21,17 @@ import msgspec
 from outlast.config import RunConfig, decoded
 from outlast.core import events
 from outlast.core.phases import Phase
-from outlast.core.protocol import Coordinator, Settings, StepTime
+from outlast.core.protocol import Coordinator, StepTime
 from outlast.core.protocol import host_messages as hm
 from outlast.core.protocol import messages as m
 from outlast.core.protocol import operator_messages as om
-from outlast.errors import Unsaved, WireRefusal
+from outlast.errors import Unsaved
 from outlast.journal import Journal
-from outlast.runtime.coordinator._alarm_memory import agents_of_note, taught
 from outlast.runtime.coordinator._authority import check_speaker
 from outlast.runtime.coordinator._bookkeeping import Bookkeeping
-from outlast.runtime.coordinator._hosts import Hosts, briefing, last_heard_of, of_another_run
+from outlast.runtime.coordinator._fleet_settings import settings_of
+from outlast.runtime.coordinator._hosts import Hosts, briefing, last_heard_of
+from outlast.runtime.coordinator._port import Port, SentAway
 from outlast.runtime.coordinator._recalled import take_over
 from outlast.runtime.coordinator._refusals import Refusals
 from outlast.runtime.coordinator._saves import Keeper
@@ -40,10 +39,8 @@ from outlast.runtime.host.silence import BEAT_S
 from outlast.runtime.settings.fault_points import Probe
 from outlast.runtime.settings.run_clock import apart_s
 from outlast.runtime.transport import save_messages as saving
-from outlast.runtime.transport.door import Door
 from outlast.runtime.transport.endpoints import place_here
-from outlast.runtime.transport.frames import COORDINATOR, Heartbeat, HeartbeatReply, frame, frame_length
-from outlast.runtime.transport.handshake import PeerClaim
+from outlast.runtime.transport.frames import Heartbeat, HeartbeatReply, frame
 from outlast.runtime.transport.progress_block import Progress
 from outlast.runtime.transport.regions import Region
 
@@ -64,64 +61,37 @@ _FLUSH_S = 2.0
 _FIRST_S = 0.05  # a view is not held up for longer by a disk that is slow to take events
 _ASLEEP_S = 0.5
 _FAREWELL_S = 1.5  # members come back within a second
-_LAST_WORD_S = 2.0  # for somebody who is sent away to hear why
-_LENGTH = struct.Struct(">I")
-_KEEPALIVE = {socket.TCP_KEEPIDLE: 15, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}  # for hosts that are gone
-
-
-class _SentAway(Exception):
-    """A host is not taken: what it is told. Nothing that it says beside its offer is heard."""
-
-    def __init__(self, told: hm.Turned) -> None:
-        self.told = told
 
 
 class Server:
     """See the module. `finished` resolves to the exit code."""
 
     def __init__(self, journal: Journal, config: RunConfig, secret: bytes, progress: Progress) -> None:
-        self.journal, self.secret, self.progress = journal, secret, progress
+        self.journal, self.progress = journal, progress
         self.epoch = journal.claim("coordinator")
         self.probe = Probe(f"coordinator.{self.epoch}", os.environ.get("OUTLAST_FAULTS"))
         stored = journal.get(saving.COORDINATOR_RECORD)
         record = msgspec.msgpack.decode(stored, type=m.FleetRecord) if stored else None
-        settings = Settings(
-            num_replicas=config.replicas,
-            num_spares=config.spares,
-            num_agents=config.num_agents,
-            ack_s=config.ack_s,
-            lease_s=config.lease_s,
-            start_s=config.start_s,
-            formation_s=config.formation_s,
-            outside_s=config.outside_s,
-            max_restarts=config.max_restarts,
-            backoff_s=config.restart_backoff_s,
-            on_alarm=config.on_alarm,
-            alarm_kinds=taught(os.environ),
-            **agents_of_note(os.environ, socket.gethostname()),
-            can_join=config.ranks == 1,
-            most_processes=int(os.environ.get("OUTLAST_MOST_PROCESSES", 1 << 30)),
-        )
-        self.coordinator = Coordinator(settings, self.epoch, record)
-        self._began_s = apart_s(os.environ)
+        self.coordinator = Coordinator(settings_of(config, os.environ), self.epoch, record)
+        self._began_s, self.run = apart_s(os.environ), os.environ.get("OUTLAST_RUN", "")
         take_over(self.coordinator, journal, self._began_s)
         self.keeper = Keeper(
-            journal, self.coordinator, run=os.environ.get("OUTLAST_RUN", ""), config=config, write=self.write,
+            journal, self.coordinator, run=self.run, config=config, write=self.write,
             tell=self.send, probe=self.probe, now=self.now_s,
         )  # fmt: skip
         self.finished: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self.writers: dict[str, asyncio.StreamWriter] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._stored = stored
         self._agent_pids: dict[str, int] = {}
-        self.run = os.environ.get("OUTLAST_RUN", "")
         own = os.environ.get("OUTLAST_OWN_HOSTS", "").split(",") if config.agents else []
         self.hosts = Hosts(
             config.most_agents, config.stall_floor_s, config.host_silence_s, place_here(), self._agent_of, own
         )
         self.refusals = Refusals(self.write)
-        self._door: Door | None = None
-        self._conversations: set[asyncio.Task[None]] = set()
+        self.port = Port(
+            secret, self.run, self.epoch, self.refusals, receive=self._receive, hung_up=self.hosts.hung_up,
+            unsound=self.unsound,
+        )  # fmt: skip
         self._beats: dict[str, Heartbeat] = {}
         self.books = Bookkeeping(journal, self.write, 3 * config.heartbeat_s, self._began_s)
         self._certified = 0  # the newest state that was written down as certified
@@ -149,73 +119,14 @@ class Server:
         self.progress.alive()
         for silent in self.hosts.look(now):
             self._lose(silent)
-        if self._door is not None:
-            self._door.turn()  # strangers who say nothing are sent away
+        self.port.turn()
         asyncio.get_running_loop().call_later(BEAT_S, self._give_sign)
 
-    # --- one connection ------------------------------------------------------------------------------------------
-    def open(self, sock: socket.socket) -> None:
-        """Let callers in at this listening socket."""
-        loop, self._door = asyncio.get_running_loop(), Door(sock, self.secret, COORDINATOR, self._admit, self._refuse)
-        loop.add_reader(self._door.fileno(), self._door.turn)
-
-    def _admit(self, sock: socket.socket, claim: PeerClaim) -> None:
-        if claim.role not in ("member", "agent", "launcher", "operator") or (
-            (claim.role == "operator") != om.is_operator(claim.name)
-        ):
-            sock.close()
-            return
-        task = asyncio.ensure_future(self._serve(sock, claim))
-        self._conversations.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._conversations.discard(task)
-        self.unsound(None if task.cancelled() else task.exception())
-
+    # --- what is said to it ---------------------------------------------------------------------------------------
     def unsound(self, error: BaseException | None) -> None:
         """A machine that raised decides nothing more: the launcher starts another from the record."""
         if error is not None and not self.finished.done():
             self.finished.set_exception(error)
-
-    async def _serve(self, sock: socket.socket, claim: PeerClaim) -> None:
-        """A proved connection, to its end."""
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in _KEEPALIVE.items():
-            sock.setsockopt(socket.IPPROTO_TCP, option, value)
-        reader, writer = await asyncio.open_connection(sock=sock)
-        if (stranger := of_another_run(self.run, self.epoch, claim)) is not None:
-            self.refusals.add("the coordinator's port", "of another run", claim.name)
-            await _send_away(reader, writer, stranger)
-            return
-        self.writers[claim.name] = writer
-        try:
-            while True:
-                self._receive(claim.role, claim.name, await _read_frame(reader))
-        except _SentAway as sent:
-            await _send_away(reader, writer, sent.told)
-        except WireRefusal as error:
-            self.refusals.add("", error.message, claim.name)
-        except msgspec.DecodeError:
-            self.refusals.add("", "a message that is not of this protocol", claim.name)
-        except (OSError, asyncio.IncompleteReadError):
-            pass  # it ended: its agent, or its own return, says why
-        finally:
-            if self.writers.get(claim.name) is writer:
-                del self.writers[claim.name]
-                self.hosts.hung_up(claim.name)
-            writer.close()
-
-    async def close(self) -> None:
-        """Let nobody in any more, and hang up."""
-        if self._door is not None:
-            asyncio.get_running_loop().remove_reader(self._door.fileno())
-            self._door.close()
-        tasks = list(self._conversations)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _receive(self, role: str, name: str, body: bytes) -> None:
         message = _decoder.decode(body)
@@ -273,7 +184,7 @@ class Server:
         if refused is not None:
             reason, remedy = refused
             self.write("notice", level="warning", text=f"host {said.host} at {said.address} was turned away: {reason}")
-            raise _SentAway(hm.Turned(epoch=self.epoch, reason=reason, remedy=remedy))
+            raise SentAway(hm.Turned(epoch=self.epoch, reason=reason, remedy=remedy))
         self.handle(said)
         self.send([name], briefing(self.epoch, os.environ))
 
@@ -282,16 +193,11 @@ class Server:
         gone = self.hosts.processes(silent.agent)
         self.handle(silent)
         self._agent_pids.pop(silent.agent, None)
-        for name in gone:
-            if (writer := self.writers.get(name)) is not None:
-                writer.transport.abort()
+        self.port.hang_up(gone)
 
     def _agent_of(self, member: str) -> str:
         peer = self.coordinator.roster.peers.get(member)
         return peer.agent if peer is not None else ""
-
-    def _refuse(self, reason: str, who: str) -> None:
-        self.refusals.add("the coordinator's port", reason, who)
 
     def _beat(self, name: str, beat: Heartbeat) -> None:
         if self._superseded():  # a stale coordinator must prolong nobody's lease
@@ -299,9 +205,7 @@ class Server:
         self._beats[name] = beat
         for reason, (count, who) in beat.refused.items():
             self.refusals.note(f"{name}'s socket", reason, who, count)
-        writer = self.writers.get(name)
-        if writer is not None:
-            writer.write(frame(HeartbeatReply(epoch=self.epoch, sent_s=beat.sent_s)))
+        self.send([name], HeartbeatReply(epoch=self.epoch, sent_s=beat.sent_s))
         peer = self.coordinator.roster.peers.get(name)
         if peer is not None and beat.committed > peer.committed:
             peer.committed = beat.committed
@@ -374,20 +278,13 @@ class Server:
         return self.finished.done()
 
     def _tell(self, tell: m.Tell) -> None:
-        data = frame(tell.message)
         if isinstance(tell.message, m.Install | m.Amend | m.Notify | m.Take):
             self.probe(Phase.TELL, _number(tell.message))
-        for name in tell.to:
-            writer = self.writers.get(name)
-            if writer is not None:
-                writer.write(data)
+        self.send(tell.to, tell.message)
 
     def send(self, names: Iterable[str], message: Any) -> None:
         """To members by name; who is not connected misses it."""
-        data = frame(message)
-        for name in names:
-            if (writer := self.writers.get(name)) is not None:
-                writer.write(data)
+        self.port.send(names, frame(message))
 
     def _set_timer(self, timer: m.SetTimer) -> None:
         old = self._timers.pop(timer.name, None)
@@ -446,21 +343,6 @@ def _number(message: m.Install | m.Amend | m.Notify | m.Take) -> int:
     return message.view.n if isinstance(message, m.Notify) else message.view.id.n
 
 
-async def _send_away(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, told: hm.Turned) -> None:
-    """Say why, and hear nothing more: what it has sent already is read, or its end would lose these words."""
-    with contextlib.suppress(OSError, TimeoutError):
-        async with asyncio.timeout(_LAST_WORD_S):
-            writer.write(frame(told))
-            writer.write_eof()
-            while await reader.read(1 << 16):
-                pass
-    writer.close()
-
-
-async def _read_frame(reader: asyncio.StreamReader) -> bytes:
-    return await reader.readexactly(frame_length(await reader.readexactly(_LENGTH.size)))
-
-
 async def _run(environ: dict[str, str]) -> int:
     run_dir = Path(environ["OUTLAST_RUN_DIR"])
     config = decoded(environ["OUTLAST_CONFIG"])
@@ -473,18 +355,13 @@ async def _run(environ: dict[str, str]) -> int:
     sock = socket.socket(fileno=int(environ["OUTLAST_LISTEN_FD"]))
     asyncio.get_running_loop().set_exception_handler(lambda _, context: server.unsound(context.get("exception")))
     inherited = server.coordinator.ended is not None
-    server.open(sock)
+    server.port.open(sock)
     code = await server.finished
     if inherited:  # members that still come back would else never hear that it was a good end
         await asyncio.sleep(_FAREWELL_S)
-    for writer in list(server.writers.values()):
-        try:
-            async with asyncio.timeout(2.0):
-                await writer.drain()
-        except (TimeoutError, ConnectionError):
-            continue
+    await server.port.drain()
     await server.keeper.close()
-    await server.close()
+    await server.port.close()
     journal.close()
     return code
 

@@ -90,12 +90,24 @@ def assemble(
     facts = facts | {"aggregation": rows.settings.describe() if rows is not None else "mean", "guards": str(policy)}
     facts |= {"loop": "protected", "bucket_mb": f"{bucket_mb:g}"}  # norms are summed bucket by bucket
     facts |= {"checkpoints": msgspec.json.encode(keep).decode()} if keep is not None else {}
-    if env.place:
-        follower = FollowingRank(env, engine, facts, lambda step: guarding.agreement.fingerprint(step)[1])
-        if keep is not None:
-            _follow_saves(follower, keep)
-        follower.ready()
-        return follower
+    return (_following if env.place else _leading)(env, engine, facts, guarding, keep)
+
+
+def _following(
+    env: Environment, engine: Engine, facts: dict[str, str], guarding: Guarding, keep: SaveSettings | None
+) -> FollowingRank:
+    """A rank that is not its replica's lead."""
+    follower = FollowingRank(env, engine, facts, lambda step: guarding.agreement.fingerprint(step)[1])
+    if keep is not None:
+        _follow_saves(follower, keep)
+    follower.ready()
+    return follower
+
+
+def _leading(
+    env: Environment, engine: Engine, facts: dict[str, str], guarding: Guarding, keep: SaveSettings | None
+) -> Replica:
+    """A replica's lead, or all of it."""
     replica = Replica(env, engine, facts, guarding)
     if env.lies:
         from outlast.runtime.faults.liars import lying

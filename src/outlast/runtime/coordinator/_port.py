@@ -1,0 +1,163 @@
+"""The coordinator's port: who is let in, what each says until its connection ends, and what is said to it.
+
+Bodies of frames go to `receive` as they come, each connection's in order. Strangers and broken words are counted, and
+end the connection. Nothing is decided here: who may say what is checked by who receives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from outlast.core.protocol import host_messages as hm
+from outlast.core.protocol import operator_messages as om
+from outlast.errors import WireRefusal
+from outlast.runtime.coordinator._hosts import of_another_run
+from outlast.runtime.coordinator._refusals import Refusals
+from outlast.runtime.transport.door import Door
+from outlast.runtime.transport.frames import COORDINATOR, frame, frame_length
+from outlast.runtime.transport.handshake import PeerClaim
+
+__all__ = ["Port", "SentAway"]
+
+_LAST_WORD_S = 2.0  # for somebody who is sent away to hear why
+_LENGTH = struct.Struct(">I")
+_KEEPALIVE = {socket.TCP_KEEPIDLE: 15, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}  # for hosts that are gone
+
+
+class SentAway(Exception):
+    """A host is not taken: what it is told. Nothing that it says beside its offer is heard."""
+
+    def __init__(self, told: hm.Turned) -> None:
+        self.told = told
+
+
+class Port:
+    """`receive(role, name, body)` takes a frame; `hung_up(name)` hears of a connection's end; `unsound(error)` hears
+    what taking a frame raised, if it was not about the connection. `writers`: the newest connection of each name."""
+
+    def __init__(
+        self,
+        secret: bytes,
+        run: str,
+        epoch: int,
+        refusals: Refusals,
+        *,
+        receive: Callable[[str, str, bytes], None],
+        hung_up: Callable[[str], None],
+        unsound: Callable[[BaseException | None], None],
+    ) -> None:
+        self._secret, self._run, self._epoch, self._refusals = secret, run, epoch, refusals
+        self._receive, self._hung_up, self._unsound = receive, hung_up, unsound
+        self.writers: dict[str, asyncio.StreamWriter] = {}
+        self.door: Door | None = None
+        self._conversations: set[asyncio.Task[None]] = set()
+
+    def open(self, sock: socket.socket) -> None:
+        """Let callers in at this listening socket."""
+        self.door = Door(sock, self._secret, COORDINATOR, self._admit, self._refuse)
+        asyncio.get_running_loop().add_reader(self.door.fileno(), self.door.turn)
+
+    def turn(self) -> None:
+        """Send strangers away who say nothing."""
+        if self.door is not None:
+            self.door.turn()
+
+    def send(self, names: Iterable[str], data: bytes) -> None:
+        """A frame to each of these; who is not connected misses it."""
+        for name in names:
+            if (writer := self.writers.get(name)) is not None:
+                writer.write(data)
+
+    def hang_up(self, names: Iterable[str]) -> None:
+        """End these connections at once."""
+        for name in names:
+            if (writer := self.writers.get(name)) is not None:
+                writer.transport.abort()
+
+    async def drain(self) -> None:
+        """Wait until all has been sent that was said, for everybody who still takes it."""
+        for writer in list(self.writers.values()):
+            try:
+                async with asyncio.timeout(2.0):
+                    await writer.drain()
+            except (TimeoutError, ConnectionError):
+                continue
+
+    async def close(self) -> None:
+        """Let nobody in any more, and hang up."""
+        if self.door is not None:
+            asyncio.get_running_loop().remove_reader(self.door.fileno())
+            self.door.close()
+        tasks = list(self._conversations)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- one connection ------------------------------------------------------------------------------------------
+    def _admit(self, sock: socket.socket, claim: PeerClaim) -> None:
+        if claim.role not in ("member", "agent", "launcher", "operator") or (
+            (claim.role == "operator") != om.is_operator(claim.name)
+        ):
+            sock.close()
+            return
+        task = asyncio.ensure_future(self._serve(sock, claim))
+        self._conversations.add(task)
+        task.add_done_callback(self._ended)
+
+    def _refuse(self, reason: str, who: str) -> None:
+        self._refusals.add("the coordinator's port", reason, who)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._conversations.discard(task)
+        self._unsound(None if task.cancelled() else task.exception())
+
+    async def _serve(self, sock: socket.socket, claim: PeerClaim) -> None:
+        """A proved connection, to its end."""
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEPALIVE.items():
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        reader, writer = await asyncio.open_connection(sock=sock)
+        if (stranger := of_another_run(self._run, self._epoch, claim)) is not None:
+            self._refusals.add("the coordinator's port", "of another run", claim.name)
+            await _send_away(reader, writer, stranger)
+            return
+        self.writers[claim.name] = writer
+        try:
+            while True:
+                self._receive(claim.role, claim.name, await _read_frame(reader))
+        except SentAway as sent:
+            await _send_away(reader, writer, sent.told)
+        except WireRefusal as error:
+            self._refusals.add("", error.message, claim.name)
+        except msgspec.DecodeError:
+            self._refusals.add("", "a message that is not of this protocol", claim.name)
+        except (OSError, asyncio.IncompleteReadError):
+            pass  # it ended: its agent, or its own return, says why
+        finally:
+            if self.writers.get(claim.name) is writer:
+                del self.writers[claim.name]
+                self._hung_up(claim.name)
+            writer.close()
+
+
+async def _send_away(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, told: Any) -> None:
+    """Say why, and hear nothing more: what it has sent already is read, or its end would lose these words."""
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(_LAST_WORD_S):
+            writer.write(frame(told))
+            writer.write_eof()
+            while await reader.read(1 << 16):
+                pass
+    writer.close()
+
+
+async def _read_frame(reader: asyncio.StreamReader) -> bytes:
+    return await reader.readexactly(frame_length(await reader.readexactly(_LENGTH.size)))
