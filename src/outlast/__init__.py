@@ -1,7 +1,7 @@
 """outlast: PyTorch training that outlasts the machines it runs on.
 
-Read first: `runtime/loop/session.py` (the user's loop), `core/protocol/` (every decision), `runtime/exchange/plane.py`.
-The facade imports nothing heavy: `outlast.join` loads torch when it is first used.
+Read first: `runtime/loop/run.py` and `runtime/loop/session.py` (the user's loop), `core/protocol/` (every decision),
+`runtime/exchange/plane.py`. The facade imports nothing heavy: `outlast.join` loads torch when it is first used.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from outlast.core.policy import Guards
     from outlast.health import ProductChecks
-    from outlast.runtime import Checkpoint, Log, Run, Step, Training, join, pause
+    from outlast.runtime import Audit, Checkpoint, Data, Log, Rules, Run, Step, Training, join, pause
 
 __version__ = "0.1.0"
-__all__ = ["Checkpoint", "Guards", "Log", "ProductChecks", "Run", "Step", "Training", "__version__", "join", "pause"]
+__all__ = [
+    "Audit", "Checkpoint", "Data", "Guards", "Log", "ProductChecks", "Rules", "Run", "Step", "Training", "__version__",
+    "join", "pause",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
@@ -23,6 +26,6 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("outlast.core.policy").Guards
     if name == "ProductChecks":
         return importlib.import_module("outlast.health").ProductChecks
-    if name in {"join", "pause", "Checkpoint", "Log", "Run", "Training", "Step"}:
+    if name in __all__:
         return getattr(importlib.import_module("outlast.runtime"), name)
     raise AttributeError(f"module 'outlast' has no attribute {name!r}")

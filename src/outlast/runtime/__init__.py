@@ -2,9 +2,10 @@
 
 Must never decide membership (that is `core/protocol`). Rooms, from the floor up; each imports downward only:
 `settings`, `transport`, `host` and `coordinator` (the processes beside the replicas; none of these imports torch),
-`exchange`, `training`, `checks` with `joining` and `saving`, `member`, and `loop` with `faults`. Read `loop/session.py`
-(the user's loop), `member/driver.py`, `training/engine.py`, `exchange/plane.py`. In a room, a module whose name begins
-with an underscore is the room's own. The facade is lazy, so that launcher, agent and server never load torch.
+`exchange`, `training`, `checks` with `joining` and `saving`, `member`, and `loop` with `faults`. Read `loop/run.py` and
+`loop/session.py` (the user's loop), `member/driver.py`, `training/engine.py`, `exchange/plane.py`. In a room, a module
+whose name begins with an underscore is the room's own. The facade is lazy, so that launcher, agent and server never
+load torch.
 """
 
 from __future__ import annotations
@@ -14,10 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from outlast.runtime.loop.curve_log import Log
-    from outlast.runtime.loop.session import Run, Step, Training, join, pause
+    from outlast.runtime.loop.run import Run, join, pause
+    from outlast.runtime.loop.session import Step, Training
+    from outlast.runtime.settings.protect_records import Audit, Data, Rules
     from outlast.runtime.settings.save_settings import Checkpoint
 
-__all__ = ["Checkpoint", "Log", "Run", "Step", "Training", "join", "pause"]
+__all__ = ["Audit", "Checkpoint", "Data", "Log", "Rules", "Run", "Step", "Training", "join", "pause"]
+_HOMES = {
+    "Audit": "settings.protect_records", "Checkpoint": "settings.save_settings", "Data": "settings.protect_records",
+    "Log": "loop.curve_log", "Rules": "settings.protect_records", "Step": "loop.session", "Training": "loop.session",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
@@ -25,6 +32,5 @@ def __getattr__(name: str) -> Any:
         from outlast.runtime.settings.versions import check_versions
 
         check_versions()
-        home = {"Checkpoint": "settings.save_settings", "Log": "loop.curve_log"}.get(name, "loop.session")
-        return getattr(importlib.import_module(f"outlast.runtime.{home}"), name)
+        return getattr(importlib.import_module(f"outlast.runtime.{_HOMES.get(name, 'loop.run')}"), name)
     raise AttributeError(f"module 'outlast.runtime' has no attribute {name!r}")

@@ -88,6 +88,9 @@ class Guards(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """The guards that a preset's name stands for; None for "off". ConfigError for another name."""
         if isinstance(value, Guards):
             return value
+        if not isinstance(value, str):
+            remedy = f"one of {', '.join(PRESETS)}, or outlast.Guards(...)"
+            raise ConfigError(f"guards is a {type(value).__name__}", remedy=remedy)
         if value not in PRESETS:
             remedy = f"{nearest(value, PRESETS)}; or outlast.Guards(...)"
             raise ConfigError(f"guards={value!r} is no preset", remedy=remedy)

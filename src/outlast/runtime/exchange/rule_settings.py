@@ -16,11 +16,11 @@ from outlast.config import RunConfig
 from outlast.core.policy import Admission, admit_view, check_choice
 from outlast.core.protocol import roots
 from outlast.errors import ConfigError
+from outlast.runtime.settings.protect_records import Aggregation
 
 __all__ = ["GroupRule", "RowSettings", "row_settings"]
 
 _OPTIONS = ("rule", "f", "pre", "m", "bucket_size", "radius", "iterations")
-Given = str | Mapping[str, Any] | Sequence[tuple[str, Any]] | None
 
 
 class GroupRule(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ def row_settings(
     names: Sequence[str],
     microbatches: int,
     *,
-    aggregation: Given = None,
+    aggregation: Aggregation = None,
     f: int | None = None,
     pre: str | Sequence[str] | None = None,
     rows: int | None = None,
@@ -78,7 +78,7 @@ def row_settings(
     check_reducers: float | None = None,
 ) -> RowSettings | None:
     """The settings of a run; None for the mean of all microbatches. Raises ConfigError, each with what would work."""
-    given: Given = config.aggregation if config.aggregation != "mean" else aggregation
+    given: Aggregation = config.aggregation if config.aggregation != "mean" else aggregation
     f = config.f or f or 0
     pre = config.pre or pre or ()
     if given is None or given == "mean":
@@ -135,7 +135,7 @@ def _nothing_else(**given: Any) -> None:
         )
 
 
-def _groups(given: Given, names: Sequence[str], f: int, pre: Any, num_rows: int) -> tuple[GroupRule, ...]:
+def _groups(given: Aggregation, names: Sequence[str], f: int, pre: Any, num_rows: int) -> tuple[GroupRule, ...]:
     if isinstance(given, str):
         pairs: list[tuple[str, Any]] = [("*", given)]
     elif isinstance(given, Mapping):

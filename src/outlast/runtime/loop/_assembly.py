@@ -21,6 +21,7 @@ from outlast.runtime.member.follower import FollowingRank
 from outlast.runtime.member.link import SoloLink
 from outlast.runtime.member.sibling_saves import FollowingMember, SiblingSaves
 from outlast.runtime.saving.member_saves import Saves
+from outlast.runtime.settings.protect_records import Wanted
 from outlast.runtime.settings.rank_limits import check_protected, check_sharded
 from outlast.runtime.settings.save_settings import SaveSettings
 from outlast.runtime.training.engine import Engine
@@ -32,16 +33,14 @@ from outlast.runtime.transport.rank_words import SavesSay
 __all__ = ["assemble", "judge"]
 
 
-def judge(
-    env: Environment, parts: State, samples: Samples, *, guards: Guards | str, robust: dict[str, Any], checks: Any
-) -> None:
+def judge(env: Environment, parts: State, samples: Samples, wanted: Wanted) -> None:
     """ConfigError for what `assemble` would refuse, where nothing is made of it: a plain loop does without all of this,
     and a mistake in it is told all the same. There is no fleet to count rows by (one a replica is usual): it is taken
     to be as large as it may be."""
-    Guards.of(guards if env.config.guards == "script" else env.config.guards)
+    Guards.of(wanted.guards if env.config.guards == "script" else env.config.guards)
     largest = msgspec.structs.replace(env.config, replicas=max(2, samples.num_leaves))
-    row_settings(largest, parts.names, samples.num_leaves, **robust)
-    checked_sums(parts.model, checks)
+    row_settings(largest, parts.names, samples.num_leaves, **wanted.rules.arguments())
+    checked_sums(parts.model, wanted.checks)
 
 
 def assemble(
@@ -49,19 +48,13 @@ def assemble(
     parts: State,
     samples: Samples,
     facts: dict[str, str],
-    *,
-    seed: int,
-    clip_norm: float | None,
-    bucket_mb: float,
-    guards: Guards | str,
+    wanted: Wanted,
     keep: SaveSettings | None,
-    robust: dict[str, Any],
-    checks: Any,
 ) -> Replica | FollowingRank:
-    """`facts`: what all members must share, so far; `keep`: how to save, if at all; `robust`: `row_settings`' own;
-    `checks`: as `protect` has it."""
+    """`facts`: what all members must share, so far; `keep`: how to save, if at all."""
+    robust, checks, bucket_mb = wanted.rules.arguments(), wanted.checks, wanted.bucket_mb
     microbatches, samples.doubted = samples.num_leaves, env.config.bitwise
-    policy = Guards.of(guards if env.config.guards == "script" else env.config.guards)
+    policy = Guards.of(wanted.guards if env.config.guards == "script" else env.config.guards)
     check_protected(
         env.width,
         microbatches,
@@ -82,7 +75,7 @@ def assemble(
     admit_device(env.config.device_test or env.probation, layout.device, env.me)
     shared = env.exchange == "shm" and layout.device.type == "cpu"
     memory = Memory(layout, microbatches + 2, shared=shared)
-    engine = Engine(parts, samples, layout, memory, clip_norm, seed, rows, shards)
+    engine = Engine(parts, samples, layout, memory, wanted.clip_norm, wanted.seed, rows, shards)
     engine.step_checks.guards = guarding = Guarding(engine, policy)
     engine.checked = checked_sums(parts.model, checks)
     ordered(env.me, engine)

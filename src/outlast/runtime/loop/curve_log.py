@@ -22,7 +22,8 @@ from outlast.errors import ConfigError
 from outlast.runtime.training.metrics import number_of
 
 if TYPE_CHECKING:
-    from outlast.runtime.loop.session import Run, Step
+    from outlast.runtime.loop.run import Run
+    from outlast.runtime.loop.session import Step
 
 __all__ = ["Log"]
 

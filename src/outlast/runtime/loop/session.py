@@ -1,4 +1,4 @@
-"""The user's loop: `join`, `protect`, `steps`. Everything under it is `member/driver.py`'s and `training/`'s.
+"""The user's loop over steps: `Training`. Everything under it is `member/driver.py`'s and `training/`'s.
 
     run = outlast.join()
     training = run.protect(model, optimizer, dataset, global_batch_size=64, microbatches=8, seed=0)
@@ -19,184 +19,37 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from outlast.core.phases import Phase
-from outlast.core.policy import Guards
-from outlast.core.protocol import Certificate, Leave, View, Wait
-from outlast.errors import ConfigError, Evicted, FleetLost, MembershipError, StepMisuse, ViewAbandoned
-from outlast.runtime.checks.audits import chosen_audit
-from outlast.runtime.checks.critical_parameters import critical_of
+from outlast.core.protocol import Certificate, Leave, Wait
+from outlast.errors import Evicted, FleetLost, MembershipError, StepMisuse, ViewAbandoned
 from outlast.runtime.checks.rehearsal import Rehearsal
-from outlast.runtime.exchange.rule_settings import Given as Aggregation
-from outlast.runtime.host.environment import Environment
 from outlast.runtime.loop._allocator import keep_freed_memory
-from outlast.runtime.loop._assembly import assemble, judge
 from outlast.runtime.loop._boundary import boundary
-from outlast.runtime.loop._device_mesh import mesh_of
-from outlast.runtime.loop._ending import ScriptEnd, exit_by_code, left_open, report_failure, unwritten
+from outlast.runtime.loop._ending import ScriptEnd, left_open, report_failure, unwritten
 from outlast.runtime.loop._epochs import Epoch, Epochs, begun_amid
-from outlast.runtime.loop._following import FollowingTraining
 from outlast.runtime.loop._iterators import Left, WatchedLoop, values_of
 from outlast.runtime.loop._loop_watch import LoopWatch, steps_again
 from outlast.runtime.loop._mid_epoch import kept
-from outlast.runtime.loop._plain import PlainTraining, plain_training
 from outlast.runtime.loop._step import Step
-from outlast.runtime.loop._torchrun import take_over
-from outlast.runtime.loop._whereabouts import Whereabouts
 from outlast.runtime.loop._writer_turn import Turn
 from outlast.runtime.member.driver import Replica
-from outlast.runtime.member.follower import FollowingRank
 from outlast.runtime.member.shared_evaluation import SharedEvaluations
 from outlast.runtime.member.step import StepCourse
-from outlast.runtime.saving.unsaved import watch
-from outlast.runtime.settings.save_settings import Checkpoint, beginning_of, settings_of
-from outlast.runtime.training.arguments import check_arguments, check_once, check_shares, listed, positive
+from outlast.runtime.training.arguments import positive
 from outlast.runtime.training.evaluation import evaluation_of
 from outlast.runtime.training.followers import check_follower
-from outlast.runtime.training.run_facts import facts_of, prepare_process, warm_up
-from outlast.runtime.training.state import State, digest_of
-from outlast.runtime.training.streams import samples_of
-from outlast.runtime.transport.progress_block import Progress
+from outlast.runtime.training.run_facts import warm_up
+from outlast.runtime.training.state import digest_of
 
-__all__ = ["Run", "Step", "Training", "join", "pause"]
-
-
-def join() -> Run:
-    """Become part of the run that started this process, or a fleet of one. `OUTLAST=off` makes a plain loop of it."""
-    watch()
-    sys.excepthook = exit_by_code(sys.excepthook)
-    take_over(os.environ)
-    env = Environment.read(os.environ)
-    env.progress.alive()
-    prepare_process(env)
-    env.meet()
-    return Run(env, plain=os.environ.get("OUTLAST", "on").lower() == "off")
-
-
-def pause(seconds: float) -> None:
-    """The loop's own code is about to be silent for up to `seconds` (a long evaluation, an upload): not a hang.
-
-    Without it the limit is `outside_s`. Does nothing outside a run. Raises ConfigError for a negative number.
-    """
-    if not seconds >= 0:
-        raise ConfigError(f"pause({seconds!r}) is no duration", remedy="give seconds, 0 or more")
-    for progress in _active:
-        progress.alive(ahead_s=seconds)
-
-
-_active: list[Progress] = []  # the progress block of this process's run, once joined
-
-
-class Run(Whereabouts):
-    """This process's part in a run."""
-
-    def __init__(self, env: Environment, plain: bool = False) -> None:
-        self._training: Training | FollowingTraining | None = None
-        super().__init__(env, plain, self._view)
-        _active[:] = [env.progress]
-
-    def _view(self) -> View | None:
-        return self._training.replica.view if self._training is not None else None
-
-    @property
-    def is_writer(self) -> bool:
-        """Whether this replica writes what only one should: the first member of the view.
-
-        After the loop it is certain, and may wait: should the writer die before its script has ended, the next replica
-        that asks is told True. So ask again there. Raises StepMisuse before a fleet's first step: there is no view yet.
-        """
-        training = self._training
-        if self._env.place:  # of a replica of several ranks its lead writes
-            return False
-        if not self._alone and (training is None or training.replica.view is None):
-            raise StepMisuse(
-                "run.is_writer is not known before the first step",
-                where=f"replica {self._env.me}",
-                remedy="read it in the loop or after it: if run.is_writer and log is None: log = SummaryWriter(…)",
-            )
-        return training is None or training.writes()
-
-    def mesh(self, shard: int | None = None) -> Any:
-        """Return this replica's `DeviceMesh`, for `fully_shard(module, mesh=run.mesh())`: one dimension, named "shard",
-        over the ranks of the replica. `shard`: how many the script expects. Call it on every rank, before the model is
-        sharded. Raises ConfigError if the replica has another number of ranks."""
-        return mesh_of(self._env, shard)
-
-    def protect(
-        self,
-        model: torch.nn.Module, optimizer: Any, dataset: Any, *, global_batch_size: int, microbatches: int,
-        seed: int = 0, scheduler: Any = None, clip_norm: float | None = None, state: Mapping[str, Any] | None = None,
-        collate_fn: Callable[[list[Any]], Any] | None = None, num_workers: int = 0, shuffle: bool = True,
-        drop_last: bool = False, sampler: Any = None, scaler: Any = None, bucket_mb: float = 4.0,
-        aggregation: Aggregation = None, f: int | None = None, pre: str | Sequence[str] | None = None,
-        rows: int | None = None, row_momentum: float | None = None, check_reducers: float | None = None,
-        guards: Guards | str = "default", checkpoint: Checkpoint | Literal["auto", "off"] = "auto",
-        audit: float | str = 0.0, audit_params: Sequence[str] | str = (), checks: Any = None,
-    ) -> Training | FollowingTraining | PlainTraining:  # fmt: skip
-        """Put the model's training under protection.
-
-        `optimizer`, `scheduler`: one, or a list. `microbatches`: units of work in a step, the same whoever computes
-        them. `state`: what else the loop changes, by name, each with `state_dict` and `load_state_dict`; what is not
-        given here cannot be joined or rewound. `clip_norm`: largest global gradient norm. `collate_fn`: as in a
-        `DataLoader`. `sampler`: the order of each epoch, or a function of its number. `scaler`: a `GradScaler`.
-        `dataset`: also a stream (reference/loop). `guards`: "default", "full", "off", or `outlast.Guards(...)`.
-        `checkpoint`: where and how often to save; `auto` is where the run's configuration says (`--checkpoint-dir`),
-        at intervals that outlast chooses. `audit`: share of microbatches that a second replica computes too, so that a
-        wrong gradient is found before it is applied; "auto" lets the policy choose (what the run is told outranks it).
-        `audit_params`: patterns of names of critical parameters, or "auto": a second replica reduces their gradients
-        and all compare them and their moments, in every step (how-to/audits). `checks`: "abft", patterns of module
-        names, or `outlast.ProductChecks(...)`: matrix products are held against their sums (how-to/health).
-
-        `aggregation`: a robust rule in place of the mean, or rules by pattern of parameter names (how-to/rules); of
-        `rows` groups of microbatches `f` may lie. What `outlast run` is told outranks these.
-
-        Raises ConfigError for arguments that cannot work, each with what would.
-        """
-        check_once(self._training)
-        optimizers, schedulers = listed(optimizer), listed(scheduler)
-        check_arguments(
-            model, optimizers, schedulers, state or {}, seed=seed, clip_norm=clip_norm, num_workers=num_workers,
-            bucket_mb=bucket_mb, collate_fn=collate_fn,
-        )  # fmt: skip
-        samples = samples_of(
-            dataset, sampler=sampler, global_batch_size=positive("global_batch_size", global_batch_size),
-            microbatches=positive("microbatches", microbatches), seed=seed, shuffle=shuffle, drop_last=drop_last,
-            collate_fn=collate_fn, num_workers=num_workers, width=self._env.width,
-        )  # fmt: skip
-        check_shares(self._env.config.replicas, microbatches // self._env.width)
-        parts = State(model, optimizers, schedulers, {**(state or {}), **samples.parts()}).scaled_with(scaler)
-        self._env.config = beginning_of(checkpoint, self._env.config)
-        keep, facts = settings_of(checkpoint, self._env.config), facts_of(self._env.config, parts, samples, clip_norm)
-        chosen, critical = chosen_audit(audit, self._env.config), critical_of(parts, audit_params)
-        facts |= {"audit_params": ", ".join(critical), "audit": f"{chosen:g}" if isinstance(chosen, float) else chosen}
-        robust = {
-            "aggregation": aggregation, "f": f, "pre": pre, "rows": rows, "row_momentum": row_momentum,
-            "check_reducers": check_reducers,
-        }  # fmt: skip
-        if self._plain:
-            judge(self._env, parts, samples, guards=guards, robust=robust, checks=checks)
-            return plain_training(self._env, parts, samples, clip_norm, seed, keep, facts)
-        replica = assemble(
-            self._env, parts, samples, facts, seed=seed, clip_norm=clip_norm, bucket_mb=bucket_mb, guards=guards,
-            keep=keep, robust=robust, checks=checks,
-        )  # fmt: skip
-        self._training = made = _training_of(replica, chosen, critical)
-        return made
-
-
-def _training_of(
-    replica: Replica | FollowingRank, audit: float | str, critical: Sequence[str]
-) -> Training | FollowingTraining:
-    """What `protect` returns on this rank."""
-    return FollowingTraining(replica) if isinstance(replica, FollowingRank) else Training(replica, audit, critical)
+__all__ = ["Step", "Training"]
 
 
 class Training:
-    """What `protect` returns."""
+    """What `protect` returns (`run.py`)."""
 
     def __init__(self, replica: Replica, audit: float | str = 0.0, critical: Sequence[str] = ()) -> None:
         self.replica, self.engine = replica, replica.engine

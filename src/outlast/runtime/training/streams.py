@@ -17,6 +17,8 @@ from torch.utils.data import DataLoader, Sampler, default_collate
 
 from outlast.core.position import position_seed
 from outlast.errors import ConfigError, LoopUnrepeatable, StepMisuse, TrainingError
+from outlast.runtime.settings.protect_records import Data
+from outlast.runtime.training.arguments import positive
 from outlast.runtime.training.random_state import random_state_kept, seed_everything
 from outlast.runtime.training.samples import Samples, batch_digest
 
@@ -268,22 +270,27 @@ def is_stream(source: Any) -> bool:
     return hasattr(source, "__iter__") and not hasattr(source, "__getitem__")
 
 
-def samples_of(dataset: Any, *, sampler: Any, shuffle: bool, width: int, **given: Any) -> Samples:
+def samples_of(data: Data, *, seed: int, width: int) -> Samples:
     """What `protect` is given to train on, as samples by position; `width`: ranks of a replica. Raises ConfigError for
     what cannot be."""
-    if not is_stream(dataset):
-        return Samples(dataset, shuffle=shuffle, sampler=sampler, **given)
+    given: dict[str, Any] = {
+        "global_batch_size": positive("global_batch_size", data.global_batch_size),
+        "microbatches": positive("microbatches", data.microbatches),
+        "drop_last": data.drop_last, "collate_fn": data.collate_fn, "num_workers": data.num_workers, "seed": seed,
+    }  # fmt: skip
+    if not is_stream(data.dataset):
+        return Samples(data.dataset, shuffle=data.shuffle, sampler=data.sampler, **given)
     if width > 1:
         raise ConfigError(
             f"a stream with replicas of {width} ranks is not supported yet",
             remedy="a dataset with __len__ and __getitem__, or --ranks 1",
         )
-    if sampler is not None:
+    if data.sampler is not None:
         raise ConfigError(
             "sampler= with a stream, which has an order of its own",
             remedy="leave it out, or pass a dataset with __len__ and __getitem__",
         )
-    return StreamSamples(dataset, **given)
+    return StreamSamples(data.dataset, **given)
 
 
 def _check_source(source: Any, batches: bool, batch: int, microbatches: int, collate_fn: Any, num_workers: int) -> None:
