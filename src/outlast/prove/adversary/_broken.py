@@ -33,6 +33,7 @@ from outlast.core.protocol.fleet.views import install
 from outlast.core.protocol.step.verdict import Course, Seat, StepEvidence, TellFleet, examined
 from outlast.errors import Evicted, ViewAbandoned
 from outlast.prove.adversary import _algebra as algebra
+from outlast.prove.adversary._broken_saves import SAVES_BROKEN
 from outlast.prove.adversary._guards import SimulatedGuards
 from outlast.prove.adversary._variants import Buffers, Variant
 
@@ -467,4 +468,5 @@ BROKEN: dict[str, tuple[type[Variant], int]] = {
     "accuser-believed": (AccuserBelieved, 20000),
     "held-orders-at-once": (HeldOrdersAtOnce, 20000),
     "writer-not-followed": (WriterNotFollowed, 2000),
+    **SAVES_BROKEN,
 }

@@ -109,6 +109,7 @@ class Exchanging:
             losses=tuple((leaf, 0.0, 1.0) for leaf in plan.leaves[owner.name]),
             audit=self.auditor.evidence(sorted(self._unlike), false),
             state=owner.state_told(),
+            save=owner.save_vote(self.step),
             rows=RowsNote(accused=tuple(sorted(self._false)) if self.num_rows > 1 else ()),
         )
 
@@ -119,6 +120,7 @@ class Exchanging:
         if bucket == 0:
             owner.member.scattered()
             owner.world.oracle.scattered(owner, self.todo.view)
+            owner.stable(self.todo.view)
             owner.world.point("scattered", owner)
         lo, hi = algebra.slice_of(self.index, len(members))
         base = bucket * algebra.BLOCKS

@@ -13,6 +13,7 @@ from outlast.core.phases import Phase
 from outlast.core.protocol import messages as m
 from outlast.prove.adversary._kernel import SimulatedProcess
 from outlast.prove.adversary._network import Dialled
+from outlast.prove.adversary._saves import SaveWord, SimulatedKeeper
 from outlast.prove.adversary._surroundings import Supervisor, Surroundings
 
 __all__ = ["SimulatedAgent", "CoordinatorProcess", "Dialler"]
@@ -28,6 +29,7 @@ class CoordinatorProcess(SimulatedProcess):
         self.epoch = world.durable.claim()
         self.machine = world.variant.coordinator(world.settings, self.epoch, world.durable.record)
         self.links: dict[str, Dialled] = {}
+        self.keeper = SimulatedKeeper(world, self, self, self._say) if world.scenario.save_every else None
         self._events: deque[m.Event] = deque()
         self._actions: deque[m.Action] = deque()
         self._timers: dict[str, int] = {}
@@ -40,11 +42,22 @@ class CoordinatorProcess(SimulatedProcess):
             name = event.member if isinstance(event, m.Hello) else event.agent
             if not link.broken:
                 self.links[name] = link
+        elif isinstance(event, SaveWord):
+            if self.keeper is not None:
+                self.keeper.received(link.client.name, event)
+            return
         elif isinstance(event, float):  # a heartbeat, sent at this time; answered only by who still holds the epoch
             if self.world.durable.epoch == self.epoch or not self.world.durable.fenced:
                 self.world.network.down(link, link.client.heartbeat_answered, event)  # type: ignore[attr-defined]
             return
         self.handle(event)
+        if isinstance(event, m.Hello) and self.keeper is not None:
+            self.keeper.greet(event.member)
+
+    def _say(self, name: str, word: SaveWord) -> None:
+        link = self.links.get(name)
+        if link is not None and not link.broken:
+            self.world.network.down(link, link.client.told, word)  # type: ignore[attr-defined]
 
     def handle(self, event: m.Event) -> None:
         if self.world.trace is not None:
@@ -64,6 +77,8 @@ class CoordinatorProcess(SimulatedProcess):
                 if self.paused:
                     self.hold(self._go_on, (), first=True)
                     return
+        if self.keeper is not None and not self.ended:
+            self.keeper.look()
 
     def _carry_out(self, action: m.Action) -> None:
         world = self.world

@@ -10,7 +10,7 @@ import msgspec
 from outlast.core.protocol import Header, RollEntry, View, ViewId
 from outlast.core.protocol import messages as m
 from outlast.prove.adversary import _algebra as algebra
-from outlast.prove.adversary._surroundings import Fellow, Speaker, Surroundings
+from outlast.prove.adversary._surroundings import Fellow, Generation, Speaker, Surroundings
 
 __all__ = ["Oracle", "Violation"]
 
@@ -59,6 +59,8 @@ class Oracle:
         self._last_epoch_written = 0
         self._first_decided: dict[ViewId, int] = {}
         self._epochs: dict[str, int] = {}
+        self._sizes: dict[tuple[int, int], int] = {}  # members of each view that was formed
+        self._saves: dict[tuple[ViewId, int], tuple[str, bool]] = {}  # (view, step) -> (who, whether it saved it)
         self._stopped = False  # by members whose states differ, with good reason
         self._given_up: set[str] = set()  # rightly told to start again, or let go; they may not have heard it yet
 
@@ -90,6 +92,7 @@ class Oracle:
     def entered(self, replica: Fellow, view: View) -> None:
         """A member begins to form a view."""
         self.world.note(f"{replica.name} forms {view.id} {view.members}")
+        self._sizes[view.id.epoch, view.id.n] = len(view.members)
         if view.id not in self._durable:
             self.violated("Durable", f"{replica.name} forms view {view.id}, which was never written")
         if view.id.epoch < self._epochs.get(replica.name, 0) and replica.member.formed:
@@ -178,6 +181,34 @@ class Oracle:
         """A script after its loop has written what only one should."""
         self.world.note(f"{replica.name} has written")
         self._written.add(replica.name)
+
+    # --- checkpoints ---------------------------------------------------------------------------------------------
+    def at_boundary(self, replica: Fellow, view: View, step: int, *, saves: bool) -> None:
+        """A member goes on to the next step of a view: all of them have saved this one, or none has."""
+        who, saved = self._saves.setdefault((view.id, step), (replica.name, saves))
+        if saved != saves:
+            first, second = (who, replica.name) if saved else (replica.name, who)
+            self.violated("One save", f"{first} saves step {step} of view {view.id}, {second} does not")
+
+    def published(self, generation: Generation) -> None:
+        """A generation is the whole state after a step that nothing can take back."""
+        save, parts, num = generation.save, generation.parts, self._sizes[generation.save.view]
+        self.world.note(f"{save.token} is published")
+        if sorted((part.writer, int(part.name)) for part in parts) != [(index, num) for index in range(num)]:
+            shares = [(part.writer, part.name) for part in parts]
+            self.violated("Whole saves", f"{save.token}, of {num} members, is published with the shares {shares}")
+        right = algebra.chain(save.step, self.world.scenario.num_microbatches, self.world.scenario.num_rows)
+        if any(int(part.digest) not in self.world.spoilt_states | {right} for part in parts):
+            self.violated("Bits", f"{save.token} is not the state after step {save.step}")
+        if save.step > self.stable:
+            self.violated("Stable", f"{save.token} is published, and {self.stable} steps are stable")
+
+    def resumed(self, replica: Fellow, step: int) -> None:
+        """A replica of a first view begins with what was published, as far as that goes."""
+        newest = max((made.step for made in self.world.store.generations), default=0)
+        self.world.note(f"{replica.name} begins at step {step}")
+        if step < newest:
+            self.violated("Bounded loss", f"{replica.name} begins at step {step}, and step {newest} is published")
 
     # --- ends ----------------------------------------------------------------------------------------------------
     def killed(self, name: str) -> None:

@@ -38,6 +38,7 @@ from outlast.prove.adversary._hosts import Dialler
 from outlast.prove.adversary._mesh import SimulatedMesh
 from outlast.prove.adversary._network import Dialled
 from outlast.prove.adversary._rounds import SimulatedRounds
+from outlast.prove.adversary._saves import SaveWord, SimulatedSaves
 from outlast.prove.adversary._script import go_on
 from outlast.prove.adversary._spare import SimulatedJoiner
 from outlast.prove.adversary._surroundings import Owner, Supervisor, Surroundings
@@ -67,11 +68,14 @@ class SimulatedReplica(Dialler, Owner):
         self.early: dict[ViewId, list[tuple[str, Any, Any]]] = {}
         self.donor = SimulatedDonor(self)
         self.spare, self.audit = SimulatedJoiner(self), Auditor(self, agent.name)
+        self.saves = SimulatedSaves(self) if scenario.save_every else None
         self.guards = world.variant.guards(scenario.guarded)
         self._seat = Seat(
             me=name, host=agent.name, device="", member=self.member, lock=nullcontext(), now_s=lambda: self.kernel.now
         )
         self._roll: list[RollEntry] = []
+        self._saving: list[int] = []  # votes of the step that is being applied
+        self._at_boundary = -1  # the step whose boundary was looked at, in this view
         self._compared = True  # whether the view's states are
         self.busy = self.hung = self._running = False
         self.slowness = 1.0
@@ -92,7 +96,8 @@ class SimulatedReplica(Dialler, Owner):
 
     # --- the link to the coordinator -----------------------------------------------------------------------------
     def greeting(self) -> m.Hello:
-        return self.member.hello(self.agent.name, {}, self.name, self.name)
+        facts = {"checkpoints": "kept"} if self.saves is not None else {}
+        return self.member.hello(self.agent.name, facts, self.name, self.name)
 
     def told(self, link: Dialled, message: Any) -> None:
         if link.broken:
@@ -101,6 +106,8 @@ class SimulatedReplica(Dialler, Owner):
             self.say(self.kernel.now)
         if isinstance(message, m.ProbePaths):
             return self._probed(message)
+        if isinstance(message, SaveWord):
+            return self.saves.told(message) if self.saves is not None else None
         answers = self.member.told(message)
         self.world.oracle.told(self, message)
         self.say(*answers)
@@ -191,6 +198,11 @@ class SimulatedReplica(Dialler, Owner):
             return go_on(self, member.ended)
         if member.closed is not None or member.evicted is not None:
             return self.leave_run()
+        if isinstance(todo, Compute | Exchange) and self.saves is not None and self._at_boundary != todo.step:
+            self._at_boundary = todo.step
+            assert self.mesh is not None
+            self.saves.boundary(self.mesh.view, member.committed)
+            self.world.point("took", self)
         if isinstance(todo, Compute):
             self.occupy(self.world.scenario.compute_s, self._computed, todo.step, todo.microbatch)
         elif isinstance(todo, Exchange):
@@ -306,6 +318,9 @@ class SimulatedReplica(Dialler, Owner):
         self._doing = self._form
         self.world.point("form", self)
         self.world.oracle.entered(self, view)
+        if view.start and self.saves is not None:
+            self.saves.resume(self.member)
+            self.world.point("resume", self)
         for source, key, payload in self.early.pop(view.id, ()):
             self.from_peer(view.id, source, key, payload)
         for peer in self.mesh.peers if self.mesh is not None else ():
@@ -350,7 +365,7 @@ class SimulatedReplica(Dialler, Owner):
         return True
 
     def formed(self, view: View) -> None:
-        self._compared = view.start
+        self._compared, self._at_boundary = view.start, -1
         self.member.held_back = self.member.num_rows > 1 and len(view.members) < self.world.scenario.rows_from
         self.say(m.Formed(member=self.name, view=view.id, step=self.member.committed))
         for name in view.attached:
@@ -442,7 +457,7 @@ class SimulatedReplica(Dialler, Owner):
         self.member.decide(ex.headers, self.kernel.now)
         self.norm = self.world.variant.norm(ex.norms)
         self.world.oracle.decided(self, ex.todo.view, ex.todo.step, ex.headers)
-        self._exchange = None
+        self._exchange, self._saving = None, [header.save for header in ex.headers]
         self.world.point("decide", self)
         portion = (ex.todo.step, members.index(self.name), len(members), (tuple(self.out), self.norm))
         for feed in self.donor.feeds.values():  # a joiner applies it while I do
@@ -453,6 +468,8 @@ class SimulatedReplica(Dialler, Owner):
         self.apply((tuple(self.out), self.norm))
         self.say(*self.member.audits.reports(view))
         due = self.member.commit()
+        if self.saves is not None:
+            self.saves.votes.decided(view.id, self.member.committed, self._saving)
         self.world.oracle.applied(self, "commit")
         self.world.point("commit", self)
         for order in due:
@@ -466,6 +483,13 @@ class SimulatedReplica(Dialler, Owner):
         self.out, self.norm = list(outcome[0]), outcome[1]
         self.sums.clear()
         self.audit.made.clear()
+
+    def stable(self, view: View) -> None:
+        if self.saves is not None:
+            self.saves.stable(view.id, self.member.stable)
+
+    def save_vote(self, step: int) -> int:
+        return self.saves.vote(step) if self.saves is not None else 0
 
     def _begin_leave(self) -> None:
         assert self.mesh is not None

@@ -62,6 +62,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     audit: float = 0.0  # share of microbatches computed twice
     num_rows: int = 1  # more: a robust rule, whose reducers are checked
     rows_from: int = 1  # members that a view needs for it
+    save_every: int = 0  # steps between two saves; 0: no checkpoints
     guarded: bool = False  # states are compared in every step
 
     def settings(self) -> Settings:
@@ -114,6 +115,7 @@ def scenario_of(seed: int) -> Scenario:
         guarded=guarded,
     )
     full = _with_rows(seed, full, span_s) if not wrong else full
+    full = _with_saves(seed, full)
     full = msgspec.structs.replace(full, faults=(*full.faults, *_alarms(seed, full.num_agents, span_s)))
     last_s = max((fault.at + fault.lasts for fault in full.faults), default=0.0)
     return msgspec.structs.replace(full, calm_after_s=max(full.calm_after_s, last_s))
@@ -160,6 +162,25 @@ def _with_rows(seed: int, full: Scenario, span_s: float) -> Scenario:
         num_rows=rng.choice((2, 3)),
         rows_from=min(full.num_replicas, rng.choice((1, 2, 3, 3))),
     )
+
+
+def _with_saves(seed: int, full: Scenario) -> Scenario:
+    """One in eight keeps checkpoints; of these every other has faults where a save is taken or published, or loses all
+    replicas at once, so that it begins again from the newest. Of its own seed."""
+    rng = Random(seed ^ 0x5A7E5)
+    if rng.random() >= 0.125:
+        return full
+    faults: list[ScheduleFault] = []
+    for _ in range(rng.choice((0, 0, 1, 2))):
+        point = rng.choice(("took", "took", "publish", "resume", "resume"))
+        kind = "coordinator crash" if point == "publish" else rng.choice(("crash", "crash", "pause"))
+        faults.append(
+            ScheduleFault(kind=kind, who=-1, point=point, nth=rng.randint(1, 6), lasts=0.05 + 0.3 * rng.random())
+        )
+    if rng.random() < 0.5:
+        at = 0.2 + 0.6 * rng.random()
+        faults += [ScheduleFault(kind="crash", who=who, at=at + 0.02 * rng.random()) for who in range(8)]
+    return msgspec.structs.replace(full, faults=(*full.faults, *faults), save_every=rng.choice((1, 1, 2)))
 
 
 def _alarms(seed: int, num_agents: int, span_s: float) -> tuple[ScheduleFault, ...]:

@@ -7,17 +7,21 @@ Invariant: nothing here imports a process, so hosts, replicas and the oracle kno
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from outlast.core.protocol import Coordinator, Header, Member, Node, RollEntry, Settings, View, ViewId
 from outlast.core.protocol import messages as m
+from outlast.core.protocol.saves.commit import PartReport, SaveId
 from outlast.prove.adversary import _algebra as algebra
 from outlast.prove.adversary._kernel import EventHeap, SimulatedProcess
 from outlast.prove.adversary._network import Network
 from outlast.prove.adversary._scenario import Scenario
 from outlast.prove.adversary._variants import Variant
 
-__all__ = ["Durable", "Observer", "Owner", "Fellow", "Speaker", "Supervisor", "Surroundings", "ViewMesh"]
+__all__ = [
+    "Durable", "Fellow", "Generation", "Observer", "Owner", "Speaker", "Store", "Supervisor", "Surroundings",
+    "ViewMesh",
+]  # fmt: skip
 
 
 class Durable:
@@ -37,6 +41,39 @@ class Durable:
             return False
         self.record = record
         return True
+
+
+class Generation(NamedTuple):
+    """What was published of one save: parts, each with the state that its writer had."""
+
+    save: SaveId
+    parts: tuple[PartReport, ...]
+
+    @property
+    def step(self) -> int:
+        return self.save.step
+
+    @property
+    def state(self) -> int:
+        """The state, where all parts are of one."""
+        return int(self.parts[0].digest)
+
+
+class Store:
+    """Generations by number, and the newest one that may be read. What is older than it is refused."""
+
+    def __init__(self) -> None:
+        self.generations: list[Generation] = []
+
+    def publish(self, save: SaveId, reports: tuple[PartReport, ...]) -> int | None:
+        """The save's number, the same for the same save; None if a newer one is there."""
+        for number, made in enumerate(self.generations):
+            if made.save == save:
+                return number
+        if self.generations and (save.view, save.step) <= (self.generations[-1].save.view, self.generations[-1].step):
+            return None
+        self.generations.append(Generation(save, reports))
+        return len(self.generations) - 1
 
 
 class Fellow(SimulatedProcess):
@@ -101,6 +138,14 @@ class Owner(Fellow):
         """My state's part of a header."""
         raise NotImplementedError
 
+    def stable(self, view: View) -> None:
+        """All members of the view have committed my steps."""
+        raise NotImplementedError
+
+    def save_vote(self, step: int) -> int:
+        """My header's word on a save after the step."""
+        raise NotImplementedError
+
     def occupy(self, seconds: float, then: Callable[..., None], *args: Any) -> None:
         raise NotImplementedError
 
@@ -151,6 +196,9 @@ class Observer(Protocol):
     def applied(self, replica: Fellow, how: str) -> None: ...
     def wrote(self, replica: Fellow) -> None: ...
     def killed(self, name: str) -> None: ...
+    def published(self, generation: Generation) -> None: ...
+    def resumed(self, replica: Fellow, step: int) -> None: ...
+    def at_boundary(self, replica: Fellow, view: View, step: int, *, saves: bool) -> None: ...
 
 
 class Surroundings(Protocol):
@@ -161,6 +209,7 @@ class Surroundings(Protocol):
     scenario: Scenario
     settings: Settings
     durable: Durable
+    store: Store
     variant: Variant
     trace: Any
     spoilt_states: set[int]  # that somebody's memory made, and what became of them

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from outlast.core.policy import Ruling
-from outlast.core.protocol import Coordinator, Header, Member, Settings
+from outlast.core.protocol import Coordinator, Header, Member, Settings, View
 from outlast.core.protocol import messages as m
+from outlast.core.protocol.saves.agreement import SavePromise, SaveVotes
+from outlast.core.protocol.saves.commit import CommitAction, CommitEvent, CommitState, commit_step
 from outlast.core.protocol.step.verdict import Course, Seat, StepEvidence, confer, examined
 from outlast.prove.adversary import _algebra as algebra
 from outlast.prove.adversary._guards import SimulatedGuards
@@ -15,6 +17,7 @@ from outlast.prove.adversary._guards import SimulatedGuards
 __all__ = ["Buffers", "Variant"]
 
 
+G = TypeVar("G")
 Buffers = dict[Any, dict[str, Any]]  # key -> sender -> what it sent
 
 
@@ -52,6 +55,26 @@ class Variant:
         """From complete headers to the verdict."""
         yield from examined(seat, guards, headers, found)
         return (yield from confer(seat, guards, headers, ()))
+
+    def votes(self) -> SaveVotes:
+        """What a member makes of the votes on saves."""
+        return SaveVotes()
+
+    def promises(self, promise: SavePromise) -> bool:
+        """Whether a part may be promised now."""
+        return promise.is_due
+
+    def share(self, place: int, view: View, before: tuple[int, int]) -> tuple[int, int]:
+        """A member's share of what is written, in a view that it enters."""
+        return place, len(view.members)
+
+    def commit(self, state: CommitState, event: CommitEvent) -> tuple[CommitState, tuple[CommitAction, ...]]:
+        """What the coordinator makes of the news of a save."""
+        return commit_step(state, event)
+
+    def newest(self, generations: Sequence[G]) -> G | None:
+        """What a replica of a first view begins with."""
+        return generations[-1] if generations else None
 
     def norm(self, parts: Sequence[Sequence[tuple[int, int]]]) -> int:
         """The norm, from every member's blocks."""

@@ -26,6 +26,7 @@ from outlast.checkpoint import save_events as ce
 from outlast.checkpoint.room import give_back, make_room
 from outlast.core.policy import RunRecord
 from outlast.core.protocol import View, ViewId
+from outlast.core.protocol.saves.agreement import CANNOT, SavePromise, SaveVotes, learn_stable
 from outlast.core.protocol.saves.commit import PartReport, SaveId
 from outlast.errors import OutlastError, Unsaved, ViewAbandoned
 from outlast.runtime.host.environment import Environment
@@ -37,24 +38,20 @@ from outlast.runtime.settings.save_settings import SaveSettings
 from outlast.runtime.training.engine import Engine
 from outlast.runtime.transport import save_messages as wire
 
-__all__ = ["CANNOT", "Saves"]
+__all__ = ["Saves"]
 
-CANNOT = -1  # a vote: no save after this step
 _BASE_S = 60.0  # how long the end of a loop waits for the coordinator to have looked into the store
-_LOCALLY = 1  # a vote: this member wants one by itself; the coordinator's requests have higher numbers
 
 
-@dataclass(slots=True)
-class _Flight:
-    """A save that nobody has settled yet. `sent`: the promise was given."""
+@dataclass(slots=True, kw_only=True)
+class _Flight(SavePromise):
+    """A save that nobody has settled yet. `sent`: the promise, as it was given."""
 
     handle: Handle
-    view: ViewId
     reason: str
     asked: int  # the newest request that it answers
     blocked_s: float
     held: Callable[[float], None]
-    stable: bool = False
     sent: wire.SaveDone | None = None
 
     def wait(self) -> None:
@@ -94,12 +91,8 @@ class Saves:
         self._base: int | None = None
         self._view: ViewId | None = None
         self._prepared: concurrent.futures.Future[None] | None = None
-        self._due: tuple[ViewId, int, int] | None = None
-        self._taken: tuple[ViewId, int] | None = None  # the newest (view, step) that a save was tried of
-        self._stop_at: tuple[ViewId, int] | None = None  # the save after which the run stops
-        self._wanted = self._held_up = self._why_lost = ""
-        self._asked = self._acted = 0
-        self._reasons: dict[int, str] = {}
+        self._votes = SaveVotes()
+        self._held_up = self._why_lost = ""
         self._ended = False
         self._saved = self._certified = -1  # the newest step published, and the newest one certified since
         self.held_s = 0.0  # by saves, all of this process together
@@ -120,14 +113,13 @@ class Saves:
         with self._lock:
             every = self.settings.every
             if every and (step + 1) % every == 0:
-                self._wanted = f"every {every} steps"
+                self._votes.wanted = f"every {every} steps"
             elif self._record is not None and self._record.due_s(time.monotonic()) <= 0:
-                self._wanted = self._record.saving(time.monotonic()).reason
-            if not (self.ready() and self.others.ready):
-                if self._wanted or self._asked > self._acted:
-                    self._tell_held_up(step)
-                return CANNOT
-            return self._asked if self._asked > self._acted else _LOCALLY if self._wanted else 0
+                self._votes.wanted = self._record.saving(time.monotonic()).reason
+            vote = self._votes.vote(self.ready() and self.others.ready)
+            if vote == CANNOT and self._votes.wished:
+                self._tell_held_up(step)
+            return vote
 
     def _tell_held_up(self, step: int) -> None:
         """A save is wanted, and one that never came back from its disk has the memory for it: say so, once."""
@@ -146,8 +138,7 @@ class Saves:
     def decided(self, view: View, committed: int, votes: Sequence[int]) -> None:
         """All headers of the step are in: the same conclusion on every member."""
         self._certify_published(view)
-        if votes and min(votes) > CANNOT and max(votes) > 0:
-            self._due = (view.id, committed, max(votes))
+        self._votes.decided(view.id, committed, votes)
 
     def _certify_published(self, view: View) -> None:
         """The guards verified a state at or after the newest generation's: it is certified. One member says so."""
@@ -159,7 +150,7 @@ class Saves:
 
     def want(self, reason: str) -> None:
         """Save after the next step in which all members can. Any thread, also a signal's handler."""
-        self._wanted = reason
+        self._votes.wanted = reason
 
     # --- taking one ----------------------------------------------------------------------------------------------
     def boundary(self) -> None:
@@ -167,14 +158,9 @@ class Saves:
         view, committed = self.member.view, self.member.committed
         if view is None or not self.member.formed or self.member.over(view.id):
             return
-        due, self._due = self._due, None
-        if due is not None and due[:2] == (view.id, committed):
-            with self._lock:
-                reason = self._reasons.get(due[2], "") if due[2] > _LOCALLY else self._wanted
-                if due[2] > _LOCALLY and due[2] % 2:
-                    self._stop_at = due[:2]
-                self._wanted, self._acted = "", max(self._acted, due[2])
-                self._reasons = {n: text for n, text in self._reasons.items() if n > self._acted}
+        with self._lock:
+            reason = self._votes.due(view.id, committed)
+        if reason is not None:
             self._take(view, committed, reason)
         self.enter(view, committed)
         if self.env.until:
@@ -193,7 +179,7 @@ class Saves:
 
     def stopping(self, view: View, step: int) -> bool:
         """Whether the save just taken is the last of a run that is asked to stop. The same on every member."""
-        return self._stop_at == (view.id, step) == self._taken and bool(self._flights)
+        return self._votes.stops(view.id, step) and bool(self._flights)
 
     def await_stop(self, over: Callable[[], bool]) -> None:
         """The stop follows the save's publication, or the end of the time for it. Raises ViewAbandoned."""
@@ -225,7 +211,7 @@ class Saves:
     def _take(self, view: View, step: int, reason: str, *, attempt: int = 0, wait: bool = False) -> None:
         assert self._base is not None
         self.others.take(view.id, step, reason, attempt, wait)
-        self._taken = (view.id, step)
+        self._votes.taken = (view.id, step)
         save = SaveId(epoch=self._base + view.id.epoch, n=view.id.n, step=step, attempt=attempt)
         began_s, tree = time.monotonic(), self._tree()
         try:
@@ -239,10 +225,15 @@ class Saves:
             return
         if handle is None:
             self._lost(save, "no snapshot slot was free")
-            self.want(self._wanted or reason or "a save that was delayed")
+            self.want(self._votes.wanted or reason or "a save that was delayed")
             return
-        asked = self._asked if wait else self._acted  # after the last step there is no later one to wait for
-        flight = _Flight(handle, view.id, reason, asked, time.monotonic() - began_s, self._held)
+        asked = (
+            self._votes.asked if wait else self._votes.acted
+        )  # after the last step there is no later one to wait for
+        flight = _Flight(
+            save=handle.save, view=view.id, handle=handle, reason=reason, asked=asked,
+            blocked_s=time.monotonic() - began_s, held=self._held,
+        )  # fmt: skip
         self._held(flight.blocked_s)
         with self._lock:
             self._flights[save] = flight
@@ -267,20 +258,20 @@ class Saves:
         if not self._flights:
             return
         with self._lock:
-            lapsed = [f for f in self._flights.values() if f.view != view and f.sent is None]
+            lapsed = learn_stable(self._flights.values(), view, stable)
             for flight in lapsed:
-                del self._flights[flight.handle.save]
-            mine = [f for f in self._flights.values() if f.view == view and f.handle.save.step <= stable]
+                del self._flights[flight.save]
+            kept = list(self._flights.values())
         for flight in lapsed:
             self._let_go(flight, None)
-        for flight in mine:
-            flight.stable = True
+        for flight in kept:
             self._promise(flight)
 
     def _durable(self, flight: _Flight, done: concurrent.futures.Future[PartReport]) -> None:
         """In the writer's thread."""
         error = done.exception()
         if error is None:
+            flight.durable = True
             self._promise(flight)
             return
         with self._lock:
@@ -292,9 +283,9 @@ class Saves:
         """Durable and stable: say so, once."""
         with self._lock:
             handle = flight.handle
-            known = self._flights.get(handle.save) is flight
-            if not (known and flight.stable and handle.durable.done() and flight.sent is None):
+            if not (self._flights.get(handle.save) is flight and flight.is_due):
                 return
+            flight.given = True
             flight.sent = self._done_message(flight, handle.durable.result())
         if self._send is not None:
             self._send([flight.sent])
@@ -366,8 +357,7 @@ class Saves:
             if isinstance(message, wire.SaveBase):
                 self._base = message.base
             elif isinstance(message, wire.SaveNow):
-                self._asked = max(self._asked, message.number)
-                self._reasons[message.number] = message.reason
+                self._votes.request(message.number, message.reason)
             else:
                 flight = self._flights.pop(message.save, None)
                 if message.generation is not None:
@@ -420,7 +410,7 @@ class Saves:
         if self._base is None or self._ended or view is None or not self.member.formed or self.member.over(view.id):
             return
         self._ended = final
-        if self._taken == (view.id, step):
+        if self._votes.taken == (view.id, step):
             return
         self._prepare(view)
         self._take(view, step, "the loop ended", attempt=1, wait=True)

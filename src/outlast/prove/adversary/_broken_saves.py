@@ -1,0 +1,95 @@
+"""Checkpoints as they must not be: each variant forgets what makes a generation whole, stable or the newest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
+
+from outlast.core.protocol import View, ViewId
+from outlast.core.protocol.saves import commit as cm
+from outlast.core.protocol.saves.agreement import SavePromise, SaveVotes
+from outlast.prove.adversary._variants import Variant
+
+__all__ = ["SAVES_BROKEN"]
+
+G = TypeVar("G")
+
+
+class _Alone(SaveVotes):
+    _mine = 0
+
+    def vote(self, can: bool) -> int:
+        self._mine = super().vote(can)
+        return self._mine
+
+    def decided(self, view: ViewId, committed: int, votes: Sequence[int]) -> None:
+        super().decided(view, committed, [self._mine])
+
+
+class OwnVoteCounts(Variant):
+    """Each member saves when it wants to."""
+
+    def votes(self) -> SaveVotes:
+        return _Alone()
+
+
+class _Late(SaveVotes):
+    _view: ViewId | None = None
+
+    def decided(self, view: ViewId, committed: int, votes: Sequence[int]) -> None:
+        super().decided(view, committed, votes)
+        self._view = view
+
+    def due(self, view: ViewId, committed: int) -> str | None:
+        return super().due(self._view or view, committed)
+
+
+class DueInAnyView(Variant):
+    """A save that was agreed on in one view is taken in the next."""
+
+    def votes(self) -> SaveVotes:
+        return _Late()
+
+
+class PromisedUnstable(Variant):
+    """A part is promised as soon as it is durable, while the step can still be taken back."""
+
+    def promises(self, promise: SavePromise) -> bool:
+        return promise.durable and not promise.given
+
+
+class ShareKept(Variant):
+    """A member goes on to write the share that it had in an earlier view."""
+
+    def share(self, place: int, view: View, before: tuple[int, int]) -> tuple[int, int]:
+        return before if before[1] else super().share(place, view, before)
+
+
+class LastPartForgone(Variant):
+    """A save is published when all parts but one are there."""
+
+    def commit(
+        self, state: cm.CommitState, event: cm.CommitEvent
+    ) -> tuple[cm.CommitState, tuple[cm.CommitAction, ...]]:
+        if isinstance(event, cm.ViewChanged) and len(event.writers) > 1:
+            event = msgspec.structs.replace(event, writers=event.writers[:-1])
+        return super().commit(state, event)
+
+
+class OlderRead(Variant):
+    """A fleet that begins again reads the generation before the newest."""
+
+    def newest(self, generations: Sequence[G]) -> G | None:
+        return super().newest(generations[:-1])
+
+
+SAVES_BROKEN: dict[str, tuple[type[Variant], int]] = {
+    "own-vote-counts": (OwnVoteCounts, 2000),
+    "due-in-any-view": (DueInAnyView, 2000),
+    "promised-unstable": (PromisedUnstable, 2000),
+    "share-kept": (ShareKept, 2000),
+    "last-part-forgone": (LastPartForgone, 2000),
+    "older-read": (OlderRead, 2000),
+}
