@@ -1,0 +1,179 @@
+"""How a member comes into a view: connections, the roll call, what is handed over, and the first words in it.
+
+Each step of it is in the order in which it happens. Raises ViewAbandoned where the view ends meanwhile.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+
+from outlast.core.phases import Phase
+from outlast.core.protocol import (
+    HandOver,
+    RollEntry,
+    StepPlan,
+    View,
+    plan_of,
+)
+from outlast.core.protocol import host_messages as hm
+from outlast.core.protocol import messages as m
+from outlast.runtime.checks.row_admission import admit
+from outlast.runtime.checks.verdict_round import compare_roll
+from outlast.runtime.exchange.plane import Plane
+from outlast.runtime.exchange.slots import Memory
+from outlast.runtime.joining.donor import lane_address
+from outlast.runtime.member._plane_choice import make_plane
+from outlast.runtime.member._seat import MemberSeat
+from outlast.runtime.member._siblings import LanedPlane
+from outlast.runtime.saving.resume import begin
+from outlast.runtime.transport.mesh import Mesh, Roll
+from outlast.runtime.transport.rank_words import ExpectLeaves
+from outlast.runtime.view.rounds import LANES
+from outlast.tensors import combine
+
+__all__ = ["Forming"]
+
+
+class Forming(MemberSeat):
+    """See the module."""
+
+    def _form(self, view: View) -> None:
+        self._close_view()
+        if not self._left_at_s and not view.start:
+            self._left_at_s = time.monotonic()
+        self.donor.flush(view)
+        self.spare.drain(view)
+        if view.start:
+            begun = self.siblings.begin_run(view)
+            begin(self.env, self.engine, view, self.saves)
+            begun(self.member.committed)
+        mesh = self._connect(view)
+        entries = self._roll_called(view, mesh)
+        with self.lock:
+            answers = self.member.called(entries, time.monotonic())
+            self.engine.sums.keep(sorted(self.member.held))
+            formed = self.member.formed
+            plan = None if answers else self.member.standing()[1]
+        if plan is None:
+            self.link.send(answers)
+            self._close_view()
+            return
+        self.plane = self.disguise(self._make_plane(mesh))
+        if formed:
+            self._formed(view, plan)
+
+    def _connect(self, view: View) -> Mesh:
+        """Connections to all members of the view."""
+        self.enter(Phase.CONNECT)
+        self.mesh = mesh = Mesh(
+            self.listener,
+            view,
+            {name: lane_address(address, 0) for name, address in self.member.contacts.items()},
+            self.engine.memory.region,
+            wake_fd=self.link.wake_fd,
+            abandoned=lambda: self._over(view),
+            patience=self.patience,
+            on_stall=self._stalled,
+            probe=self.probe,
+            awaited_s=self.clock.awaited_s,
+            on_awaited=lambda missing: self.link.send([hm.Awaited(member=self.env.me, missing=missing)]),
+        )
+        mesh.waits = self.pace.parts.waits
+        mesh.form()
+        self._remember_peers(view)
+        return mesh
+
+    def _roll_called(self, view: View, mesh: Mesh) -> list[RollEntry]:
+        """What each member of the view holds, once their states have been compared."""
+        self.enter(Phase.ROLL_CALL)
+        # Where a step follows, states are compared while it computes.
+        at_once = view.start or self.member.committed >= (self.member.until or math.inf)
+        joined = self.engine.late is not None
+        fingerprint = self.engine.fingerprint() if at_once and not joined else 0
+        if self.siblings.some:  # later its ranks may have ended, as their lead is about to
+            whole = view.start
+            fingerprint = combine([fingerprint, *self.siblings.fingerprints(mesh)]) if whole else 0
+        with self.lock:
+            entry = self.member.roll(fingerprint, self.engine.outcome(), late=self.spare.late, joined=joined)
+        entries = [roll.entry for roll in self.everyone(Roll(entry), Phase.ROLL_CALL).values()]
+        compare_roll(self, self.guards, view, entries, self.engine.parts)
+        self._entries = entries
+        return entries
+
+    def _make_plane(self, mesh: Mesh) -> Plane:
+        """The lane of this rank; and the replica's others, where it has more than one."""
+        if not self.siblings.some:
+            return make_plane(self, self.engine, mesh, self.memories, self._store)
+        lanes = self.on(LANES, -1, self.siblings.addresses, Phase.ROLL_CALL)
+        self.siblings.form(mesh.view, lanes, sorted(self.member.held))
+        own = make_plane(self, self.engine, mesh, self.memories, self._store)
+        return LanedPlane(own, self.siblings, self.engine, mesh)
+
+    def _remember_peers(self, view: View) -> None:
+        for name, region in self.listener.regions.items():
+            if name not in self.memories:
+                self.memories[name] = Memory(self.engine.layout, self.engine.memory.num_slots, region)
+
+    def _hand_over(self, todo: HandOver) -> None:
+        assert self.plane is not None
+        with self.lock:
+            view, _ = self.member.standing()
+        if todo.donor == self.env.me:
+            self.enter(Phase.HAND_OVER_SEND)
+            joined = any(entry.joined for entry in self._entries if entry.member in todo.behind)
+            self.siblings.joined = joined
+            self.plane.give(todo.step, self.engine.told(joined=joined), todo.behind)
+        elif self.env.me in todo.behind:
+            self.enter(Phase.HAND_OVER_RECEIVE)
+            joined = self.engine.late is not None
+            self.engine.settle(self.enter)
+            meta = self.engine.heard(self.plane.take(todo.step, todo.donor))
+            if not joined:
+                self.engine.live(self.enter)
+            self.pace.record(meta.step, meta.loss)
+            self.pace.formed(self._left_at_s, 0.0)
+            self.pace.committed(meta.step, len(self.mesh.view.members) if self.mesh is not None else 1)
+        with self.lock:
+            self.member.handed_over()
+            view, plan = self.member.standing()
+        self._formed(view, plan)
+
+    def _formed(self, view: View, plan: StepPlan) -> None:
+        """The view works: tell the coordinator, feed the spares, expect my share of the data."""
+        now = time.monotonic()
+        recomputed = 0
+        if self.last_plan is not None and self.last_plan.step == plan.step:
+            dead = [name for name in self.last_plan.leaves if name not in view.members]
+            lost = {leaf for name in dead for leaf in self.last_plan.leaves[name]}
+            recomputed = len(lost.intersection(leaf for part in plan.orphans.values() for leaf in part))
+        formed = m.Formed(
+            member=self.env.me,
+            view=view.id,
+            step=plan.step,
+            recomputed=recomputed,
+            left_at_s=self._left_at_s,
+            formed_at_s=now,
+        )
+        self.link.send([formed])
+        self.pace.formed(self._left_at_s, recomputed / self.engine.num_leaves)
+        self._left_at_s = 0.0
+        self.last_plan = plan
+        self.comparison, self._compared = None, view.start
+        if view.start:  # they were compared in the roll call
+            self.member.audits.compared(plan.step)
+        if self.engine.robust is not None:
+            admit(self, self.engine.robust, view, plan)
+        self.donor.formed(view)
+        self.on_formed()
+        first, share = list(plan.orphans[self.env.me]), self._standard_share(view)
+        self.engine.expect(first, share, plan.step, self.member.committed)
+        config = self.env.config
+        awaited = bool(config.spares) or (bool(config.max_restarts) and len(view.members) < config.replicas)
+        index, donors = view.members.index(self.env.me), len(view.members) if awaited else 0
+        self.engine.expect_joiners(index, donors)
+        since = self.member.committed
+        self.siblings.expect(ExpectLeaves(tuple(first), tuple(share), plan.step, since, index, donors))
+
+    def _standard_share(self, view: View) -> list[int]:
+        return list(plan_of(view.members, 0, self.engine.num_leaves, self.engine.num_rows).leaves[self.env.me])
