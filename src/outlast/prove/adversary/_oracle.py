@@ -10,7 +10,7 @@ import msgspec
 from outlast.core.protocol import Header, RollEntry, View, ViewId
 from outlast.core.protocol import messages as m
 from outlast.prove.adversary import _algebra as algebra
-from outlast.prove.adversary._surroundings import Fellow, Generation, Speaker, Surroundings
+from outlast.prove.adversary._surroundings import Fellow, PublishedSave, Speaker, Surroundings
 
 __all__ = ["Oracle", "Violation"]
 
@@ -190,7 +190,7 @@ class Oracle:
             first, second = (who, replica.name) if saved else (replica.name, who)
             self.violated("One save", f"{first} saves step {step} of view {view.id}, {second} does not")
 
-    def published(self, generation: Generation) -> None:
+    def published(self, generation: PublishedSave) -> None:
         """A generation is the whole state after a step that nothing can take back."""
         save, parts, num = generation.save, generation.parts, self._sizes[generation.save.view]
         self.world.note(f"{save.token} is published")

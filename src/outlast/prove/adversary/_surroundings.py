@@ -19,8 +19,8 @@ from outlast.prove.adversary._scenario import Scenario
 from outlast.prove.adversary._variants import Variant
 
 __all__ = [
-    "Durable", "Fellow", "Generation", "Observer", "Owner", "Speaker", "Store", "Supervisor", "Surroundings",
-    "ViewMesh",
+    "Durable", "Fellow", "Observer", "Owner", "PublishedSave", "SimulatedStore", "Speaker", "Supervisor",
+    "Surroundings", "ViewMesh",
 ]  # fmt: skip
 
 
@@ -43,7 +43,7 @@ class Durable:
         return True
 
 
-class Generation(NamedTuple):
+class PublishedSave(NamedTuple):
     """What was published of one save: parts, each with the state that its writer had."""
 
     save: SaveId
@@ -59,11 +59,11 @@ class Generation(NamedTuple):
         return int(self.parts[0].digest)
 
 
-class Store:
+class SimulatedStore:
     """Generations by number, and the newest one that may be read. What is older than it is refused."""
 
     def __init__(self) -> None:
-        self.generations: list[Generation] = []
+        self.generations: list[PublishedSave] = []
 
     def publish(self, save: SaveId, reports: tuple[PartReport, ...]) -> int | None:
         """The save's number, the same for the same save; None if a newer one is there."""
@@ -72,7 +72,7 @@ class Store:
                 return number
         if self.generations and (save.view, save.step) <= (self.generations[-1].save.view, self.generations[-1].step):
             return None
-        self.generations.append(Generation(save, reports))
+        self.generations.append(PublishedSave(save, reports))
         return len(self.generations) - 1
 
 
@@ -196,7 +196,7 @@ class Observer(Protocol):
     def applied(self, replica: Fellow, how: str) -> None: ...
     def wrote(self, replica: Fellow) -> None: ...
     def killed(self, name: str) -> None: ...
-    def published(self, generation: Generation) -> None: ...
+    def published(self, generation: PublishedSave) -> None: ...
     def resumed(self, replica: Fellow, step: int) -> None: ...
     def at_boundary(self, replica: Fellow, view: View, step: int, *, saves: bool) -> None: ...
 
@@ -209,7 +209,7 @@ class Surroundings(Protocol):
     scenario: Scenario
     settings: Settings
     durable: Durable
-    store: Store
+    store: SimulatedStore
     variant: Variant
     trace: Any
     spoilt_states: set[int]  # that somebody's memory made, and what became of them

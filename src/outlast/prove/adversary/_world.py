@@ -15,7 +15,7 @@ from outlast.prove.adversary._network import Network
 from outlast.prove.adversary._oracle import Oracle, Violation
 from outlast.prove.adversary._replica import SimulatedReplica
 from outlast.prove.adversary._scenario import Scenario
-from outlast.prove.adversary._surroundings import Durable, Store, Supervisor
+from outlast.prove.adversary._surroundings import Durable, SimulatedStore, Supervisor
 from outlast.prove.adversary._variants import Variant
 
 __all__ = ["ScheduleOutcome", "World"]
@@ -44,7 +44,7 @@ class World:
         self.kernel = EventHeap(scenario.seed)
         self.network = Network(self.kernel, scenario.mean_delay_s, scenario.tail)
         self.durable = Durable(variant.fenced)
-        self.store = Store()
+        self.store = SimulatedStore()
         self.oracle: Oracle = Oracle(self)
         self.replicas: dict[str, SimulatedReplica] = {}  # also those that have ended
         self.agents: dict[str, SimulatedAgent] = {}

@@ -204,10 +204,6 @@ class Agent(AgentRanks):
             self._kill(name, why)
         self._stop("left alone" if another else "turned away")
 
-    # --- ranks ---------------------------------------------------------------------------------------------------
-
-    # --- evidence ------------------------------------------------------------------------------------------------
-
 
 def main() -> int:
     """Entry of the agent's process: its name, then the script's command."""
