@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from outlast.cli import main
-from outlast.cli._prove_run import _found, _write
+from outlast.cli._campaign_file import campaign_file
 from outlast.core import events as ev
 from outlast.errors import ConfigError
 from outlast.prove._commit_log import Commit
@@ -407,17 +407,10 @@ def test_a_trace_needs_a_log_that_can_be_read_and_a_script(tmp_path: Path) -> No
 
 
 # --- a campaign that goes on -----------------------------------------------------------------------------------------
-def test_a_file_of_results_fixes_the_seed_and_what_is_done(tmp_path: Path) -> None:
-    file = tmp_path / "results.jsonl"
-    assert _found(file, 7) == ([], 7)
-    _write(file, result(0))
-    _write(file, result(1, "wrong", findings=[WRONG]))
-    with file.open("ab") as half:
-        half.write(b'{"number": 2, "se')
-    found, seed = _found(file, -1)
-    assert (found, seed) == ([result(0), result(1, "wrong", findings=[WRONG])], 3)
-    with pytest.raises(ConfigError, match="is of seed 3, not 4"):
-        _found(file, 4)
-    file.write_text("no result\n")
-    with pytest.raises(ConfigError, match="a line that is no result"):
-        _found(file, -1)
+def test_a_file_of_results_gives_them_back(tmp_path: Path) -> None:
+    found = [result(0), result(1, "wrong", findings=[WRONG])]
+    for seed, known in ((3, []), (-1, found)):
+        with campaign_file(tmp_path / "results", ScriptResult, lambda result: result.seed, seed) as file:
+            assert (file.seed, file.found) == (3, known)
+            for one in found[len(known) :]:
+                file.add(one)

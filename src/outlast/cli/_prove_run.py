@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 import shutil
 import sys
 import tempfile
@@ -18,6 +17,7 @@ import typer
 from outlast.errors import ConfigError, EnvironmentFault, nearest
 
 if TYPE_CHECKING:
+    from outlast.cli._campaign_file import CampaignFile
     from outlast.prove.script_campaign import Baseline, ScriptCampaign, ScriptResult, StrikeRecord
     from outlast.prove.script_plan import ScriptFleet, Shape
     from outlast.prove.script_report import ProofReport
@@ -135,12 +135,26 @@ def script_of(script: str | None, module: str | None, args: list[str], command: 
 # --- the campaign ----------------------------------------------------------------------------------------------------
 def prove(options: Options, *, quiet: bool) -> ProofReport:
     """All runs, one after the other, with a word on each on standard error."""
+    from outlast.cli._campaign_file import campaign_file
+    from outlast.prove.script_campaign import ScriptResult
+
+    kinds, impossible = _possible(options, _kinds(options))
+    with campaign_file(options.resume, ScriptResult, lambda result: result.seed, options.seed) as file:
+        return _proved(options, file, kinds, impossible, quiet)
+
+
+def _proved(
+    options: Options,
+    file: CampaignFile[ScriptResult],
+    kinds: Sequence[str],
+    impossible: Mapping[str, str],
+    quiet: bool,
+) -> ProofReport:
     from outlast.prove.script_campaign import ScriptCampaign
     from outlast.prove.script_plan import Shape
     from outlast.prove.script_report import proof_of
 
-    kinds, impossible = _possible(options, _kinds(options))
-    results, seed = _found(options.resume, options.seed)
+    results, seed = file.found, file.seed
     base = options.keep or Path(tempfile.mkdtemp(prefix="outlast-prove-"))
     base.mkdir(parents=True, exist_ok=True)
     shape = Shape(replicas=options.replicas, spares=options.spares, hosts=options.hosts)
@@ -159,8 +173,7 @@ def prove(options: Options, *, quiet: bool) -> ProofReport:
                 break
             if fleet.number in known:
                 continue
-            results.append(_attempt(campaign, fleet, live))
-            _write(options.resume, results[-1])
+            file.add(_attempt(campaign, fleet, live))
             say(_ended(results[-1], len(results)))
     shrunk = _shrunk(options, campaign, baseline, results, live, say)
     report = proof_of(options.script, seed, baseline, results, _untested(kinds, impossible), shrunk)
@@ -285,32 +298,6 @@ def _untested(kinds: Sequence[str], impossible: Mapping[str, str]) -> list[tuple
 
     told = [(name, f"cannot be put into this run: {reason}") for name, reason in impossible.items()]
     return told + [(n, "left out by --faults") for n in KINDS if n not in kinds and n not in impossible]
-
-
-# --- the file of results ---------------------------------------------------------------------------------------------
-def _found(resume: Path | None, seed: int) -> tuple[list[ScriptResult], int]:
-    """What a file has, and the seed that goes with it; a line that a kill has cut short is left out."""
-    from outlast.prove.script_campaign import ScriptResult
-
-    found: list[ScriptResult] = []
-    if resume is not None and resume.exists():
-        lines = [line for line in resume.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
-        try:
-            found = [msgspec.json.decode(line, type=ScriptResult) for line in lines]
-        except msgspec.DecodeError as error:
-            raise ConfigError(
-                f"--resume {resume} has a line that is no result: {error}", remedy="give a new file"
-            ) from error
-    seeds = {result.seed for result in found}
-    if len(seeds) > 1 or (seed >= 0 and seeds - {seed}):
-        raise ConfigError(f"--resume {resume} is of seed {min(seeds)}, not {seed}", remedy="leave --seed out")
-    return found, seeds.pop() if seeds else (secrets.randbelow(1_000_000) if seed < 0 else seed)
-
-
-def _write(resume: Path | None, result: ScriptResult) -> None:
-    if resume is not None:
-        with resume.open("ab") as file:
-            file.write(msgspec.json.encode(result) + b"\n")
 
 
 # --- what is shown ---------------------------------------------------------------------------------------------------

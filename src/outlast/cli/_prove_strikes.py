@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 import shutil
 import sys
 import tempfile
@@ -45,26 +44,27 @@ def strikes(
     and the process that replicas are forked from, at random moments from the first process to the last. Each must end,
     with the bits of an undisturbed run or truly lost, and what status and why print must agree with what was done.
     Exit code 8 if anything does not."""
-    from outlast.prove import StrikeCampaign
+    from outlast.cli._campaign_file import campaign_file
+    from outlast.prove import StrikeCampaign, Struck
 
     if fleets < 1 or strikes < 0 or minutes < 0 or seed < -1 or only < -1:
         raise ConfigError(
             f"--fleets {fleets} --strikes {strikes} --minutes {minutes:g} --seed {seed} --only {only} cannot be",
             remedy="--fleets 1 or more, the others 0 or more",
         )
-    found, seed = _found(resume, seed)
     base = keep or (resume.with_name(resume.name + ".runs") if resume else Path(tempfile.mkdtemp(prefix="outlast-")))
     base.mkdir(parents=True, exist_ok=True)
-    if not as_json:
-        print(f"seed {seed}; runs with findings are kept in {base}", file=sys.stderr)
-    campaign, end_s = StrikeCampaign(base, seed, keep is not None), time.monotonic() + (minutes * 60.0 or 1e9)
-    with _progress(fleets, as_json) as (watch, done):
-        for number in [only] if only >= 0 else _numbers(found, fleets, strikes):
-            if time.monotonic() > end_s:
-                break
-            found.append(campaign.attempt(number, watch))
-            _write(resume, found[-1])
-            done(found[-1], len(found), sum(len(result.done) for result in found))
+    with campaign_file(resume, Struck, lambda result: result.fleet.seed, seed) as results:
+        found, seed = results.found, results.seed
+        if not as_json:
+            print(f"seed {seed}; runs with findings are kept in {base}", file=sys.stderr)
+        campaign, end_s = StrikeCampaign(base, seed, keep is not None), time.monotonic() + (minutes * 60.0 or 1e9)
+        with _progress(fleets, as_json) as (watch, done):
+            for number in [only] if only >= 0 else _numbers(found, fleets, strikes):
+                if time.monotonic() > end_s:
+                    break
+                results.add(campaign.attempt(number, watch))
+                done(found[-1], len(found), sum(len(result.done) for result in found))
     bad = [result for result in found if result.findings]
     if not (bad or keep or resume):
         shutil.rmtree(base, ignore_errors=True)
@@ -83,36 +83,6 @@ def _numbers(found: list[Struck], fleets: int, strikes: int) -> Iterator[int]:
         if number not in known:
             yield number
         number += 1
-
-
-# --- the file of results ---------------------------------------------------------------------------------------------
-def _found(resume: Path | None, seed: int) -> tuple[list[Struck], int]:
-    """What a file has, and the seed that goes with it."""
-    import msgspec
-
-    from outlast.prove import Struck
-
-    if resume is None or not resume.exists():
-        return [], secrets.randbelow(1_000_000) if seed < 0 else seed
-    lines = resume.read_bytes().splitlines(keepends=True)
-    try:
-        found = [msgspec.json.decode(line, type=Struck) for line in lines if line.endswith(b"\n")]
-    except msgspec.DecodeError as error:
-        raise ConfigError(
-            f"--resume {resume} has a line that is no result: {error}", remedy="give a new file"
-        ) from error
-    seeds = {result.fleet.seed for result in found}
-    if seed >= 0 and seeds - {seed}:
-        raise ConfigError(f"--resume {resume} is of seed {min(seeds)}, not {seed}", remedy="leave --seed out")
-    return found, seeds.pop() if seeds else (secrets.randbelow(1_000_000) if seed < 0 else seed)
-
-
-def _write(resume: Path | None, result: Struck) -> None:
-    import msgspec
-
-    if resume is not None:
-        with resume.open("ab") as file:
-            file.write(msgspec.json.encode(result) + b"\n")
 
 
 # --- what is shown ---------------------------------------------------------------------------------------------------
