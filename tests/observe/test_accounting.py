@@ -76,8 +76,9 @@ def test_what_a_rewind_takes_back_is_lost() -> None:
     assert account.productive_s == pytest.approx(2.5)
 
 
-def test_of_a_run_that_failed_what_no_checkpoint_holds_is_lost() -> None:
-    events = [started(), counted(3.0, 0, 30, productive=3.0), finished(3.0, "failed")]
+@pytest.mark.parametrize("outcome", ["failed", "stopped"])
+def test_of_a_run_that_did_not_finish_what_no_checkpoint_holds_is_lost(outcome: str) -> None:
+    events = [started(), counted(3.0, 0, 30, productive=3.0), finished(3.0, outcome)]
     assert accounting(events).lost_s == pytest.approx(3.0)
     saved = ev.CheckpointSaved(
         at_s=2.0, step=20, generation=1, view=[1, 1], num_writers=1, state_bytes=1, written_bytes=1, blocked_s=0.0,
@@ -141,7 +142,7 @@ happenings = st.one_of(
     st.builds(lambda at, first, end, seconds: counted(at, first, end, **seconds), times, counts, counts,
               st.dictionaries(names, spans, max_size=4)),
     st.builds(lambda at: ev.FleetGone(at_s=at, step=0, detail=""), times),
-    st.builds(finished, times, st.sampled_from(["finished", "failed"])),
+    st.builds(finished, times, st.sampled_from(["finished", "failed", "stopped"])),
     st.builds(lambda at, to: ev.VerdictReached(at_s=at, step=20, action="rewind", evidence="", confidence="certain",
                                         remedy="", to_step=to), times, counts),
 )  # fmt: skip

@@ -17,6 +17,7 @@ from outlast.checkpoint.head_facts import sections
 from outlast.checkpoint.occupancy import occupy
 from outlast.core import events as ev
 from outlast.core.policy import RunRecord
+from outlast.observe import accounting
 from outlast.runtime.settings.fault_points import Fault
 
 pytestmark = pytest.mark.process
@@ -114,6 +115,29 @@ def test_steps_are_lost_with_an_agent_and_counted(fleet: Callable[..., Any], tmp
     run.assert_unchanged(may_lose=True)
     assert [e.step for e in run.exits()[:2]] == [7, 7]
     assert {r.lost_steps for r in run.driven.recoveries()} == {3}
+
+
+@pytest.mark.campaign
+def test_a_run_that_all_are_asked_to_leave_tells_its_last_steps(fleet: Callable[..., Any]) -> None:
+    """Between heartbeats, and in a view that forms when the last of them has been asked. No checkpoint has them."""
+    run = fleet(replicas=2, spares=1, steps=12, gates=(2, 4, 7), heartbeat_s=30.0, max_restarts=0)
+    run.gate(2, "the spare was served", lambda: run.served("r2.1"))
+    run.gate(4, "it had caught up", lambda: run.caught_up("r2.1"))
+    run.until("two wait before step 7", lambda: run.at_gates({run.pid("r0.1"), run.pid("r1.1")}))
+    run.strike(run.pid("r1.1"), signal.SIGTERM)
+    run.until("the spare is to take its place", lambda: run.driven.members == ["r0.1", "r2.1"])
+    run.strike(run.pid("a0"), signal.SIGTERM)
+    run.gate(7, "who stays had said where it is", lambda: any(e.committed == 7 for e in _told(run)))
+    assert run.finish() == 143
+    (ended,) = [e for e in run.driven.events if isinstance(e, ev.RunFinished)]
+    assert (ended.outcome, ended.steps) == ("stopped", 8)
+    assert _told(run)[-1].committed == 8
+    account = accounting(run.driven.events)
+    assert (account.productive_s, account.degraded_s) == (0.0, 0.0)
+
+
+def _told(run: Any) -> list[ev.ProgressMade]:
+    return [e for e in run.driven.events if isinstance(e, ev.ProgressMade)]
 
 
 @pytest.mark.campaign

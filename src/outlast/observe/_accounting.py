@@ -9,7 +9,7 @@ and say what the time was used for (`outlast.core.protocol.StepTime`); here it i
 - **checkpoint**: steps held up by saves.
 - **recovery**: from the last commit before a change of the view to the first one after it, less that step's own time.
 - **lost**: work that was done twice or in vain: steps beyond the checkpoint that the run went back to, or that no
-  checkpoint holds when a run fails; and microbatches of the dead that were computed again.
+  checkpoint holds when a run fails or is stopped; and microbatches of the dead that were computed again.
 - **stalled**: what a step took beyond all that is usual, while nothing failed: a process that was stopped, a loader
   that hung, the loop's own code. `Stall` events say when and where.
 - **idle**: before the first view has formed, and after the last commit.
@@ -227,7 +227,7 @@ def _note(event: ev.AnyEvent, facts: _Facts) -> None:
             _lose(event.to_step, facts)
         case ev.RunFinished():
             facts.over = True
-            if event.outcome == "failed" and facts.steps:
+            if event.outcome != "finished" and facts.steps:
                 kept = max(facts.saved, facts.steps[0].first)
                 facts.gone = max(0, facts.steps[-1].end - kept)
                 _lose(kept, facts)

@@ -155,6 +155,8 @@ class Forming(MemberSeat):
             left_at_s=self._left_at_s,
             formed_at_s=now,
         )
+        if self.member.leaving:  # it may be the last that the coordinator hears of me
+            self.link.beat()
         self.link.send([formed])
         self.pace.formed(self._left_at_s, recomputed / self.engine.num_leaves)
         self._left_at_s = 0.0

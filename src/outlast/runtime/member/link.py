@@ -144,6 +144,7 @@ class MemberLink:
                 ready = {fd for fd, _ in poll.poll(max(0.0, next_beat - now) * 1000.0)}
                 if self._leaving_fd in ready:
                     os.eventfd_read(self._leaving_fd)
+                    self.beat()  # if all are asked to go, the coordinator hears no more of what was done
                     self.send(self.member.leave())
                 if ready - {self._leaving_fd}:
                     self._receive(link)
