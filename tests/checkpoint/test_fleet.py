@@ -306,10 +306,10 @@ def test_any_schedule_of_saves_losses_and_view_changes_leaves_a_whole_newest_gen
 
 TRAINER = """
 import os, sys, torch
-from outlast.checkpoint import Engine, Hold
+from outlast.checkpoint import CheckpointEngine, Hold
 path, text, pace = sys.argv[1], sys.argv[2], sys.argv[3]
 hold = Hold.parse(text) if text else None
-engine = Engine(path, hold=hold, run="r")
+engine = CheckpointEngine(path, hold=hold, run="r")
 loaded = engine.load()
 start = 0 if loaded is None else loaded.step + 1
 if loaded is not None:

@@ -132,7 +132,7 @@ def test_a_drain_that_hangs_is_told_at_the_next_and_the_near_place_goes_on(
 
 SCRIPT = """
 import sys, threading, torch
-from outlast.checkpoint import Engine, LocalStore
+from outlast.checkpoint import CheckpointEngine, LocalStore
 from outlast.checkpoint.fs import Disk
 
 class Dead(Disk):
@@ -146,7 +146,7 @@ armed, met = threading.Event(), threading.Event()
 def lose_patience():
     engine._timeout_s = engine._writers._crew.limit_s = engine._publisher._crew.limit_s = 0.5
 
-engine = Engine(LocalStore({place!r}, fs=Dead()), timeout_s=60.0)
+engine = CheckpointEngine(LocalStore({place!r}, fs=Dead()), timeout_s=60.0)
 engine.commit(engine.save(1, {{"w": torch.zeros(5000)}}))
 armed.set()
 if {call!r} in ("pwrite", "fsync"):  # the others leave the write itself alone

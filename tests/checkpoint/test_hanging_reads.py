@@ -177,11 +177,11 @@ def test_what_a_failed_generation_half_filled_is_not_left_to_train_on(tmp_path: 
 
 HANGS = """
 import sys, threading
-from outlast.checkpoint import Engine, LocalStore
+from outlast.checkpoint import CheckpointEngine, LocalStore
 from outlast.checkpoint.fs import Disk
 from outlast.errors import CheckpointError
 Disk.pread = lambda *_, **__: threading.Event().wait()
-engine = Engine(sys.argv[1], timeout_s=0.3)
+engine = CheckpointEngine(sys.argv[1], timeout_s=0.3)
 try:
     engine.load()
 except CheckpointError as error:

@@ -24,7 +24,7 @@ def state(value: float) -> dict[str, Any]:
 
 SCRIPT = """
 import atexit, threading, torch
-from outlast.checkpoint import Engine, LocalStore, _writer
+from outlast.checkpoint import CheckpointEngine, LocalStore, _writer
 from outlast.checkpoint.fs import Disk
 
 _writer.CHUNK_BYTES, _writer._GROUP_BYTES, _writer._RUN_BYTES = 4096, 4096, 8192
@@ -36,7 +36,7 @@ class Slow(Disk):
         assert go_on.wait(60)
         return super().pwrite(*args, **kwargs)
 
-engine = Engine(LocalStore({place!r}, fs=Slow()), drain_to={far!r}, timeout_s=5.0)
+engine = CheckpointEngine(LocalStore({place!r}, fs=Slow()), drain_to={far!r}, timeout_s=5.0)
 handle = engine.save(1, {{"w": torch.arange(100_000)}})
 engine.commit_later(handle)
 handle.wait_copied()
