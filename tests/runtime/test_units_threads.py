@@ -20,7 +20,7 @@ from outlast.config import RunConfig
 from outlast.core.phases import Phase
 from outlast.core.protocol import Compute, Member, View, ViewId
 from outlast.core.protocol import messages as m
-from outlast.runtime.host import agent as _agent
+from outlast.runtime.host import _agent_ranks
 from outlast.runtime.host.agent import Agent
 from outlast.runtime.host.launcher import Launcher
 from outlast.runtime.joining import inflow as _inflow
@@ -166,7 +166,7 @@ def test_an_agent_that_reconnects_says_whom_it_has_started(monkeypatch: pytest.M
     """The coordinator that was told may have died before it had written that down."""
     said: list[Any] = []
     link: Any = SimpleNamespace(send=said.append, close=lambda: None)
-    monkeypatch.setattr(_agent, "Link", lambda *_, **__: link)
+    monkeypatch.setattr(_agent_ranks, "Link", lambda *_, **__: link)
     sign = Region(Progress.SIZE)
     agent = Agent("a0", {
         "OUTLAST_COORDINATOR": "localhost:1", "OUTLAST_SECRET": "", "OUTLAST_RUN_DIR": "",
