@@ -127,6 +127,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     on_alarm: Literal["act", "tell"] = "act"
     """What to do about an alarm of a host: what is expected to cost least (move its work to others between two steps,
     save, or nothing), or only say what that would have been."""
+    fabric: str = ""
+    """A file that says which links lie between the hosts (`outlast health links`): a bad link is then named as such.
+    Without it each host is known by its own link."""
     stop_save_s: float = 20.0
     """How long a run that is asked to stop may take to save first; 0 stops at once."""
 
@@ -181,7 +184,7 @@ def in_json(value: Any) -> Any:
 def anchored(config: RunConfig) -> RunConfig:
     """Return the configuration with the places of its checkpoints made absolute, as seen from the working directory: a
     script may change that before it reads them."""
-    named = ("checkpoint_dir", "checkpoint_drain_to", "init_from", "readings_from")
+    named = ("checkpoint_dir", "checkpoint_drain_to", "init_from", "readings_from", "fabric")
     places = {key: getattr(config, key) for key in named}
     if config.resume not in ("auto", "never"):
         places["resume"] = config.resume

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from outlast.core import events as ev
 
 if TYPE_CHECKING:
     from outlast.health import Fabric, LinkReport
 
-__all__ = ["judge_run", "print_links", "probe_links"]
+__all__ = ["judge_run", "links_said", "print_links", "probe_links"]
 
 
 def probe_links(
@@ -57,6 +61,27 @@ def print_links(report: LinkReport, skipped: int) -> None:
         print(f"On no probed path, so not judged: {', '.join(report.unseen)}.")
 
 
+def links_said(events: Sequence[ev.AnyEvent]) -> list[str]:
+    """What `why` says of links: those that the run's own exchanges name. The fabric is the one that the run was told;
+    without it, or where its file is not here, each host is known by its own link."""
+    from outlast.errors import ConfigError
+
+    if not any(wait.resent or wait.late for word in _words(events) for wait in word.waits.values()):
+        return []
+    from outlast import health
+
+    told = next((str(e.config.get("fabric") or "") for e in events if isinstance(e, ev.RunStarted)), "")
+    with contextlib.suppress(ConfigError):  # of one host
+        with contextlib.suppress(ConfigError):  # another place than the one that the run was started on
+            return health.run_links(events, health.load_fabric(Path(told)) if told else None).said
+        return health.run_links(events).said
+    return []
+
+
+def _words(events: Sequence[ev.AnyEvent]) -> Iterator[ev.StepAnatomy]:
+    return (event for event in events if isinstance(event, ev.StepAnatomy))
+
+
 def judge_run(run: Path, fabric_file: Path | None, as_json: bool) -> int:
     """What a run's own exchanges say of its links: what TCP had to send again, and headers that came late."""
     import msgspec
@@ -66,20 +91,20 @@ def judge_run(run: Path, fabric_file: Path | None, as_json: bool) -> int:
 
     with open_run(run) as (reader, _):
         events = observe.read_story(reader)
-    fabric = health.load_fabric(fabric_file) if fabric_file is not None else health.fabric_of_run(events)
-    pairs = health.pairs_of_run(events, fabric)
-    reports = {kind: health.link_report(fabric, rows, round_trips=False) for kind, rows in pairs.items()}
+    found = health.run_links(events, health.load_fabric(fabric_file) if fabric_file is not None else None)
     if as_json:
-        print(msgspec.json.format(msgspec.json.encode({"pairs": pairs, "reports": reports}), indent=2).decode())
+        told = {"pairs": found.pairs, "reports": found.reports, "slow": found.slow, "said": found.said}
+        print(msgspec.json.format(msgspec.json.encode(told), indent=2).decode())
         return 0
-    named = [text for report in reports.values() for text in report.bad]
-    for text in named:
+    loss, late = found.reports["loss"], found.reports["late"]
+    for text in [*loss.bad, *late.bad]:
         print(text)
-    loss, late = reports["loss"], reports["late"]
+    for host in found.slow:
+        print(f"Headers of {host} are not judged: its replica computes longer than others, and is late for that.")
     if not loss.sent and not late.sent:
         print("The members of this run have said nothing of pairs of these hosts.")
         return 0
-    if not named:
+    if not found.said:
         print(f"No link is bad: {loss.sent:,} segments and {late.sent:,} headers between hosts.")
     if loss.sent:
         print(f"Elsewhere {loss.background:.3%} of segments are sent again on a link, of {loss.sent:,} sent.")

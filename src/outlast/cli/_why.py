@@ -28,6 +28,7 @@ def why(
 ) -> int:
     """Tell a run's story: what happened, what it cost, and a remedy for each cause."""
     from outlast import journal, observe
+    from outlast.cli._health_links import links_said
     from outlast.plan.beliefs_beside import (
         believed_data,
         believed_of_events,
@@ -47,11 +48,14 @@ def why(
     incident = observe.incident(story, events, price=costs, accelerators=accelerators)
     believed = believed_of_events(events)
     beside = predicted_beside_observed(believed) if believed else []
+    links = links_said(events)
     if as_json:
         told = believed_data(believed) if believed else None
-        print_json(story, run_dir=run_dir, incident=incident, predicted=beside_data(beside), believed=told)
+        print_json(story, run_dir=run_dir, incident=incident, predicted=beside_data(beside), believed=told, links=links)
     else:
         print(f"{incident.paragraph}\n\n{observe.render_why(story)}")
+        if links:
+            print("\nLinks\n" + "\n".join(f"- {text}" for text in links))
         if any(row.tells for row in beside):  # in a short run any number of failures says nothing of the prediction
             print(f"\n{beside_table(beside).text()}\n{beside_note(beside)}")
         if believed and believed.num_deaths:

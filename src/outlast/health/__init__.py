@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         read_probes,
     )
     from outlast.health._ranking import DeviceRecord, rank_devices, records_of, suspicion
-    from outlast.health._run_links import fabric_of_run, pairs_of_run
+    from outlast.health._run_links import RunLinks, fabric_of_run, pairs_of_run, run_links
 
 _HOMES = {
     "Answers": "_answers",
@@ -63,6 +63,8 @@ _HOMES = {
     "read_probes": "_link_probes",
     "fabric_of_run": "_run_links",
     "pairs_of_run": "_run_links",
+    "run_links": "_run_links",
+    "RunLinks": "_run_links",
     "learn_run": "_learn",
     "remember_run": "_learn",
     "rank_devices": "_ranking",
@@ -81,6 +83,7 @@ __all__ = [
     "device_of", "ask_device", "Foretold", "KindRecord", "alarm_kinds", "foretold_of",
     "BadLink", "Fabric", "LinkProbe", "LinkReport", "ProbedPair", "link_report", "load_fabric", "read_probes",
     "QuestionsInTurn", "suspicion", "worth_of", "fabric_of_run", "pairs_of_run",
+    "RunLinks", "run_links",
 ]  # fmt: skip
 
 

@@ -270,9 +270,15 @@ def read_probes(paths: Iterable[Path]) -> tuple[list[ProbedPair], int]:
 
 
 def link_report(
-    fabric: Fabric, probes: Sequence[ProbedPair], *, level: float = 0.01, round_trips: bool = True
+    fabric: Fabric,
+    probes: Sequence[ProbedPair],
+    *,
+    level: float = 0.01,
+    round_trips: bool = True,
+    since: Callable[[str], float | None] | None = None,
 ) -> LinkReport:
-    """Which links explain what was lost or late. A round trip crosses its links twice; rates are of a crossing."""
+    """Which links explain what was lost or late. A round trip crosses its links twice; rates are of a crossing.
+    `since(link)`: when it became bad, None if it always was; without it that is the first bad probe's time."""
     crossing = _crossing if round_trips else float
     from outlast.core.reliability import localise_links
 
@@ -304,7 +310,7 @@ def link_report(
         for s in found.suspects
     ]
     return LinkReport(
-        bad=[_sentence(probes, fabric, suspect, round_trips) for suspect in suspects],
+        bad=[_sentence(probes, fabric, suspect, since) for suspect in suspects],
         suspects=suspects,
         background=crossing(found.background),
         unseen=[names[link] for link in found.unseen if link < len(names)],
@@ -319,12 +325,14 @@ def _crossing(rate: float) -> float:
     return 1.0 - math.sqrt(max(0.0, 1 - rate))
 
 
-def _sentence(probes: Sequence[ProbedPair], fabric: Fabric, found: BadLink, round_trips: bool) -> str:
+def _sentence(
+    probes: Sequence[ProbedPair], fabric: Fabric, found: BadLink, since: Callable[[str], float | None] | None
+) -> str:
     mine = [p for p in probes if found.link in fabric.path(p.source, p.target)]
     what = "loss" if sum(p.lost for p in mine) >= sum(p.late for p in mine) else "late"
-    since = min((p.at_s for p in mine if p.lost or p.late), default=0.0)
+    at_s = since(found.link) if since else min((p.at_s for p in mine if p.lost or p.late), default=0.0)
     other = f" (or {', '.join(found.same_as)}: these probes cannot tell them apart)" if found.same_as else ""
-    when = f"since {time.strftime('%H:%M:%S', time.gmtime(since))} UTC" if round_trips else "in this run"
+    when = f"since {time.strftime('%H:%M:%S', time.gmtime(at_s))} UTC" if at_s is not None else "in this run"
     return (
         f"{found.link}{other}: {found.rate:.2%} {what} (95 % {found.low:.2%} to {found.high:.2%}) {when}, "
         f"confidence {found.confidence:.1%}"

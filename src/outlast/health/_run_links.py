@@ -1,43 +1,95 @@
 """What a run's exchanges say of the links between its hosts: its members' words, in the form of probes.
 
 Two kinds of evidence, judged apart: what TCP had to send again, of all that a member sent to another; and headers that
-came much later than those of others. No torch.
+came much later than those of others. A host whose replica computes longer than others is late by itself, so its
+lateness says nothing of its link and is left out. No torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+from typing import NamedTuple
+
+import msgspec
 
 from outlast.core import events as ev
+from outlast.core.step_parts import PairWait
 from outlast.errors import ConfigError
-from outlast.health._link_probes import Fabric, ProbedPair
+from outlast.health._link_probes import Fabric, LinkReport, ProbedPair, link_report
 
-__all__ = ["fabric_of_run", "pairs_of_run"]
+__all__ = ["RunLinks", "fabric_of_run", "pairs_of_run", "run_links"]
+
+_OWN_S = 0.01  # of a step: who computes so much longer than the median member may be late for that alone
+_LEVEL = 0.01  # of naming a time since when, where there is none
+
+
+class RunLinks(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run's own exchanges tell. `pairs`, `reports`: by kind of evidence, "loss" and "late"; `slow`: hosts whose
+    lateness was left out, as their replicas compute longer."""
+
+    pairs: dict[str, list[ProbedPair]]
+    reports: dict[str, LinkReport]
+    slow: list[str]
+
+    @property
+    def said(self) -> list[str]:
+        """Return the bad links, a sentence each; one that loses is said once, though it delays as well."""
+        lossy = {suspect.link for suspect in self.reports["loss"].suspects}
+        late = self.reports["late"]
+        return self.reports["loss"].bad + [
+            text for text, suspect in zip(late.bad, late.suspects, strict=True) if suspect.link not in lossy
+        ]
+
+
+class _Interval(NamedTuple):
+    """What was sent over a pair's path, and how much of it was lost or late, between two words of one member."""
+
+    start_s: float
+    end_s: float
+    sent: int
+    bad: int
 
 
 class _Places:
     """Where each replica of a run is: the name of its host, and the address that it gave."""
 
     def __init__(self, events: Iterable[ev.AnyEvent]) -> None:
-        self.hosts: dict[str, str] = {}  # agent -> host, or the agent where no host was named
+        self.hosts: dict[
+            str, str
+        ] = {}  # agent -> host; those that the launcher started are on one, called as the first
         self.addresses: dict[str, str] = {}
         self.agents: dict[str, str] = {}
-        self.words: dict[str, ev.StepAnatomy] = {}  # the newest of each replica
-        self.began_s = 0.0
+        self.words: dict[str, list[ev.StepAnatomy]] = {}  # of each replica, in order
+        self.started_s: dict[str, float] = {}
+        self.began_s, launched = 0.0, ""
         for event in events:
             match event:
                 case ev.RunStarted():
                     self.began_s = event.at_s
                 case ev.AgentStarted():
-                    self.hosts[event.agent] = event.host or event.agent
+                    launched = launched or (event.agent if not event.host else "")
+                    self.hosts[event.agent] = event.host or launched
                     self.addresses[self.hosts[event.agent]] = event.address
                 case ev.ReplicaStarted():
                     self.agents[event.replica] = event.agent
+                    self.started_s[event.replica] = event.at_s
                 case ev.StepAnatomy():
-                    self.words[event.replica] = event
+                    self.words.setdefault(event.replica, []).append(event)
 
     def host(self, replica: str) -> str:
         return self.hosts.get(self.agents.get(replica, ""), "")
+
+    def newest(self) -> dict[str, ev.StepAnatomy]:
+        """The last word of each replica."""
+        return {replica: words[-1] for replica, words in self.words.items()}
+
+    def slow(self) -> set[str]:
+        """Replicas whose own part of a step takes so much longer than the median replica's that others wait for it."""
+        own_s = {name: _own_s(word) for name, word in self.newest().items() if word.steps > 0}
+        usual_s = median(own_s.values()) if own_s else 0.0
+        return {name for name, seconds in own_s.items() if seconds - usual_s > _OWN_S}
 
 
 def fabric_of_run(events: Iterable[ev.AnyEvent]) -> Fabric:
@@ -55,20 +107,46 @@ def fabric_of_run(events: Iterable[ev.AnyEvent]) -> Fabric:
 def pairs_of_run(events: Iterable[ev.AnyEvent], fabric: Fabric) -> dict[str, list[ProbedPair]]:
     """Evidence by kind, "loss" and "late", of each ordered pair of the fabric's hosts that the run's members speak of.
     A host of the run is the one of the fabric with its name, else with its address."""
-    places = _Places(events)
+    return _pairs(_Places(events), fabric)
+
+
+def run_links(events: Iterable[ev.AnyEvent], fabric: Fabric | None = None) -> RunLinks:
+    """Which links the run's own exchanges name, and since when. Without a fabric each host is known by its own link;
+    ConfigError then if the run had fewer than two hosts."""
+    rows = list(events)
+    fabric = fabric_of_run(rows) if fabric is None else fabric
+    places = _Places(rows)
     names = _named(fabric, places.addresses)
+    pairs = _pairs(places, fabric)
+    reports = {
+        kind: link_report(
+            fabric, probed, round_trips=False, since=lambda link, kind=kind: _since(places, fabric, names, link, kind)
+        )
+        for kind, probed in pairs.items()
+    }
+    slow = {names.get(places.host(replica), places.host(replica)) for replica in places.slow()}
+    return RunLinks(pairs=pairs, reports=reports, slow=sorted(slow - {""}))
+
+
+def _pairs(places: _Places, fabric: Fabric) -> dict[str, list[ProbedPair]]:
+    names, slow = _named(fabric, places.addresses), places.slow()
     lost: dict[tuple[str, str], list[int]] = {}
     late: dict[tuple[str, str], list[int]] = {}
-    for replica, word in places.words.items():
+    for replica, word in places.newest().items():
         for peer, wait in word.waits.items():
             here, there = names.get(places.host(replica), ""), names.get(places.host(peer), "")
             if here and there and here != there:
                 _add(lost, (here, there), wait.segments, wait.resent)
-                _add(late, (there, here), wait.exchanges, wait.late)
+                if peer not in slow:
+                    _add(late, (there, here), wait.exchanges, wait.late)
     return {
         "loss": [_probed(places.began_s, pair, sent, lost=bad) for pair, (sent, bad) in lost.items() if sent],
         "late": [_probed(places.began_s, pair, sent, late=bad) for pair, (sent, bad) in late.items() if sent],
     }
+
+
+def _own_s(word: ev.StepAnatomy) -> float:
+    return (word.seconds.get("load", 0.0) + word.seconds.get("compute", 0.0)) / word.steps
 
 
 def _named(fabric: Fabric, addresses: Mapping[str, str]) -> dict[str, str]:
@@ -86,3 +164,59 @@ def _add(sums: dict[tuple[str, str], list[int]], pair: tuple[str, str], sent: in
 
 def _probed(at_s: float, pair: tuple[str, str], sent: int, *, lost: int = 0, late: int = 0) -> ProbedPair:
     return ProbedPair(at_s=at_s, round=1, source=pair[0], target=pair[1], sent=sent, lost=lost, late=late)
+
+
+# --- since when -------------------------------------------------------------------------------------------------------
+def _since(places: _Places, fabric: Fabric, names: Mapping[str, str], link: str, kind: str) -> float | None:
+    """When the link became bad, as near as the words of the members allow; None: it was so from the start."""
+    rows: list[_Interval] = []
+    for replica, words in places.words.items():
+        here, before, since_s = names.get(places.host(replica), ""), {}, places.started_s.get(replica, places.began_s)
+        for word in words:
+            for peer, wait in word.waits.items():
+                there = names.get(places.host(peer), "")
+                if here and there and here != there and link in fabric.path(here, there):
+                    sent, bad = _counted(wait, kind)
+                    then = _counted(before[peer], kind) if peer in before else (0, 0)
+                    rows.append(_Interval(since_s, word.at_s, max(0, sent - then[0]), max(0, bad - then[1])))
+            before, since_s = word.waits, word.at_s
+    return _turned_bad(rows)
+
+
+def _counted(wait: PairWait, kind: str) -> tuple[int, int]:
+    return (wait.segments, wait.resent) if kind == "loss" else (wait.exchanges, wait.late)
+
+
+def _turned_bad(rows: Sequence[_Interval]) -> float | None:
+    """The time that parts the intervals best into two Poisson rates, the later one higher, if that is worth its price:
+    the logarithm of how many times there were to choose from, over `_LEVEL`."""
+    ordered = sorted(rows, key=lambda row: row.start_s + row.end_s)
+    starts = sorted({row.start_s for row in rows})[1:]
+    if not starts:
+        return None
+    whole, best = _fit(ordered), (math.log(len(starts) / _LEVEL), None)
+    for at_s in starts:
+        before = [row for row in ordered if row.start_s + row.end_s <= 2 * at_s]
+        after = ordered[len(before) :]
+        gain = _fit(before) + _fit(after) - whole
+        if gain > best[0] and _rate(after) > _rate(before):
+            best = gain, at_s  # type: ignore[assignment]
+    return best[1]
+
+
+def _rate(rows: Iterable[_Interval]) -> float:
+    sent, bad = _sums(rows)
+    return bad / sent if sent else 0.0
+
+
+def _fit(rows: Iterable[_Interval]) -> float:
+    """Log-likelihood of one Poisson rate for all of these, but for what does not depend on it."""
+    sent, bad = _sums(rows)
+    return bad * math.log(bad / sent) - bad if bad and sent else 0.0
+
+
+def _sums(rows: Iterable[_Interval]) -> tuple[int, int]:
+    sent = bad = 0
+    for row in rows:
+        sent, bad = sent + row.sent, bad + row.bad
+    return sent, bad

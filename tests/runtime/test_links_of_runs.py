@@ -1,0 +1,55 @@
+"""A real fleet over network namespaces: the link that is shaped is named by the run's own exchanges within 50 steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.runtime.test_hosts import Hosts
+
+from outlast.cli import main
+from outlast.core import events as ev
+from outlast.health import run_links
+from outlast.prove.host_namespaces import HostNetwork, unavailable
+
+pytestmark = [pytest.mark.process, pytest.mark.campaign, pytest.mark.timeout(300)]
+SHAPED, FIRST, WITHIN = 2, 5, 50
+# A step moves more than a megabyte over each link, so 50 steps take at least six seconds at this rate, on any machine.
+LOSSY = ("rate", "60mbit", "burst", "16kb", "latency", "2ms")
+SLOW = ("rate", "60mbit", "burst", "16kb", "latency", "400ms")
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Iterator[HostNetwork]:
+    reason = unavailable()
+    if reason:
+        pytest.skip(reason)
+    with HostNetwork(4, [tmp_path]) as net:
+        yield net
+
+
+@pytest.mark.parametrize(("shape", "kind"), [(LOSSY, "loss"), (SLOW, "late")], ids=["lossy", "slow"])
+def test_a_shaped_link_is_named_within_50_steps(
+    network: HostNetwork, tmp_path: Path, fleet: Callable[..., Any], shape: tuple[str, ...], kind: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Four hosts of one replica: the link of one is shaped between two steps, and every word that is judged was told at
+    most 50 steps later."""
+    on = Hosts(network, tmp_path, fleet, 1, replicas=4, steps=FIRST + WITHIN + 1, gates=(FIRST, FIRST + WITHIN))
+    run = on.run
+    run.gate(FIRST, "all were there", lambda: len(run.driven.members) == 4)
+    network.shape(SHAPED, *shape)
+    run.gate(FIRST + WITHIN, "50 steps were done", lambda: run.driven.step >= FIRST + WITHIN - 1)
+    run.assert_unchanged(recoveries=0)
+    found = run_links(_until(run.driven.events, FIRST + WITHIN))
+    assert [row.link for row in found.reports[kind].suspects][:1] == [f"h{SHAPED}"], found.reports
+    assert found.said[0].startswith(f"h{SHAPED}: ")
+    assert main(["why", str(run.driven.run_dir)]) == 0
+    assert f"- h{SHAPED}: " in capsys.readouterr().out.partition("\nLinks\n")[2]
+
+
+def _until(events: list[ev.AnyEvent], step: int) -> list[ev.AnyEvent]:
+    """Without the words that members told later."""
+    return [event for event in events if not isinstance(event, ev.StepAnatomy) or event.steps <= step]
