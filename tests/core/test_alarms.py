@@ -192,6 +192,20 @@ def test_an_agent_on_probation_computes_only_where_no_other_has_room_and_what_it
     assert {agent for agent, tested in dealt(2, 2, probation="none").values() if not tested} == {"a0", "a1"}
 
 
+def test_a_host_that_joined_is_known_by_its_name_whatever_its_process_is_called() -> None:
+    def dealt(**settings: Any) -> dict[str, tuple[str, bool]]:
+        c = Coordinator(Settings(num_replicas=2, num_agents=2, **settings), 1)
+        c.roster.slots.update({"a0": 2, "h1:4fa0": 2})
+        actions = [a for agent in ("a0", "h1:4fa0") for a in c.handle(0.0, m.AgentHello(agent=agent, pid=1))]
+        spawns = [(a.to[0], a.message) for a in actions if isinstance(a, m.Tell) and isinstance(a.message, m.Spawn)]
+        return {spawn.member: (agent, spawn.tested) for agent, spawn in spawns}
+
+    assert {agent for agent, _ in dealt().values()} == {"a0", "h1:4fa0"}
+    for settings in ({"probation": frozenset({"h1:"})}, {"retired": frozenset({"h1:"})}):
+        assert {agent for agent, _ in dealt(**settings).values()} == {"a0"}
+    assert set(dealt(probation=frozenset({"h1:", "a0"})).values()) == {("a0", True), ("h1:4fa0", True)}
+
+
 class Record:
     """A coordinator with its record: what is written down, as events and as the durable state."""
 

@@ -168,6 +168,25 @@ def test_a_run_is_learned_once() -> None:
     assert learn_run(events[:1][:0], "node7", []) == []
 
 
+def test_a_host_that_joined_is_one_device_in_all_runs_whatever_its_process_was_called() -> None:
+    """By its own name, as if it had started the run; an agent that was started again is the one that it follows."""
+    started = {"command": [], "num_replicas": 2, "num_spares": 0, "signature": {}, "config": {}}
+    finding = {"replica": "", "source": "readings", "step": -1, "microbatch": -1, "remedy": ""}
+    rows = learn_run(list(enumerate([
+        ev.RunStarted(at_s=0, run_id="abc", **started),
+        ev.AgentStarted(at_s=0, agent="h1:4fa0", pid=1, host="h1", address="10.0.0.1"),
+        ev.ReplicaStarted(at_s=0, replica="r0.1", agent="a0.2", pid=1),
+        ev.ReplicaStarted(at_s=0, replica="r1.1", agent="h1:4fa0", pid=2),
+        ev.DeviceFinding(at_s=5, host="h1:4fa0", device="mc0", evidence="edac.ue rose", action="fatal", **finding),
+        ev.ReplicaExited(at_s=3600, replica="r1.1", cause="signal", detail="SIGKILL", noticed_by="agent"),
+        ev.RunFinished(at_s=7200, outcome="finished", steps=9, detail="", exit_code=0, seconds={}),
+    ], 1)), "node7", [])  # fmt: skip
+    assert {(e.kind, e.device, e.host) for e in rows if e.kind != "learned"} == {
+        ("failure", "h1/a0/r1", "h1"), ("hours", "h1/a0/r1", "h1"), ("hours", "node7/a0/r0", "node7"),
+        ("finding", "h1/mc0", "h1"), ("alarm", "h1/a0", "h1"),
+    }  # fmt: skip
+
+
 def test_a_run_that_is_learned_while_it_runs_adds_up_to_the_same() -> None:
     events = run_events()
     for cut in range(1, len(events)):

@@ -6,6 +6,7 @@ import json
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.health.test_link_probes import leaves
 
@@ -100,3 +101,15 @@ def test_why_names_the_link_by_the_fabric_that_the_run_was_told(
         assert f"\nLinks\n- {link}" in capsys.readouterr().out
         assert main(["why", "--json", str(tmp_path / link)]) == 0
         assert json.loads(capsys.readouterr().out)["links"][0].startswith(link)
+
+
+def test_one_pair_that_loses_names_no_link() -> None:
+    """What TCP loses comes in bursts: between two hosts alone it may be the link of either, or neither."""
+    events = a_run()
+    for place, event in enumerate(events):
+        if isinstance(event, ev.StepAnatomy) and event.replica == "r0.1":
+            lost = PairWait(exchanges=800, segments=800, resent=90)
+            events[place] = msgspec.structs.replace(event, waits={**event.waits, "r2.1": lost})
+    found = run_links(events)
+    assert found.said == []
+    assert found.apart == ["h0 to h2: 11.25% loss in this run, and on no other pair: no link can be named for it"]

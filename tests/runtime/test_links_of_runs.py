@@ -16,9 +16,9 @@ from outlast.prove.host_namespaces import HostNetwork, unavailable
 
 pytestmark = [pytest.mark.process, pytest.mark.campaign, pytest.mark.timeout(300)]
 SHAPED, FIRST, WITHIN = 2, 5, 50
-# A step moves more than a megabyte over each link, so 50 steps take at least six seconds at this rate, on any machine.
+# A step moves more than a megabyte over each link: 50 of them take six seconds or more, on any machine.
 LOSSY = ("rate", "60mbit", "burst", "16kb", "latency", "2ms")
-SLOW = ("rate", "60mbit", "burst", "16kb", "latency", "400ms")
+SLOW = ("rate", "30mbit", "burst", "16kb", "latency", "400ms")
 
 
 @pytest.fixture
@@ -30,9 +30,9 @@ def network(tmp_path: Path) -> Iterator[HostNetwork]:
         yield net
 
 
-@pytest.mark.parametrize(("shape", "kind"), [(LOSSY, "loss"), (SLOW, "late")], ids=["lossy", "slow"])
+@pytest.mark.parametrize("shape", [LOSSY, SLOW], ids=["lossy", "slow"])
 def test_a_shaped_link_is_named_within_50_steps(
-    network: HostNetwork, tmp_path: Path, fleet: Callable[..., Any], shape: tuple[str, ...], kind: str,
+    network: HostNetwork, tmp_path: Path, fleet: Callable[..., Any], shape: tuple[str, ...],
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """Four hosts of one replica: the link of one is shaped between two steps, and every word that is judged was told at
@@ -44,8 +44,8 @@ def test_a_shaped_link_is_named_within_50_steps(
     run.gate(FIRST + WITHIN, "50 steps were done", lambda: run.driven.step >= FIRST + WITHIN - 1)
     run.assert_unchanged(recoveries=0)
     found = run_links(_until(run.driven.events, FIRST + WITHIN))
-    assert [row.link for row in found.reports[kind].suspects][:1] == [f"h{SHAPED}"], found.reports
-    assert found.said[0].startswith(f"h{SHAPED}: ")
+    assert found.said, found
+    assert found.said[0].startswith(f"h{SHAPED}: "), found
     assert main(["why", str(run.driven.run_dir)]) == 0
     assert f"- h{SHAPED}: " in capsys.readouterr().out.partition("\nLinks\n")[2]
 

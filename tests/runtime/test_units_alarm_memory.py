@@ -27,10 +27,10 @@ def test_a_run_knows_what_the_diary_knows(tmp_path: Path, capsys: pytest.Capture
     for device in ("h/a1", "other/a0", "h/a0/r1", "h/gpu/3/4", "GPU-77"):
         book.add(DiaryEntry(at_s=2.0, device=device, kind="retired"))
     assert taught(environ)["fatal xid.fatal"].num_false == 1
-    assert agents_of_note(environ, "h")["retired"] == {"a1"}
-    assert "without replicas: a1" in capsys.readouterr().err
+    assert agents_of_note(environ, "h")["retired"] == {"a1", "other:"}
+    assert "without replicas: a1, other" in capsys.readouterr().err
     book.add(DiaryEntry(at_s=3.0, device="h/a1", kind="returned"))
-    assert agents_of_note(environ, "h")["retired"] == frozenset()
+    assert agents_of_note(environ, "h")["retired"] == {"other:"}
 
 
 def test_no_diary_and_a_diary_that_cannot_be_read_hold_up_nothing(
@@ -51,13 +51,14 @@ def test_who_is_back_is_on_probation_until_it_has_worked(tmp_path: Path, capsys:
         DiaryEntry(at_s=1.0, device="h/a1", kind="retired"),
         DiaryEntry(at_s=2.0, device="h/a1", kind="returned"),
         DiaryEntry(at_s=2.0, device="h/a2/r3", kind="repair"),
-        DiaryEntry(at_s=2.0, device="other/a3", kind="repair"),
+        DiaryEntry(at_s=2.0, device="other/a0/r7", kind="repair"),
+        DiaryEntry(at_s=2.0, device="other/a3", kind="repair"),  # of a run that it started itself
     )
-    assert agents_of_note(environ, "h") == {"retired": frozenset(), "probation": {"a1", "a2"}}
-    assert "tested before they train, and the last to be given work: a1, a2" in capsys.readouterr().err
+    assert agents_of_note(environ, "h") == {"retired": frozenset(), "probation": {"a1", "a2", "other:"}}
+    assert "tested before they train, and the last to be given work: a1, a2, other" in capsys.readouterr().err
     for slot, hours in (("r0", 60.0), ("r1", 60.0)):
         book.add(DiaryEntry(at_s=3.0, device=f"h/a1/{slot}", kind="hours", hours=hours))
-    assert agents_of_note(environ, "h")["probation"] == {"a2"}, "a host works in its slots"
+    assert agents_of_note(environ, "h")["probation"] == {"a2", "other:"}, "a host works in its slots"
 
 
 def test_a_replica_on_probation_is_told_to_ask_its_device_first(tmp_path: Path) -> None:

@@ -93,11 +93,17 @@ def judge_run(run: Path, fabric_file: Path | None, as_json: bool) -> int:
         events = observe.read_story(reader)
     found = health.run_links(events, health.load_fabric(fabric_file) if fabric_file is not None else None)
     if as_json:
-        told = {"pairs": found.pairs, "reports": found.reports, "slow": found.slow, "said": found.said}
+        told = {
+            "pairs": found.pairs,
+            "reports": found.reports,
+            "slow": found.slow,
+            "said": found.said,
+            "apart": found.apart,
+        }
         print(msgspec.json.format(msgspec.json.encode(told), indent=2).decode())
         return 0
     loss, late = found.reports["loss"], found.reports["late"]
-    for text in [*loss.bad, *late.bad]:
+    for text in [*loss.bad, *late.bad, *found.apart]:
         print(text)
     for host in found.slow:
         print(f"Headers of {host} are not judged: its replica computes longer than others, and is late for that.")

@@ -1,7 +1,8 @@
 """From a run's journal to the diary: hours that devices worked, how replicas on them ended, what was found. No torch.
 
 A journal is learned once: the diary notes up to which event, and a run that went on since adds what is new. An end that
-the script or a person brought about is no failure of a device.
+the script or a person brought about is no failure of a device. A host that joined is known by its own name, and its one
+agent as `a0`: as it would be if it had started the run itself; each process of an agent has the name of the first.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class _Reader:
 
     def __init__(self, run: str, host: str, done: int) -> None:
         self.run, self.host, self.done = run, host, done
+        self._joined: dict[str, str] = {}  # agent -> its host, of those that joined
         self._places: dict[str, str] = {}  # replica -> device
         self._alive: dict[str, float] = {}  # replica -> since when
         self._hours: dict[str, float] = {}
@@ -60,6 +62,8 @@ class _Reader:
         self._new = number > self.done
         self._alarms(event)
         match event:
+            case ev.AgentStarted() if event.host:
+                self._joined[event.agent] = event.host
             case ev.ReplicaStarted():
                 self._places[event.replica] = self._place(event.agent, event.replica)
                 self._alive[event.replica] = event.at_s
@@ -69,18 +73,18 @@ class _Reader:
                     self._add("failure", event.at_s, event.replica, f"{event.cause}: {_line(event.detail)}")
             case ev.DeviceFinding() if event.source == "test" and event.action in ("passed", "failed"):
                 if self._new:
-                    place = f"{self.host}/{event.device or event.host}"
+                    place = self._device(event.host, event.device)
                     device = self._places.get(event.replica, place) if event.replica else place
                     self._found.append(DiaryEntry(
-                        at_s=event.at_s, device=device, kind="test", text=event.evidence[:500], host=self.host,
-                        run=self.run, passed=event.action == "passed",
+                        at_s=event.at_s, device=device, kind="test", text=event.evidence[:500],
+                        host=self._host(event.host), run=self.run, passed=event.action == "passed",
                     ))  # fmt: skip
             case ev.DeviceFinding() if event.replica:
                 self._add("finding", event.at_s, event.replica, event.evidence)
             case ev.DeviceFinding() if event.action in ("fatal", "warning") and self._new:
                 self._found.append(DiaryEntry(
-                    at_s=event.at_s, device=f"{self.host}/{event.device or event.host}", kind="finding",
-                    text=event.evidence[:500], host=self.host, run=self.run,
+                    at_s=event.at_s, device=self._device(event.host, event.device), kind="finding",
+                    text=event.evidence[:500], host=self._host(event.host), run=self.run,
                 ))  # fmt: skip
             case ev.AuditMismatch() if event.culprit:
                 self._add("finding", event.at_s, event.culprit, f"audit: {event.evidence} ({event.verdict})")
@@ -119,13 +123,21 @@ class _Reader:
     def _settled(self, agent: str, alarm: tuple[str, float], at_s: float, true: bool) -> None:
         name, since_s = alarm
         self._found.append(DiaryEntry(
-            at_s=at_s, device=f"{self.host}/{agent}", kind="alarm", text=name, host=self.host, run=self.run,
+            at_s=at_s, device=self._device(agent), kind="alarm", text=name, host=self._host(agent), run=self.run,
             passed=not true, hours=max(0.0, at_s - since_s) / 3600 if true else 0.0,
         ))  # fmt: skip
 
+    def _host(self, agent: str) -> str:
+        return self._joined.get(agent, self.host)
+
+    def _device(self, agent: str, device: str = "") -> str:
+        """A device of an agent's host; without a name the agent itself."""
+        own = "a0" if agent in self._joined else agent.partition(".")[0]
+        return f"{self._host(agent)}/{device or own}"
+
     def _place(self, agent: str, replica: str) -> str:
         """Host, agent and slot: what a processor's part in a run is known by."""
-        return f"{self.host}/{agent}/{replica.partition('.')[0]}"
+        return f"{self._device(agent)}/{replica.partition('.')[0]}"
 
     def _ended(self, replica: str, at_s: float) -> None:
         since = self._alive.pop(replica, None)
@@ -137,7 +149,7 @@ class _Reader:
         if self._new:
             device = self._places.get(replica) or self._place("", replica)
             self._found.append(DiaryEntry(
-                at_s=at_s, device=device, kind=kind, text=text[:500], host=self.host, run=self.run,  # type: ignore[arg-type]
+                at_s=at_s, device=device, kind=kind, text=text[:500], host=device.partition("/")[0], run=self.run,  # type: ignore[arg-type]
             ))  # fmt: skip
 
     def entries(self, rows: Sequence[tuple[int, ev.AnyEvent]]) -> list[DiaryEntry]:
@@ -146,7 +158,7 @@ class _Reader:
         if last <= self.done:
             return []
         hours = [
-            DiaryEntry(at_s=at_s, device=device, kind="hours", hours=value, host=self.host, run=self.run)
+            DiaryEntry(at_s=at_s, device=device, kind="hours", hours=value, host=device.partition("/")[0], run=self.run)
             for device, value in self._hours.items()
             if value > 0
         ]

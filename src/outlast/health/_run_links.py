@@ -2,13 +2,14 @@
 
 Two kinds of evidence, judged apart: what TCP had to send again, of all that a member sent to another; and headers that
 came much later than those of others. A host whose replica computes longer than others is late by itself, so its
-lateness says nothing of its link and is left out. No torch.
+lateness says nothing of its link and is left out. What TCP loses comes in bursts, more than any model of single probes
+allows for; so a link is named only if it would be without the pair that speaks against it most. No torch.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -27,11 +28,13 @@ _LEVEL = 0.01  # of naming a time since when, where there is none
 
 class RunLinks(msgspec.Struct, frozen=True, kw_only=True):
     """What a run's own exchanges tell. `pairs`, `reports`: by kind of evidence, "loss" and "late"; `slow`: hosts whose
-    lateness was left out, as their replicas compute longer."""
+    lateness was left out, as their replicas compute longer; `apart`: pairs that are bad by themselves, a sentence each,
+    which says nothing of any one link."""
 
     pairs: dict[str, list[ProbedPair]]
     reports: dict[str, LinkReport]
     slow: list[str]
+    apart: list[str] = []
 
     @property
     def said(self) -> list[str]:
@@ -117,15 +120,48 @@ def run_links(events: Iterable[ev.AnyEvent], fabric: Fabric | None = None) -> Ru
     fabric = fabric_of_run(rows) if fabric is None else fabric
     places = _Places(rows)
     names = _named(fabric, places.addresses)
-    pairs = _pairs(places, fabric)
-    reports = {
-        kind: link_report(
-            fabric, probed, round_trips=False, since=lambda link, kind=kind: _since(places, fabric, names, link, kind)
-        )
-        for kind, probed in pairs.items()
-    }
+    pairs, reports, apart = _pairs(places, fabric), {}, []
+    for kind, probed in pairs.items():
+
+        def since(link: str, kind: str = kind) -> float | None:
+            return _since(places, fabric, names, link, kind)
+
+        reports[kind], alone = _named_without_the_worst(fabric, probed, since)
+        apart += alone
     slow = {names.get(places.host(replica), places.host(replica)) for replica in places.slow()}
-    return RunLinks(pairs=pairs, reports=reports, slow=sorted(slow - {""}))
+    return RunLinks(pairs=pairs, reports=reports, slow=sorted(slow - {""}), apart=apart)
+
+
+def _named_without_the_worst(
+    fabric: Fabric, probed: list[ProbedPair], since: Callable[[str], float | None]
+) -> tuple[LinkReport, list[str]]:
+    """(the report of those links that are named also without their worst pairs, those pairs that name none)."""
+    whole = link_report(fabric, probed, round_trips=False, since=since)
+    worst = {_worst(fabric, probed, suspect.link): suspect for suspect in whole.suspects}
+    rest = [row for row in probed if (row.source, row.target) not in worst]
+    again = link_report(fabric, rest, round_trips=False, since=since)
+    kept, named = [], set()
+    for text, suspect in [*zip(whole.bad, whole.suspects, strict=True), *zip(again.bad, again.suspects, strict=True)]:
+        if suspect.link not in named and suspect.link in {row.link for row in again.suspects}:
+            named.add(suspect.link)
+            kept.append((text, suspect))
+    apart = []
+    for source, target in worst:
+        if named.isdisjoint(fabric.path(source, target)):
+            [row] = [row for row in probed if (row.source, row.target) == (source, target)]
+            bad = f"{(row.lost + row.late) / row.sent:.2%} {'loss' if row.lost else 'late'}"
+            apart.append(f"{source} to {target}: {bad} in this run, and on no other pair: no link can be named for it")
+    report = msgspec.structs.replace(
+        whole, bad=[text for text, _ in kept], suspects=[suspect for _, suspect in kept], background=again.background
+    )
+    return report, apart
+
+
+def _worst(fabric: Fabric, probed: Iterable[ProbedPair], link: str) -> tuple[str, str]:
+    """The pair over this link that speaks against it most."""
+    rows = [row for row in probed if link in fabric.path(row.source, row.target)]
+    row = max(rows, key=lambda row: (row.lost + row.late, row.source, row.target))
+    return row.source, row.target
 
 
 def _pairs(places: _Places, fabric: Fabric) -> dict[str, list[ProbedPair]]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TypedDict
 
 from outlast.core.policy import AlarmKind
+from outlast.core.protocol.fleet.roster import noted_as
 from outlast.errors import OutlastError
 from outlast.health import Diary, alarm_kinds, default_diary, records_of
 
@@ -25,30 +26,40 @@ def taught(environ: Mapping[str, str]) -> Mapping[str, AlarmKind]:
 
 
 class AgentsOfNote(TypedDict):
-    """Agents by what the diary says of them: settings of the coordinator's."""
+    """Agents by what the diary says of them, as `noted_as` names them: settings of the coordinator's."""
 
     retired: frozenset[str]
     probation: frozenset[str]
 
 
 def agents_of_note(environ: Mapping[str, str], host: str) -> AgentsOfNote:
-    """Agents of `host` that a person has put out of service (`HOST/AGENT` is retired: no replica as long as another one
-    is there), and those that are back since a short while (probation, of the agent or of a slot of it). Said once."""
+    """Agents that a person has put out of service (`HOST/AGENT` is retired: no replica as long as another one is
+    there), and those that are back since a short while (probation, of the agent or of a slot of it): of `host`, where
+    the run is started, and of any other that may join. Said once."""
     if "OUTLAST_DIARY" not in environ:
         return AgentsOfNote(retired=frozenset(), probation=frozenset())
     try:
         records = records_of(Diary(default_diary(dict(environ))).entries())
     except OutlastError:  # `taught` has said so
         records = []
-    places = [(record.state, record.device.split("/")) for record in records]
-    here = [(state, parts[1], len(parts)) for state, parts in places if parts[0] == host and 2 <= len(parts) <= 3]
-    retired = frozenset(agent for state, agent, depth in here if state == "retired" and depth == 2)
-    probation = frozenset(agent for state, agent, _ in here if state == "probation") - retired
+    rows = [(record.state, _noted(record.device, host), record.device.count("/")) for record in records]
+    retired = frozenset(name for state, name, depth in rows if state == "retired" and name and depth == 1)
+    probation = frozenset(name for state, name, _ in rows if state == "probation" and name) - retired
     _say("out of service by the diary, so without replicas", retired)
     _say("on probation by the diary, so tested before they train, and the last to be given work", probation)
     return AgentsOfNote(retired=retired, probation=probation)
 
 
+def _noted(device: str, host: str) -> str:
+    """Which agent a device of the diary belongs to, as the roster names it (`noted_as`); "" if to none: the launcher's
+    agents are of its own host, and of every other host there is one."""
+    where, *rest = device.split("/")
+    if not 1 <= len(rest) <= 2:
+        return ""
+    return rest[0] if where == host else noted_as(f"{where}:") if rest[0] == "a0" else ""
+
+
 def _say(what: str, agents: frozenset[str]) -> None:
     if agents:
-        print(f"outlast: {what}: {', '.join(sorted(agents))}", file=sys.stderr, flush=True)
+        names = sorted(name.removesuffix(":") for name in agents)
+        print(f"outlast: {what}: {', '.join(names)}", file=sys.stderr, flush=True)

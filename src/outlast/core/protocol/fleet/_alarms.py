@@ -95,7 +95,7 @@ def weigh(c: FleetState, now_s: float, agent: str, *, first: bool = False) -> No
 
 def _others(c: FleetState, agent: str) -> bool:
     """Whether a replacement could be started on another host."""
-    out = c.roster.barred | c.roster.doubted | c.settings.retired | c.roster.drained_agents
+    out = c.roster.barred | c.roster.doubted | c.roster.retired_agents | c.roster.drained_agents
     return bool(c.settings.respawn and c.roster.agents - {agent} - out)
 
 

@@ -13,7 +13,17 @@ from typing import Literal
 from outlast.core.policy import AlarmKind, RestartPolicy
 from outlast.core.protocol.types import ServeId, ViewId
 
-__all__ = ["QUARANTINED_AT", "Peer", "Roster", "Settings", "Status", "host_named_in", "incarnation_of", "slot_of"]
+__all__ = [
+    "QUARANTINED_AT",
+    "Peer",
+    "Roster",
+    "Settings",
+    "Status",
+    "host_named_in",
+    "incarnation_of",
+    "noted_as",
+    "slot_of",
+]
 
 QUARANTINED_AT = 2  # offences
 Status = Literal["spawning", "fresh", "joining", "ready", "member", "condemned", "gone"]
@@ -38,8 +48,8 @@ class Settings:
     backoff_s: float = 1.0
     respawn: bool = True
     on_alarm: Literal["act", "tell"] = "act"
-    retired: frozenset[str] = frozenset()  # agents that the diary has put out of service
-    probation: frozenset[str] = frozenset()  # agents that have come back from repair or retirement a short while ago
+    retired: frozenset[str] = frozenset()  # agents that the diary has put out of service, as `noted_as` has them
+    probation: frozenset[str] = frozenset()  # those that have come back from repair or retirement a short while ago
     alarm_kinds: Mapping[str, AlarmKind] = field(default_factory=dict)  # what runs before have taught of alarms
     save_s: float = 1.0  # what a save is taken to cost before anything is known
     failure_s: float = 5.0  # likewise a death that nobody expected
@@ -85,6 +95,12 @@ def incarnation_of(member: str) -> int:
 def host_named_in(agent: str) -> str:
     """The host of an agent: h1:4fa0 -> h1; of those that the launcher has started one after the other, a0.2 -> a0."""
     return agent.partition(":" if ":" in agent else ".")[0]
+
+
+def noted_as(agent: str) -> str:
+    """What an agent is called across runs: h1: for the one of host h1, whatever follows; a0 for a0.2."""
+    host, joined, _ = agent.partition(":")
+    return f"{host}:" if joined else agent.partition(".")[0]
 
 
 def _index(name: str) -> int:
@@ -172,6 +188,16 @@ class Roster:
         """Agents of the hosts that were asked to be emptied."""
         return {agent for agent in self.agents if host_named_in(agent) in self.drained} if self.drained else set()
 
+    @property
+    def retired_agents(self) -> set[str]:
+        """Agents that the diary has put out of service."""
+        retired = self.settings.retired
+        return {agent for agent in self.agents if noted_as(agent) in retired} if retired else set()
+
+    def on_probation(self, agent: str) -> bool:
+        """Whether it came back from repair or retirement a short while ago."""
+        return noted_as(agent) in self.settings.probation
+
     def index_of(self, name: str) -> int:
         """The number of a member's slot."""
         return _index(name)
@@ -244,7 +270,7 @@ class Roster:
             return
         self._look = False
         open_to = self.agents - self.drained_agents
-        sound = open_to - self.barred - self.doubted - self.settings.retired
+        sound = open_to - self.barred - self.doubted - self.retired_agents
         load = dict.fromkeys(sorted(sound or open_to), 0)
         for name in self._live.values():
             agent = self.peers[name].agent
@@ -269,9 +295,9 @@ class Roster:
         """The agent with the fewest replicas among those with a slot left; "" if there is none. One on probation gets
         what `computes` only where no other has said that it has a slot left; a spare it may have before."""
         free = [agent for agent, number in load.items() if not self.slots.get(agent) or number < self.slots[agent]]
-        settled = [agent for agent in free if self.slots.get(agent) and agent not in self.settings.probation]
+        settled = [agent for agent in free if self.slots.get(agent) and not self.on_probation(agent)]
         free = settled if settled and computes else free
-        return min(free, key=lambda agent: (load[agent], agent in self.settings.probation, agent), default="")
+        return min(free, key=lambda agent: (load[agent], self.on_probation(agent), agent), default="")
 
     def unlisted(self, agent: str, listed: Collection[str]) -> tuple[list[str], list[str]]:
         """Live members placed on the agent that it does not list: (those that had started, those that had not)."""

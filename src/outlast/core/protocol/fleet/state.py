@@ -143,7 +143,7 @@ class FleetState:
         return m.Install(epoch=self.epoch, view=view, cause=cause, **self.contacts(view))
 
     def spawn_message(self, name: str, agent: str, after_s: float) -> m.Spawn:
-        return m.Spawn(epoch=self.epoch, member=name, after_s=after_s, tested=agent in self.settings.probation)
+        return m.Spawn(epoch=self.epoch, member=name, after_s=after_s, tested=self.roster.on_probation(agent))
 
     def departure(self) -> m.Close:
         return m.Close(epoch=self.epoch, reason=m.DEPARTED)
