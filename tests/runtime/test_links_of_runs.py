@@ -50,6 +50,29 @@ def test_a_shaped_link_is_named_within_50_steps(
     assert f"- h{SHAPED}: " in capsys.readouterr().out.partition("\nLinks\n")[2]
 
 
+def test_a_link_that_stays_bad_is_avoided_and_no_bit_changes(
+    network: HostNetwork, tmp_path: Path, fleet: Callable[..., Any]
+) -> None:
+    """After some looks of the coordinator a planned view has the member behind the link reduce nothing. The hundred
+    steps between the gates take more than a minute while the link is shaped: the coordinator has looked by then."""
+    on = Hosts(network, tmp_path, fleet, 1, replicas=4, steps=FIRST + 110, gates=(FIRST, FIRST + 100))
+    run = on.run
+    run.gate(FIRST, "all were there", lambda: len(run.driven.members) == 4)
+    network.shape(SHAPED, "rate", "12mbit", "burst", "16kb", "latency", "400ms")
+
+    def views() -> list[ev.ViewInstalled]:
+        return [event for event in run.driven.events if isinstance(event, ev.ViewInstalled)]
+
+    run.until("it was avoided", lambda: len(views()) > 1)
+    network.unshape(SHAPED)
+    run.gate(FIRST + 100, "it was mended", lambda: True)
+    run.assert_unchanged(recoveries=0)
+    assert [view.cause for view in views()] == ["start", "planned"]
+    (said,) = [e.text for e in run.driven.events if isinstance(e, ev.Notice) and "the link of" in e.text]
+    assert said.startswith(f"the link of h{SHAPED}:")
+    assert "its replicas reduce nothing" in said
+
+
 def _until(events: list[ev.AnyEvent], step: int) -> list[ev.AnyEvent]:
     """Without the words that members told later."""
     return [event for event in events if not isinstance(event, ev.StepAnatomy) or event.steps <= step]

@@ -36,17 +36,20 @@ def test_views_tile_the_buckets_without_overlap(sizes: list[list[int]], bucket_b
 
 
 @settings(max_examples=60)
-@given(st.integers(1, 12 * BLOCK), st.integers(1, 9), st.integers(0, 5))
-def test_slices_are_whole_blocks_and_cover_once(numel: int, num_members: int, index: int) -> None:
+@given(st.integers(1, 12 * BLOCK), st.integers(1, 9), st.integers(0, 5), st.sets(st.integers(0, 8), max_size=8))
+def test_slices_are_whole_blocks_and_cover_once(numel: int, num_members: int, index: int, idle: set[int]) -> None:
     layout = Layout([torch.empty(numel, device="meta") for _ in range(index + 1)], 1)
     bucket = layout.buckets[index]
-    slices = bucket.slices(num_members)
+    idle = {member for member in idle if member < num_members - 1}
+    slices = bucket.slices(num_members, idle)
+    assert len(slices) == num_members
+    assert all(lo == hi for lo, hi in (slices[member] for member in idle))
     assert slices[0][0] == 0
     assert slices[-1][1] == bucket.numel
     for (_, end), (start, _) in itertools.pairwise(slices):
         assert end == start
     assert all(lo % BLOCK == 0 or lo == hi for lo, hi in slices)
-    sizes = [-(-(hi - lo) // BLOCK) for lo, hi in slices]
+    sizes = [-(-(hi - lo) // BLOCK) for member, (lo, hi) in enumerate(slices) if member not in idle]
     assert max(sizes) - min(sizes) <= 1
 
 

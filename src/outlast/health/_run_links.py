@@ -207,7 +207,8 @@ def _since(places: _Places, fabric: Fabric, names: Mapping[str, str], link: str,
     """When the link became bad, as near as the words of the members allow; None: it was so from the start."""
     rows: list[_Interval] = []
     for replica, words in places.words.items():
-        here, before, since_s = names.get(places.host(replica), ""), {}, places.started_s.get(replica, places.began_s)
+        before: dict[str, PairWait] = {}
+        here, since_s = names.get(places.host(replica), ""), places.started_s.get(replica, places.began_s)
         for word in words:
             for peer, wait in word.waits.items():
                 there = names.get(places.host(peer), "")

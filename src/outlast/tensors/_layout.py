@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -40,11 +40,14 @@ class Bucket:
     def num_blocks(self) -> int:
         return sum(-(-(hi - lo) // BLOCK) for lo, hi, _ in self.runs) if self.runs else -(-self.numel // BLOCK)
 
-    def slices(self, num_members: int) -> tuple[tuple[int, int], ...]:
-        """Element range of each member's slice, ascending; whole blocks. Who gets one more turns with the bucket."""
-        n, turn = self.num_blocks, self.index % num_members
+    def slices(self, num_members: int, idle: Collection[int] = ()) -> tuple[tuple[int, int], ...]:
+        """Element range of each member's slice, ascending; whole blocks. Who gets one more turns with the bucket; those
+        that are `idle` get none."""
+        num = num_members - len(idle)
+        n, turn = self.num_blocks, self.index % num
         starts = [at for lo, hi, _ in self.runs for at in range(lo, hi, BLOCK)] or list(range(0, self.numel, BLOCK))
-        starts[:1], edges = [0], [(n * i + turn) // num_members for i in range(num_members + 1)]
+        before = itertools.accumulate((member not in idle for member in range(num_members)), initial=0)
+        starts[:1], edges = [0], [(n * i + turn) // num for i in before]
         return tuple(itertools.pairwise([starts[edge] if edge < n else self.numel for edge in edges]))
 
     def stretches(self, lo: int, hi: int) -> Iterator[tuple[int, int, int]]:

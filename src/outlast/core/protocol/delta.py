@@ -25,11 +25,12 @@ class ViewDelta(msgspec.Struct, frozen=True, kw_only=True):
     added: tuple[tuple[int, str], ...]
     attached: tuple[str, ...]
     digest: int
+    relieved: tuple[str, ...] = ()
 
 
 def digest(view: View) -> int:
-    """Of the number, the order of the members and the spares attached."""
-    return zlib.crc32(msgspec.msgpack.encode((view.id, view.members, view.attached, view.start)))
+    """Of the number, the order of the members, the spares attached and who reduces nothing."""
+    return zlib.crc32(msgspec.msgpack.encode((view.id, view.members, view.attached, view.start, view.relieved)))
 
 
 def diff(base: View, view: View) -> ViewDelta:
@@ -38,7 +39,13 @@ def diff(base: View, view: View) -> ViewDelta:
     removed = tuple(index for index, name in enumerate(base.members) if name not in kept)
     added = tuple((index, name) for index, name in enumerate(view.members) if name not in kept)
     return ViewDelta(
-        id=view.id, base=base.id, removed=removed, added=added, attached=view.attached, digest=digest(view)
+        id=view.id,
+        base=base.id,
+        removed=removed,
+        added=added,
+        attached=view.attached,
+        digest=digest(view),
+        relieved=view.relieved,
     )
 
 
@@ -64,7 +71,7 @@ def apply(base: View, delta: ViewDelta) -> View:
     added = dict(delta.added)
     size = len(base.members) - len(removed) + len(added)
     members = tuple(added[index] if index in added else next(staying, "") for index in range(size))
-    view = View(id=delta.id, members=members, attached=delta.attached)
+    view = View(id=delta.id, members=members, attached=delta.attached, relieved=delta.relieved)
     if digest(view) != delta.digest:
         raise ProtocolViolation(f"view {delta.id} came to another digest than its sender's", remedy="ask for it whole")
     return view

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["Awaited", "Briefing", "HostHere", "HostSilent", "Turned"]
+__all__ = ["Awaited", "Briefing", "HostHere", "HostSilent", "LinksJudged", "Turned"]
 
 
 class HostHere(msgspec.Struct, frozen=True, kw_only=True, tag="HostHere"):
@@ -59,3 +59,9 @@ class HostSilent(msgspec.Struct, frozen=True, kw_only=True, tag="HostSilent"):
     agent: str
     for_s: float
     why: str
+
+
+class LinksJudged(msgspec.Struct, frozen=True, kw_only=True, tag="LinksJudged"):
+    """To the coordinator from its driver: the links of these agents' hosts are bad, and no others; what shows it."""
+
+    agents: dict[str, str]

@@ -32,12 +32,14 @@ class ViewId(msgspec.Struct, frozen=True, order=True, array_like=True):
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """One membership decision. `members` in order; `attached`: spares that its members feed."""
+    """One membership decision. `members` in order; `attached`: spares that its members feed; `relieved`: members that
+    reduce no slice, as the links to their hosts are bad."""
 
     id: ViewId
     members: tuple[str, ...]
     attached: tuple[str, ...] = ()
     start: bool = False  # the first view: everybody is at step 0 with the same initial state
+    relieved: tuple[str, ...] = ()
 
 
 class RollEntry(msgspec.Struct, frozen=True, kw_only=True):

@@ -67,12 +67,14 @@ class Bookkeeping:
         if news or (known is not None and known[1].phase in WAITS and step.phase not in WAITS):
             self._stalls[step.step] = (member, step)
 
-    def heard(self, beat: Heartbeat) -> None:
-        """What one heartbeat says besides."""
+    def heard(self, beat: Heartbeat) -> StepParts | None:
+        """What one heartbeat says besides. Returns the member's word about its steps, if it said one that can be."""
         self._beat = beat
-        if beat.parts is not None and _sound(beat.parts):
-            self._write("step_anatomy", replica=beat.sender, **msgspec.to_builtins(beat.parts))
         self._losses.update((step, loss) for step, loss in beat.losses if step >= self._next_loss)
+        if beat.parts is None or not _sound(beat.parts):
+            return None
+        self._write("step_anatomy", replica=beat.sender, **msgspec.to_builtins(beat.parts))
+        return beat.parts
 
     def tell(self, messages: int, *, last: bool = False) -> list[tuple[float, float]]:
         """Write down what is news; at the end also that steps told before have become stable since. As of `steps`, what

@@ -31,6 +31,7 @@ from outlast.runtime.coordinator._authority import check_speaker
 from outlast.runtime.coordinator._bookkeeping import Bookkeeping
 from outlast.runtime.coordinator._fleet_settings import settings_of
 from outlast.runtime.coordinator._hosts import Hosts, briefing, last_heard_of
+from outlast.runtime.coordinator._link_watch import LinkWatch
 from outlast.runtime.coordinator._port import Port, SentAway
 from outlast.runtime.coordinator._recalled import take_over
 from outlast.runtime.coordinator._refusals import Refusals
@@ -94,6 +95,7 @@ class Server:
         )  # fmt: skip
         self._beats: dict[str, Heartbeat] = {}
         self.books = Bookkeeping(journal, self.write, 3 * config.heartbeat_s, self._began_s)
+        self.links = LinkWatch(self._agent_of, self.handle)
         self._certified = 0  # the newest state that was written down as certified
         self._started_s = self._sign_s = time.monotonic()
         self._give_sign()
@@ -209,8 +211,8 @@ class Server:
         peer = self.coordinator.roster.peers.get(name)
         if peer is not None and beat.committed > peer.committed:
             peer.committed = beat.committed
-        if peer is not None:
-            self.books.heard(beat)
+        if peer is not None and (said := self.books.heard(beat)) is not None:
+            self.links.heard(name, said, time.monotonic())
         self._count(name, beat.steps)
         view = self.coordinator.view
         if view is not None and name == view.members[0]:

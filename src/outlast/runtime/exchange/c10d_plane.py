@@ -75,7 +75,8 @@ class NetworkPlane:
         self.mesh, self.layout, self.mine, self.out, self.enter = mesh, layout, mine, out, enter
         self.members = mesh.view.members
         self.index = self.members.index(mesh.me)
-        self.ranges = [bucket.slices(len(self.members)) for bucket in layout.buckets]
+        idle = {index for index, name in enumerate(self.members) if name in mesh.view.relieved}
+        self.ranges = [bucket.slices(len(self.members), idle) for bucket in layout.buckets]
         self._wires: Points | Collectives | None = None
         self._keys: ViewStore | None = None
         self._scattering: list[Pending] = []

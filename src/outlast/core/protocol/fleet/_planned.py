@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from outlast.core.protocol import messages as m
+from outlast.core.protocol.fleet._bad_links import relieved
 from outlast.core.protocol.fleet._telling import tell_order
 from outlast.core.protocol.fleet.change import begin
 from outlast.core.protocol.fleet.roster import Peer
@@ -20,7 +21,7 @@ def plan_next(c: FleetState) -> None:
     assert view is not None
     leaving = [name for name in view.members if c.roster.peers[name].leaving] if c.leaving else []
     vacant = c.settings.num_replicas - len(view.members) + len(leaving)
-    switch = bool(leaving) or (vacant > 0 and c.roster.count("ready") > 0)
+    switch = bool(leaving) or (vacant > 0 and c.roster.count("ready") > 0) or _relieves(c, view)
     if not switch and not c.roster.count("fresh"):
         return
     if view.id.epoch != c.epoch:
@@ -42,10 +43,11 @@ def _switch(c: FleetState, view: View, vacant: int) -> bool:
     if not staying:  # somebody has to hand the state on: the last one goes with the next change
         staying = [view.members[0]]
     members = (*staying, *ready[: max(0, vacant)])
-    if members == view.members:
+    others = relieved(c, members)
+    if members == view.members and others == view.relieved:
         return False
     attached = tuple(name for name in ready if name not in members)
-    planned = View(id=c.next_id(), members=members, attached=attached)
+    planned = View(id=c.next_id(), members=members, attached=attached, relieved=others)
     c.set_views(view, planned)
     c.persist()
     c.journal(
@@ -61,6 +63,11 @@ def _switch(c: FleetState, view: View, vacant: int) -> bool:
     tell_order(c, view, order)
     c.timer(f"form:{planned.id}", c.settings.formation_s)
     return True
+
+
+def _relieves(c: FleetState, view: View) -> bool:
+    """Whether others should reduce nothing than do. An earlier coordinator's view stays as it is: it may have known."""
+    return view.id.epoch == c.epoch and relieved(c, view.members) != view.relieved
 
 
 def _somebody_comes(c: FleetState) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outlast.core.protocol import messages as m
+from outlast.core.protocol.fleet._bad_links import relieved
 from outlast.core.protocol.fleet._beginning import begin_again, forget_view
 from outlast.core.protocol.fleet.state import Change, FleetState
 from outlast.core.protocol.fleet.views import install
@@ -145,4 +146,4 @@ def successor(c: FleetState, change: Change, carriers: Sequence[str]) -> View:
         elif incoming:
             members.append(incoming.pop(0))
     members += [name for name in staying if name not in change.old] + incoming
-    return View(id=c.next_id(), members=tuple(members), attached=attached)
+    return View(id=c.next_id(), members=tuple(members), attached=attached, relieved=relieved(c, members))

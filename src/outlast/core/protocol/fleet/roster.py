@@ -125,6 +125,7 @@ class Roster:
     judged: set[tuple[int, str, str]] = field(default_factory=set)  # (step, action, member) that was written down
     barred: set[str] = field(default_factory=set)  # agents that get no replica any more
     doubted: set[str] = field(default_factory=set)  # agents that get none until they were found well
+    badly_linked: set[str] = field(default_factory=set)  # agents of hosts behind a bad link
     drained: set[str] = field(default_factory=set)  # hosts that get no replica, as they were asked to be emptied
     host_names: dict[str, str] = field(default_factory=dict)  # as `host_named_in` has it -> what the host is called
     slots: dict[str, int] = field(default_factory=dict)  # agent -> replicas that it may have; 0 or absent: any number
@@ -197,6 +198,9 @@ class Roster:
     def on_probation(self, agent: str) -> bool:
         """Whether it came back from repair or retirement a short while ago."""
         return noted_as(agent) in self.settings.probation
+
+    def _last(self, agent: str) -> bool:
+        return agent in self.badly_linked or self.on_probation(agent)
 
     def index_of(self, name: str) -> int:
         """The number of a member's slot."""
@@ -292,12 +296,13 @@ class Roster:
             yield name, agent, decision.delay_s
 
     def _roomiest(self, load: Mapping[str, int], computes: bool) -> str:
-        """The agent with the fewest replicas among those with a slot left; "" if there is none. One on probation gets
-        what `computes` only where no other has said that it has a slot left; a spare it may have before."""
+        """The agent with the fewest replicas among those with a slot left; "" if there is none. One on probation, or
+        behind a bad link, gets what `computes` only where no other has said that it has a slot left; a spare it may
+        have before."""
         free = [agent for agent, number in load.items() if not self.slots.get(agent) or number < self.slots[agent]]
-        settled = [agent for agent in free if self.slots.get(agent) and not self.on_probation(agent)]
+        settled = [agent for agent in free if self.slots.get(agent) and not self._last(agent)]
         free = settled if settled and computes else free
-        return min(free, key=lambda agent: (load[agent], self.on_probation(agent), agent), default="")
+        return min(free, key=lambda agent: (load[agent], self._last(agent), agent), default="")
 
     def unlisted(self, agent: str, listed: Collection[str]) -> tuple[list[str], list[str]]:
         """Live members placed on the agent that it does not list: (those that had started, those that had not)."""
