@@ -224,3 +224,31 @@ def test_plan_s_wrong_options_are_told_without_a_traceback(args: list[str], caps
     assert (code, out) == (2, "")
     assert "Error" in err
     assert "Traceback" not in err
+
+
+def test_why_says_how_much_was_foretold_where_there_was_an_alarm(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started = {"command": [], "num_replicas": 2, "num_spares": 0, "signature": {}, "config": {}}
+    finding = {"replica": "", "source": "readings", "step": -1, "microbatch": -1, "remedy": ""}
+    story: list[ev.AnyEvent] = [
+        ev.RunStarted(at_s=0, run_id="abc", **started),
+        ev.ReplicaStarted(at_s=0, replica="r0.1", agent="a0", pid=1),
+        ev.ReplicaStarted(at_s=0, replica="r1.1", agent="a1", pid=2),
+        ev.DeviceFinding(at_s=5, host="a1", device="gpu", evidence="xid.fatal: 79", action="fatal", **finding),
+        ev.AlarmWeighed(
+            at_s=5, host="a1", alarm="fatal xid.fatal", evidence="xid.fatal: 79", chance=0.8, delay_s=600.0,
+            action="wait", costs={"wait": 4.0}, replicas=[], successors=[], told_only=False,
+        ),
+        ev.ReplicaExited(at_s=65, replica="r1.1", cause="signal", detail="SIGKILL", noticed_by="agent"),
+        ev.ReplicaExited(at_s=90, replica="r0.1", cause="signal", detail="SIGKILL", noticed_by="agent"),
+    ]  # fmt: skip
+    for name, events in (("alarmed", story), ("calm", story[:3])):
+        with Journal.create(tmp_path / name) as journal:
+            journal.append_many(events)
+    assert main(["why", str(tmp_path / "alarmed")]) == 0
+    assert "1 of 2 failures were foretold (50%, 95 % 9% to 91%), 1.0 min ahead" in capsys.readouterr().out
+    assert main(["why", "--json", str(tmp_path / "alarmed")]) == 0
+    assert json.loads(capsys.readouterr().out)["foretold"]["precision"][0] == 1.0
+    assert main(["why", str(tmp_path / "calm")]) == 0
+    assert "foretold" not in capsys.readouterr().out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import json
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -143,7 +144,11 @@ def test_ports_and_file_systems_are_read_where_there_are_any_and_missed_where_no
     disk = tmp_path / "fs/ext4/sda1"
     disk.mkdir(parents=True)
     (disk / "errors_count").write_text("0\n")
+    scsi = tmp_path / "block/sda/device"
+    scsi.mkdir(parents=True)
+    (scsi / "ioerr_cnt").write_text("0x1f\n")
     found = {(r.source, r.device, r.name): r.value for s in default_counters(tmp_path) for r in s.read(1.0)}
+    assert found["disk", "sda", "disk.errors"] == 31.0
     assert found["infiniband", "mlx5_0", "ib.link_downed"] == 3.0
     assert found["ext4", "sda1", "fs.errors"] == 0.0
     assert not [key for key in found if key[0] == "md"]
@@ -258,6 +263,27 @@ def test_a_metadata_endpoint_that_lies_announces_nothing(answer: str, endpoint: 
         assert answers
 
 
+def test_an_endpoint_that_announces_ever_new_things_is_not_believed_for_long(endpoint: Any) -> None:
+    """As one does that puts the time into its notice, or a thousand of them into an answer."""
+    rows, looks = [0], []
+    path = next(iter(AZURE))[1]
+
+    def answer(request: Any) -> tuple[int, str]:
+        rows[0] += 10
+        events = [{"EventType": f"Preempt{number}", "Resources": []} for number in range(rows[0] - 10, rows[0])]
+        return 200, json.dumps({"Events": events})
+
+    source = CloudNotices(endpoint({("GET", path): answer}))
+    for _ in range(20):
+        looks += source.read(0.0)
+    assert len(texts(looks)) == 64
+    assert {r.name for r in looks} == {"cloud.notice", "implausible"}
+    said: list[str] = []
+    sampled(Given("cloud", lambda now: looks), rounds=3, said=said)
+    assert len(said) == 1
+    assert "more is not believed" in said[0]
+
+
 def test_no_cloud_is_said_once_and_asked_again_after_an_hour(endpoint: Any) -> None:
     now = [0.0]
     source = CloudNotices(endpoint({}), clock=lambda: now[0])
@@ -332,6 +358,26 @@ def test_a_source_that_raises_is_a_missing_reading_said_once() -> None:
     found = sampled(Given("nvml", broken), Given("s", lambda now: [reading("edac.ce", 1.0)]), rounds=2, said=said)
     assert sorted((r.source, r.name) for r in found) == [("nvml", "missing")] * 2 + [("s", "edac.ce")] * 2
     assert len(said) == 1
+
+
+def test_half_the_sensors_gone_and_a_clock_that_jumps_leave_the_other_half(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    def gone(now: float) -> Iterable[Reading]:
+        raise FileNotFoundError(2, "No such file or directory", "/sys/gone")
+
+    lost = [Given(f"lost{number}", gone) for number in range(5)]
+    there = [
+        Given(f"there{number}", lambda now, number=number: [reading("edac.ce", 1.0, source=f"there{number}")])
+        for number in range(5)
+    ]
+    clock = iter([0.0, 1e9, -1e9, 5.0, *([6.0] * 1000)])
+    found = sampled(*lost, *there, rounds=3, said=said, clock=lambda: next(clock))
+    assert [r.name for r in found].count("edac.ce") == 15
+    assert sorted(text.partition(":")[0] for text in said if "No such file" in text) == [
+        f"readings of lost{number}" for number in range(5)
+    ]
+    assert len(said) == 5
 
 
 def test_without_nvml_that_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -410,6 +456,15 @@ def test_a_recording_is_played_back_in_batches_of_one_time(tmp_path: Path) -> No
     alarms_of([msgspec.structs.replace(marked[0], name="edac.ue")], before)
     (alarm,) = alarms_of([msgspec.structs.replace(marked[4], name="edac.ue")], before)
     assert alarm.evidence.endswith("(recorded)")
+
+
+def test_a_recording_that_is_replaced_is_played_from_its_beginning(tmp_path: Path) -> None:
+    for number in (1.0, 2.0):
+        (tmp_path / "next").write_bytes(msgspec.json.encode(reading("edac.ce", number)))
+        (tmp_path / "next").rename(tmp_path / "twin.jsonl")
+        if number == 1.0:
+            twin = Recorded(tmp_path / "twin.jsonl")
+        assert [[row.value for row in twin.read(0.0)] for _ in range(2)] == [[number], []]
 
 
 def test_counters_leave_out_what_they_are_told(tmp_path: Path) -> None:

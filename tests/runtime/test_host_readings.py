@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from outlast.health.sources import Reading
+from outlast.health.sources import Alarm, Reading
 from outlast.runtime.host._host_readings import HostReadings
 
 
@@ -53,10 +54,28 @@ def test_alarms_are_told_and_what_changed_is_kept(tmp_path: Path) -> None:
     assert [msgspec.json.decode(line, type=Reading).value for line in lines] == [1, 40, 41, 2]
 
 
+def test_an_alarm_that_comes_at_each_look_is_told_ever_more_seldom_and_a_flood_is_cut(tmp_path: Path) -> None:
+    now = [0.0]
+    host = HostReadings("a0", tmp_path, 30.0, list, lambda: now[0])
+    hot = [Alarm(at_s=0.0, device="gpu0", severity="warning", evidence="nvml.temperature.c is 97")]
+    times = []
+    for look in range(2880):  # a day
+        now[0] = 30.0 * look
+        times += [now[0] for _ in host._news(hot)]
+    assert times[:5] == [0.0, 60.0, 180.0, 420.0, 900.0]
+    assert 24 <= len(times) <= 30
+    assert len(host._news([msgspec.structs.replace(hot[0], device="gpu1")])) == 1, "of another device it is news"
+    flood = [Alarm(at_s=0.0, device="d", severity="notice", evidence=f"cloud.notice: {n}") for n in range(1000)]
+    assert len(host._news(flood)) == 32
+    now[0] += 2 * 86400.0
+    assert len(host._news(hot)) == 1
+    assert len(host._quiet) == 1
+
+
 def test_a_full_disk_is_said_once_and_alarms_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "readings").write_text("in the way")
     twin = Twin([[reading(1)], [reading(2)], [reading(3)], []])
-    host = HostReadings("a0", tmp_path, 30.0, lambda: [twin])
+    host = HostReadings("a0", tmp_path, 30.0, lambda: [twin], itertools.count(0.0, 1e6).__next__)
     assert told(host, twin, 3) == ["edac.ue rose by 1 to 2", "edac.ue rose by 1 to 3"]
     assert capsys.readouterr().err.count("no longer kept") == 1
 

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from outlast.cli._runs import DEFAULT_RUNS, note, open_run, print_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from outlast.core import events as ev
+    from outlast.health import Foretold
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -27,7 +33,7 @@ def why(
     every: Annotated[bool, typer.Option("--all", help="Show views, starts and exits in the timeline too.")] = False,
 ) -> int:
     """Tell a run's story: what happened, what it cost, and a remedy for each cause."""
-    from outlast import journal, observe
+    from outlast import health, journal, observe
     from outlast.cli._health_links import links_said
     from outlast.plan.beliefs_beside import (
         believed_data,
@@ -48,12 +54,22 @@ def why(
     incident = observe.incident(story, events, price=costs, accelerators=accelerators)
     believed = believed_of_events(events)
     beside = predicted_beside_observed(believed) if believed else []
-    links = links_said(events)
+    links, foretold = links_said(events), _foretold(events)
     if as_json:
         told = believed_data(believed) if believed else None
-        print_json(story, run_dir=run_dir, incident=incident, predicted=beside_data(beside), believed=told, links=links)
+        print_json(
+            story,
+            run_dir=run_dir,
+            incident=incident,
+            predicted=beside_data(beside),
+            believed=told,
+            links=links,
+            foretold=foretold,
+        )
     else:
         print(f"{incident.paragraph}\n\n{observe.render_why(story)}")
+        if foretold is not None:
+            print(f"\n{health.worth_of(foretold)}")
         if links:
             print("\nLinks\n" + "\n".join(f"- {text}" for text in links))
         if any(row.tells for row in beside):  # in a short run any number of failures says nothing of the prediction
@@ -63,3 +79,14 @@ def why(
         if history.points:
             print(f"\nLoss\n{observe.plot(history.points)}")
     return 0
+
+
+def _foretold(events: Sequence[ev.AnyEvent]) -> Foretold | None:
+    """How many of the run's failures an alarm had told before, and how many of its alarms came true, with their 95 %
+    intervals; None where no alarm was weighed."""
+    from outlast import health
+    from outlast.core import events as ev
+
+    if not any(isinstance(event, ev.AlarmWeighed) for event in events):
+        return None
+    return health.foretold_of(health.learn_run(enumerate(events, 1), "", []))

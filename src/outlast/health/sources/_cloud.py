@@ -21,6 +21,7 @@ __all__ = ["CLOUDS", "Cloud", "CloudNotices"]
 
 _MOST_BYTES = 64 * 1024
 _ASK_AGAIN_S = 3600.0
+_MOST_NOTICES = 64  # of one host: whoever announces more announces nothing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +94,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 class CloudNotices:
-    """Finds out which cloud answers, then asks that one. Each notice is told once."""
+    """Finds out which cloud answers, then asks that one. Each notice is told once, and no more than a host can get."""
 
     name = "cloud"
 
@@ -123,9 +124,12 @@ class CloudNotices:
         found: list[Reading] = []
         for path in self._mine.paths:
             for text in self._notices(self._mine, path, found, now_s):
-                if text not in self._told:
+                if text not in self._told and len(self._told) < _MOST_NOTICES:
                     self._told.add(text)
                     found.append(self._reading(now_s, "cloud.notice", text[:200]))
+                elif text not in self._told:
+                    why = f"{self._mine.name} has announced {_MOST_NOTICES} different things; more is not believed"
+                    return [*found, self._reading(now_s, "implausible", why)]
         return found
 
     def _reading(self, now_s: float, name: str, text: str) -> Reading:

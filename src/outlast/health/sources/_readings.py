@@ -82,11 +82,13 @@ class Recorded:
     def __init__(self, path: Path, name: str = "recorded") -> None:
         self.name, self._path = name, path
         self._batches: Iterator[list[Reading]] | None = None
+        self._file = -1  # inode: another file in its place is another recording
 
     def read(self, now_s: float) -> Iterable[Reading]:
         """The next batch; nothing after the last. OSError while the file cannot be read, which is a missing reading."""
-        if self._batches is None:
-            data = self._path.read_bytes()
+        file = self._path.stat().st_ino
+        if self._batches is None or file != self._file:
+            self._file, data = file, self._path.read_bytes()
             if not data:  # somebody is about to write it
                 return []
             self._batches = _batches(data)
@@ -218,6 +220,7 @@ _RISES: dict[str, tuple[float, Literal["warning", "fatal"]]] = {
     "ib.port_rcv_errors": (1000.0, "warning"),
     "fs.errors": (1.0, "warning"),
     "md.degraded": (1.0, "warning"),
+    "disk.errors": (100.0, "warning"),
     "net.carrier_changes": (2.0, "warning"),
 }
 _LIMITS: dict[str, float] = {"nvml.temperature.c": 95.0}

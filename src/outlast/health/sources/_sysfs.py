@@ -37,7 +37,8 @@ class Counters:
 
     def _one(self, path: Path, device: str, name: str, now_s: float) -> Reading:
         try:
-            value = float(path.read_text().split()[0]) * self._scale
+            word = path.read_text().split()[0]
+            value = (int(word, 16) if word.startswith("0x") else float(word)) * self._scale
         except (OSError, ValueError, IndexError) as error:
             text = f"{path.name}: {error}"[:200]
             return Reading(at_s=now_s, source=self.name, device=device, name="missing", text=text)
@@ -70,5 +71,6 @@ def default_counters(root: Path = Path("/sys")) -> list[Counters]:
             device_at=5, optional=True,
         ),
         Counters("ext4", root / "fs/ext4", [("*/errors_count", "fs.errors")], optional=True),
+        Counters("disk", root / "block", [("*/device/ioerr_cnt", "disk.errors")], device_at=3, optional=True),
         Counters("md", root / "block", [("md*/md/degraded", "md.degraded")], device_at=3, optional=True),
     ]  # fmt: skip

@@ -88,14 +88,13 @@ class Server:
         self.hosts = Hosts(
             config.most_agents, config.stall_floor_s, config.host_silence_s, place_here(), self._agent_of, own
         )
-        self.refusals = Refusals(self.write)
+        self.refusals, self.links = Refusals(self.write), LinkWatch(self._agent_of, self.handle)
         self.port = Port(
             secret, self.run, self.epoch, self.refusals, receive=self._receive, hung_up=self.hosts.hung_up,
             unsound=self.unsound,
         )  # fmt: skip
         self._beats: dict[str, Heartbeat] = {}
         self.books = Bookkeeping(journal, self.write, 3 * config.heartbeat_s, self._began_s)
-        self.links = LinkWatch(self._agent_of, self.handle)
         self._certified = 0  # the newest state that was written down as certified
         self._started_s = self._sign_s = time.monotonic()
         self._give_sign()

@@ -1,23 +1,29 @@
 """An agent's readings of its host: taken beside the run, kept in a file, alarms told to the coordinator. No torch.
 
 Invariant: no call here waits for a sensor or for the disk's room; what cannot be read or kept is said once. Begun after
-the first interval, so a short run never pays for it.
+the first interval, so a short run never pays for it. A device that gives the same alarm at each look, or a source that
+gives hundreds at one, fills no journal: the same alarm is told again after twice as long each time.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
+from outlast.core.policy import alarm_name
 from outlast.core.protocol import messages as m
-from outlast.health.sources import Reading, ReadingSource, Sampler, alarms_of, default_sources, recorded_sources
+from outlast.health.sources import Alarm, Reading, ReadingSource, Sampler, alarms_of, default_sources, recorded_sources
 
 __all__ = ["HostReadings", "sources_of"]
 
 _MOST_BYTES = 16 << 20
+_AGAIN_S, _AGAIN_AT_MOST_S = 60.0, 3600.0  # between two alarms of one kind from one device
+_MOST_ALARMS = 32  # of one look
+_EACH_IS_NEWS = "cloud.notice"
 _REMEDIES = {
     "fatal": "take the device out of service and test it: outlast health test",
     "warning": "watch it; test it when the run is over: outlast health test",
@@ -39,7 +45,10 @@ class HostReadings:
         folder: Path,
         interval_s: float,
         sources: Callable[[], Sequence[ReadingSource]] = default_sources,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
+        self._quiet: dict[tuple[str, str], tuple[float, float]] = {}  # (device, alarm): until when, for how long
         self.agent, self.interval_s, self._sources = agent, interval_s, sources
         self._file = folder / "readings" / f"{agent}.jsonl"
         self._sampler: Sampler | None = None
@@ -68,8 +77,24 @@ class HostReadings:
                 action=alarm.severity,
                 remedy=_REMEDIES[alarm.severity],
             )
-            for alarm in alarms_of(readings, self._before)
+            for alarm in self._news(alarms_of(readings, self._before))
         ]
+
+    def _news(self, alarms: Sequence[Alarm]) -> list[Alarm]:
+        """Those that are worth telling now."""
+        now_s, found = self._clock(), []
+        for alarm in alarms:
+            key = alarm.device, alarm_name(alarm.severity, alarm.evidence)
+            if key[1].endswith(_EACH_IS_NEWS):  # its source tells each once
+                key = alarm.device, alarm.evidence
+            until_s, pause_s = self._quiet.get(key, (now_s, _AGAIN_S / 2))
+            if now_s < until_s or len(found) == _MOST_ALARMS:
+                continue
+            pause_s = min(2 * pause_s, _AGAIN_AT_MOST_S) if now_s - until_s < _AGAIN_AT_MOST_S else _AGAIN_S
+            self._quiet[key] = now_s + pause_s, pause_s
+            found.append(alarm)
+        self._quiet = {key: row for key, row in self._quiet.items() if now_s - row[0] < _AGAIN_AT_MOST_S}
+        return found
 
     def _keep(self, readings: Sequence[Reading]) -> None:
         """Only what changed, until the file is full."""
