@@ -91,6 +91,15 @@ def test_a_spare_behind_a_good_link_takes_the_place_and_a_replacement_is_started
     assert not c.reports.faults
 
 
+def test_in_the_middle_of_a_change_nobody_is_asked_to_leave() -> None:
+    c = fleet(num=2, spares=1)
+    assert c.view is not None
+    c.handle(3.0, m.Left(member="r0.1", view=c.view.id))
+    assert c.change is not None
+    judged(c, "h1:aa")
+    assert not any(peer.leaving for peer in c.roster.peers.values())
+
+
 def test_a_spare_behind_the_same_link_is_no_better() -> None:
     c = fleet(num=4, spares=1)  # r1.1 and the spare r4.1 are on h1
     judged(c, "h1:aa")

@@ -122,6 +122,21 @@ def test_lemons_come_first_with_how_sure_that_is() -> None:
     assert np.mean(covered) > 0.9
 
 
+def test_the_chance_of_a_failure_within_a_week_follows_how_often_and_how_lately() -> None:
+    rows, lemons = fleet(0)
+    assert {row.at_s for row in rows} == {rows[0].at_s}
+    now_s = rows[0].at_s + 60 * 86400.0
+    calm = next(r.device for r in rank_devices(records_of(rows)) if r.device not in lemons and not r.failures)
+    rows += [entry(calm, "failure", at_s=now_s)]
+    lately = {r.device: r.week or 0 for r in rank_devices(records_of(rows))}
+    rows[-1] = entry(calm, "failure", at_s=now_s - 30 * 86400.0)
+    rows.append(entry("other", "note", at_s=now_s))
+    long_ago = {r.device: r.week or 0 for r in rank_devices(records_of(rows))}
+    assert 0.1 < lately[calm] - long_ago[calm] < 0.2, "most of `excite`"
+    assert min(lately[name] for name in lemons) > np.mean([lately[name] for name in lately if name not in lemons])
+    assert all(0 < chance < 1 for name, chance in long_ago.items() if name != "other")
+
+
 def test_a_new_device_with_one_failure_is_not_yet_a_lemon() -> None:
     rows, _ = fleet(0)
     rows += [entry("new", "hours", hours=5.0), entry("new", "failure"), entry("idle", "failure")]

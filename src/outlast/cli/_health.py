@@ -284,13 +284,26 @@ def _table(rows) -> None:  # type: ignore[no-untyped-def]
             f"{r.tests_failed}/{r.tests}",
             rate(r),
             "" if r.lemon is None else f"{r.lemon:.0%}",
+            "" if r.week is None else f"{r.week:.1%}",
             _when(r.last_at_s),
         )
         for r in rows
     ]
-    heads = ("DEVICE", "STATE", "HOURS", "FAILURES", "FINDINGS", "TESTS FAILED", "PER 1,000 H (95 %)", "LEMON", "LAST")
+    heads = (
+        "DEVICE",
+        "STATE",
+        "HOURS",
+        "FAILURES",
+        "FINDINGS",
+        "TESTS FAILED",
+        "PER 1,000 H (95 %)",
+        "LEMON",
+        "A WEEK",
+        "LAST",
+    )
     print(table(heads, lines))
     print("\nLEMON: probability that its rate is more than three times the fleet's.")
+    print("A WEEK: probability that it fails within the next week of work, by how often and how lately it has.")
 
 
 def _when(at_s: float) -> str:

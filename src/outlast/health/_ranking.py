@@ -21,7 +21,8 @@ FAILING = frozenset({"failure", "finding"})
 class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A device in the diary. `state`: "retired" is not to be used, "probation" came back from repair or retirement and
     has not worked a hundred hours since. Rates per 1,000 hours are the posterior mean and its 95 % interval. `lemon`:
-    the probability that its rate is more than three times the fleet's. None where no hours are known.
+    the probability that its rate is more than three times the fleet's. `week`: that of a failure or finding within a
+    week of work from now on (`core.policy.DeviceHazard`: how often, and how lately). None where no hours are known.
     """
 
     device: str
@@ -38,9 +39,13 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
     rate_low: float | None = None
     rate_high: float | None = None
     lemon: float | None = None
+    week: float | None = None
+    failed_at_s: list[float] = []
 
 
 _PROBATION_H = 100.0
+_EXCITE, _DECAY_S = 0.2, 3 * 86400.0  # what was likeliest on InfiniteHBD's record; see decision 0113
+_WEEK_S = 7 * 86400.0
 
 
 def records_of(entries: Sequence[DiaryEntry]) -> list[DeviceRecord]:
@@ -84,6 +89,7 @@ def _record(device: str, rows: Sequence[DiaryEntry], worked: Sequence[DiaryEntry
         tests_failed=sum(entry.kind == "test" and entry.passed is False for entry in rows),
         last_at_s=max(entry.at_s for entry in rows),
         last=f"{last.kind}: {last.text}" if last.text else last.kind,
+        failed_at_s=[entry.at_s for entry in rows if entry.kind in FAILING],
     )
 
 
@@ -91,9 +97,14 @@ def rank_devices(records: Sequence[DeviceRecord]) -> list[DeviceRecord]:
     """Worst first: by the probability of being a lemon, then by rate. Devices of unknown hours come last."""
     known = [record for record in records if record.hours > 0]
     if known:
+        from outlast.core.policy import DeviceHazard
         from outlast.core.reliability import hierarchical_rates
 
         found = hierarchical_rates([r.failures + r.findings for r in known], [r.hours for r in known])
+        hazard = DeviceHazard(
+            mean_rate=max(float(found.mean), 1e-9) / 3600, shape=float(found.shape), excite=_EXCITE, decay_s=_DECAY_S
+        )
+        now_s = max(record.last_at_s for record in records)
         known = [
             msgspec.structs.replace(
                 record,
@@ -101,6 +112,7 @@ def rank_devices(records: Sequence[DeviceRecord]) -> list[DeviceRecord]:
                 rate_low=float(found.unit_low[i]) * 1e3,
                 rate_high=float(found.unit_high[i]) * 1e3,
                 lemon=float(found.lemons[i]),
+                week=hazard.chance(record.failed_at_s, now_s, 3600 * record.hours, _WEEK_S),
             )
             for i, record in enumerate(known)
         ]

@@ -82,7 +82,7 @@ class HostReadings:
 
     def _news(self, alarms: Sequence[Alarm]) -> list[Alarm]:
         """Those that are worth telling now."""
-        now_s, found = self._clock(), []
+        now_s, found = self._clock(), list[Alarm]()
         for alarm in alarms:
             key = alarm.device, alarm_name(alarm.severity, alarm.evidence)
             if key[1].endswith(_EACH_IS_NEWS):  # its source tells each once

@@ -30,8 +30,9 @@ def judged(c: FleetState, now_s: float, found: hm.LinksJudged) -> None:
         c.journal("notice", level="info", text=f"the link of {agent} is used again as others are")
     c.roster.badly_linked = set(bad) if act else set()
     c.roster.look()
-    for agent in new if act else ():
-        _replace(c, agent)
+    if act and c.view is not None and c.change is None and c.ending is None:
+        for agent in new:
+            _replace(c, agent)
 
 
 def _replace(c: FleetState, agent: str) -> None:
