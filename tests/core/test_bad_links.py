@@ -91,6 +91,22 @@ def test_a_spare_behind_a_good_link_takes_the_place_and_a_replacement_is_started
     assert not c.reports.faults
 
 
+def test_a_link_that_is_bad_now_and_then_uses_up_no_restarts() -> None:
+    c = fleet(num=2, spares=1)
+    judged(c, "h1:aa")
+    enter(c)
+    c.handle(3.0, m.Exited(member="r1.1", cause="left", code=0))
+    c.handle(3.0, m.Hello(member="r1.2", agent="a0", epoch=0, state="fresh"))
+    peer = c.roster.peers["r1.2"]
+    c.handle(3.0, m.Ready(member="r1.2", step=3, serve=peer.serve))
+    c.roster.peers["r2.1"].agent = "h1:aa"  # as if the spare had been there
+    for _ in range(5):
+        judged(c)
+        judged(c, "h1:aa")
+    assert not any(peer.leaving for peer in c.roster.peers.values() if peer.alive)
+    assert c.roster.restarts == 1
+
+
 def test_in_the_middle_of_a_change_nobody_is_asked_to_leave() -> None:
     c = fleet(num=2, spares=1)
     assert c.view is not None

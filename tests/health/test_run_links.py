@@ -13,7 +13,7 @@ from tests.health.test_link_probes import leaves
 from outlast.cli import main
 from outlast.core import events as ev
 from outlast.core.step_parts import PairWait
-from outlast.health import run_links
+from outlast.health import DiaryEntry, learn_run, records_of, run_links, suspicion
 from outlast.journal import Journal
 
 HOSTS, PERIOD_S, BEGAN_S = 6, 10.0, 1_000.0
@@ -101,6 +101,21 @@ def test_why_names_the_link_by_the_fabric_that_the_run_was_told(
         assert f"\nLinks\n- {link}" in capsys.readouterr().out
         assert main(["why", "--json", str(tmp_path / link)]) == 0
         assert json.loads(capsys.readouterr().out)["links"][0].startswith(link)
+
+
+def test_the_diary_remembers_a_link_that_was_bad_until_it_is_mended() -> None:
+    ended = ev.RunFinished(at_s=2_000.0, outcome="finished", steps=8, detail="", exit_code=0, seconds={})
+    events = list(enumerate([*a_run("h3-l1"), ended], 1))
+    assert not [e for e in learn_run(events[:-1], "h0", []) if e.kind == "finding"], "while it runs"
+    (found,) = [e for e in learn_run(events, "h0", []) if e.kind == "finding"]
+    assert (found.device, found.host) == ("h3/link", "h3")
+    (record,) = records_of([found])
+    text = "h3: 10.00% loss (95 % 9.36% to 10.64%) in this run, confidence 100.0%."
+    assert suspicion(record) == f"The link of h3 was bad in a run: {text}"
+    assert suspicion(records_of([found, found])[0]) == f"The link of h3 was bad in 2 runs, the last time as {text}"
+    mended = DiaryEntry(at_s=3_000.0, device="h3/link", kind="repair", text="another cable")
+    assert suspicion(records_of([found, mended])[0]) == ""
+    assert learn_run(events, "h0", learn_run(events, "h0", [])) == []
 
 
 def test_one_pair_that_loses_names_no_link() -> None:

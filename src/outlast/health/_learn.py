@@ -12,6 +12,7 @@ from pathlib import Path
 
 from outlast.core import events as ev
 from outlast.core.policy import Prognosis, alarm_name
+from outlast.errors import ConfigError
 from outlast.health._diary import Diary, DiaryEntry
 from outlast.journal import Journal
 
@@ -31,7 +32,26 @@ def learn_run(events: Iterable[tuple[int, ev.AnyEvent]], host: str, before: Sequ
     reader = _Reader(run, host, done)
     for number, event in rows:
         reader.take(number, event)
-    return reader.entries(rows)
+    ended = any(number > done and isinstance(event, ev.RunFinished | ev.RunEnded) for number, event in rows)
+    return reader.entries(rows, _bad_links([event for _, event in rows], run) if ended else [])
+
+
+def _bad_links(events: Sequence[ev.AnyEvent], run: str) -> list[DiaryEntry]:
+    """A finding for each link that the exchanges of a run that is over name; the link of h2 is h2/link."""
+    words = [event for event in events if isinstance(event, ev.StepAnatomy)]
+    if not any(wait.resent or wait.late for word in words for wait in word.waits.values()):
+        return []
+    from outlast.health._run_links import run_links
+
+    try:
+        found = run_links(events)
+    except ConfigError:  # of one host
+        return []
+    at_s = events[-1].at_s
+    return [
+        DiaryEntry(at_s=at_s, device=f"{link}/link", kind="finding", text=text, host=link, run=run)
+        for link, text in found.links.items()
+    ]
 
 
 def remember_run(diary: Diary, run_dir: Path, host: str) -> list[DiaryEntry]:
@@ -152,7 +172,7 @@ class _Reader:
                 at_s=at_s, device=device, kind=kind, text=text[:500], host=device.partition("/")[0], run=self.run,  # type: ignore[arg-type]
             ))  # fmt: skip
 
-    def entries(self, rows: Sequence[tuple[int, ev.AnyEvent]]) -> list[DiaryEntry]:
+    def entries(self, rows: Sequence[tuple[int, ev.AnyEvent]], more: Sequence[DiaryEntry] = ()) -> list[DiaryEntry]:
         """What was found, hours by device, and how far the journal was read; nothing if nothing is new."""
         last, at_s = rows[-1][0], rows[-1][1].at_s
         if last <= self.done:
@@ -163,7 +183,7 @@ class _Reader:
             if value > 0
         ]
         mark = DiaryEntry(at_s=at_s, device="", kind="learned", text=str(last), host=self.host, run=self.run)
-        return [*self._found, *hours, mark]
+        return [*self._found, *more, *hours, mark]
 
 
 def _line(text: str) -> str:

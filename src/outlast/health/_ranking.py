@@ -132,6 +132,10 @@ def suspicion(record: DeviceRecord) -> str:
         )
         if number
     ]
+    if record.device.endswith("/link"):  # of a host: it works no hours, and no device is tested for it
+        times = f"{record.findings} runs, the last time as" if record.findings > 1 else "a run:"
+        bad = record.findings and record.state == "in service"
+        return f"The link of {record.host} was bad in {times} {record.last.partition(': ')[2]}." if bad else ""
     if record.state == "retired":
         return f"{record.device} is out of service ({record.last})."
     if not told or (record.tests_failed == 0 and (record.lemon or 0.0) < 0.5):

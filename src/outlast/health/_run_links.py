@@ -18,7 +18,7 @@ import msgspec
 from outlast.core import events as ev
 from outlast.core.step_parts import PairWait
 from outlast.errors import ConfigError
-from outlast.health._link_probes import Fabric, LinkReport, ProbedPair, link_report
+from outlast.health._link_probes import BadLink, Fabric, LinkReport, ProbedPair, link_report
 
 __all__ = ["RunLinks", "fabric_of_run", "pairs_of_run", "run_links"]
 
@@ -37,13 +37,18 @@ class RunLinks(msgspec.Struct, frozen=True, kw_only=True):
     apart: list[str] = []
 
     @property
+    def links(self) -> dict[str, str]:
+        """Return the bad links, each with a sentence; one that loses is said once, though it delays as well."""
+        rows: list[tuple[BadLink, str]] = []
+        for kind in ("late", "loss"):
+            rows += zip(self.reports[kind].suspects, self.reports[kind].bad, strict=True)
+        return {suspect.link: text for suspect, text in rows}
+
+    @property
     def said(self) -> list[str]:
-        """Return the bad links, a sentence each; one that loses is said once, though it delays as well."""
+        """Return the sentences, of those that lose before those that are only late."""
         lossy = {suspect.link for suspect in self.reports["loss"].suspects}
-        late = self.reports["late"]
-        return self.reports["loss"].bad + [
-            text for text, suspect in zip(late.bad, late.suspects, strict=True) if suspect.link not in lossy
-        ]
+        return [text for _, text in sorted(self.links.items(), key=lambda item: item[0] not in lossy)]
 
 
 class _Interval(NamedTuple):

@@ -36,12 +36,16 @@ def judged(c: FleetState, now_s: float, found: hm.LinksJudged) -> None:
 
 
 def _replace(c: FleetState, agent: str) -> None:
-    """Ready spares behind good links take the places of the members there."""
+    """Ready spares behind good links take the places of the members there: once in a run, as every replacement that is
+    started afterwards counts against the run's restarts."""
+    if agent in c.moved_for_link:
+        return
     spares = [n for n in c.roster.having("ready") if c.roster.peers[n].agent not in c.roster.badly_linked]
     here = [n for n in c.roster.having("member") if c.roster.peers[n].agent == agent and not c.roster.peers[n].leaving]
     leaving = sum(peer.leaving for peer in (c.roster.peers[name] for name in c.current))
     for name in here[: max(0, len(spares) - leaving)]:
         c.roster.peers[name].leaving = c.leaving = True
+        c.moved_for_link.add(agent)
 
 
 def relieved(c: FleetState, members: Sequence[str]) -> tuple[str, ...]:
