@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 import outlast
-from outlast.adapters._loaders import protect_arguments, steps_in
+from outlast.adapters.loaders import protect_arguments, steps_in
 from outlast.errors import ConfigError, StepMisuse
 
 try:

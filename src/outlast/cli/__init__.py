@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("outlast.cli._plan", "How reliable will this job be, and what should I do about it?"),
     "calibrate": ("outlast.cli._calibrate", "Measure what saves, deaths and restarts cost here, for the planner."),
     "run": ("outlast.cli._run", "Train a script on replicas that may fail."),
+    "convert": ("outlast.cli._convert", "Make a script for torchrun and DDP one of outlast's."),
     "launch": ("outlast.cli._launch", "Write the file with which Slurm or Kubernetes starts a run."),
     "agent": ("outlast.cli._agent", "Bring this host into a run that was started on another."),
     "status": ("outlast.cli._status", "Show who is alive in a run, in which view, at which step."),

@@ -22,6 +22,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("outlast run --config run.toml train.py", "settings from a file; outlast config show explains them"),
         ("outlast run --endpoint 10.0.0.1:29400 --nnodes 3 --replicas 6 train.py", "on three hosts; see outlast agent"),
     ),
+    "convert": (
+        ("outlast convert train.py --processes 4", "what becomes of each line, and a diff"),
+        ("outlast convert train.py --write", "change the file, where nothing is left to be done by hand"),
+    ),
     "launch": (
         ("outlast launch slurm --nodes 3:4 --slots 8 --out job.sh train.py", "then: sbatch job.sh"),
         ("outlast launch kubernetes --nodes 3 --image registry/train:1 train.py", "then: kubectl apply -f"),

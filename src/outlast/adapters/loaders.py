@@ -1,4 +1,4 @@
-"""What a `DataLoader` says of a training: which samples, in what order, how many make a batch. For the adapters.
+"""What a `DataLoader` says of a training: which samples, in what order, how many make a batch.
 
 Invariant: what `protect` cannot honour is refused by name; nothing that the loader was told is silently dropped. Does
 not read a sample.
@@ -12,7 +12,14 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 
 from outlast.errors import ConfigError
 
-__all__ = ["protect_arguments", "steps_in"]
+__all__ = ["of_loader", "protect_arguments", "steps_in"]
+
+
+def of_loader(loader: Any, microbatches: int) -> dict[str, Any]:
+    """Return arguments of `run.protect` that train on what a DataLoader loads: `run.protect(model, optimizer,
+    **of_loader(loader, microbatches=8))`. Its batch is one microbatch. Raises ConfigError as `protect_arguments`."""
+    dataset, given = protect_arguments(loader, microbatches)
+    return {"dataset": dataset, **given}
 
 
 def protect_arguments(loader: Any, microbatches: int) -> tuple[Any, dict[str, Any]]:
