@@ -131,6 +131,8 @@ def test_a_run_that_all_are_asked_to_leave_tells_its_last_steps(fleet: Callable[
     assert run.finish() == 143
     (ended,) = [e for e in run.driven.events if isinstance(e, ev.RunFinished)]
     assert (ended.outcome, ended.steps) == ("stopped", 8)
+    (formed,) = [i for i, e in enumerate(run.driven.events) if isinstance(e, ev.ViewFormed) and e.step == 8]
+    assert run.driven.events.index(_told(run)[-1]) < formed, "when a step was reached is told before what names it"
     assert _told(run)[-1].committed == 8
     account = accounting(run.driven.events)
     assert (account.productive_s, account.degraded_s) == (0.0, 0.0)

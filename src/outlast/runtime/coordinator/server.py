@@ -161,6 +161,8 @@ class Server:
             if isinstance(exited, m.Exited):
                 self._count(exited.member, exited.steps)
                 self._write_progress()
+        if isinstance(message, m.Formed):  # it says at which step: first, when that was reached
+            self._write_progress()
         self.handle(message)
         if isinstance(message, m.Hello):
             self.keeper.greet(name)

@@ -155,7 +155,7 @@ class Forming(MemberSeat):
             left_at_s=self._left_at_s,
             formed_at_s=now,
         )
-        if self.member.leaving:  # it may be the last that the coordinator hears of me
+        if not view.start:  # when the steps before it were committed is told with it, not later: who leaves may not
             self.link.beat()
         self.link.send([formed])
         self.pace.formed(self._left_at_s, recomputed / self.engine.num_leaves)
