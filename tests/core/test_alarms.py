@@ -76,6 +76,21 @@ def test_a_warning_is_not_worth_a_move_until_it_has_come_true_often() -> None:
     assert planned(c) == ("r0.1", "r2.1")
 
 
+def test_a_move_costs_what_moves_have_cost_and_the_end_of_who_was_in_no_view_costs_nothing() -> None:
+    c = fleet(2, ("a0", "a1", "a2", "a3"))
+    c.handle(10.0, alarm("a1"))
+    assert c.planned is not None
+    for name, took_s in zip(c.planned.members, (0.04, 0.06), strict=True):
+        view = c.planned.id
+        c.handle(11.0, m.Formed(member=name, view=view, step=3, left_at_s=50.0, formed_at_s=50.0 + took_s))
+    c.journal("recovery", downtime_s=0.0)
+    assert c.outages == []
+    c.outages.append(0.3)
+    (said,) = weighed(c.handle(20.0, alarm("a0")))
+    assert said["costs"]["move"] == pytest.approx(0.06)
+    assert said["costs"]["wait"] < 0.3
+
+
 def test_the_only_holders_of_the_state_stay_though_another_host_has_room() -> None:
     """Nobody is started in a slot that lives, so who left would leave nobody to go on."""
     c = Coordinator(Settings(num_replicas=1, num_spares=0, num_agents=2), 1)

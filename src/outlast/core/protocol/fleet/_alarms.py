@@ -19,7 +19,7 @@ SEVERITIES = ("notice", "warning", "fatal")
 _OF_THE_HOST = ("signal", "exception", "evicted", "agent_lost")
 _AT_ONCE_S = 1.0  # replicas of a host that die within that die of one failure
 _UNSAVED_S = 600.0  # of work that no checkpoint holds, where no alarm had one asked for yet
-_PLANNED_S = 0.5  # what a planned view costs the run
+_PLANNED_S = 0.5  # what a planned view costs the run, before there was one
 _AWAY_S = 60.0  # how long a host that is well is out of work until that is known
 _WEIGHINGS = 8.0  # in the mean time between an alarm and its failure
 
@@ -120,7 +120,7 @@ def _costs(c: FleetState, delay_s: float, agent: str, elsewhere: bool) -> Action
     return ActionCosts(
         failure_s=failure_s,
         save_s=c.settings.save_s if keeps else 1e9,
-        move_s=_PLANNED_S,
+        move_s=sum(c.planned_s.values()) / len(c.planned_s) if c.planned_s else _PLANNED_S,
         idle_s=_AWAY_S * share if elsewhere and not _successors(c, agent) else 0.0,
         exposure=float(len(here) == len(c.current)) if keeps else 0.0,
         period_s=delay_s / _WEIGHINGS,

@@ -84,6 +84,9 @@ def formed(c: FleetState, now_s: float, formed: m.Formed) -> None:
         return
     peer.committed = max(peer.committed, formed.step)
     c.reports.formed[formed.member] = formed
+    if c.planned is not None and formed.view == c.planned.id and formed.left_at_s > 0:
+        took_s = max(0.0, formed.formed_at_s - formed.left_at_s)
+        c.planned_s[formed.view] = max(took_s, c.planned_s.get(formed.view, 0.0))
     if note_formed(c, peer, formed.view) and not c.awaiting:
         c.reports.view_formed(formed)
 

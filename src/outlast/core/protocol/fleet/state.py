@@ -102,6 +102,7 @@ class FleetState:
         self.failures = Failures()
         self.prognosis = Prognosis(kinds=settings.alarm_kinds)
         self.alarms: dict[str, str] = {}  # agent -> evidence of its open alarm
+        self.planned_s: dict[ViewId, float] = {}  # how long each planned view has held up its members
         self.moved_for_link: set[str] = set()  # agents whose members gave way to spares behind better links
         self.outages: list[float] = []  # seconds that each death has cost so far
         self.failed_s: dict[str, float] = {}  # agent -> when a replica of it died last
@@ -207,8 +208,8 @@ class FleetState:
         self._out.append(m.SetTimer(name=name, after_s=after_s))
 
     def journal(self, kind: str, **fields: object) -> None:
-        if kind == "recovery" and isinstance(fields["downtime_s"], float):
-            self.outages.append(fields["downtime_s"])
+        if kind == "recovery" and isinstance(fields["downtime_s"], float) and fields["downtime_s"] > 0:
+            self.outages.append(fields["downtime_s"])  # who was in no view has held up nobody
         self._out.append(m.JournalEntry(kind=kind, fields=fields))
 
     def finish(
