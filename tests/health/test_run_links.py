@@ -66,7 +66,8 @@ def test_since_when_a_link_is_bad_is_said_as_near_as_the_words_allow(kind: str, 
     at = time.strftime("since %H:%M:%S UTC", time.gmtime(BEGAN_S + PERIOD_S * turned))
     assert text.startswith("h3: ")
     assert f"% {told} (95 %" in text
-    assert (at if turned else "in this run") in text
+    share = ", 10.00% of all that crossed it from then on"
+    assert (at + share if turned else "in this run") in text
 
 
 def test_the_lateness_of_a_host_that_computes_longer_is_no_links() -> None:

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.process, pytest.mark.campaign, pytest.mark.timeout(300
 SHAPED, FIRST, WITHIN = 2, 5, 50
 # A step moves more than a megabyte over each link: 50 of them take six seconds or more, on any machine.
 LOSSY = ("rate", "60mbit", "burst", "16kb", "latency", "2ms")
-SLOW = ("rate", "30mbit", "burst", "16kb", "latency", "400ms")
+SLOW = ("rate", "20mbit", "burst", "16kb", "latency", "400ms")
 
 
 @pytest.fixture
@@ -50,6 +50,7 @@ def test_a_shaped_link_is_named_within_50_steps(
     assert f"- h{SHAPED}: " in capsys.readouterr().out.partition("\nLinks\n")[2]
 
 
+@pytest.mark.soak
 def test_a_link_that_stays_bad_is_avoided_and_no_bit_changes(
     network: HostNetwork, tmp_path: Path, fleet: Callable[..., Any]
 ) -> None:

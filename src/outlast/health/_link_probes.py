@@ -275,10 +275,10 @@ def link_report(
     *,
     level: float = 0.01,
     round_trips: bool = True,
-    since: Callable[[str], float | None] | None = None,
+    since: Callable[[str], str] | None = None,
 ) -> LinkReport:
     """Which links explain what was lost or late. A round trip crosses its links twice; rates are of a crossing.
-    `since(link)`: when it became bad, None if it always was; without it that is the first bad probe's time."""
+    `since(link)`: since when it is bad, in words; without it that is the first bad probe's time."""
     crossing = _crossing if round_trips else float
     from outlast.core.reliability import localise_links
 
@@ -325,14 +325,16 @@ def _crossing(rate: float) -> float:
     return 1.0 - math.sqrt(max(0.0, 1 - rate))
 
 
-def _sentence(
-    probes: Sequence[ProbedPair], fabric: Fabric, found: BadLink, since: Callable[[str], float | None] | None
-) -> str:
+def since_words(at_s: float) -> str:
+    """A time of day, as sentences about links have it."""
+    return f"since {time.strftime('%H:%M:%S', time.gmtime(at_s))} UTC"
+
+
+def _sentence(probes: Sequence[ProbedPair], fabric: Fabric, found: BadLink, since: Callable[[str], str] | None) -> str:
     mine = [p for p in probes if found.link in fabric.path(p.source, p.target)]
     what = "loss" if sum(p.lost for p in mine) >= sum(p.late for p in mine) else "late"
-    at_s = since(found.link) if since else min((p.at_s for p in mine if p.lost or p.late), default=0.0)
+    when = since(found.link) if since else since_words(min((p.at_s for p in mine if p.lost or p.late), default=0.0))
     other = f" (or {', '.join(found.same_as)}: these probes cannot tell them apart)" if found.same_as else ""
-    when = f"since {time.strftime('%H:%M:%S', time.gmtime(at_s))} UTC" if at_s is not None else "in this run"
     return (
         f"{found.link}{other}: {found.rate:.2%} {what} (95 % {found.low:.2%} to {found.high:.2%}) {when}, "
         f"confidence {found.confidence:.1%}"

@@ -18,7 +18,7 @@ import msgspec
 from outlast.core import events as ev
 from outlast.core.step_parts import PairWait
 from outlast.errors import ConfigError
-from outlast.health._link_probes import BadLink, Fabric, LinkReport, ProbedPair, link_report
+from outlast.health._link_probes import BadLink, Fabric, LinkReport, ProbedPair, link_report, since_words
 
 __all__ = ["RunLinks", "fabric_of_run", "pairs_of_run", "run_links"]
 
@@ -128,7 +128,7 @@ def run_links(events: Iterable[ev.AnyEvent], fabric: Fabric | None = None) -> Ru
     pairs, reports, apart = _pairs(places, fabric), {}, []
     for kind, probed in pairs.items():
 
-        def since(link: str, kind: str = kind) -> float | None:
+        def since(link: str, kind: str = kind) -> str:
             return _since(places, fabric, names, link, kind)
 
         reports[kind], alone = _named_without_the_worst(fabric, probed, since)
@@ -138,7 +138,7 @@ def run_links(events: Iterable[ev.AnyEvent], fabric: Fabric | None = None) -> Ru
 
 
 def _named_without_the_worst(
-    fabric: Fabric, probed: list[ProbedPair], since: Callable[[str], float | None]
+    fabric: Fabric, probed: list[ProbedPair], since: Callable[[str], str]
 ) -> tuple[LinkReport, list[str]]:
     """(the report of those links that are named also without their worst pairs, those pairs that name none)."""
     whole = link_report(fabric, probed, round_trips=False, since=since)
@@ -208,8 +208,8 @@ def _probed(at_s: float, pair: tuple[str, str], sent: int, *, lost: int = 0, lat
 
 
 # --- since when -------------------------------------------------------------------------------------------------------
-def _since(places: _Places, fabric: Fabric, names: Mapping[str, str], link: str, kind: str) -> float | None:
-    """When the link became bad, as near as the words of the members allow; None: it was so from the start."""
+def _since(places: _Places, fabric: Fabric, names: Mapping[str, str], link: str, kind: str) -> str:
+    """Since when the link is bad, as near as the words of the members allow, and how bad it is since then."""
     rows: list[_Interval] = []
     for replica, words in places.words.items():
         before: dict[str, PairWait] = {}
@@ -222,7 +222,11 @@ def _since(places: _Places, fabric: Fabric, names: Mapping[str, str], link: str,
                     then = _counted(before[peer], kind) if peer in before else (0, 0)
                     rows.append(_Interval(since_s, word.at_s, max(0, sent - then[0]), max(0, bad - then[1])))
             before, since_s = word.waits, word.at_s
-    return _turned_bad(rows)
+    at_s = _turned_bad(rows)
+    if at_s is None:
+        return "in this run"
+    share = _rate(row for row in rows if row.start_s + row.end_s > 2 * at_s)
+    return f"{since_words(at_s)}, {share:.2%} of all that crossed it from then on"
 
 
 def _counted(wait: PairWait, kind: str) -> tuple[int, int]:
