@@ -1,4 +1,4 @@
-"""A real fleet over network namespaces: the link that is shaped is named by the run's own exchanges within 50 steps."""
+"""A real fleet over network namespaces: the link that is shaped is named by the run's own exchanges within 30 steps."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from outlast.health import run_links
 from outlast.prove.host_namespaces import HostNetwork, unavailable
 
 pytestmark = [pytest.mark.process, pytest.mark.campaign, pytest.mark.timeout(300)]
-SHAPED, FIRST, WITHIN = 2, 5, 50
-# A step moves more than a megabyte over each link: 50 of them take six seconds or more, on any machine.
+SHAPED, FIRST, WITHIN = 2, 5, 30
+# A step moves more than a megabyte over each link: 30 of them take four seconds or more, on any machine.
 LOSSY = ("rate", "60mbit", "burst", "16kb", "latency", "2ms")
 SLOW = ("rate", "20mbit", "burst", "16kb", "latency", "400ms")
 
@@ -31,17 +31,17 @@ def network(tmp_path: Path) -> Iterator[HostNetwork]:
 
 
 @pytest.mark.parametrize("shape", [LOSSY, SLOW], ids=["lossy", "slow"])
-def test_a_shaped_link_is_named_within_50_steps(
+def test_a_shaped_link_is_named_within_30_steps(
     network: HostNetwork, tmp_path: Path, fleet: Callable[..., Any], shape: tuple[str, ...],
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """Four hosts of one replica: the link of one is shaped between two steps, and every word that is judged was told at
-    most 50 steps later."""
+    most 30 steps later."""
     on = Hosts(network, tmp_path, fleet, 1, replicas=4, steps=FIRST + WITHIN + 1, gates=(FIRST, FIRST + WITHIN))
     run = on.run
     run.gate(FIRST, "all were there", lambda: len(run.driven.members) == 4)
     network.shape(SHAPED, *shape)
-    run.gate(FIRST + WITHIN, "50 steps were done", lambda: run.driven.step >= FIRST + WITHIN - 1)
+    run.gate(FIRST + WITHIN, "30 steps were done", lambda: run.driven.step >= FIRST + WITHIN - 1)
     run.assert_unchanged(recoveries=0)
     found = run_links(_until(run.driven.events, FIRST + WITHIN))
     assert found.said, found
