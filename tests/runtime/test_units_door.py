@@ -20,7 +20,8 @@ from outlast.runtime.transport import door as _door
 from outlast.runtime.transport.connections import MAX_PEER_FRAME, Call, Connection, PeersLost, decoded, reach
 from outlast.runtime.transport.door import ROOM, Door
 from outlast.runtime.transport.handshake import Caller, Doorkeeper, PeerClaim
-from outlast.runtime.transport.mesh import Final, _decoder
+from outlast.runtime.transport.mesh import _decoder
+from outlast.runtime.transport.peer_messages import Final
 
 SECRET, OTHER = b"s" * 32, b"o" * 32
 CLAIM = PeerClaim("mesh", "r1.1", (1, 2))

@@ -16,7 +16,7 @@ from outlast.errors import ConfigError, LoopUnrepeatable, StepMisuse, ViewAbando
 from outlast.runtime.member._siblings import Siblings
 from outlast.runtime.member.shared_evaluation import SharedEvaluations
 from outlast.runtime.training.evaluation import Evaluation
-from outlast.runtime.transport.mesh import Extra, SumsReady
+from outlast.runtime.transport.peer_messages import Extra, SumsReady
 
 pytestmark = pytest.mark.usefixtures("training_here")
 SAMPLES = 37

@@ -20,7 +20,8 @@ from outlast.runtime.settings.fault_points import Probe
 from outlast.runtime.transport import mesh as messages
 from outlast.runtime.transport.connections import Call, Connection, Listener, PeersLost
 from outlast.runtime.transport.handshake import PeerClaim
-from outlast.runtime.transport.mesh import Mesh, Roll, _decoder, _Hi
+from outlast.runtime.transport.mesh import Mesh, _decoder, _Hi
+from outlast.runtime.transport.peer_messages import Roll
 
 MEMBERS = ("r0.1", "r1.1")
 

@@ -18,7 +18,7 @@ from outlast.runtime.exchange import _rendezvous
 from outlast.runtime.exchange._rendezvous import LOOPBACK, ViewStore
 from outlast.runtime.exchange.c10d_plane import open_store
 from outlast.runtime.transport.endpoints import listen_on
-from outlast.runtime.transport.mesh import Key
+from outlast.runtime.transport.peer_messages import Key
 
 
 class Line:

@@ -16,7 +16,7 @@ from outlast.runtime.exchange.c10d_plane import NetworkPlane, open_store
 from outlast.runtime.exchange.plane import ExchangeTask, Reduction
 from outlast.runtime.exchange.second_reduction import Checks
 from outlast.runtime.exchange.slots import Memory
-from outlast.runtime.transport.mesh import Extra
+from outlast.runtime.transport.peer_messages import Extra
 from outlast.tensors import BLOCK, Layout, prepare_fold
 
 from .test_units_row_network import PATIENCE_S, Room

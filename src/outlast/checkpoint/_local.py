@@ -10,21 +10,18 @@ file it reached may be reused. Does not decide what to keep, and never looks ins
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 import secrets
 from collections.abc import Callable, Collection, Iterator
 
-from outlast.checkpoint._arena import address_of, thread_buffer
-from outlast.checkpoint.fs import ALIGN, NOT_REGULAR, Disk, FileSystem
+from outlast.checkpoint._local_reader import NO_DIRECT, ODD, LocalReader, open_to_read, read_fully
+from outlast.checkpoint.fs import ALIGN, Disk, FileSystem
 from outlast.checkpoint.manifest import MAX_HEAD_BYTES, Damage
 from outlast.checkpoint.store import generation_name, generation_number
 
 __all__ = ["LocalStore", "make_directory"]
 
-_NO_DIRECT = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP}
-_ODD = {NOT_REGULAR, errno.ENXIO, errno.ELOOP}  # a FIFO or device, a socket, a symbolic link
 _MAX_SWEPT = 100
 _NO_LINK = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}
 
@@ -62,12 +59,12 @@ class LocalStore:
             if size > max_bytes:
                 raise Damage(f"holds {size} bytes; at most {max_bytes} are allowed", file=os.path.basename(path))
             buffer = bytearray(size)
-            done = _read_fully(self._fs, fd, memoryview(buffer), 0)
+            done = read_fully(self._fs, fd, memoryview(buffer), 0)
             return bytes(buffer[:done])
 
     @contextlib.contextmanager
     def _opened(self, path: str) -> Iterator[int]:
-        fd = _open_to_read(self._fs, path)
+        fd = open_to_read(self._fs, path)
         try:
             yield fd
         finally:
@@ -134,7 +131,7 @@ class LocalStore:
         try:
             fd = self._fs.open(path, "overwrite")
         except OSError as error:
-            if error.errno in _ODD:
+            if error.errno in ODD:
                 return None
             raise
         if self._fs.is_only_ours(fd):
@@ -226,7 +223,7 @@ class LocalStore:
         except FileNotFoundError:
             return False
         except OSError as error:
-            if error.errno not in _ODD:
+            if error.errno not in ODD:
                 raise
             self._remove(path)  # nobody reads a generation in it
             return True
@@ -281,7 +278,7 @@ class LocalWriter:
         try:
             return self._fs.open(self._path, "overwrite", direct=True)
         except OSError as error:
-            if error.errno in _NO_DIRECT:
+            if error.errno in NO_DIRECT:
                 return None
             raise
 
@@ -291,7 +288,7 @@ class LocalWriter:
             try:
                 done = self._fs.pwrite(self._direct, data, offset)
             except OSError as error:
-                if error.errno not in _NO_DIRECT:
+                if error.errno not in NO_DIRECT:
                     raise
         _write_fully(self._fs, self._fd, data[done:], offset + done)
 
@@ -313,65 +310,6 @@ class LocalWriter:
                 self._fs.close(self._open.pop())
 
 
-class LocalReader:
-    """One data file. What the page cache holds is copied from it; the rest is read around it, directly."""
-
-    def __init__(self, fs: FileSystem, path: str, name: str) -> None:
-        self._fs, self._path, self._name = fs, path, name
-        self._fd = _open_to_read(fs, path)
-        self.bytes = fs.size(path) or 0
-        self._direct: int | None = None
-        try:
-            self._direct = fs.open(path, "read", direct=True)
-        except OSError as error:
-            if error.errno not in _NO_DIRECT:
-                self.close()
-                raise
-
-    def read(self, offset: int, buffer: memoryview) -> None:
-        done = self._read_cached(offset, buffer)
-        if done < len(buffer) and self._direct is not None and (offset + done) % ALIGN == 0:
-            done += self._read_direct(offset + done, buffer[done:])
-        done += _read_fully(self._fs, self._fd, buffer[done:], offset + done)
-        if done < len(buffer):
-            raise Damage("ends too early", file=self._name, offset=offset + done, bytes=len(buffer) - done)
-
-    def _read_cached(self, offset: int, buffer: memoryview) -> int:
-        done = 0
-        while done < len(buffer):
-            try:
-                count = self._fs.pread(self._fd, buffer[done:], offset + done, cached=True)
-            except OSError as error:
-                if error.errno in {errno.EAGAIN, *_NO_DIRECT}:
-                    return done
-                raise
-            if count == 0:
-                return done
-            done += count
-        return done
-
-    def _read_direct(self, offset: int, buffer: memoryview) -> int:
-        """Straight into memory that is aligned, else through a buffer of this thread that is."""
-        assert self._direct is not None
-        straight = len(buffer) % ALIGN == 0 and address_of(buffer) % ALIGN == 0
-        place = buffer if straight else thread_buffer(len(buffer))
-        try:
-            count = min(_read_fully(self._fs, self._direct, place, offset), len(buffer))
-        except OSError as error:
-            if error.errno in _NO_DIRECT:
-                return 0
-            raise
-        if not straight:
-            ctypes.memmove(address_of(buffer), address_of(place), count)
-        return count
-
-    def close(self) -> None:
-        for fd in (self._fd, self._direct):
-            if fd is not None:
-                self._fs.close(fd)
-        self._direct = None
-
-
 def make_directory(fs: FileSystem, path: str) -> None:
     """With what it lies in. Its name is durable when this returns, if it was not there before."""
     parent = os.path.dirname(os.path.abspath(path))
@@ -382,28 +320,6 @@ def make_directory(fs: FileSystem, path: str) -> None:
         made = fs.mkdir(path)
     if made:
         fs.sync_dir(parent)
-
-
-def _open_to_read(fs: FileSystem, path: str) -> int:
-    try:
-        return fs.open(path, "read")
-    except FileNotFoundError as error:
-        raise Damage("is missing", file=os.path.basename(path)) from error
-    except OSError as error:
-        if error.errno in _ODD:
-            what = "is a symbolic link" if error.errno == errno.ELOOP else "is no regular file"
-            raise Damage(what, file=os.path.basename(path)) from error
-        raise
-
-
-def _read_fully(fs: FileSystem, fd: int, buffer: memoryview, offset: int) -> int:
-    done = 0
-    while done < len(buffer):
-        count = fs.pread(fd, buffer[done:], offset + done)
-        if count == 0:
-            break
-        done += count
-    return done
 
 
 def _write_fully(fs: FileSystem, fd: int, data: memoryview, offset: int) -> None:

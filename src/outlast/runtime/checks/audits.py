@@ -28,7 +28,7 @@ from outlast.runtime.exchange.plane import Reduction
 from outlast.runtime.exchange.second_reduction import Checks
 from outlast.runtime.training.engine import Engine
 from outlast.runtime.training.losses import missing_backward
-from outlast.runtime.transport.mesh import Prints
+from outlast.runtime.transport.peer_messages import Prints
 from outlast.runtime.view.port import ViewPort
 
 __all__ = ["Auditing", "chosen_audit"]

@@ -12,7 +12,7 @@ from outlast.core.phases import Phase
 from outlast.core.protocol import Header
 from outlast.errors import LoopUnrepeatable
 from outlast.runtime.training.loop_state import LoopState
-from outlast.runtime.transport.mesh import SettingsSeen
+from outlast.runtime.transport.peer_messages import SettingsSeen
 from outlast.runtime.view.port import ViewPort
 
 __all__ = ["compare_settings"]

@@ -20,7 +20,7 @@ from outlast.runtime.checks._extra_batches import apart, gradients, prepare
 from outlast.runtime.training.engine import Engine
 from outlast.runtime.training.losses import missing_backward
 from outlast.runtime.training.samples import batch_digest, unlike_samples
-from outlast.runtime.transport.mesh import Parts
+from outlast.runtime.transport.peer_messages import Parts
 from outlast.runtime.view.port import ViewPort
 from outlast.tensors import fingerprint
 

@@ -20,7 +20,8 @@ from datetime import timedelta
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from outlast.runtime.transport.mesh import Key, Mesh
+from outlast.runtime.transport.mesh import Mesh
+from outlast.runtime.transport.peer_messages import Key
 
 __all__ = ["LOOPBACK", "ViewStore", "shut"]
 

@@ -32,7 +32,8 @@ from outlast.runtime.exchange.slots import Memory
 from outlast.runtime.host.environment import Environment
 from outlast.runtime.transport.connections import decoded
 from outlast.runtime.transport.endpoints import listen_on
-from outlast.runtime.transport.mesh import Extra, Hand, Mesh, SumsReady
+from outlast.runtime.transport.mesh import Mesh
+from outlast.runtime.transport.peer_messages import Extra, Hand, SumsReady
 from outlast.runtime.view.rounds import WANTED
 from outlast.tensors import Layout, fingerprint, reduce_slice
 

@@ -19,7 +19,7 @@ from outlast.runtime.exchange.c10d_plane import NetworkPlane
 from outlast.runtime.exchange.plane import ExchangeTask, Reduction
 from outlast.runtime.exchange.robust_rows import Robust
 from outlast.runtime.exchange.row_plane import RowSteps, same_bits, with_momentum, without_momentum
-from outlast.runtime.transport.mesh import SumsReady
+from outlast.runtime.transport.peer_messages import SumsReady
 
 __all__ = ["NetworkRowPlane"]
 

@@ -19,7 +19,8 @@ from outlast.core.phases import Phase
 from outlast.core.protocol import Node, schedule
 from outlast.runtime.exchange.second_reduction import Checks
 from outlast.runtime.exchange.slots import OUTCOME, Memory
-from outlast.runtime.transport.mesh import Hand, Mesh, Reduced, SumsReady
+from outlast.runtime.transport.mesh import Mesh
+from outlast.runtime.transport.peer_messages import Hand, Reduced, SumsReady
 from outlast.tensors import BLOCK, Layout, Looked, combine, fingerprint, look, reduce_and_look, reduce_slice
 
 __all__ = ["Plane", "Reduction", "SharedPlane", "ExchangeTask", "reduce_and_note"]

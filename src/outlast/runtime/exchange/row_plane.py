@@ -22,7 +22,8 @@ from outlast.runtime.exchange.plane import Enter, ExchangeTask, Reduction, Share
 from outlast.runtime.exchange.robust_rows import Robust
 from outlast.runtime.exchange.slots import OUTCOME, Memory
 from outlast.runtime.transport.connections import decoded
-from outlast.runtime.transport.mesh import Extra, Mesh, Reduced, SumsReady
+from outlast.runtime.transport.mesh import Mesh
+from outlast.runtime.transport.peer_messages import Extra, Reduced, SumsReady
 from outlast.runtime.view.rounds import GRAMS
 from outlast.tensors import BLOCK, Layout, look
 

@@ -22,7 +22,7 @@ from outlast.errors import ConfigError
 from outlast.runtime.exchange.plane import ExchangeTask, Plane, Reduction, SharedPlane
 from outlast.runtime.exchange.row_plane import RowSteps
 from outlast.runtime.training.engine import Engine
-from outlast.runtime.transport.mesh import SumsReady
+from outlast.runtime.transport.peer_messages import SumsReady
 from outlast.tensors import ATTACKS, inconsistent, lying_reducer, strongest
 
 __all__ = ["Liar", "Lie", "lying"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from outlast.core.phases import Phase
 from outlast.errors import ViewAbandoned
 from outlast.runtime.member.driver import Replica
-from outlast.runtime.transport.mesh import Final
+from outlast.runtime.transport.peer_messages import Final
 
 __all__ = ["boundary"]
 

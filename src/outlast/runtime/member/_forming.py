@@ -27,7 +27,8 @@ from outlast.runtime.member._plane_choice import make_plane
 from outlast.runtime.member._seat import MemberSeat
 from outlast.runtime.member._siblings import LanedPlane
 from outlast.runtime.saving.resume import begin
-from outlast.runtime.transport.mesh import Mesh, Roll
+from outlast.runtime.transport.mesh import Mesh
+from outlast.runtime.transport.peer_messages import Roll
 from outlast.runtime.transport.rank_words import ExpectLeaves
 from outlast.runtime.view.rounds import LANES
 from outlast.tensors import combine

@@ -22,7 +22,7 @@ from outlast.errors import Evicted, SignatureMismatch, StepMisuse, ViewAbandoned
 from outlast.runtime.checks.row_admission import wait_for_rows
 from outlast.runtime.checks.state_comparison import Comparison
 from outlast.runtime.member._forming import Forming
-from outlast.runtime.transport.mesh import Final
+from outlast.runtime.transport.peer_messages import Final
 
 __all__ = ["Replica"]
 

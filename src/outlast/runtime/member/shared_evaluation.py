@@ -18,7 +18,8 @@ from outlast.core.phases import Phase
 from outlast.errors import LoopUnrepeatable, StepMisuse, ViewAbandoned
 from outlast.runtime.training.evaluation import Evaluation, Rows
 from outlast.runtime.transport.connections import decoded
-from outlast.runtime.transport.mesh import Extra, Final, Mesh, SumsReady
+from outlast.runtime.transport.mesh import Mesh
+from outlast.runtime.transport.peer_messages import Extra, Final, SumsReady
 from outlast.runtime.transport.rank_words import EvaluateBatches, Evaluated, LaneEvaluated
 from outlast.runtime.view.rounds import EVALUATED
 

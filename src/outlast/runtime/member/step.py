@@ -37,7 +37,7 @@ from outlast.runtime.exchange.plane import ExchangeTask, Plane, Reduction
 from outlast.runtime.member.driver import Replica
 from outlast.runtime.training.losses import missing_backward, second_backward
 from outlast.runtime.training.metrics import metric_outside
-from outlast.runtime.transport.mesh import HeaderSaid
+from outlast.runtime.transport.peer_messages import HeaderSaid
 
 __all__ = ["StepCourse"]
 

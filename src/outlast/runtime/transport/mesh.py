@@ -22,20 +22,31 @@ from typing import Any, TypeVar
 import msgspec
 
 from outlast.core.phases import Phase
-from outlast.core.policy import Culprit
-from outlast.core.protocol import Commitment, Header, RollEntry, View, ViewId
+from outlast.core.protocol import View, ViewId
 from outlast.core.step_parts import PART_OF
 from outlast.errors import StepMisuse, ViewAbandoned, WireRefusal
 from outlast.runtime.settings.fault_points import Probe
 from outlast.runtime.transport.connections import Call, Connection, Listener, PeersLost
 from outlast.runtime.transport.handshake import PeerClaim
 from outlast.runtime.transport.pair_waits import PairWaits
+from outlast.runtime.transport.peer_messages import (
+    Bye,
+    CloserLook,
+    Extra,
+    Final,
+    Hand,
+    HeaderSaid,
+    Key,
+    Parts,
+    Prints,
+    Reduced,
+    Roll,
+    SettingsSeen,
+    SumsReady,
+)
 from outlast.runtime.transport.regions import Region
 
-__all__ = [
-    "Bye", "CloserLook", "Extra", "Final", "Hand", "HeaderSaid", "Key", "Mesh", "Parts", "Prints", "Reduced", "Roll",
-    "SettingsSeen", "SumsReady",
-]  # fmt: skip
+__all__ = ["Mesh"]  # fmt: skip
 
 
 _RETRY_S = 0.02  # until a connection is tried again that ended before it was proved, or found a queue that was full
@@ -43,94 +54,6 @@ _RETRY_S = 0.02  # until a connection is tried again that ended before it was pr
 
 class _Hi(msgspec.Struct, frozen=True, tag=True):
     """I am in this view too. My region's descriptor comes with it, if I have one."""
-
-
-class Roll(msgspec.Struct, frozen=True, tag=True):
-    entry: RollEntry
-
-
-class Parts(msgspec.Struct, frozen=True, tag=True):
-    """After a roll in which states differ: one fingerprint for each part of mine, by name. `step`: -1."""
-
-    step: int
-    rows: tuple[tuple[str, int], ...]
-
-
-class Prints(msgspec.Struct, frozen=True, tag=True):
-    """Fingerprints of the microbatches that I contribute to a step, before audits are drawn."""
-
-    step: int
-    said: Commitment
-
-
-class SumsReady(msgspec.Struct, frozen=True, tag="Ready"):
-    """My partial sums of a bucket lie in these slots of my region, in the order of my nodes. `prints`: of their blocks,
-    taken when the sums were made (with audits)."""
-
-    step: int
-    bucket: int
-    slots: tuple[int, ...]
-    prints: tuple[bytes, ...] = ()
-
-
-class Reduced(msgspec.Struct, frozen=True, tag=True):
-    """My slice of a bucket is reduced and lies in my region's outcome slot."""
-
-    step: int
-    bucket: int
-
-
-class HeaderSaid(msgspec.Struct, frozen=True, tag="Head"):
-    """My header; and the module buffers after microbatch 0, from who computed it."""
-
-    header: Header
-    buffers: tuple[bytes, ...] = ()
-
-
-class Hand(msgspec.Struct, frozen=True, tag=True):
-    """The outcome of `step` lies in my outcome slot; `meta` is the rest of it."""
-
-    step: int
-    meta: bytes
-
-
-class Extra(msgspec.Struct, frozen=True, tag=True):
-    """What a robust rule needs told beside the gradients; `bucket`: the channel (`exchange/row_plane.py`)."""
-
-    step: int
-    bucket: int
-    body: bytes
-
-
-class Key(msgspec.Struct, frozen=True, tag=True):
-    """Of the view's store (`exchange/_rendezvous.py`)."""
-
-    name: str
-    value: bytes
-
-
-class CloserLook(msgspec.Struct, frozen=True, tag="Found"):
-    """What I found when the guards had reason to look closer."""
-
-    step: int
-    culprits: tuple[Culprit, ...]
-
-
-class SettingsSeen(msgspec.Struct, frozen=True, tag="Settings"):
-    """What my optimizers see beside gradients and state, where headers show that it is not the same on all."""
-
-    step: int
-    told: bytes
-
-
-class Final(msgspec.Struct, frozen=True, tag=True):
-    """I committed the last step."""
-
-    step: int
-
-
-class Bye(msgspec.Struct, frozen=True, tag=True):
-    """I leave this view."""
 
 
 class _Ping(msgspec.Struct, frozen=True, tag=True):

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 from outlast.core.phases import Phase
 from outlast.core.protocol.step.verdict import AskAll, Course, Seat
 from outlast.errors import ViewAbandoned
-from outlast.runtime.transport.mesh import CloserLook, Extra, Mesh, Parts
+from outlast.runtime.transport.mesh import Mesh
+from outlast.runtime.transport.peer_messages import CloserLook, Extra, Parts
 from outlast.runtime.view.port import ViewPort
 from outlast.runtime.view.rounds import SLICES, VOTE, Channel
 

@@ -15,7 +15,8 @@ import msgspec
 from outlast.core.phases import Phase
 from outlast.core.protocol.slices import Words
 from outlast.runtime.transport.connections import decoded
-from outlast.runtime.transport.mesh import Extra, Mesh
+from outlast.runtime.transport.mesh import Mesh
+from outlast.runtime.transport.peer_messages import Extra
 
 __all__ = ["EVALUATED", "GRAMS", "HOLD", "LANES", "SLICES", "VOTE", "WANTED", "Channel", "round_of"]
 
