@@ -6,23 +6,17 @@ they are caught.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import msgspec
 
-from outlast.core.policy import Culprit, GuardEvidence, Ruling
 from outlast.core.protocol import (
     Coordinator,
     Header,
     Member,
-    Order,
     RollEntry,
-    RowsNote,
-    Settings,
-    Stand,
     View,
     plan_of,
 )
@@ -30,32 +24,25 @@ from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet.change import successor
 from outlast.core.protocol.fleet.state import FleetState
 from outlast.core.protocol.fleet.views import install
-from outlast.core.protocol.step.verdict import Course, Seat, StepEvidence, TellFleet, examined
-from outlast.errors import Evicted, ViewAbandoned
 from outlast.prove.adversary import _algebra as algebra
+from outlast.prove.adversary._broken_checks import (
+    AccusationsIgnored,
+    AccuserBelieved,
+    CulpritsKept,
+    DisputeForgotten,
+    FirstStateCounts,
+    FirstStepBlind,
+    HeldOrdersAtOnce,
+    MismatchIgnored,
+    NoCloserLook,
+    SecondsUnheard,
+    SlicesBelieved,
+    SumsBelieved,
+)
 from outlast.prove.adversary._broken_saves import SAVES_BROKEN
-from outlast.prove.adversary._guards import SimulatedGuards
-from outlast.prove.adversary._variants import Buffers, Variant
+from outlast.prove.adversary._variants import Buffers, Variant, WithCoordinator, WithMember
 
 __all__ = ["BROKEN"]
-
-
-class _WithMember(Variant):
-    """Base of those in which only the member is wrong."""
-
-    wrong: type[Member] = Member
-
-    def member(self, name: str, num_microbatches: int, *, until: int, num_rows: int = 1) -> Member:
-        return self.wrong(name, num_microbatches, until=until, num_rows=num_rows)
-
-
-class _WithCoordinator(Variant):
-    """Base of those in which only the coordinator is wrong."""
-
-    wrong: type[Coordinator] = Coordinator
-
-    def coordinator(self, settings: Settings, epoch: int, record: m.FleetRecord | None) -> Coordinator:
-        return self.wrong(settings, epoch, record)
 
 
 # --- views -----------------------------------------------------------------------------------------------------------
@@ -65,7 +52,7 @@ class _Unfenced(Member):
         return super().told(message)
 
 
-class NoEpochs(_WithMember):
+class NoEpochs(WithMember):
     """The record takes any write, and members do whatever the last speaker says."""
 
     fenced = False
@@ -90,7 +77,7 @@ class _Impatient(Coordinator):
         super()._progress(now_s)
 
 
-class StrangersSucceed(_WithCoordinator):
+class StrangersSucceed(WithCoordinator):
     """When nobody acknowledges in time, spares go on: a successor without a member of the old view."""
 
     wrong = _Impatient
@@ -109,7 +96,7 @@ class _Gullible(Coordinator):
     rules: ClassVar = {**Coordinator.rules, m.Hello: _believed}
 
 
-class FirstReportDecides(_WithCoordinator):
+class FirstReportDecides(WithCoordinator):
     """A restarted coordinator believes the first who reports."""
 
     wrong = _Gullible
@@ -125,7 +112,7 @@ class _Deaf(Coordinator):
     rules: ClassVar = {**Coordinator.rules, m.AgentHello: _welcomed}
 
 
-class AgentsForgotten(_WithCoordinator):
+class AgentsForgotten(WithCoordinator):
     """What an agent lists when it returns is not compared with what is known."""
 
     wrong = _Deaf
@@ -143,7 +130,7 @@ class _Credulous(Member):
         return self._install(m.Install(view=view, addresses=self.contacts | message.addresses, store=message.store))
 
 
-class BaseUnchecked(_WithMember):
+class BaseUnchecked(WithMember):
     """The difference that leads to a view is applied to whatever view is there."""
 
     wrong = _Credulous
@@ -160,7 +147,7 @@ class _Unbounded(Member):
         super().renewed(math.inf)
 
 
-class LeaseIgnored(_WithMember):
+class LeaseIgnored(WithMember):
     """Members go on without the coordinator for ever, though it counts on the lease."""
 
     wrong = _Unbounded
@@ -174,7 +161,7 @@ class _Lenient(Member):
         return super().called(near, now_s)
 
 
-class StaleTaken(_WithMember):
+class StaleTaken(WithMember):
     """Whoever is behind, however far, takes the last outcome."""
 
     wrong = _Lenient
@@ -194,7 +181,7 @@ class _Eager(Member):
         return answers
 
 
-class CountedTwice(_WithMember):
+class CountedTwice(WithMember):
     """Who brings nothing to an interrupted step computes its usual share, which others hold already."""
 
     wrong = _Eager
@@ -211,7 +198,7 @@ class _Careless(Member):
         return answers
 
 
-class OrphansForgotten(_WithMember):
+class OrphansForgotten(WithMember):
     """What the dead had computed is computed by nobody."""
 
     wrong = _Careless
@@ -223,7 +210,7 @@ class _Rash(Member):
         self._agreed = self.heard
 
 
-class OrdersAtOnce(_WithMember):
+class OrdersAtOnce(WithMember):
     """Orders are carried out when heard, not when all have heard them."""
 
     wrong = _Rash
@@ -236,7 +223,7 @@ class _Claimant(Member):
         self.keeps_output = kept
 
 
-class OutputClaimed(_WithMember):
+class OutputClaimed(WithMember):
     """The output is said to be there after the next step has begun to write over it."""
 
     wrong = _Claimant
@@ -271,156 +258,6 @@ class BuffersReused(Variant):
             new[key][source] = payload
 
 
-# --- audits ----------------------------------------------------------------------------------------------------------
-class MismatchIgnored(Variant):
-    """Microbatches are computed twice, and nobody compares."""
-
-    def course(
-        self, seat: Seat, guards: SimulatedGuards, headers: Sequence[Header], found: StepEvidence
-    ) -> Course[Ruling | None]:
-        return super().course(seat, guards, headers, dataclasses.replace(found, said=None))
-
-
-class _Deafened(Variant):
-    """Base of those that do not hear a part of what headers say."""
-
-    changes: ClassVar[dict[str, Any]] = {}
-
-    def course(
-        self, seat: Seat, guards: SimulatedGuards, headers: Sequence[Header], found: StepEvidence
-    ) -> Course[Ruling | None]:
-        heard = [msgspec.structs.replace(h, audit=msgspec.structs.replace(h.audit, **self.changes)) for h in headers]
-        return super().course(seat, guards, heard, found)
-
-
-class SumsBelieved(_Deafened):
-    """Somebody read other sums than were made, and nobody minds."""
-
-    changes: ClassVar = {"unlike": ()}
-
-
-class SecondsUnheard(_Deafened):
-    """Who computed somebody else's microbatch tells what it got, and nobody listens."""
-
-    changes: ClassVar = {"claims": ()}
-
-
-class SlicesBelieved(_Deafened):
-    """Somebody computes another slice than was gathered, and nobody minds."""
-
-    changes: ClassVar = {"false": ()}
-
-
-# --- states ----------------------------------------------------------------------------------------------------------
-class FirstStepBlind(Variant):
-    """States are not compared in a view's first step."""
-
-    def course(
-        self, seat: Seat, guards: SimulatedGuards, headers: Sequence[Header], found: StepEvidence
-    ) -> Course[Ruling | None]:
-        return super().course(seat, guards, headers, dataclasses.replace(found, entries=None))
-
-
-class NoCloserLook(Variant):
-    """Headers show that states differ, and the step is decided all the same."""
-
-    def course(
-        self, seat: Seat, guards: SimulatedGuards, headers: Sequence[Header], found: StepEvidence
-    ) -> Course[Ruling | None]:
-        yield from examined(seat, guards, headers, found)
-        return None
-
-
-class _Favouring(SimulatedGuards):
-    def evidence(self, headers: Sequence[Header], culprits: Sequence[Culprit], part: str) -> GuardEvidence:
-        found = super().evidence(headers, culprits, part)
-        others = tuple(header.member for header in headers if header.state != headers[0].state)
-        return msgspec.structs.replace(found, differing=others, majority=True)
-
-
-class FirstStateCounts(Variant):
-    """Whoever's state differs from the first member's has to go, however many they are."""
-
-    guards = _Favouring
-
-
-class CulpritsKept(Variant):
-    """One whose state is wrong is left, and neither told to go nor spoken of."""
-
-    def course(
-        self, seat: Seat, guards: SimulatedGuards, headers: Sequence[Header], found: StepEvidence
-    ) -> Course[Ruling | None]:
-        whole = super().course(seat, guards, headers, found)
-        reply: Any = None
-        try:
-            while True:
-                effect = whole.send(reply)
-                if isinstance(effect, TellFleet):
-                    effect = TellFleet(
-                        tuple(_unsaid(said) for said in effect.messages if not isinstance(said, m.Judged))
-                    )
-                reply = yield effect
-        except StopIteration as done:
-            result: Ruling | None = done.value
-            return result
-        except Evicted:
-            raise ViewAbandoned("it stays") from None
-
-
-def _unsaid(said: Any) -> Any:
-    return msgspec.structs.replace(said, stale=()) if isinstance(said, m.Left) else said
-
-
-class _Forgetful(Member):
-    def called(self, entries: Sequence[RollEntry], now_s: float = 0.0) -> list[m.ToCoordinator]:
-        return super().called([msgspec.structs.replace(e, audit=Stand(host=e.audit.host)) for e in entries], now_s)
-
-
-class DisputeForgotten(_WithMember):
-    """The next view does not know what was disputed: the wrong sum is held and counts again."""
-
-    wrong = _Forgetful
-
-
-# --- rows ------------------------------------------------------------------------------------------------------------
-class AccusationsIgnored(Variant):
-    """Somebody found that a slice is not what the rows give, and nobody votes on it."""
-
-    def course(
-        self, seat: Seat, guards: SimulatedGuards, headers: Sequence[Header], found: StepEvidence
-    ) -> Course[Ruling | None]:
-        return super().course(seat, guards, headers, dataclasses.replace(found, rows=None))
-
-
-class AccuserBelieved(Variant):
-    """Who is accused has to go: nobody looks for itself."""
-
-    def course(
-        self, seat: Seat, guards: SimulatedGuards, headers: Sequence[Header], found: StepEvidence
-    ) -> Course[Ruling | None]:
-        rows = _Believing() if found.rows is not None else None
-        return super().course(seat, guards, headers, dataclasses.replace(found, rows=rows))
-
-
-class _Believing:
-    def refuse_bad_rows(self, notes: Sequence[RowsNote], leaves: Mapping[str, Sequence[int]]) -> None:
-        """There are none."""
-
-    def false(self, bucket: int, reducer: int) -> bool | None:
-        return True
-
-
-class _Hurried(Member):
-    def _carry_out(self, agreed: int) -> list[Order]:
-        return super()._carry_out(self.heard if self.held_back else agreed)
-
-
-class HeldOrdersAtOnce(_WithMember):
-    """In a view that is held back, orders are carried out when heard."""
-
-    wrong = _Hurried
-
-
 # --- the end ---------------------------------------------------------------------------------------------------------
 def _ended_well(c: FleetState, now_s: float, exited: m.Exited) -> None:
     well = msgspec.structs.replace(exited, cause="finished") if c.ending is not None else exited
@@ -431,7 +268,7 @@ class _Content(Coordinator):
     rules: ClassVar = {**Coordinator.rules, m.Exited: _ended_well}
 
 
-class WriterNotFollowed(_WithCoordinator):
+class WriterNotFollowed(WithCoordinator):
     """After the last step every end of a process is taken for a good one."""
 
     wrong = _Content

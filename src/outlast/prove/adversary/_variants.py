@@ -14,7 +14,7 @@ from outlast.core.protocol.step.verdict import Course, Seat, StepEvidence, confe
 from outlast.prove.adversary import _algebra as algebra
 from outlast.prove.adversary._guards import SimulatedGuards
 
-__all__ = ["Buffers", "Variant"]
+__all__ = ["Buffers", "Variant", "WithCoordinator", "WithMember"]
 
 
 G = TypeVar("G")
@@ -80,3 +80,21 @@ class Variant:
         """The norm, from every member's blocks."""
         blocks = sorted(pair for part in parts for pair in part)
         return algebra.norm_of(tuple(value for _, value in blocks))
+
+
+class WithMember(Variant):
+    """Base of those in which only the member is wrong."""
+
+    wrong: type[Member] = Member
+
+    def member(self, name: str, num_microbatches: int, *, until: int, num_rows: int = 1) -> Member:
+        return self.wrong(name, num_microbatches, until=until, num_rows=num_rows)
+
+
+class WithCoordinator(Variant):
+    """Base of those in which only the coordinator is wrong."""
+
+    wrong: type[Coordinator] = Coordinator
+
+    def coordinator(self, settings: Settings, epoch: int, record: m.FleetRecord | None) -> Coordinator:
+        return self.wrong(settings, epoch, record)
