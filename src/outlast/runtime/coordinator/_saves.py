@@ -11,82 +11,33 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from outlast.checkpoint.threads import Threads
-from outlast.config import RunConfig
 from outlast.core import events as ev
-from outlast.core.phases import Phase
-from outlast.core.policy import RunRecord
-from outlast.core.protocol import Coordinator, ViewId
+from outlast.core.protocol import ViewId
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.saves import commit as cm
 from outlast.errors import Unsaved
-from outlast.journal import Journal
 from outlast.runtime.coordinator._publisher import Archive
+from outlast.runtime.coordinator._save_commits import SaveCommits
 from outlast.runtime.settings.head_settings import recorded
-from outlast.runtime.settings.save_settings import TIMEOUT_S, SaveSettings
+from outlast.runtime.settings.save_settings import SaveSettings
 from outlast.runtime.transport import save_messages as wire
 
 __all__ = ["Keeper"]
 
 _AGAIN_S = 30.0  # between two tries to open a store that refuses
-_OVERDUE_S, _OVERDUE = 900.0, 1.5  # or times what a writer may be silent: who is there says sooner that it failed
 _CHANGED = 0.2  # an interval that differs by less is no news
-_REMEMBERED = 32
 _DEATHS = (ev.FleetGone, ev.ReplicaExited)
 _TELLING = (*_DEATHS, ev.ProgressMade, ev.CheckpointSaved, ev.CheckpointFailed, ev.ViewFormed)  # of when to save next
 
 
-class Keeper:
+class Keeper(SaveCommits):
     """See the module. `write` appends to the journal, `tell` sends to members by name; both on the loop. `now`: the
     clock of the journal's events."""
-
-    def __init__(
-        self,
-        journal: Journal,
-        coordinator: Coordinator,
-        *,
-        run: str,
-        config: RunConfig,
-        write: Callable[..., None],
-        tell: Callable[[Iterable[str], Any], None],
-        probe: Callable[[Phase, int], None],
-        now: Callable[[], float],
-    ) -> None:
-        self._now = now
-        self._journal, self._coordinator, self._run = journal, coordinator, run
-        self._epoch, self._config, self._stop_save_s = coordinator.epoch, config, config.stop_save_s
-        self._write, self._tell, self._probe = write, tell, probe
-        self.settings: SaveSettings | None = None
-        self.archive: Archive | None = None
-        self._base: int | None = None
-        self._commit = cm.CommitState()
-        self._view: ViewId | None = None
-        # Of a view, or to a store, not known here yet:
-        self._early: list[tuple[str, wire.SaveBegun | wire.SaveDone]] = []
-        self._begun, self._told = _written(journal)
-        self._costs: dict[cm.SaveId, dict[int, wire.SaveDone]] = defaultdict(dict)
-        self._dead: dict[cm.SaveId, str] = {}
-        self._asked = self._epoch << 20
-        self._reason = self._why = ""  # of a wish to save; of the newest save that failed
-        self._record = RunRecord(min_s=config.checkpoint_min_s, num_replicas=config.replicas)
-        for entry in journal.events():  # an earlier coordinator's
-            self._record.take(entry.event)
-        self._chooses = False  # when to save is left to outlast
-        self._asked_s = -math.inf
-        self._shown_s = math.nan
-        self._timer: asyncio.TimerHandle | None = None
-        self._stops = False  # the run was asked to stop: its last save is asked for
-        self._going: set[str] = set()  # members that were asked to leave
-        self._after: list[tuple[int, Callable[[], None]]] = []  # (number of the request, what goes on when it is met)
-        self._differing: list[Any] = []
-        self._loop = asyncio.get_running_loop()
-        self._opening = Threads(1, "outlast-open")
 
     # --- the place -----------------------------------------------------------------------------------------------
     def look(self) -> None:
@@ -143,162 +94,7 @@ class Keeper:
             if self._reason:
                 self._tell([name], wire.SaveNow(epoch=self._epoch, number=self._asked, reason=self._reason))
 
-    def _everyone(self) -> list[str]:
-        return list(self._coordinator.roster.peers)
-
-    # --- what members say ----------------------------------------------------------------------------------------
-    def received(self, name: str, message: wire.FromMember) -> None:
-        """A promise, a failure, or something for the journal."""
-        if isinstance(message, wire.SaveSaid):
-            self._write_said(name, message.event)
-        elif isinstance(message, wire.SaveCertified):
-            self._feed(cm.Certified(step=message.step))
-        elif isinstance(message, wire.SaveLost):
-            self._lost(message.save, message.writer, message.reason)
-        elif self._base is None or message.save.view > self._commit.view:
-            self._early = [*self._early[-_REMEMBERED:], (name, message)]
-        elif message.save in self._dead:
-            self._settle([name], message.save, None, self._dead[message.save])
-        elif self._went_with_its_view(message.save):
-            self._known(message.save, message.reason)
-            reason = "its view had ended when it became known"
-            self._carry_out(cm.Abandon(save=message.save, reason=reason, cause="view_changed"))
-        elif isinstance(message, wire.SaveBegun):
-            actions = self._step(cm.WriterBegan(save=message.save, writer=message.writer))
-            self._known(message.save, message.reason, refused=bool(actions))
-            self._answer(name, message.save, actions)
-        else:
-            self._promised(name, message)
-
-    def _went_with_its_view(self, save: cm.SaveId) -> bool:
-        """Whether the first news of a save came after its view: who wished for it must not wait for it in vain."""
-        state = self._commit
-        later = state.newest is not None and state.newest[0].step >= save.step
-        pending = any(p.save == save for p in state.pending)
-        return save.view < state.view and not (later or pending)
-
-    def _known(self, save: cm.SaveId, reason: str, *, refused: bool = False) -> None:
-        """The first news of a save."""
-        if refused or (save.view, save.step) in self._begun:
-            return
-        self._begun.add((save.view, save.step))
-        self._write("checkpoint_began", step=save.step, view=list(save.view), reason=reason)
-        self._loop.call_later(self._overdue_s, self._overdue, save)
-
-    def _promised(self, name: str, message: wire.SaveDone) -> None:
-        save = message.save
-        self._costs[save][message.report.writer] = message
-        durable = self._step(cm.WriterDurable(save=save, report=message.report))
-        self._known(save, message.reason, refused=any(isinstance(action, cm.Refuse) for action in durable))
-        self._answer(name, save, durable + self._step(cm.StepStable(step=save.step)))
-
-    def _answer(self, name: str, save: cm.SaveId, actions: Iterable[cm.CommitAction]) -> None:
-        for action in actions:
-            if isinstance(action, cm.Refuse):
-                newest = self._commit.newest
-                same = newest is not None and (newest[0].view, newest[0].step) == (save.view, save.step)
-                self._settle([name], save, newest[1] if same and newest is not None else None, action.reason)
-            else:
-                self._carry_out(action)
-
-    def _lost(self, save: cm.SaveId, writer: int, reason: str) -> None:
-        """Also of a save that no promise was heard of yet: those that come must not wait for this writer. A view that
-        has ended took its saves with it, or they are complete."""
-        if save in self._dead or save.view < self._commit.view:
-            return
-        known = any(p.save == save for p in self._commit.pending)
-        self._feed(cm.WriterFailed(save=save, writer=writer, reason=reason))
-        if not known:
-            self._carry_out(cm.Abandon(save=save, reason=f"writer {writer}: {reason}", cause="writer_failed"))
-
-    def _overdue(self, save: cm.SaveId) -> None:
-        for pending in [p for p in self._commit.pending if p.save == save and not p.durable]:
-            missing = min(set(pending.writers) - {r.writer for r in pending.reports})
-            self._lost(save, missing, f"nothing was heard of it for {self._overdue_s:g} s")
-
     # --- the commit rules ----------------------------------------------------------------------------------------
-    def _step(self, event: cm.CommitEvent) -> tuple[cm.CommitAction, ...]:
-        self._commit, actions = cm.commit_step(self._commit, event)
-        return actions
-
-    def _feed(self, event: cm.CommitEvent) -> None:
-        for action in self._step(event):
-            self._carry_out(action)
-
-    def _carry_out(self, action: cm.CommitAction) -> None:
-        archive = self.archive
-        if isinstance(action, cm.Publish) and archive is not None:
-            publish = lambda: archive.publish(action.save, action.reports, certified=action.certified)  # noqa: E731
-            self._later(archive.publisher, publish, lambda done: self._published(action.save, done))
-            self._loop.call_later(self._timeout_s, self._unanswered, action.save)
-        elif isinstance(action, cm.Announce):
-            self._announce(action)
-        elif isinstance(action, cm.Abandon):
-            self._abandon(action)
-        elif isinstance(action, cm.Certify) and archive is not None:
-            archive.certify(action.generation)
-
-    def _published(self, save: cm.SaveId, done: concurrent.futures.Future[int]) -> None:
-        error = done.exception()
-        if error is not None:
-            self._feed(cm.PublishFailed(save=save, reason=f"{type(error).__name__}: {error}"))
-            if self.archive is not None and self._journal.epoch == self._epoch:  # else a newer one may publish them
-                self.archive.give_back(save)
-        else:
-            self._feed(cm.Published(save=save, generation=done.result()))
-
-    def _unanswered(self, save: cm.SaveId) -> None:
-        """The store hangs: said, so that nobody waits for it unknowing. Should it come back, what it made is whole."""
-        if any(p.save == save and p.publishing for p in self._commit.pending):
-            reason = f"the store has not answered for {self._timeout_s:g} s; what follows waits for it"
-            self._feed(cm.PublishFailed(save=save, reason=reason))
-
-    @property
-    def _overdue_s(self) -> float:
-        """Of the whole save, which may take long and be well: its writers' own watch is over their silence."""
-        return max(_OVERDUE_S, _OVERDUE * self._timeout_s)
-
-    @property
-    def _timeout_s(self) -> float:
-        return self.settings.timeout_s if self.settings is not None else TIMEOUT_S
-
-    def _announce(self, action: cm.Announce) -> None:
-        self._settle(self._everyone(), action.save, action.generation, "")
-        archive, costs = self.archive, list(self._costs.pop(action.save, {}).values())
-        if (action.save.view, action.save.step) in self._told or archive is None:
-            return
-        self._told.add((action.save.view, action.save.step))
-        blocked_s = max((c.blocked_s for c in costs), default=0.0)
-        durable_s = max((c.durable_s for c in costs), default=0.0)
-        self._write(
-            "checkpoint_saved",
-            step=action.save.step,
-            generation=action.generation,
-            view=list(action.save.view),
-            num_writers=len(costs),
-            state_bytes=max((c.state_bytes for c in costs), default=0),
-            written_bytes=sum(c.written_bytes for c in costs),
-            blocked_s=blocked_s,
-            copied_s=max((c.copied_s for c in costs), default=0.0),
-            durable_s=durable_s,
-            reason=next((c.reason for c in costs if c.reason), self._reason),
-            url=archive.url,
-        )
-        self._reason = ""
-        archive.tidy(action.generation, self._commit.protected)
-        self._release(max((c.asked for c in costs), default=0))
-
-    def _abandon(self, action: cm.Abandon) -> None:
-        self._costs.pop(action.save, None)
-        self._dead[action.save] = action.reason
-        for old in list(self._dead)[:-_REMEMBERED]:
-            del self._dead[old]
-        self._settle(self._everyone(), action.save, None, action.reason)
-        url = self.archive.url if self.archive is not None else ""
-        self._why = action.reason
-        self._write("checkpoint_failed", step=action.save.step, cause=action.cause, reason=action.reason, url=url)
-        if action.cause == "view_changed":
-            self.ask(f"the save of step {action.save.step} was lost with its view")
 
     def saved_in(self, view: ViewId) -> int:
         """Return the newest step that was published in this view: so many are committed, whoever has said so."""
@@ -312,17 +108,7 @@ class Keeper:
         url = self.archive.url if self.archive is not None else self.settings.target
         return str(Unsaved.of(steps, newest, url, self._why))
 
-    def _settle(self, names: Iterable[str], save: cm.SaveId, generation: int | None, reason: str) -> None:
-        self._tell(names, wire.SaveSettled(epoch=self._epoch, save=save, generation=generation, reason=reason))
-
     # --- when ----------------------------------------------------------------------------------------------------
-    def ask(self, reason: str) -> None:
-        """Have the members save after the next step in which all can."""
-        if self._base is None:
-            return
-        self._asked = self._asked // 2 * 2 + (3 if self._stops or self._nobody_stays() else 2)
-        self._reason = reason
-        self._tell(self._everyone(), wire.SaveNow(epoch=self._epoch, number=self._asked, reason=reason))
 
     def wanted(self, reason: str) -> None:
         """Somebody asks for a save now: as a wish of the run's own, and told in the journal."""
@@ -354,21 +140,6 @@ class Keeper:
         self._after.append((number, then))
         self._loop.call_later(self._stop_save_s, self._release, number)
         return True
-
-    def _nobody_stays(self) -> bool:
-        """Whether all who have the state were asked to leave and nobody comes: the run stops with its next save."""
-        roster, view = self._coordinator.roster, self._coordinator.view
-        coming = [n for n in roster.having("spawning", "fresh", "joining", "ready") if n not in self._going]
-        return view is not None and not coming and self._going.issuperset(roster.alive(view.members))
-
-    def _release(self, number: int) -> None:
-        """The request of this number is met, and all before it, or its time is up."""
-        after, self._after = self._after, []
-        for asked, then in after:
-            if asked <= number:
-                then()
-            else:
-                self._after.append((asked, then))
 
     def heard(self, event: ev.AnyEvent) -> None:
         """What was just written into the journal: the record that decides when to save is made of nothing else."""
@@ -412,35 +183,6 @@ class Keeper:
         self._arm()
 
     # --- the journal, the threads, the end -----------------------------------------------------------------------
-    def _write_said(self, name: str, event: Any) -> None:
-        fields = msgspec.structs.asdict(event)
-        kind = str(event.__struct_config__.tag)
-        if kind == "differs":
-            if event in self._differing:
-                return  # all say the same
-            self._differing.append(event)
-        names = {"save_delayed": "checkpoint_delayed", "save_retried": "checkpoint_retried"}
-        if kind == "save_retried":
-            if event.full and self.archive is not None:
-                self.archive.make_room(self._commit.protected)
-            fields = {"reason": fields["reason"], "attempt": fields["attempt"]}
-        if kind == "unwritable":
-            self._write("checkpoint_failed", step=-1, cause="unwritable", **fields)
-            return
-        self._write(names.get(kind, f"checkpoint_{kind}"), replica=name, **fields)
-
-    def _said(self, kind: str, fields: dict[str, Any]) -> None:
-        """From the archive's threads."""
-        self._loop.call_soon_threadsafe(lambda: self._write(kind, **fields))
-
-    def _later(
-        self,
-        pool: concurrent.futures.Executor,
-        work: Callable[[], Any],
-        then: Callable[[concurrent.futures.Future[Any]], None],
-    ) -> None:
-        """`work` on a thread, `then` on the loop."""
-        pool.submit(work).add_done_callback(lambda done: self._loop.call_soon_threadsafe(then, done))
 
     async def close(self) -> None:
         """Finish what is being published and copied; nothing new is begun."""
@@ -449,16 +191,3 @@ class Keeper:
         self._opening.leave(0.0)
         if self.archive is not None:
             await asyncio.to_thread(self.archive.close)
-
-
-_Saves = set[tuple[tuple[int, int], int]]
-
-
-def _written(journal: Journal) -> tuple[_Saves, _Saves]:
-    """(begun, published): what an earlier coordinator wrote down, by view and step. It is not told twice."""
-    found: dict[str, _Saves] = {"checkpoint_began": set(), "checkpoint_saved": set()}
-    for entry in journal.events(kinds=[ev.CheckpointBegan, ev.CheckpointSaved]):
-        event = entry.event
-        if isinstance(event, ev.CheckpointBegan | ev.CheckpointSaved):
-            found[str(event.__struct_config__.tag)].add(((event.view[0], event.view[1]), event.step))
-    return found["checkpoint_began"], found["checkpoint_saved"]
