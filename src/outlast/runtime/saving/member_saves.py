@@ -22,7 +22,7 @@ from outlast.core.protocol import View, ViewId
 from outlast.core.protocol.saves.agreement import CANNOT
 from outlast.core.protocol.saves.commit import SaveId
 from outlast.errors import OutlastError, Unsaved, ViewAbandoned
-from outlast.runtime.saving._save_flights import SaveFlights, SaveFlight
+from outlast.runtime.saving._save_flights import SaveFlight, SaveFlights
 from outlast.runtime.saving.unsaved import end_with
 
 __all__ = ["Saves"]
