@@ -17,7 +17,8 @@ from outlast.core.phases import Phase
 from outlast.core.protocol import View, ViewId
 from outlast.errors import ViewAbandoned
 from outlast.runtime.settings.fault_points import Probe
-from outlast.runtime.transport import mesh as messages
+from outlast.runtime.transport import mesh as connections_of_a_view
+from outlast.runtime.transport import peer_messages as messages
 from outlast.runtime.transport.connections import Call, Connection, Listener, PeersLost
 from outlast.runtime.transport.handshake import PeerClaim
 from outlast.runtime.transport.mesh import Mesh, _decoder, _Hi
@@ -60,12 +61,12 @@ def sides() -> Any:
 
 def test_every_message_of_a_view_can_be_read() -> None:
     """One that a sender has and the readers do not know would end the connection, and look like a broken one."""
-    kinds = [
-        value for value in vars(messages).values() if isinstance(value, type) and issubclass(value, msgspec.Struct)
-    ]
-    sent = {kind for kind in kinds if kind.__module__ == messages.__name__ and kind.__struct_config__.tag is not None}
+    values = [value for module in (connections_of_a_view, messages) for value in vars(module).values()]
+    kinds = [value for value in values if isinstance(value, type) and issubclass(value, msgspec.Struct)]
+    homes = {connections_of_a_view.__name__, messages.__name__}
+    sent = {kind for kind in kinds if kind.__module__ in homes and kind.__struct_config__.tag is not None}
     assert {kind.__name__ for kind in sent} >= {"HeaderSaid", "SettingsSeen", "Parts"}
-    assert sent == set(typing.get_args(messages._Frame))
+    assert sent == set(typing.get_args(connections_of_a_view._Frame))
 
 
 class Follower(threading.Thread):
