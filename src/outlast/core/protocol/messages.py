@@ -10,15 +10,28 @@ from typing import Literal
 import msgspec
 
 from outlast.core.policy.guard_records import Verdict
+from outlast.core.protocol.agent_messages import (
+    AgentGone,
+    AgentHello,
+    Cause,
+    Continued,
+    Examined,
+    Exited,
+    Spawned,
+    SpawnFailed,
+    Stop,
+    Unjoined,
+)
 from outlast.core.protocol.delta import ViewDelta
 from outlast.core.protocol.disputes import AuditFinding
+from outlast.core.protocol.driver_events import Resumed, Superseded, Timer
+from outlast.core.protocol.fleet_record import Ending, FleetRecord
 from outlast.core.protocol.host_messages import HostHere, HostSilent
-from outlast.core.protocol.ledger import StepTime
 from outlast.core.protocol.operator_messages import Answered, DrainAsked, EvictAsked, ScaleAsked
 from outlast.core.protocol.types import Order, ServeId, View, ViewId
 
 __all__ = [
-    "Accused", "Action", "Admitted", "AgentGone", "AgentHello", "Amend", "Audited", "BeginServe", "Close",
+    "Accused", "Action", "Admitted", "AgentGone", "AgentHello", "Amend", "Audited", "BeginServe", "Cause", "Close",
     "Continue", "Continued", "DeviceNoted", "Done", "Ended", "Ending", "Event", "Evict", "Examine", "Examined",
     "Exited", "Failed", "Finish", "Formed", "FromCoordinator", "Hello", "Install", "JournalEntry", "Judged", "Kill",
     "Leaving", "Left", "Notify", "Persist", "ProbePaths", "Ready", "FleetRecord", "Rejoin", "Resumed", "Rows",
@@ -27,7 +40,6 @@ __all__ = [
 ]  # fmt: skip
 
 DEPARTED = "left as planned"
-Cause = Literal["signal", "exit", "exception", "evicted", "left", "finished", "agent_lost"]
 
 
 class Wire(msgspec.Struct, frozen=True, kw_only=True, tag=True, repr_omit_defaults=True):
@@ -208,97 +220,6 @@ class Whole(Wire, frozen=True, kw_only=True, tag=True):
 
 
 # --- to the coordinator: from agents and the launcher ----------------------------------------------------------------
-class AgentHello(Wire, frozen=True, kw_only=True, tag=True):
-    """An agent (re)connects. `members`: alive under it, or about to be started. `number`: of this greeting among those
-    of its process; a late copy of an earlier one would call members dead that started since."""
-
-    agent: str
-    pid: int
-    members: tuple[str, ...] = ()
-    epoch: int = 0  # highest epoch seen
-    number: int = 0
-
-
-class AgentGone(Wire, frozen=True, kw_only=True, tag=True):
-    """The launcher saw the agent's exit; its ranks died with it. `exits`: what their progress blocks say."""
-
-    agent: str
-    cause: str = ""
-    exits: tuple[Exited, ...] = ()
-
-
-class Spawned(Wire, frozen=True, kw_only=True, tag=True):
-    member: str
-    agent: str
-    pid: int
-
-
-class SpawnFailed(Wire, frozen=True, kw_only=True, tag=True):
-    member: str
-    error: str
-
-
-class Unjoined(Wire, frozen=True, kw_only=True, tag=True):
-    """The replica's process has run for so long without `outlast.join()`."""
-
-    member: str
-    for_s: float
-
-
-class Exited(Wire, frozen=True, kw_only=True, tag=True):
-    """The agent saw the member's exit (pidfd). Certain."""
-
-    member: str
-    cause: Cause
-    detail: str = ""
-    last_alive_s: float = 0.0  # its last sign of life, host's monotonic clock
-    noticed_at_s: float = 0.0
-    joined: bool = True  # it had reached protect()
-    code: int | None = None  # exit code; None for a signal
-    committed: int = 0  # steps, as its progress block has it: newer than its last heartbeat
-    steps: tuple[StepTime, ...] = ()  # its newest, likewise
-
-
-class Continued(Wire, frozen=True, kw_only=True, tag=True):
-    """The agent found a member stopped for so long that somebody would have missed it, and has continued it, once."""
-
-    member: str
-    for_s: float
-
-
-class Examined(Wire, frozen=True, kw_only=True, tag=True):
-    """What an agent finds when it looks at a suspect: evidence for `core/policy`. Sent when asked (Examine), and
-    unasked when a member is silent for longer than it may be: in a view of one nobody else would notice."""
-
-    member: str
-    state: str  # the kernel's letter: R S D T t Z, or X for gone
-    traced: bool
-    phase: int
-    silent_s: float  # since its progress block changed
-    cpu_advanced: bool  # since the previous look, or since the silence began
-    allowed_s: float  # its own deadline for the phase; inf if none was learned
-    deaf: bool = False  # a rank that is not its replica's lead, and does not even say that it waits
-
-
-# --- to the coordinator: from its driver -----------------------------------------------------------------------------
-class Timer(Wire, frozen=True, kw_only=True, tag=True):
-    name: str
-
-
-class Resumed(Wire, frozen=True, kw_only=True, tag=True):
-    """A step was committed in a view whose faults are not reported yet."""
-
-
-class Superseded(Wire, frozen=True, kw_only=True, tag=True):
-    """A durable write was refused: a newer coordinator holds the epoch."""
-
-
-class Stop(Wire, frozen=True, kw_only=True, tag=True):
-    """Both ways. Launcher: the user wants the run to end, with this code. Coordinator to agents: kill everything."""
-
-    reason: str = ""
-    exit_code: int = 0
-    epoch: int = 0
 
 
 # --- from the coordinator --------------------------------------------------------------------------------------------
@@ -425,34 +346,6 @@ FromCoordinator = (
 
 
 # --- to the driver ---------------------------------------------------------------------------------------------------
-class Ending(Wire, frozen=True, kw_only=True, tag=True):
-    """Training is over after `steps`, and the scripts of the last view's members go on. `ends`: how processes of them
-    have ended since: well (exit code 0), badly (another one), or by death (a signal, or with their host)."""
-
-    steps: int
-    writer: str
-    ends: dict[str, Literal["well", "badly", "death"]] = {}
-
-
-class FleetRecord(Wire, frozen=True, kw_only=True, tag="Record"):
-    """The coordinator's durable state: the newest view, and a planned successor that may have taken effect."""
-
-    view: View | None = None
-    planned: View | None = None
-    incarnations: dict[str, int] = {}  # slot -> the newest
-    placement: dict[str, str] = {}  # member -> its agent
-    facts: dict[str, str] = {}
-    formed: bool = False  # whether any view ever formed
-    outcome: str = ""  # the run is over: how, and the fields of Finish
-    exit_code: int = 0
-    steps: int = 0
-    detail: str = ""
-    offences: dict[str, int] = {}  # slot -> how often its state or numbers were wrong
-    fleeting: dict[str, int] = {}  # slot -> how often its numbers were wrong, and right when computed again
-    ending: Ending | None = None
-    wanted: int = 0  # replicas that people asked for; 0: as many as the run was started with
-    drained: tuple[str, ...] = ()  # hosts that get none
-    leaving: tuple[str, ...] = ()  # members that people asked to go
 
 
 class Persist(Wire, frozen=True, kw_only=True, tag=True):

@@ -1,0 +1,19 @@
+"""What a coordinator hears from its own driver: that time has passed, that members go on, that it is replaced."""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["Resumed", "Superseded", "Timer"]
+
+
+class Timer(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True, tag=True):
+    name: str
+
+
+class Resumed(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True, tag=True):
+    """A step was committed in a view whose faults are not reported yet."""
+
+
+class Superseded(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True, tag=True):
+    """A durable write was refused: a newer coordinator holds the epoch."""
