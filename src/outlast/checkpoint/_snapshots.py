@@ -1,6 +1,7 @@
 """Snapshots and their parts: memory, copying in the read-only window, and writing this replica's share.
 
-What an engine has is put together here, once. Publishing, loading, pruning and draining are `_engine.py`'s."""
+What an engine has is put together here, once. Publishing, loading, pruning and draining are `_engine.py`'s.
+"""
 
 from __future__ import annotations
 

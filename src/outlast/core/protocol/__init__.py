@@ -23,19 +23,9 @@ from outlast.core.protocol.fleet.roster import Settings
 from outlast.core.protocol.ledger import Ledger, Span, StepTime
 from outlast.core.protocol.row_plans import RowsNote, owners_of, rows_touched
 from outlast.core.protocol.step.audits import Audits
-from outlast.core.protocol.step.member import (
-    Compute,
-    Exchange,
-    Follow,
-    Form,
-    HandOver,
-    Leave,
-    Member,
-    Merge,
-    Todo,
-    Wait,
-)
+from outlast.core.protocol.step.member import Member, Merge
 from outlast.core.protocol.step.roll import plan_of, resolve
+from outlast.core.protocol.step.todo import Compute, Exchange, Follow, Form, HandOver, Leave, Todo, Wait
 from outlast.core.protocol.tree import (
     Node,
     combine,

@@ -1,7 +1,8 @@
 """The coordinator's part in a save: what members say of their parts goes through the rules of commit, and out again.
 
 What a keeper has is put together here, once. Where the saves go, when they are due and what a stop waits for are
-`_saves.py`'s."""
+`_saves.py`'s.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The ranks of one host: how they are started, examined and killed, and how the coordinator hears of it.
 
-What an agent has is put together here, once. When it does what, and what it is told, is `agent.py`'s."""
+What an agent has is put together here, once. When it does what, and what it is told, is `agent.py`'s.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """What becomes of a member's saves once they have begun: promises, answers, failures, and what the coordinator says.
 
-What a member's saves have is put together here, once. Which step is saved, and the end, are `member_saves.py`'s."""
+What a member's saves have is put together here, once. Which step is saved, and the end, are `member_saves.py`'s.
+"""
 
 from __future__ import annotations
 

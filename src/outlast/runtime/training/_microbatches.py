@@ -1,6 +1,7 @@
 """A replica's microbatches: what each begins with, what it leaves in the partial sums, and what headers tell of it.
 
-All that a replica trains with is put together here, once. What becomes of a step's gradient is `engine.py`'s."""
+All that a replica trains with is put together here, once. What becomes of a step's gradient is `engine.py`'s.
+"""
 
 from __future__ import annotations
 
