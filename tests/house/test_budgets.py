@@ -13,8 +13,14 @@ import pytest
 TOP = Path(__file__).resolve().parents[2]
 SOURCE = sorted((TOP / "src").rglob("*.py"))
 TESTS = sorted((TOP / "tests").rglob("*.py"))
-MAX_FILE_LINES, MEDIAN_FILE_LINES = 500, 200
-MAX_FUNCTION_LINES, MEDIAN_FUNCTION_LINES, MOST_FUNCTION_LINES = 60, 9, 20  # the last: of nine in ten
+MAX_FILE_LINES, MEDIAN_FILE_LINES = 400, 200
+MAX_FUNCTION_LINES, MEDIAN_FUNCTION_LINES, MOST_FUNCTION_LINES = 50, 9, 20  # the last: of nine in ten
+LONGER = {
+    "src/outlast/adapters/lightning.py": 451, "src/outlast/cli/_prove_run.py": 401,
+    "src/outlast/health/_checked.py": 418, "src/outlast/runtime/host/launcher.py": 498,
+    "src/outlast/runtime/member/follower.py": 450,
+}  # fmt: skip
+"""Files that are longer still: they only shrink, and leave this list for good."""
 BROAD_PER_1000_LINES = 0.3
 
 
@@ -55,7 +61,8 @@ def imported(path: Path) -> Iterator[tuple[str, str]]:
 
 def test_files_are_short() -> None:
     sizes = {name(path): num_lines(path) for path in SOURCE}
-    assert {path: size for path, size in sizes.items() if size > MAX_FILE_LINES} == {}
+    assert {path: size for path, size in sizes.items() if size > LONGER.get(path, MAX_FILE_LINES)} == {}
+    assert [path for path in LONGER if sizes.get(path, 0) <= MAX_FILE_LINES] == [], "take it out of LONGER"
     assert statistics.median(size for size in sizes.values() if size > 5) <= MEDIAN_FILE_LINES
 
 
