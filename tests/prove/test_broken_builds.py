@@ -8,8 +8,10 @@ of its own, so the list cannot rot unseen.
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -253,6 +255,18 @@ def test_a_relapse_is_caught_by_the_test_that_was_written_when_it_was_mended(bui
     root = Path(__file__).parents[2]
     path = os.pathsep.join([str(broken_copy(build, tmp_path)), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", build.test]
-    done = subprocess.run(command, cwd=root, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
-    assert done.returncode == 1, done.stdout[-3000:]
-    assert f"FAILED {build.test}" in done.stdout, done.stdout[-3000:]
+    with subprocess.Popen(
+        command,
+        cwd=root,
+        env=os.environ | {"PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as inner:
+        try:
+            said, _ = inner.communicate(timeout=240)
+        finally:  # a relapse may make its test hang: nothing that it started is left
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(inner.pid, signal.SIGKILL)
+    assert inner.returncode == 1, said[-3000:]
+    assert f"FAILED {build.test}" in said, said[-3000:]
