@@ -16,20 +16,21 @@ if TYPE_CHECKING:
     from outlast.health import Foretold
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
+Run = Annotated[Path, typer.Argument(help="A run directory, or one that holds runs (the newest is taken).")]
+Price = Annotated[
+    str | None, typer.Option(help="What an accelerator costs for an hour, as '2.50 EUR': adds the faults' cost.")
+]
+Accelerators = Annotated[
+    int | None, typer.Option(min=1, help="Accelerators that the run holds; by default one a replica and spare.")
+]
 
 
 @app.command()
 def why(
-    run: Annotated[Path, typer.Argument(help="A run directory, or one that holds runs (the newest is taken).")] = Path(
-        DEFAULT_RUNS
-    ),
+    run: Run = Path(DEFAULT_RUNS),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the story.")] = False,
-    price: Annotated[
-        str | None, typer.Option(help="What an accelerator costs for an hour, as '2.50 EUR': adds the faults' cost.")
-    ] = None,
-    accelerators: Annotated[
-        int | None, typer.Option(min=1, help="Accelerators that the run holds; by default one a replica and spare.")
-    ] = None,
+    price: Price = None,
+    accelerators: Accelerators = None,
     every: Annotated[bool, typer.Option("--all", help="Show views, starts and exits in the timeline too.")] = False,
 ) -> int:
     """Tell a run's story: what happened, what it cost, and a remedy for each cause."""
@@ -57,15 +58,8 @@ def why(
     links, foretold = links_said(events), _foretold(events)
     if as_json:
         told = believed_data(believed) if believed else None
-        print_json(
-            story,
-            run_dir=run_dir,
-            incident=incident,
-            predicted=beside_data(beside),
-            believed=told,
-            links=links,
-            foretold=foretold,
-        )
+        more = {"predicted": beside_data(beside), "believed": told, "links": links, "foretold": foretold}
+        print_json(story, run_dir=run_dir, incident=incident, **more)
     else:
         print(f"{incident.paragraph}\n\n{observe.render_why(story)}")
         if foretold is not None:
