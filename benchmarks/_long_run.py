@@ -86,8 +86,8 @@ def _start(run: Long, members: list[str]) -> Iterator[ev.AnyEvent]:
     yield ev.ViewFormed(at_s=_START_S + 60.0, epoch=1, n=1, step=0, roll_call_s=0.1)
 
 
-def _progress(run: Long, step: int, at_s: float, n: int) -> ev.Progress:
-    return ev.Progress(
+def _progress(run: Long, step: int, at_s: float, n: int) -> ev.ProgressMade:
+    return ev.ProgressMade(
         at_s=at_s, view=[1, n], stable=step, losses=[(step, 10.0 / (1.0 + step / 1000.0))], step_s=_STEP_S,
         messages=12 * step, until=run.steps, first=step, committed=step + 1, committed_at_s=at_s,
         seconds={"productive": 0.97 * _STEP_S, "idle": 0.03 * _STEP_S},

@@ -91,6 +91,15 @@ def test_what_the_reference_takes_from_the_source_is_what_the_source_says(
     text = (REFERENCE / f"{name}.md").read_text(encoding="utf-8")
     assert text == written(name), "settings, errors, events or a command's help have changed: make reference"
     assert "```{outlast" not in text, "it can be read where it lies"
+    assert "```text\n\n```" not in text, "a command whose help is drawn by rich: rich_markup_mode=None"
+
+
+def test_the_picture_of_the_tree_is_what_the_protocol_gives_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS / "_ext"))
+    from tree_picture import picture
+
+    drawn = (DOCS / "pictures" / "tree.svg").read_text(encoding="utf-8")
+    assert drawn == picture(), "python docs/_ext/tree_picture.py docs/pictures/tree.svg"
 
 
 PEERS = ("ddp", "torchft", "dlrover", "nvidia-resiliency-ext", "deepspeed")

@@ -49,8 +49,7 @@ def told(history: History) -> tuple[Any, ...]:
 def folded(journal: Journal) -> History:
     history = History()
     for entry in journal.events():
-        history.take(entry.event)
-        history.seq = entry.seq
+        history.take(entry.event, entry.seq)
     return history
 
 

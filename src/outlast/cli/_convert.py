@@ -14,7 +14,7 @@ from outlast.cli._examples import epilog
 from outlast.convert import Conversion, convert
 from outlast.errors import ConfigError
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command(epilog=epilog("convert"))

@@ -34,24 +34,34 @@ def status(
         if follow:
             _follow(reader, run_dir, every, as_json, threading.Event())
         else:
-            _show(_state(reader, run_dir), reader, run_dir, as_json)
+            _show(_Asked(reader, run_dir), reader, run_dir, as_json)
     return 0
 
 
-def _state(reader: Journal, run_dir: Path) -> Status:
-    from outlast import journal, observe
+class _Asked:
+    """A run at one moment: read once, told in two parts, since who is in it may be ten thousand."""
 
-    held = journal.is_held(run_dir)  # asked first: what is written before the lock is let go of is then read
-    return observe.status(observe.read_state(reader), held=held, now_s=journal.run_now_s(run_dir) if held else None)
+    def __init__(self, reader: Journal, run_dir: Path) -> None:
+        from outlast import journal, observe
+
+        self.held = journal.is_held(run_dir)  # asked first: what is written before the lock is let go of is then read
+        self.fold = observe.StatusFold()
+        for event in observe.read_state(reader):
+            self.fold.take(event)
+        self.now_s = journal.run_now_s(run_dir) if self.held else None
+
+    def state(self, *, people: bool = True) -> Status:
+        return self.fold.status(held=self.held, now_s=self.now_s, people=people)
 
 
-def _show(state: Status, reader: Journal, run_dir: Path, as_json: bool) -> None:
+def _show(asked: _Asked, reader: Journal, run_dir: Path, as_json: bool) -> None:
     from outlast import observe
 
     if as_json:
-        print_json(state, run_dir=run_dir)
-    else:
-        print(observe.render_status(state, curve=observe.sample_losses(reader)), flush=True)
+        print_json(asked.state(), run_dir=run_dir)
+        return
+    print(observe.render_run(asked.state(people=False), curve=observe.sample_losses(reader)), end="\n\n", flush=True)
+    print(observe.render_people(asked.state()), flush=True)
 
 
 def _follow(reader: Journal, run_dir: Path, every_s: float, as_json: bool, stop: threading.Event) -> None:
@@ -60,7 +70,8 @@ def _follow(reader: Journal, run_dir: Path, every_s: float, as_json: bool, stop:
 
     shown: object = None
     while True:
-        state = _state(reader, run_dir)
+        asked = _Asked(reader, run_dir)
+        state = asked.state()
         news = msgspec.structs.replace(state, step_age_s=None, updated_at_s=None)
         if news != shown:
             shown = news
@@ -69,6 +80,6 @@ def _follow(reader: Journal, run_dir: Path, every_s: float, as_json: bool, stop:
                 print(msgspec.json.encode(fields).decode(), flush=True)
             else:
                 print(_CLEAR if sys.stdout.isatty() else "", end="")
-                _show(state, reader, run_dir, False)
+                _show(asked, reader, run_dir, False)
         if state.state in _OVER or stop.wait(every_s):
             return

@@ -13,7 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from outlast.core import events as ev
+    from outlast.core.policy import Believed
     from outlast.health import Foretold
+    from outlast.journal import Journal
+    from outlast.observe import Incident, Why
+    from outlast.plan.beliefs_beside import Beside
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 Run = Annotated[Path, typer.Argument(help="A run directory, or one that holds runs (the newest is taken).")]
@@ -34,45 +38,81 @@ def why(
     every: Annotated[bool, typer.Option("--all", help="Show views, starts and exits in the timeline too.")] = False,
 ) -> int:
     """Tell a run's story: what happened, what it cost, and a remedy for each cause."""
-    from outlast import health, journal, observe
-    from outlast.cli._health_links import links_said
-    from outlast.plan.beliefs_beside import (
-        believed_data,
-        believed_of_events,
-        believed_table,
-        beside_data,
-        beside_note,
-        beside_table,
-        predicted_beside_observed,
-    )
+    from outlast import journal, observe
 
     costs = observe.price_of(price) if price is not None else None
     with open_run(run) as (reader, run_dir):
-        history, events = observe.read_history(run_dir, reader, say=note), observe.read_story(reader)
-    held = journal.is_held(run_dir)
-    now_s = journal.run_now_s(run_dir) if held else None
-    story = observe.why(events, held=held, now_s=now_s, everything=every, accounts=history.accounts)
-    incident = observe.incident(story, events, price=costs, accelerators=accelerators)
-    believed = believed_of_events(events)
-    beside = predicted_beside_observed(believed) if believed else []
-    links, foretold = links_said(events), _foretold(events)
+        history = observe.read_history(run_dir, reader, say=note)
+        events = observe.read_story(reader, None if every else history)
+        held = journal.is_held(run_dir)
+        now_s = journal.run_now_s(run_dir) if held else None
+        story = observe.why(events, held=held, now_s=now_s, everything=every, accounts=history.accounts)
+        incident = observe.incident(story, events, price=costs, accelerators=accelerators)
+        if not as_json:
+            print(incident.paragraph, flush=True)  # what is needed at once, before what takes longer
+        links, foretold = _of_health(reader, events)
     if as_json:
-        told = believed_data(believed) if believed else None
-        more = {"predicted": beside_data(beside), "believed": told, "links": links, "foretold": foretold}
-        print_json(story, run_dir=run_dir, incident=incident, **more)
-    else:
-        print(f"{incident.paragraph}\n\n{observe.render_why(story)}")
-        if foretold is not None:
-            print(f"\n{health.worth_of(foretold)}")
-        if links:
-            print("\nLinks\n" + "\n".join(f"- {text}" for text in links))
-        if any(row.tells for row in beside):  # in a short run any number of failures says nothing of the prediction
-            print(f"\n{beside_table(beside).text()}\n{beside_note(beside)}")
-        if believed and believed.num_deaths:
-            print(f"\n{believed_table(believed).text()}\nOutlast plan --from-run says what that would change.")
-        if history.points:
-            print(f"\nLoss\n{observe.plot(history.points)}")
+        _print_json(story, run_dir, incident, _beliefs(events), links, foretold)
+        return 0
+    print(f"\n{observe.render_why(story)}")
+    if foretold is not None:
+        from outlast import health
+
+        print(f"\n{health.worth_of(foretold)}")
+    if links:
+        print("\nLinks\n" + "\n".join(f"- {text}" for text in links))
+    _print_beliefs(*_beliefs(events))
+    if history.points:
+        print(f"\nLoss\n{observe.plot(history.points)}")
     return 0
+
+
+def _beliefs(events: Sequence[ev.AnyEvent]) -> tuple[Believed | None, list[Beside]]:
+    """What the run believes of its failures, and what was predicted of them beside what was seen."""
+    from outlast.plan.beliefs_beside import believed_of_events, predicted_beside_observed
+
+    believed = believed_of_events(events)
+    return believed, predicted_beside_observed(believed) if believed else []
+
+
+def _print_beliefs(believed: Believed | None, beside: list[Beside]) -> None:
+    from outlast.plan.beliefs_beside import believed_table, beside_note, beside_table
+
+    if any(row.tells for row in beside):  # in a short run any number of failures says nothing of the prediction
+        print(f"\n{beside_table(beside).text()}\n{beside_note(beside)}")
+    if believed and believed.num_deaths:
+        print(f"\n{believed_table(believed).text()}\nOutlast plan --from-run says what that would change.")
+
+
+def _print_json(
+    story: Why,
+    run_dir: Path,
+    incident: Incident,
+    beliefs: tuple[Believed | None, list[Beside]],
+    links: list[str],
+    foretold: Foretold | None,
+) -> None:
+    from outlast.plan.beliefs_beside import believed_data, beside_data
+
+    believed, beside = beliefs
+    told = believed_data(believed) if believed else None
+    more = {"incident": incident, "predicted": beside_data(beside), "believed": told}
+    print_json(story, run_dir=run_dir, **more, links=links, foretold=foretold)
+
+
+def _of_health(reader: Journal, events: Sequence[ev.AnyEvent]) -> tuple[list[str], Foretold | None]:
+    """What links are said to lose, and what alarms were worth. Both need to know who ran where, which a story leaves
+    out: the whole of it is read where there is anything to say."""
+    from outlast import observe
+    from outlast.cli._health_links import links_said
+    from outlast.core import events as ev
+
+    words = (event for event in events if isinstance(event, ev.StepAnatomy))
+    lossy = any(wait.resent or wait.late for word in words for wait in word.waits.values())
+    if not lossy and not any(isinstance(event, ev.AlarmWeighed) for event in events):
+        return [], None
+    whole = observe.read_story(reader)
+    return links_said(whole), _foretold(whole)
 
 
 def _foretold(events: Sequence[ev.AnyEvent]) -> Foretold | None:

@@ -134,6 +134,12 @@ class Journal:
         rows = self._query(f"{query} ORDER BY seq LIMIT ?", [*values, -1 if limit is None else limit])
         return [self._entry(*row) for row in rows]
 
+    def bodies(self, kind: type[AnyEvent], since_seq: int, before_seq: int, *, limit: int) -> list[tuple[int, str]]:
+        """(seq, JSON) of a kind's entries between two places, oldest first, for who needs a part of each only. Raises
+        EnvironmentFault."""
+        query = "SELECT seq, body FROM events WHERE kind = ? AND seq > ? AND seq < ? ORDER BY seq LIMIT ?"
+        return self._query(query, [tag_of(kind), since_seq, before_seq, limit])
+
     def newest(self, kind: type[AnyEvent], count: int = 1) -> list[Entry]:
         """The last `count` entries of a kind, oldest first, however long the journal is. Raises EnvironmentFault."""
         query = "SELECT seq, body FROM events WHERE kind = ? ORDER BY seq DESC LIMIT ?"

@@ -13,6 +13,7 @@ import msgspec
 
 from outlast.core import events as ev
 from outlast.observe._accounting import AccountingFold
+from outlast.observe.story_events import StoryFold
 
 __all__ = ["USES", "History", "LossCurve", "TimeCurve"]
 
@@ -146,10 +147,12 @@ class TimeCurve:
 
 
 class History:
-    """The folds that need a run's whole history: accounts, curves, steps committed. `seq`: the last entry taken."""
+    """The folds that need a run's whole history: accounts, curves, steps committed, what a story is told from. `seq`:
+    the last entry taken."""
 
     def __init__(self) -> None:
         self.accounts, self.losses, self.times = AccountingFold(), LossCurve(), TimeCurve()
+        self.story = StoryFold()
         self.steps_committed = self.seq = 0
 
     @property
@@ -159,9 +162,11 @@ class History:
         pairs = zip(data["steps"], data["mean"], strict=True)  # type: ignore[call-overload]
         return [(step, math.nan if mean is None else mean) for step, mean in pairs]
 
-    def take(self, event: ev.AnyEvent) -> None:
-        """Fold one event in. Every event once, in the journal's order, from the first."""
+    def take(self, event: ev.AnyEvent, seq: int) -> None:
+        """Fold one event in, the entry `seq`. Every event once, in the journal's order, from the first."""
+        self.seq = seq
         self.accounts.take(event)
+        self.story.take(event, seq)
         if isinstance(event, ev.ProgressMade):
             for step, loss in event.losses:
                 self.losses.add(step, loss)

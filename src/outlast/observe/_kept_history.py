@@ -20,7 +20,7 @@ import msgspec
 from outlast.core import events as ev
 from outlast.errors import OutlastError
 from outlast.journal import Journal
-from outlast.observe import _accounting, _history
+from outlast.observe import _accounting, _history, story_events
 from outlast.observe._history import History
 
 __all__ = ["KEPT_NAME", "keep", "kept_history", "read_history"]
@@ -42,6 +42,7 @@ class _Kept(msgspec.Struct, frozen=True, kw_only=True):
     accounts: msgspec.Raw
     losses: msgspec.Raw
     times: msgspec.Raw
+    story: msgspec.Raw
     steps_committed: int
 
 
@@ -55,8 +56,7 @@ def read_history(run_dir: Path, journal: Journal, *, say: Callable[[str], None] 
         say(f"reading {left:,} entries of the journal; the next time that takes no time")
     while entries := journal.events(history.seq, limit=_PIECE):
         for entry in entries:
-            history.take(entry.event)
-        history.seq = entries[-1].seq
+            history.take(entry.event, entry.seq)
     if history.seq - before > _WORTH_KEEPING:
         keep(run_dir, journal, history)
     return history
@@ -77,6 +77,7 @@ def kept_history(run_dir: Path, journal: Journal) -> History | None:
         history.accounts.load(kept.accounts)
         history.losses.load(kept.losses)
         history.times.load(kept.times)
+        history.story.load(kept.story)
     except (OSError, OutlastError, msgspec.MsgspecError):
         return None
     history.seq, history.steps_committed = kept.seq, kept.steps_committed
@@ -92,6 +93,7 @@ def keep(run_dir: Path, journal: Journal, history: History) -> bool:
         accounts=msgspec.Raw(history.accounts.dump()),
         losses=msgspec.Raw(history.losses.dump()),
         times=msgspec.Raw(history.times.dump()),
+        story=msgspec.Raw(history.story.dump()),
         steps_committed=history.steps_committed,
     )
     body = msgspec.msgpack.encode(kept)
@@ -121,4 +123,6 @@ def _digest(data: bytes) -> bytes:
 @functools.cache
 def _code() -> bytes:
     """Folds that other code made may count otherwise."""
-    return _digest(b"".join(Path(str(module.__file__)).read_bytes() for module in (_accounting, _history, ev)))
+    return _digest(
+        b"".join(Path(str(module.__file__)).read_bytes() for module in (_accounting, _history, story_events, ev))
+    )

@@ -80,7 +80,6 @@ class Live:
         fresh = self._read()
         for event in fresh:
             self._fold.take(event)
-            self._history.take(event)
             if isinstance(event, ev.ProgressMade):
                 self._losses.extend(loss for _, loss in event.losses)
         self._keep()
@@ -130,12 +129,14 @@ class Live:
             print(f"outlast: the live view ends here, the run goes on\n{error}", file=self._stream, flush=True)
             return []
         self._seq = entries[-1].seq if entries else self._seq
+        for entry in entries:
+            self._history.take(entry.event, entry.seq)
         return [entry.event for entry in entries]
 
     def _keep(self) -> None:
         """Write down what was folded of a long run, so that `outlast why` need not fold it again."""
         if self._journal is not None and self._seq - self._kept_seq > _KEEP_EVERY:
-            self._history.seq = self._kept_seq = self._seq
+            self._kept_seq = self._seq
             keep(self._run_dir, self._journal, self._history)
 
     def _is_terminal(self) -> bool:

@@ -152,9 +152,9 @@ class RunFold:
                         self.generations[number].pruned = True
 
     # --- the whole history --------------------------------------------------------------------------------------
-    def take_history(self, event: ev.AnyEvent) -> None:
-        """Fold one event into accounts and curves. Every event once, in order, from the first."""
-        self.history.take(event)
+    def take_history(self, event: ev.AnyEvent, seq: int) -> None:
+        """Fold the entry `seq` into accounts and curves. Every event once, in order, from the first."""
+        self.history.take(event, seq)
 
     # --- asked at any time --------------------------------------------------------------------------------------
     @property

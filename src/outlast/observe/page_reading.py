@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import heapq
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
 from outlast.core import events as ev
 from outlast.errors import ConfigError, OutlastError
 from outlast.journal import Entry, Journal, holds_run, is_held
+from outlast.observe._history import History
 from outlast.observe._kept_history import keep, kept_history
 from outlast.observe.page_picture import RunFold
+from outlast.observe.story_events import counted_view
 
 __all__ = ["RunReading", "read_state", "read_story", "sample_losses"]
 
@@ -30,8 +32,9 @@ _NEWEST = 20
 _NUM_SAMPLES, _ALL_OF = 2000, 20_000  # what is sampled of a journal longer than that
 _WORTH_KEEPING = 20_000
 _WORDS = 1024  # of members about their steps: the newest of each counts
+_NAMES, _NAMED_VIEWS = 80_000, (4, 64)  # the newest views are read with names: so many names, so many views
 _NEWEST_ONLY: dict[type[ev.AnyEvent], int] = {
-    ev.ProgressMade: _NEWEST, ev.StateCertified: 1, ev.CheckpointSaved: 1, ev.ViewInstalled: 64, ev.StepAnatomy: 64,
+    ev.ProgressMade: _NEWEST, ev.StateCertified: 1, ev.CheckpointSaved: 1, ev.StepAnatomy: 64,
 }  # fmt: skip
 _STATE_KINDS: tuple[type[ev.AnyEvent], ...] = (
     ev.RunStarted, ev.RunFinished, ev.Recovery, ev.VerdictReached, ev.CheckpointFailed, ev.FleetGone, ev.AuditMismatch,
@@ -99,7 +102,7 @@ class RunReading:
         entries = self._read(self._history_seq, count)
         for entry in entries:
             if entry.seq <= self._seq:
-                self.fold.take_history(entry.event)
+                self.fold.take_history(entry.event, entry.seq)
         self._history_seq = min(entries[-1].seq, self._seq) if entries else self._seq
         if self.whole:
             self._keep()
@@ -116,7 +119,7 @@ class RunReading:
         for entry in entries:
             self.fold.take(entry.event)
             if whole:
-                self.fold.take_history(entry.event)
+                self.fold.take_history(entry.event, entry.seq)
         if entries:
             self._seq = self._goal_seq = entries[-1].seq
             self._history_seq = self._seq if whole else self._history_seq
@@ -139,27 +142,33 @@ class RunReading:
     def _keep(self) -> None:
         """Write history down for the next reader, where it is whole and has grown by much."""
         if self._journal is not None and self.whole and self._history_seq - self._kept_seq > _WORTH_KEEPING:
-            self.fold.history.seq = self._kept_seq = self._history_seq
+            self._kept_seq = self._history_seq
             keep(self.run_dir, self._journal, self.fold.history)
 
 
-def read_story(journal: Journal) -> list[ev.AnyEvent]:
+def read_story(journal: Journal, history: History | None = None) -> list[ev.AnyEvent]:
     """All events in order, but of the progress of a long run only so many, evenly spread, and the newest: what `why`
-    needs beside the history, and enough to learn a pace and a band of losses from."""
+    needs beside the history, and enough to learn a pace and a band of losses from. With `history`, which was read to
+    the end, what that kept of them: no starts of members, in a time that grows with what befell the run only."""
     last = journal.last_seq
+    words = _newest(journal, ev.StepAnatomy, _WORDS, last)
+    newest = _newest(journal, ev.ProgressMade, _NEWEST, last)
+    if history is not None:
+        kept = (_Ordered(Entry(seq, event)) for seq, event in history.story.entries())
+        return _once(heapq.merge(kept, newest, words))
     short = last <= _ALL_OF
     found = journal.events(kinds=[ev.ProgressMade]) if short else journal.sample(ev.ProgressMade, _NUM_SAMPLES)
     progress = (_Ordered(entry) for entry in found if entry.seq <= last)
-    known: set[int] = set()
-    events = []
-    for entry in heapq.merge(
-        *(_entries(journal, kind, last) for kind in _KINDS if kind is not ev.StepAnatomy),
-        progress,
-        _newest(journal, ev.ProgressMade, _NEWEST, last),
-        _newest(journal, ev.StepAnatomy, _WORDS, last),
-    ):
-        if entry.seq not in known:
-            known.add(entry.seq)
+    whole = (_entries(journal, kind, last) for kind in _KINDS if kind is not ev.StepAnatomy)
+    return _once(heapq.merge(*whole, progress, newest, words))
+
+
+def _once(entries: Iterable[_Ordered]) -> list[ev.AnyEvent]:
+    """The events of entries in order; what several streams had counts once."""
+    last, events = 0, []
+    for entry in entries:
+        if entry.seq != last:
+            last = entry.seq
             events.append(entry.event)
     return events
 
@@ -167,9 +176,11 @@ def read_story(journal: Journal) -> list[ev.AnyEvent]:
 def read_state(journal: Journal) -> list[ev.AnyEvent]:
     """The events that make a run's status, in order, in a time that does not grow with its steps."""
     last = journal.last_seq
-    return list(_merged(journal, _STATE_KINDS, last, newest=_NEWEST_ONLY)) + [
-        entry.event for entry in journal.events(last - 1)
-    ]  # the very newest says when the run was heard of last, whatever kind it is
+    views = (_Ordered(entry) for entry in _named_views(journal) if entry.seq <= last)
+    whole = (_entries(journal, kind, last) for kind in _STATE_KINDS)
+    ends = (_newest(journal, kind, count, last) for kind, count in _NEWEST_ONLY.items())
+    newest = map(_Ordered, journal.events(last - 1))  # says when the run was heard of last, whatever kind it is
+    return _once(heapq.merge(*whole, *ends, views, newest))
 
 
 def sample_losses(journal: Journal, count: int = 240) -> list[float]:
@@ -192,12 +203,33 @@ def _merged(
 
 
 def _entries(journal: Journal, kind: type[ev.AnyEvent], last: int) -> Iterator[_Ordered]:
-    since, count = 0, _PIECE_OF_VIEWS if kind is ev.ViewInstalled else _PIECE
-    while entries := journal.events(since, [kind], limit=count):
+    if kind is ev.ViewInstalled:
+        yield from _views(journal, last)
+        return
+    since = 0
+    while entries := journal.events(since, [kind], limit=_PIECE):
         since = entries[-1].seq
         yield from (_Ordered(entry) for entry in entries if entry.seq <= last)
         if since > last:
             return
+
+
+def _views(journal: Journal, last: int) -> Iterator[_Ordered]:
+    """All views; those before the newest few with the number of their members, and without their names."""
+    named = _named_views(journal)
+    since, until = 0, min([last + 1, *(entry.seq for entry in named)])
+    while bodies := journal.bodies(ev.ViewInstalled, since, until, limit=_PIECE_OF_VIEWS):
+        since = bodies[-1][0]
+        yield from (_Ordered(Entry(seq, counted_view(body))) for seq, body in bodies)
+    yield from (_Ordered(entry) for entry in named if entry.seq <= last)
+
+
+def _named_views(journal: Journal) -> list[Entry]:
+    """The newest views, as many as have not too many members in all: each changes by one or two of them."""
+    newest = journal.newest(ev.ViewInstalled)
+    size = max((len(entry.event.members) for entry in newest if isinstance(entry.event, ev.ViewInstalled)), default=1)
+    least, most = _NAMED_VIEWS
+    return journal.newest(ev.ViewInstalled, min(most, max(least, _NAMES // max(1, size))))
 
 
 def _newest(journal: Journal, kind: type[ev.AnyEvent], count: int, last: int) -> Iterator[_Ordered]:

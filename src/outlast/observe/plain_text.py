@@ -15,7 +15,10 @@ from outlast.observe.run_status import Process, ReplicaStatus, Status
 from outlast.observe.step_anatomy import Anatomy
 from outlast.observe.timeline_rows import Row, format_s, row_of
 
-__all__ = ["render_accounting", "render_anatomy", "render_status", "render_timeline", "render_why", "table"]
+__all__ = [
+    "render_accounting", "render_anatomy", "render_people", "render_run", "render_status", "render_timeline",
+    "render_why", "table",
+]  # fmt: skip
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -27,6 +30,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def render_status(state: Status, *, curve: Sequence[float] = ()) -> str:
     """The whole status; `curve`: losses to draw in one line."""
+    return f"{render_run(state, curve=curve)}\n\n{render_people(state)}"
+
+
+def render_run(state: Status, *, curve: Sequence[float] = ()) -> str:
+    """What a status begins with: the run as a whole, without who is in it."""
     lines = [f"run {state.run_id or '?'}: {state.state}" + (f" ({state.detail})" if state.detail else "")]
     age = f", {format_s(state.step_age_s)} ago" if state.step_age_s is not None else ""
     facts = [f"step {_or_dash(state.step)}{age}", f"view {_view(state.view)}"]
@@ -43,6 +51,11 @@ def render_status(state: Status, *, curve: Sequence[float] = ()) -> str:
     lines += [save] if save else []
     if curve:
         lines += [f"loss {sparkline(curve)}"]
+    return "\n".join(lines)
+
+
+def render_people(state: Status) -> str:
+    """Coordinator, agents and replicas, a line each."""
     people = [state.coordinator, *state.agents] if state.coordinator else state.agents
     rows = [_process_cells(process) for process in people] + [_replica_cells(replica) for replica in state.replicas]
     head: tuple[str, ...] = ("WHO", "PID", "STATE", "VIEW", "STEP", "")
@@ -52,8 +65,7 @@ def render_status(state: Status, *, curve: Sequence[float] = ()) -> str:
         hosts += [host_of.get(replica.agent, "") for replica in state.replicas]
         rows = [(row[0], host, *row[1:]) for row, host in zip(rows, hosts, strict=True)]
         head = ("WHO", "HOST", *head[1:])
-    lines += ["", table(head, rows)]
-    return "\n".join(lines)
+    return table(head, rows)
 
 
 def render_timeline(rows: Sequence[Row]) -> str:

@@ -18,6 +18,7 @@ import msgspec
 from outlast.core import events as ev
 from outlast.observe._accounting import usual_silence_s
 from outlast.observe.checkpoint_words import PLAIN_FAILURES
+from outlast.observe.story_events import NamelessMembers
 from outlast.observe.timeline_rows import format_s
 
 __all__ = ["OVER_DETAIL", "Process", "ReplicaStatus", "RunState", "Status", "StatusFold", "status"]
@@ -308,12 +309,17 @@ class StatusFold:
         self._step = max(event.step, self._step or 0)  # its members all committed that many
 
     def _enter(self, event: ev.ViewInstalled) -> None:
-        """Only who comes and who goes is touched: a view of thousands changes by one of them."""
+        """Only who comes and who goes is touched: a view of thousands changes by one of them. One whose names were not
+        read touches nobody; a later one does."""
         self._view, self._formed = (event.epoch, event.n), False
+        if isinstance(event.members, NamelessMembers):
+            self._people += 1
+            return
         members, self._inside = self._inside, frozenset(event.members)
         self._people += 1
         new = self._inside - members
-        self._inside -= {name for name in new if name not in self._replicas}
+        if unknown := new.difference(self._replicas):
+            self._inside -= unknown
         for name in members - self._inside:
             if self._replicas[name].state != "exited":
                 self._change(name, state="leaving")
@@ -363,4 +369,7 @@ def _lost(process: Process, cause: str) -> Process:
 @functools.lru_cache(maxsize=1 << 16)
 def _natural(name: str) -> list[tuple[int, str]]:
     """`r10.1` after `r9.2`: digits compare as numbers."""
+    slot, _, incarnation = name[1:].partition(".")
+    if name[:1] == "r" and slot.isdecimal() and incarnation.isdecimal():  # as nearly all are, at a tenth of the time
+        return [(-1, "r"), (int(slot), ""), (-1, "."), (int(incarnation), ""), (-1, "")]
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

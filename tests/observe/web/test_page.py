@@ -71,8 +71,8 @@ class Browser:
         self._until(lambda: bool(self.script("return document.querySelectorAll('table.rows tbody tr').length")))
         self._until(lambda: bool(self.script("return document.querySelectorAll('[data-figure]').length")))
 
-    def command(self, name: str, params: dict[str, Any]) -> None:
-        self._call("POST", f"{self._session}/goog/cdp/execute", {"cmd": name, "params": params})
+    def command(self, name: str, params: dict[str, Any]) -> Any:
+        return self._call("POST", f"{self._session}/goog/cdp/execute", {"cmd": name, "params": params})
 
     def script(self, text: str) -> Any:
         return self._call("POST", f"{self._session}/execute/sync", {"script": text, "args": []})
@@ -126,6 +126,44 @@ def test_it_fits_and_complains_of_nothing_and_asks_no_other_host(
     assert asked
     foreign = [address for address in asked if not address.startswith((f"{url}/", "chrome", "data:", "about:"))]
     assert foreign == []  # chrome: the browser's own start page, out of itself
+
+
+CONTRAST = """
+  const light = (c) => { const [r, g, b] = c.slice(0, 3).map((v) => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+  const colour = (text) => text.match(/[\\d.]+/g).map(Number);
+  const ground = (node) => { for (; node; node = node.parentElement) { const c = colour(getComputedStyle(node).backgroundColor); if (c.length < 4 || c[3] > 0) return c; } return [255, 255, 255]; };
+  const poor = [], walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    const node = walk.currentNode.parentElement;
+    if (!walk.currentNode.data.trim() || !node.getClientRects().length) continue;
+    const [a, b] = [light(colour(getComputedStyle(node).color)), light(ground(node))].sort((x, y) => y - x);
+    if ((a + 0.05) / (b + 0.05) < 4.5) poor.push(`${walk.currentNode.data.trim()}: ${((a + 0.05) / (b + 0.05)).toFixed(2)}`);
+  }
+  return poor;
+"""  # noqa: E501
+NAMED = {"button", "link", "image", "region", "canvas", "status", "navigation", "group", "heading"}
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_everybody_can_read_it_and_reach_it(browser: Browser, url: str, theme: str) -> None:
+    """Text stands out from its ground (WCAG 2.2, AA), and what can be reached or is announced has a name."""
+    browser.open(url, 1400, theme)
+    assert browser.script(CONTRAST) == []
+    tree = browser.command("Accessibility.getFullAXTree", {})["nodes"]
+    found = [(node["role"]["value"].lower(), node.get("name", {}).get("value", "")) for node in tree if "role" in node]
+    assert {"button", "link", "region", "heading", "main", "table", "columnheader"} <= {role for role, _ in found}
+    assert [role for role, name in found if role in NAMED - {"status"} and not name.strip()] == []
+    levels = browser.script(
+        "return [...document.querySelectorAll('h1, h2, h3')].map((node) => Number(node.tagName[1]))"
+    )
+    assert levels[0] == 1
+    assert max(levels) == 2
+    lost = browser.script(
+        "return [...document.querySelectorAll('a[href], button:not(:disabled), [tabindex]')]"
+        ".filter((node) => node.offsetParent && (node.focus({preventScroll: true}), document.activeElement !== node))"
+        ".map((node) => node.outerHTML.slice(0, 80))"
+    )
+    assert lost == [], "all that can be used can be reached by keyboard"
 
 
 def test_its_figures_are_the_terminal_s(browser: Browser, url: str, story: Any) -> None:

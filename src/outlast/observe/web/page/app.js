@@ -39,7 +39,7 @@ class Run {
   constructor(name) {
     this.name = name;
     this.parts = {};
-    this.total = 0;
+    this.fresh = new Set(); // parts that came since they were last drawn
     this.first = 0;
     this.root = el("section", { class: "run", "aria-label": `run ${name}` });
     this.build();
@@ -147,7 +147,8 @@ class Run {
       this.stream.addEventListener(part, (event) => {
         if (part === "head") delete this.parts.absent;
         this.parts[part] = JSON.parse(event.data);
-        this.pending ||= requestAnimationFrame(() => { this.pending = 0; this.draw(); });
+        this.fresh.add(part);
+        this.pending ||= requestAnimationFrame(() => { this.pending = 0; this.draw(this.fresh); });
         if (part === "marks") this.list();
       });
     }
@@ -185,21 +186,25 @@ class Run {
     scroll.scrollTop = here ? here.offsetTop - 60 : first === undefined ? scroll.scrollHeight : 0;
   }
 
-  draw() {
+  // Draws what has come; everything where nothing is said. A second's news of ten thousand members are a few figures.
+  draw(fresh = new Set(Object.keys(this.parts))) {
     const { head, members, curves, marks: marked, story, absent } = this.parts;
+    const news = (...names) => names.some((name) => fresh.has(name));
+    this.fresh = new Set();
     if (absent) {
       this.top.replaceChildren(el("h1", {}, this.name), el("p", {}, absent.trouble || `No journal in ${absent.waiting} yet; this page shows it as soon as there is one.`));
       return;
     }
-    if (head) this.drawHead(head, story);
-    if (marked) marks(this.strip, marked, Number(place().t));
-    if (members) { this.drawMembers(members); this.drawHosts(members); }
-    if (curves) {
+    if (head && news("head", "story")) this.drawHead(head, story);
+    if (marked && news("marks")) marks(this.strip, marked, Number(place().t));
+    if (members && news("members")) { this.drawMembers(members); this.drawHosts(members); }
+    if (curves && news("curves")) {
       this.lossNote.textContent = curve(this.loss, curves.losses);
       this.rateNote.textContent = stack(this.rate, curves.times);
     }
-    if (head) this.drawTime(head);
-    if (story) this.drawStory(story, head);
+    if (head && news("head")) this.drawTime(head);
+    if (story && news("head", "story")) this.drawLadder(story, head);
+    if (story && news("story")) this.drawStory(story);
   }
 
   drawHead(head, story) {
@@ -285,7 +290,7 @@ class Run {
       el("td", { class: "n" }, `${seconds(c.low_s)} to ${c.high_s === null ? "no bound" : seconds(c.high_s)}`))));
   }
 
-  drawStory(story, head) {
+  drawLadder(story, head) {
     const over = ["finished", "failed", "stopped", "lost"].includes(head?.status.state);
     const now = (over ? head?.status.updated_at_s : head?.now_s) ?? 0;
     this.ladderNote.textContent = story.generations.length ? (story.certified === null ? "No audits: nothing is certified." : `Newest certified state: step ${count(story.certified)}.`) : "No checkpoint was published.";
@@ -293,6 +298,9 @@ class Run {
       el("td", { class: "n" }, count(g.step)), el("td", { class: "n" }, seconds(Math.max(0, now - g.at_s))), el("td", { class: "n" }, seconds(g.durable_s)),
       el("td", { class: "n" }, seconds(g.blocked_s)), el("td", { class: "n" }, bytes(g.written_bytes)),
       el("td", {}, [g.certified ? "certified" : "", g.drained_to ? `copied to ${g.drained_to}` : "", g.pruned ? "removed" : "", g.reason].filter(Boolean).join(", ")))));
+  }
+
+  drawStory(story) {
     this.suspects.replaceChildren(...(story.suspects.length ? story.suspects.map((row) => el("li", {}, `+${clock(row.since_s)} ${row.what}`)) : [el("li", { class: "soft" }, "Nobody is suspected.")]));
     this.drawAnatomy(story.anatomy);
     this.alarms.textContent = story.alarms ? `${story.alarms}.` : "";
