@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["Awaited", "Briefing", "HostHere", "HostSilent", "LinksJudged", "Turned"]
+__all__ = ["Awaited", "Briefing", "HostEvent", "HostHere", "HostSilent", "LinksJudged", "Turned"]
 
 
 class HostHere(msgspec.Struct, frozen=True, kw_only=True, tag="HostHere"):
@@ -65,3 +65,7 @@ class LinksJudged(msgspec.Struct, frozen=True, kw_only=True, tag="LinksJudged"):
     """To the coordinator from its driver: the links of these agents' hosts are bad, and no others; what shows it."""
 
     agents: dict[str, str]
+
+
+HostEvent = HostHere | HostSilent | LinksJudged
+"""What is told of hosts to the coordinator."""

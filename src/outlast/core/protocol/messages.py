@@ -26,7 +26,7 @@ from outlast.core.protocol.delta import ViewDelta
 from outlast.core.protocol.disputes import AuditFinding
 from outlast.core.protocol.driver_events import Resumed, Superseded, Timer
 from outlast.core.protocol.fleet_record import Ending, FleetRecord
-from outlast.core.protocol.host_messages import HostHere, HostSilent
+from outlast.core.protocol.host_messages import HostEvent
 from outlast.core.protocol.operator_messages import Answered, DrainAsked, EvictAsked, ScaleAsked
 from outlast.core.protocol.types import Order, ServeId, View, ViewId
 
@@ -389,5 +389,5 @@ ToCoordinator = (
     | SpawnFailed | Unjoined | Exited | Examined | Continued | Rows | Audited | Whole | Stop | Admitted | Accused
     | Judged | DeviceNoted
 )  # fmt: skip
-Event = ToCoordinator | HostHere | HostSilent | ScaleAsked | DrainAsked | EvictAsked | Timer | Resumed | Superseded
+Event = ToCoordinator | HostEvent | ScaleAsked | DrainAsked | EvictAsked | Timer | Resumed | Superseded
 Action = Persist | Tell | SetTimer | JournalEntry | Finish
