@@ -47,7 +47,12 @@ def test_two_campaigns_do_not_write_to_one_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [('{"seed":1}\n', "no result"), ('{"seed":1,"number":2}\n', "of seed 1, not 5")]
+    ("text", "said"),
+    [
+        ('{"seed":1}\n', "no result"),
+        ("somebody's one line", "no result"),
+        ('{"seed":1,"number":2}\n', "of seed 1, not 5"),
+    ],
 )
 def test_another_s_file_is_left_as_it_is(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "results"
@@ -55,6 +60,12 @@ def test_another_s_file_is_left_as_it_is(tmp_path: Path, text: str, said: str) -
     with pytest.raises(ConfigError, match=said), campaign_file(path, Found, lambda result: result.seed, 5):
         raise AssertionError
     assert path.read_text() == text
+
+
+def test_a_file_that_cannot_be_made_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    nowhere = campaign_file(tmp_path / "missing" / "results", Found, lambda result: result.seed, 5)
+    with pytest.raises(ConfigError, match="No such file or directory"), nowhere:
+        raise AssertionError
 
 
 def test_without_a_file_nothing_is_kept() -> None:

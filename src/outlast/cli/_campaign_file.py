@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import BinaryIO, Generic, TypeVar
 
 import msgspec
 
@@ -39,12 +39,13 @@ def campaign_file(
 ) -> Iterator[CampaignFile[Result]]:
     """What `--resume` names, held until the campaign is over; without one nothing is kept. `seed`: -1 for any.
 
-    Raises ConfigError if another campaign holds it, if it has a line that is no result, or if it is of another seed.
+    Raises ConfigError if another campaign holds it, if it cannot be written, is of another seed, or has a line that is
+    no result.
     """
     if path is None:
         yield CampaignFile([], _drawn(seed), lambda _: None)
         return
-    with path.open("ab+", buffering=0) as file:
+    with _opened(path) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -56,6 +57,8 @@ def campaign_file(
         whole = known[: known.rfind(b"\n") + 1]
         try:
             found = [msgspec.json.decode(line, type=kind) for line in whole.splitlines()]
+            if known and not whole:  # it may be anybody's
+                raise msgspec.DecodeError("it has no end")
         except msgspec.DecodeError as error:
             raise ConfigError(
                 f"--resume {path} has a line that is no result: {error}", remedy="give a new file"
@@ -66,6 +69,13 @@ def campaign_file(
         if len(whole) < len(known):
             file.truncate(len(whole))
         yield CampaignFile(found, seeds.pop() if seeds else _drawn(seed), file.write)
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return path.open("ab+", buffering=0)
+    except OSError as error:
+        raise ConfigError(f"--resume {path}: {error.strerror}", remedy="name a file that can be written") from error
 
 
 def _drawn(seed: int) -> int:

@@ -21,7 +21,7 @@ import msgspec
 from outlast.config import RunConfig, decoded
 from outlast.core import events
 from outlast.core.phases import Phase
-from outlast.core.protocol import Coordinator, StepTime
+from outlast.core.protocol import Coordinator, StepTime, ViewId
 from outlast.core.protocol import host_messages as hm
 from outlast.core.protocol import messages as m
 from outlast.core.protocol import operator_messages as om
@@ -96,6 +96,7 @@ class Server:
         self._beats: dict[str, Heartbeat] = {}
         self.books = Bookkeeping(journal, self.write, 3 * config.heartbeat_s, self._began_s)
         self._certified = 0  # the newest state that was written down as certified
+        self._formed: ViewId | None = None
         self._started_s = self._sign_s = time.monotonic()
         self._give_sign()
         kinds = (events.AgentStarted, events.AgentLost)
@@ -161,7 +162,8 @@ class Server:
             if isinstance(exited, m.Exited):
                 self._count(exited.member, exited.steps)
                 self._write_progress()
-        if isinstance(message, m.Formed):  # it says at which step: first, when that was reached
+        if isinstance(message, m.Formed) and message.view != self._formed:  # it says at which step: first, since when
+            self._formed = message.view
             self._write_progress()
         self.handle(message)
         if isinstance(message, m.Hello):
