@@ -110,12 +110,14 @@ def test_the_diary_remembers_a_link_that_was_bad_until_it_is_mended() -> None:
     assert not [e for e in learn_run(events[:-1], "h0", []) if e.kind == "finding"], "while it runs"
     (found,) = [e for e in learn_run(events, "h0", []) if e.kind == "finding"]
     assert (found.device, found.host) == ("h3/link", "h3")
-    (record,) = records_of([found])
+    again = msgspec.structs.replace(found, run="y")
+    (record,) = records_of([found, found])  # learned twice
     text = "h3: 10.00% loss (95 % 9.36% to 10.64%) in this run, confidence 100.0%."
     assert suspicion(record) == f"The link of h3 was bad in a run: {text}"
-    assert suspicion(records_of([found, found])[0]) == f"The link of h3 was bad in 2 runs, the last time as {text}"
+    assert suspicion(records_of([found, again])[0]) == f"The link of h3 was bad in 2 runs, the last time as {text}"
     mended = DiaryEntry(at_s=3_000.0, device="h3/link", kind="repair", text="another cable")
     assert suspicion(records_of([found, mended])[0]) == ""
+    assert "bad in a run" in suspicion(records_of([found, mended, again])[0]), "bad again"
     assert learn_run(events, "h0", learn_run(events, "h0", [])) == []
 
 
@@ -129,3 +131,27 @@ def test_one_pair_that_loses_names_no_link() -> None:
     found = run_links(events)
     assert found.said == []
     assert found.apart == ["h0 to h2: 11.25% loss in this run, and on no other pair: no link can be named for it"]
+
+
+@pytest.mark.parametrize("claimed", [800, 10**5, 10**9])
+@pytest.mark.parametrize("clean", [{1, 2, 3, 4, 5}, {2, 3, 4, 5}, {2}])
+def test_one_member_that_says_too_well_of_others_has_nobody_named(claimed: int, clean: set[int]) -> None:
+    """Everybody loses an ordinary one in a hundred, and one speaks of links on which nothing is ever lost."""
+    events = a_run()
+    for place, event in enumerate(events):
+        if isinstance(event, ev.StepAnatomy):
+            lost = {name: msgspec.structs.replace(w, resent=w.segments // 100) for name, w in event.waits.items()}
+            if event.replica == "r0.1":
+                lost |= {f"r{n}.1": PairWait(exchanges=800, segments=claimed) for n in clean}
+            events[place] = msgspec.structs.replace(event, waits=lost)
+    assert run_links(events).said == []
+
+
+def test_a_liar_hides_no_bad_link_by_naming_others() -> None:
+    events = a_run("h3-l1")
+    for place, event in enumerate(events):
+        if isinstance(event, ev.StepAnatomy) and event.replica == "r0.1":
+            waits = event.waits | {"r4.1": PairWait(exchanges=800, segments=10**9)}
+            events[place] = msgspec.structs.replace(event, waits=waits)
+    (text,) = run_links(events).said
+    assert text.startswith("h3: ")

@@ -52,9 +52,8 @@ class Watched:
 
 def test_a_link_that_loses_is_told_once_and_again_when_it_is_well_for_long() -> None:
     seen = Watched()
-    seen.round(0.0)
-    seen.round(12.0, "r2.1")
-    seen.round(24.0, "r2.1")
+    for number, bad in enumerate(("", "", "r2.1", "r2.1", "r2.1")):
+        seen.round(12.0 * number, bad)
     assert seen.told == [{"h2:bb"}]
     seen.round(400.0)
     assert seen.told == [{"h2:bb"}], "what it is spared may be why it is well"
@@ -63,9 +62,20 @@ def test_a_link_that_loses_is_told_once_and_again_when_it_is_well_for_long() -> 
     assert seen.told == [{"h2:bb"}, set()]
 
 
+def test_what_was_lost_before_anybody_watched_is_no_news() -> None:
+    seen = Watched()
+    for number in range(5):
+        seen.round(12.0 * number, "r2.1")
+    again = Watched()  # another coordinator's, of the same members, whose link is well by now
+    again.sums, again.rounds = seen.sums, seen.rounds
+    for number in range(20):
+        again.round(100.0 + 12.0 * number)
+    assert (len(seen.told), again.told, again.looks) == (1, [], 0)
+
+
 def test_lateness_has_to_last() -> None:
     seen = Watched()
-    for number, bad in enumerate(("", "r2.1", "r2.1", "", "r2.1", "r2.1", "r2.1", "")):
+    for number, bad in enumerate(("", "", "r2.1", "r2.1", "", "r2.1", "r2.1", "r2.1", "r2.1")):
         assert seen.told == []
         seen.round(12.0 * number, bad, "late")
     assert seen.told == [{"h2:bb"}]
@@ -89,9 +99,29 @@ def test_the_link_of_the_host_that_started_the_run_is_that_of_all_its_agents(kin
 
 def test_words_that_go_back_and_members_that_nobody_knows_are_no_harm() -> None:
     seen = Watched(AGENTS | {"r1.1": ""})
-    for number in range(4):
+    for number in range(5):
         seen.round(12.0 * number, "r2.1")
     seen.rounds = 0
     seen.sums.clear()
     seen.round(100.0, "r2.1")
     assert seen.told == [{"h2:bb"}]
+
+
+@pytest.mark.parametrize("num", [8, 32, 100])
+@pytest.mark.parametrize("kind", ["resent", "late"])
+def test_of_a_large_fleet_too_in_which_each_speaks_seldom_and_of_some(num: int, kind: str) -> None:
+    agents = {f"r{n}.1": f"h{n}:aa" for n in range(num)}
+    told: list[set[str]] = []
+    watch = LinkWatch(agents.__getitem__, lambda found: told.append(set(found.agents)), lambda work, then: then(work()))
+    period = max(10, num)
+    for second in range(8 * period):
+        for n in range(num):
+            if (second + n) % period == 0:
+                seconds = second + 10
+                waits = {}
+                for peer in ((n + step) % num for step in range(1, min(num, 17))):
+                    bad = (peer == 3 or n == 3) if kind == "resent" else peer == 3
+                    counts = {"resent": seconds * bad // 2} if kind == "resent" else {"late": seconds * 2 * bad}
+                    waits[f"r{peer}.1"] = PairWait(exchanges=5 * seconds, segments=5 * seconds, **counts)
+                watch.heard(f"r{n}.1", StepParts(steps=5 * seconds, seconds={"compute": 1.0}, waits=waits), second)
+    assert told == [{"h3:aa"}]

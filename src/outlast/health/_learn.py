@@ -33,11 +33,12 @@ def learn_run(events: Iterable[tuple[int, ev.AnyEvent]], host: str, before: Sequ
     for number, event in rows:
         reader.take(number, event)
     ended = any(number > done and isinstance(event, ev.RunFinished | ev.RunEnded) for number, event in rows)
-    return reader.entries(rows, _bad_links([event for _, event in rows], run) if ended else [])
+    return reader.entries(rows, _bad_links([event for _, event in rows], run, host) if ended else [])
 
 
-def _bad_links(events: Sequence[ev.AnyEvent], run: str) -> list[DiaryEntry]:
+def _bad_links(events: Sequence[ev.AnyEvent], run: str, host: str) -> list[DiaryEntry]:
     """A finding for each link that the exchanges of a run that is over name; the link of h2 is h2/link."""
+    launched = {event.agent for event in events if isinstance(event, ev.AgentStarted) and not event.host}
     words = [event for event in events if isinstance(event, ev.StepAnatomy)]
     if not any(wait.resent or wait.late for word in words for wait in word.waits.values()):
         return []
@@ -49,8 +50,8 @@ def _bad_links(events: Sequence[ev.AnyEvent], run: str) -> list[DiaryEntry]:
         return []
     at_s = events[-1].at_s
     return [
-        DiaryEntry(at_s=at_s, device=f"{link}/link", kind="finding", text=text, host=link, run=run)
-        for link, text in found.links.items()
+        DiaryEntry(at_s=at_s, device=f"{name}/link", kind="finding", text=text, host=name, run=run)
+        for name, text in ((host if link in launched else link, text) for link, text in found.links.items())
     ]
 
 

@@ -66,6 +66,14 @@ def _worked_in(device: str, entries: Sequence[DiaryEntry], rows: Sequence[DiaryE
 
 
 def _record(device: str, rows: Sequence[DiaryEntry], worked: Sequence[DiaryEntry]) -> DeviceRecord:
+    if device.endswith("/link"):  # it works no hours, so no probation ends: what was found before a repair is over
+        mended = max((at for at, e in enumerate(rows) if e.kind in ("repair", "returned")), default=-1)
+        found = {entry.run: entry for entry in rows[mended + 1 :] if entry.kind == "finding"}  # one a run
+        rows = [
+            *(entry for entry in rows if entry.kind not in FAILING | {"repair", "returned"}),
+            *found.values(),
+        ] or rows
+        worked = rows
     state, since = "in service", 0.0
     for entry in worked:
         if entry.kind == "retired":

@@ -3,12 +3,15 @@
 Two kinds of evidence, judged apart: what TCP had to send again, of all that a member sent to another; and headers that
 came much later than those of others. A host whose replica computes longer than others is late by itself, so its
 lateness says nothing of its link and is left out. What TCP loses comes in bursts, more than any model of single probes
-allows for; so a link is named only if it would be without the pair that speaks against it most. No torch.
+allows for; so a link is named only if it would be without the pair that speaks against it most. One member's word may
+be wrong, or a lie: it is named only if it would be without any one speaker, and no pair weighs more than ten times the
+median one. No torch.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
@@ -23,6 +26,9 @@ from outlast.health._link_probes import BadLink, Fabric, LinkReport, ProbedPair,
 __all__ = ["RunLinks", "fabric_of_run", "pairs_of_run", "run_links"]
 
 _OWN_S = 0.01  # of a step: who computes so much longer than the median member may be late for that alone
+_HEAVIEST = 10.0  # times the median pair
+_FEWEST_SPEAKERS = 4  # of three the two that are left may contradict each other
+_MOST_SPEAKERS = 32  # that are left out in turn: those who speak of most
 _LEVEL = 0.01  # of naming a time since when, where there is none
 
 
@@ -131,23 +137,29 @@ def run_links(events: Iterable[ev.AnyEvent], fabric: Fabric | None = None) -> Ru
         def since(link: str, kind: str = kind) -> str:
             return _since(places, fabric, names, link, kind)
 
-        reports[kind], alone = _named_without_the_worst(fabric, probed, since)
+        speakers = [row.source if kind == "loss" else row.target for row in probed]
+        reports[kind], alone = _named_without_the_worst(fabric, probed, speakers, since)
         apart += alone
     slow = {names.get(places.host(replica), places.host(replica)) for replica in places.slow()}
     return RunLinks(pairs=pairs, reports=reports, slow=sorted(slow - {""}), apart=apart)
 
 
 def _named_without_the_worst(
-    fabric: Fabric, probed: list[ProbedPair], since: Callable[[str], str]
+    fabric: Fabric, probed: list[ProbedPair], speakers: Sequence[str], since: Callable[[str], str]
 ) -> tuple[LinkReport, list[str]]:
-    """(the report of those links that are named also without their worst pairs, those pairs that name none)."""
+    """(the report of those links that are named also without their worst pairs and without any one speaker, those pairs
+    that name none)."""
     whole = link_report(fabric, probed, round_trips=False, since=since)
     worst = {_worst(fabric, probed, suspect.link): suspect for suspect in whole.suspects}
     rest = [row for row in probed if (row.source, row.target) not in worst]
     again = link_report(fabric, rest, round_trips=False, since=since)
+    sure = {row.link for row in again.suspects}
+    for speaker in _loudest(probed, speakers) if sure and len(set(speakers)) >= _FEWEST_SPEAKERS else ():
+        others = [row for row, who in zip(probed, speakers, strict=True) if who != speaker]
+        sure &= {row.link for row in link_report(fabric, others, round_trips=False, since=since).suspects}
     kept, named = [], set()
     for text, suspect in [*zip(whole.bad, whole.suspects, strict=True), *zip(again.bad, again.suspects, strict=True)]:
-        if suspect.link not in named and suspect.link in {row.link for row in again.suspects}:
+        if suspect.link not in named and suspect.link in sure:
             named.add(suspect.link)
             kept.append((text, suspect))
     apart = []
@@ -160,6 +172,13 @@ def _named_without_the_worst(
         whole, bad=[text for text, _ in kept], suspects=[suspect for _, suspect in kept], background=again.background
     )
     return report, apart
+
+
+def _loudest(probed: Sequence[ProbedPair], speakers: Sequence[str]) -> list[str]:
+    total: Counter[str] = Counter()
+    for row, speaker in zip(probed, speakers, strict=True):
+        total[speaker] += row.sent
+    return [speaker for speaker, _ in total.most_common(_MOST_SPEAKERS)]
 
 
 def _worst(fabric: Fabric, probed: Iterable[ProbedPair], link: str) -> tuple[str, str]:
@@ -181,8 +200,16 @@ def _pairs(places: _Places, fabric: Fabric) -> dict[str, list[ProbedPair]]:
                 if peer not in slow:
                     _add(late, (there, here), wait.exchanges, wait.late)
     return {
-        "loss": [_probed(places.began_s, pair, sent, lost=bad) for pair, (sent, bad) in lost.items() if sent],
-        "late": [_probed(places.began_s, pair, sent, late=bad) for pair, (sent, bad) in late.items() if sent],
+        "loss": [_probed(places.began_s, pair, sent, lost=bad) for pair, (sent, bad) in _bounded(lost).items() if sent],
+        "late": [_probed(places.began_s, pair, sent, late=bad) for pair, (sent, bad) in _bounded(late).items() if sent],
+    }
+
+
+def _bounded(sums: Mapping[tuple[str, str], list[int]]) -> dict[tuple[str, str], tuple[int, int]]:
+    """The same with no pair far heavier than the others, whatever its speaker says."""
+    most = int(_HEAVIEST * median([sent for sent, _ in sums.values() if sent] or [0]))
+    return {
+        pair: (sent, bad) if sent <= most else (most, round(bad * (most / sent))) for pair, (sent, bad) in sums.items()
     }
 
 

@@ -21,7 +21,8 @@ __all__ = ["CLOUDS", "Cloud", "CloudNotices"]
 
 _MOST_BYTES = 64 * 1024
 _ASK_AGAIN_S = 3600.0
-_MOST_NOTICES = 64  # of one host: whoever announces more announces nothing
+_MOST_NOTICES = 64  # of one host in a day: whoever announces more announces nothing
+_DAY_S = 86400.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,7 +110,7 @@ class CloudNotices:
         self._base, self._clouds, self._timeout_s, self._clock = base, list(clouds), timeout_s, clock
         self._mine: Cloud | None = None
         self._not_before_s = -1.0
-        self._told: set[str] = set()
+        self._told: dict[str, float] = {}  # and when
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
 
     def read(self, now_s: float) -> list[Reading]:
@@ -122,10 +123,11 @@ class CloudNotices:
                 self._not_before_s = self._clock() + _ASK_AGAIN_S
                 return [self._reading(now_s, "missing", "no cloud's metadata answers")]
         found: list[Reading] = []
+        told_lately = sum(self._clock() - at_s < _DAY_S for at_s in self._told.values())
         for path in self._mine.paths:
             for text in self._notices(self._mine, path, found, now_s):
-                if text not in self._told and len(self._told) < _MOST_NOTICES:
-                    self._told.add(text)
+                if text not in self._told and told_lately < _MOST_NOTICES:
+                    self._told[text], told_lately = self._clock(), told_lately + 1
                     found.append(self._reading(now_s, "cloud.notice", text[:200]))
                 elif text not in self._told:
                     why = f"{self._mine.name} has announced {_MOST_NOTICES} different things; more is not believed"

@@ -43,23 +43,24 @@ def agents_of_note(environ: Mapping[str, str], host: str) -> AgentsOfNote:
     except OutlastError:  # `taught` has said so
         records = []
     rows = [(record.state, _noted(record.device, host), record.device.count("/")) for record in records]
-    retired = frozenset(name for state, name, depth in rows if state == "retired" and name and depth == 1)
-    probation = frozenset(name for state, name, _ in rows if state == "probation" and name) - retired
+    retired = frozenset(name for state, names, depth in rows if state == "retired" and depth == 1 for name in names)
+    probation = frozenset(name for state, names, _ in rows if state == "probation" for name in names) - retired
     _say("out of service by the diary, so without replicas", retired)
     _say("on probation by the diary, so tested before they train, and the last to be given work", probation)
     return AgentsOfNote(retired=retired, probation=probation)
 
 
-def _noted(device: str, host: str) -> str:
-    """Which agent a device of the diary belongs to, as the roster names it (`noted_as`); "" if to none: the launcher's
-    agents are of its own host, and of every other host there is one."""
+def _noted(device: str, host: str) -> list[str]:
+    """Which agents a device of the diary belongs to, as the roster names them (`noted_as`): the launcher's are of its
+    own host, of every other host there is one; and one may join on the launcher's host as well."""
     where, *rest = device.split("/")
-    if not 1 <= len(rest) <= 2:
-        return ""
-    return rest[0] if where == host else noted_as(f"{where}:") if rest[0] == "a0" else ""
+    if not 1 <= len(rest) <= 2 or rest == ["link"]:
+        return []
+    joined = [noted_as(f"{where}:")] if rest[0] == "a0" else []
+    return [rest[0], *joined] if where == host else joined
 
 
 def _say(what: str, agents: frozenset[str]) -> None:
     if agents:
-        names = sorted(name.removesuffix(":") for name in agents)
+        names = sorted({name.removesuffix(":") for name in agents})
         print(f"outlast: {what}: {', '.join(names)}", file=sys.stderr, flush=True)

@@ -21,7 +21,7 @@ from outlast.health.sources import Alarm, Reading, ReadingSource, Sampler, alarm
 __all__ = ["HostReadings", "sources_of"]
 
 _MOST_BYTES = 16 << 20
-_AGAIN_S, _AGAIN_AT_MOST_S = 60.0, 3600.0  # between two alarms of one kind from one device
+_AGAIN_S, _AGAIN_AT_MOST_S = 60.0, 900.0  # between two alarms of one kind from one device
 _MOST_ALARMS = 32  # of one look
 _EACH_IS_NEWS = "cloud.notice"
 _REMEDIES = {

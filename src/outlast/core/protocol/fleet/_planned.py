@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from outlast.core.protocol import messages as m
-from outlast.core.protocol.fleet._bad_links import relieved
+from outlast.core.protocol.fleet._bad_links import relieved, well_linked_first
 from outlast.core.protocol.fleet._telling import tell_order
 from outlast.core.protocol.fleet.change import begin
 from outlast.core.protocol.fleet.roster import Peer
@@ -34,7 +34,7 @@ def plan_next(c: FleetState) -> None:
 def _switch(c: FleetState, view: View, vacant: int) -> bool:
     peers = c.roster.peers
     staying = [name for name in view.members if not peers[name].leaving]
-    ready = [name for name in c.roster.having("ready") if not peers[name].leaving]
+    ready = well_linked_first(c, [name for name in c.roster.having("ready") if not peers[name].leaving])
     if not staying and not ready:
         if _somebody_comes(c):  # and takes the state over
             return False

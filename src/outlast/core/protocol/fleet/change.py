@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outlast.core.protocol import messages as m
-from outlast.core.protocol.fleet._bad_links import relieved
+from outlast.core.protocol.fleet._bad_links import relieved, well_linked_first
 from outlast.core.protocol.fleet._beginning import begin_again, forget_view
 from outlast.core.protocol.fleet.state import Change, FleetState
 from outlast.core.protocol.fleet.views import install
@@ -136,7 +136,7 @@ def successor(c: FleetState, change: Change, carriers: Sequence[str]) -> View:
         staying = list(carriers)
     stays = set(staying)
     spares = [name for name in c.roster.having("ready") if name not in change.old and name not in stays]
-    spares = [name for name in spares if not peers[name].leaving]
+    spares = well_linked_first(c, [name for name in spares if not peers[name].leaving])
     vacant = max(0, wanted - len(staying))
     incoming, attached = spares[:vacant], tuple(spares[vacant:])
     members: list[str] = []

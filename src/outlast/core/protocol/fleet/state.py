@@ -103,7 +103,7 @@ class FleetState:
         self.prognosis = Prognosis(kinds=settings.alarm_kinds)
         self.alarms: dict[str, str] = {}  # agent -> evidence of its open alarm
         self.planned_s: dict[ViewId, float] = {}  # how long each planned view has held up its members
-        self.moved_for_link: set[str] = set()  # agents whose members gave way to spares behind better links
+        self.bad_links: set[str] = set()  # agents of hosts whose links were judged bad, whatever follows from it
         self.outages: list[float] = []  # seconds that each death has cost so far
         self.failed_s: dict[str, float] = {}  # agent -> when a replica of it died last
         self.saved_s = -math.inf  # when an alarm had a save asked for
