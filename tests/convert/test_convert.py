@@ -108,6 +108,29 @@ def test_names_lengths_and_counters() -> None:
     assert body[1] == "        step += 1"
 
 
+@pytest.mark.parametrize(
+    ("header", "lines"),
+    [
+        ("for i, x in enumerate(loader):", ["for step in steps:", "i = step.number % len(steps)"]),
+        ("for i, x in enumerate(tqdm(loader), 1):", ["for step in tqdm(steps):", "i = step.number % len(steps) + 1"]),
+        ("for x in tqdm(loader, desc='a'):", ["for step in tqdm(steps, desc='a'):"]),
+    ],
+)
+def test_who_comes_in_amid_an_epoch_counts_like_the_others(header: str, lines: list[str]) -> None:
+    found = convert(PLAIN.replace("for x in loader:", header).format(before="", first="pass", last="pass", after=""))
+    assert found.complete, by_hand(found)
+    at = [line.strip() for line in found.after.splitlines()]
+    start = at.index(lines[0])
+    assert at[start : start + len(lines)] == lines
+    wrapped = PLAIN.replace("for x in loader:", "for i, x in tqdm(enumerate(loader)):")
+    assert not convert(wrapped.format(before="", first="pass", last="pass", after="")).complete
+
+
+def test_epochs_that_count_from_one() -> None:
+    found = convert(PLAIN.replace("range(3)", "range(1, n + 1)").format(before="", first="pass", last="pass", after=""))
+    assert "for steps in training.epochs(n + 1 - 1):\n    epoch = steps.number + 1\n" in found.after
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "train.py"
     before = (SCRIPTS / "flat.py").read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -15,7 +16,10 @@ import torch
 
 from outlast.errors import ConfigError
 
-pytest.importorskip("lightning", reason="Lightning is not there: make trainers-env installs it")
+# Looked for, not imported: collecting tests must not wait for it.
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("lightning") is None, reason="Lightning is not there: make trainers-env installs it"
+)
 SCRIPT = Path(__file__).with_name("lightning_training.py")
 STEPS = 60
 OF_PLACE = {"first"}  # what a replica saw of the run
@@ -73,6 +77,7 @@ def test_a_lightning_module_goes_on_where_it_was(tmp_path: Path, stopped_after: 
     assert found["first"] == stopped_after
 
 
+@pytest.mark.campaign
 def test_what_this_loop_does_not_do_is_refused(tmp_path: Path) -> None:
     import lightning
     from lightning.pytorch.callbacks import GradientAccumulationScheduler

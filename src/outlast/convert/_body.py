@@ -174,20 +174,26 @@ class LoopBody:
     # --- loops ---------------------------------------------------------------------------------------------------
     def _batch_loop(self) -> None:
         loop, edits = self.loops.batches, self.edits
-        target = edits.segment(loop.target)
         header_target: Any = loop.target
-        if self.facts.is_call(loop.iter, "enumerate"):
-            if not (isinstance(loop.target, ast.Tuple) and len(loop.target.elts) == 2):
-                self._by_hand(loop, "enumerate() with one variable", "for number, batch in enumerate(…)")
-                return
+        counter = self._counter(loop)
+        if counter is None:
+            return
+        if counter:
+            assert isinstance(loop.target, ast.Tuple)
             header_target = loop.target.elts[1]
-            target = edits.segment(header_target)
+        target = edits.segment(header_target)
         if loop.orelse:
             self._by_hand(loop, "for … else", "put it behind the loop")
         inner = names_in(header_target, ast.Store)
         first, last = self._inner(loop, inner)
         word = self.made.names["step"]
-        edits.put(header_target, word)
+        edits.put(loop.target, word)
+        over = self._looped_over()
+        if counter:  # a replica that comes in amid an epoch counts like all others
+            self._over(over)
+            top = edits.first_of(loop.body[0])
+            place = f"{word}.number" + (f" % len({over})" if self.loops.epochs is not None else "")
+            edits.insert(top, f"{edits.indent_of(loop.body[0])}{counter.format(place)}")
         self.made.say(
             loop,
             "changed",
@@ -203,6 +209,41 @@ class LoopBody:
         edits.deepen(top, loop.body[last].end_lineno or 0, 4)
         for statement in loop.body[last + 1 :]:
             self._loss_read(statement)
+
+    def _counter(self, loop: ast.For) -> str | None:
+        """The line that gives enumerate()'s number, with a place for the step's; "" without enumerate, None if it is
+        not understood."""
+        calls = [n for n in ast.walk(loop.iter) if isinstance(n, ast.Call) and self.facts.is_call(n, "enumerate")]
+        if not calls:
+            return ""
+        pair = isinstance(loop.target, ast.Tuple) and len(loop.target.elts) == 2
+        if calls != [loop.iter] or not pair:
+            self._by_hand(loop, ast.unparse(loop.iter), "for number, batch in enumerate(…), with nothing around it")
+            return None
+        assert isinstance(loop.iter, ast.Call)
+        assert isinstance(loop.target, ast.Tuple)
+        starts = [*loop.iter.args[1:], *(k.value for k in loop.iter.keywords)]
+        more = "".join(f" + {self.edits.segment(start)}" for start in starts)
+        return f"{self.edits.segment(loop.target.elts[0])} = {{}}{more}"
+
+    def _looped_over(self) -> str:
+        """What the loop over batches goes over from now on."""
+        loops, names = self.loops, self.made.names
+        if loops.epochs is None:
+            return f"{names['training']}.steps(until={names['training']}.steps_per_epoch)"
+        if loops.through_self and self.facts.function_of(loops.epochs) is not self.facts.function_of(loops.batches):
+            return f"self.{names['steps']}"
+        return ast.unparse(loops.loader) if loops.passed is not None else str(names["steps"])
+
+    def _over(self, text: str) -> None:
+        """Write that in the loop's header, where a progress bar stays around it."""
+        loop, loader = self.loops.batches, self.loops.loader
+        if self._counter(loop):
+            assert isinstance(loop.iter, ast.Call)
+            inside = self.edits.segment(loop.iter.args[0])
+            self.edits.put(loop.iter, inside.replace(self.edits.segment(loader), text, 1))
+        elif ast.unparse(loader) != text:
+            self.edits.put(loader, text)
 
     def _inner(self, loop: ast.For, inner: set[str]) -> tuple[int, int]:
         """Places in the body of the first and the last statement that belongs to a microbatch."""
@@ -265,14 +306,18 @@ class LoopBody:
         edits.insert(edits.first_of(loop), f"{pad}{training} = {run}.protect({self._arguments(loader, loop)})")
         self.made.say(loop, "added", "run.protect(…)", "from here on the state is outlast's to keep")
         if loops.epochs is None:
-            edits.put(loops.loader, f"{training}.steps(until={training}.steps_per_epoch)")
+            self._over(self._looped_over())
             return
         assert isinstance(loop.iter, ast.Call)
         bounds = loop.iter.args
         if len(bounds) > 2:
             self._by_hand(loop, ast.unparse(loop.iter), "epochs are counted one by one")
         end = edits.segment(bounds[-1 if len(bounds) < 3 else 1])
-        if len(bounds) == 2:
+        offset = ""
+        if len(bounds) == 2 and isinstance(bounds[0], ast.Constant):
+            offset = edits.segment(bounds[0]) if bounds[0].value else ""
+            end += f" - {offset}" if offset else ""
+        elif len(bounds) == 2:
             self.made.say(
                 loop,
                 "check",
@@ -291,12 +336,12 @@ class LoopBody:
         )
         inside = " " * loop.body[0].col_offset
         top = edits.first_of(loop.body[0])
-        edits.insert(top, f"{inside}{epoch} = {steps}.number")
+        edits.insert(top, f"{inside}{epoch} = {steps}.number" + (f" + {offset}" if offset else ""))
         if loops.through_self and facts.function_of(loop) is not facts.function_of(loops.batches):
             edits.insert(top, f"{inside}self.{steps} = {steps}")
-            edits.put(loops.loader, f"self.{steps}")
-        else:
-            edits.put(loops.loader if loops.passed is None else loops.passed, steps)
+        if loops.passed is not None:
+            edits.put(loops.passed, steps)
+        self._over(self._looped_over())
 
     def _kept(self) -> None:
         """What the loops remember from step to step, and a replica that joins has not."""
