@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 import outlast
-from outlast.adapters.loaders import protect_arguments, steps_in
+from outlast.adapters.loaders import is_read_whole, protect_arguments
 from outlast.errors import ConfigError, StepMisuse
 
 try:
@@ -139,7 +139,6 @@ class OutlastStrategy(SingleDeviceStrategy):
         given["seed"] = int(os.environ.get("PL_GLOBAL_SEED", "0"))
         given["clip_norm"] = trainer.gradient_clip_val or None
         given["scaler"] = getattr(self.precision_plugin, "scaler", None)
-        size = steps_in(dataset, given)
         given = {**given, **self._protect}
         own = _Course(trainer)
         state = {"lightning": own, **given.pop("state", {})}
@@ -147,7 +146,10 @@ class OutlastStrategy(SingleDeviceStrategy):
             self.training = self.run.protect(self.model, self.optimizers, dataset, state=state, **given)
         except ConfigError as error:
             raise _in_lightnings_words(error) from None
-        self._steps = _Steps(self, size, (len(dataset), given["global_batch_size"]) if size else None, own)
+        size = None if is_read_whole(dataset) else self.training.steps_per_epoch
+        order: Any = given.get("sampler", dataset)
+        total = 0 if size is None else len(order) if hasattr(order, "__len__") else len(dataset)
+        self._steps = _Steps(self, size, total, given["global_batch_size"], own)
         return self._steps
 
     # --- the loop ------------------------------------------------------------------------------------------------
@@ -202,10 +204,8 @@ class OutlastStrategy(SingleDeviceStrategy):
 class _Steps:
     """The loader that Lightning loops over: steps still to be done. `size`: of an epoch, None for a stream."""
 
-    def __init__(
-        self, strategy: OutlastStrategy, size: int | None, samples: tuple[int, int] | None, own: _Course
-    ) -> None:
-        self._strategy, self._samples, self.own = strategy, samples, own
+    def __init__(self, strategy: OutlastStrategy, size: int | None, total: int, batch: int, own: _Course) -> None:
+        self._strategy, self._pass, self._total, self._batch, self.own = strategy, size, total, batch, own
         trainer = strategy._trainer
         fit = trainer.fit_loop
         limit = trainer.limit_train_batches
@@ -241,11 +241,10 @@ class _Steps:
                 return
 
     def samples(self, number: int) -> int:
-        """How many are in a step."""
-        if self._samples is None:
-            return 1
-        total, batch = self._samples
-        return min(batch, total - (number * batch) % (-(-total // batch) * batch))
+        """How many are in a step; of a stream, as many as in each other."""
+        if self._pass is None:
+            return self._batch
+        return min(self._batch, self._total - number % self._pass * self._batch)
 
     def _move(self, number: int) -> None:
         """Set Lightning's counters to this step: the run has come so far without this process."""

@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 
 from outlast.errors import ConfigError
 
-__all__ = ["of_loader", "protect_arguments", "steps_in"]
+__all__ = ["is_read_whole", "of_loader", "protect_arguments"]
 
 
 def of_loader(loader: Any, microbatches: int) -> dict[str, Any]:
@@ -59,9 +59,6 @@ def _order(sampler: Any, size: int) -> dict[str, Any]:
     return {"sampler": sampler}
 
 
-def steps_in(dataset: Any, given: dict[str, Any]) -> int | None:
-    """How many steps see each sample once; None for a stream."""
-    if isinstance(dataset, DataLoader):
-        return None
-    size, batch = len(given.get("sampler", dataset)), int(given["global_batch_size"])
-    return size // batch if given["drop_last"] else -(-size // batch)
+def is_read_whole(dataset: Any) -> bool:
+    """Whether `protect_arguments` gave a stream, which every replica reads whole."""
+    return isinstance(dataset, DataLoader)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
+from outlast.convert._arguments import Arguments
 from outlast.convert._facts import names_in
 from outlast.convert._loops import Loops
 
@@ -303,7 +304,8 @@ class LoopBody:
         pad = edits.indent_of(loop)
         loader = loops.passed if loops.passed is not None else loops.loader
         run, training, steps = (self.made.names[word] for word in ("run", "training", "steps"))
-        edits.insert(edits.first_of(loop), f"{pad}{training} = {run}.protect({self._arguments(loader, loop)})")
+        made = Arguments(self.made, loops, self.given, self.optimizer, self.accumulated).text(loader, loop)
+        edits.insert(edits.first_of(loop), f"{pad}{training} = {run}.protect({made})")
         self.made.say(loop, "added", "run.protect(…)", "from here on the state is outlast's to keep")
         if loops.epochs is None:
             self._over(self._looped_over())
@@ -383,50 +385,3 @@ class LoopBody:
                         ast.unparse(node),
                         'an average of weights belongs to the state: protect(state={"ema": …})',
                     )
-
-    def _arguments(self, loader: ast.expr, loop: ast.For) -> str:
-        scope = self.facts.function_of(loop)
-        model = self._model(scope, loop)
-        optimizer = self._in_scope(self.optimizer, scope, loop, "the optimizer")
-        microbatches = str(self.made.processes)
-        if self.accumulated:
-            microbatches += f" * {self._in_scope(self.accumulated, scope, loop, 'the accumulation')}"
-        self.made.say(
-            loop,
-            "check",
-            f"microbatches={microbatches}",
-            "a step's batch is so many of the loader's batches: "
-            "torchrun's processes, times what was accumulated. At least as many as replicas",
-        )
-        rows = [f"{key}={self._in_scope(value, scope, loop, key)}" for key, value in sorted(self.given.items())]
-        loading = f"**of_loader({self.edits.segment(loader)}, microbatches={microbatches})"
-        return ", ".join([model, optimizer, loading, *rows])
-
-    def _model(self, scope: Any, loop: ast.For) -> str:
-        parameters = [] if isinstance(scope, ast.Module) else [a.arg for a in scope.args.args]
-        known = {*names_in(scope), *names_in(scope, ast.Store), *parameters}
-        found = sorted(name for name in self.facts.models if name in known or name.startswith("self."))
-        if len(found) != 1:
-            self._by_hand(
-                loop,
-                f"{len(found)} models that DistributedDataParallel was put around are known here",
-                "name the model as the first argument of protect()",
-            )
-        return found[0] if found else "model"
-
-    def _in_scope(self, text: str, scope: Any, loop: ast.For, what: str) -> str:
-        """What a name in the loop's function is called where protect() stands."""
-        loops, facts = self.loops, self.facts
-        if not text:
-            self._by_hand(loop, f"{what} was not found", "name it in protect()")
-            return "optimizer"
-        place = facts.function_of(loops.batches)
-        if place is scope or text.startswith("self.") or isinstance(place, ast.Module):
-            return text
-        for call in facts.calls_of(place):
-            given = facts.argument(call, place, text)
-            if given is not None:
-                return str(self.edits.segment(given))
-        if any(a.arg == text for a in place.args.args):
-            self._by_hand(loop, f"{text} of {place.name}", "name it in protect()")
-        return text
