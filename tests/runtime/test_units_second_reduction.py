@@ -35,11 +35,16 @@ class Member:
 
 
 def exchange(
-    share: float, tamper: dict[str, Tamper] | None = None, always: bool = False, nan: bool = False
+    share: float,
+    tamper: dict[str, Tamper] | None = None,
+    always: bool = False,
+    nan: bool = False,
+    relieved: tuple[str, ...] = (),
 ) -> tuple[dict[str, Member], list[tuple[int, str]]]:
-    """One step of three members: what each found, and the slices that somebody accused. `nan`: sums have them."""
+    """One step of three members: what each found, and the slices that somebody accused. `nan`: sums have them;
+    `relieved`: who reduces nothing."""
     layout = Layout([torch.zeros(4 * BLOCK), torch.zeros(5 * BLOCK + 7)], 16 * BLOCK)
-    room, (store, address) = Room(MEMBERS), open_store()
+    room, (store, address) = Room(MEMBERS, relieved), open_store()
     leaves = plan_of(MEMBERS, 0, LEAVES).leaves
     nodes = tuple(cover(leaves[name], LEAVES) for name in MEMBERS)
     done, reduced = {name: Member() for name in MEMBERS}, threading.Barrier(len(MEMBERS))
@@ -115,6 +120,18 @@ def test_who_lies_once_about_a_slice_is_named() -> None:
     again, _ = exchange(0.0)
     assert all(torch.equal(each.out, clean["r0"].out) for group in (clean, again) for each in group.values())
     assert not torch.equal(done["r0"].out, clean["r0"].out), "this step must not be applied"
+
+
+def test_who_reduces_nothing_changes_no_bit_and_liars_are_named_all_the_same() -> None:
+    clean, _ = exchange(1.0)
+    for relieved in MEMBERS:
+        spared, accused = exchange(1.0, relieved=(relieved,))
+        assert accused == []
+        assert all(torch.equal(member.out, clean["r0"].out) for member in spared.values())
+        assert spared[relieved].found.norms == {}
+    done, accused = exchange(1.0, {"r2": lie}, relieved=("r0",))
+    assert {reducer for _, reducer in accused} >= {"r2"}
+    assert verdicts(done, accused) == {("r2", "persistent")}
 
 
 def test_who_goes_on_lying_is_named_also_where_it_accuses_others() -> None:
