@@ -108,3 +108,88 @@ def test_what_this_loop_does_not_do_is_refused(tmp_path: Path) -> None:
     assert "overfit_batches" in told(Digits(), overfit_batches=2)
     assert "no end" in told(Digits(), max_epochs=-1)
     assert "accumulate_grad_batches=N" in told(Digits(), callbacks=[GradientAccumulationScheduler({0: 2})])
+
+
+def trained(tmp_path: Path, module: Any, loader: Any = None, **given: Any) -> Any:
+    import lightning
+
+    from outlast.adapters.lightning import OutlastStrategy
+
+    trainer = lightning.Trainer(
+        strategy=OutlastStrategy(), accelerator="cpu", logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, default_root_dir=str(tmp_path),
+        **{"max_epochs": 2, **given},
+    )  # fmt: skip
+    trainer.fit(module, torch.utils.data.DataLoader(torch.ones(8, 2), batch_size=2) if loader is None else loader)
+    return trainer
+
+
+def line(**hooks: Any) -> Any:
+    """A module of one layer, with these hooks."""
+    import lightning
+
+    class Line(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 1)
+
+        def training_step(self, batch: Any, _: int) -> Any:
+            return self.layer(batch).square().mean()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    return type("Hooked", (Line,), hooks)()
+
+
+def test_a_part_of_the_batches_is_taken_once(tmp_path: Path) -> None:
+    trainer = trained(tmp_path, line(), limit_train_batches=0.5)
+    assert (trainer.global_step, trainer.current_epoch) == (4, 2)
+    with pytest.raises(ConfigError, match="leaves no step"):
+        trained(tmp_path, line(), limit_train_batches=0.1)
+
+
+def test_a_hook_before_the_transfer_gets_batches(tmp_path: Path) -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def before(_: Any, batch: Any, __: int) -> Any:
+        seen.append(tuple(batch.shape))
+        return batch * 2
+
+    assert trained(tmp_path, line(on_before_batch_transfer=before)).global_step == 8
+    assert seen == [(2, 2)] * 8
+
+
+def test_what_would_have_failed_with_another_cause_is_told(tmp_path: Path) -> None:
+    from lightning.pytorch.callbacks import StochasticWeightAveraging
+
+    class Stream(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter(torch.ones(8, 2))
+
+    def counts(module: Any) -> Any:
+        return torch.optim.SGD(module.parameters(), lr=1 / module.trainer.estimated_stepping_batches)
+
+    stream = torch.utils.data.DataLoader(Stream(), batch_size=2)
+    with pytest.raises(ConfigError, match="estimated_stepping_batches"):
+        trained(tmp_path, line(configure_optimizers=counts))
+    with pytest.raises(ConfigError, match="returned -1"):
+        trained(tmp_path, line(on_train_batch_start=lambda *_: -1))
+    with pytest.raises(ConfigError, match="a stream"):
+        trained(tmp_path, line(), stream)
+    assert trained(tmp_path, line(), stream, max_epochs=None, max_steps=3).global_step == 3
+    with pytest.raises(ConfigError, match="StochasticWeightAveraging"):
+        trained(tmp_path, line(), callbacks=[StochasticWeightAveraging(0.1)])
+    for given in ({"worker_init_fn": print}, {"generator": torch.Generator()}):
+        with pytest.raises(ConfigError, match=next(iter(given))):
+            trained(tmp_path, line(), torch.utils.data.DataLoader(torch.ones(8, 2), **given))  # type: ignore[arg-type]
+
+
+def test_states_of_callbacks_may_hold_tensors_anywhere(tmp_path: Path) -> None:
+    from lightning.pytorch.callbacks import Callback
+
+    class Keeps(Callback):  # type: ignore[misc]
+        def state_dict(self) -> dict[str, Any]:
+            return {"kept": [torch.ones(3)], "by": {"name": (torch.zeros(2), 1)}}
+
+    assert trained(tmp_path, line(), callbacks=[Keeps()]).global_step == 8

@@ -26,24 +26,18 @@ from outlast.errors import ConfigError, StepMisuse
 
 try:
     import lightning.pytorch as pl
-    from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler, ModelCheckpoint, Timer
+    from lightning.pytorch.callbacks import ModelCheckpoint, Timer
     from lightning.pytorch.loggers import CSVLogger
     from lightning.pytorch.loggers.utilities import _log_hyperparams
     from lightning.pytorch.strategies import SingleDeviceStrategy
     from lightning.pytorch.trainer import call
-    from lightning.pytorch.utilities.model_helpers import is_overridden
     from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+    from outlast.adapters import _lightning_refusals as refusals
 except ImportError as error:
     raise ConfigError(f"Lightning is not there: {error}", remedy="pip install 'outlast[lightning]'") from error
 
 __all__ = ["OutlastStrategy"]
-
-_GRADIENT_HOOKS = {
-    "on_before_optimizer_step": "log trainer.strategy.grad_norm in on_train_batch_end",
-    "configure_gradient_clipping": "Trainer(gradient_clip_val=…)",
-    "backward": "leave it out: outlast does the backward of each microbatch",
-    "optimizer_zero_grad": "leave it out: gradients are cleared by outlast",
-}
 
 
 class OutlastStrategy(SingleDeviceStrategy):
@@ -121,7 +115,7 @@ class OutlastStrategy(SingleDeviceStrategy):
     def setup(self, trainer: pl.Trainer) -> None:
         """As of a single device. Raises ConfigError for what this loop cannot honour."""
         if trainer.state.fn == "fit":
-            _refuse(trainer)
+            refusals.refuse(trainer)
         super().setup(trainer)
 
     def process_dataloader(self, dataloader: Any) -> Any:
@@ -134,6 +128,8 @@ class OutlastStrategy(SingleDeviceStrategy):
                 "Lightning asked for the training data a second time",
                 remedy="one fit() in a run, one training loader, and no reload_dataloaders_every_n_epochs",
             )
+        if not self.optimizers:
+            raise refusals.asked_too_early()
         microbatches, trainer.accumulate_grad_batches = trainer.accumulate_grad_batches, 1
         dataset, given = protect_arguments(dataloader, microbatches)
         given["seed"] = int(os.environ.get("PL_GLOBAL_SEED", "0"))
@@ -145,10 +141,11 @@ class OutlastStrategy(SingleDeviceStrategy):
         try:
             self.training = self.run.protect(self.model, self.optimizers, dataset, state=state, **given)
         except ConfigError as error:
-            raise _in_lightnings_words(error) from None
+            raise refusals.in_lightnings_words(error) from None
         size = None if is_read_whole(dataset) else self.training.steps_per_epoch
         order: Any = given.get("sampler", dataset)
         total = 0 if size is None else len(order) if hasattr(order, "__len__") else len(dataset)
+        _pass_steps_through(self.lightning_module)
         self._steps = _Steps(self, size, total, given["global_batch_size"], own)
         return self._steps
 
@@ -169,13 +166,13 @@ class OutlastStrategy(SingleDeviceStrategy):
                 batch = self.precision_plugin.convert_input(batch)
                 batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
                 batch = super().batch_to_device(batch, dataloader_idx=0)
-                loss = _loss_of(super().training_step(batch, *rest, **kwargs))
+                loss = refusals.loss_of(super().training_step(batch, *rest, **kwargs))
                 call._call_callback_hooks(self._trainer, "on_before_backward", loss)
                 call._call_lightning_module_hook(self._trainer, "on_before_backward", loss)
                 step.backward(loss)
                 call._call_callback_hooks(self._trainer, "on_after_backward")
                 call._call_lightning_module_hook(self._trainer, "on_after_backward")
-        self.grad_norm = step.grad_norm
+        self.grad_norm, steps.computed = step.grad_norm, step.number
         steps.own.log(step, module, steps.samples(step.number))
         return torch.tensor(step.loss, device=self.root_device)
 
@@ -198,6 +195,7 @@ class OutlastStrategy(SingleDeviceStrategy):
             self._steps.leave()
             rank_zero_only.rank = 0 if self._leads else 1
         self._over = True
+        self.lightning_module.__dict__.pop("_on_before_batch_transfer", None)
         super().on_train_end()
 
 
@@ -207,19 +205,13 @@ class _Steps:
     def __init__(self, strategy: OutlastStrategy, size: int | None, total: int, batch: int, own: _Course) -> None:
         self._strategy, self._pass, self._total, self._batch, self.own = strategy, size, total, batch, own
         trainer = strategy._trainer
-        fit = trainer.fit_loop
-        limit = trainer.limit_train_batches
-        if size is None:  # one epoch of a stream is all of it that is trained with
-            self.size = trainer.max_steps
-        elif isinstance(limit, int):
-            self.size = min(size, limit)
-        else:
-            self.size = int(size * limit)
-        epochs = fit.max_epochs if fit.max_epochs is not None and fit.max_epochs >= 0 else None
-        ends = [n for n in (trainer.max_steps, epochs and epochs * self.size) if n is not None and n >= 0]
-        self.until = min(ends)
+        self.size = refusals.steps_of_an_epoch(trainer, size)
+        trainer.limit_train_batches = 1.0  # it is in the size
+        epochs = trainer.fit_loop.max_epochs
+        self.until = min(n for n in (trainer.max_steps, epochs and epochs * self.size) if n is not None and n >= 0)
         self._loop: Any = _driven(strategy.training, self.until)
         self._last = -1
+        self.computed = -1  # the newest step that Lightning trained with
         self.open = False  # a step is under way, or what follows it
 
     def __len__(self) -> int:
@@ -227,6 +219,7 @@ class _Steps:
 
     def __iter__(self) -> Iterator[Any]:
         for _ in range(self.size):  # of one epoch
+            refusals.refuse_skipped(self._last, self.computed)
             step = next(self._loop, None)
             if step is None:
                 self._end()
@@ -275,6 +268,7 @@ class _Steps:
 
     def leave(self) -> None:
         """Lightning asks for no further step."""
+        refusals.refuse_skipped(self._last, self.computed)
         with contextlib.suppress(StopIteration):
             if self._last + 1 >= self.until or self._last < 0:
                 next(self._loop)
@@ -344,7 +338,7 @@ class _Course:
                     "over the whole batch",
                 )
             step.metric(name, value.detach() if isinstance(value, Tensor) else value, how.pop("batch_size", None))
-            self._known[name] = {key: _plain(name, key, given) for key, given in how.items()}
+            self._known[name] = {key: refusals.plain(name, key, given) for key, given in how.items()}
 
         module.__dict__["log"] = log
         try:
@@ -381,70 +375,26 @@ def _load(callback: Any, kept: Mapping[str, Any]) -> None:
     callback.load_state_dict(dict(kept))
     for key, value in callback.state_dict().items():
         wanted = kept.get(key, value)
-        alike = torch.equal(value, wanted) if isinstance(value, Tensor) else value == wanted
-        if not alike and hasattr(callback, key):
+        if not _alike(value, wanted) and hasattr(callback, key):
             setattr(callback, key, wanted)
 
 
-def _plain(name: str, key: str, given: Any) -> Any:
-    if given is None or isinstance(given, bool | str | int | float):
-        return given
-    if getattr(given, "__name__", "") in ("mean", "sum", "min", "max"):
-        return str(given.__name__)
-    raise ConfigError(
-        f"self.log({name!r}, {key}=…) in training_step was given a {type(given).__name__}",
-        remedy=f"leave {key} out, or give it as a word or a number",
-    )
+def _alike(one: Any, other: Any) -> bool:
+    """Compare states, also those that hold tensors in lists and dictionaries."""
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one.cpu(), other.cpu())
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_alike(value, other[key]) for key, value in one.items())
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    return bool(one == other)
 
 
-def _loss_of(output: Any) -> Tensor:
-    loss = output.get("loss") if isinstance(output, Mapping) else output
-    if not isinstance(loss, Tensor):
-        raise ConfigError(
-            f"training_step returned {'None' if loss is None else type(loss).__name__} in the place of a loss",
-            did="nothing of this step was applied",
-            remedy="return the loss; for a batch that should not count 0.0 * loss",
-        )
-    return loss
+def _pass_steps_through(module: Any) -> None:
+    """Hand the hook before the transfer batches, and no steps: those hold the batches that it gets one by one."""
+    hook = type(module)._on_before_batch_transfer
 
+    def before(batch: Any, dataloader_idx: int = 0) -> Any:
+        return batch if isinstance(batch, outlast.Step) else hook(module, batch, dataloader_idx)
 
-def _in_lightnings_words(error: ConfigError) -> ConfigError:
-    if "cannot share" not in error.message:
-        return error
-    return ConfigError(
-        error.message,
-        did=error.did,
-        remedy="Trainer(accumulate_grad_batches=N), with N at least the number of replicas: a step has so many "
-        "batches, shared by the replicas that there are",
-    )
-
-
-def _refuse(trainer: pl.Trainer) -> None:
-    """ConfigError for what this loop does not do, with what to write instead."""
-    module, callbacks = trainer.lightning_module, trainer.callbacks
-    summed = "wants gradients, which outlast keeps until they are summed up"
-    wrong: list[tuple[Any, str, str]] = [
-        (not module.automatic_optimization, "automatic_optimization=False keeps the gradients in the module's hands",
-         "outlast's own loop (reference/loop): several optimizers and several losses are one step there"),
-        (trainer.ckpt_path, "fit(ckpt_path=…) reads Lightning's checkpoints, which do not hold the place in the data",
-         "outlast run --checkpoint-dir DIR: the run goes on from there by itself"),
-        (trainer.gradient_clip_algorithm == "value", "gradient_clip_algorithm='value' clips by value",
-         "gradient_clip_algorithm='norm'"),
-        (trainer.overfit_batches, "overfit_batches replaces the order of the data", "a dataset of so many samples"),
-        (trainer.max_steps < 0 and trainer.fit_loop.max_epochs == -1, "the training has no end",
-         "max_epochs or max_steps"),
-        (len(callbacks) != len({c.state_key for c in callbacks}), "two callbacks have the same state_key",
-         "give one of them other arguments, or a state_key of its own"),
-        (any(isinstance(c, GradientAccumulationScheduler) for c in callbacks),
-         "GradientAccumulationScheduler changes the size of a step", "Trainer(accumulate_grad_batches=N)"),
-    ]  # fmt: skip
-    wrong += [
-        (is_overridden(hook, module), f"{hook} of the module {summed}", to) for hook, to in _GRADIENT_HOOKS.items()
-    ]
-    hook = "on_before_optimizer_step"
-    wrong += [
-        (is_overridden(hook, c, Callback), f"{hook} of {type(c).__name__} {summed}", "leave it out") for c in callbacks
-    ]
-    for given, what, remedy in wrong:
-        if given:
-            raise ConfigError(f"OutlastStrategy: {what}", did="nothing was trained", remedy=remedy)
+    module.__dict__["_on_before_batch_transfer"] = before

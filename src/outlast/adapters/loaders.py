@@ -1,7 +1,7 @@
 """What a `DataLoader` says of a training: which samples, in what order, how many make a batch.
 
-Invariant: what `protect` cannot honour is refused by name; nothing that the loader was told is silently dropped. Does
-not read a sample.
+Invariant: what decides the samples, their order or their values and cannot be honoured is refused by name. What only
+says how they are fetched (`pin_memory`, `timeout`, `prefetch_factor`) is not taken over. Does not read a sample.
 """
 
 from __future__ import annotations
@@ -47,8 +47,24 @@ def protect_arguments(loader: Any, microbatches: int) -> tuple[Any, dict[str, An
             f"the training DataLoader's batches are made by a {type(loader.batch_sampler).__name__}",
             remedy="give the order of samples with sampler=; batches of it are made by outlast",
         )
+    _refuse_randomness(loader)
     given |= {"collate_fn": loader.collate_fn, "num_workers": loader.num_workers}
     return dataset, given | _order(loader.sampler, len(dataset))
+
+
+def _refuse_randomness(loader: DataLoader[Any]) -> None:
+    init: Any = getattr(loader.worker_init_fn, "func", loader.worker_init_fn)
+    if init is not None and not str(getattr(init, "__module__", "")).startswith(("lightning.", "transformers.")):
+        raise ConfigError(
+            "the training DataLoader has a worker_init_fn, which would not be called",
+            remedy="leave it out: random numbers in a dataset are seeded by the step and the microbatch; open files at "
+            "the first __getitem__",
+        )
+    if loader.generator is not None:
+        raise ConfigError(
+            "the training DataLoader has a generator, whose numbers another process could not draw again",
+            remedy="leave it out, and give protect(seed=…), which decides the order",
+        )
 
 
 def _order(sampler: Any, size: int) -> dict[str, Any]:
