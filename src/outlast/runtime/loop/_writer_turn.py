@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import sys
 from typing import TYPE_CHECKING
 
 from outlast.core.protocol import messages as m
@@ -19,25 +20,31 @@ if TYPE_CHECKING:
 
 __all__ = ["Turn"]
 
+_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _LOOK_S = 1.0  # should another thread have taken the news that this one waits for
 
 
 class Turn:
-    """What one replica was told of writing. `skipped`: it was told before the last step that it is not the writer, and
-    has not asked since; what its script left out for that reason cannot be made up for."""
+    """What one replica was told of writing."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica, self._home = replica, os.getpid()
-        self.skipped = False
+        self._told: dict[tuple[str, int], bool] = {}  # by line of the script: what it was told last
+
+    @property
+    def skipped(self) -> bool:
+        """Whether some line was told before the last step that this is not the writer, and has not asked since; what
+        the script left out for that reason cannot be made up for. A line that asks in every step asks again."""
+        return not all(self._told.values())
 
     def mine(self) -> bool:
         """Whether this replica writes. After the last step it waits until that is certain."""
         member = self._replica.member
         if member.ended is not None:
-            self.skipped = False
+            self._told.clear()
             return self._wait(member.ended)
         mine = member.view is None or member.view.members[0] == member.me
-        self.skipped = self.skipped or not mine
+        self._told[_line()] = mine
         return mine
 
     def _wait(self, told: m.Ended) -> bool:
@@ -56,3 +63,11 @@ class Turn:
                 os.eventfd_read(self._replica.link.wake_fd)
             told = member.ended or told
         return told.writer == member.me
+
+
+def _line() -> tuple[str, int]:
+    """The line outside of the runtime that asks."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
