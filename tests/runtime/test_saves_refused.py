@@ -193,9 +193,10 @@ def test_a_write_that_never_returns_costs_its_save_and_holds_nobody_up(
 def test_a_publication_that_never_returns_is_told_and_the_run_ends(fleet: Callable[..., Any], tmp_path: Path) -> None:
     place = tmp_path / "c"
     run = fleet(
-        strike("coordinator.1", Phase.PUBLISH_BEGAN, 2, "hang"), replicas=2, steps=12, gates=(7,),
+        strike("coordinator.1", Phase.PUBLISH_BEGAN, 2, "hang"), replicas=2, steps=12, gates=(3, 7),
         checkpoint={"dir": str(place), "every": 2, "timeout_s": 1.0},
     )  # fmt: skip
+    run.gate(3, "the first was published", lambda: run.saved() != [])  # or a later one would be, in its place
     run.gate(7, "a publication was given up", lambda: failed(run) != [])
     run.assert_unchanged(
         survivors={"r0.1", "r1.1"}, recoveries=0, code=10
