@@ -31,6 +31,8 @@ class LoopBody:
         self.given: dict[str, str] = {}  # further arguments of protect
         self.optimizer = ""
         self.accumulated = ""
+        self.divided = False  # by what is accumulated
+        self.inner: tuple[int, set[ast.stmt]] | None = None  # the last of the inner loop, and what reads the batch
 
     def rewrite(self) -> None:
         """All of it."""
@@ -101,7 +103,7 @@ class LoopBody:
         for outer in self.facts.within(call):
             if outer is self.loops.batches or isinstance(outer, ast.FunctionDef):
                 break
-            if isinstance(outer, ast.If):
+            if isinstance(outer, ast.If) and owner != self.given.get("scheduler"):
                 self._accumulation(outer)
 
     def _accumulation(self, test: ast.If) -> None:
@@ -122,23 +124,26 @@ class LoopBody:
         )
 
     def _divided(self, region: list[ast.stmt]) -> None:
-        """`loss = loss / steps` goes with the accumulation."""
+        """`loss / steps` goes with the accumulation; any other division stays what it is."""
         loss = ast.unparse(self.loops.loss)
-        for statement in region:
-            for node in ast.walk(statement):
-                divides = (
-                    isinstance(node, ast.Assign)
-                    and ast.unparse(node.targets[0]) == loss
-                    and isinstance(node.value, ast.BinOp)
-                    and isinstance(node.value.op, ast.Div)
-                    and ast.unparse(node.value.left) == loss
-                ) or (
-                    isinstance(node, ast.AugAssign)
-                    and isinstance(node.op, ast.Div)
-                    and ast.unparse(node.target) == loss
-                )
-                if divides:
+        for node in (n for statement in region for n in ast.walk(statement)) if self.accumulated else ():
+            if isinstance(node, ast.AugAssign) and ast.unparse(node.target) == loss:
+                left, by = loss, node.value if isinstance(node.op, ast.Div) else None
+            elif isinstance(node, ast.Assign | ast.AnnAssign) and loss in names_in(node, ast.Store):
+                value = node.value
+                divides = isinstance(value, ast.BinOp) and isinstance(value.op, ast.Div)
+                left = ast.unparse(value.left) if divides else ""  # type: ignore[union-attr]
+                by = value.right if divides else None  # type: ignore[union-attr]
+            else:
+                continue
+            if by is not None and ast.unparse(by) == self.accumulated and not self.divided:
+                self.divided = True
+                if left == loss:
                     self.made.drop(node, ast.unparse(node), "microbatches are averaged for you")
+                else:
+                    self.made.put(node.value, left, "microbatches are averaged for you")
+            elif any(isinstance(n, ast.Div) for n in ast.walk(node)):
+                self._by_hand(node, ast.unparse(node), f"is it the mean over {self.accumulated}? then leave it out")
         if isinstance(self.loops.loss, ast.BinOp) and isinstance(self.loops.loss.op, ast.Div):
             self._by_hand(
                 self.loops.loss,
@@ -253,11 +258,13 @@ class LoopBody:
         first = next((i for i, s in enumerate(body) if names_in(s) & inner), at)
         for statement in body[first : at + 1]:
             inner = inner | names_in(statement, ast.Store)
-        loss, last = ast.unparse(self.loops.loss), at
+        loss, last, reading = ast.unparse(self.loops.loss), at, set[ast.stmt]()
         for i in range(at + 1, len(body)):
             if body[i] not in made.dropped and self._reads(body[i], inner, loss):
                 last = i
+                reading.add(body[i])
                 inner = inner | names_in(body[i], ast.Store)
+        self.inner = last, reading
         for statement in body[first : last + 1]:
             for node in ast.walk(statement):
                 if not isinstance(node, ast.AugAssign) or node in made.dropped:

@@ -6,6 +6,7 @@ Places are those of `ast`: lines from 1, columns in bytes of UTF-8. Does not kno
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from typing import Any
 
@@ -16,7 +17,9 @@ class Edits:
     """Collected changes of one text; `text()` applies them."""
 
     def __init__(self, source: str) -> None:
-        self._lines = [line.encode() for line in source.splitlines()]
+        self._lines = [line.encode() for line in re.split(r"\r\n|\r|\n", source)]
+        if self._lines and not self._lines[-1]:
+            self._lines.pop()
         self._places: list[tuple[tuple[int, int], tuple[int, int], bytes]] = []
         self._dropped: set[int] = set()
         self._before: dict[int, list[str]] = defaultdict(list)
@@ -80,7 +83,7 @@ class Edits:
             made += self._before.get(number, [])
             if number in lines and number not in self._dropped:
                 kept = lines[number].decode()
-                if not kept.strip() and made[-2:] == ["", ""]:
+                if not kept.strip() and made[-2:] == ["", ""] and number not in self._quoted:
                     continue  # what stood between them was left out
                 made.append(" " * self._deeper[number] + kept if kept.strip() else kept)
         return "\n".join(made) + "\n"

@@ -6,7 +6,7 @@ Only reads. Whoever changes something asks here what a name stands for.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 __all__ = ["Facts", "names_in"]
@@ -30,12 +30,13 @@ def names_in(node: ast.AST, kind: type[ast.expr_context] = ast.Load) -> set[str]
 class Facts:
     """Of one script. Raises SyntaxError for what is no Python."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, aliases: Mapping[str, str] | None = None) -> None:
+        """`aliases`: imports of a text that this one was made of."""
         self.tree = ast.parse(source)
         self.parents: dict[ast.AST, ast.AST] = {
             child: parent for parent in ast.walk(self.tree) for child in ast.iter_child_nodes(parent)
         }
-        self._aliases = self._imports()
+        self.aliases = {**(aliases or {}), **self._imports()}
         self.kinds: dict[str, str] = {}  # "rank", "local", "world" or "writer" by the text that stands for it
         self.models: set[str] = set()  # what DDP was put around, as text
         self.samplers: dict[str, str] = {}  # a distributed sampler's name to its shuffle=
@@ -68,7 +69,7 @@ class Facts:
     def dotted(self, node: ast.AST) -> str:
         """The full name that an expression calls or reads, imports resolved."""
         if isinstance(node, ast.Name):
-            return self._aliases.get(node.id, node.id)
+            return self.aliases.get(node.id, node.id)
         if isinstance(node, ast.Attribute):
             return f"{self.dotted(node.value)}.{node.attr}"
         return ""

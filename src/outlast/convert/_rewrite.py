@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from outlast.convert._body import LoopBody
+from outlast.convert._doubts import say_doubts
 from outlast.convert._edits import Edits
 from outlast.convert._facts import Facts, calls_in, names_in, shuffle_of
 from outlast.convert._loops import OWN_LOOP, Loops, Unclear, find_loops
+from outlast.convert._survivors import say_survivors
 from outlast.errors import ConfigError
 
 __all__ = ["Conversion", "Remark", "convert"]
@@ -132,17 +134,22 @@ class _Rewrite:
         body = LoopBody(self, loops)
         body.rewrite()
         self._ranks(loops)
-        self._lengths(loops)
+        self._lengths(loops, body.accumulated)
         self._join()
         self._empty_blocks()
         for statement in self.dropped:
             self.edits.drop(statement)
         after = self.edits.text()
         try:
-            return _without_unused_imports(self.source, after)
+            after = _without_unused_imports(self.source, after)
+            ast.parse(after)
         except SyntaxError as error:  # what cannot be read is never handed out
             self.say(1, "by hand", f"the script is laid out in a way that is not understood ({error.msg})", OWN_LOOP)
+            self.remarks = [remark for remark in self.remarks if remark.kind == "by hand"]
             return self.source
+        say_doubts(self, body, loops)
+        say_survivors(self, after)
+        return after
 
     def _explain_only(self) -> None:
         """Nothing is changed; what stands in the way is told all the same."""
@@ -162,7 +169,7 @@ class _Rewrite:
         for call in calls_in(facts.tree):
             last = facts.dotted(call.func).rpartition(".")[2]
             alone = isinstance(facts.parents[call], ast.Expr)
-            if last in _GONE and alone:
+            if last in _GONE and alone and self._of_processes(call, last):
                 self.drop(call, ast.unparse(call.func), "replicas find each other, and data and devices are shared out")
             elif facts.is_call(call, "DistributedDataParallel", "DDP"):
                 self._unwrap(call)
@@ -180,6 +187,12 @@ class _Rewrite:
         for node in ast.walk(facts.tree):
             if isinstance(node, ast.Attribute) and node.attr == "module" and ast.unparse(node.value) in facts.models:
                 self.put(node, ast.unparse(node.value), "nothing is wrapped around the model")
+
+    def _of_processes(self, call: ast.Call, last: str) -> bool:
+        """Whether it is torch's, or a sampler's; a method of the script's own may be called the same."""
+        if last == "set_epoch":
+            return isinstance(call.func, ast.Attribute) and "sampler" in ast.unparse(call.func.value).lower()
+        return str(self.facts.dotted(call.func)).startswith(("torch.distributed", "torch.cuda"))
 
     def _unwrap(self, call: ast.Call) -> None:
         statement, inner = self.facts.statement_of(call), call.args[0] if call.args else None
@@ -226,9 +239,12 @@ class _Rewrite:
             if isinstance(node, ast.Assign) and node not in self.dropped:
                 self._rank_assigned(node)
         for node in ast.walk(facts.tree):
+            if isinstance(node, ast.JoinedStr) and self._is_device(node) and not self.gone(node):
+                self.put(node, f"{self.names['run']}.device", "the device of this replica")
+        for node in ast.walk(facts.tree):
             named = isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load)
             writer = named and facts.kinds.get(ast.unparse(node)) == "writer"
-            if not (writer or facts.is_writer_test(node)) or self._gone(node):
+            if not (writer or facts.is_writer_test(node)) or self.gone(node):
                 continue
             early = node.lineno < first and facts.function_of(node) in (scope, facts.tree)  # type: ignore[attr-defined]
             if isinstance(node, ast.Compare) and isinstance(facts.parents.get(node), ast.Assign):
@@ -252,7 +268,7 @@ class _Rewrite:
             if not kind and isinstance(node, ast.Attribute) and node.attr in ("rank", "local_rank", "world_size"):
                 kind = "rank"  # of arguments, which a launcher gave
             read = kind in ("rank", "world") and isinstance(node.ctx, ast.Load)  # type: ignore[attr-defined]
-            if read and not self._gone(node) and not any(facts.is_writer_test(n) for n in facts.within(node)):
+            if read and not self.gone(node) and not any(facts.is_writer_test(n) for n in facts.within(node)):
                 self.say(
                     node,
                     "by hand",
@@ -260,6 +276,14 @@ class _Rewrite:
                     "ranks come and go: share nothing out by them. "
                     "In the loop run.rank and run.size are those of the moment, and run.name is this replica's own",
                 )
+
+    def _is_device(self, text: ast.JoinedStr) -> bool:
+        """Whether it is `f"cuda:{local_rank}"`, and nothing more."""
+        if len(text.values) != 2 or not isinstance(text.values[1], ast.FormattedValue):
+            return False
+        number = text.values[1].value
+        head = text.values[0]
+        return isinstance(head, ast.Constant) and head.value == "cuda:" and self.facts.rank_kind(number) == "local"
 
     def _rank_assigned(self, node: ast.Assign) -> None:
         name = ast.unparse(node.targets[0])
@@ -272,25 +296,35 @@ class _Rewrite:
             )
         elif kind in ("rank", "world", "writer"):
             self.drop(node, name, "known to outlast alone, and another one from view to view")
-        for part in ast.walk(node.value):
-            if isinstance(part, ast.JoinedStr) and "cuda:" in ast.unparse(part):
-                self.put(part, f"{self.names['run']}.device", "the device of this replica")
 
-    def _lengths(self, loops: Loops) -> None:
+    def _lengths(self, loops: Loops, accumulated: str) -> None:
         """`len(loader)` was the number of batches of one process."""
         names = {ast.unparse(n) for n in (loops.loader, loops.passed) if n is not None}
         inside = self.facts.function_of(loops.batches)
+        short = {
+            ast.unparse(keyword.value)
+            for call in calls_in(self.facts.tree)
+            if self.facts.is_call(call, "DataLoader")
+            for keyword in call.keywords
+            if keyword.arg == "drop_last"
+        }
         for call in calls_in(self.facts.tree):
             if self.facts.is_call(call, "len") and call.args and ast.unparse(call.args[0]) in names:
                 here = loops.passed is not None and self.facts.function_of(call) is inside
-                if not here and not self._gone(call):
-                    self.put(
-                        call,
-                        f"-(-{self.edits.segment(call)} // {self.processes})",
-                        "the loader has all batches now, and not those of one process of torchrun",
-                    )
+                if here or self.gone(call):
+                    continue
+                if len(short) > 1 or short - {"True", "False"}:
+                    self.say(call, "by hand", ast.unparse(call), "training.steps_per_epoch, behind protect()")
+                    continue
+                share = f"({self.processes} * {accumulated})" if accumulated else str(self.processes)
+                length = self.edits.segment(call)
+                self.put(
+                    call,
+                    f"{length} // {share}" if short == {"True"} else f"-(-{length} // {share})",
+                    "the loader has all batches now, and not those of one process of torchrun",
+                )
 
-    def _gone(self, node: ast.AST) -> bool:
+    def gone(self, node: ast.AST) -> bool:
         return node in self.dropped or any(outer in self.dropped for outer in self.facts.within(node))
 
     # --- the rest ------------------------------------------------------------------------------------------------
@@ -340,6 +374,7 @@ def _without_unused_imports(before: str, after: str) -> str:
     was, now = ast.parse(before), ast.parse(after)
     read_before, read_now = (names_in(tree) for tree in (was, now))
     edits = Edits(after)
+    edits.keep_strings(now)
     for node in now.body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             bound = [(a.asname or a.name).split(".")[0] for a in node.names]
