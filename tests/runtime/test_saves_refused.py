@@ -194,7 +194,7 @@ def test_a_publication_that_never_returns_is_told_and_the_run_ends(fleet: Callab
     place = tmp_path / "c"
     run = fleet(
         strike("coordinator.1", Phase.PUBLISH_BEGAN, 2, "hang"), replicas=2, steps=12, gates=(3, 7),
-        checkpoint={"dir": str(place), "every": 2, "timeout_s": 1.0},
+        checkpoint={"dir": str(place), "every": 2, "timeout_s": 4.0},
     )  # fmt: skip
     run.gate(3, "the first was published", lambda: run.saved() != [])  # or a later one would be, in its place
     run.gate(7, "a publication was given up", lambda: failed(run) != [])
@@ -202,6 +202,6 @@ def test_a_publication_that_never_returns_is_told_and_the_run_ends(fleet: Callab
         survivors={"r0.1", "r1.1"}, recoveries=0, code=10
     )  # UNSAVED: the last step is in no checkpoint
     assert {e.cause for e in failed(run)} <= {"publish_failed", "superseded"}
-    assert "the store has not answered for 1 s" in failed(run)[0].reason
+    assert "the store has not answered for 4 s" in failed(run)[0].reason
     assert assert_generations(place) == [e.step for e in run.saved()]
     assert len(run.saved()) == 1
