@@ -25,6 +25,7 @@ from outlast.runtime.settings.fault_points import Fault
 
 SCRIPT = Path(__file__).with_name("scenario.py")
 PATIENCE_S = 85.0
+_STILL = 8  # polls in which nothing has come of a step
 
 
 @functools.cache
@@ -109,6 +110,37 @@ class Fleet:
         """Training waits before this step until `test()` holds."""
         self.until(what, test)
         self._gates.pop(step).close()
+
+    def pace(self, what: str, test: Callable[[], bool]) -> None:
+        """Training takes another step each time nothing has come of the last one for a while, until `test()` holds:
+        for what a step begins once a disk has done with an earlier one."""
+        self.until("two replicas are known", lambda: self.started("r0.1") and self.started("r1.1"))
+        pids = {self.pid("r0.1"), self.pid("r1.1")}
+        while not test():
+            self.until("both wait before a step", lambda: test() or self.at_gates(pids))
+            for _ in range(_STILL):
+                self.driven.wait(0.05)
+                self.driven.poll()
+            if not test():
+                self._gates.pop(min(self._gates)).close()
+
+    def open_gates(self) -> None:
+        """Nothing is waited for any more."""
+        for held in self._gates.values():
+            held.close()
+        self._gates = {}
+
+    def replace(self, struck: str, served: int, caught_up: int) -> str:
+        """Of two replicas one is killed before step 4, and its successor, which is returned, joins before the gates
+        given."""
+        self.until("both train", lambda: len(self.driven.members) == 2)
+        self.until("both wait", lambda: self.at_gates({self.pid("r0.1"), self.pid("r1.1")}))
+        self.strike(self.pid(struck))
+        self.gate(4, "it was gone", lambda: self.exited(struck))  # the next steps are those of a view without it
+        successor = struck.replace(".1", ".2")
+        self.gate(served, "its successor was served", lambda: self.served(successor))
+        self.gate(caught_up, "it had caught up", lambda: self.caught_up(successor))
+        return successor
 
     def served(self, replica: str) -> bool:
         """Whether the order to serve it was given."""

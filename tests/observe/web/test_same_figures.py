@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections import Counter
@@ -13,6 +12,8 @@ from typing import Any
 import pytest
 
 pytest.importorskip("starlette", reason="the extra serve is not installed")
+
+from tests.observe.web.asking import ask
 
 from outlast import journal as journal_room
 from outlast.cli import main
@@ -52,24 +53,6 @@ def moments(story: Any) -> dict[str, list[ev.AnyEvent]]:
         "coordinator lost": [*killed, *saves(story), *story.coordinator_lost],
         "over": [*killed, *saves(story), *story.coordinator_lost, *story.finished],
     }
-
-
-def asked(app: Any, path: str) -> bytes:
-    scope = {
-        "type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": b"",
-        "headers": [(b"host", b"localhost")], "http_version": "1.1", "scheme": "http",
-    }  # fmt: skip
-    sent: list[dict[str, Any]] = []
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
-    asyncio.run(app(scope, receive, send))
-    assert sent[0]["status"] == 200
-    return b"".join(message.get("body", b"") for message in sent)
 
 
 def by(counts: Any) -> dict[str, float]:
@@ -144,8 +127,8 @@ def test_every_metric_is_what_status_why_page_and_journal_say(
         for _ in range(2):
             board.turn()
         app = build_app(board, follow=False)
-        lines = asked(app, "/metrics").decode().splitlines()
-        page = json.loads(asked(app, "/api/runs/brave/picture"))
+        lines = ask(app, "/metrics")[2].decode().splitlines()
+        page = json.loads(ask(app, "/api/runs/brave/picture")[2])
         told = []
         for command in ("status", "why"):
             assert main([command, str(run_dir), "--json"]) == 0

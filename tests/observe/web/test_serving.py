@@ -15,6 +15,8 @@ import pytest
 
 pytest.importorskip("starlette", reason="the extra serve is not installed")
 
+from tests.observe.web import asking
+
 from outlast.cli import main
 from outlast.core import events as ev
 from outlast.journal import Journal
@@ -22,25 +24,9 @@ from outlast.observe.web import Board, build_app
 
 
 def ask(app: Any, path: str, *, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
-    """One request, without a socket: (status, headers, body)."""
-    path, _, query = path.partition("?")
+    """With the headers of a browser on this host, but for those that are given; "-": without it."""
     given = {"host": "127.0.0.1:8642", **{key.replace("_", "-"): value for key, value in headers.items()}}
-    scope = {
-        "type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": query.encode(),
-        "headers": [(key.encode(), value.encode()) for key, value in given.items() if value != "-"],
-        "http_version": "1.1", "scheme": "http", "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 8642),
-    }  # fmt: skip
-    sent: list[dict[str, Any]] = []
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
-    asyncio.run(app(scope, receive, send))
-    body = b"".join(message.get("body", b"") for message in sent)
-    return sent[0]["status"], {k.decode(): v.decode() for k, v in sent[0]["headers"]}, body
+    return asking.ask(app, path, {key: value for key, value in given.items() if value != "-"}, method=method)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,8 @@ import msgspec
 import pytest
 
 pytest.importorskip("starlette", reason="the extra serve is not installed")
+
+from tests.observe.web.asking import ask
 
 from outlast.cli._serve import ask_for_page
 from outlast.core import events as ev
@@ -63,22 +64,8 @@ def app(board: Board, asked: Asked) -> Any:
 
 
 def post(app: Any, path: str, headers: dict[str, str], body: bytes = SURE, method: str = "POST") -> tuple[int, str]:
-    scope = {
-        "type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b"",
-        "headers": [(key.encode(), value.encode()) for key, value in headers.items()],
-        "http_version": "1.1", "scheme": "http", "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 8642),
-    }  # fmt: skip
-    sent: list[dict[str, Any]] = []
-    told = [{"type": "http.request", "body": body, "more_body": False}, {"type": "http.disconnect"}]
-
-    async def receive() -> dict[str, Any]:
-        return told.pop(0) if len(told) > 1 else told[0]
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
-    asyncio.run(app(scope, receive, send))
-    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent).decode()
+    status, _, answer = ask(app, path, headers, method=method, body=body)
+    return status, answer.decode()
 
 
 def test_a_wish_with_the_key_is_asked(app: Any, asked: Asked, tmp_path: Path) -> None:
