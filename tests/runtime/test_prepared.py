@@ -1,0 +1,72 @@
+"""What Accelerate or Fabric prepared, and a stream that torchdata reads: killed, training ends with the same bits."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outlast.adapters.prepared import protect_prepared
+from outlast.errors import ConfigError
+
+HERE = Path(__file__).parent
+WAYS = {
+    "accelerate": (HERE / "prepared_training.py", "accelerate"),
+    "lightning": (HERE / "prepared_training.py", "fabric"),
+    "torchdata": (HERE / "streamed.py",),
+}
+STEPS = 20
+
+
+@pytest.mark.process
+@pytest.mark.campaign
+@pytest.mark.parametrize(
+    ("library", "struck"), [("accelerate", "r0.1"), ("lightning", "r1.1"), ("torchdata", "r0.1"), ("torchdata", "r1.1")]
+)
+def test_it_outlasts_a_death(fleet: Callable[..., Any], tmp_path: Path, library: str, struck: str) -> None:
+    pytest.importorskip(library, reason=f"{library} is not there: make trainers-env installs it")
+    script = tuple(str(part) for part in WAYS[library])
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    command = [sys.executable, *script, "--steps", str(STEPS), "--out", str(alone)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    want = json.loads((alone / "r0.1.json").read_text())
+    run = fleet(script=script, replicas=2, steps=STEPS, gates=(4, 9, 10), max_restarts=1)
+    run.until("both train", lambda: len(run.driven.members) == 2)
+    run.until("both wait", lambda: run.at_gates({run.pid("r0.1"), run.pid("r1.1")}))
+    run.strike(run.pid(struck))
+    run.gate(4, "it was gone", lambda: run.exited(struck))
+    successor = struck.replace(".1", ".2")
+    run.gate(9, "its successor was served", lambda: run.served(successor))
+    run.gate(10, "it had caught up", lambda: run.caught_up(successor))
+    assert run.finish() == 0, run.logs()
+    results = run.results()
+    assert set(results) == {"r0.1", "r1.1", successor} - {struck}, run.logs()
+    seen: dict[str, list[Any]] = {}
+    for name, found in results.items():
+        for step, batches in found.pop("seen", {}).items():
+            seen.setdefault(step, []).extend(batches)
+        for key in ("losses", "passes"):  # a successor has those of its own steps
+            assert found.get(key, {}).items() <= want.get(key, {}).items(), f"{name}: {key}\n{run.logs()}"
+            found[key] = want.get(key)
+        assert {key: found[key] for key in want if key != "seen"} == {k: v for k, v in want.items() if k != "seen"}, (
+            name
+        )
+    for step, batches in want.get("seen", {}).items():
+        if int(step) > 4:  # who died told nobody; a joiner's trial may compute one twice, and applies it once
+            assert set(seen[step]) == set(batches), f"step {step}\n{run.logs()}"
+
+
+def test_a_prepared_loader_is_refused() -> None:
+    class Shard(torch.utils.data.DataLoader[Any]):
+        base_dataloader: Any = None
+
+    with pytest.raises(ConfigError, match=r"leave it out of accelerator\.prepare"):
+        protect_prepared(None, None, None, Shard([1, 2]), microbatches=2)
