@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from benchmarks._common import Bounds, Table
+from benchmarks._common import Bounds, Table, spread
 from outlast.core.policy import DeviceHazard, wilson
 from outlast.core.reliability import hierarchical_rates, localise_links
-from outlast.health import ask_device
+from outlast.health import QuestionsInTurn, ask_device
 from outlast.health.sources import Sampler, default_sources
 from outlast.runtime.faults.flips import flip_bit
 
@@ -27,6 +27,9 @@ __all__ = ["fabrics_of", "links", "named", "prediction", "readings", "tests"]
 
 READINGS_LIMIT = 0.002  # of a core
 INTERVAL_S = 30.0
+SIDE = 64  # of the matrices that devices are asked about
+RATES = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9, 1e-10)
+FAULTS = 20
 
 
 def readings(bounds: Bounds, data: list[Any]) -> Table:
@@ -53,48 +56,62 @@ def readings(bounds: Bounds, data: list[Any]) -> Table:
 
 
 def tests(minutes: float, seed: int, bounds: Bounds, data: list[Any]) -> list[Table]:
-    """Known answers: none is wrong where nothing is; faults of a rate an answer are found after so many minutes."""
+    """Known answers: none is wrong where nothing is; faults of a rate an operation are found after so long."""
     torch.set_num_threads(1)
     device = torch.device("cpu")
-    calm = ask_device(device, seconds=60 * minutes, size=64)
+    calm = ask_device(device, seconds=60 * minutes, size=SIDE)
     bounds.check(f"known answers: wrong in {calm.num_asked} clean ones", calm.num_wrong, 0, "answers")
-    a_minute = calm.num_asked / calm.seconds * 60
+    found = {rate: [_until_found(device, rate, seed + i) for i in range(FAULTS)] for rate in RATES}
+    data.append({"asked": calm.num_asked, "operations": calm.operations, "seconds": calm.seconds, "found": found})
     rows = []
-    for rate in (1e-3, 1e-4, 1e-5, 1e-6, 1e-7):
-        expected = 1 / rate / a_minute
-        cells = [f"{-math.expm1(a_minute * m * math.log1p(-rate)):.1%}" for m in (1, 10, 60, 600)]
-        rows.append([f"{rate:g}", f"{expected:.3g}", *cells])
+    for rate, each in found.items():
+        rows.append([
+            f"{rate:g}", f"{np.mean([one[0] for one in each]):.4g}", f"{_expected(device, rate):.4g}",
+            spread(one[1] for one in each).show(1e3, 1), f"{sum(one[2] for one in each)}",
+        ])  # fmt: skip
+    measured = Table(
+        title=f"Known answers: until a fault was found, {FAULTS} seeded ones a row", rows=rows,
+        columns=["rate, an operation", "answers, mean", "by arithmetic", "ms", "flips that were not seen"],
+        notes=[f"Clean: {calm.num_wrong} wrong of {calm.num_asked}; 95 % bound {3 / calm.num_asked:.1e} an answer, "
+               f"{3 / calm.operations:.1e} an operation."],
+    )  # fmt: skip
+    a_minute, rows = calm.operations / calm.seconds * 60, []
+    for rate in (1e-9, 1e-10, 1e-11, 1e-12, 1e-13):
+        cells = [f"{-math.expm1(-a_minute * m * rate):.1%}" for m in (1, 10, 60, 600)]
+        rows.append([f"{rate:g}", f"{1 / rate / a_minute:.3g}", *cells])
     predicted = Table(
-        title="Known answers: chance of finding a device that is wrong at this rate, an answer", rows=rows,
-        columns=["rate", "minutes to the first, mean", "1 min", "10 min", "1 h", "10 h"],
-        notes=[f"{a_minute:.0f} answers a minute on this processor, of side 64; rates below 1e-4 by that arithmetic."],
+        title="Known answers: chance of finding a device that is wrong at this rate, by arithmetic", rows=rows,
+        columns=["rate, an operation", "minutes to the first, mean", "1 min", "10 min", "1 h", "10 h"],
+        notes=[f"{a_minute:.3g} operations in answers that are checked, a minute of this processor's, of side {SIDE}."],
     )  # fmt: skip
-    found = [_until_found(device, rate, seed + i) for rate in (1e-2, 1e-3) for i in range(20)]
-    data.append({"answers_a_minute": a_minute, "asked": calm.num_asked, "found": found})
-    table = Table(
-        title="Known answers: answers until a seeded fault was found", columns=["rate", "mean", "1 / rate", "missed"],
-        rows=[[f"{rate:g}", f"{np.mean([a for r, a, _ in found if r == rate]):.0f}", f"{1 / rate:.0f}",
-               f"{sum(m for r, _, m in found if r == rate)} of {sum(1 for r, *_ in found if r == rate)}"]
-              for rate in (1e-2, 1e-3)],
-        notes=[f"Clean: {calm.num_wrong} wrong of {calm.num_asked}; 95 % bound {3 / calm.num_asked:.1e} an answer."],
-    )  # fmt: skip
-    return [table, predicted]
+    return [measured, predicted]
 
 
-def _until_found(device: torch.device, rate: float, seed: int) -> tuple[float, int, int]:
-    """(rate, answers until the first was found wrong, faults that were not seen before it)."""
-    draw, asked, struck = random.Random(seed), [0], [0]
+def _expected(device: torch.device, rate: float) -> float:
+    """Answers until the first that a fault of this rate an operation has struck, in the mean over where it begins."""
+    right = [math.exp(-rate * each) for each in QuestionsInTurn(device, SIDE).operations.values()]
+    survived, mean = 1.0, 0.0
+    for chance in right:  # the first round; every later one begins after all of it was right
+        mean += survived
+        survived *= chance
+    return mean / (1.0 - survived)
+
+
+def _until_found(device: torch.device, rate: float, seed: int) -> tuple[int, float, int]:
+    """(answers until the first was found wrong, its seconds, flips that were not seen before it)."""
+    draw, struck = random.Random(seed), 0
 
     def strike(name: str, out: torch.Tensor) -> None:
-        asked[0] += 1
-        if draw.random() < rate:
-            struck[0] += 1
+        nonlocal struck
+        if draw.random() < -math.expm1(-rate * asking.operations[name]):
+            struck += 1
             flip_bit(out, draw.randrange(out.numel()), draw.randrange(8 * out.element_size()))
 
+    asking, start = QuestionsInTurn(device, SIDE, strike), time.monotonic()
     while True:
-        found = ask_device(device, size=32, strike=strike)
-        if found.num_wrong:
-            return rate, asked[0], max(0, struck[0] - found.num_wrong)
+        before = struck
+        if asking.ask() is not None:
+            return asking.num_asked, time.monotonic() - start, before
 
 
 def _fat_tree(hosts: int, under: int, spines: int) -> tuple[list[list[int]], int]:

@@ -129,12 +129,13 @@ def ask_device(
 
 class QuestionsInTurn:
     """The same questions, one a call: for a device that has other things to do. It is held to itself alone, and to what
-    is known of exact answers."""
+    is known of exact answers. `operations`: about how many each takes, by name, in the order of asking."""
 
     def __init__(
         self, device: torch.device, size: int = 32, strike: Callable[[str, Tensor], None] | None = None
     ) -> None:
         self._asked = list(cases(device, size))
+        self.operations = {case.name: case.operations for case in self._asked}
         self._known: dict[str, int] = {}
         self._strike = strike
         self.num_asked = 0
