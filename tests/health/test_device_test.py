@@ -13,10 +13,12 @@ from torch import Tensor
 
 from outlast.errors import ConfigError
 from outlast.health import Answers, ask_device, device_of
+from outlast.health._collectives import collectives
 from outlast.health._kernels import cases
 from outlast.runtime.faults.flips import flip_bit
 
 CPU, SIZE = torch.device("cpu"), 32
+QUESTIONS = [case.name for case in (*cases(CPU, SIZE), *collectives(CPU, SIZE))]
 
 
 @pytest.fixture(autouse=True)
@@ -43,12 +45,12 @@ def test_a_right_device_passes_round_after_round(tmp_path: Path) -> None:
     first = ask_device(CPU, seconds=4, size=SIZE, answers=answers, clock=ticking(4))
     assert (first.passed, first.wrong) == (True, [])
     assert first.rounds >= 3
-    assert first.learned == len(list(cases(CPU, SIZE)))
+    assert first.learned == len(QUESTIONS)
     again = ask_device(CPU, size=SIZE, answers=Answers(tmp_path / "answers.json"))
     assert (again.passed, again.learned, again.rounds) == (True, 0, 1)
 
 
-@pytest.mark.parametrize("case", [case.name for case in cases(CPU, SIZE)])
+@pytest.mark.parametrize("case", QUESTIONS)
 def test_one_flip_in_any_unit_is_found_and_called_transient(case: str) -> None:
     done = []
 
@@ -61,7 +63,9 @@ def test_one_flip_in_any_unit_is_found_and_called_transient(case: str) -> None:
     assert [(w.case, w.kind) for w in found.wrong] == [(case, "transient")]
 
 
-@pytest.mark.parametrize("case", ["matmul bfloat16", "exp float16", "memory checker", "copy turned", "sort"])
+@pytest.mark.parametrize(
+    "case", ["matmul bfloat16", "exp float16", "memory checker", "copy turned", "sort", "all-reduce float32"]
+)
 def test_a_unit_that_is_stuck_is_called_persistent(case: str, tmp_path: Path) -> None:
     answers = Answers(tmp_path / "answers.json")
     ask_device(CPU, size=SIZE, answers=answers)

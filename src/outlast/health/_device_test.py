@@ -18,6 +18,7 @@ from torch import Tensor
 
 from outlast.errors import ConfigError
 from outlast.health._answers import Answers
+from outlast.health._collectives import collectives
 from outlast.health._kernels import Case, cases
 from outlast.tensors import fingerprint
 
@@ -96,7 +97,7 @@ def ask_device(
     called with each case's name and answer, to put faults in. `told(round, seconds)`: after each round.
     """
     name, kind = device_identity(device)
-    asked = list(cases(device, size))
+    asked = [*cases(device, size), *collectives(device, size)]
     known = answers.of(kind, size) if answers is not None else {}
     wrong: list[WrongAnswer] = []
     learned = rounds = num_wrong = num_asked = 0
