@@ -26,7 +26,7 @@ _c10d: Any = dist  # what makes a group without a process of its own is there, a
 
 
 def collectives(device: torch.device, size: int = 256, seed: int = 0) -> Iterator[Case]:
-    """Questions to a device of this host; none where torch was built without Gloo, or the loopback interface is down."""
+    """Questions to a device of this host; none without Gloo in torch, or with no loopback interface."""
     if not (dist.is_available() and dist.is_gloo_available()):
         return
     store = _c10d.HashStore()
