@@ -20,6 +20,7 @@ _START_S = 1_700_000_000.0
 _BATCH = 5000
 _A_HOST = 8
 _STEP_S = 1.0
+_IDLE, _DOWN_S = 0.03, 0.2  # of a step; what a fault holds the step after it up
 
 
 class Long(NamedTuple):
@@ -87,10 +88,11 @@ def _start(run: Long, members: list[str]) -> Iterator[ev.AnyEvent]:
 
 
 def _progress(run: Long, step: int, at_s: float, n: int) -> ev.ProgressMade:
+    idle_s, down_s = _IDLE * _STEP_S, _DOWN_S if step and step % run.fault_every == 0 else 0.0
     return ev.ProgressMade(
         at_s=at_s, view=[1, n], stable=step, losses=[(step, 10.0 / (1.0 + step / 1000.0))], step_s=_STEP_S,
         messages=12 * step, until=run.steps, first=step, committed=step + 1, committed_at_s=at_s,
-        seconds={"productive": 0.97 * _STEP_S, "idle": 0.03 * _STEP_S},
+        seconds={"productive": _STEP_S - idle_s - down_s, "idle": idle_s, "recovery": down_s},
     )  # fmt: skip
 
 
@@ -126,7 +128,7 @@ def _fault(members: list[str], slot: int, step: int, at_s: float, n: int) -> Ite
     yield ev.ViewFormed(at_s=at_s + 0.1, epoch=1, n=n + 1, step=step + 1, roll_call_s=0.1)
     yield ev.Recovery(
         at_s=at_s + 0.2, cause="signal", replica=dead, noticed_by=f"agent {_agent(slot)}", detect_s=0.01,
-        downtime_s=0.2, microbatches_recomputed=2, lost_steps=0, step=step, view=[1, n + 1], detail="SIGKILL",
+        downtime_s=_DOWN_S, microbatches_recomputed=2, lost_steps=0, step=step, view=[1, n + 1], detail="SIGKILL",
     )  # fmt: skip
     yield ev.ReplicaStarted(at_s=at_s + 0.3, replica=fresh, agent=_agent(slot), pid=step)
     yield ev.JoinerServed(at_s=at_s + 0.4, replica=fresh, step=step, donors=rest[:2])

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import subprocess
 import threading
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,72 +11,19 @@ import pytest
 
 pytest.importorskip("starlette", reason="the extra serve is not installed")
 
+from benchmarks._browser import CHROMIUM, DRIVER, Browser, browsing
+
+from outlast.core import events as ev
 from outlast.journal import Journal
 from outlast.observe import format_s, why
 from outlast.observe.web import Board, Serving, Wishes, listen
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = [
     pytest.mark.process,
     pytest.mark.skipif(
         not (CHROMIUM and DRIVER), reason="no browser: Debian's chromium and chromium-driver are not installed"
     ),
 ]
-FLAGS = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-component-update",
-    "--disable-background-networking", "--disable-sync", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-]  # fmt: skip
-
-
-class Browser:
-    """A session with ChromeDriver, in its own plain protocol."""
-
-    def __init__(self, port: int, profile: Path) -> None:
-        self._base = f"http://127.0.0.1:{port}"
-        options = {"binary": CHROMIUM, "args": [*FLAGS, f"--user-data-dir={profile}"]}
-        logs = {"browser": "ALL", "performance": "ALL"}
-        wanted = {"alwaysMatch": {"goog:loggingPrefs": logs, "goog:chromeOptions": options}}
-        self._until(lambda: bool(self._call("GET", "/status")["ready"]))
-        self._session = "/session/" + self._call("POST", "/session", {"capabilities": wanted})["sessionId"]
-
-    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        data = json.dumps(body or {}).encode() if method == "POST" else None
-        request = urllib.request.Request(self._base + path, data, {"content-type": "application/json"}, method=method)
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return json.load(answer)["value"]
-
-    def _until(self, test: Callable[[], bool], timeout_s: float = 30.0) -> None:
-        end_s, turn = time.monotonic() + timeout_s, threading.Event()
-        while True:
-            try:
-                if test():
-                    return
-            except urllib.error.URLError:
-                pass  # the driver is starting
-            assert time.monotonic() < end_s, "the browser did not come so far in time"
-            turn.wait(0.05)
-
-    def open(self, url: str, width: int, theme: str) -> None:
-        scheme = [{"name": "prefers-color-scheme", "value": theme}]
-        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
-        self.command("Emulation.setEmulatedMedia", {"features": scheme})
-        self.command("Emulation.setDeviceMetricsOverride", size)
-        self._call("POST", f"{self._session}/url", {"url": url})
-        self._until(lambda: bool(self.script("return document.querySelectorAll('table.rows tbody tr').length")))
-        self._until(lambda: bool(self.script("return document.querySelectorAll('[data-figure]').length")))
-
-    def command(self, name: str, params: dict[str, Any]) -> Any:
-        return self._call("POST", f"{self._session}/goog/cdp/execute", {"cmd": name, "params": params})
-
-    def script(self, text: str) -> Any:
-        return self._call("POST", f"{self._session}/execute/sync", {"script": text, "args": []})
-
-    def log(self, kind: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self._call("POST", f"{self._session}/se/log", {"type": kind})
-        return found
-
-    def close(self) -> None:
-        self._call("DELETE", self._session)
 
 
 @pytest.fixture(scope="module")
@@ -100,17 +41,8 @@ def url(tmp_path_factory: pytest.TempPathFactory, story: Any) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    listening = listen(0)
-    port = listening.getsockname()[1]
-    listening.close()
-    driver = subprocess.Popen([str(DRIVER), f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        browser = Browser(port, tmp_path_factory.mktemp("profile"))
+    with browsing(tmp_path_factory.mktemp("profile")) as browser:
         yield browser
-        browser.close()
-    finally:
-        driver.terminate()
-        driver.wait(20)
 
 
 @pytest.mark.parametrize(("width", "theme"), [(390, "dark"), (820, "light"), (1400, "dark")])
@@ -121,8 +53,7 @@ def test_it_fits_and_complains_of_nothing_and_asks_no_other_host(
     assert browser.script("return document.documentElement.scrollWidth") <= width
     assert "null" not in browser.script("return document.body.innerText")
     assert [entry["message"] for entry in browser.log("browser")] == []
-    messages = [json.loads(entry["message"])["message"] for entry in browser.log("performance")]
-    asked = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+    asked = browser.asked()
     assert asked
     foreign = [address for address in asked if not address.startswith((f"{url}/", "chrome", "data:", "about:"))]
     assert foreign == []  # chrome: the browser's own start page, out of itself
@@ -195,6 +126,36 @@ def test_a_link_to_a_moment_marks_its_row(browser: Browser, url: str) -> None:
     assert "r2.0: signal" in browser.script("return document.querySelector('tr.here').textContent")
 
 
+def test_who_reads_on_is_left_where_they_are(browser: Browser, tmp_path: Path, story: Any) -> None:
+    """What happens meanwhile is counted, and shown at once only to who stands at the end of the list."""
+    listed = "const list = document.querySelector('[aria-label=timeline]'); "
+    told = "return document.querySelector('[aria-label=\"What happened\"]').innerText"
+    with Journal.create(tmp_path / "brave") as journal:
+        journal.append_many([*story.started, *story.training, *story.killed] * 4)
+        assert journal.flush()
+        serving = Serving(Board([tmp_path / "brave"]), listen(0))
+        thread = threading.Thread(target=serving.run, daemon=True)
+        thread.start()
+        try:
+            browser.open(f"{serving.url}/#show=all", 1400, "light")
+            count = browser.script("return document.querySelectorAll('table.rows tbody tr').length")
+            at_end = "return list.scrollHeight - list.clientHeight - list.scrollTop"
+            assert browser.script(listed + "return list.scrollHeight") > 500
+            assert browser.script(listed + at_end) < 8
+            for top, at_s in ((None, 1.0), (100, 2.0)):
+                if top is not None:
+                    browser.script(listed + f"list.scrollTop = {top}")
+                journal.append(ev.CoordinatorStarted(at_s=story.start_s + 30 + at_s, epoch=9, pid=7, takeover=True))
+                assert journal.flush()
+                count += 1
+                browser.until(lambda count=count: f" of {count}" in browser.script(told))
+                stays = browser.script(listed + ("return list.scrollTop" if top is not None else at_end))
+                assert stays == top if top is not None else stays < 8
+        finally:
+            serving.stop()
+            thread.join(10)
+
+
 def test_its_buttons_ask_with_the_key_that_was_typed(browser: Browser, url: str, tmp_path: Path, story: Any) -> None:
     with Journal.create(tmp_path / "brave") as journal:
         journal.append_many(story.whole)
@@ -214,17 +175,17 @@ def test_its_buttons_ask_with_the_key_that_was_typed(browser: Browser, url: str,
         said = "return document.querySelector('section[aria-label=\"Ask the run\"] [role=status]').textContent"
         typed = "window.confirm = () => true; window.prompt = () => '{}'; {}"
         browser.script(typed.format("wrong", click.replace("arguments[0]", "0")))
-        browser._until(lambda: "this is not the key" in browser.script(said))
+        browser.until(lambda: "this is not the key" in browser.script(said))
         assert asked == []
         browser.script(typed.format("KEY", click.replace("arguments[0]", "1")))
-        browser._until(lambda: browser.script(said) == "outlast: it was asked")
+        browser.until(lambda: browser.script(said) == "outlast: it was asked")
         assert asked == [("brave", "stop", "")]
         browser.script("window.confirm = () => false; " + click.replace("arguments[0]", "0"))
         assert asked == [("brave", "stop", "")]
         browser.script(
             "window.confirm = () => true; window.prompt = () => ' h2 '; " + click.replace("arguments[0]", "2")
         )
-        browser._until(lambda: asked[-1:] == [("brave", "drain", "h2")])
+        browser.until(lambda: asked[-1:] == [("brave", "drain", "h2")])
         browser.script("window.prompt = () => ''; " + click.replace("arguments[0]", "2"))
         assert len(asked) == 2, "nothing named, nothing asked"
         browser.log("browser")  # the refusal is told there, as it should be

@@ -135,7 +135,11 @@ class Run {
       this.card("Ask the run", false, el("div", { class: "chips" }, ...Object.entries(ASKS).map(([wish, about]) =>
         el("button", { type: "button", onclick: () => this.ask(wish, about) }, (ASKED[wish] || wish).toLowerCase()))), this.answer);
     }
-    this.observer = new ResizeObserver(() => this.draw());
+    // Pictures depend on the width alone; the height changes with every list, and drawing ten thousand members takes time.
+    this.observer = new ResizeObserver(([{ contentRect: { width } }]) => {
+      if (width !== this.width) this.draw();
+      this.width = width;
+    });
     this.observer.observe(this.root);
     this.people.addEventListener("pointermove", (event) => this.point(event.offsetX, event.offsetY));
     this.people.addEventListener("keydown", (event) => this.move(event));
@@ -149,7 +153,7 @@ class Run {
         this.parts[part] = JSON.parse(event.data);
         this.fresh.add(part);
         this.pending ||= requestAnimationFrame(() => { this.pending = 0; this.draw(this.fresh); });
-        if (part === "marks") this.list();
+        if (part === "marks") this.list(this.paged ? this.first : undefined);
       });
     }
     this.stream.onopen = () => link("live");
@@ -158,17 +162,23 @@ class Run {
 
   close() { this.stream.close(); this.observer.disconnect(); this.root.remove(); }
 
-  page(by) { this.first = Math.max(0, this.first + by); this.list(this.first); }
+  page(by) { this.paged = true; this.first = Math.max(0, this.first + by); this.list(this.first); }
 
   async list(first) {
     const { t, show } = place();
     const asked = new URLSearchParams({ show: show || "story", limit: "100" });
     if (first !== undefined) asked.set("first", first);
     else if (t) asked.set("near", t);
+    const turn = (this.turn = (this.turn ?? 0) + 1);
     const answer = await fetch(`api/runs/${encodeURIComponent(this.name)}/rows?${asked}`).catch(() => null);
     if (!answer || !answer.ok) return;
     const { total, first: from, rows } = await answer.json();
+    if (turn !== this.turn) return; // something else was asked for meanwhile
+    const scroll = this.body.closest(".scroll");
+    const [was, below] = [scroll.scrollTop, scroll.scrollHeight - scroll.clientHeight - scroll.scrollTop];
+    const anew = this.listed !== asked.toString();
     this.first = from;
+    this.listed = asked.toString();
     for (const chip of this.chips.children) chip.setAttribute("aria-pressed", String(chip.dataset.show === (show || "story")));
     const nearest = t ? rows.reduce((best, row) => (Math.abs(row.since_s - t) < Math.abs((best?.since_s ?? 1e18) - t) ? row : best), null) : null;
     this.body.replaceChildren(...rows.map((row) => el("tr", { class: `${row.level}${row === nearest ? " here" : ""}` },
@@ -181,9 +191,10 @@ class Run {
     this.shown.textContent = total ? `${count(from + 1)} to ${count(from + rows.length)} of ${count(total)}` : "nothing of this kind";
     this.older.disabled = from === 0;
     this.newer.disabled = from + rows.length >= total;
-    const scroll = this.body.closest(".scroll");
     const here = this.body.querySelector(".here");
-    scroll.scrollTop = here ? here.offsetTop - 60 : first === undefined ? scroll.scrollHeight : 0;
+    // Who reads on is left where they are; who stands at the end is shown what is new.
+    if (anew) scroll.scrollTop = here ? here.offsetTop - 60 : first === undefined ? scroll.scrollHeight : 0;
+    else scroll.scrollTop = !here && first === undefined && below < 8 ? scroll.scrollHeight : was;
   }
 
   // Draws what has come; everything where nothing is said. A second's news of ten thousand members are a few figures.
@@ -338,7 +349,7 @@ function show() {
     open = wanted.map((name) => new Run(name));
     main.append(...open.map((run) => run.root));
     main.classList.toggle("two", open.length > 1);
-  } else for (const run of open) { run.list(); run.draw(); }
+  } else for (const run of open) { run.paged = false; run.list(); run.draw(); }
   const nav = document.querySelector("#which");
   const links = names.map((name) => el("a", { href: `#${new URLSearchParams({ runs: name })}`, "aria-current": wanted.length === 1 && wanted[0] === name ? "page" : null }, name));
   if (names.length > 1) links.push(el("a", { href: `#${new URLSearchParams({ runs: names.slice(0, 2).join(",") })}` }, "side by side"));

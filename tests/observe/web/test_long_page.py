@@ -1,0 +1,109 @@
+"""The page of a journal of a million steps and ten thousand members: it opens, and its figures are the journal's.
+
+How soon it opens and how evenly it scrolls is measured by `python -m benchmarks opening`, not here.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("starlette", reason="the extra serve is not installed")
+
+from benchmarks._browser import CHROMIUM, DRIVER, Browser, browsing
+from benchmarks._long_run import Long, write
+
+from outlast.observe import format_s
+
+RUN = Long()
+FAULTS, SAVES, HOSTS = RUN.steps // RUN.fault_every, RUN.steps // RUN.save_every, RUN.members // 8
+PATIENCE_S = 400.0
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.campaign,
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(
+        not (CHROMIUM and DRIVER), reason="no browser: Debian's chromium and chromium-driver are not installed"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    run_dir = write(tmp_path_factory.mktemp("runs") / "long", RUN)
+    command = [sys.executable, "-m", "outlast", "serve", str(run_dir), "--port", "0"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    yield server.stdout.readline().split()[1]
+    server.terminate()
+    server.wait(60)
+    for name in ("journal.db", "history.kept"):
+        (run_dir / name).unlink(missing_ok=True)  # half a gigabyte
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browsing(tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
+
+
+def test_a_million_steps_of_ten_thousand_members_are_shown_and_browsed(browser: Browser, url: str) -> None:
+    browser.open(url, 1400, "light", PATIENCE_S)  # long before its history is read
+    figures = shown(browser)
+    assert figures["step"] == f"{RUN.steps:,} of {RUN.steps:,}"
+    assert (figures["faults outlasted"], figures["saves"]) == (str(FAULTS), f"{SAVES:,}")
+    assert figures["downtime"] == format_s(FAULTS * 0.2)
+    browser.until(lambda: not browser.script("return document.querySelectorAll('.banner').length"), PATIENCE_S)
+    wall_s = RUN.steps * 1.0 + 61.0
+    productive_s = RUN.steps * 0.97 - (FAULTS - 1) * 0.2  # the last fault came after the last step
+    figures = shown(browser)
+    assert figures["wall time"] == format_s(wall_s)
+    assert figures["useful time"] == f"{productive_s / wall_s:.1%}"
+    everybody(browser)
+    rows_are_browsed(browser)
+    assert browser.script("return document.documentElement.scrollWidth") <= 1400
+    assert [entry["message"] for entry in browser.log("browser")] == []
+    asked = [address for address in browser.asked() if not address.startswith(("chrome", "data:", "about:"))]
+    assert asked
+    assert [address for address in asked if not address.startswith(f"{url}/")] == []
+
+
+def shown(browser: Browser) -> dict[str, str]:
+    found: dict[str, str] = browser.script(
+        "return Object.fromEntries([...document.querySelectorAll('[data-figure]')]"
+        ".map((node) => [node.dataset.figure, node.querySelector('dd').textContent]))"
+    )
+    return found
+
+
+def everybody(browser: Browser) -> None:
+    """Every member is drawn and can be reached by keyboard; of the hosts as many as fit, and the number of the rest."""
+    members = "section[aria-label=Members]"
+    assert f"over {RUN.members:,}" in browser.script(f"return document.querySelector('{members}').innerText")
+    said = browser.script(
+        f"const grid = document.querySelector('{members} canvas'); grid.focus();"
+        "const key = (name) => grid.dispatchEvent(new KeyboardEvent('keydown', {key: name}));"
+        "key('ArrowRight'); key('ArrowLeft');"
+        f"return document.querySelector('{members} [role=status]').textContent"
+    )
+    assert said.startswith(f"r{RUN.members - 1}."), "the one before the first is the last"
+    hosts = "section[aria-label=Hosts]"
+    assert browser.script(f"return document.querySelectorAll('{hosts} tbody tr').length") == 200
+    assert f"{HOSTS - 200:,} more" in browser.script(f"return document.querySelector('{hosts}').innerText")
+
+
+def rows_are_browsed(browser: Browser) -> None:
+    """Kinds of rows, older ones, a link to a moment."""
+    number = "return document.querySelector('button[data-show=failure]').closest('section').innerText"
+    click = "document.querySelector('button[data-show={}]').click()"
+    browser.script(click.format("failure"))
+    browser.until(lambda: f" of {2 * FAULTS:,}" in browser.script(number))  # each death, and its recovery
+    browser.script("[...document.querySelectorAll('button')].find((node) => node.textContent === 'older').click()")
+    browser.until(lambda: f"{2 * FAULTS - 199:,} to {2 * FAULTS - 100:,} of" in browser.script(number))
+    moment = 60.0 + RUN.fault_every * 7 + 0.2
+    browser.script(f"location.hash = 'show=story&t={moment}'")
+    row = "return document.querySelector('tr.here')?.textContent ?? ''"
+    browser.until(lambda: f"recovered in step {RUN.fault_every * 7 - 1}" in browser.script(row))
