@@ -17,6 +17,7 @@ import pytest
 from outlast.cli import main
 from outlast.core import events as ev
 from outlast.prove.host_namespaces import HostNetwork, unavailable
+from outlast.runtime.transport.seal import FORGED
 
 pytestmark = [pytest.mark.process, pytest.mark.campaign]
 PORT = 29400
@@ -25,8 +26,10 @@ PORT = 29400
 class Hosts:
     """A run whose coordinator is on host 0, with an agent on every host."""
 
-    def __init__(self, net: HostNetwork, base: Path, fleet: Callable[..., Any], slots: int, **shape: Any) -> None:
-        self.net, self.base, self.slots = net, base, slots
+    def __init__(
+        self, net: HostNetwork, base: Path, fleet: Callable[..., Any], slots: int, through: str = "", **shape: Any
+    ) -> None:
+        self.net, self.base, self.slots, self.through = net, base, slots, through
         self.secret = secrets.token_hex(32)
         self.endpoint = f"{net.address(0)}:{PORT}"
         self.run = fleet(
@@ -36,8 +39,9 @@ class Hosts:
         self.agents = {host: self.agent(host) for host in range(1, net.num)}
 
     def agent(self, host: int, **environ: str) -> subprocess.Popen[bytes]:
-        command = ["-m", "outlast", "agent", "--join", self.endpoint, "--host", f"h{host}", "--slots", str(self.slots)]
-        command += ["--run-dir", str(self.base / f"h{host}")]
+        to = self.through if self.through and host == 1 else self.endpoint
+        command = ["-m", "outlast", "agent", "--join", to, "--slots", str(self.slots)]
+        command += ["--host", f"h{host}", "--address", self.net.address(host), "--run-dir", str(self.base / f"h{host}")]
         clean = {key: value for key, value in os.environ.items() if not key.startswith("OUTLAST_")}
         with (self.base / f"agent{host}.log").open("ab") as log:
             told = clean | {"OUTLAST_SECRET": self.secret} | environ
@@ -200,7 +204,7 @@ def test_a_host_is_asked_to_go_and_strangers_are_not_heard(hosts: Callable[..., 
 
 _STRANGER = """
 import os, socket, sys
-for data in (os.urandom(400), b"GET / HTTP/1.1\\r\\n\\r\\n", b"outlast2" + bytes(90)):
+for data in (os.urandom(400), b"GET / HTTP/1.1\\r\\n\\r\\n", b"outlast3" + bytes(90)):
     with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=20) as sock:
         sock.sendall(data)
         try:
@@ -208,6 +212,29 @@ for data in (os.urandom(400), b"GET / HTTP/1.1\\r\\n\\r\\n", b"outlast2" + bytes
         except ConnectionError:
             pass
 """
+
+
+def test_what_somebody_on_the_path_does_to_frames_is_refused_and_named(hosts: Callable[..., Hosts]) -> None:
+    """All that one host says to the coordinator passes somebody who lets each handshake be, and then changes, repeats
+    or reorders a frame: three connections of the host's are ended so, and the run is none the worse."""
+    on = hosts(replicas=3, slots=1, steps=12, gates=(6,), through="127.0.0.1:29401")
+    struck = on.base / "struck"
+    words = [sys.executable, str(Path(__file__).with_name("on_the_path.py")), on.endpoint, "29401", str(struck)]
+    with (on.base / "on_the_path.log").open("wb") as log:
+        between = on.net.start(1, words, None, log)
+    on.run.gate(6, "three connections were struck", lambda: len(_lines(struck)) == 3)
+    on.run.assert_unchanged()
+    assert sorted(_lines(struck)) == ["changed", "reordered", "repeated"]
+    refused = [e for e in on.run.driven.events if isinstance(e, ev.Refused) and e.reason == FORGED]
+    assert refused[-1].count == 3
+    assert refused[-1].peer.startswith(("h1:", "r"))
+    assert not any(e.stranger for e in refused)
+    assert between.poll() is None
+    assert [on.ended(host) for host in (1, 2)] == [0, 0]
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().split() if path.exists() else []
 
 
 def test_a_batch_script_starts_a_run_on_its_nodes(tmp_path: Path) -> None:

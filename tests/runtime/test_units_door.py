@@ -37,7 +37,7 @@ class Entry:
         sock.listen(1024)
         self.let_in: list[tuple[socket.socket, PeerClaim]] = []
         self.refused: Counter[str] = Counter()
-        self.door = Door(sock, SECRET, "r0.1", lambda *row: self.let_in.append(row), self._refuse)
+        self.door = Door(sock, SECRET, "r0.1", lambda sock, claim, _: self.let_in.append((sock, claim)), self._refuse)
 
     def _refuse(self, reason: str, who: str) -> None:
         assert who == f"uid {os.getuid()}, pid {os.getpid()}" or reason == "another user's process"
@@ -113,7 +113,7 @@ def test_a_greeting_in_pieces_is_heard_and_one_that_is_none_is_refused_at_its_fi
     with pytest.raises(WireRefusal, match="no greeting"):
         Doorkeeper(SECRET, "r0.1").hear(b"\xc1")
     with pytest.raises(WireRefusal, match="no greeting"):
-        Doorkeeper(SECRET, "r0.1").hear(b"outlast2" + bytes(16) + b"\xff\xff")
+        Doorkeeper(SECRET, "r0.1").hear(b"outlast3" + bytes(16) + b"\xff\xff")
 
 
 def test_a_door_reads_no_byte_and_keeps_no_descriptor_of_a_stranger(entry: Entry) -> None:

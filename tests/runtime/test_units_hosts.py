@@ -229,6 +229,15 @@ class Far:
             on_stall=lambda *_: None, probe=Probe(f"r{index}.1", None),
         )  # fmt: skip
 
+    def formed(self) -> list[Mesh]:
+        """Both members' ends of a view."""
+        meshes = [self.mesh(index) for index in (0, 1)]
+        other = threading.Thread(target=meshes[1].form)
+        other.start()
+        meshes[0].form()
+        other.join(30)
+        return meshes
+
     def close(self) -> None:
         for each in self.listeners:
             each.close()
@@ -243,11 +252,7 @@ def test_a_view_forms_over_the_network_and_strangers_reach_nothing(monkeypatch: 
         strangers[-1].sendall(data)
     with pytest.raises((WireRefusal, ConnectionError)):
         reach(far.addresses["r0.1"], b"o" * 32, "r0.1", PeerClaim("mesh", "r1.1", (1, 1)), 20)
-    meshes = [far.mesh(index) for index in (0, 1)]
-    other = threading.Thread(target=meshes[1].form)
-    other.start()
-    meshes[0].form()
-    other.join(30)
+    meshes = far.formed()
     assert meshes[0].conns["r1.1"].sock.family == socket.AF_INET
     assert far.listeners[0].refused
     for mesh in meshes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -29,7 +30,9 @@ from outlast.runtime.host.launcher import Launcher
 from outlast.runtime.host.silence import excused
 from outlast.runtime.transport.frames import Link, frame
 from outlast.runtime.transport.handshake import PeerClaim, Role
+from outlast.runtime.transport.seal import Seal
 
+KEY = b"k" * 32
 CONFIG = RunConfig(replicas=2, endpoint="127.0.0.1:1", nnodes="2")
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(m.FromCoordinator | Briefing | Turned)
 
@@ -124,7 +127,7 @@ def agent(tmp_path: Path) -> tuple[Agent, socket.socket]:
     }  # fmt: skip
     far, near = socket.socketpair()
     link = object.__new__(Link)
-    link.sock = near
+    link.sock, link._mine, link._theirs, link._sending = near, Seal(KEY), Seal(KEY), threading.Lock()
     made = Agent("h1:aa", environ, [sys.executable, "train.py"])
     made.link, made.epoch = link, 9
     made.pending.add("r0.1")
@@ -143,7 +146,9 @@ def test_an_agent_ends_where_another_run_is_and_takes_no_order_of_it(
     tmp_path: Path, said: Any, how: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mine, far = agent(tmp_path)
-    far.sendall(frame(said) + frame(m.Spawn(epoch=10, member="r1.1", after_s=0.0)))
+    theirs = Seal(KEY)
+    for data in (frame(said), frame(m.Spawn(epoch=10, member="r1.1", after_s=0.0))):
+        far.sendall(data + theirs.code(data))
     mine._receive()
     mine._receive()
     assert (mine.stopping, mine.pending, mine.exits["r0.1"].cause) == (how, set(), "evicted")
@@ -156,7 +161,8 @@ def test_an_agent_ends_where_another_run_is_and_takes_no_order_of_it(
 
 def test_an_agent_that_is_told_of_its_own_run_goes_on(tmp_path: Path) -> None:
     mine, far = agent(tmp_path)
-    far.sendall(frame(Briefing(epoch=9, run_id="old", command=(), folder="", config="", hash_seed="0")))
+    data = frame(Briefing(epoch=9, run_id="old", command=(), folder="", config="", hash_seed="0"))
+    far.sendall(data + Seal(KEY).code(data))
     mine._receive()
     assert (mine.stopping, mine.pending) == ("", {"r0.1"})
     far.close()

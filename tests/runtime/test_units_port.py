@@ -27,6 +27,7 @@ from outlast.runtime.transport.handshake import Role
 from outlast.runtime.transport.progress_block import Progress
 from outlast.runtime.transport.regions import Region
 from outlast.runtime.transport.save_messages import FROM_MEMBER, SaveAsked, SaveCertified
+from outlast.runtime.transport.seal import FORGED
 
 SECRET = b"s" * 32
 TWO = RunConfig(replicas=2)
@@ -126,7 +127,7 @@ def test_random_bytes_are_refused_and_counted_once_a_kind(tmp_path: Path) -> Non
 
 def test_oversized_frames_are_refused_before_anything_is_allocated(tmp_path: Path) -> None:
     async def play(server: Server, address: Address) -> None:
-        await throw(address, b"outlast2" + bytes(16) + b"\xff\xff")
+        await throw(address, b"outlast3" + bytes(16) + b"\xff\xff")
         for size in (MAX_FRAME + 1, 0xFFFFFFFF):
             link = await joined(address, "agent", "a0")
             link.sock.sendall(struct.pack(">I", size))
@@ -184,7 +185,8 @@ def test_garbage_after_a_valid_handshake_ends_that_connection_alone(tmp_path: Pa
         other = await joined(address, "agent", "a1")
         for garbage in (b"\xc1", msgspec.msgpack.encode({"type": "NoSuch"}), msgspec.msgpack.encode(17)):
             link = await joined(address, "agent", "a0")
-            link.sock.sendall(struct.pack(">I", len(garbage)) + garbage)
+            data = struct.pack(">I", len(garbage)) + garbage
+            link.sock.sendall(data + link._mine.code(data))
             await asyncio.to_thread(spoken, link)
             link.close()
         other.send(m.AgentHello(agent="a1", pid=7))
@@ -195,6 +197,30 @@ def test_garbage_after_a_valid_handshake_ends_that_connection_alone(tmp_path: Pa
     events = with_server(tmp_path, play)
     assert max(refusals(events)["a message that is not of this protocol"]) == 3
     assert [(e.agent, e.pid) for e in events if isinstance(e, ev.AgentStarted)] == [("a1", 7)]
+
+
+@pytest.mark.parametrize("how", ["changed", "repeated", "without a code"])
+def test_a_frame_that_was_tampered_with_is_not_obeyed_and_ends_the_connection(tmp_path: Path, how: str) -> None:
+    """By somebody on the path, who has let the handshake pass."""
+
+    async def play(server: Server, address: Address) -> None:
+        link = await joined(address, "agent", "a0")
+        data = frame(m.AgentHello(agent="a0", pid=7))
+        code = link._mine.code(data)
+        sent = {
+            "changed": data[:-1] + b"\x08" + code,
+            "repeated": 2 * (data + code),
+            "without a code": data + bytes(16),
+        }
+        link.sock.sendall(sent[how])
+        await asyncio.to_thread(spoken, link)  # to the end
+        link.close()
+        assert server.coordinator.roster.agents == ({"a0"} if how == "repeated" else set())
+
+    events = with_server(tmp_path, play)
+    assert refusals(events) == {FORGED: [1]}
+    [refused] = [event for event in events if isinstance(event, ev.Refused)]
+    assert (refused.peer, refused.stranger) == ("a0", False)
 
 
 def test_what_an_agent_repeats_is_written_down_once(tmp_path: Path) -> None:
@@ -335,14 +361,14 @@ def test_who_gave_up_before_anybody_listened_again_is_called_no_stranger() -> No
     for _ in range(2):
         with socket.socket(socket.AF_UNIX) as caller:
             caller.connect(listening.getsockname())
-            caller.send(b"outlast2")
+            caller.send(b"outlast3")
     door = Door(listening, SECRET, "coordinator", lambda *_: None, lambda reason, _: refused.append(reason))
     door.turn()
     assert refused == []
     with socket.socket(socket.AF_UNIX) as caller:
         caller.connect(listening.getsockname())
         door.turn()
-        caller.send(b"outlast2")
+        caller.send(b"outlast3")
     door.turn()
     assert refused == ["a connection that ended before it proved anything"]
     door.close()

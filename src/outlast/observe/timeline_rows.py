@@ -191,7 +191,8 @@ def _describe(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning", "erro
 def _describe_refusal(event: ev.Refused) -> str:
     """Who was not let in, and whether it may have been one of the run's own."""
     if not event.stranger:
-        return f"refused: {event.reason}, from {event.peer} ({_count(event.count, 'time')} so far)"
+        at = f" at {event.place}" if event.place else ""
+        return f"refused{at}: {event.reason}, from {event.peer} ({_count(event.count, 'time')} so far)"
     more = f"; {event.count - 1:,} more since" if event.count > 1 else ""
     who = "a stranger without the run's secret"
     if not surely_stranger(event):

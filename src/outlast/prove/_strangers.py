@@ -152,7 +152,7 @@ class Stranger:
 
     def oversize(self, sock: socket.socket, _: StrangersDoor) -> None:
         self._send(
-            sock, self._rng.choice([b"outlast2" + bytes(16) + b"\xff\xff", b"\xff" * 12, b"\x7f" + b"\xff" * 11])
+            sock, self._rng.choice([b"outlast3" + bytes(16) + b"\xff\xff", b"\xff" * 12, b"\x7f" + b"\xff" * 11])
         )
 
     def another_secret(self, sock: socket.socket, door: StrangersDoor) -> None:
@@ -170,14 +170,14 @@ class Stranger:
         if isinstance(door.address, str):
             fds = [os.open(os.devnull, os.O_RDONLY) for _ in range(self._rng.choice([1, 4, 200]))]
             try:
-                socket.send_fds(sock, [self._rng.choice([b"outlast2", b"\0\0\0\1\xc1"])], fds)
+                socket.send_fds(sock, [self._rng.choice([b"outlast3", b"\0\0\0\1\xc1"])], fds)
             finally:
                 for fd in fds:
                     os.close(fd)
 
     def blast(self, sock: socket.socket, _: StrangersDoor) -> None:
         """As much as the other end takes."""
-        data = self._rng.choice([b"outlast2", b"\x7f\xff\xff\xff"]) + bytes(1 << 20)
+        data = self._rng.choice([b"outlast3", b"\x7f\xff\xff\xff"]) + bytes(1 << 20)
         while self._rng.random() < 0.75:
             self._send(sock, data)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import struct
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -18,16 +17,17 @@ import msgspec
 from outlast.core.protocol import host_messages as hm
 from outlast.core.protocol import operator_messages as om
 from outlast.errors import WireRefusal
+from outlast.runtime.coordinator._caller_stream import CallerStream
 from outlast.runtime.coordinator._hosts import of_another_run
 from outlast.runtime.coordinator._refusals import Refusals
 from outlast.runtime.transport.door import Door
-from outlast.runtime.transport.frames import COORDINATOR, frame, frame_length
+from outlast.runtime.transport.frames import COORDINATOR, frame
 from outlast.runtime.transport.handshake import PeerClaim
+from outlast.runtime.transport.seal import Keys
 
 __all__ = ["Port", "SentAway"]
 
 _LAST_WORD_S = 2.0  # for somebody who is sent away to hear why
-_LENGTH = struct.Struct(">I")
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 15, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}  # for hosts that are gone
 
 
@@ -55,7 +55,7 @@ class Port:
     ) -> None:
         self._secret, self._run, self._epoch, self._refusals = secret, run, epoch, refusals
         self._receive, self._hung_up, self._unsound = receive, hung_up, unsound
-        self.writers: dict[str, asyncio.StreamWriter] = {}
+        self.writers: dict[str, CallerStream] = {}
         self.door: Door | None = None
         self._conversations: set[asyncio.Task[None]] = set()
 
@@ -79,7 +79,7 @@ class Port:
         """End these connections at once."""
         for name in names:
             if (writer := self.writers.get(name)) is not None:
-                writer.transport.abort()
+                writer.abort()
 
     async def drain(self) -> None:
         """Wait until all has been sent that was said, for everybody who still takes it."""
@@ -101,13 +101,13 @@ class Port:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     # --- one connection ------------------------------------------------------------------------------------------
-    def _admit(self, sock: socket.socket, claim: PeerClaim) -> None:
+    def _admit(self, sock: socket.socket, claim: PeerClaim, keys: Keys) -> None:
         if claim.role not in ("member", "agent", "launcher", "operator") or (
             (claim.role == "operator") != om.is_operator(claim.name)
         ):
             sock.close()
             return
-        task = asyncio.ensure_future(self._serve(sock, claim))
+        task = asyncio.ensure_future(self._serve(sock, claim, keys))
         self._conversations.add(task)
         task.add_done_callback(self._ended)
 
@@ -118,23 +118,23 @@ class Port:
         self._conversations.discard(task)
         self._unsound(None if task.cancelled() else task.exception())
 
-    async def _serve(self, sock: socket.socket, claim: PeerClaim) -> None:
+    async def _serve(self, sock: socket.socket, claim: PeerClaim, keys: Keys) -> None:
         """A proved connection, to its end."""
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _KEEPALIVE.items():
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
-        reader, writer = await asyncio.open_connection(sock=sock)
+        writer = CallerStream(*await asyncio.open_connection(sock=sock), keys)
         if (stranger := of_another_run(self._run, self._epoch, claim)) is not None:
             self._refusals.add("the coordinator's port", "of another run", claim.name)
-            await _send_away(reader, writer, stranger)
+            await _send_away(writer, stranger)
             return
         self.writers[claim.name] = writer
         try:
             while True:
-                self._receive(claim.role, claim.name, await _read_frame(reader))
+                self._receive(claim.role, claim.name, await writer.read())
         except SentAway as sent:
-            await _send_away(reader, writer, sent.told)
+            await _send_away(writer, sent.told)
         except WireRefusal as error:
             self._refusals.add("", error.message, claim.name)
         except msgspec.DecodeError:
@@ -148,16 +148,9 @@ class Port:
             writer.close()
 
 
-async def _send_away(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, told: Any) -> None:
-    """Say why, and hear nothing more: what it has sent already is read, or its end would lose these words."""
+async def _send_away(caller: CallerStream, told: Any) -> None:
+    """Say why, and hear nothing more."""
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(_LAST_WORD_S):
-            writer.write(frame(told))
-            writer.write_eof()
-            while await reader.read(1 << 16):
-                pass
-    writer.close()
-
-
-async def _read_frame(reader: asyncio.StreamReader) -> bytes:
-    return await reader.readexactly(frame_length(await reader.readexactly(_LENGTH.size)))
+            await caller.say_last(frame(told))
+    caller.close()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from outlast.runtime.transport.seal import FORGED
+
 __all__ = ["Refusals"]
 
 
@@ -35,4 +37,6 @@ class Refusals:
 
     def _tell(self, key: tuple[str, str]) -> None:
         count = self._told[key] = self._counts[key]
-        self._write("refused", place=key[0], reason=key[1], peer=self._first[key], count=count, stranger=bool(key[0]))
+        place, reason = key
+        stranger = bool(place) and reason != FORGED  # whose frames have codes has proved who it is
+        self._write("refused", place=place, reason=reason, peer=self._first[key], count=count, stranger=stranger)

@@ -168,7 +168,11 @@ class Agent(AgentRanks):
             return
         try:
             message = link.receive(_decoder)
-        except (OSError, WireRefusal, msgspec.DecodeError):
+        except (OSError, msgspec.DecodeError):
+            self._disconnected()
+            return
+        except WireRefusal as error:
+            print(f"outlast: from the coordinator: {error.message}; connecting again", file=sys.stderr, flush=True)
             self._disconnected()
             return
         self._heard_s = time.monotonic()

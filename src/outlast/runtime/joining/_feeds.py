@@ -27,13 +27,15 @@ from outlast.core.protocol import ServeId, ViewId
 from outlast.errors import CheckpointError, WireRefusal
 from outlast.runtime.training.frozen import Frozen, OutcomeShare
 from outlast.runtime.training.warm_memory import at_low_priority
-from outlast.runtime.transport.connections import Arrivals, reach
+from outlast.runtime.transport.connections import Arrivals, reached, seals_for
 from outlast.runtime.transport.handshake import PeerClaim
+from outlast.runtime.transport.seal import CODE_BYTES, FORGED, Growing, Keys, Seal, same
 
 __all__ = ["Flushed", "Share", "Stream", "Streams"]
 
 _SEND_S = 30  # a joiner that takes nothing for so long loses the stream
 _QUEUE = 16  # outcomes and snapshots that may wait for one joiner
+_PIECE = 4 << 20  # bytes that are sent before they enter a message's code
 _PREFIX = 12  # bytes before a message: its own length, and that of the payload after it
 _MOST_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # of a message: what this host could hold
 
@@ -66,12 +68,22 @@ class Rest(msgspec.Struct, frozen=True, tag=True):
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Share | OutcomeShare | Flushed | Rest)
 
 
-def _send(sock: socket.socket, head: Any, payload: Sequence[Tensor]) -> None:
+def _send(sock: socket.socket, head: Any, payload: Sequence[Tensor], seal: Seal | None = None) -> None:
     body = msgspec.msgpack.encode(head)
     size = sum(part.numel() for part in payload)
-    sock.sendall(len(body).to_bytes(4, "big") + size.to_bytes(8, "big") + body)
-    for part in payload:
-        sock.sendall(part.numpy().data)
+    first = len(body).to_bytes(4, "big") + size.to_bytes(8, "big") + body
+    parts: list[Any] = [first, *(part.numpy().data for part in payload)]
+    if seal is None:
+        for part in parts:
+            sock.sendall(part)
+        return
+    code = seal.begun()
+    for part in parts:
+        for at in range(0, len(part), _PIECE):  # both ends compute the code while the network works
+            piece = part[at : at + _PIECE]
+            sock.sendall(piece)
+            code.update(piece)
+    sock.sendall(code.digest())
 
 
 class Stream:
@@ -82,7 +94,7 @@ class Stream:
         self._queue: queue.Queue[tuple[Any, list[Tensor], Frozen | None] | None] = queue.Queue(_QUEUE)
         self.broken = False
         claim = PeerClaim("feed", me, serve, run)
-        self._reach = functools.partial(reach, address, secret, joiner, claim, _SEND_S)
+        self._reach = functools.partial(reached, address, secret, joiner, claim, _SEND_S)
         self._thread = threading.Thread(target=self._run, name=f"outlast-feed-{joiner}", daemon=True)
         self._thread.start()
 
@@ -102,18 +114,19 @@ class Stream:
 
     def _run(self) -> None:
         try:
-            sock = self._reach()
+            sock, keys = self._reach()
         except (OSError, WireRefusal):  # the joiner is gone: its agent will say so
             self.broken = True
             return
+        seal = seals_for(sock, keys)[0]
         try:
             while not self.broken and (item := self._queue.get()) is not None:
                 head, payload, frozen = item
                 if frozen is None:
-                    _send(sock, head, payload)
+                    _send(sock, head, payload, seal)
                 else:
-                    at_low_priority(functools.partial(_send, sock, head, [frozen.ready()]))
-                _send(sock, Rest(self._queue.qsize()), [])
+                    at_low_priority(functools.partial(_send, sock, head, [frozen.ready()], seal))
+                _send(sock, Rest(self._queue.qsize()), [], seal)
                 del item, head, payload, frozen  # memory that is lent goes back before the next wait
         except (OSError, CheckpointError):
             self.broken = True  # the joiner is gone or too slow: its agent or itself will say so
@@ -123,10 +136,14 @@ class Stream:
 
 class _Incoming:
     """A joiner's end of one stream: non-blocking, so that many are read by one thread. A payload is received where it
-    stays: survivors wait for a joiner that still has to apply what came last, so nothing is copied on the way."""
+    stays: survivors wait for a joiner that still has to apply what came last, so nothing is copied on the way.
+    `forged`: what came was not what the donor had sent."""
 
-    def __init__(self, sock: socket.socket, member: str, serve: ServeId) -> None:
+    def __init__(self, sock: socket.socket, member: str, serve: ServeId, keys: Keys | None = None) -> None:
         sock.setblocking(False)
+        self._seal, self.forged = seals_for(sock, keys)[1], False
+        self._code = 0 if self._seal is None else CODE_BYTES
+        self._growing: Growing | None = None
         self.sock, self.member, self.serve, self.ended = sock, member, serve, False
         self.flushed: ViewId | None = None
         self.behind = 1  # messages that wait at the other end, by its newest word
@@ -155,8 +172,14 @@ class _Incoming:
                 if not self._head or self._head + size > _MOST_BYTES:
                     self.ended = True
                     break
-                self._target = _memory(self._head + size)
+                if self._seal is not None:
+                    self._growing = self._seal.begun()
+                    self._growing.update(whole)
+                self._target = _memory(self._head + size + self._code)
                 continue
+            if not self._genuine(whole):
+                break
+            whole = whole[: len(whole) - self._code]
             try:
                 out.append((_decoder.decode(whole[: self._head]), whole[self._head :]))
             except msgspec.DecodeError:
@@ -164,6 +187,13 @@ class _Incoming:
                 break
             self._target, self._head = _memory(_PREFIX), 0
         return out
+
+    def _genuine(self, whole: memoryview) -> bool:
+        """Whether the donor has sent this. Nothing that follows what it has not is heard."""
+        if self._growing is not None and not same(whole[-CODE_BYTES:], self._growing.digest()):
+            self.ended = self.forged = True
+        self._growing = None
+        return not self.forged
 
     def _fill(self) -> bool:
         """Receive what there is; whether the target is full."""
@@ -177,8 +207,15 @@ class _Incoming:
             if not received:
                 self.ended = True
                 return False
+            if self._growing is not None:
+                self._growing.update(self._target[self._filled : min(self._filled + received, self._coded)])
             self._filled += received
         return True
+
+    @property
+    def _coded(self) -> int:
+        """Bytes of what is being received that its code is of."""
+        return len(self._target) - self._code
 
 
 def _memory(size: int) -> memoryview:
@@ -203,7 +240,7 @@ class Streams:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._wake_fd)
         if self._arrivals.fd in ready:
-            new = [_Incoming(sock, claim.name, claim.number) for sock, claim in self._arrivals.take()]
+            new = [_Incoming(sock, claim.name, claim.number, keys) for sock, claim, keys in self._arrivals.take()]
             self.incoming += new
             ready |= {stream.sock.fileno() for stream in new}
         out = []
@@ -212,6 +249,8 @@ class Streams:
                 for head, payload in stream.read():
                     stream.note(head)
                     out.append((stream, head, payload))
+                if stream.forged:
+                    self._arrivals.refuse(FORGED, stream.member)
         return out
 
     def keep(self, serve: ServeId | None) -> None:

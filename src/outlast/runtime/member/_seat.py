@@ -43,6 +43,7 @@ from outlast.runtime.transport.connections import Listener, PeersLost
 from outlast.runtime.transport.frames import Heartbeat
 from outlast.runtime.transport.mesh import Mesh
 from outlast.runtime.transport.rank_words import RankFailed
+from outlast.runtime.transport.seal import FORGED
 from outlast.runtime.view.rounds import Channel, round_of
 
 __all__ = ["MemberSeat", "T"]
@@ -111,6 +112,7 @@ class MemberSeat:
             heartbeat_s=env.config.heartbeat_s,
             lease_s=env.config.lease_s,
             run=env.run_id,
+            forged=lambda: self.listener.mesh.refuse(FORGED, "the coordinator"),
         )
 
     def _rank_failed(self, failed: RankFailed) -> None:

@@ -25,6 +25,7 @@ from outlast.core.protocol.host_messages import Awaited
 from outlast.errors import ProtocolViolation, WireRefusal
 from outlast.runtime.transport import save_messages as saving
 from outlast.runtime.transport.frames import SILENT_BEATS, Heartbeat, HeartbeatReply, Link
+from outlast.runtime.transport.seal import FORGED
 
 __all__ = ["MemberLink", "SoloLink"]
 
@@ -49,10 +50,11 @@ class MemberLink:
         heartbeat_s: float,
         lease_s: float,
         run: str = "",
+        forged: Callable[[], None] = lambda: None,
     ) -> None:
         self.address, self._secret, self.member, self.lock = address, secret, member, lock
         self._run_id = run
-        self._hello, self._beat, self._asked = hello, beat, asked
+        self._hello, self._beat, self._asked, self._forged = hello, beat, asked, forged
         self._heartbeat_s, self._lease_s = heartbeat_s, lease_s
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.sent = 0  # messages besides heartbeats
@@ -117,8 +119,12 @@ class MemberLink:
                 link = Link(self.address, self._secret, "member", self.member.me, timeout_s=5.0, run=self._run_id)
                 pause_s = 0.02
                 self._converse(link)
-            except (OSError, WireRefusal, msgspec.DecodeError):
+            except (OSError, msgspec.DecodeError):
                 self._link = None
+            except WireRefusal as error:
+                self._link = None
+                if error.message == FORGED:
+                    self._forged()
             self._over.wait(pause_s * (0.5 + random.random()))
             pause_s = min(1.0, pause_s * 2)
 

@@ -18,18 +18,30 @@ import socket
 import struct
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import msgspec
 
-from outlast.errors import ViewAbandoned
+from outlast.errors import ViewAbandoned, WireRefusal
 from outlast.runtime.transport.door import Door
 from outlast.runtime.transport.endpoints import caller_for, listen_on, member_address
 from outlast.runtime.transport.handshake import OTHER_RUN, Caller, PeerClaim
 from outlast.runtime.transport.regions import Region
+from outlast.runtime.transport.seal import CODE_BYTES, Keys, Seal
 
-__all__ = ["MAX_PEER_FRAME", "Arrivals", "Call", "Connection", "Listener", "PeersLost", "decoded", "reach"]
+__all__ = [
+    "MAX_PEER_FRAME",
+    "Arrivals",
+    "Call",
+    "Connection",
+    "Listener",
+    "PeersLost",
+    "Proved",
+    "decoded",
+    "reach",
+    "reached",
+]
 
 MAX_PEER_FRAME = 1 << 31
 """Bytes of one frame between members: an outcome that is handed over may carry momentum and module buffers. Memory
@@ -39,6 +51,8 @@ _MOST = 1024  # proved connections that may wait for the training thread
 _FDS = socket.CMSG_LEN(16)
 _encoder = msgspec.msgpack.Encoder()
 T = TypeVar("T")
+Proved = tuple[socket.socket, PeerClaim, Keys]
+"""A connection whose other end has said who it is, and is."""
 
 
 class PeersLost(ViewAbandoned):
@@ -57,11 +71,25 @@ def decoded(member: str, body: bytes | memoryview, kind: type[T]) -> T:
         raise PeersLost((member,)) from error
 
 
+def seals_for(sock: socket.socket, keys: Keys | None) -> tuple[Seal | None, Seal | None]:
+    """For what this end sends and for what the other does; none on one machine, where nobody is between them."""
+    if keys is None or sock.family == socket.AF_UNIX:
+        return None, None
+    return Seal(keys[0]), Seal(keys[1])
+
+
 class Connection:
-    """One stream with a proved peer: frames in, frames out, descriptors in where both are on one machine."""
+    """One stream with a proved peer: frames in, frames out, descriptors in where both are on one machine; where they
+    are not, each frame has a code that nobody between them can make (`keys`). `forged`: one had another."""
 
     def __init__(
-        self, sock: socket.socket, peer: str, decoder: msgspec.msgpack.Decoder[Any], *, called: bool = False
+        self,
+        sock: socket.socket,
+        peer: str,
+        decoder: msgspec.msgpack.Decoder[Any],
+        *,
+        called: bool = False,
+        keys: Keys | None = None,
     ) -> None:
         self.sock, self.peer, self.called, self._decoder = sock, peer, called, decoder
         self.buffer = bytearray()
@@ -69,6 +97,8 @@ class Connection:
         self.fds: list[int] = []
         self.introduced = False  # the peer has said that it is in my view, and sent its region if it has one
         self.ended = False
+        self.forged = False
+        self._mine, self._theirs = seals_for(sock, keys)
         self.deaf = False  # the peer takes nothing more; what it said before may still have to be read
         sock.setblocking(False)
 
@@ -80,6 +110,8 @@ class Connection:
         if len(body) > MAX_PEER_FRAME:
             raise ValueError(f"a message of {len(body)} bytes to {self.peer} is over the limit of {MAX_PEER_FRAME}")
         data = len(body).to_bytes(4, "big") + body
+        if self._mine is not None:
+            data += self._mine.code(data)
         if fd is not None and self.sock.family == socket.AF_UNIX:
             rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))
             with contextlib.suppress(OSError):
@@ -125,21 +157,35 @@ class Connection:
             os.close(fd)
 
     def _frames(self) -> Iterator[Any]:
+        extra = 0 if self._theirs is None else CODE_BYTES
         while len(self.buffer) >= 4:
             length = int.from_bytes(self.buffer[:4], "big")
             if length > MAX_PEER_FRAME:
                 self.ended = True
                 return
-            if len(self.buffer) < 4 + length:
+            if len(self.buffer) < 4 + length + extra:
                 return
-            body = bytes(self.buffer[4 : 4 + length])
-            del self.buffer[: 4 + length]
+            whole = bytes(self.buffer[: 4 + length + extra])
+            del self.buffer[: 4 + length + extra]
+            body = whole[4 : 4 + length]
+            if not self._genuine(whole[: 4 + length], whole[4 + length :]):
+                return
             try:
                 message = self._decoder.decode(body)
             except msgspec.DecodeError:
                 self.ended = True
                 return
             yield message
+
+    def _genuine(self, data: bytes, code: bytes) -> bool:
+        """Whether the peer has sent this. Nothing that follows what it has not is heard."""
+        if self._theirs is None:
+            return True
+        try:
+            self._theirs.check(code, data)
+        except WireRefusal:
+            self.ended = self.forged = True
+        return not self.forged
 
     def close(self) -> None:
         for fd in self.fds:
@@ -175,6 +221,11 @@ class Call:
     def events(self) -> int:
         return select.POLLOUT if self.connecting else select.POLLIN
 
+    @property
+    def keys(self) -> Keys:
+        """Once both ends are proved."""
+        return self._caller.keys
+
     def connected(self) -> None:
         """The network has answered. OSError: nobody listens there, or there is no way to it."""
         error = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -199,6 +250,11 @@ class Call:
 
 
 def reach(address: str, secret: bytes, peer: str, claim: PeerClaim, patience_s: int) -> socket.socket:
+    """As `reached`, for two processes of one machine, whose frames have no codes."""
+    return reached(address, secret, peer, claim, patience_s)[0]
+
+
+def reached(address: str, secret: bytes, peer: str, claim: PeerClaim, patience_s: int) -> tuple[socket.socket, Keys]:
     """A connection to a peer's socket, proved, for a thread that waits in its sends. OSError: the peer is gone, or took
     longer than the kernel waits for one call of ours; WireRefusal: it is somebody else.
 
@@ -214,7 +270,7 @@ def reach(address: str, secret: bytes, peer: str, claim: PeerClaim, patience_s: 
             reply = sock.recv(caller.wanted, socket.MSG_WAITALL)
             if len(reply) == caller.wanted:
                 sock.sendall(caller.prove(reply))
-                return sock
+                return sock, caller.keys
         except ConnectionRefusedError:
             sock.close()
             raise
@@ -229,27 +285,29 @@ def reach(address: str, secret: bytes, peer: str, claim: PeerClaim, patience_s: 
 
 
 class Arrivals:
-    """Proved connections that wait for the training thread. `fd` is readable while there are some."""
+    """Proved connections that wait for the training thread. `fd` is readable while there are some. `refuse(reason,
+    who)`: one of them turned out not to be what it was."""
 
-    def __init__(self) -> None:
+    def __init__(self, refuse: Callable[[str, str], None] = lambda reason, who: None) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._waiting: deque[tuple[socket.socket, PeerClaim]] = deque()
+        self.refuse = refuse
+        self._waiting: deque[Proved] = deque()
 
-    def put(self, sock: socket.socket, claim: PeerClaim) -> None:
+    def put(self, sock: socket.socket, claim: PeerClaim, keys: Keys) -> None:
         """From the door's thread."""
         if len(self._waiting) >= _MOST:
             self._waiting.popleft()[0].close()
-        self._waiting.append((sock, claim))
+        self._waiting.append((sock, claim, keys))
         os.eventfd_write(self.fd, 1)
 
-    def take(self) -> Iterator[tuple[socket.socket, PeerClaim]]:
+    def take(self) -> Iterator[Proved]:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.fd)
         while self._waiting:
             yield self._waiting.popleft()
 
     def close(self) -> None:
-        for sock, _ in self.take():
+        for sock, _, _ in self.take():
             sock.close()
         os.close(self.fd)
 
@@ -266,8 +324,8 @@ class Listener:
     def __init__(self, run_id: str, me: str, secret: bytes, *, alone: bool = False, network: str = "") -> None:
         self.run, self.me, self.secret = run_id, me, secret
         unix = f"outlast/{run_id}/{me}/{secrets.token_hex(8)}"
-        self.mesh, self.feeds = Arrivals(), Arrivals()
-        self.early: list[tuple[socket.socket, PeerClaim]] = []  # for views that I have not heard of
+        self.mesh, self.feeds = Arrivals(self._refuse), Arrivals(self._refuse)
+        self.early: list[Proved] = []  # for views that I have not heard of
         self.regions: dict[str, Region] = {}
         self.refused: dict[str, tuple[int, str]] = {}
         self._closed = False
@@ -299,12 +357,12 @@ class Listener:
         for door in self._doors:
             door.close()
 
-    def _admit(self, sock: socket.socket, claim: PeerClaim) -> None:
+    def _admit(self, sock: socket.socket, claim: PeerClaim, keys: Keys) -> None:
         if claim.run != self.run:
             self._refuse(OTHER_RUN, f"{claim.name} of run {claim.run or '(none)'}")
             sock.close()
         elif claim.role in ("mesh", "feed"):
-            (self.mesh if claim.role == "mesh" else self.feeds).put(sock, claim)
+            (self.mesh if claim.role == "mesh" else self.feeds).put(sock, claim, keys)
         else:
             sock.close()
 
@@ -326,7 +384,7 @@ class Listener:
         if self._thread.ident is not None:
             self._thread.join()
         os.close(self._closing_fd)
-        for sock, _ in self.early:
+        for sock, _, _ in self.early:
             sock.close()
         self.mesh.close()
         self.feeds.close()

@@ -21,6 +21,7 @@ from collections.abc import Callable
 
 from outlast.errors import WireRefusal
 from outlast.runtime.transport.handshake import Doorkeeper, PeerClaim
+from outlast.runtime.transport.seal import Keys
 
 __all__ = ["PROVE_S", "ROOM", "Door"]
 
@@ -61,15 +62,15 @@ class _Visitor:
 
 
 class Door:
-    """See the module. `admit(sock, claim)` is called with each connection that is proved, `refused(reason, who)` for
-    each that is not. The listening socket belongs to the door."""
+    """See the module. `admit(sock, claim, keys)` is called with each connection that is proved, `refused(reason, who)`
+    for each that is not. The listening socket belongs to the door."""
 
     def __init__(
         self,
         sock: socket.socket,
         secret: bytes,
         name: str,
-        admit: Callable[[socket.socket, PeerClaim], None],
+        admit: Callable[[socket.socket, PeerClaim, Keys], None],
         refused: Callable[[str, str], None],
     ) -> None:
         sock.setblocking(False)
@@ -157,7 +158,7 @@ class Door:
         if proved:
             self._forget(fd)
             assert visitor.keeper.claim is not None
-            self._admit(visitor.sock, visitor.keeper.claim)
+            self._admit(visitor.sock, visitor.keeper.claim, visitor.keeper.keys)
         elif visitor.keeper.knocked and not knocked:
             self._make_room(self._knocked, ROOM)
             self._knocked[fd] = self._silent.pop(fd)

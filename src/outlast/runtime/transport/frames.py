@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
+import threading
 import time
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from outlast.core.protocol import Certificate, StepTime
 from outlast.core.step_parts import StepParts
 from outlast.errors import WireRefusal
 from outlast.runtime.transport.handshake import Caller, PeerClaim, Role
+from outlast.runtime.transport.seal import CODE_BYTES, Keys, Seal
 
 __all__ = ["COORDINATOR", "MAX_FRAME", "SILENT_BEATS", "Decoder", "Heartbeat", "HeartbeatReply", "Link", "frame"]
 
@@ -73,9 +75,14 @@ def frame_length(head: bytes) -> int:
     return int(length)
 
 
-def read_frame(sock: socket.socket) -> bytes:
-    """One frame's body from a blocking socket. ConnectionError at the end of the stream, WireRefusal if oversized."""
-    return _read(sock, frame_length(_read(sock, _LENGTH.size)))
+def read_frame(sock: socket.socket, seal: Seal | None = None) -> bytes:
+    """One frame's body from a blocking socket. ConnectionError at the end of the stream, WireRefusal if it is
+    oversized, or (`seal`: of what the other end sends) not what was sent."""
+    head = _read(sock, _LENGTH.size)
+    body = _read(sock, frame_length(head))
+    if seal is not None:
+        seal.check(_read(sock, CODE_BYTES), head, body)
+    return body
 
 
 def _read(sock: socket.socket, size: int) -> bytes:
@@ -89,7 +96,7 @@ def _read(sock: socket.socket, size: int) -> bytes:
     return bytes(buffer)
 
 
-def _prove(sock: socket.socket, secret: bytes, claim: PeerClaim, timeout_s: float) -> None:
+def _prove(sock: socket.socket, secret: bytes, claim: PeerClaim, timeout_s: float) -> Keys:
     """The client's side of the handshake, all of it within `timeout_s`. WireRefusal, OSError."""
     caller, end_s = Caller(secret, COORDINATOR, claim), time.monotonic() + timeout_s
     sock.sendall(caller.knock)
@@ -102,10 +109,12 @@ def _prove(sock: socket.socket, secret: bytes, claim: PeerClaim, timeout_s: floa
         reply += data
     sock.settimeout(timeout_s)
     sock.sendall(caller.prove(reply))
+    return caller.keys
 
 
 class Link:
-    """A proven client connection to the coordinator: send from any thread, receive from one."""
+    """A proven client connection to the coordinator: send from any thread, receive from one. Each frame has a code that
+    nobody between the two can make."""
 
     def __init__(
         self, address: tuple[str, int], secret: bytes, role: Role, name: str, timeout_s: float, run: str = ""
@@ -113,16 +122,25 @@ class Link:
         self.sock = socket.create_connection(address, timeout=timeout_s)
         try:
             self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _prove(self.sock, secret, PeerClaim(role, name, run=run), timeout_s)
+            keys = _prove(self.sock, secret, PeerClaim(role, name, run=run), timeout_s)
         except BaseException:
             self.sock.close()
             raise
+        self._mine, self._theirs = (Seal(key) for key in keys)
+        self._sending = threading.Lock()
 
     def send(self, message: Any) -> None:
-        self.sock.sendall(frame(message))
+        data = frame(message)
+        with self._sending:  # codes are made in the order in which frames go
+            try:
+                self.sock.sendall(data + self._mine.code(data))
+            except OSError:
+                with contextlib.suppress(OSError):
+                    self.sock.shutdown(socket.SHUT_RDWR)  # what follows a part of a frame would look like a forgery
+                raise
 
     def receive(self, decoder: msgspec.msgpack.Decoder[T]) -> T:
-        return decoder.decode(read_frame(self.sock))
+        return decoder.decode(read_frame(self.sock, self._theirs))
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

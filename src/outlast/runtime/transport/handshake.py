@@ -19,13 +19,14 @@ from typing import Literal
 import msgspec
 
 from outlast.errors import WireRefusal
+from outlast.runtime.transport.seal import Keys
 
 __all__ = ["OTHER_RUN", "Caller", "PeerClaim", "Doorkeeper", "Role"]
 
 OTHER_RUN = "a process of another run under the same secret"
 """Why somebody is refused who has proved that he knows the secret."""
 
-_MAGIC = b"outlast2"
+_MAGIC = b"outlast3"
 _NONCE, _MAC = 16, 32
 _CLAIM = 256  # bytes of an encoded claim, at most
 _HEAD = len(_MAGIC) + _NONCE + 2  # of a knock: the claim's length is its end
@@ -51,8 +52,14 @@ def _sign(secret: bytes, word: bytes, listener: str, *parts: bytes) -> bytes:
     return hmac.digest(secret, b"".join(len(part).to_bytes(4, "big") + part for part in named), "sha256")
 
 
+def _keys(secret: bytes, listener: str, *both: bytes) -> tuple[bytes, bytes]:
+    """For what the caller sends on this connection, and for what the listener does."""
+    return _sign(secret, b"from the caller", listener, *both), _sign(secret, b"from the listener", listener, *both)
+
+
 class Caller:
-    """The end that connects. Send `knock`, read `wanted` bytes, send what `prove` makes of them."""
+    """The end that connects. Send `knock`, read `wanted` bytes, send what `prove` makes of them; then there are
+    `keys`."""
 
     wanted = _REPLY
 
@@ -63,6 +70,7 @@ class Caller:
             raise ValueError(f"the name {claim.name!r} is too long")
         said = _MAGIC + self._nonce + len(self._claim).to_bytes(2, "big") + self._claim
         self.knock = said + _sign(secret, b"knock", listener, self._nonce, self._claim)
+        self.keys: Keys = (b"", b"")
 
     def prove(self, reply: bytes) -> bytes:
         """Check the listener's proof and make mine. WireRefusal if it does not know the secret."""
@@ -72,12 +80,13 @@ class Caller:
         both = self._nonce, nonce, self._claim
         if not hmac.compare_digest(proof, _sign(self._secret, b"listener", self._listener, *both)):
             raise WireRefusal(f"{self._listener} does not know this run's secret")
+        self.keys = _keys(self._secret, self._listener, *both)
         return _sign(self._secret, b"caller", self._listener, *both)
 
 
 class Doorkeeper:
     """The end that listens. Read at most `most` bytes (what follows the proof is not ours), let it `hear` them and send
-    what it returns, until `claim` is there. `knocked`: whoever made the knock knew the secret."""
+    what it returns, until `claim` is there, and `keys`. `knocked`: whoever made the knock knew the secret."""
 
     def __init__(self, secret: bytes, listener: str) -> None:
         self._secret, self._listener = secret, listener
@@ -86,6 +95,7 @@ class Doorkeeper:
         self.most = _HEAD + _CLAIM + _MAC
         self.knocked = False
         self.claim: PeerClaim | None = None
+        self.keys: Keys = (b"", b"")
 
     def hear(self, data: bytes) -> bytes:
         """What came next; returns what to send. WireRefusal if it proves nothing."""
@@ -115,6 +125,8 @@ class Doorkeeper:
     def _prove(self) -> None:
         if not self._signed(b"caller", self._data, self._theirs, self._nonce, self._claim):
             raise WireRefusal("a wrongly signed proof: another run's secret, or a replay")
+        theirs, mine = _keys(self._secret, self._listener, self._theirs, self._nonce, self._claim)
+        self.keys = mine, theirs
         try:
             self.claim = msgspec.msgpack.decode(self._claim, type=PeerClaim)
         except msgspec.DecodeError as error:

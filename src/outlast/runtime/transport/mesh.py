@@ -45,6 +45,7 @@ from outlast.runtime.transport.peer_messages import (
     SumsReady,
 )
 from outlast.runtime.transport.regions import Region
+from outlast.runtime.transport.seal import FORGED, Keys
 
 __all__ = ["Mesh"]  # fmt: skip
 
@@ -144,8 +145,8 @@ class Mesh:
         self.waits.conns = self.conns
         self._poll.register(self.listener.mesh.fd, select.POLLIN)
         early, self.listener.early = self.listener.early, []
-        for sock, claim in early:
-            self._welcome(sock, claim)
+        for proved in early:
+            self._welcome(*proved)
         self._to_call = list(self.view.members[: self.view.members.index(self.me)])
         self._call()
         self._wait(
@@ -196,7 +197,7 @@ class Mesh:
             return
         del self._calls[fd]
         self._poll.unregister(fd)
-        self._meet(Connection(call.sock, call.peer, _decoder, called=True))
+        self._meet(Connection(call.sock, call.peer, _decoder, called=True, keys=call.keys))
 
     def _hung_up(self, sock: socket.socket, name: str) -> None:
         """Try again: the peer's door lives or refuses, and that tells."""
@@ -205,13 +206,13 @@ class Mesh:
         sock.close()
         self._to_call.append(name)
 
-    def _welcome(self, sock: socket.socket, claim: PeerClaim) -> None:
+    def _welcome(self, sock: socket.socket, claim: PeerClaim, keys: Keys) -> None:
         """A proved peer has come: for this view, for a newer one (it is kept for that), or for one that I have left,
         which it is told."""
         view = ViewId(*claim.number)
-        conn = Connection(sock, claim.name, _decoder)
+        conn = Connection(sock, claim.name, _decoder, keys=keys)
         if view > self.view.id:
-            self.listener.early.append((sock, claim))
+            self.listener.early.append((sock, claim, keys))
         elif view == self.view.id and claim.name in self.peers:
             self._meet(conn)
         else:
@@ -322,8 +323,8 @@ class Mesh:
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(fd)
             elif fd == self.listener.mesh.fd:
-                for sock, claim in self.listener.mesh.take():
-                    self._welcome(sock, claim)
+                for proved in self.listener.mesh.take():
+                    self._welcome(*proved)
             elif fd in self._calls:
                 self._answered(fd)
             else:
@@ -337,6 +338,8 @@ class Mesh:
             conn.flush()
         for message in conn.read():
             self._dispatch(conn, message)
+        if conn.forged:
+            self.listener.mesh.refuse(FORGED, conn.peer)
         if conn.ended and not conn.introduced and conn.called and conn.peer not in self.left:
             del self._by_fd[fd], self.conns[conn.peer]
             self._hung_up(conn.sock, conn.peer)

@@ -36,6 +36,7 @@ from outlast.runtime.transport.rank_words import (
     SavesHear,
     SavesSay,
 )
+from outlast.runtime.transport.seal import Keys
 
 __all__ = ["RankPipe", "call_lead", "meet_ranks"]
 
@@ -127,7 +128,7 @@ def meet_ranks(secret: bytes, run: str, member: str, width: int, patience_s: flo
     sock.bind("\0" + _address(secret, run, member))
     sock.listen(64)
 
-    def admit(other: socket.socket, claim: PeerClaim) -> None:
+    def admit(other: socket.socket, claim: PeerClaim, keys: Keys) -> None:
         place = claim.number[0]
         mine = claim.role == "rank" and claim.run == run and claim.name == member
         if not mine or not 0 < place < width or place in found:
