@@ -71,7 +71,7 @@ def test_who_comes_late_or_is_asked_again_gets_the_same() -> None:
         late.take_up()
         assert late.state_dict() == {"pass": number, "began": began, "step": start}
         assert [step_of(late, step) for step in range(start, 9)] == [want[step] for step in range(start, 9)]
-        assert late._reader._source.reads <= sum(len(want[step]) for step in range(began, 9))  # and no pass before
+        assert late._stream._source.reads <= sum(len(want[step]) for step in range(began, 9))  # and no pass before
 
 
 def test_who_follows_reads_along_and_nobody_waits_for_it() -> None:
@@ -79,9 +79,9 @@ def test_who_follows_reads_along_and_nobody_waits_for_it() -> None:
     for step in range(7):
         want = step_of(one, step)
         spare.applied(step, one.place_of(step))
-        before = spare._reader._source.reads
+        before = spare._stream._source.reads
         assert step_of(spare, step) == want
-        assert spare._reader._source.reads == before
+        assert spare._stream._source.reads == before
 
 
 def test_reading_leaves_the_random_state_alone() -> None:

@@ -23,6 +23,7 @@ from outlast.core.checkpoint_events import (
     CheckpointSaved,
     CheckpointSkipped,
 )
+from outlast.core.data_events import DataTrouble
 from outlast.core.event_base import Event
 from outlast.core.step_parts import PairWait
 
@@ -30,7 +31,7 @@ __all__ = [
     "AgentLost", "AgentStarted", "AnyEvent", "Asked", "AuditMismatch", "StateCertified", "CheckpointBegan",
     "CheckpointDelayed", "CheckpointDiffers", "CheckpointDrained", "CheckpointFailed", "CheckpointInterval",
     "CheckpointLoaded", "CheckpointPruned", "CheckpointRetried", "CheckpointSaved", "CheckpointSkipped",
-    "CoordinatorLost", "CoordinatorStarted", "DeviceFinding", "Event", "FleetGone", "JoinerCaughtUp",
+    "CoordinatorLost", "CoordinatorStarted", "DataTrouble", "DeviceFinding", "Event", "FleetGone", "JoinerCaughtUp",
     "JoinerServed", "Notice", "ProgressMade", "Recovery", "ReducerAccused", "Refused", "ReplicaExited",
     "ReplicaStarted", "RowsAdmitted", "RunEnded", "RunFinished", "RunStarted", "Stall", "StepAnatomy", "Suspected",
     "TrainingEnded", "VerdictReached", "ViewFormed", "ViewInstalled", "decode", "encode",
@@ -375,7 +376,7 @@ AnyEvent = (
     | Notice | FleetGone | CheckpointBegan | CheckpointSaved | CheckpointFailed | CheckpointDelayed | CheckpointRetried
     | CheckpointLoaded | CheckpointSkipped | CheckpointDiffers | CheckpointPruned | CheckpointDrained
     | CheckpointInterval | RunFinished | RunEnded | Stall | RowsAdmitted | ReducerAccused | VerdictReached
-    | AuditMismatch | StateCertified | TrainingEnded | DeviceFinding | AlarmWeighed | Asked | StepAnatomy
+    | AuditMismatch | StateCertified | TrainingEnded | DeviceFinding | DataTrouble | AlarmWeighed | Asked | StepAnatomy
 )  # fmt: skip
 
 _encoder = msgspec.json.Encoder()

@@ -300,6 +300,14 @@ _ENDED: dict[str, Literal["failed", "was stopped", "ended without a word"]] = {
 }  # fmt: skip
 
 
+_OF_DATA = {
+    "skipped": ("samples that cannot be read", "mend or drop these samples: others were trained with in their place"),
+    "died": ("a data worker that died", "read the samples named in a process of their own, or look at the memory"),
+    "hung": ("a data worker that hung", "look at the storage these samples come from, and at what decodes them"),
+    "leaked": ("a data worker that leaks", "look for what the dataset keeps from sample to sample, such as a cache"),
+}  # fmt: skip
+
+
 def _advice(events: Sequence[ev.AnyEvent], state: Status) -> list[Advice]:
     found: dict[str, tuple[str, list[str]]] = {}
     for failed in [e for e in events if isinstance(e, ev.CheckpointFailed) and e.cause not in PLAIN_FAILURES]:
@@ -316,6 +324,10 @@ def _advice(events: Sequence[ev.AnyEvent], state: Status) -> list[Advice]:
             found.setdefault(name, (event.remedy, []))[1].append(
                 " ".join((event.replica or event.host, event.device)).strip()
             )
+        if isinstance(event, ev.DataTrouble):
+            name, text = _OF_DATA[event.what]
+            at = [f"sample {sample}" for sample in event.samples] or [event.replica]
+            found.setdefault(name, (text, []))[1].extend(at)
         if isinstance(event, ev.VerdictReached) and event.remedy:
             who = event.replica or event.module or f"step {event.step}"
             found.setdefault(f"a guard: {event.action.replace('_', ' ')}", (event.remedy, []))[1].append(who)

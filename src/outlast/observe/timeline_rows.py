@@ -135,6 +135,8 @@ def _matters(event: ev.AnyEvent, told: Collection[str]) -> bool:
             return event.action != "go" or event.lowered or _unprotected(event)
         case ev.ReducerAccused():
             return True
+        case ev.DataTrouble():
+            return event.what != "skipped" or _is_told(event)
         case ev.ReplicaExited():
             return event.cause not in {"finished", "left"} and event.replica not in told
     return isinstance(event, _ALWAYS) or checkpoint_words.matters(event)
@@ -178,6 +180,8 @@ def _describe(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning", "erro
             )
         case ev.AlarmWeighed():
             return _describe_alarm(event), "warning"
+        case ev.DataTrouble():
+            return _describe_data(event), "warning"
         case ev.Asked():
             said = f"asked to {event.what} {event.about}" if event.what != "scale" else f"asked for {event.about}"
             return f"{said}: {event.text}" + ("" if event.accepted else " (nothing was changed)"), "info"
@@ -211,6 +215,22 @@ def _describe_alarm(event: ev.AlarmWeighed) -> str:
         done = f"nothing is done (on_alarm is tell); else {done}"
     costs = ", ".join(f"{name} {format_s(cost)}" for name, cost in sorted(event.costs.items(), key=lambda row: row[1]))
     return f"{soon} ({event.evidence}); {done}; expected cost: {costs}"
+
+
+def _is_told(event: ev.DataTrouble) -> bool:
+    """Of skipped samples the first ten, and then each tenfold: a bad data set fills no story."""
+    before, mark = event.total - len(event.samples), 10
+    while mark * 10 <= event.total:
+        mark *= 10
+    return before < 10 or before < mark
+
+
+def _describe_data(event: ev.DataTrouble) -> str:
+    if event.what != "skipped":
+        who = f"{event.replica} on {event.host}" if event.host else event.replica
+        return f"step {event.step}: {event.text}; all data workers of {who} were replaced"
+    spent = f"{event.total:,} of the {event.allowed:,} that may be"
+    return f"step {event.step}: {event.text}: skipped from here on, others stand in ({spent})"
 
 
 _DONE = {

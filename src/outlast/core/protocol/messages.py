@@ -22,6 +22,7 @@ from outlast.core.protocol.agent_messages import (
     Stop,
     Unjoined,
 )
+from outlast.core.protocol.data_messages import DataNoted
 from outlast.core.protocol.delta import ViewDelta
 from outlast.core.protocol.disputes import AuditFinding
 from outlast.core.protocol.driver_events import Resumed, Superseded, Timer
@@ -36,7 +37,7 @@ __all__ = [
     "Exited", "Failed", "Finish", "Formed", "FromCoordinator", "Hello", "Install", "JournalEntry", "Judged", "Kill",
     "Leaving", "Left", "Notify", "Persist", "ProbePaths", "Ready", "FleetRecord", "Rejoin", "Resumed", "Rows",
     "SetTimer", "Spawn", "SpawnFailed", "Spawned", "Stalled", "Stop", "Superseded", "Take", "Tell", "Timer",
-    "ToCoordinator", "Unjoined", "Welcome", "Whole",
+    "DataNoted", "ToCoordinator", "Unjoined", "Welcome", "Whole",
 ]  # fmt: skip
 
 DEPARTED = "left as planned"
@@ -387,7 +388,7 @@ class Finish(Wire, frozen=True, kw_only=True, tag=True):
 ToCoordinator = (
     Hello | Left | Formed | Ready | Rejoin | Leaving | Done | Failed | Stalled | AgentHello | AgentGone | Spawned
     | SpawnFailed | Unjoined | Exited | Examined | Continued | Rows | Audited | Whole | Stop | Admitted | Accused
-    | Judged | DeviceNoted
+    | Judged | DeviceNoted | DataNoted
 )  # fmt: skip
 Event = ToCoordinator | HostEvent | ScaleAsked | DrainAsked | EvictAsked | Timer | Resumed | Superseded
 Action = Persist | Tell | SetTimer | JournalEntry | Finish

@@ -88,6 +88,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     save: int = 0  # a wish for a checkpoint after this step, or -1: not now
     metrics: tuple[tuple[int, str, float, float], ...] = ()  # (microbatch, name, value, weight), as the loop gave them
     stop: str = ""  # why training is to end after this step, where my loop has said so
+    bad: tuple[tuple[int, str], ...] = ()  # (sample, why) of those that I found could not be read
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):

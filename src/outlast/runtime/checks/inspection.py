@@ -102,7 +102,7 @@ class Inspection:
         step, leaf, batch = self._at
         names = self._engine.state.names
         bad = [name for name, grad in zip(names, grads, strict=True) if grad is not None and _overflows(grad)]
-        samples, sure = bad_samples(batch, watch.rows, self._engine.samples.indices(step, leaf))
+        samples, sure = bad_samples(batch, watch.rows, self._engine.samples.read_here(step, leaf))
         self._found(
             microbatch=leaf,
             samples=tuple(samples),

@@ -20,7 +20,7 @@ __all__ = ["check_speaker"]
 
 _MEMBER = (
     m.Hello, m.Left, m.Formed, m.Ready, m.Rejoin, m.Leaving, m.Done, m.Failed, m.Stalled, m.Rows, m.Whole, m.Admitted,
-    m.Accused, m.Audited, m.Judged, hm.Awaited, *FROM_MEMBER,
+    m.Accused, m.Audited, m.Judged, m.DataNoted, hm.Awaited, *FROM_MEMBER,
 )  # fmt: skip
 _AGENT = (m.AgentHello, m.Spawned, hm.HostHere)
 _OF_ITS_RANKS = (m.SpawnFailed, m.Unjoined, m.Exited, m.Examined, m.Continued)

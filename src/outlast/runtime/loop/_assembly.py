@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
 
 from outlast.core.policy import Guards
+from outlast.core.protocol import messages as m
+from outlast.errors import ConfigError
 from outlast.runtime.checks.checked_sums import admit_device, checked_sums
 from outlast.runtime.checks.guards import Guarding
 from outlast.runtime.exchange.robust_rows import arrange
@@ -70,6 +73,13 @@ def assemble(
     if sharded(list(zip(parts.names, parts.params, strict=True)), shards.width):
         shards.attach(parts.model)
         check_sharded(audits=facts["audit"] != "0", critical=bool(facts["audit_params"]), checks=checks)
+    samples.watch(env.config.outside_s)
+    if samples.bad.allowed and facts["audit"] != "0":
+        raise ConfigError(
+            "bad_samples= with audits: a sample that one replica can read and another cannot would look like a device "
+            "that computes wrongly",
+            remedy="one of both",
+        )
     layout, rows = arrange(env.config, parts, samples, int(bucket_mb * (1 << 20)), shards, **robust)
     parts.scaling.check(rows is not None)
     admit_device(env.config.device_test or env.probation, layout.device, env.me)
@@ -102,6 +112,7 @@ def _leading(
 ) -> Replica:
     """A replica's lead, or all of it."""
     replica = Replica(env, engine, facts, guarding)
+    engine.samples.tell = lambda news: replica.link.send([m.DataNoted(member=env.me, **asdict(news))])
     if env.lies:
         from outlast.runtime.faults.liars import lying
 

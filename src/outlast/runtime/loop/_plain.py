@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -30,7 +31,7 @@ from outlast.runtime.training.losses import missing_backward, second_backward
 from outlast.runtime.training.metrics import Metrics, metric_outside
 from outlast.runtime.training.opening import KEY, Opening
 from outlast.runtime.training.random_state import seed_everything
-from outlast.runtime.training.samples import Samples
+from outlast.runtime.training.samples import Samples, skipped
 from outlast.runtime.training.state import State, digest_of
 from outlast.tensors import is_shard
 
@@ -217,6 +218,13 @@ class PlainStep:
         self._means = dict(self._rows.means(t.samples.num_leaves))
         t.stopped = t.stop_wanted
         t.samples.applied(self.number, t.samples.place_of(self.number))
+        bad = t.samples.bad.told(range(t.samples.num_leaves))
+        t.samples.bad.applied(bad)
+        if bad:
+            print(
+                f"outlast: step {self.number}: {skipped(self.number, bad, t.samples.bad).text}: skipped from here on",
+                file=sys.stderr,
+            )
         self.done = True
         t.committed()
 

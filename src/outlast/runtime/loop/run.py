@@ -109,6 +109,7 @@ class Run(Whereabouts):
         microbatches: int | None = None, seed: int = 0, scheduler: Any = None, clip_norm: float | None = None,
         state: Mapping[str, Any] | None = None, collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int | None = None, shuffle: bool | None = None, drop_last: bool | None = None, sampler: Any = None,
+        bad_samples: int | None = None,
         scaler: Any = None, bucket_mb: float = 4.0, aggregation: Aggregation | Rules = None, f: int | None = None,
         pre: str | Sequence[str] | None = None, rows: int | None = None, row_momentum: float | None = None,
         check_reducers: float | None = None, guards: Guards | str = "default",
@@ -119,7 +120,8 @@ class Run(Whereabouts):
 
         `optimizer`, `scheduler`: one, or a list. `dataset`: also a stream (reference/loop), or an `outlast.Data` with
         all that belongs to it: `global_batch_size`; `microbatches`, units of work in a step, the same whoever computes
-        them; `collate_fn`, `num_workers`, `shuffle`, `drop_last`, `sampler`. `state`: what else the loop changes, by
+        them; `collate_fn`, `num_workers`, `shuffle`, `drop_last`, `sampler`; `bad_samples`, how many may be skipped
+        because they cannot be read. `state`: what else the loop changes, by
         name, each with `state_dict` and `load_state_dict`; what is not given here cannot be joined or rewound.
         `clip_norm`: largest global gradient norm. `scaler`: a `GradScaler`. `aggregation`: a robust rule in place of
         the mean, or an `outlast.Rules`, with `f`, `pre`, `rows`, `row_momentum` and `check_reducers`. `guards`:
@@ -132,7 +134,7 @@ class Run(Whereabouts):
         """
         data = Data.of(
             dataset, global_batch_size=global_batch_size, microbatches=microbatches, collate_fn=collate_fn,
-            num_workers=num_workers, shuffle=shuffle, drop_last=drop_last, sampler=sampler,
+            num_workers=num_workers, shuffle=shuffle, drop_last=drop_last, sampler=sampler, bad_samples=bad_samples,
         )  # fmt: skip
         rules = Rules.of(aggregation, f=f, pre=pre, rows=rows, row_momentum=row_momentum, check_reducers=check_reducers)
         wanted = Wanted(

@@ -206,6 +206,9 @@ class SoloLink:
                 verdict = message.verdict
                 said = f"step {message.step}: {verdict.action}: {verdict.evidence} ({verdict.remedy})"
                 print(f"outlast: {said}", file=sys.stderr, flush=True)
+            elif isinstance(message, m.DataNoted) and message.what == "skipped":
+                said = f"{message.text}: skipped from here on ({message.total} of {message.allowed} that may be)"
+                print(f"outlast: step {message.step}: {said}", file=sys.stderr, flush=True)
 
     def beat(self) -> None:
         """Nobody listens."""

@@ -37,6 +37,7 @@ from outlast.runtime.exchange.plane import ExchangeTask, Plane, Reduction
 from outlast.runtime.member.driver import Replica
 from outlast.runtime.training.losses import missing_backward, second_backward
 from outlast.runtime.training.metrics import metric_outside
+from outlast.runtime.training.samples import skipped
 from outlast.runtime.transport.peer_messages import HeaderSaid
 
 __all__ = ["StepCourse"]
@@ -303,10 +304,17 @@ class StepCourse:
         for order in due:
             replica.donor.carry_out(order, todo.view)
 
+    def _report_skipped(self) -> None:
+        """Samples that everybody skips from here on; every member says so, and the first counts."""
+        meta, samples = self.engine.meta, self.engine.samples
+        if meta is not None and meta.bad:
+            samples.tell(skipped(meta.step, meta.bad, samples.bad))
+
     def _committed(self, todo: Exchange, ruling: Ruling | None) -> None:
         """Tell what is worth telling, and how long the step took."""
         replica = self.replica
         report(replica, ruling)
+        self._report_skipped()
         held_s = replica.saves.held_s if replica.saves is not None else 0.0
         replica.pace.committed(todo.step, len(todo.view.members), held_s)
         if replica.pace.resumed:  # how long nobody trained is known now

@@ -57,7 +57,8 @@ class Data(_Record):
     replicas. `microbatches`: units of work in a step, the same whoever computes them. `shuffle`: whether each pass has
     an order of its own. `drop_last`: whether a last batch that is not full is left out. `sampler`: the order of each
     epoch, or a function of its number. `collate_fn`: samples to a batch, as in a `DataLoader`; torch's if not given.
-    `num_workers`: processes that load samples, in each replica.
+    `num_workers`: processes that load samples, in each replica. `bad_samples`: how many samples of the run may be
+    skipped because they cannot be read.
     """
 
     dataset: Any
@@ -69,6 +70,7 @@ class Data(_Record):
     sampler: Any = None
     collate_fn: Callable[[list[Any]], Any] | None = None
     num_workers: int = 0
+    bad_samples: int = 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -165,6 +165,7 @@ class Microbatches:
             "losses": tuple((leaf, *self.losses[leaf]) for leaf in mine if leaf in self.losses),
             "metrics": self.metrics.told(leaf for leaf in mine if leaf in self.losses),
             "stop": self.stop_wanted,
+            "bad": self.samples.bad.told(leaves),
             "used": bytes(self.sums.used),
             "norms": (*(partials(norms, self.layout.num_blocks) if norms else ()), *others),
             "output": output & ((1 << 64) - 1),

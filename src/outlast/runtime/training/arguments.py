@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from outlast.errors import ConfigError
 
-__all__ = ["check_arguments", "check_dataset", "check_once", "check_shares", "listed", "positive"]
+__all__ = ["check_arguments", "check_dataset", "check_once", "check_shares", "listed", "positive", "whole"]
 
 
 def check_arguments(
@@ -174,6 +174,13 @@ def positive(name: str, value: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigError(f"{name}={value!r} is not a positive whole number", remedy=f"{name}=1 or more")
     return value
+
+
+def whole(name: str, value: Any) -> int:
+    """The value; ConfigError if it is no count that may be 0."""
+    if not _whole(value) or value < 0:
+        raise ConfigError(f"{name}={value!r} is no number of them", remedy=f"{name}=0 or more")
+    return int(value)
 
 
 def check_shares(replicas: int, microbatches: int) -> None:

@@ -67,6 +67,7 @@ class Engine(Microbatches):
             stop=next((h.stop for h in headers if h.stop), ""),
             evaluated=tuple(self.evaluated),
             stream=self.samples.place_of(first.step),
+            bad=tuple(sorted({sample: text for h in headers for sample, text in sorted(h.bad)}.items())),
         )
         self.clip(meta)
         return meta
@@ -121,6 +122,7 @@ class Engine(Microbatches):
             follow()
         self.stop_after(meta.step + 1, meta.stop)
         self.samples.applied(meta.step, meta.stream)
+        self.samples.bad.applied(meta.bad)
         self.opening.applied(meta.step, meta.evaluated)
         if checks.vigilance is not None and meta.observed is not None:
             checks.vigilance.apply(meta.observed)

@@ -7,59 +7,55 @@ generators are seeded by position before a sample is fetched, so augmentations a
 
 from __future__ import annotations
 
-import ctypes
-import signal
 import sys
-import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import xxhash
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import default_collate
 
+from outlast.core.data_events import Trouble
 from outlast.core.position import position_seed
-from outlast.errors import ConfigError, LoopUnrepeatable
+from outlast.errors import ConfigError, LoopUnrepeatable, TrainingError
+from outlast.runtime.training._bad_samples import BAD, BadSamples
 from outlast.runtime.training._given_order import GivenOrder
 from outlast.runtime.training._sample_order import SampleOrder
+from outlast.runtime.training._sample_reader import Key, ReadingRows, SampleReader, Unread
+from outlast.runtime.training._workers import LostWorker, Workers
 from outlast.runtime.training.arguments import check_dataset
-from outlast.runtime.training.random_state import seed_everything
 
-__all__ = ["Samples", "batch_digest", "unlike_samples"]
-
-
-_REPLACED = 16  # times that workers which died are replaced: more is no accident
+__all__ = ["DataNews", "Samples", "batch_digest", "skipped", "unlike_samples"]
 
 
-class _Keyed(Dataset[Any]):
-    """Fetches whole microbatches: a key is (seed, sample indices)."""
-
-    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
-        self.dataset, self.collate = dataset, collate
-
-    def __getitem__(self, key: tuple[int, list[int]]) -> Any:
-        seed_everything(key[0])
-        return self.collate([self._sample(index) for index in key[1]])
-
-    def _sample(self, index: int) -> Any:
-        """What fails on the way to a disk or a store is asked for once more; what fails again is named."""
-        try:
-            return self.dataset[index]
-        except OSError as error:
-            print(f"outlast: sample {index} could not be read and is tried again: {error}", file=sys.stderr, flush=True)
-        except Exception as error:
-            error.add_note(f"outlast: this was sample {index} of the dataset")
-            raise
-        try:
-            return self.dataset[index]
-        except OSError as error:
-            error.add_note(f"outlast: this was sample {index} of the dataset, read twice")
-            raise
+_REPLACED = 16  # times that workers which were lost are replaced: more is no accident
+_TWICE = 2  # times that workers are lost at one sample before it is the sample
+_STAND_INS = 1000  # places looked at for one that can stand in
 
 
-def _worker_dies_with_parent(_: int) -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+@dataclass(frozen=True, kw_only=True)
+class DataNews:
+    """What went wrong with the data, and was mended. `samples`: which; `microbatch`: that was waited for, or -1."""
+
+    what: Trouble
+    step: int
+    text: str
+    microbatch: int = -1
+    samples: tuple[int, ...] = ()
+    total: int = 0
+    allowed: int = 0
+
+
+def skipped(step: int, rows: Sequence[tuple[int, str]], bad: BadSamples) -> DataNews:
+    """What is told of samples that nobody reads any more from this step on."""
+    few = "; ".join(f"sample {sample} cannot be read ({text})" for sample, text in rows[:3])
+    more = f"; and {len(rows) - 3} more" if len(rows) > 3 else ""
+    return DataNews(
+        what="skipped", step=step, text=few + more, samples=tuple(sample for sample, _ in rows), total=len(bad.known),
+        allowed=bad.allowed,
+    )  # fmt: skip
 
 
 class Samples:
@@ -77,6 +73,7 @@ class Samples:
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 0,
         sampler: Any = None,
+        bad_samples: int = 0,
     ) -> None:
         check_dataset(dataset)
         self._given = GivenOrder(sampler, len(dataset), seed) if sampler is not None else None
@@ -96,23 +93,25 @@ class Samples:
         self.seed, self.shuffle, self.drop_last = seed, shuffle, drop_last
         whole, rest = divmod(self.num_samples, global_batch_size)
         self.steps_per_epoch = whole + (1 if rest and not drop_last else 0)
-        self._keyed = _Keyed(dataset, collate_fn or default_collate)
-        self._workers = num_workers
+        rows, self.bad = ReadingRows(num_workers), BadSamples(bad_samples)
+        self._reader = SampleReader(dataset, collate_fn or default_collate, rows, tolerant=bad_samples > 0)
+        self.workers = Workers(num_workers, self._reader, rows, self.upcoming)
         self._order = SampleOrder(self.num_samples, shuffle)
         self._share: Callable[[int], list[int]] = lambda step: []
         self._next_key: tuple[int, int] = (0, 0)
-        self._issued: deque[tuple[int, int]] = deque()
-        self._loader: Iterator[Any] | None = None
+        self._issued: deque[tuple[int, int, Key]] = deque()
         self._left_out: frozenset[int] = frozenset()
         self.doubted = False  # fetch what the first step takes twice, and compare
         self._first = -1
         self._replaced = 0
+        self._lost_at: dict[int, int] = {}  # sample -> times that workers were lost at it
+        self.tell: Callable[[DataNews], object] = lambda news: None  # the coordinator, if there is one
 
     # --- the pure part -------------------------------------------------------------------------------------------
     @property
     def collate(self) -> Callable[[list[Any]], Any]:
         """What makes a batch of samples."""
-        return self._keyed.collate
+        return self._reader.collate
 
     @property
     def order(self) -> str:
@@ -135,7 +134,7 @@ class Samples:
 
     def parts(self) -> dict[str, Any]:
         """What of the data is part of the training state, by name."""
-        return {}
+        return {BAD: self.bad} if self.bad.allowed else {}
 
     def take_up(self) -> None:
         """The state was loaded."""
@@ -155,18 +154,45 @@ class Samples:
         return self.sizes(self.steps_per_epoch - 1)
 
     def indices(self, step: int, leaf: int) -> list[int]:
-        """The microbatch's sample indices, without those that are left out."""
+        """The microbatch's sample indices: without those that are left out, with others for those known to be bad. The
+        same on every replica."""
+        return self._with_stand_ins(step, leaf, self.bad.known.keys())
+
+    def read_here(self, step: int, leaf: int) -> list[int]:
+        """As `indices`, with others also for samples that were found to be bad in this step, by this replica."""
+        return self._with_stand_ins(step, leaf, self.bad.here())
+
+    def _with_stand_ins(self, step: int, leaf: int, bad: Collection[int]) -> list[int]:
         start = (step % self.steps_per_epoch) * self.batch
         small, larger = divmod(min(self.batch, self.num_samples - start), self.num_leaves)
-        return self._kept(step, leaf, [small + (i < larger) for i in range(self.num_leaves)])
+        found = self._kept(step, leaf, [small + (i < larger) for i in range(self.num_leaves)])
+        if not bad or not any(index in bad for index in found):
+            return found
+        return [i if i not in bad else self._stand_in(step, leaf, place, bad) for place, i in enumerate(found)]
+
+    def _stand_in(self, step: int, leaf: int, place: int, bad: Collection[int]) -> int:
+        """A sample of the same epoch, by position and by what is bad alone."""
+        epoch = step // self.steps_per_epoch
+        for attempt in range(_STAND_INS):
+            at = position_seed(self.seed, step, leaf, place, attempt, 0xBAD) % self.num_samples
+            index = self._at(epoch, at, 1)[0]
+            if index not in bad and index not in self._left_out:
+                return index
+        raise TrainingError(
+            f"no sample was found that could stand in for one that cannot be read: {len(bad)} of {self.num_samples} "
+            "cannot",
+            did="nothing more was trained",
+            remedy="look at the dataset",
+        )
+
+    def _at(self, epoch: int, start: int, count: int) -> list[int]:
+        if self._given is not None:
+            return self._given.indices(epoch, start, count)
+        return self._order.indices(position_seed(self.seed, epoch, 0x5EED), start, count)
 
     def _kept(self, step: int, leaf: int, sizes: list[int]) -> list[int]:
         epoch, place = divmod(step, self.steps_per_epoch)
-        start = place * self.batch + sum(sizes[:leaf])
-        if self._given is not None:
-            found = self._given.indices(epoch, start, sizes[leaf])
-        else:
-            found = self._order.indices(position_seed(self.seed, epoch, 0x5EED), start, sizes[leaf])
+        found = self._at(epoch, place * self.batch + sum(sizes[:leaf]), sizes[leaf])
         return [index for index in found if index not in self._left_out] if self._left_out else found
 
     def leave_out(self, samples: Iterable[int]) -> None:
@@ -174,8 +200,7 @@ class Samples:
         left_out = frozenset(samples)
         if left_out != self._left_out:
             self._left_out = left_out
-            self._loader, self._next_key = None, (self._next_key[0], 0)  # what was fetched ahead may hold them
-            self._issued.clear()
+            self._again_from(self._next_key[0], 0)  # what was fetched ahead may hold them
 
     # --- fetching ------------------------------------------------------------------------------------------------
     def expect(self, share: Callable[[int], list[int]], from_step: int) -> None:
@@ -188,63 +213,72 @@ class Samples:
         batch = self._fetch(step, leaf)
         if self.doubted and self._first in (-1, step):
             self._first = step
-            again = [self._keyed[self._key(step, leaf)] for _ in range(1 + bool(self._workers))]  # a worker has a copy
+            again = [self._here(step, leaf) for _ in range(1 + bool(self.workers.num))]  # a worker has a copy
             if len({batch_digest(found) for found in (batch, *again)}) > 1:
                 raise unlike_samples(step, leaf, self.indices(step, leaf), "when they are fetched twice")
         return batch
 
     def fetch_otherwise(self, step: int, leaf: int) -> None:
         """The same samples at another place in the order, forgotten: what a dataset remembers of them is another."""
-        self._keyed[position_seed(self.seed, step, leaf, 3), self.indices(step, leaf)]
+        self._reader[position_seed(self.seed, step, leaf, 3), self.read_here(step, leaf)]
 
     def _fetch(self, step: int, leaf: int) -> Any:
-        if self._workers == 0:
-            return self._keyed[self._key(step, leaf)]
-        if self._loader is None:
-            self._loader = self._workers_begin()
-        if (step, leaf) not in self._issued:
-            return self._keyed[self._key(step, leaf)]
-        while True:
-            try:
-                batch = next(self._loader)
-            except (RuntimeError, EOFError, ConnectionError) as error:  # also: it died with a batch half handed over
-                self._replace_workers(error, step)
-                return self._keyed[self._key(step, leaf)]
-            if self._issued.popleft() == (step, leaf):
-                return batch
+        while self.workers.num:
+            self.workers.begin()
+            if not any((step, leaf) == issued[:2] for issued in self._issued):
+                break
+            found = self.workers.take()
+            if isinstance(found, LostWorker):
+                self._lost(found, step, leaf)
+                continue
+            *place, key = self._issued.popleft()
+            if place == [step, leaf]:
+                if isinstance(found, Unread):
+                    self.bad.meet(leaf, found)
+                elif not self.bad.allowed or key == self._key(step, leaf):  # what is bad may have been found out since
+                    return found
+                break
+        return self._here(step, leaf)
 
-    def _workers_begin(self) -> Iterator[Any]:
-        """New workers. torch would raise in the middle of whatever the training thread does when one dies; where that
-        is, nothing may be raised (rule 12), so it is found out by who waits for a batch."""
-        previous = signal.getsignal(signal.SIGCHLD)
-        loader = iter(self._make_loader())
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGCHLD, previous if previous is not None else signal.SIG_DFL)
-        return loader
+    def _here(self, step: int, leaf: int) -> Any:
+        """The microbatch, read in this process: from its beginning again for each sample that cannot be."""
+        while isinstance(found := self._reader[self._key(step, leaf)], Unread):
+            self.bad.meet(leaf, found)
+        self.bad.read()
+        return found
 
-    def _replace_workers(self, error: Exception, step: int) -> None:
-        """A worker died: begin with new ones, and have what is needed now fetched in this process. Raises the error if
-        it is another one, or has come too often."""
-        other = isinstance(error, RuntimeError) and "exited unexpectedly" not in str(error)
-        if other or self._replaced >= _REPLACED:
-            raise error
-        self._replaced += 1
-        what, times = str(error) or type(error).__name__, f"{self._replaced} of {_REPLACED} times"
-        print(f"outlast: a data worker died ({what}); all workers are replaced ({times})", file=sys.stderr)
-        self._loader, self._next_key = None, (step, 0)
+    def _lost(self, lost: LostWorker, step: int, leaf: int) -> None:
+        """Workers are gone: new ones go on with this microbatch. Raises TrainingError where it has come too often, or
+        twice at one sample that may not be skipped."""
+        known = (lost.sample,) if lost.sample >= 0 else ()
+        self.tell(DataNews(what=lost.what, step=step, microbatch=leaf, text=lost.text, samples=known))
+        self._replaced += lost.what != "leaked"
+        times = f" ({self._replaced} of {_REPLACED} times)" if lost.what != "leaked" else ""
+        print(f"outlast: {lost.text}; all workers are replaced{times}", file=sys.stderr, flush=True)
+        if self._replaced > _REPLACED:
+            raise TrainingError(
+                f"data workers were lost {self._replaced} times, the last time so: {lost.text}",
+                did="this replica ends",
+                remedy="read the samples in a process of their own to see why; fewer workers take less memory",
+            )
+        for sample in known:
+            count = self._lost_at[sample] = self._lost_at.get(sample, 0) + 1
+            if count >= _TWICE:
+                self.bad.meet(leaf, Unread(sample=sample, text=f"the worker that read it {lost.what}, {count} times"))
+        self._again_from(step, self._share(step).index(leaf) if leaf in self._share(step) else 0)
+
+    def _again_from(self, step: int, place: int) -> None:
+        """Whatever workers have fetched is forgotten; new ones begin with this part of the step's share."""
+        self.workers.drop()
+        self._next_key = (step, place)
         self._issued.clear()
 
-    def _key(self, step: int, leaf: int) -> tuple[int, list[int]]:
-        return position_seed(self.seed, step, leaf, 1), self.indices(step, leaf)
+    def _key(self, step: int, leaf: int) -> Key:
+        return position_seed(self.seed, step, leaf, 1), self.read_here(step, leaf)
 
-    def _make_loader(self) -> DataLoader[Any]:
-        return DataLoader(
-            self._keyed,
-            batch_size=None,
-            sampler=_Keys(self),
-            num_workers=self._workers,
-            worker_init_fn=_worker_dies_with_parent,
-        )
+    def watch(self, outside_s: float) -> None:
+        """The agent takes a loop for hung that is silent for so long: workers are judged well before."""
+        self.workers.longest_s = outside_s / 4  # twice at one sample, and time to begin anew
 
     def upcoming(self) -> Iterator[tuple[int, list[int]]]:
         """Keys in the order in which they will be asked for, as far as foreseen; endless."""
@@ -256,18 +290,9 @@ class Samples:
                 continue
             self._next_key = (step, place + 1)
             if self.sizes(step)[leaves[place]]:
-                self._issued.append((step, leaves[place]))
-                yield self._key(step, leaves[place])
-
-
-class _Keys:
-    """What the DataLoader takes for its sampler."""
-
-    def __init__(self, samples: Samples) -> None:
-        self._samples = samples
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._samples.upcoming()
+                key = self._key(step, leaves[place])
+                self._issued.append((step, leaves[place], key))
+                yield key
 
 
 def batch_digest(batch: Any) -> int:

@@ -49,6 +49,7 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     overflow: bool = False  # under the loss scale (`_scaling.py`): nothing is applied
     stream: tuple[int, ...] = ()  # where its data is, if its number does not say it (`streams.py`)
     evaluated: tuple[tuple[tuple[str, float], ...], ...] = ()  # before its inner loop, in order
+    bad: tuple[tuple[int, str], ...] = ()  # samples that could not be read, and why (`_bad_samples.py`)
 
 
 class Unguarded:

@@ -18,7 +18,8 @@ from torch.utils.data import DataLoader, Sampler, default_collate
 from outlast.core.position import position_seed
 from outlast.errors import ConfigError, LoopUnrepeatable, StepMisuse, TrainingError
 from outlast.runtime.settings.protect_records import Data
-from outlast.runtime.training.arguments import positive
+from outlast.runtime.training._bad_samples import BadSamples
+from outlast.runtime.training.arguments import positive, whole
 from outlast.runtime.training.random_state import random_state_kept, seed_everything
 from outlast.runtime.training.samples import Samples, batch_digest
 
@@ -151,8 +152,8 @@ class StreamSamples(Samples):
         self.num_samples, self.batch, self.num_leaves = -1, global_batch_size, microbatches
         self.seed, self.shuffle, self.drop_last, self.doubted = seed, False, drop_last, False
         self.known_length = False
-        self._collate = collate_fn or default_collate
-        self._reader = _Reader(source, seed, microbatches if self.batches else global_batch_size, drop_last)
+        self._collate, self.bad, self.tell = collate_fn or default_collate, BadSamples(), lambda news: None
+        self._stream = _Reader(source, seed, microbatches if self.batches else global_batch_size, drop_last)
         self._left_out = frozenset()
         self._checked = False
         self._place = {"pass": 0, "began": 0, "step": 0}
@@ -164,18 +165,18 @@ class StreamSamples(Samples):
 
     def load_state_dict(self, values: Mapping[str, int]) -> None:
         self._place = {key: int(values[key]) for key in self._place}
-        self._reader.know(self._place["pass"], self._place["began"])
+        self._stream.know(self._place["pass"], self._place["began"])
 
     def place_of(self, step: int) -> tuple[int, int]:
         """For the step's outcome."""
-        portion = self._reader.portion(step)
+        portion = self._stream.portion(step)
         return portion.number, portion.began
 
     def applied(self, step: int, place: tuple[int, ...]) -> None:
         """The step was applied here, perhaps by replaying it: read as far as all others have."""
         if place:
             self.load_state_dict({"pass": place[0], "began": place[1], "step": step + 1})
-            self._reader.reach(step + 1)
+            self._stream.reach(step + 1)
 
     def parts(self) -> dict[str, Any]:
         return {PLACE: self}
@@ -189,7 +190,7 @@ class StreamSamples(Samples):
 
     def take_up(self) -> None:
         """The state was loaded: read what its steps took."""
-        self._reader.reach(self._place["step"])
+        self._stream.reach(self._place["step"])
 
     # --- as of `Samples` -----------------------------------------------------------------------------------------
     @property
@@ -201,7 +202,7 @@ class StreamSamples(Samples):
         return "stream of batches" if self.batches else "stream"
 
     def epoch_of(self, step: int) -> int:
-        return self._reader.portion(step).number
+        return self._stream.portion(step).number
 
     def sizes(self, step: int) -> list[int]:
         rows = self._rows(step)
@@ -215,10 +216,13 @@ class StreamSamples(Samples):
 
     def indices(self, step: int, leaf: int) -> list[int]:
         """Numbers of samples, or of batches once for each of their samples, in the pass; the pass in the high bits."""
-        portion, (lo, hi) = self._reader.portion(step), self._ranges(step)[leaf]
-        first = (portion.number << _PASS) + (step - portion.began) * self._reader._size
+        portion, (lo, hi) = self._stream.portion(step), self._ranges(step)[leaf]
+        first = (portion.number << _PASS) + (step - portion.began) * self._stream._size
         kept = [(first + i, portion.units[i]) for i in range(lo, hi) if first + i not in self._left_out]
         return [number for number, unit in kept for _ in range(_length(unit) if self.batches else 1)]
+
+    def read_here(self, step: int, leaf: int) -> list[int]:
+        return self.indices(step, leaf)
 
     def leave_out(self, samples: Iterable[int]) -> None:
         self._left_out = frozenset(samples)
@@ -226,11 +230,14 @@ class StreamSamples(Samples):
     def expect(self, share: Callable[[int], list[int]], from_step: int) -> None:
         """All of it is read, whoever computes what."""
 
+    def watch(self, outside_s: float) -> None:
+        """A loader's workers are its own."""
+
     def fetch(self, step: int, leaf: int) -> Any:
         """The microbatch. Raises LoopUnrepeatable if the stream's beginning is not the same twice."""
         if self.doubted and not self._checked and step == 0:
             self._checked = True
-            self._reader.check()
+            self._stream.check()
         row = self._rows(step)[leaf]
         if self.batches:
             return row[0]
@@ -241,17 +248,17 @@ class StreamSamples(Samples):
         """A stream has one order."""
 
     def _ranges(self, step: int) -> list[tuple[int, int]]:
-        small, larger = divmod(len(self._reader.portion(step).units), self.num_leaves)
+        small, larger = divmod(len(self._stream.portion(step).units), self.num_leaves)
         ends = [0]
         for leaf in range(self.num_leaves):
             ends.append(ends[-1] + small + (leaf < larger))
         return [(ends[leaf], ends[leaf + 1]) for leaf in range(self.num_leaves)]
 
     def _rows(self, step: int) -> list[Sequence[Any]]:
-        portion = self._reader.portion(step)
+        portion = self._stream.portion(step)
         if not self._left_out:
             return [portion.units[lo:hi] for lo, hi in self._ranges(step)]
-        first = (portion.number << _PASS) + (step - portion.began) * self._reader._size
+        first = (portion.number << _PASS) + (step - portion.began) * self._stream._size
         return [
             [portion.units[i] for i in range(lo, hi) if first + i not in self._left_out]
             for lo, hi in self._ranges(step)
@@ -278,8 +285,16 @@ def samples_of(data: Data, *, seed: int, width: int) -> Samples:
         "microbatches": positive("microbatches", data.microbatches),
         "drop_last": data.drop_last, "collate_fn": data.collate_fn, "num_workers": data.num_workers, "seed": seed,
     }  # fmt: skip
+    allowed = whole("bad_samples", data.bad_samples)
+    if allowed and (width > 1 or is_stream(data.dataset)):
+        what = f"replicas of {width} ranks" if width > 1 else "a stream, which gives nothing after what it failed at"
+        raise ConfigError(
+            f"bad_samples={allowed} with {what}",
+            remedy="leave it out, and skip in the dataset what cannot be read, on every replica alike",
+        )
     if not is_stream(data.dataset):
-        return Samples(data.dataset, shuffle=data.shuffle, sampler=data.sampler, **given)
+        order = {"shuffle": data.shuffle, "sampler": data.sampler}
+        return Samples(data.dataset, bad_samples=allowed, **order, **given)
     if width > 1:
         raise ConfigError(
             f"a stream with replicas of {width} ranks is not supported yet",

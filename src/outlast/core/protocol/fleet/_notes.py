@@ -6,7 +6,7 @@ from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet import _alarms
 from outlast.core.protocol.fleet.state import FleetState
 
-__all__ = ["noted", "resumed", "unjoined"]
+__all__ = ["data_noted", "noted", "resumed", "unjoined"]
 
 
 def resumed(c: FleetState, now_s: float, _: m.Resumed) -> None:
@@ -32,6 +32,29 @@ def noted(c: FleetState, now_s: float, note: m.DeviceNoted) -> None:
     )
     if peer is None:
         _alarms.heard(c, now_s, note)
+
+
+def data_noted(c: FleetState, now_s: float, note: m.DataNoted) -> None:
+    """Something about the data is written down: what all members say, once."""
+    key = (note.step, f"data {note.what}", "")
+    if note.what == "skipped":
+        if key in c.roster.judged:
+            return
+        c.roster.judged.add(key)
+    peer = c.roster.peers.get(note.member)
+    alone = note.what != "skipped"
+    c.journal(
+        "data_trouble",
+        what=note.what,
+        replica=note.member if alone else "",
+        host=peer.agent if alone and peer is not None else "",
+        step=note.step,
+        microbatch=note.microbatch,
+        samples=list(note.samples),
+        text=note.text,
+        total=note.total,
+        allowed=note.allowed,
+    )
 
 
 def unjoined(c: FleetState, now_s: float, told: m.Unjoined) -> None:

@@ -67,7 +67,8 @@ class Coordinator(FleetState):
     rules: ClassVar[Mapping[type, Rule]] = {
         m.Accused: _robust_rules.accused, m.Admitted: _robust_rules.admitted, m.AgentGone: _agents.agent_gone,
         m.AgentHello: _agents.agent_hello, m.Audited: _audit_findings.audited, m.Continued: _silence.continued,
-        m.DeviceNoted: _notes.noted, m.Done: _members.done, m.Examined: _silence.examined, m.Exited: _agents.exited,
+        m.DataNoted: _notes.data_noted, m.DeviceNoted: _notes.noted, m.Done: _members.done,
+        m.Examined: _silence.examined, m.Exited: _agents.exited,
         m.Failed: _members.failed, m.Formed: _members.formed, m.Hello: _members.hello,
         om.DrainAsked: _asked.drain, om.EvictAsked: _asked.evict, om.ScaleAsked: _asked.scale,
         hm.HostHere: _hosts.host_here, hm.HostSilent: _hosts.host_silent, hm.LinksJudged: _bad_links.judged,

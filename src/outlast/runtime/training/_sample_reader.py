@@ -1,0 +1,129 @@
+"""Reads the samples of one microbatch, here or in a worker process, and says in shared memory which one it is at.
+
+A sample that cannot be read is either raised, with its number, or (`tolerant`) handed back as `Unread`, for its owner
+to put another in its place. Does not know positions, budgets or who waits.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.sharedctypes import RawArray
+from typing import Any
+
+from torch.utils.data import Dataset, get_worker_info
+
+from outlast.runtime.training.random_state import seed_everything
+
+__all__ = ["Key", "ReadingRow", "ReadingRows", "SampleReader", "Unread"]
+
+Key = tuple[int, list[int]]
+"""Of a microbatch: (seed of its random numbers, sample indices)."""
+_WIDTH = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unread:
+    """A sample that could not be read. `storage`: by an OSError, which may be this host's fault and not the
+    sample's."""
+
+    sample: int
+    text: str
+    storage: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadingRow:
+    """Where a worker is. `begun`: reads so far; `sample`: the one it reads, -1 for none; `longest_s`: of its reads."""
+
+    worker: int
+    pid: int
+    begun: int
+    sample: int
+    longest_s: float
+
+
+class ReadingRows:
+    """One `ReadingRow` a worker, in memory that the workers share with who waits for them. Each writes its own."""
+
+    def __init__(self, num_workers: int) -> None:
+        self._num = num_workers
+        self._words = RawArray("q", _WIDTH * max(1, num_workers))
+        self.clear()
+
+    def clear(self) -> None:
+        """New workers begin."""
+        for worker in range(self._num):
+            self._words[_WIDTH * worker : _WIDTH * (worker + 1)] = [0, -1, 0, 0]
+
+    def begins(self, worker: int, sample: int) -> None:
+        at = _WIDTH * worker
+        self._words[at + 3] = os.getpid()
+        self._words[at + 1] = sample
+        self._words[at] += 1
+
+    def ended(self, worker: int, took_ns: int) -> None:
+        at = _WIDTH * worker
+        self._words[at + 1] = -1
+        self._words[at + 2] = max(self._words[at + 2], took_ns)
+
+    def __iter__(self) -> Iterator[ReadingRow]:
+        for worker in range(self._num):
+            begun, sample, longest, pid = self._words[_WIDTH * worker : _WIDTH * (worker + 1)]
+            yield ReadingRow(worker=worker, pid=pid, begun=begun, sample=sample, longest_s=longest / 1e9)
+
+
+class SampleReader(Dataset[Any]):
+    """Fetches whole microbatches by `Key`; in a tolerant one a microbatch may be an `Unread` instead."""
+
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any], rows: ReadingRows, tolerant: bool) -> None:
+        self.dataset, self.collate, self._rows, self._tolerant = dataset, collate, rows, tolerant
+
+    def __getitem__(self, key: Key) -> Any:
+        seed_everything(key[0])
+        found = []
+        for index in key[1]:
+            sample = self._sample(index)
+            if isinstance(sample, Unread):
+                return sample
+            found.append(sample)
+        return self.collate(found)
+
+    def _sample(self, index: int) -> Any:
+        worker = get_worker_info()
+        if worker is None:
+            return self._tried(index)
+        began = time.monotonic_ns()
+        self._rows.begins(worker.id, index)
+        try:
+            return self._tried(index)
+        finally:
+            self._rows.ended(worker.id, time.monotonic_ns() - began)
+
+    def _tried(self, index: int) -> Any:
+        """What fails on the way to a disk or a store is asked for once more; what fails again is named."""
+        try:
+            return self.dataset[index]
+        except OSError as error:
+            print(f"outlast: sample {index} could not be read and is tried again: {error}", file=sys.stderr, flush=True)
+        except Exception as error:
+            if self._tolerant:
+                return _unread(index, error)
+            error.add_note(f"outlast: this was sample {index} of the dataset")
+            raise
+        try:
+            return self.dataset[index]
+        except OSError as error:
+            if self._tolerant:
+                return _unread(index, error)
+            error.add_note(f"outlast: this was sample {index} of the dataset, read twice")
+            raise
+
+
+def _unread(index: int, error: Exception) -> Unread:
+    words = " ".join(str(error).split())[:160]
+    text = f"{type(error).__name__}: {words}" if words else type(error).__name__
+    return Unread(sample=index, text=text, storage=isinstance(error, OSError))

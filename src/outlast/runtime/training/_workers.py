@@ -1,0 +1,183 @@
+"""Worker processes that fetch microbatches ahead: one that dies, hangs or leaks is named, and all are replaced.
+
+Who waits for a batch looks once a second at what each worker reads (`ReadingRows`). A worker hangs that has been at one
+sample for as long as the wait, and for longer than any read before by far. Workers leak that have grown by twice the
+memory that is left: they go before the kernel has to choose who. Does not decide what is fetched, nor what becomes of a
+sample at which workers are lost (`samples.py`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from torch.utils.data import DataLoader
+
+from outlast.runtime.training._sample_reader import Key, ReadingRow, ReadingRows, SampleReader
+
+__all__ = ["LostWorker", "Workers", "memory_left"]
+
+_LOOK_S = 1.0
+_AT_LEAST_S = 30.0  # a network file system has such moments
+_TIMES = 10.0  # the longest read so far
+_LITTLE_BYTES = 64 << 20  # growth that is no leak, however little memory is left
+
+
+@dataclass(frozen=True, kw_only=True)
+class LostWorker:
+    """Why all workers were ended. `sample`: at which one of them was, -1 if at none."""
+
+    what: Literal["died", "hung", "leaked"]
+    text: str
+    sample: int = -1
+
+
+class Workers:
+    """See the module. `keys`: what to fetch, in order, endless. `longest_s`: nobody is waited for longer than this."""
+
+    def __init__(self, num: int, reader: SampleReader, rows: ReadingRows, keys: Callable[[], Iterator[Key]]) -> None:
+        self.num, self._reader, self.rows, self._keys = num, reader, rows, keys
+        self.longest_s, self.at_least_s, self.look_s = float("inf"), _AT_LEAST_S, _LOOK_S
+        self.clock: Callable[[], float] = time.monotonic
+        self.left_bytes: Callable[[], int] = memory_left
+        self._batches: Iterator[Any] | None = None
+        self._at: dict[int, tuple[int, float]] = {}  # worker -> (its read, when that was first seen)
+        self._first_bytes: dict[int, int] = {}  # process -> when it was first looked at
+        self._looked = 0.0
+
+    def begin(self) -> None:
+        """Start them, unless they are there. torch would raise in the middle of whatever the training thread does when
+        one dies; where that is, nothing may be raised (rule 12), so it is found out by who waits for a batch."""
+        if self._batches is not None:
+            return
+        self.rows.clear()
+        self._at, self._first_bytes, self._looked = {}, {}, self.clock()
+        previous = signal.getsignal(signal.SIGCHLD)
+        loader: DataLoader[Any] = DataLoader(
+            self._reader, batch_size=None, sampler=_Keys(self._keys), num_workers=self.num, timeout=self.look_s,
+            worker_init_fn=_worker_dies_with_parent,
+        )  # fmt: skip
+        self._batches = iter(loader)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGCHLD, previous if previous is not None else signal.SIG_DFL)
+
+    def drop(self) -> None:
+        """What they have fetched is of no use any more."""
+        self._batches = None
+
+    def take(self) -> Any:
+        """The next batch, or a `LostWorker`: then all of them are gone. Raises what reading a batch raised."""
+        assert self._batches is not None
+        self._at.clear()
+        if self.clock() - self._looked >= self.look_s and (leaked := self._leaked()) is not None:
+            return self._end(leaked)
+        while True:
+            try:
+                return next(self._batches)
+            except (RuntimeError, EOFError, ConnectionError) as error:  # also: it died with a batch half handed over
+                words = str(error)
+                if isinstance(error, RuntimeError) and not words.startswith(("DataLoader timed", "DataLoader worker")):
+                    raise
+                lost = self._hung() or self._leaked() if words.startswith("DataLoader timed") else self._died(words)
+            if lost is not None:
+                return self._end(lost)
+
+    def _end(self, lost: LostWorker) -> LostWorker:
+        for row in self.rows:
+            if row.pid:
+                with suppress(ProcessLookupError):
+                    os.kill(row.pid, signal.SIGKILL)  # mine, and nobody has waited for it: the number is still its own
+        self.drop()
+        return lost
+
+    # --- who it was ----------------------------------------------------------------------------------------------
+    def _died(self, words: str) -> LostWorker:
+        gone = next((row for row in self.rows if row.sample >= 0 and _is_dead(row.pid)), None)
+        if gone is None:
+            return LostWorker(what="died", text=f"a data worker died ({words or 'in the middle of a batch'})")
+        text = f"data worker {gone.worker} (process {gone.pid}) died as it read sample {gone.sample}"
+        return LostWorker(what="died", text=text, sample=gone.sample)
+
+    def _hung(self) -> LostWorker | None:
+        """Judged while somebody waits: what a worker does meanwhile keeps nobody."""
+        now, rows = self.clock(), list(self.rows)
+        patience_s = min(self.longest_s, max(self.at_least_s, _TIMES * max(row.longest_s for row in rows)))
+        for row in rows:
+            read, since = self._at.get(row.worker, (-1, 0.0))
+            if row.sample < 0 or read != row.begun:
+                self._at[row.worker] = (row.begun, now)
+            elif now - since > patience_s:
+                return LostWorker(what="hung", text=_hangs(row, now - since), sample=row.sample)
+        return None
+
+    def _leaked(self) -> LostWorker | None:
+        self._looked = self.clock()
+        grown: dict[int, int] = {}
+        for row in self.rows:
+            size = _own_bytes(row.pid) if row.pid else 0
+            if size:
+                grown[row.worker] = size - self._first_bytes.setdefault(row.pid, size)
+        most = max(grown, key=lambda worker: grown[worker], default=-1)
+        total = sum(grown.values())
+        if total <= max(_LITTLE_BYTES, 2 * self.left_bytes()):
+            return None
+        text = (
+            f"data worker {most} has grown by {grown[most] >> 20:,} MiB since it began, all {self.num} by "
+            f"{total >> 20:,} MiB, and {self.left_bytes() >> 20:,} MiB of memory are left"
+        )
+        return LostWorker(what="leaked", text=text)
+
+
+class _Keys:
+    """What the DataLoader takes for its sampler."""
+
+    def __init__(self, keys: Callable[[], Iterator[Key]]) -> None:
+        self._keys = keys
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._keys()
+
+
+def _worker_dies_with_parent(_: int) -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+
+
+def _hangs(row: ReadingRow, waited_s: float) -> str:
+    return f"data worker {row.worker} (process {row.pid}) hangs: it has read sample {row.sample} for {waited_s:.0f} s"
+
+
+def _is_dead(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+def _own_bytes(pid: int) -> int:
+    """A process's memory that is no file's and nobody else's; 0 if it is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon")), 0)
+
+
+def memory_left() -> int:
+    """Bytes until the kernel has to end a process: of the machine, or of this container if that is less."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    left = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
+    with suppress(OSError, ValueError, StopIteration):
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        stat = Path("/sys/fs/cgroup/memory.stat").read_text().splitlines()
+        files = next(int(line.split()[1]) for line in stat if line.startswith("inactive_file"))
+        left = min(left, max(0, limit - used + files))
+    return left
