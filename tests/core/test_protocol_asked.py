@@ -201,3 +201,79 @@ def test_a_coordinator_that_takes_over_keeps_to_what_was_asked() -> None:
     after = Coordinator(Settings(num_replicas=3, num_agents=2), 2, record)
     assert (after.settings.num_replicas, after.roster.drained, after.wanted) == (2, {"h1"}, 2)
     assert {p.name for p in after.roster.peers.values() if p.leaving} == {"r1.1", "r2.1"}
+
+
+def test_replacements_that_people_ask_for_are_no_restarts() -> None:
+    """Not of the budget, and with no delay either: neither was anybody's fault."""
+    c = fleet(replicas=2, spares=1, max_restarts=1)
+    for incarnation in (1, 2, 3):
+        c.handle(1.0, om.EvictAsked(asker=ME, replica=f"r2.{incarnation}", now=incarnation == 2))
+        actions = c.handle(1.0, m.Exited(member=f"r2.{incarnation}", cause="left" if incarnation != 2 else "signal"))
+        assert set(started(actions)) == {f"r2.{incarnation + 1}"}
+        assert [a.message.after_s for a in actions if isinstance(a, m.Tell) and isinstance(a.message, m.Spawn)] == [0.0]
+        fresh(c, f"r2.{incarnation + 1}")
+    c.handle(2.0, om.ScaleAsked(asker=ME, replicas=1))
+    form(c)
+    for name in ("r1.1", "r2.4"):
+        c.handle(2.0, m.Exited(member=name, cause="left"))
+    assert set(started(c.handle(3.0, om.ScaleAsked(asker=ME, replicas=2)))) <= {"r1.2", "r2.5"}
+    assert c.roster.restarts == 0
+    [last] = [name for name in c.roster.peers if c.roster.is_alive(name) and name.startswith("r2")]
+    assert set(started(c.handle(4.0, m.Exited(member=last, cause="signal", code=-9)))) == {"r2.6"}
+    assert started(c.handle(4.0, m.Exited(member="r2.6", cause="signal", code=-9))) == {}, (
+        "a death is one, and paid for"
+    )
+    assert c.roster.restarts == 1
+
+
+def test_a_coordinator_that_takes_over_knows_what_was_asked_for() -> None:
+    c = fleet(replicas=2, spares=0, max_restarts=0)
+    c.handle(1.0, om.EvictAsked(asker=ME, replica="r1"))
+    form(c)
+    c.roster.agents.clear()  # nobody to start another just now
+    c.handle(2.0, m.Exited(member="r1.1", cause="left"))
+    actions = c.handle(2.0, om.ScaleAsked(asker=ME, replicas=2))
+    record = [a.record for a in actions if isinstance(a, m.Persist)][-1]
+    after = Coordinator(Settings(num_replicas=2, max_restarts=0), 2, record)
+    actions = after.handle(3.0, m.AgentHello(agent="a0", pid=1, members=("r0.1",)))
+    assert record.view is not None
+    hello = m.Hello(member="r0.1", agent="a0", epoch=1, state="member", view=record.view, formed=True)
+    actions += after.handle(3.0, hello)
+    assert set(started(actions)) == {"r1.2"}
+
+
+def test_who_holds_the_state_alone_stays_though_it_was_asked_to_go() -> None:
+    """Its host is being emptied, and the other replica dies with its host: nobody else could go on."""
+    c = fleet(replicas=2, spares=0)
+    assert answer(c.handle(1.0, om.DrainAsked(asker=ME, host="h1"))).accepted
+    actions = c.handle(2.0, m.AgentGone(agent="a0"))  # before anybody has entered the view without r1.1
+    actions += c.handle(2.0, m.Left(member="r1.1", view=c.latest()))
+    actions += form(c)
+    assert not [a for a in actions if isinstance(a, m.Finish)]
+    assert c.view is not None
+    assert c.view.members == ("r1.1",)
+    [told] = [a.fields["text"] for a in actions if isinstance(a, m.JournalEntry) and "cannot leave" in str(a.fields)]
+    assert str(told).startswith("r1.1 cannot leave yet")
+    began = c.handle(3.0, m.AgentHello(agent="a0", pid=9))
+    assert set(started(began)) == {"r0.2"}
+    fresh(c, "r0.2")
+    caught_up(c, "r0.2")
+    form(c)
+    form(c)
+    assert c.view.members == ("r0.2",), "and once another has the state, it goes"
+
+
+def test_who_is_asked_to_go_by_its_own_host_ends_the_run_as_before() -> None:
+    c = fleet(replicas=1, spares=0)
+    actions = c.handle(1.0, m.Leaving(member="r0.1"))
+    assert [a.exit_code for a in actions if isinstance(a, m.Finish)] == [143]
+
+
+def test_a_host_is_not_emptied_where_a_robust_rule_needs_it() -> None:
+    c = fleet(replicas=4, spares=0)
+    c.facts |= {"aggregation": "* trimmed_mean f=2 on 4 rows", "fault_domains": "2"}
+    refused = answer(c.handle(1.0, om.DrainAsked(asker=ME, host="h1")))
+    assert (refused.accepted, "needs replicas on 2 hosts, and 1 would be left" in refused.text) == (False, True)
+    c.handle(2.0, hm.HostHere(agent="h2:aa", host="h2", place="h2", pid=3))
+    c.handle(2.0, m.AgentHello(agent="h2:aa", pid=3))
+    assert answer(c.handle(3.0, om.DrainAsked(asker=ME, host="h1"))).accepted

@@ -39,3 +39,4 @@ class FleetRecord(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=
     wanted: int = 0  # replicas that people asked for; 0: as many as the run was started with
     drained: tuple[str, ...] = ()  # hosts that get none
     leaving: tuple[str, ...] = ()  # members that people asked to go
+    unpaid: tuple[str, ...] = ()  # slots whose next process people asked for

@@ -54,6 +54,14 @@ class RowSettings(msgspec.Struct, frozen=True, kw_only=True):
         )
         return f"{rules} on {self.num_rows} rows, momentum {self.momentum}, checks {self.check_share}"
 
+    @property
+    def least_hosts(self) -> int:
+        """Hosts that replicas have to be on, or the run would wait or stop; 0 where their number does not matter."""
+        if self.fault_domain == "replica" or self.on_shortfall == "lower":
+            return 0
+        row_each = {str(row): 1 for row in range(self.num_rows)}
+        return self.admit(row_each).hosts_needed or 0
+
     def admit(self, rows_of: Mapping[str, int]) -> Admission:
         """Whether a view in which each host can spoil so many rows is good enough."""
         return admit_view(

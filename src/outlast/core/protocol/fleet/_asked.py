@@ -49,11 +49,11 @@ def recall(c: FleetState, record: m.FleetRecord) -> None:
     """What was asked of an earlier coordinator. Call it once the record's replicas are known again."""
     if record.wanted:
         c.want(record.wanted)
-    c.roster.drained = set(record.drained)
+    c.roster.drained, c.roster.unpaid = set(record.drained), set(record.unpaid)
     for name in record.leaving:
         if c.roster.is_alive(name):
             c.roster.peers[name].leaving = c.leaving = True
-            c.asked_out.add(name)
+            c.roster.asked_out.add(name)
 
 
 def _answer(c: FleetState, asked: Asked, what: str, about: str, carry_out: Callable[[], _Done]) -> None:
@@ -97,6 +97,7 @@ def _scale(c: FleetState, wanted: int) -> _Done:
     out = _too_many(c, wanted)
     _check_state_stays(c, out, "ask again once the others are members: outlast status shows them")
     c.want(wanted)
+    c.roster.unpaid.update(f"r{index + spares}" for index in range(before, wanted))
     _ask_out(c, out)
     names = [peer.name for peer in out]
     more = f"; {', '.join(names)} will leave between two steps" if names else ""
@@ -149,7 +150,12 @@ def _drain(c: FleetState, host: str) -> _Done:
 
 
 def _check_rule_holds(c: FleetState, agents: set[str]) -> None:
-    """A robust rule needs all replicas."""
+    """A robust rule needs all replicas, and those on so many hosts that no host can spoil more rows than it trims."""
+    needed = int(c.facts.get("fault_domains", "0"))
+    if len(agents) < needed:
+        have = f"needs replicas on {needed} hosts, and {len(agents)} would be left"
+        text = f"with fault_domain = host the run's robust rule {have}"
+        raise _Refusal(text, "have another join first: outlast agent")
     slots = _slots_of(c, agents)
     if slots is not None and slots < c.settings.num_replicas:
         have = f"the other hosts have slots for {slots} of the {_many(c.settings.num_replicas, 'replica')}"
@@ -191,7 +197,7 @@ def _evict(c: FleetState, asked: om.EvictAsked) -> _Done:
         raise _Refusal(f"no replica {asked.replica} lives", f"those that do: {', '.join(living) or 'none'}")
     _check_state_stays(c, [peer], "have another replica first: outlast scale")
     if asked.now:
-        c.asked_out.add(peer.name)  # should this coordinator die before its agent hears, it leaves all the same
+        c.roster.asked_out.add(peer.name)  # should this coordinator die before its agent hears, it leaves all the same
         c.journal("suspected", replica=peer.name, evidence="it was asked for", decision="evict")
         c.kill(peer.name, "it was asked for (outlast evict --now)")
         return f"{peer.name} is killed, and another process takes its place", [peer.name]
@@ -203,7 +209,7 @@ def _ask_out(c: FleetState, peers: Iterable[Peer]) -> None:
     """As if each had asked itself; who has yet to say hello is told then."""
     for peer in peers:
         peer.leaving = c.leaving = True
-        c.asked_out.add(peer.name)
+        c.roster.asked_out.add(peer.name)
         if peer.joined and peer.name not in c.current:
             c.tell([peer.name], c.departure())
 

@@ -83,7 +83,8 @@ def begin_again(c: FleetState, members: Iterable[str], cause: str) -> bool:
     first view reads the newest generation before it forms the view; should there be none yet, the run begins at step 0
     once more: the same bits again, only later."""
     manned = {slot_of(name) for name in c.roster.having("spawning", "fresh", "joining", "ready")}
-    missing = sum(f"r{index}" not in manned for index in range(c.settings.num_replicas))
+    slots = [f"r{index}" for index in range(c.settings.num_replicas)]
+    missing = sum(slot not in manned and slot not in c.roster.unpaid for slot in slots)
     within = c.settings.respawn and c.roster.restarts + missing <= c.settings.max_restarts
     if not (c.facts.get("checkpoints") and within):
         return False

@@ -30,7 +30,7 @@ def hello(c: FleetState, now_s: float, hello: m.Hello) -> None:
     peer.address, peer.store, peer.device, peer.joined = hello.address, hello.store, hello.device, True
     peer.since_s = peer.since_s or now_s
     peer.committed = max(peer.committed, hello.committed)
-    peer.leaving = peer.leaving or hello.leaving
+    peer.leaving, peer.going = peer.leaving or hello.leaving, peer.going or hello.leaving
     c.leaving = c.leaving or peer.leaving
     if c.ending is not None:
         _ending.greet(c, peer)
@@ -118,7 +118,7 @@ def leaving(c: FleetState, now_s: float, leaving: m.Leaving) -> None:
     """A member was asked to go, by whoever started it."""
     peer = c.roster.peers.get(leaving.member)
     if peer is not None and peer.alive:
-        peer.leaving = c.leaving = True
+        peer.leaving = peer.going = c.leaving = True
         if peer.name not in c.current:
             c.tell([peer.name], c.departure())
 

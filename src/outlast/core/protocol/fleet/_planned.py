@@ -38,8 +38,10 @@ def _switch(c: FleetState, view: View, vacant: int) -> bool:
     if not staying and not ready:
         if _somebody_comes(c):  # and takes the state over
             return False
-        c.finish("stopped", 143, 0, "every replica was asked to leave before the last step")
-        return True
+        staying = _stays_on(c, view)
+        if not staying:
+            c.finish("stopped", 143, 0, "every replica was asked to leave before the last step")
+            return True
     if not staying:  # somebody has to hand the state on: the last one goes with the next change
         staying = [view.members[0]]
     members = (*staying, *ready[: max(0, vacant)])
@@ -63,6 +65,18 @@ def _switch(c: FleetState, view: View, vacant: int) -> bool:
     tell_order(c, view, order)
     c.timer(f"form:{planned.id}", c.settings.formation_s)
     return True
+
+
+def _stays_on(c: FleetState, view: View) -> list[str]:
+    """Members that were asked to go and need not: whoever else had the state has died since. They train on until there
+    is somebody to take it over. Who says itself that it was asked to go has its end coming."""
+    names = [name for name in view.members if not c.roster.peers[name].going]
+    untold = [name for name in names if name not in c.stay_told]
+    if untold:
+        c.stay_told.update(untold)
+        why = "whoever else held the training state is gone, and no other comes (for want of a host, or of restarts)"
+        c.journal("notice", level="warning", text=f"{', '.join(untold)} cannot leave yet: {why}")
+    return names
 
 
 def _relieves(c: FleetState, view: View) -> bool:

@@ -69,6 +69,7 @@ class Peer:
     committed: int = 0
     serve: ServeId = (0, 0)
     leaving: bool = False
+    going: bool = False  # it says itself that it was asked to go: it ends whatever is decided
     joined: bool = False
     since_s: float = 0.0  # when it said Hello
     address: str = ""
@@ -119,6 +120,8 @@ class Roster:
     incarnations: dict[str, int] = field(default_factory=dict)
     restarts: int = 0
     recent: dict[str, list[float]] = field(default_factory=dict)  # slot -> times of death
+    asked_out: set[str] = field(default_factory=set)  # members that people asked to go (`_asked`)
+    unpaid: set[str] = field(default_factory=set)  # slots whose next process is no restart: people asked for it
     accusations: dict[tuple[ViewId, int], dict[str, str]] = field(default_factory=dict)  # (view, step): who says whom
     offences: dict[str, int] = field(default_factory=dict)  # slot -> how often its state or numbers were wrong
     fleeting: dict[str, int] = field(default_factory=dict)  # slot -> how often its numbers were wrong once only
@@ -243,7 +246,14 @@ class Roster:
         if self._live.get(slot) == name:
             del self._live[slot]
         self._look = True
+        if name in self.asked_out:
+            self.unpaid.add(slot)
+            return
         self.recent[slot] = [t for t in self.recent.get(slot, []) if now_s - t < self._restarts.window_s] + [now_s]
+
+    def is_charged(self, slot: str) -> bool:
+        """Whether another process for this slot is a restart, of which a run has so many."""
+        return self.incarnations.get(slot, 0) > 0 and slot not in self.unpaid
 
     def agent_here(self, agent: str, pid: int, number: int) -> bool:
         """Whether this greeting is news, not a late copy."""
@@ -284,12 +294,13 @@ class Roster:
             slot = f"r{index}"
             if slot in self._live or self.offences.get(slot, 0) >= QUARANTINED_AT:
                 continue
-            again, deaths = self.incarnations.get(slot, 0) > 0, len(self.recent.get(slot, []))
+            again, deaths = self.is_charged(slot), len(self.recent.get(slot, []))
             decision = self._restarts.decide(deaths=deaths, restarts=self.restarts, again=again)
             agent = self._roomiest(load, computes=index < self.settings.num_replicas)
             if not decision.start or not agent:
                 continue
             self.restarts += again
+            self.unpaid.discard(slot)
             load[agent] += 1
             name = f"{slot}.{self.incarnations.get(slot, 0) + 1}"
             self.add(name, agent, "spawning")

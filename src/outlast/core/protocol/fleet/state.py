@@ -78,7 +78,7 @@ class FleetState:
         self.ever_formed = False
         self.unjoined = False  # it was told that the script seems not to join
         self.leaving = False  # some member was asked to go
-        self.asked_out: set[str] = set()  # members that people asked to go (`_asked`)
+        self.stay_told: set[str] = set()  # members that cannot leave though they were asked to, as was written down
         self.killed: set[str] = set()  # members whose agents were told to kill them
         self.began_with = settings.num_replicas
         self.wanted = 0  # replicas that people asked for; 0: as many as the run was started with
@@ -194,7 +194,8 @@ class FleetState:
             ending=self.ending,
             wanted=self.wanted,
             drained=tuple(sorted(self.roster.drained)),
-            leaving=tuple(sorted(name for name in self.asked_out if self.roster.is_alive(name))),
+            leaving=tuple(sorted(name for name in self.roster.asked_out if self.roster.is_alive(name))),
+            unpaid=tuple(sorted(self.roster.unpaid)),
             **ended,
         )
         if not any(isinstance(action, m.Persist) and action.record == record for action in self._out):
