@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,12 +13,14 @@ from typing import Any
 
 import pytest
 from tests.runtime.conftest import SCRIPT, undisturbed
+from torch.distributed import TCPStore
 
 from outlast.core import events as ev
 from outlast.errors import ConfigError
 from outlast.journal import Journal
 from outlast.prove.host_namespaces import HostNetwork, unavailable
 from outlast.runtime.loop import _torchrun
+from outlast.runtime.transport.endpoints import handed_on, listen_on, read_host_port
 
 STEPS = 8
 TOLD = {
@@ -44,7 +48,7 @@ def test_the_first_worker_of_a_host_becomes_the_run_or_an_agent(
 ) -> None:
     words, told = taken_over(monkeypatch)
     assert words == ["run", "--replicas", "4", "train.py", "--lr", "1"]
-    assert set(told) == {"PATH", "OUTLAST_SECRET"}
+    assert {name for name in told if not name.startswith("PYTHON")} == {"PATH", "OUTLAST_SECRET"}
     assert "takes the place of" in capsys.readouterr().err
     words, _ = taken_over(monkeypatch, **SEVERAL, OUTLAST_SPARES="1")
     assert words == [
@@ -56,6 +60,54 @@ def test_the_first_worker_of_a_host_becomes_the_run_or_an_agent(
     with pytest.raises(SystemExit) as end:
         _torchrun.take_over(TOLD | {"LOCAL_RANK": "1", "RANK": "1"})
     assert end.value.code == 0
+
+
+_SHOWN = """
+import os, sys
+from outlast.runtime.loop import _torchrun
+_torchrun.os.execve = lambda path, words, told: print({k: v for k, v in told.items() if k.startswith("PYTHON")})
+_torchrun.take_over(eval(sys.argv[1]))
+"""
+
+
+def test_the_interpreter_s_options_are_passed_on_by_their_variables() -> None:
+    """Or are named, where no variable stands for them."""
+    options = ["-u", "-B", "-W", "error::ResourceWarning", "-X", "utf8", "-X", "faulthandler", "-X", "tracemalloc=5"]
+    command = [sys.executable, *options, "-b", "-X", "mine=1", "-c", _SHOWN, repr(TOLD)]
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON") or key == "PYTHONPATH"}
+    done = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    told = ast.literal_eval(done.stdout)
+    assert told == {
+        "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUTF8": "1", "PYTHONFAULTHANDLER": "1",
+        "PYTHONTRACEMALLOC": "5", "PYTHONWARNINGS": told["PYTHONWARNINGS"],
+    }  # fmt: skip
+    assert "error::ResourceWarning" in told["PYTHONWARNINGS"].split(",")
+    assert "without python's -b, -X mine" in done.stderr
+
+
+def test_the_port_that_the_other_hosts_are_told_is_never_let_go() -> None:
+    """It is the very socket that the run listens at: between the two nobody else can take it."""
+    found: list[socket.socket] = []
+    master = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    place = _torchrun._Place(
+        rank=0, local_rank=0, host=0, num_workers=4, num_local=2, num_hosts=2, restart="0"
+    )  # fmt: skip
+    endpoint = _torchrun._told(place, "127.0.0.1", master.port, found)
+    assert master.get("outlast/endpoint/0").decode() == endpoint
+    [sock] = found
+    host, port = read_host_port(endpoint)
+    with pytest.raises(OSError, match="in use"):
+        listen_on(host, port)
+    taken = handed_on(str(os.dup(sock.fileno())), host, port)
+    assert taken is not None
+    sock.close()
+    with taken, socket.create_connection((host, port)), taken.accept()[0]:
+        assert not taken.get_inheritable()
+        assert handed_on(str(taken.fileno()), host, port + 1) is None, "not this one"
+        assert taken.fileno() >= 0
+    assert handed_on("", host, port) is None
+    assert handed_on("nine", host, port) is None
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from outlast.runtime.host._snapshot_memory import hold_memory, slots_of
 from outlast.runtime.host.silence import Watch
 from outlast.runtime.settings import run_clock
 from outlast.runtime.settings.rank_limits import check_ranks
-from outlast.runtime.transport.endpoints import data_address, listen_on, read_host_port, shown
+from outlast.runtime.transport.endpoints import HANDED_ON, data_address, handed_on, listen_on, read_host_port, shown
 from outlast.runtime.transport.frames import Link
 from outlast.runtime.transport.progress_block import Progress
 from outlast.runtime.transport.regions import Region
@@ -221,7 +221,7 @@ class Launcher:
         if config.endpoint:
             host = data_address(host, (host, port), "the endpoint")
         try:
-            return listen_on(host, port)
+            return handed_on(os.environ.pop(HANDED_ON, ""), host, port) or listen_on(host, port)
         except OSError as error:
             option = "--endpoint HOST:PORT" if config.endpoint else "--port"
             raise EnvironmentFault(
@@ -264,7 +264,7 @@ class Launcher:
         self._progress = Progress(region)
         self._progress.alive()
         mine = {
-            "OUTLAST_LISTEN_FD": str(listening.fileno()),
+            HANDED_ON: str(listening.fileno()),
             "OUTLAST_LOCK_FD": str(lock.fileno()),
             "OUTLAST_PROGRESS_FD": str(region.fd),
         }

@@ -6,7 +6,8 @@ other host into `outlast agent`, with as many replicas in all as torchrun has st
 that torchrun watches, so signals and exit codes pass as before; the other workers end well at once.
 
 On several hosts these find each other through torchrun's store, which believes everybody who reaches it. So it is told
-an address and nothing else; the run's secret has to be in the environment.
+an address and nothing else; the run's secret has to be in the environment. The port that it is told stays taken: the
+listening socket is handed on to `outlast run`. So are the interpreter's options, by the variables that stand for them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from outlast.errors import ConfigError, EnvironmentFault
+from outlast.runtime.loop._interpreter import interpreter_options
+from outlast.runtime.transport.endpoints import HANDED_ON, data_address, listen_on, shown
 
 __all__ = ["take_over"]
 
@@ -75,9 +78,17 @@ def take_over(environ: Mapping[str, str]) -> None:
     if place.rank == 0:
         workers, hosts = f"{place.num_workers} workers", f"{place.num_hosts} host{'s' * (place.num_hosts > 1)}"
         print(_TOLD.format(workers=workers, hosts=hosts), file=sys.stderr, flush=True)
-    words = _words(place, environ)
+    found: list[socket.socket] = []  # open until this process is another
+    words = _words(place, environ, found)
+    options, lost = interpreter_options()
+    if lost:
+        print(f"outlast: replicas are started without python's {', '.join(lost)}", file=sys.stderr, flush=True)
+    told = _cleared(environ) | options
+    for sock in found:
+        sock.set_inheritable(True)
+        told[HANDED_ON] = str(sock.fileno())
     sys.stdout.flush()
-    os.execve(sys.executable, [sys.executable, "-m", "outlast", *words], _cleared(environ))
+    os.execve(sys.executable, [sys.executable, "-m", "outlast", *words], told)
 
 
 def _of_torchrun(environ: Mapping[str, str]) -> bool:
@@ -93,8 +104,8 @@ def _cleared(environ: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in environ.items() if key not in _NAMES and not key.startswith(_PREFIXES)}
 
 
-def _words(place: _Place, environ: Mapping[str, str]) -> list[str]:
-    """The command of outlast's that this worker turns into."""
+def _words(place: _Place, environ: Mapping[str, str], found: list[socket.socket]) -> list[str]:
+    """The command of outlast's that this worker turns into. `found` takes the socket that it listens at, if any."""
     if place.num_hosts == 1:
         return ["run", *_numbers(place, environ), *_script()]
     if not environ.get("OUTLAST_SECRET"):
@@ -103,7 +114,7 @@ def _words(place: _Place, environ: Mapping[str, str]) -> list[str]:
             did="nothing was trained",
             remedy="export OUTLAST_SECRET=…, the same on all hosts, before torchrun: openssl rand -hex 32 makes one",
         )
-    endpoint, host = _endpoint(place, environ), f"{socket.gethostname()}.{place.host}"
+    endpoint, host = _endpoint(place, environ, found), f"{socket.gethostname()}.{place.host}"
     if place.rank:
         return ["agent", "--join", endpoint, "--host", host, "--slots", str(place.num_local)]
     several = ["--endpoint", endpoint, "--nnodes", str(place.num_hosts), "--slots", str(place.num_local)]
@@ -133,22 +144,18 @@ def _script() -> list[str]:
 
 
 # --- finding each other ---------------------------------------------------------------------------------------------
-def _endpoint(place: _Place, environ: Mapping[str, str]) -> str:
+def _endpoint(place: _Place, environ: Mapping[str, str], found: list[socket.socket]) -> str:
     """Where the first host's coordinator listens: as told, or where torchrun's workers would meet."""
-    from outlast.runtime.transport.endpoints import shown
-
     if environ.get("OUTLAST_ENDPOINT"):
         return environ["OUTLAST_ENDPOINT"]
     host, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
     if environ.get("TORCHELASTIC_USE_AGENT_STORE", "True") != "True":
         return shown(host, port)  # which torchrun leaves free for the first worker
-    return _told(place, host, port)
+    return _told(place, host, port, found)
 
 
-def _told(place: _Place, host: str, port: int) -> str:
+def _told(place: _Place, host: str, port: int, found: list[socket.socket]) -> str:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-    from outlast.runtime.transport.endpoints import data_address, listen_on, shown
 
     key = f"outlast/endpoint/{place.restart}"
     try:
@@ -156,8 +163,8 @@ def _told(place: _Place, host: str, port: int) -> str:
         if place.rank:
             return bytes(store.get(key)).decode()
         mine = data_address(host, (host, port), "torchrun's --master-addr")
-        with listen_on(mine) as sock:  # a port that is free now
-            endpoint = shown(*sock.getsockname()[:2])
+        found.append(listen_on(mine))
+        endpoint = shown(*found[0].getsockname()[:2])
         store.set(key, endpoint)
     except RuntimeError as error:  # torch's, for what its store does not answer
         raise EnvironmentFault(

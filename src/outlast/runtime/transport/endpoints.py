@@ -17,7 +17,20 @@ from typing import Any
 
 from outlast.errors import ConfigError, EnvironmentFault
 
-__all__ = ["caller_for", "data_address", "listen_on", "member_address", "place_here", "read_host_port", "shown"]
+__all__ = [
+    "HANDED_ON",
+    "caller_for",
+    "data_address",
+    "handed_on",
+    "listen_on",
+    "member_address",
+    "place_here",
+    "read_host_port",
+    "shown",
+]
+
+HANDED_ON = "OUTLAST_LISTEN_FD"
+"""The variable that names a listening socket which a process has from the one that started it, or that it was."""
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _NAMESPACES = ("net", "time")
@@ -66,6 +79,21 @@ def listen_on(host: str, port: int = 0) -> socket.socket:
     except OSError:
         sock.close()
         raise
+    return sock
+
+
+def handed_on(fd: str, host: str, port: int) -> socket.socket | None:
+    """The socket that this process was started with, if it is one that listens at this address. `fd`: its number, in
+    words of the environment."""
+    try:
+        sock = socket.socket(fileno=int(fd))
+    except (ValueError, OSError):
+        return None
+    listens = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and sock.getsockname()[:2] == (host, port)
+    if not listens:
+        sock.detach()  # somebody else's
+        return None
+    sock.set_inheritable(False)
     return sock
 
 
