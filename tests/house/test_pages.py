@@ -102,6 +102,30 @@ def test_the_picture_of_the_tree_is_what_the_protocol_gives_a_run(monkeypatch: p
     assert drawn == picture(), "python docs/_ext/tree_picture.py docs/pictures/tree.svg"
 
 
+def test_the_picture_of_the_ladder_is_drawn_from_saves_and_removals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS / "_ext"))
+    from ladder_picture import bars
+
+    from outlast.core import checkpoint_events as ck
+
+    def saved(generation: int, at_s: float) -> ck.CheckpointSaved:
+        return ck.CheckpointSaved(
+            at_s=at_s, step=10 * generation, generation=generation, view=[1, 1], num_writers=1, state_bytes=1,
+            written_bytes=1, blocked_s=0.0, copied_s=0.1, durable_s=0.2, reason="interval", url="file:///c",
+        )  # fmt: skip
+
+    def drained(generation: int, at_s: float) -> ck.CheckpointDrained:
+        return ck.CheckpointDrained(at_s=at_s, generation=generation, url="file:///far", copied_bytes=1, seconds=0.1)
+
+    pruned = ck.CheckpointPruned(at_s=5.1, generations=[0], freed_bytes=1, note="")
+    events = [saved(0, 1.0), drained(0, 2.0), saved(1, 5.0), pruned, drained(1, 6.0), saved(2, 9.0)]
+    assert set(bars(events)) == {
+        ("memory", 0, 1.0, 5.0), ("memory", 10, 5.0, 9.0), ("memory", 20, 9.0, 9.0),
+        ("disk", 0, 1.0, 5.1), ("disk", 10, 5.0, 9.0), ("disk", 20, 9.0, 9.0),
+        ("object", 0, 2.0, 6.0), ("object", 10, 6.0, 9.0),
+    }  # fmt: skip
+
+
 PEERS = ("ddp", "torchft", "dlrover", "nvidia-resiliency-ext", "deepspeed")
 
 

@@ -14,6 +14,9 @@ from outlast.cli._runs import DEFAULT_RUNS
 from outlast.errors import ConfigError, EnvironmentFault
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from outlast.core import events as ev
     from outlast.observe.web import Wishes
 
 _MOST_REPLICAS = 100_000
@@ -46,12 +49,24 @@ def serve(
 
     places = [place if wait else find_run(place).run_dir for place in runs or [Path(DEFAULT_RUNS)]]
     wishes = _wishes() if actions else None
-    serving = Serving(Board(places), listen(port), allowed_hosts=allowed_host or (), with_pid=until_pid, wishes=wishes)
+    board = Board(places, beside_plan=_beside_plan)
+    serving = Serving(board, listen(port), allowed_hosts=allowed_host or (), with_pid=until_pid, wishes=wishes)
     print(
         f"outlast: {serving.url} shows {', '.join(map(str, places))}; {serving.url}/metrics for Prometheus", flush=True
     )
     serving.run()
     return 0
+
+
+def _beside_plan(events: Sequence[ev.AnyEvent]) -> list[dict[str, object]]:
+    """What was planned beside what was seen, and what the run believes: the tables of `outlast why`."""
+    from outlast.cli._why import beliefs
+    from outlast.plan.beliefs_beside import worth_telling
+
+    return [
+        {"title": table.title, "columns": table.columns, "rows": table.rows, "note": note}
+        for table, note in worth_telling(*beliefs(events))
+    ]
 
 
 _OF = {"save": "", "stop": "", "evict": "replica", "drain": "host", "undrain": "host", "scale": "replicas"}

@@ -52,7 +52,7 @@ def why(
             print(incident.paragraph, flush=True)  # what is needed at once, before what takes longer
         links, foretold = _of_health(reader, events)
     if as_json:
-        _print_json(story, run_dir, incident, _beliefs(events), links, foretold)
+        _print_json(story, run_dir, incident, beliefs(events), links, foretold)
         return 0
     print(f"\n{observe.render_why(story)}")
     if foretold is not None:
@@ -61,13 +61,13 @@ def why(
         print(f"\n{health.worth_of(foretold)}")
     if links:
         print("\nLinks\n" + "\n".join(f"- {text}" for text in links))
-    _print_beliefs(*_beliefs(events))
+    _print_beliefs(*beliefs(events))
     if history.points:
         print(f"\nLoss\n{observe.plot(history.points)}")
     return 0
 
 
-def _beliefs(events: Sequence[ev.AnyEvent]) -> tuple[Believed | None, list[Beside]]:
+def beliefs(events: Sequence[ev.AnyEvent]) -> tuple[Believed | None, list[Beside]]:
     """What the run believes of its failures, and what was predicted of them beside what was seen."""
     from outlast.plan.beliefs_beside import believed_of_events, predicted_beside_observed
 
@@ -76,25 +76,23 @@ def _beliefs(events: Sequence[ev.AnyEvent]) -> tuple[Believed | None, list[Besid
 
 
 def _print_beliefs(believed: Believed | None, beside: list[Beside]) -> None:
-    from outlast.plan.beliefs_beside import believed_table, beside_note, beside_table
+    from outlast.plan.beliefs_beside import worth_telling
 
-    if any(row.tells for row in beside):  # in a short run any number of failures says nothing of the prediction
-        print(f"\n{beside_table(beside).text()}\n{beside_note(beside)}")
-    if believed and believed.num_deaths:
-        print(f"\n{believed_table(believed).text()}\nOutlast plan --from-run says what that would change.")
+    for table, said in worth_telling(believed, beside):
+        print(f"\n{table.text()}\n{said}")
 
 
 def _print_json(
     story: Why,
     run_dir: Path,
     incident: Incident,
-    beliefs: tuple[Believed | None, list[Beside]],
+    believes: tuple[Believed | None, list[Beside]],
     links: list[str],
     foretold: Foretold | None,
 ) -> None:
     from outlast.plan.beliefs_beside import believed_data, beside_data
 
-    believed, beside = beliefs
+    believed, beside = believes
     told = believed_data(believed) if believed else None
     more = {"incident": incident, "predicted": beside_data(beside), "believed": told}
     print_json(story, run_dir=run_dir, **more, links=links, foretold=foretold)

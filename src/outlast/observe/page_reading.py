@@ -126,6 +126,10 @@ class RunReading:
             self._keep()
         return bool(entries)
 
+    def story(self) -> list[ev.AnyEvent]:
+        """The events that `outlast why` tells the run from; none before history was read to the end."""
+        return read_story(self._journal, self.fold.history) if self._journal is not None and self.whole else []
+
     def close(self) -> None:
         """Let go of the journal."""
         if self._journal is not None:

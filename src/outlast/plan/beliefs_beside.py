@@ -20,7 +20,7 @@ from .run_journal import RunJournal
 
 __all__ = [
     "Beside", "Observed", "believed_data", "believed_of_events", "believed_table", "beside_data", "beside_note",
-    "beside_table", "fold", "observe_run", "predicted_beside_observed",
+    "beside_table", "fold", "observe_run", "predicted_beside_observed", "worth_telling",
 ]  # fmt: skip
 
 _PRIOR_NOTE = (
@@ -162,6 +162,15 @@ def beside_note(rows: Sequence[Beside]) -> str:
     prior = RunPrior()
     said = _PRIOR_NOTE.format(replica=duration(1 / prior.replica.rate), fleet=duration(prior.fleet_s))
     return said if any(row.tells for row in rows) else f"{said} The run is too short to hold what was seen against it."
+
+
+def worth_telling(believed: Believed | None, beside: Sequence[Beside]) -> list[tuple[Table, str]]:
+    """What terminal and page show of both, each table with what to say under it: nothing where the run was too short
+    for any number of failures to say something, and no belief that no death has changed."""
+    told = [(beside_table(beside), beside_note(beside))] if any(row.tells for row in beside) else []
+    if believed and believed.num_deaths:
+        told.append((believed_table(believed), "Outlast plan --from-run says what that would change."))
+    return told
 
 
 def beside_data(rows: Sequence[Beside]) -> list[dict[str, object]]:

@@ -13,10 +13,12 @@ import pytest
 
 pytest.importorskip("starlette", reason="the extra serve is not installed")
 
+from benchmarks._long_run import Long, write
 from tests.observe.web.asking import ask
 
 from outlast import journal as journal_room
 from outlast.cli import main
+from outlast.cli._serve import _beside_plan
 from outlast.core import events as ev
 from outlast.journal import Journal
 from outlast.observe.web import Board, build_app
@@ -158,3 +160,34 @@ def test_every_metric_is_what_status_why_page_and_journal_say(
     if status["loss"] is not None:
         assert f"loss {status['loss']:.4g}" in first[1]
         assert f"step {status['step']}" in first[1]
+
+
+def test_beside_the_plan_the_page_has_the_tables_of_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = write(tmp_path / "brave", Long(steps=600, members=3000, fault_every=150, save_every=1000))
+    with Journal.open_reader(run_dir) as reader:
+        now_s = reader.events(reader.last_seq - 1)[0].event.at_s
+    board = Board([run_dir], clock=lambda: now_s, beside_plan=_beside_plan)
+    while not board.ready:
+        board.turn()
+    board.turn()
+    plan = json.loads(ask(build_app(board, follow=False), "/api/runs/brave/picture")[2])["plan"]
+    assert main(["why", str(run_dir)]) == 0
+    told = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert [table["title"] for table in plan["tables"]] == [
+        "Failures, predicted beside observed", "What the run believes now, and what its policies choose by it",
+    ]  # fmt: skip
+    for table in plan["tables"]:
+        assert table["title"] in told
+        assert {table["note"], *(" ".join(" ".join(row).split()) for row in table["rows"])} <= set(told)
+    assert plan["since_s"] == pytest.approx(60.0 + 601.0)
+    assert [plan["tables"][0]["rows"][0][place] for place in (0, 2)] == ["a replica dies", "4"]
+
+
+def test_beside_the_plan_stands_nothing_where_nothing_can_be_said(tmp_path: Path, story: Any) -> None:
+    with Journal.create(tmp_path / "brave") as journal:
+        journal.append_many([*story.started, *story.training])
+    board = Board([tmp_path / "brave"], clock=lambda: story.start_s + 9.0, beside_plan=_beside_plan)
+    for _ in range(2):
+        board.turn()
+    page = json.loads(ask(build_app(board, follow=False), "/api/runs/brave/picture")[2])
+    assert page["plan"]["tables"] == []

@@ -15,29 +15,34 @@ from typing import Any
 
 import msgspec
 
+from outlast.core import events as ev
 from outlast.observe.page_reading import RunReading
 from outlast.observe.run_status import Status
 from outlast.observe.web._metrics import Scraped
 from outlast.observe.web._parts import chosen, curves_part, head_part, marks_part, members_part, row_data, story_part
 
-__all__ = ["Board", "Shown"]
+__all__ = ["BesidePlan", "Board", "Shown"]
 
 _POLL_S = 0.5
 _HEAD_EVERY_S = 1.0
 _HISTORY_TURN_S = 0.1
 _CURVES_EVERY_S = 1.0
+_PLAN_EVERY_S = 10.0
+
+BesidePlan = Callable[[Sequence[ev.AnyEvent]], list[dict[str, object]]]
+"""What was planned beside what was seen, from the events of a story: tables, as `title`, `columns`, `rows`, `note`."""
 
 
 class Shown:
     """One run as it is shown: its reading, and the parts that were published."""
 
-    def __init__(self, name: str, run_dir: Path) -> None:
-        self.name, self.reading = name, RunReading(run_dir)
+    def __init__(self, name: str, run_dir: Path, beside_plan: BesidePlan | None = None) -> None:
+        self.name, self.reading, self._beside_plan = name, RunReading(run_dir), beside_plan
         self.parts: dict[str, tuple[int, bytes]] = {}
         """By name: a number that rises with each change, and the JSON."""
         self.lock = threading.RLock()  # the folds are one thread's at a time: the board's, or a request's for rows
         self._seen: dict[str, Any] = {}
-        self._next_head_s = 0.0
+        self._next_head_s = self._next_plan_s = 0.0
 
     def turn(self, now_s: float) -> bool:
         """Read what is new and publish what it changes; whether anything was published."""
@@ -112,7 +117,18 @@ class Shown:
         told = fold.version if self.reading.whole else -1 - int(time.monotonic() / _CURVES_EVERY_S)
         if self._changed("curves", told):
             published |= self._publish("curves", told, curves_part(fold))
-        return published
+        return self._publish_plan(now_s) or published
+
+    def _publish_plan(self, now_s: float) -> bool:
+        """Beliefs are folded from the whole story, so seldom; they say of which moment they are."""
+        fold = self.reading.fold
+        due = self.reading.whole and now_s >= self._next_plan_s
+        if self._beside_plan is None or not due or not self._changed("plan", fold.version):
+            return False
+        self._next_plan_s = now_s + _PLAN_EVERY_S
+        since_s = fold.latest_s - (fold.start_s or fold.latest_s)
+        content = {"since_s": since_s, "tables": self._beside_plan(self.reading.story())}
+        return self._publish("plan", fold.version, content)
 
     def _changed(self, part: str, key: object) -> bool:
         return self._seen.get(part) != key
@@ -130,16 +146,23 @@ class Shown:
 
 
 class Board:
-    """All runs of a server. `on_change` is called from the board's thread after anything was published."""
+    """All runs of a server. `on_change` is called from the board's thread after anything was published. `beside_plan`:
+    what is shown beside the plan, which this room knows nothing of; None is nothing."""
 
-    def __init__(self, run_dirs: Sequence[Path], *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        run_dirs: Sequence[Path],
+        *,
+        clock: Callable[[], float] = time.time,
+        beside_plan: BesidePlan | None = None,
+    ) -> None:
         self.runs: dict[str, Shown] = {}
         for run_dir in run_dirs:
             name, number = run_dir.resolve().name or "run", 1
             while name in self.runs:
                 number += 1
                 name = f"{run_dir.resolve().name}-{number}"
-            self.runs[name] = Shown(name, run_dir)
+            self.runs[name] = Shown(name, run_dir, beside_plan)
         self.on_change: Callable[[], None] = _nothing
         self.clock = clock
         self._wake, self._done = threading.Event(), threading.Event()

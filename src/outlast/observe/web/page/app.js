@@ -120,6 +120,9 @@ class Run {
     this.card("Steps a second, and use of time", false, this.rate, this.rateNote);
     this.clocks = el("tbody");
     this.card("Clocks", false, this.table("clocks", ["clock", "seen", "mean time between", "95 % interval"], this.clocks));
+    this.plan = el("div");
+    this.planCard = this.card("Beside the plan", false, this.plan);
+    this.planCard.hidden = true;
     this.ladder = el("tbody");
     this.ladderNote = el("p", { class: "soft" });
     this.card("Checkpoints", false, this.ladderNote, this.table("checkpoints", ["step", "age", "durable after", "held up", "size", ""], this.ladder));
@@ -147,7 +150,7 @@ class Run {
 
   follow() {
     this.stream = new EventSource(`api/runs/${encodeURIComponent(this.name)}/stream`);
-    for (const part of ["absent", "head", "members", "curves", "marks", "story"]) {
+    for (const part of ["absent", "head", "members", "curves", "marks", "story", "plan"]) {
       this.stream.addEventListener(part, (event) => {
         if (part === "head") delete this.parts.absent;
         this.parts[part] = JSON.parse(event.data);
@@ -199,7 +202,7 @@ class Run {
 
   // Draws what has come; everything where nothing is said. A second's news of ten thousand members are a few figures.
   draw(fresh = new Set(Object.keys(this.parts))) {
-    const { head, members, curves, marks: marked, story, absent } = this.parts;
+    const { head, members, curves, marks: marked, story, plan, absent } = this.parts;
     const news = (...names) => names.some((name) => fresh.has(name));
     this.fresh = new Set();
     if (absent) {
@@ -216,6 +219,7 @@ class Run {
     if (head && news("head")) this.drawTime(head);
     if (story && news("head", "story")) this.drawLadder(story, head);
     if (story && news("story")) this.drawStory(story);
+    if (plan && news("plan")) this.drawPlan(plan);
   }
 
   drawHead(head, story) {
@@ -317,6 +321,14 @@ class Run {
     this.alarms.textContent = story.alarms ? `${story.alarms}.` : "";
     this.devices.replaceChildren(...(story.device_rows.length ? story.device_rows.map((row) => el("li", {}, `+${clock(row.since_s)} ${row.what}`)) : [el("li", { class: "soft" }, "No alarm, and nothing found about a device.")]));
     this.advice.replaceChildren(...(story.advice.length ? story.advice.map((a) => el("li", {}, `${a.cause} (${a.count}x: ${a.who.slice(0, 8).join(", ")}${a.who.length > 8 ? " …" : ""}): ${a.remedy}`)) : [el("li", { class: "soft" }, "Nothing: no fault is on record.")]));
+  }
+
+  drawPlan({ since_s, tables }) {
+    this.planCard.hidden = !tables.length;
+    this.plan.replaceChildren(el("p", { class: "soft" }, `As of +${clock(since_s)}.`), ...tables.flatMap(({ title, columns, rows, note }) => [
+      el("p", {}, title),
+      this.table(title, columns, el("tbody", {}, ...rows.map((row) => el("tr", {}, ...row.map((cell) => el("td", {}, cell)))))),
+      el("p", { class: "soft" }, note)]));
   }
 
   drawAnatomy({ members, said }) {
