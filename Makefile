@@ -97,6 +97,7 @@ reference: $(STAMP)
 
 names:
 	$(PYTHON) tests/house/public_names.py > tests/house/public_names.txt
+	$(PYTHON) tests/house/matrix.py > docs/reference/matrix.md
 
 clean:
 	rm -rf $(VENV) docs/_build

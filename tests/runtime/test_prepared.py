@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -62,6 +63,28 @@ def test_it_outlasts_a_death(fleet: Callable[..., Any], tmp_path: Path, library:
     for step, batches in want.get("seen", {}).items():
         if int(step) > 4:  # who died told nobody; a joiner's trial may compute one twice, and applies it once
             assert set(seen[step]) == set(batches), f"step {step}\n{run.logs()}"
+
+
+@pytest.mark.process
+@pytest.mark.campaign
+@pytest.mark.parametrize("library", ["accelerate", "lightning", "torchdata"])
+def test_it_goes_on_where_it_was(tmp_path: Path, library: str) -> None:
+    pytest.importorskip(library, reason=f"{library} is not there: make trainers-env installs it")
+
+    def run(out: str, **environ: str) -> dict[str, Any]:
+        (tmp_path / out).mkdir(exist_ok=True)
+        command = [sys.executable, *map(str, WAYS[library]), "--steps", str(STEPS), "--out", str(tmp_path / out)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, env={**os.environ, **environ})
+        assert done.returncode == 0, done.stderr
+        return next((json.loads(path.read_text()) for path in (tmp_path / out).glob("*.json")), {})
+
+    want = run("alone")
+    keep = {"OUTLAST_CHECKPOINT_DIR": str(tmp_path / "ck")}
+    assert run("again", **keep, OUTLAST_UNTIL="9") == {}
+    found = run("again", **keep)
+    for key in ("losses", "passes", "seen"):  # of its own steps
+        assert found.pop(key, {}).items() <= want.pop(key, {}).items()
+    assert found == want
 
 
 def test_a_prepared_loader_is_refused() -> None:

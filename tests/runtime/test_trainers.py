@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,13 +19,13 @@ SCRIPT = Path(__file__).with_name("llama_trainer.py")
 STEPS = 18
 
 
-def alone(out: Path) -> dict[str, Any]:
-    out.mkdir()
+def alone(out: Path, **environ: str) -> dict[str, Any]:
+    out.mkdir(exist_ok=True)
     command = [sys.executable, str(SCRIPT), "--steps", str(STEPS), "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env={**os.environ, **environ})
     assert done.returncode == 0, done.stderr
-    [path] = out.glob("*.json")
-    return dict(json.loads(path.read_text()))
+    found = [dict(json.loads(path.read_text())) for path in out.glob("*.json")]
+    return found[0] if found else {}
 
 
 @pytest.mark.campaign
@@ -41,6 +42,16 @@ def test_a_llama_of_the_trainer_outlasts_its_replicas(fleet: Callable[..., Any],
     saved = {path.name for path in (run.out / "model").glob("checkpoint-*")}
     assert saved == {f"checkpoint-{step}" for step in range(6, want["steps"] + 1, 6)}
     assert want["steps"] < STEPS  # a callback ended it, on both after the same step
+
+
+@pytest.mark.process
+@pytest.mark.campaign
+def test_a_llama_of_the_trainer_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Stopped between two evaluations; best metric and patience of the early stop are those of one training."""
+    want = alone(tmp_path / "alone")
+    keep = {"OUTLAST_CHECKPOINT_DIR": str(tmp_path / "ck")}
+    assert alone(tmp_path / "again", **keep, OUTLAST_UNTIL="8") == {}
+    assert alone(tmp_path / "again", **keep) == want
 
 
 @pytest.mark.parametrize(

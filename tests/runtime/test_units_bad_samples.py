@@ -21,6 +21,7 @@ from outlast.errors import ConfigError, TrainingError
 from outlast.observe.timeline_rows import timeline
 from outlast.runtime.training._workers import memory_left
 from outlast.runtime.training.samples import DataNews, Samples
+from outlast.runtime.training.streams import samples_of
 
 BAD = {4, 17, 31}
 
@@ -304,3 +305,12 @@ def test_bad_samples_that_a_worker_meets_are_the_same() -> None:
 
 def test_memory_that_is_left_is_some() -> None:
     assert 0 < memory_left() < 1 << 50
+
+
+def test_what_ranks_cannot_read_is_refused() -> None:
+    rows = {"global_batch_size": 8, "microbatches": 4}
+    with pytest.raises(ConfigError, match="bad_samples=3 with replicas of 2 ranks"):
+        samples_of(outlast.Data(Broken(), **rows, bad_samples=3), seed=0, width=2)
+    stream = torch.utils.data.ChainDataset([])
+    with pytest.raises(ConfigError, match="a stream with replicas of 2 ranks is not supported"):
+        samples_of(outlast.Data(stream, **rows), seed=0, width=2)
