@@ -72,6 +72,31 @@ def test_a_fleet_of_one_repeats_itself_and_is_near_the_plain_loop(
         torch.testing.assert_close(a, b, rtol=0.1, atol=0.02)
 
 
+def test_running_statistics_move_once_a_step_and_in_the_plain_loop_with_each_microbatch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As reference/loop says: the parameters are the same to the bit with two microbatches."""
+
+    def trained(mode: str) -> dict[str, torch.Tensor]:
+        monkeypatch.setenv("OUTLAST", mode)
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 1))
+        data = torch.randn(64, 8)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        training = outlast.join().protect(
+            model, optimizer, data, global_batch_size=16, microbatches=2, checkpoint="off"
+        )  # fmt: skip
+        for step in training.steps(until=6):
+            for batch in step:
+                step.backward(model(batch).square().mean())
+        return model.state_dict()
+
+    fleet, plain = trained("on"), trained("off")
+    same = {name for name, value in fleet.items() if torch.equal(value, plain[name])}
+    assert set(fleet) - same == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
+    assert (int(fleet["1.num_batches_tracked"]), int(plain["1.num_batches_tracked"])) == (6, 12)
+
+
 def test_buckets_do_not_change_a_bit() -> None:
     """Without clipping: the norm is a tree over the blocks of all buckets."""
     assert train(bucket_mb=1e-4)[2].fingerprint() == train()[2].fingerprint()

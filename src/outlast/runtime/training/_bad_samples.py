@@ -8,7 +8,7 @@ checkpoints, and nobody tries it again. Does not choose what stands in a sample'
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from outlast.errors import TrainingError
@@ -19,6 +19,7 @@ __all__ = ["BAD", "BadRow", "BadSamples"]
 BAD = "outlast.bad_samples"
 """Registered state under this name says which samples are skipped."""
 BadRow = tuple[int, str]  # (sample, why)
+_WORDS = 32  # samples of a step of which a header says why
 _IN_A_ROW = 16  # reads that storage refused one after the other: then it is this host's storage, and not the samples
 
 
@@ -41,8 +42,10 @@ class BadSamples:
         self._met.clear()
 
     # --- in a step -----------------------------------------------------------------------------------------------
-    def here(self) -> set[int]:
+    def here(self) -> Collection[int]:
         """Those that are known, and those that were met in the step under way."""
+        if not self._met:
+            return self.known.keys()
         return {*self.known, *(sample for found in self._met.values() for sample in found)}
 
     def meet(self, leaf: int, found: Unread) -> None:
@@ -74,7 +77,8 @@ class BadSamples:
 
     def told(self, leaves: Iterable[int]) -> tuple[BadRow, ...]:
         """My part of the header, of the microbatches that count as mine."""
-        return tuple(sorted({row for leaf in leaves for row in self._met.get(leaf, {}).items()}))
+        found = sorted({row for leaf in leaves for row in self._met.get(leaf, {}).items()})
+        return tuple((sample, text if number < _WORDS else "") for number, (sample, text) in enumerate(found))
 
     def applied(self, rows: Iterable[BadRow]) -> None:
         """A step was applied in which these were met, here or elsewhere."""

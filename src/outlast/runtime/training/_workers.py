@@ -92,15 +92,15 @@ class Workers:
 
     def _end(self, lost: LostWorker) -> LostWorker:
         for row in self.rows:
-            if row.pid:
+            if _lives_here(row.pid):
                 with suppress(ProcessLookupError):
-                    os.kill(row.pid, signal.SIGKILL)  # mine, and nobody has waited for it: the number is still its own
+                    os.kill(row.pid, signal.SIGKILL)
         self.drop()
         return lost
 
     # --- who it was ----------------------------------------------------------------------------------------------
     def _died(self, words: str) -> LostWorker:
-        gone = next((row for row in self.rows if row.sample >= 0 and _is_dead(row.pid)), None)
+        gone = next((row for row in self.rows if row.sample >= 0 and not _lives_here(row.pid)), None)
         if gone is None:
             return LostWorker(what="died", text=f"a data worker died ({words or 'in the middle of a batch'})")
         text = f"data worker {gone.worker} (process {gone.pid}) died as it read sample {gone.sample}"
@@ -154,11 +154,13 @@ def _hangs(row: ReadingRow, waited_s: float) -> str:
     return f"data worker {row.worker} (process {row.pid}) hangs: it has read sample {row.sample} for {waited_s:.0f} s"
 
 
-def _is_dead(pid: int) -> bool:
+def _lives_here(pid: int) -> bool:
+    """Whether it is a living child of this process. The number of one that was waited for may be another's by now."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except OSError:
-        return True
+        state, parent, *_ = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return False
+    return state not in "ZX" and int(parent) == os.getpid()
 
 
 def _own_bytes(pid: int) -> int:
