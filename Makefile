@@ -25,6 +25,7 @@ help:
 	@echo "make docs    the documentation, into docs/_build/html"
 	@echo "make bench   the measurements"
 	@echo "make release  build wheel and sdist, install the wheel into a fresh environment, run the demo from an empty folder"
+	@echo "              (RELEASE_PYTHONS='python3.11 python3.12 python3.13': with each of them)"
 	@echo "make trainers-env  Hugging Face's trainer and Lightning, for the tests that otherwise skip (a minute, 110 MB)"
 	@echo "make browser-env  Chromium and Prometheus for the tests that otherwise skip (Debian, as root)"
 	@echo "make names   write the list of public names that the tests hold the code to"
@@ -71,15 +72,18 @@ docs: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks all
 
-# The wheel alone must do: built, installed where nothing else is, tried from an empty folder.
+# The wheel alone must do: built, installed where nothing else is, tried from an empty folder, with each Python that is named.
 RELEASE := $(CURDIR)/build/release
+RELEASE_PYTHONS ?= $(PYTHON)
 release: $(STAMP)
 	rm -rf $(RELEASE) && mkdir -p $(RELEASE)/empty
 	$(BIN)/python -m build --no-isolation --outdir $(RELEASE)/dist .
-	$(PYTHON) -m venv $(RELEASE)/venv
-	$(RELEASE)/venv/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt "$$(ls $(RELEASE)/dist/*.whl)[train,serve]"
-	cd $(RELEASE)/empty && ../venv/bin/outlast --version && ../venv/bin/outlast doctor --quick && ../venv/bin/outlast demo $(DEMO_ARGS)
-	cd $(RELEASE)/empty && ../venv/bin/python -c "from importlib import resources as r; import outlast; assert r.files('outlast').joinpath('py.typed').is_file() and r.files('outlast.observe.web').joinpath('page/app.js').is_file()"
+	@set -e; for python in $(RELEASE_PYTHONS); do \
+	  echo "outlast: the wheel with $$($$python --version)"; rm -rf $(RELEASE)/venv; $$python -m venv $(RELEASE)/venv; \
+	  $(RELEASE)/venv/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt "$$(ls $(RELEASE)/dist/*.whl)[train,serve]"; \
+	  (cd $(RELEASE)/empty && ../venv/bin/outlast --version && ../venv/bin/outlast doctor --quick && ../venv/bin/outlast demo $(DEMO_ARGS) && \
+	  ../venv/bin/python -c "from importlib import resources as r; import outlast; assert r.files('outlast').joinpath('py.typed').is_file() and r.files('outlast.observe.web').joinpath('page/app.js').is_file()"); \
+	done
 	@echo "outlast: $(RELEASE)/dist is ready"
 
 browser-env:

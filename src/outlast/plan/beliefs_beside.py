@@ -169,7 +169,7 @@ def worth_telling(believed: Believed | None, beside: Sequence[Beside]) -> list[t
     for any number of failures to say something, and no belief that no death has changed."""
     told = [(beside_table(beside), beside_note(beside))] if any(row.tells for row in beside) else []
     if believed and believed.num_deaths:
-        told.append((believed_table(believed), "Outlast plan --from-run says what that would change."))
+        told.append((believed_table(believed), "`outlast plan --from-run` says what that would change."))
     return told
 
 
