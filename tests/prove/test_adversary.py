@@ -3,6 +3,7 @@
 import itertools
 import json
 
+import msgspec
 import pytest
 
 from outlast.cli import main
@@ -30,6 +31,8 @@ CAUGHT = {
     "buffers-reused": 323, "output-claimed": 777, "first-step-blind": 160, "stale-taken": 31,
     "accusations-ignored": 234, "accuser-believed": 265, "held-orders-at-once": 936, "older-read": 171,
     "no-closer-look": 98, "first-state-counts": 98, "culprits-kept": 98, "writer-not-followed": 203,
+    "silence-is-death": 170, "silent-lease-over": 170, "silent-hosts-used": 312, "silent-awaited": 291,
+    "hosts-not-recalled": 291,
 }  # fmt: skip
 """Where the first catch was last seen, to be looked at first. Any schedule below the limit will do."""
 
@@ -67,6 +70,25 @@ def test_a_violation_is_shrunk_and_its_command_replays_it() -> None:
     again = play(small, "counted-twice").violation
     assert again is not None
     assert again.invariant == found.violation.invariant
+
+
+def test_hosts_are_struck_whole_and_silence_is_all_that_is_heard_of_it() -> None:
+    """Every kind of fault is drawn; no launcher tells of an end, and a host that comes back is used again."""
+    seeds = [seed for seed in range(400) if scenario_of(seed).silence_s]
+    kinds = {fault.kind for seed in seeds for fault in scenario_of(seed).faults}
+    assert kinds >= {"host off", "host cut", "host hang", "hosts parted"}
+    power = ScheduleFault(kind="host off", who=0, lasts=0.5, at=0.6)
+    scenario = msgspec.structs.replace(
+        scenario_of(170), faults=(power,), num_replicas=2, num_spares=1, num_agents=2, num_steps=30
+    )
+    said: list[str] = []
+    outcome = play(scenario, "", lambda at_s, text: said.append(text))
+    assert outcome.violation is None
+    assert outcome.finish is not None
+    assert outcome.finish.outcome == "finished"
+    assert sum("hears HostSilent(agent='a0'" in text for text in said) == 1
+    assert not any("AgentGone" in text for text in said)
+    assert any("hears AgentHello(agent='b" in text for text in said)
 
 
 def test_what_cannot_be_replayed_says_why() -> None:

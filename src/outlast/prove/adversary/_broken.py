@@ -39,6 +39,7 @@ from outlast.prove.adversary._broken_checks import (
     SlicesBelieved,
     SumsBelieved,
 )
+from outlast.prove.adversary._broken_hosts import HOSTS_BROKEN
 from outlast.prove.adversary._broken_saves import SAVES_BROKEN
 from outlast.prove.adversary._variants import Buffers, Variant, WithCoordinator, WithMember
 
@@ -306,4 +307,5 @@ BROKEN: dict[str, tuple[type[Variant], int]] = {
     "held-orders-at-once": (HeldOrdersAtOnce, 20000),
     "writer-not-followed": (WriterNotFollowed, 2000),
     **SAVES_BROKEN,
+    **HOSTS_BROKEN,
 }

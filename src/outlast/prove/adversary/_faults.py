@@ -8,25 +8,21 @@ from typing import Literal, Protocol
 
 from outlast.core.protocol import messages as m
 from outlast.prove.adversary import _algebra as algebra
+from outlast.prove.adversary._host_faults import HostFaults, HostStage
 from outlast.prove.adversary._hosts import CoordinatorProcess, SimulatedAgent
 from outlast.prove.adversary._kernel import ProcessEnded, SimulatedProcess
 from outlast.prove.adversary._network import COORDINATOR
 from outlast.prove.adversary._replica import SimulatedReplica
 from outlast.prove.adversary._scenario import ScheduleFault
-from outlast.prove.adversary._surroundings import Surroundings
 
 __all__ = ["Faults"]
 
 
-class Stage(Surroundings, Protocol):
+class Stage(HostStage, Protocol):
     """The world, as who strikes needs it: every process by its kind."""
 
-    launcher: SimulatedProcess
-    agents: dict[str, SimulatedAgent]
     coordinators: list[CoordinatorProcess]
 
-    @property
-    def replicas(self) -> dict[str, SimulatedReplica]: ...
     def holders(self) -> list[SimulatedReplica]: ...
     def crash_agent(self, agent: SimulatedAgent) -> None: ...
     def crash_coordinator(self, which: CoordinatorProcess, restart_s: float) -> None: ...
@@ -37,7 +33,7 @@ class Faults:
     """`touched`: who was stopped, cut off or slowed down, so that evicting it is not the eviction of an innocent."""
 
     def __init__(self, world: Stage, faults: Sequence[ScheduleFault]) -> None:
-        self.world = world
+        self.world, self._hosts = world, HostFaults(world)
         self.touched: set[str] = set()
         self.everybody_touched = False
         self.spoilt = 0  # replicas that computed something wrong
@@ -73,6 +69,8 @@ class Faults:
         self.world.note(f"fault: {fault.kind} {process.name if process else ''} {fault}")
         if process is not None:
             self._on_process(fault, process)
+        elif self._hosts.strike(fault):
+            self.everybody_touched = True
         else:
             getattr(self, "_" + fault.kind.replace(" ", "_"))(fault)
 

@@ -14,6 +14,7 @@ from outlast.core.protocol import messages as m
 from outlast.prove.adversary._kernel import SimulatedProcess
 from outlast.prove.adversary._network import Dialled
 from outlast.prove.adversary._saves import SaveWord, SimulatedKeeper
+from outlast.prove.adversary._silence import BEAT_S, SilenceWatch
 from outlast.prove.adversary._surroundings import Supervisor, Surroundings
 
 __all__ = ["SimulatedAgent", "CoordinatorProcess", "Dialler"]
@@ -33,11 +34,16 @@ class CoordinatorProcess(SimulatedProcess):
         self._events: deque[m.Event] = deque()
         self._actions: deque[m.Action] = deque()
         self._timers: dict[str, int] = {}
+        self.silence = SilenceWatch(world, self) if world.scenario.silence_s else None
+        if self.silence is not None:
+            self._look()
 
     def receive(self, link: Dialled, event: Any) -> None:
         """Words over a connection; a Hello makes it the one to answer on."""
         if link.broken and not link.late:
             return
+        if self.silence is not None:
+            self.silence.heard(link.client.name)
         if isinstance(event, m.Hello | m.AgentHello):
             name = event.member if isinstance(event, m.Hello) else event.agent
             if not link.broken:
@@ -53,6 +59,12 @@ class CoordinatorProcess(SimulatedProcess):
         self.handle(event)
         if isinstance(event, m.Hello) and self.keeper is not None:
             self.keeper.greet(event.member)
+
+    def _look(self) -> None:
+        """For hosts of which nothing is heard."""
+        assert self.silence is not None
+        self.kernel.after(BEAT_S, self, self._look)
+        self.silence.look()
 
     def _say(self, name: str, word: SaveWord) -> None:
         link = self.links.get(name)
@@ -144,6 +156,11 @@ class Dialler(SimulatedProcess):
             for message in messages:
                 self.world.network.up(self.link, self.link.server.receive, message)  # type: ignore[attr-defined]
 
+    def hung_up(self, link: Dialled) -> None:
+        """The coordinator has ended this connection."""
+        if self.link is link:
+            self.hang_up()
+
     def hang_up(self, late: bool = False) -> None:
         """The connection is gone; dial again soon."""
         link, self.link = self.link, None
@@ -161,6 +178,15 @@ class SimulatedAgent(Dialler, Supervisor):
         self.epoch = self.greetings = 0
         self.dial()
         self._look()
+        if world.scenario.silence_s:
+            self._beat()
+
+    def _beat(self) -> None:
+        self.say(self.kernel.now)
+        self.kernel.after(BEAT_S, self, self._beat)
+
+    def heartbeat_answered(self, link: Dialled, sent_at_s: float) -> None:
+        """An agent has no lease."""
 
     def greet(self) -> None:
         """That somebody is not listed says that it has ended, not that it ended well."""

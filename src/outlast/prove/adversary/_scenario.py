@@ -64,6 +64,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     rows_from: int = 1  # members that a view needs for it
     save_every: int = 0  # steps between two saves; 0: no checkpoints
     guarded: bool = False  # states are compared in every step
+    silence_s: float = 0.0  # a host of which nothing is heard for so long is given up; 0: the launcher sees its end
 
     def settings(self) -> Settings:
         return Settings(
@@ -115,8 +116,8 @@ def scenario_of(seed: int) -> Scenario:
         guarded=guarded,
     )
     full = _with_rows(seed, full, span_s) if not wrong else full
-    full = _with_saves(seed, full)
-    full = msgspec.structs.replace(full, faults=(*full.faults, *_alarms(seed, full.num_agents, span_s)))
+    full = _with_hosts(seed, _with_saves(seed, full), span_s)
+    full = msgspec.structs.replace(full, faults=(*full.faults, *_alarms(seed, full, span_s)))
     last_s = max((fault.at + fault.lasts for fault in full.faults), default=0.0)
     return msgspec.structs.replace(full, calm_after_s=max(full.calm_after_s, last_s))
 
@@ -183,10 +184,42 @@ def _with_saves(seed: int, full: Scenario) -> Scenario:
     return msgspec.structs.replace(full, faults=(*full.faults, *faults), save_every=rng.choice((1, 1, 2)))
 
 
-def _alarms(seed: int, num_agents: int, span_s: float) -> tuple[ScheduleFault, ...]:
+def _with_hosts(seed: int, full: Scenario, span_s: float) -> Scenario:
+    """One in ten runs on several hosts, which lose their power, hang, are cut off or do not reach each other; nobody is
+    told. The coordinator is on none of them. Of its own seed."""
+    rng = Random(seed ^ 0x40575)
+    if rng.random() >= 0.1:
+        return full
+    long = rng.random() < 0.7  # a silence is over before the run is
+    kinds = ("host off", "host off", "host cut", "host cut", "host cut", "host hang", "hosts parted")
+    faults = [
+        ScheduleFault(
+            kind=rng.choice(kinds), who=rng.randrange(6), other=rng.randrange(1, 6),
+            lasts=rng.choice((0.3, 1.5, 3.0)) * (0.5 + rng.random()),
+            at=0.4 + rng.random() if long else 0.1 + span_s * rng.random(),
+        )
+        for _ in range(rng.choice((1, 1, 2, 3)))
+    ]  # fmt: skip
+    if rng.random() < 0.3:
+        at = faults[0].at + 0.6 * (rng.random() - 0.5)
+        faults.append(ScheduleFault(kind="coordinator crash", lasts=0.05 + 0.3 * rng.random(), at=max(0.05, at)))
+    return msgspec.structs.replace(
+        full,
+        faults=(*full.faults[: rng.choice((0, 0, 1, 3))], *faults),
+        num_agents=rng.choice((2, 2, 3)),
+        num_spares=max(1, full.num_spares),
+        num_replicas=rng.choice((1, 1, 2)) if long and full.num_rows == 1 else full.num_replicas,
+        num_steps=rng.randint(10, 18) if long else full.num_steps,
+        compute_s=0.03 if long else full.compute_s,
+        lease_s=rng.choice((1.0, 2.0, 3.0)),
+        silence_s=rng.choice((0.4, 0.6)),
+    )
+
+
+def _alarms(seed: int, full: Scenario, span_s: float) -> tuple[ScheduleFault, ...]:
     """In every other schedule with several hosts, alarms of some of them, so that their work moves. Of its own seed."""
     rng = Random(seed ^ 0xA1A26)
-    if num_agents < 2 or rng.random() < 0.5:
+    if full.num_agents < 2 or full.silence_s or rng.random() < 0.5:
         return ()
     kinds = [rng.choice(("alarm", "alarm", "tested well", "tested badly")) for _ in range(rng.randint(0, 2))]
     return tuple(

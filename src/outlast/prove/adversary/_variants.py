@@ -26,6 +26,7 @@ class Variant:
 
     says_goodbye = True
     fenced = True
+    recalls_hosts = True  # as a coordinator takes over
     guards = SimulatedGuards
 
     def member(self, name: str, num_microbatches: int, *, until: int, num_rows: int = 1) -> Member:

@@ -191,6 +191,24 @@ class World:
         self.kernel.after(0.005, self.launcher, self._agent_gone, agent.name)
         self.kernel.after(0.2, self.launcher, self._new_agent)
 
+    def power_off(self, agent: SimulatedAgent, lasts_s: float) -> None:
+        """A host ends whole, nothing is said of it, and no connection ends. It comes back as another."""
+        self.note(f"the host of {agent.name} is off")
+        for replica in self.replicas.values():
+            if replica.agent is agent and not replica.ended:
+                self.note(f"{replica.name} ends at step {replica.member.committed}")
+                self._vanish(replica)
+        self._vanish(agent)
+        del self.agents[agent.name]
+        self.kernel.after(lasts_s, self.launcher, self._new_agent)
+
+    def _vanish(self, client: SimulatedReplica | SimulatedAgent) -> None:
+        """What is said to it goes nowhere."""
+        client.end()
+        if client.link is not None:
+            client.link.broken = True
+        client.link = None
+
     def _agent_gone(self, name: str) -> None:
         for coordinator in self.coordinators:
             if not coordinator.ended:
