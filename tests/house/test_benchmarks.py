@@ -288,3 +288,14 @@ def test_a_block_of_ranks_takes_as_long_as_its_slowest(tmp_path: Path) -> None:
     side.allow(3)
     assert side.block(8) == pytest.approx(1.5)
     assert (tmp_path / "turn").read_bytes() == (12).to_bytes(8, "little")
+
+
+def test_outages_of_hosts_are_told_by_their_kind() -> None:
+    from benchmarks.hosts import Outage, tabulate
+
+    def outage(kind: str, downtime_s: float) -> Outage:
+        return Outage(kind=kind, detect_s=0.01, downtime_s=downtime_s, noticed_by="r0.1", lost_steps=1)
+
+    death, power = tabulate([outage("death", 0.03), outage("off", 0.6), outage("death", 0.05)]).rows
+    assert death == ["death", "10 (10 to 10, n = 2)", "40 (30 to 50, n = 2)", "r0.1", "2"]
+    assert power[2] == "600 (n = 1)"
