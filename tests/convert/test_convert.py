@@ -147,6 +147,12 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     script.write_text(before)
     assert main(["convert", str(script), "--write"]) == 2  # what was kept is not written over
     assert script.read_text() == before
+    other = tmp_path / "windows.py"
+    other.write_bytes(before.replace("\n", "\r\n").encode())
+    was = other.read_bytes()
+    assert main(["convert", str(other), "--write", "--processes", "2"]) == 0
+    assert (tmp_path / "windows.py.orig").read_bytes() == was
+    assert other.read_bytes().count(b"\r\n") == other.read_bytes().count(b"\n")
     script.write_text((SCRIPTS / "while_loop.py").read_text())
     assert main(["convert", str(script), "--write"]) == 1
     assert "by hand" in capsys.readouterr().out

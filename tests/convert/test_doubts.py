@@ -131,3 +131,56 @@ def test_what_can_be_converted_is() -> None:
     assert moved.complete
     assert "map_location=run.device" in moved.after
     assert "name = f'on cuda: {epoch}'" in moved.after
+
+
+EPOCHS = "    now = evaluate(net)\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("stopper = EarlyStopping(3)", "    stopper(now)\n    if stopper.early_stop:\n        break\n"),
+        ("stopper = EarlyStopping(3)\nstop = False", "    stop = stopper.step(now)\n    if stop:\n        break\n"),
+        ("wait = 0", "    wait = 0 if now < 1 else wait + 1\n    if wait > 2:\n        break\n"),
+        ("wait = 0", "    if now > 1:\n        wait += 1\n    print(now)\n    if wait > 2:\n        break\n"),
+        ("class Self: pass\nself = Self()\nself.early = Stopper()", "    if self.early.done(now):\n        break\n"),
+    ],
+)
+def test_leaving_by_what_is_remembered_is_left_to_a_person(before: str, after: str) -> None:
+    """A replica that joins remembers something else, and would leave after another step."""
+    found = script(before + "\n", after=EPOCHS + after)
+    [line] = [number for number, text in enumerate(found.before.split("\n"), 1) if text.strip() == "break"]
+    assert line in told(found), found.remarks
+
+
+@pytest.mark.parametrize("test", ["now < 0.1", "epoch > 1 and now < 1"])
+def test_leaving_by_what_is_equal_on_all_is_to_be_looked_at(test: str) -> None:
+    found = script("from mine import evaluate\n", after=f"{EPOCHS}    if {test}:\n        break\n")
+    assert found.complete, found.remarks
+    assert any(r.kind == "check" and r.what == "break" and "after the same step" in r.why for r in found.remarks)
+
+
+@pytest.mark.parametrize("draw", ["random.random()", "numpy.random.rand()", "torch.randn(2)", "torch.randint(9, (2,))"])
+def test_numbers_drawn_between_the_loops_are_left_to_a_person(draw: str) -> None:
+    turn = STEP.replace("model(x)", "(scale * model(x))")
+    found = script("import random, numpy\n", f"scale = {draw}\n{turn}")
+    [line] = [number for number, text in enumerate(found.before.split("\n"), 1) if draw in text]
+    assert line in told(found), found.remarks
+    inside = script("import random, numpy\n", f"x = x * {draw}\n{STEP}")
+    assert inside.complete, inside.remarks
+
+
+def test_a_meter_is_told_of_microbatches() -> None:
+    lines = STEP.splitlines()
+    found = script("meter = Meter()\n", "\n".join([lines[0], "meter.update(loss.item(), len(x))", *lines[1:]]))
+    assert any(r.kind == "check" and r.what.startswith("meter") and "step.metric" in r.why for r in found.remarks)
+    behind = script("meter = Meter()\n", STEP + "meter.update(loss.item())\n")
+    assert "meter.update(step.loss)" in behind.after
+    assert not any(r.what.startswith("meter.update") for r in behind.remarks if r.kind == "check")
+
+
+@pytest.mark.parametrize("word", ["finally", "except KeyboardInterrupt"])
+def test_a_block_that_is_empty_now_has_something_in_it(word: str) -> None:
+    found = script(after=f"try:\n    print(1)\n{word}:\n    dist.destroy_process_group()\n")
+    assert found.complete, found.remarks
+    assert f"{word}:\n    pass" in found.after

@@ -56,9 +56,10 @@ def _write(path: Path, found: Conversion) -> None:
     kept = path.with_name(path.name + ".orig")
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with kept.open("x", encoding="utf-8") as file:
-            file.write(found.before)
-        part.write_text(found.after, encoding="utf-8")
+        was = path.read_bytes()
+        with kept.open("xb") as file:
+            file.write(was)
+        part.write_text(found.after, encoding="utf-8", newline="\r\n" if b"\r\n" in was else "\n")
         part.chmod(path.stat().st_mode)
         part.replace(path)
     except FileExistsError as error:

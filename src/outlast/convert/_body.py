@@ -33,6 +33,7 @@ class LoopBody:
         self.accumulated = ""
         self.divided = False  # by what is accumulated
         self.inner: tuple[int, set[ast.stmt]] | None = None  # the last of the inner loop, and what reads the batch
+        self.span: tuple[int, int] | None = None  # the first and the last
 
     def rewrite(self) -> None:
         """All of it."""
@@ -264,7 +265,7 @@ class LoopBody:
                 last = i
                 reading.add(body[i])
                 inner = inner | names_in(body[i], ast.Store)
-        self.inner = last, reading
+        self.inner, self.span = (last, reading), (first, last)
         for statement in body[first : last + 1]:
             for node in ast.walk(statement):
                 if not isinstance(node, ast.AugAssign) or node in made.dropped:

@@ -12,6 +12,7 @@ from outlast.convert._doubts import say_doubts
 from outlast.convert._edits import Edits
 from outlast.convert._facts import Facts, calls_in, names_in, shuffle_of
 from outlast.convert._loops import OWN_LOOP, Loops, Unclear, find_loops
+from outlast.convert._remembered import say_remembered
 from outlast.convert._survivors import say_survivors
 from outlast.errors import ConfigError
 
@@ -148,6 +149,7 @@ class _Rewrite:
             self.remarks = [remark for remark in self.remarks if remark.kind == "by hand"]
             return self.source
         say_doubts(self, body, loops)
+        say_remembered(self, body, loops)
         say_survivors(self, after)
         return after
 
@@ -359,8 +361,9 @@ class _Rewrite:
                     if isinstance(self.facts.parents[call], ast.Expr):
                         self.drop(call, ast.unparse(call), "nothing is left in it")
         for node in ast.walk(self.facts.tree):
-            if isinstance(node, ast.If | ast.For | ast.With | ast.Try | ast.FunctionDef) and node not in self.dropped:
-                for block in (node.body, getattr(node, "orelse", [])):
+            blocks = ast.If | ast.For | ast.While | ast.With | ast.Try | ast.ExceptHandler | ast.FunctionDef
+            if isinstance(node, blocks) and not self.gone(node):
+                for block in (node.body, getattr(node, "orelse", []), getattr(node, "finalbody", [])):
                     if block and all(s in self.dropped for s in block):
                         self.edits.insert(block[0].lineno, self.edits.indent_of(block[0]) + "pass")
 
