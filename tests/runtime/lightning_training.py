@@ -48,6 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--gates", type=Path)
+    parser.add_argument("--precision", default="32-true")
     parser.add_argument("--out", type=Path, required=True)
     told = parser.parse_args()
     torch.manual_seed(0)
@@ -57,6 +58,7 @@ def main() -> None:
     trainer = lightning.Trainer(
         strategy=strategy, accelerator="cpu", max_epochs=told.steps // 5, accumulate_grad_batches=4,
         gradient_clip_val=1.0, enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=1,
+        precision=told.precision,
         callbacks=[best, early, Timer(duration="00:08:00:00"), Gates(told.gates), seen],
         logger=CSVLogger(told.out, name="", version="curve"),
     )  # fmt: skip

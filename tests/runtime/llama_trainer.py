@@ -32,6 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=18)
     parser.add_argument("--gates", type=Path)
+    parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--out", type=Path, required=True)
     told = parser.parse_args()
     run = outlast.join()
@@ -45,7 +46,7 @@ def main() -> None:
         output_dir=str(told.out / "model"), per_device_train_batch_size=2, gradient_accumulation_steps=4,
         max_steps=told.steps, logging_steps=2, eval_strategy="steps", eval_steps=3, save_strategy="steps", save_steps=6,
         metric_for_best_model="eval_loss", greater_is_better=False, report_to=[], learning_rate=1e-3, use_cpu=True,
-        disable_tqdm=True, per_device_eval_batch_size=3,
+        disable_tqdm=True, per_device_eval_batch_size=3, bf16=told.bf16,
     )  # fmt: skip
     trainer = OutlastTrainer(
         model=model, args=args, train_dataset=rows[:50], eval_dataset=rows[50:], run=run,

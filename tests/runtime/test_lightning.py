@@ -25,9 +25,9 @@ STEPS = 60
 OF_PLACE = {"first"}  # what a replica saw of the run
 
 
-def alone(out: Path, *, code: int = 0, **environ: str) -> dict[str, Any]:
+def alone(out: Path, *more: str, code: int = 0, **environ: str) -> dict[str, Any]:
     out.mkdir(exist_ok=True)
-    command = [sys.executable, str(SCRIPT), "--steps", str(STEPS), "--out", str(out)]
+    command = [sys.executable, str(SCRIPT), *more, "--steps", str(STEPS), "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, env={**os.environ, **environ})
     assert done.returncode == code, done.stderr
     found = [dict(json.loads(path.read_text())) for path in out.glob("*.json")]
@@ -40,11 +40,13 @@ def course(found: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.process
 @pytest.mark.campaign
-@pytest.mark.parametrize("struck", ["r0.1", "r1.1"])
-def test_a_lightning_module_outlasts_its_replicas(fleet: Callable[..., Any], tmp_path: Path, struck: str) -> None:
+@pytest.mark.parametrize(("struck", "more"), [("r0.1", ()), ("r1.1", ("--precision", "bf16-mixed"))])
+def test_a_lightning_module_outlasts_its_replicas(
+    fleet: Callable[..., Any], tmp_path: Path, struck: str, more: tuple[str, ...]
+) -> None:
     """The writer or the other is killed at an epoch's end; who joins amid the next has its means, best and waits."""
-    want = alone(tmp_path / "alone")
-    run = fleet(script=(SCRIPT,), replicas=2, steps=STEPS, gates=(4, 7, 8), max_restarts=1)
+    want = alone(tmp_path / "alone", *more)
+    run = fleet(script=(SCRIPT, *more), replicas=2, steps=STEPS, gates=(4, 7, 8), max_restarts=1)
     successor = run.replace(struck, 7, 8)
     assert run.finish() == 0, run.logs()
     results = run.results()

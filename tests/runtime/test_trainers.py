@@ -19,9 +19,9 @@ SCRIPT = Path(__file__).with_name("llama_trainer.py")
 STEPS = 18
 
 
-def alone(out: Path, **environ: str) -> dict[str, Any]:
+def alone(out: Path, *more: str, **environ: str) -> dict[str, Any]:
     out.mkdir(exist_ok=True)
-    command = [sys.executable, str(SCRIPT), "--steps", str(STEPS), "--out", str(out)]
+    command = [sys.executable, str(SCRIPT), *more, "--steps", str(STEPS), "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, env={**os.environ, **environ})
     assert done.returncode == 0, done.stderr
     found = [dict(json.loads(path.read_text())) for path in out.glob("*.json")]
@@ -29,11 +29,13 @@ def alone(out: Path, **environ: str) -> dict[str, Any]:
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("struck", ["r0.1", "r1.1"])
-def test_a_llama_of_the_trainer_outlasts_its_replicas(fleet: Callable[..., Any], tmp_path: Path, struck: str) -> None:
+@pytest.mark.parametrize(("struck", "more"), [("r0.1", ()), ("r1.1", ("--bf16",))])
+def test_a_llama_of_the_trainer_outlasts_its_replicas(
+    fleet: Callable[..., Any], tmp_path: Path, struck: str, more: tuple[str, ...]
+) -> None:
     """The writer or the other is killed; who replaces it joins; the model that is saved at the end can be loaded."""
-    want = alone(tmp_path / "alone")
-    run = fleet(script=(SCRIPT,), replicas=2, steps=STEPS, gates=(4, 7, 8), max_restarts=1)
+    want = alone(tmp_path / "alone", *more)
+    run = fleet(script=(SCRIPT, *more), replicas=2, steps=STEPS, gates=(4, 7, 8), max_restarts=1)
     successor = run.replace(struck, 7, 8)
     assert run.finish() == 0, run.logs()
     assert run.results() == dict.fromkeys(run.results(), want), run.logs()
