@@ -19,7 +19,8 @@ from outlast.core.protocol.fleet.coordinator import Coordinator
 from outlast.core.protocol.fleet.roster import Settings
 from outlast.errors import ConfigError, TrainingError
 from outlast.observe.timeline_rows import timeline
-from outlast.runtime.training._workers import memory_left
+from outlast.runtime.training._sample_reader import ReadingRows
+from outlast.runtime.training._workers import Workers, memory_left
 from outlast.runtime.training.samples import DataNews, Samples
 from outlast.runtime.training.streams import samples_of
 
@@ -274,6 +275,28 @@ def test_a_sample_at_which_workers_hang_again_is_named_or_skipped(allowed: int) 
     assert step_of(data, 1, (2, 3)) == step_of(known, 1, (2, 3))
     assert data.bad.told([2]) == ((STUCK, "the worker that read it hung, 2 times"),)
     assert [n.what for n in news] == ["hung", "hung"]
+
+
+def test_who_is_slow_at_first_or_once_more_has_more_time() -> None:
+    """Two workers, watched while somebody waits: which of them hangs after how long."""
+
+    def hangs_after(*, begun: int, longest_s: float = 0.0, lost: int = 0) -> float:
+        rows, now = ReadingRows(2), [0.0]
+        workers = Workers(2, None, rows, lambda: iter(()))  # type: ignore[arg-type]  # none is started
+        workers.clock, workers.longest_s, workers.lost_at = (lambda: now[0]), 450.0, {7: lost}
+        rows.begins(0, 3)
+        rows.ended(0, int(longest_s * 1e9))
+        for number in range(begun):
+            rows.begins(1, 7 if number == begun - 1 else 5)
+        while (found := workers._hung()) is None:
+            now[0] += 1.0
+        assert (found.what, found.sample) == ("hung", 7)
+        return now[0] - 1.0
+
+    assert hangs_after(begun=2) == 30.0
+    assert hangs_after(begun=2, longest_s=8.0) == 80.0
+    assert hangs_after(begun=2, lost=1) == 120.0
+    assert hangs_after(begun=2, longest_s=80.0) == hangs_after(begun=1) == 450.0
 
 
 @pytest.mark.process

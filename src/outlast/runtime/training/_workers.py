@@ -28,6 +28,7 @@ __all__ = ["LostWorker", "Workers", "memory_left"]
 _LOOK_S = 1.0
 _AT_LEAST_S = 30.0  # a network file system has such moments
 _TIMES = 10.0  # the longest read so far
+_MORE = 4.0  # times the patience, for each time that workers were ended at a sample
 _LITTLE_BYTES = 64 << 20  # growth that is no leak, however little memory is left
 
 
@@ -47,6 +48,7 @@ class Workers:
         self.num, self._reader, self.rows, self._keys = num, reader, rows, keys
         self.longest_s, self.at_least_s, self.look_s = float("inf"), _AT_LEAST_S, _LOOK_S
         self.clock: Callable[[], float] = time.monotonic
+        self.lost_at: dict[int, int] = {}  # sample -> times that workers were lost at it
         self.left_bytes: Callable[[], int] = memory_left
         self._batches: Iterator[Any] | None = None
         self._at: dict[int, tuple[int, float]] = {}  # worker -> (its read, when that was first seen)
@@ -109,14 +111,19 @@ class Workers:
     def _hung(self) -> LostWorker | None:
         """Judged while somebody waits: what a worker does meanwhile keeps nobody."""
         now, rows = self.clock(), list(self.rows)
-        patience_s = min(self.longest_s, max(self.at_least_s, _TIMES * max(row.longest_s for row in rows)))
+        usual_s = max(self.at_least_s, _TIMES * max(row.longest_s for row in rows))
         for row in rows:
             read, since = self._at.get(row.worker, (-1, 0.0))
             if row.sample < 0 or read != row.begun:
                 self._at[row.worker] = (row.begun, now)
-            elif now - since > patience_s:
+            elif now - since > min(self.longest_s, self._times(row) * usual_s):
                 return LostWorker(what="hung", text=_hangs(row, now - since), sample=row.sample)
         return None
+
+    def _times(self, row: ReadingRow) -> float:
+        """Of the usual patience: a worker's first read may open or fetch what all others need, and where one was ended
+        already the next has more time, so that what is slow alone is read in the end."""
+        return float("inf") if row.begun == 1 else _MORE ** self.lost_at.get(row.sample, 0)
 
     def _leaked(self) -> LostWorker | None:
         self._looked = self.clock()

@@ -104,7 +104,6 @@ class Samples:
         self.doubted = False  # fetch what the first step takes twice, and compare
         self._first = -1
         self._replaced = 0
-        self._lost_at: dict[int, int] = {}  # sample -> times that workers were lost at it
         self.tell: Callable[[DataNews], object] = lambda news: None  # the coordinator, if there is one
 
     # --- the pure part -------------------------------------------------------------------------------------------
@@ -262,7 +261,7 @@ class Samples:
                 remedy="read the samples in a process of their own to see why; fewer workers take less memory",
             )
         for sample in known:
-            count = self._lost_at[sample] = self._lost_at.get(sample, 0) + 1
+            count = self.workers.lost_at[sample] = self.workers.lost_at.get(sample, 0) + 1
             if count >= _TWICE:
                 self.bad.meet(leaf, Unread(sample=sample, text=f"the worker that read it {lost.what}, {count} times"))
         self._again_from(step, self._share(step).index(leaf) if leaf in self._share(step) else 0)
