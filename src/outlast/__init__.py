@@ -1,7 +1,8 @@
 """outlast: PyTorch training that outlasts the machines it runs on.
 
-Read first: `runtime/loop/run.py` and `runtime/loop/session.py` (the user's loop), `core/protocol/` (every decision),
-`runtime/exchange/plane.py`. The facade imports nothing heavy: `outlast.join` loads torch when it is first used.
+Read first: docs/explanation/step.md (the path of a step, and where to change what), then `runtime/loop/session.py` (the
+user's loop), `runtime/member/step.py` (a step) and `core/protocol/` (every decision). The facade imports nothing heavy:
+`outlast.join` loads torch when it is first used.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from outlast.cli._prove_run import Options, check_file, exit_code, print_report, prove, script_of, write_page
+from outlast.cli._prove_report import exit_code, print_report, write_page
+from outlast.cli._prove_run import Options, check_file, prove, script_of
 
 __all__ = ["gate"]
 

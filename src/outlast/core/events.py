@@ -1,7 +1,8 @@
 """Every event the system can report: frozen records, the one vocabulary of journal, terminal, metrics and page.
 
-Role: one record per fact, written once by the coordinator, shown the same everywhere. Times are Unix seconds
-(`at_s`), durations are seconds. Not the wire protocol between members: that is `core/protocol/messages.py`.
+Role: one record per fact, written once, by the coordinator (`RunEnded` by the launcher), shown the same everywhere.
+Times are Unix seconds (`at_s`), durations are seconds. Not the wire protocol between members: that is
+`core/protocol/messages.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from outlast.core.event_base import Event
 from outlast.core.step_parts import PairWait
 
 __all__ = [
-    "AgentLost", "AgentStarted", "AnyEvent", "Asked", "AuditMismatch", "StateCertified", "CheckpointBegan",
+    "AgentLost", "AgentStarted", "AlarmWeighed", "AnyEvent", "Asked", "AuditMismatch", "StateCertified",
+    "CheckpointBegan",
     "CheckpointDelayed", "CheckpointDiffers", "CheckpointDrained", "CheckpointFailed", "CheckpointInterval",
     "CheckpointLoaded", "CheckpointPruned", "CheckpointRetried", "CheckpointSaved", "CheckpointSkipped",
     "CoordinatorLost", "CoordinatorStarted", "DataTrouble", "DeviceFinding", "Event", "FleetGone", "JoinerCaughtUp",

@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -26,10 +25,12 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
-from outlast.errors import ConfigError, DeviceFault, nearest
+from outlast.errors import DeviceFault
+from outlast.health._check_refusals import refuse_compiled, refuse_unmatched
 from outlast.health._checks import ProductChecks, SumFinding
 from outlast.health._convolutions import CONVOLUTIONS, Convolution
-from outlast.health._memory import WrongBits, repair, same_sums, wrong_bits
+from outlast.health._memory import WrongBits, repair, same_sums
+from outlast.health._outputs import all_real, can_be_read, draws_at_random, name_of, tensors_of, where_unlike
 from outlast.health._products import ATTENTION, PRODUCTS, Product
 from outlast.tensors import Misfit, Sums, prepare_sums, product_misfit, sums_of, within_bound
 
@@ -145,8 +146,8 @@ class CheckedSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = self._compute(func, args, kwargs or {})
         if not self._all and not self._covered.get(self._owner()[0] or self._model, False):
             return out
-        product = make(out, *args, **(kwargs or {})) if _all_real(out) else None
-        if product is None or not _can_be_read(product):
+        product = make(out, *args, **(kwargs or {})) if all_real(out) else None
+        if product is None or not can_be_read(product):
             self.num_unchecked += 1
             return out
         self.num_checked += 1
@@ -159,8 +160,8 @@ class CheckedSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _compute(self, func: Any, args: Any, kwargs: Any) -> Any:
         out = func(*args, **kwargs)
         if self.strike is not None:
-            for tensor in _tensors(out):
-                self.strike(_name(func), tensor)
+            for tensor in tensors_of(out):
+                self.strike(name_of(func), tensor)
         return out
 
     def _misfit(self, product: Product | Convolution, fresh: bool = False) -> Misfit:
@@ -201,7 +202,7 @@ class CheckedSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _doubted(self, func: Any, args: Any, kwargs: Any, first: Any, misfit: Misfit) -> Any:
         repaired = self._repair(_MAKERS[func](first, *args, **kwargs))
         second, product, again = self._again(func, args, kwargs)
-        wrong = _differ(first, second)
+        wrong = where_unlike(first, second)
         limit = self.checks.deviations * self._slack.get(_kind(func, product), 1.0)
         if wrong.count and again.deviations <= limit:
             self._tell(func, repaired, wrong, misfit)
@@ -213,10 +214,10 @@ class CheckedSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._tell(func, repaired, wrong, misfit)
             return second
         third, product, fits = self._again(func, args, kwargs)
-        agreed = not _differ(second, third).count and self._is_possible(product, fits)
+        agreed = not where_unlike(second, third).count and self._is_possible(product, fits)
         if not (fits.deviations <= limit or agreed):
             raise self._fault(func, misfit)
-        self._tell(func, repaired, _differ(first, third), misfit)
+        self._tell(func, repaired, where_unlike(first, third), misfit)
         return third
 
     def _again(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Misfit]:
@@ -280,18 +281,20 @@ class CheckedSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Attention that shows no product: twice, unless it draws random numbers."""
         out = func(*args, **kwargs)
         if self.strike is not None:
-            self.strike(_name(func), out[0])
-        if _draws(func, args, kwargs) or not (self._all or self._covered.get(self._owner()[0] or self._model, False)):
+            self.strike(name_of(func), out[0])
+        if draws_at_random(func, args, kwargs) or not (
+            self._all or self._covered.get(self._owner()[0] or self._model, False)
+        ):
             self.num_unchecked += 1
             return out
         self.num_checked += 1
         second = func(*args, **kwargs)
-        wrong = _differ(out, second)
+        wrong = where_unlike(out, second)
         if not wrong.count:
             return out
         self.num_doubted += 1
         third = func(*args, **kwargs)
-        if not _differ(second, third).count or not _differ(out, third).count:
+        if not where_unlike(second, third).count or not where_unlike(out, third).count:
             self._tell(func, None, wrong, Misfit(0, 0, math.inf))
             return third
         raise self._fault(func, Misfit(0, 0, math.inf))
@@ -302,7 +305,7 @@ class CheckedSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
             SumFinding(
                 step=self.step,
                 microbatch=self.microbatch,
-                operation=_name(func),
+                operation=name_of(func),
                 backward=backward,
                 module=repaired or (self._names.get(module, "") if module is not None else ""),
                 action="repaired" if repaired else "recomputed",
@@ -318,33 +321,12 @@ class CheckedSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
         module, backward = self._owner()
         name = self._names.get(module, "") if module is not None else ""
         return DeviceFault(
-            f"{_name(func)} in the {'backward' if backward else 'forward'} of {name or 'the model'} is wrong each time "
-            f"it is computed ({misfit.deviations:.3g} deviations in row {misfit.row})",
+            f"{name_of(func)} in the {'backward' if backward else 'forward'} of {name or 'the model'} is wrong each "
+            f"time it is computed ({misfit.deviations:.3g} deviations in row {misfit.row})",
             where=f"step {self.step}, microbatch {self.microbatch}",
             did="nothing was committed with it; this replica stops, and its work is done by others",
             remedy="test the device: outlast health test; and take it out of service if it fails",
         )
-
-
-def refuse_unmatched(model: nn.Module, checks: ProductChecks) -> None:
-    """ConfigError for a pattern that no module's name matches: what nobody checks would look like what is right."""
-    names = [name for name, _ in model.named_modules()]
-    for pattern in checks.modules:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise ConfigError(
-                f"checks: no module's name matches {pattern!r}",
-                remedy=nearest(pattern, names, f"names such as {', '.join(names[1:6])}, with * for parts of them"),
-            )
-
-
-def refuse_compiled(model: nn.Module) -> None:
-    """ConfigError for a model with compiled parts: their products are in kernels that cannot be looked into."""
-    for name, module in model.named_modules():
-        if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
-            raise ConfigError(
-                f"checks: {name or 'the model'} is compiled, and a compiled kernel shows none of its products",
-                remedy="leave it uncompiled, or use audit= in place of checks=",
-            )
 
 
 def _worst(misfits: Any) -> Misfit:
@@ -361,54 +343,8 @@ def _kind(func: Any, product: Product | Convolution) -> Any:
     return func, tuple(product.a.shape), tuple(product.b.shape), product.c.dtype
 
 
-def _tensors(out: Any) -> list[Tensor]:
-    """The tensors of an operation's output that can be wrong."""
-    found = out if isinstance(out, tuple | list) else [out]
-    return [x for x in found if isinstance(x, Tensor) and x.numel()]
-
-
-def _can_be_read(product: Product | Convolution) -> bool:
-    """Whether these are plain numbers in memory: no sparse or sharded tensors, nothing that only has a shape."""
-    if isinstance(product, Convolution):
-        tensors = [x for part in product.parts for x in (part.a, part.b, part.c)]
-    else:
-        tensors = [product.a, product.b, product.c, *([] if product.bias is None else [product.bias])]
-    return all(
-        type(x) in (Tensor, nn.Parameter)
-        and x.layout is torch.strided
-        and x.device.type in ("cpu", "cuda")
-        and x.is_floating_point()
-        and x.numel()
-        for x in tensors
-    )
-
-
-def _all_real(out: Any) -> bool:
-    found = _tensors(out)
-    return bool(found) and all(x.is_floating_point() for x in found)
-
-
-def _differ(first: Any, second: Any) -> WrongBits:
-    """Where two outputs differ; of several tensors, the one with the most."""
-    pairs = zip(_tensors(first), _tensors(second), strict=True)
-    return max((wrong_bits(x, y) for x, y in pairs), key=lambda w: w.count)
-
-
-def _name(func: Any) -> str:
-    return str(func._schema.name.rpartition("::")[2]).lstrip("_")
-
-
 def _sequence() -> int:
     return int(torch._C._autograd._get_sequence_nr())
-
-
-def _draws(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether a kernel draws random numbers: it drops out, or nobody can tell."""
-    for place, argument in enumerate(func._schema.arguments):
-        if argument.name == "dropout_p":
-            value = kwargs.get("dropout_p", args[place] if place < len(args) else argument.default_value)
-            return bool(value)
-    return True
 
 
 def _cut(c: Tensor) -> float:

@@ -1,6 +1,6 @@
 """A run's history as far as it was folded, kept in a file beside the journal so that nobody folds it twice.
 
-Role: accounts and curves need every `Progress` of a run, a million in a long one; whoever has folded many of them
+Role: accounts and curves need every `ProgressMade` of a run, a million in a long one; whoever has folded many of them
 writes the folds down (`history.kept`), and the next reader goes on from there. Invariants: the journal alone is the
 truth; a file that is cut short, damaged, of other code, or of another journal is passed over, and never an error; it
 is published by one rename, and where the directory cannot be written there is none. Not for what changes a run.

@@ -2,10 +2,10 @@
 
 Must never decide membership (that is `core/protocol`). Rooms, from the floor up; each imports downward only:
 `settings`, `transport`, `host` and `coordinator` (the processes beside the replicas; none of these imports torch),
-`exchange`, `training`, `checks` with `joining` and `saving`, `member`, and `loop` with `faults`. Read `loop/run.py` and
-`loop/session.py` (the user's loop), `member/driver.py`, `training/engine.py`, `exchange/plane.py`. In a room, a module
-whose name begins with an underscore is the room's own. The facade is lazy, so that launcher, agent and server never
-load torch.
+`view` (what a step may know of its member), `exchange`, `training`, `checks` with `joining` and `saving`, `member`, and
+`loop` with `faults`. Read `loop/run.py` and `loop/session.py` (the user's loop), `member/step.py`,
+`training/engine.py`, `exchange/plane.py`. In a room, a module whose name begins with an underscore is the room's own.
+The facade is lazy, so that launcher, agent and server never load torch.
 """
 
 from __future__ import annotations

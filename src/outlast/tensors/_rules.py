@@ -10,7 +10,7 @@ elements), on the number of threads, or on whether the compiled path is there.
 
 Numerics: rows of float32, bfloat16 and float16 are compared in float32 and added in float64; float64 stays float64. The
 result is rounded once to float32 and then to the rows' dtype. Distances are those of rows centred on the median of the
-first 2 f + 1 rows and rounded to 23 bits of the largest of 128 neighbours. Rows are never written to, nothing carries
+first 2 f + 1 rows and rounded to 22 bits of the largest of 128 neighbours. Rows are never written to, nothing carries
 a gradient. A non-finite entry counts as +inf (-inf stays) for coordinate rules, and takes its whole row out of a
 distance rule; more than f such rows are refused.
 """

@@ -18,6 +18,7 @@ from .deadlines import Durations, deadline
 
 __all__ = ["SilenceEvidence", "SilenceVerdict", "judge", "silence_s", "vertex_cover"]
 
+# More than `WAITS`: also phases of joining and handing over, in which whoever is silent waits for one that may be dead.
 _WAITING = frozenset(
     {
         Phase.SCATTERED,

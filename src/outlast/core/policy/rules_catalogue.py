@@ -1,8 +1,8 @@
 """The robust rules as facts: conditions on n and f, breakdown, robustness coefficient, cost, source.
 
 Role: everything about a rule that can be said without a gradient, so that the command line, the planner and the view
-admission speak of the same rules as the code that computes them (`outlast.tensors`). `check` is the one place where n
-and f are accepted or refused.
+admission speak of the same rules as the code that computes them (`outlast.tensors`). `check_rule` is the one place
+where n and f are accepted or refused.
 
 Notation: n rows, at most f of them arbitrary. A rule F is (f, kappa)-robust when for every set S of n - f rows
 |F(x) - mean(S)|^2 <= kappa * mean over S of |x_i - mean(S)|^2 (Allouah et al. 2023, "Fixing by mixing").

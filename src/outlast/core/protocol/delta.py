@@ -29,7 +29,7 @@ class ViewDelta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def digest(view: View) -> int:
-    """Of the number, the order of the members, the spares attached and who reduces nothing."""
+    """Of the number, the order of the members, the spares attached, the first step and who reduces nothing."""
     return zlib.crc32(msgspec.msgpack.encode((view.id, view.members, view.attached, view.start, view.relieved)))
 
 

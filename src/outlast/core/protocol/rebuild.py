@@ -1,4 +1,4 @@
-"""A member's end of `fleet/telling`: its next view from the one it holds and a difference (protocol, 4).
+"""A member's end of `fleet/_telling.py`: its next view from the one it holds and a difference (protocol, 4).
 
 Who cannot apply the difference (it holds another base, or comes to another digest) asks for the whole and is answered.
 """
@@ -6,7 +6,6 @@ Who cannot apply the difference (it holds another base, or comes to another dige
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -14,9 +13,6 @@ from outlast.core.protocol import messages as m
 from outlast.core.protocol.delta import ViewDelta, apply
 from outlast.core.protocol.types import Order, View
 from outlast.errors import ProtocolViolation
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["rebuilt", "rebuilt_order"]
 

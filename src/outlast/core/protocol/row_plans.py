@@ -1,6 +1,6 @@
 """Who owns which rows of a robust rule: the arithmetic of shares and orphans when rows must not be shared.
 
-A row is a fixed range of microbatches (`_tree.roots`). Whoever computes any of it can spoil all of it, so work is dealt
+A row is a fixed range of microbatches (`tree.roots`). Whoever computes any of it can spoil all of it, so work is dealt
 by whole rows: what a member can spoil is then as little as the number of members allows (protocol, 23). Pure, and the
 same on every member.
 """

@@ -1,6 +1,6 @@
 """The protocol's courses in virtual time: what is said goes over the simulated mesh, what is awaited is looked for.
 
-The counterpart of `runtime/view/rounds.py`, which carries the same courses out over sockets. Decides nothing.
+The counterpart of `runtime/view/courses.py`, which carries the same courses out over sockets. Decides nothing.
 """
 
 from __future__ import annotations

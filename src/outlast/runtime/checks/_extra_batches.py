@@ -48,7 +48,7 @@ def gradients(engine: Engine, loss: Tensor) -> list[Tensor | None]:
     params = engine.state.params
     for param in params:
         param.grad = None
-    engine.state.scaling.backward(loss)
+    engine.state.scaling.scaled(loss).backward()  # type: ignore[no-untyped-call]
     grads = [None if param.grad is None else local(param.grad).to_dense() for param in params]
     for param in params:
         param.grad = None

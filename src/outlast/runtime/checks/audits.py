@@ -139,7 +139,7 @@ class Auditing:
         port, engine = self._port, self._engine
         port.enter(Phase.BACKWARD, self._leaf)
         engine.begin(self._step, self._leaf, None, beside=True)
-        engine.state.scaling.backward(loss)
+        engine.state.scaling.scaled(loss).backward()  # type: ignore[no-untyped-call]
         self._end()
         self.active = False
         port.enter(Phase.BODY, self._leaf)

@@ -1,7 +1,8 @@
 """A joiner's life: wait to be served, receive the snapshot, replay outcomes, be at most one step behind for ever.
 
-Runs on the training thread of a process that is in no view. What it holds is complete at every moment: a state at a
-step, and pieces of the next outcomes. What cannot be completed any more is thrown away and asked for again.
+The class is called `Spare`: a spare is a joiner that never stops. It runs on the training thread of a process that is
+in no view. What it holds is complete at every moment: a state at a step, and pieces of the next outcomes. What cannot
+be completed any more is thrown away and asked for again.
 """
 
 from __future__ import annotations

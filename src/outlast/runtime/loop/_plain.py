@@ -240,7 +240,7 @@ class PlainStep:
             raise second_backward()
         self._backwards = 1
         self._restore()
-        t.state.scaling.backward(loss * self._weight)
+        t.state.scaling.scaled(loss * self._weight).backward()  # type: ignore[no-untyped-call]
         t.grads = [_dense(p.grad) for p in t.state.params]
         t.watch.after_backward()
         self._losses.append((float(loss.detach()), self._weight))

@@ -1,4 +1,4 @@
-"""The user's loop over steps: `Training`. Everything under it is `member/driver.py`'s and `training/`'s.
+"""The user's loop over steps: `Training`. Everything under it is `member/step.py`'s and `training/`'s.
 
     run = outlast.join()
     training = run.protect(model, optimizer, dataset, global_batch_size=64, microbatches=8, seed=0)

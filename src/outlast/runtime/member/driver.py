@@ -1,8 +1,9 @@
 """One member of a run: carries out what `core/protocol.Member` decides, over real sockets.
 
 `resume()` forms views, calls rolls, hands outcomes over and follows as a spare until there is a microbatch to compute
-or a step to exchange; `exchange()` takes a step to its commit. Every wait ends on an event: a peer's frame, the
-coordinator's word, or a deadline. An exception between verdict and commit leaves this object unusable (rule 12).
+or a step to exchange; `StepCourse` in `step.py` takes a step to its commit. Every wait ends on an event: a peer's
+frame, the coordinator's word, or a deadline. An exception between verdict and commit leaves this object unusable (rule
+12).
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ class StepCourse:
             raise second_backward()
         replica.enter(Phase.BACKWARD, todo.microbatch)
         self.engine.begin(todo.step, todo.microbatch, self._announcer(todo))
-        self.engine.state.scaling.backward(loss)
+        self.engine.state.scaling.scaled(loss).backward()  # type: ignore[no-untyped-call]
         replica.enter(Phase.MERGE, todo.microbatch)
         self.engine.end(todo.step, todo.microbatch, float(loss.detach()))
         self._loss = float(loss.detach())

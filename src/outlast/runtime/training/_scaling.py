@@ -55,9 +55,9 @@ class Scaling:
         """Of the step under way."""
         return float(self._scaler.get_scale()) if self._scaler is not None else 1.0
 
-    def backward(self, loss: Tensor) -> None:
-        """Backward of a microbatch's loss, under the scale."""
-        (loss * self.factor if self.active else loss).backward()  # type: ignore[no-untyped-call]
+    def scaled(self, loss: Tensor) -> Tensor:
+        """A microbatch's loss under the scale, for its backward."""
+        return loss * self.factor if self.active else loss
 
     def overflowed(self, norm: float | None) -> bool:
         """Whether a gradient of this norm was too large for its numbers under the scale."""

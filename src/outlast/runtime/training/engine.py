@@ -2,7 +2,7 @@
 
 An outcome (raw reduced gradient, scaled at most by the recorded clip factor, and `Meta`) fully determines what a step
 does to the state, whoever applies it: a member after its exchange, one who was behind, a joiner that replays. It does
-not know views; `member/driver.py` decides when.
+not know views; `member/step.py` decides when.
 """
 
 from __future__ import annotations

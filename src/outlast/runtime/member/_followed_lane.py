@@ -1,0 +1,204 @@
+"""A lane of a replica where its lead is not: exchanged, committed and handed on when the lead says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from outlast.core.phases import Phase
+from outlast.core.protocol import View
+from outlast.errors import ViewAbandoned
+from outlast.runtime.checks.state_comparison import Comparison
+from outlast.runtime.exchange.plane import ExchangeTask, Reduction, SharedPlane
+from outlast.runtime.exchange.slots import Memory
+from outlast.runtime.host.environment import Environment
+from outlast.runtime.joining.donor import LaneDonor
+from outlast.runtime.member._phase_clock import PhaseClock
+from outlast.runtime.saving.member_saves import Saves
+from outlast.runtime.training.engine import Engine
+from outlast.runtime.training.step_checks import Meta
+from outlast.runtime.transport import rank_words as say
+from outlast.runtime.transport.connections import Listener, PeersLost
+from outlast.runtime.transport.mesh import Mesh
+
+__all__ = ["FollowedLane"]
+
+
+class FollowedLane:
+    """This rank's part of the state, its mesh with the ranks of its place in other replicas, and what it does there.
+    `fingerprint`: of what the lead's header says of the state, by step."""
+
+    def __init__(self, env: Environment, engine: Engine, fingerprint: Callable[[int], int]) -> None:
+        assert env.lead is not None
+        self.env, self.engine, self.pipe, self._fingerprint = env, engine, env.lead, fingerprint
+        self.saves: Saves | None = None
+        self.listener = Listener(env.run_id, env.me, env.secret)
+        self.mesh: Mesh | None = None
+        self.plane: SharedPlane | None = None
+        self.memories: dict[str, Memory] = {}
+        self.view: View | None = None
+        self.clock = PhaseClock(env.progress, env.config)
+        self.committed = 0
+        self.donor = LaneDonor(env, engine, self.enter)
+        self._joined = False
+        self._told = b""  # of an outcome that was taken
+        self._compares = False  # the state, in this view's first step, from when the loop is inside it
+        self._comparison: Comparison | None = None
+
+    def enter(self, phase: Phase, microbatch: int = -1, bucket: int = -1) -> None:
+        """Publish where I am, and pass the fault point."""
+        self.clock.enter(phase, self.committed, microbatch, bucket)
+        if self.env.probe.faults:
+            self.env.probe(phase, self.committed, microbatch, bucket)
+
+    def _compare(self) -> None:
+        """In a view's first step, from where the loop is inside it, fingerprint the whole of my part of the state, as
+        the lead does of its own."""
+        if self._compares and self.view is not None:
+            self._compares = False
+            self.engine.restore_buffers()
+            self._comparison = Comparison((), self.engine.state, self.engine.moving)
+            self.engine.frozen.append(self._comparison)
+
+    # --- the lane of a view --------------------------------------------------------------------------------------
+    def _form(self, word: say.FormLane) -> None:
+        self._close()
+        self.view, self._compares, self._comparison = word.view, word.compare, None
+        self.enter(Phase.CONNECT)
+        self.engine.sums.keep(word.held)
+        mesh = self.mesh = Mesh(
+            self.listener,
+            word.view,
+            word.addresses,
+            self.engine.memory.region,
+            wake_fd=self.pipe.wake_fd,
+            abandoned=lambda: self.dropped,
+            patience=self.clock.patience,
+            on_stall=lambda phase, missing, waited_s: self._stalled(word.view, phase, missing, waited_s),
+            probe=self.env.probe,
+        )
+        try:
+            mesh.form()
+        except ViewAbandoned:
+            self._close()  # told when something is asked of this lane
+            return
+        for name, region in self.listener.regions.items():
+            if name not in self.memories:
+                self.memories[name] = Memory(self.engine.layout, self.engine.memory.num_slots, region)
+        engine = self.engine
+        self.plane = SharedPlane(mesh, engine.layout, engine.memory, self.memories, engine.out, self._entered)
+
+    def _stalled(self, view: View, phase: Phase, missing: tuple[str, ...], waited_s: float) -> None:
+        """Say whom this lane waits for; the coordinator has them looked at. Who can say so does not hang itself."""
+        self.env.progress.alive()
+        said = say.LaneStalled(view.id, phase, missing, waited_s, self.clock.patience(phase))
+        self.pipe.send(said)
+
+    def _entered(self, phase: Phase, bucket: int) -> None:
+        self.enter(phase, bucket=bucket)
+
+    @property
+    def dropped(self) -> bool:
+        """Whether the lead has already said that the view, or the run, is over."""
+        return any(isinstance(word, say.DropLane | say.EndRun) for word in tuple(self.pipe.inbox))
+
+    def _drop(self, word: say.DropLane) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        self.clock.interrupted()
+        if self.mesh is not None:
+            self.mesh.close()
+        self.plane = self.mesh = None
+
+    def _reduce(self, word: say.ReduceLane) -> None:
+        try:
+            found = self._reduced(word)
+        except ViewAbandoned as reason:
+            self._broken(word.number, reason)
+            return
+        engine = self.engine
+        told = engine.lane_evidence(found)
+        self.pipe.send(
+            say.LaneReduced(
+                number=word.number,
+                fingerprint=found.fingerprint,
+                state=self._comparison.told()[1] if self._comparison is not None else self._fingerprint(word.step),
+                settings=engine.loop.digest(engine.loop.settings),
+                can_save=self.saves is None or self.saves.ready(),
+                **told,
+            )
+        )
+
+    def _reduced(self, word: say.ReduceLane) -> Reduction:
+        plane, engine = self.plane, self.engine
+        if plane is None or self.mesh is None:
+            raise ViewAbandoned("this lane did not form")
+        self._compare()
+        engine.loop.check()
+        mine = word.nodes[self.mesh.view.members.index(self.env.me)]
+        plane.begin(
+            ExchangeTask(
+                step=word.step, nodes=word.nodes, slots=tuple(engine.sums.slots[node] for node in mine),
+                num_leaves=engine.num_leaves, scale=engine.scale(word.step), with_norms=word.with_norms,
+                on_scattered=self._scattered,
+            )
+        )  # fmt: skip
+        for bucket in range(len(engine.layout.buckets)):
+            plane.offer(bucket)
+        return plane.finish()
+
+    def _broken(self, number: int, reason: ViewAbandoned) -> None:
+        suspects: Sequence[str] = reason.suspects if isinstance(reason, PeersLost) else ()
+        self._close()
+        self.pipe.send(say.LaneBroken(number, tuple(suspects), str(reason.message)))
+
+    def _scattered(self) -> None:
+        """All in this lane have offered sums of this step: so all have committed the one before."""
+        if self.saves is not None and self.mesh is not None:
+            self.saves.stable(self.mesh.view.id, self.committed)
+
+    # --- outcomes ------------------------------------------------------------------------------------------------
+    def _apply(self, word: say.ApplyOutcome) -> None:
+        meta = msgspec.msgpack.decode(word.meta, type=Meta)
+        self.enter(Phase.VERDICT)
+        self.engine.clip(meta)
+        if word.feed is not None:
+            self.donor.feed(word.feed, meta)
+        self.engine.apply(meta, self.enter)
+        self.committed, self._comparison = meta.step + 1, None
+        self.enter(Phase.COMMIT)
+
+    def _give(self, word: say.GiveOutcome) -> None:
+        if self.plane is not None:
+            self.enter(Phase.HAND_OVER_SEND)
+            self.plane.give(word.step, self.engine.told(joined=word.joined), word.to)
+
+    def _take(self, word: say.TakeOutcome) -> None:
+        self.enter(Phase.HAND_OVER_RECEIVE)
+        try:
+            if self.plane is None:
+                raise ViewAbandoned("this lane did not form")
+            if not self._told:  # else it was taken in another view, which ended before all lanes had it
+                self._joined = self.engine.late is not None
+                self.engine.settle(self.enter)
+            self._told = self.plane.take(word.step, word.donor)
+        except ViewAbandoned as reason:
+            self._broken(word.number, reason)
+            return
+        self.pipe.send(say.LaneTaken(word.number))
+
+    def _settle(self, word: say.SettleOutcome) -> None:
+        told, self._told = self._told, b""
+        meta = self.engine.heard(told)
+        if not self._joined:
+            self.engine.live(self.enter)
+        self.committed = meta.step + 1
+
+    def _live(self, word: say.LiveOutcome) -> None:
+        self.enter(Phase.JOIN_REPLAY)
+        self.engine.live(self.enter)
+
+    def _tell_state(self, word: say.AskFingerprint) -> None:
+        self.pipe.send(say.FingerprintSaid(word.number, self.engine.fingerprint()))
