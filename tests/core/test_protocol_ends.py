@@ -145,6 +145,24 @@ def test_when_everybody_leaves_the_run_has_not_ended_well() -> None:
     assert (end.outcome, end.exit_code) == ("stopped", 143)
 
 
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_when_all_leave_at_once_no_view_is_made_in_which_another_step_could_be(epoch: int) -> None:
+    """Nor by a coordinator that has just taken over, which gives no orders in the view that it found."""
+    c = started(2)
+    assert c.view is not None
+    if epoch > 1:
+        view, placed = c.view, {"r0.1": "a", "r1.1": "a"}
+        record = m.FleetRecord(view=view, incarnations={"r0": 1, "r1": 1}, placement=placed, formed=True)
+        c = Coordinator(c.settings, epoch, record)
+        c.handle(0.0, m.AgentHello(agent="a", pid=1, members=("r0.1", "r1.1")))
+        for name in view.members:
+            c.handle(0.0, hello(name, view=view, formed=True, state="member"))
+    assert c.change is None
+    actions = c.handle(1.0, m.Departing(members=("r0.1", "r1.1")))
+    assert finish(actions).exit_code == 143
+    assert (c.change, c.planned) == (None, None)
+
+
 # --- the scripts go on -----------------------------------------------------------------------------------------------
 def test_who_does_not_write_waits_for_the_writers_end() -> None:
     c = ended(2)

@@ -158,6 +158,30 @@ def test_a_stop_waits_for_the_save_wherever_it_was_said(fleet: Callable[..., Any
     assert run.saved() == []
 
 
+def both_wait_before(run: Any, step: int) -> None:
+    run.until(f"there are two before step {step}", lambda: run.started("r0.1") and run.started("r1.1"))
+    run.until(f"they wait before step {step}", lambda: run.at_gates({run.pid("r0.1"), run.pid("r1.1")}))
+
+
+@pytest.mark.campaign
+def test_all_are_asked_to_leave_under_a_coordinator_that_took_over(fleet: Callable[..., Any], tmp_path: Path) -> None:
+    """It gives no orders in the view that it found, and makes no other just to end it: the save is of the last step."""
+    keep = {"dir": str(tmp_path / "c"), "every": 1000}
+    run = fleet(replicas=2, steps=60, gates=(6,), checkpoint=keep)
+    both_wait_before(run, 6)
+    run.strike(run.driven.coordinator_pid)
+    started = lambda: [e.takeover for e in run.driven.events if isinstance(e, ev.CoordinatorStarted)]  # noqa: E731
+    run.until("there is another", lambda: True in started())
+    run.strike(run.pid("a0"), signal.SIGTERM)
+    asked = lambda: {e.reason for e in run.driven.events if isinstance(e, ev.CheckpointInterval)}  # noqa: E731
+    run.gate(6, "both were asked to leave", lambda: len(asked()) == 2)
+    assert run.finish() == 143
+    assert len([e for e in run.driven.events if isinstance(e, ev.ViewInstalled)]) == 1
+    (ended,) = [e for e in run.driven.events if isinstance(e, ev.RunFinished)]
+    assert [e.step for e in run.saved()] == [ended.steps]
+    assert ended.steps >= 7
+
+
 def test_nothing_was_saved_yet(fleet: Callable[..., Any], tmp_path: Path) -> None:
     """The same bits, only later."""
     run = fleet(replicas=1, steps=6, gates=(2,), checkpoint_dir=str(tmp_path / "c"), checkpoint_every=100)

@@ -144,7 +144,7 @@ def test_a_stop_waits_for_its_own_save_not_for_one_that_was_under_way(tmp_path: 
         office, went = Office(tmp_path), list[str]()
         await office.installed(1, "r0.1")
         engine = CheckpointEngine(str(office.place), run="mine")
-        assert office.keeper.before(message, lambda: went.append("on"))
+        assert office.keeper.before(message, lambda message: went.append("on"))
         assert office.number() % 2 == 1
         await published(office, engine, 4, asked=0)
         assert went == []
@@ -156,15 +156,43 @@ def test_a_stop_waits_for_its_own_save_not_for_one_that_was_under_way(tmp_path: 
     asyncio.run(scene())
 
 
+@pytest.mark.parametrize("changes", [False, True])
+def test_who_leaves_goes_with_all_others_that_the_save_was_made_for(tmp_path: Path, changes: bool) -> None:
+    """One after the other, a step more would be made and saved by nobody; so it would in a view that is being made as
+    the save is published, and then it is asked for again."""
+
+    async def scene() -> None:
+        office, went = Office(tmp_path), list[Any]()
+        await office.installed(1, "r0.1")
+        engine = CheckpointEngine(str(office.place), run="mine")
+        for name in ("r0.1", "r1.1"):
+            assert office.keeper.before(m.Leaving(member=name), went.append)
+        first = office.number()
+        if changes:
+            office.coordinator.change = Change(
+                upto=ViewId(epoch=1, n=1), view=("r0.1",), old={}, cause="planned", waiting=set()
+            )
+        await published(office, engine, 4, asked=first)
+        if changes:
+            assert (went, office.number() > first, office.number() % 2) == ([], True, 1)
+            office.coordinator.change = None
+            await published(office, engine, 5, asked=office.number())
+        assert went == [m.Departing(members=("r0.1", "r1.1"))]
+        engine.close()
+        await office.close()
+
+    asyncio.run(scene())
+
+
 def test_who_leaves_while_others_stay_or_come_stops_nothing(tmp_path: Path) -> None:
     async def scene() -> None:
         office = Office(tmp_path)
         await office.installed(1, "r0.1", "r1.1")
-        assert office.keeper.before(m.Leaving(member="r0.1"), lambda: None)
+        assert office.keeper.before(m.Leaving(member="r0.1"), lambda message: None)
         assert office.number() % 2 == 0
         office.coordinator.roster.peers["r1.2"] = Peer(name="r1.2", agent="a0", status="spawning")
         office.coordinator.roster.mark("r1.2", "joining")
-        assert office.keeper.before(m.Leaving(member="r1.1"), lambda: None)
+        assert office.keeper.before(m.Leaving(member="r1.1"), lambda message: None)
         assert office.number() % 2 == 0
         office.coordinator.roster.mark("r1.2", "gone")
         office.keeper.ask("due")
@@ -183,10 +211,10 @@ def test_a_stop_in_the_middle_of_a_view_change_saves_too(tmp_path: Path, message
         office.coordinator.change = Change(
             upto=ViewId(epoch=1, n=1), view=("r0.1", "r1.1"), old={}, cause="r1.1 was killed", waiting=set()
         )
-        assert office.keeper.before(message, lambda: None)
+        assert office.keeper.before(message, lambda message: None)
         assert office.number() % 2 == 1
         office.coordinator.roster.peers["r0.1"].status = "gone"
-        assert not office.keeper.before(message, lambda: None), "there is nobody to wait for"
+        assert not office.keeper.before(message, lambda message: None), "there is nobody to wait for"
         await office.close()
 
     asyncio.run(scene())

@@ -53,7 +53,9 @@ def test_what_its_ranks_had_committed_is_known(ends: tuple[RankBlocks, BlocksSho
         block = trained(steps)  # its descriptor is closed with it
         shown.began(member, block.region.fd, pid_fd)
     assert blocks.take_in()
-    shown.ended("r2.1")  # the agent told it itself
+    shown.ended("r2.1")
+    shown.told()
+    shown.ended("r0.1")  # the agent found nobody to tell it to before it ended as well
     told = {exited.member: exited for exited in blocks.close(50.0, WHY)}
     assert {member: (e.committed, e.joined, len(e.steps)) for member, e in told.items()} == {
         "r0.1": (7, True, 7), "r1.1": (0, False, 0),
@@ -88,6 +90,7 @@ def test_an_agent_that_nobody_listens_to_goes_on(ends: tuple[RankBlocks, BlocksS
     blocks.close(time.monotonic(), WHY)
     shown.began("r0.1", trained(1).region.fd, pid_fd)
     shown.ended("r0.1")
+    shown.told()
     BlocksShown({}).began("r0.1", trained(1).region.fd, pid_fd)
 
 

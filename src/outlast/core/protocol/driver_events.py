@@ -1,14 +1,21 @@
-"""What a coordinator hears from its own driver: that time has passed, that members go on, that it is replaced."""
+"""What a coordinator hears from its own driver: time has passed, who goes, that members go on, that it is replaced."""
 
 from __future__ import annotations
 
 import msgspec
 
-__all__ = ["Resumed", "Superseded", "Timer"]
+__all__ = ["Departing", "Resumed", "Superseded", "Timer"]
 
 
 class Timer(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True, tag=True):
     name: str
+
+
+class Departing(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True, tag=True):
+    """Members that were asked to go, and of whom a save is published: all at once, or another step would be made by
+    those of whom nobody has heard it yet."""
+
+    members: tuple[str, ...]
 
 
 class Resumed(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True, tag=True):

@@ -25,7 +25,7 @@ from outlast.core.protocol.agent_messages import (
 from outlast.core.protocol.data_messages import DataNoted
 from outlast.core.protocol.delta import ViewDelta
 from outlast.core.protocol.disputes import AuditFinding
-from outlast.core.protocol.driver_events import Resumed, Superseded, Timer
+from outlast.core.protocol.driver_events import Departing, Resumed, Superseded, Timer
 from outlast.core.protocol.fleet_record import Ending, FleetRecord
 from outlast.core.protocol.host_messages import HostEvent
 from outlast.core.protocol.operator_messages import Answered, DrainAsked, EvictAsked, ScaleAsked
@@ -33,7 +33,8 @@ from outlast.core.protocol.types import Order, ServeId, View, ViewId
 
 __all__ = [
     "Accused", "Action", "Admitted", "AgentGone", "AgentHello", "Amend", "Audited", "BeginServe", "Cause", "Close",
-    "Continue", "Continued", "DeviceNoted", "Done", "Ended", "Ending", "Event", "Evict", "Examine", "Examined",
+    "Continue", "Continued", "Departing",
+    "DeviceNoted", "Done", "Ended", "Ending", "Event", "Evict", "Examine", "Examined",
     "Exited", "Failed", "Finish", "Formed", "FromCoordinator", "Hello", "Install", "JournalEntry", "Judged", "Kill",
     "Leaving", "Left", "Notify", "Persist", "ProbePaths", "Ready", "FleetRecord", "Rejoin", "Resumed", "Rows",
     "SetTimer", "Spawn", "SpawnFailed", "Spawned", "Stalled", "Stop", "Superseded", "Take", "Tell", "Timer",
@@ -390,5 +391,5 @@ ToCoordinator = (
     | SpawnFailed | Unjoined | Exited | Examined | Continued | Rows | Audited | Whole | Stop | Admitted | Accused
     | Judged | DeviceNoted | DataNoted
 )  # fmt: skip
-Event = ToCoordinator | HostEvent | ScaleAsked | DrainAsked | EvictAsked | Timer | Resumed | Superseded
+Event = ToCoordinator | HostEvent | ScaleAsked | DrainAsked | EvictAsked | Timer | Departing | Resumed | Superseded
 Action = Persist | Tell | SetTimer | JournalEntry | Finish

@@ -21,6 +21,7 @@ from outlast.core import events as ev
 from outlast.core.phases import Phase
 from outlast.core.policy import RunRecord
 from outlast.core.protocol import Coordinator, ViewId
+from outlast.core.protocol import messages as m
 from outlast.core.protocol.saves import commit as cm
 from outlast.journal import Journal
 from outlast.runtime.coordinator._publisher import Archive
@@ -88,7 +89,8 @@ class SaveCommits:
         self._timer: asyncio.TimerHandle | None = None
         self._stops = False  # the run was asked to stop: its last save is asked for
         self._going: set[str] = set()  # members that were asked to leave
-        self._after: list[tuple[int, Callable[[], None]]] = []  # (number of the request, what goes on when it is met)
+        self._after: list[tuple[int, m.Stop | m.Leaving]] = []  # (number of the request, what goes on when it is met)
+        self._go_on: Callable[[Any], None] = lambda message: None
         self._differing: list[Any] = []
         self._loop = asyncio.get_running_loop()
         self._opening = Threads(1, "outlast-open")
@@ -234,7 +236,13 @@ class SaveCommits:
         )
         self._reason = ""
         archive.tidy(action.generation, self._commit.protected)
-        self._release(max((c.asked for c in costs), default=0))
+        met = max((c.asked for c in costs), default=0)
+        if self._after and self._coordinator.change is not None and self._nobody_stays():
+            # A view is being made, in which a step more is committed before anybody hears of the stop.
+            self.ask("every replica was asked to leave")
+            self._hold(*(message for _, message in self._after))
+        else:
+            self._release(met)
 
     def _abandon(self, action: cm.Abandon) -> None:
         self._costs.pop(action.save, None)
@@ -265,14 +273,20 @@ class SaveCommits:
         coming = [n for n in roster.having("spawning", "fresh", "joining", "ready") if n not in self._going]
         return view is not None and not coming and self._going.issuperset(roster.alive(view.members))
 
+    def _hold(self, *messages: m.Stop | m.Leaving) -> None:
+        """They go on when the newest request is met, or its time is up."""
+        number, held = self._asked, [(asked, message) for asked, message in self._after if message not in messages]
+        self._after = [*held, *((number, message) for message in messages)]
+        self._loop.call_later(self._stop_save_s, self._release, number)
+
     def _release(self, number: int) -> None:
         """The request of this number is met, and all before it, or its time is up."""
-        after, self._after = self._after, []
-        for asked, then in after:
-            if asked <= number:
-                then()
-            else:
-                self._after.append((asked, then))
+        met = [message for asked, message in self._after if asked <= number]
+        self._after = [(asked, message) for asked, message in self._after if asked > number]
+        for stop in (message for message in met if isinstance(message, m.Stop)):
+            self._go_on(stop)
+        if going := tuple(message.member for message in met if isinstance(message, m.Leaving)):
+            self._go_on(m.Departing(members=going))
 
     def _write_said(self, name: str, event: Any) -> None:
         fields = msgspec.structs.asdict(event)

@@ -120,8 +120,9 @@ class Keeper(SaveCommits):
         self._write("checkpoint_interval", interval_s=0.0, mtbr_s=0.0, reason=f"now: {reason}")
         self.ask(reason)
 
-    def before(self, message: Any, then: Callable[[], None]) -> bool:
-        """A stop or a departure: whether a save goes first; `then` is called when it is done, or its time is up."""
+    def before(self, message: Any, go_on: Callable[[Any], None]) -> bool:
+        """A stop or a departure: whether a save goes first. `go_on` is told of it when that is done, or its time is up;
+        of departures that one save is made for at once."""
         if not isinstance(message, m.Stop | m.Leaving) or self._view is None or not self._stop_save_s:
             return False
         c = self._coordinator
@@ -136,9 +137,8 @@ class Keeper(SaveCommits):
             return False  # a view is being made in any case, and others have the state
         self.ask(who)
         self._write("checkpoint_interval", interval_s=0.0, mtbr_s=0.0, reason=f"now: {who}")
-        number = self._asked
-        self._after.append((number, then))
-        self._loop.call_later(self._stop_save_s, self._release, number)
+        self._go_on = go_on
+        self._hold(message)
         return True
 
     def heard(self, event: ev.AnyEvent) -> None:

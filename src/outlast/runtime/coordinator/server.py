@@ -149,7 +149,7 @@ class Server:
         if isinstance(message, saving.SaveAsked):
             self.keeper.wanted(message.reason)
             return
-        if self.keeper.before(message, lambda: self.handle(message)):
+        if self.keeper.before(message, self.handle):
             return
         if isinstance(message, m.AgentHello) and self._agent_pids.get(name) != message.pid:
             self._agent_pids[name] = message.pid

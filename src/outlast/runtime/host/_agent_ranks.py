@@ -132,6 +132,7 @@ class AgentRanks:
         self._offer()
         for exited in self.exits.values():  # before the list, from which their absence would speak less clearly
             self._send(exited)
+        self._show_ends()
         members = (*self.ranks, *sorted(self.pending))
         self.greetings += 1
         self._send(
@@ -250,6 +251,12 @@ class AgentRanks:
             each.progress.region.close()
         self._gone(exited)
         self.shown.ended(lead.name)
+        self._show_ends()
+
+    def _show_ends(self) -> None:
+        """Whose end is told the launcher may forget; not of an agent that stops, which may find no coordinator."""
+        if self.link is not None and not self.stopping:
+            self.shown.told()
 
     def _gone(self, exited: m.Exited) -> None:
         self.exits[exited.member] = exited

@@ -1,7 +1,7 @@
 """The progress blocks of an agent's ranks, in its launcher's hands as well: when the agent dies, they die with it, and
 nobody else knows what they had committed since their last heartbeats.
 
-The agent hands each rank's block and pidfd over when it has started it, and names it again when it has dealt with its
+The agent hands each rank's block and pidfd over when it has started it, and names it again when it has told its
 end. Neither waits for the other: what cannot be handed over at once is left out, and costs only an account its last
 steps. The launcher does not judge what it reads; the coordinator is told.
 """
@@ -34,6 +34,7 @@ class BlocksShown:
         if self._sock is not None:
             self._sock.set_inheritable(False)
             self._sock.setblocking(False)
+        self._ended: list[str] = []
 
     def began(self, member: str, block_fd: int, pid_fd: int) -> None:
         """A rank was started."""
@@ -42,10 +43,16 @@ class BlocksShown:
                 socket.send_fds(self._sock, [member.encode()], [block_fd, pid_fd])
 
     def ended(self, member: str) -> None:
-        """Its end is told by this agent."""
+        """It has ended. Its block is kept until that is `told`: there may be no coordinator that has heard it."""
+        self._ended.append(member)
+
+    def told(self) -> None:
+        """The ends so far are known from this agent, which goes on."""
+        ended, self._ended = self._ended, []
         if self._sock is not None:
-            with contextlib.suppress(OSError):
-                self._sock.send(member.encode())
+            for member in ended:
+                with contextlib.suppress(OSError):
+                    self._sock.send(member.encode())
 
 
 class RankBlocks:

@@ -35,7 +35,8 @@ __all__ = ["Agent", "host_of", "main"]
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
     m.FromCoordinator | HeartbeatReply | hm.Briefing | hm.Turned
 )
-_ENDS = {"finished": 0, "turned away": 4, "left alone": 3, "asked to leave": 143}  # exit codes; 1 for another end
+_ENDS = {"finished": 0, "turned away": 4, "left alone": 3, "asked to leave": 143, "stopped": 143}
+"""Exit codes; 1 for another end."""
 
 
 class Agent(AgentRanks):

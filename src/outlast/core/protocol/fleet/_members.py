@@ -116,11 +116,16 @@ def rejoin(c: FleetState, now_s: float, rejoin: m.Rejoin) -> None:
 
 def leaving(c: FleetState, now_s: float, leaving: m.Leaving) -> None:
     """A member was asked to go, by whoever started it."""
-    peer = c.roster.peers.get(leaving.member)
-    if peer is not None and peer.alive:
+    departing(c, now_s, m.Departing(members=(leaving.member,)))
+
+
+def departing(c: FleetState, now_s: float, going: m.Departing) -> None:
+    """The same of several at once."""
+    for name in c.roster.alive(going.members):
+        peer = c.roster.peers[name]
         peer.leaving = peer.going = c.leaving = True
-        if peer.name not in c.current:
-            c.tell([peer.name], c.departure())
+        if name not in c.current:
+            c.tell([name], c.departure())
 
 
 def done(c: FleetState, now_s: float, done: m.Done) -> None:

@@ -8,7 +8,7 @@ from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet._bad_links import relieved, well_linked_first
 from outlast.core.protocol.fleet._telling import tell_order
 from outlast.core.protocol.fleet.change import begin
-from outlast.core.protocol.fleet.roster import Peer
+from outlast.core.protocol.fleet.roster import Peer, Status
 from outlast.core.protocol.fleet.state import FleetState
 from outlast.core.protocol.types import Order, ServeId, View, ViewId
 
@@ -24,7 +24,9 @@ def plan_next(c: FleetState) -> None:
     switch = bool(leaving) or (vacant > 0 and c.roster.count("ready") > 0) or _relieves(c, view)
     if not switch and not c.roster.count("fresh"):
         return
-    if view.id.epoch != c.epoch:
+    if all(c.roster.peers[name].going for name in view.members) and not _somebody_comes(c, "ready"):
+        c.finish("stopped", 143, 0, "every replica was asked to leave before the last step")
+    elif view.id.epoch != c.epoch:
         # An earlier coordinator may have given orders in this view that nobody can number any more.
         begin(c, "a planned change under a new coordinator")
     elif not (switch and _switch(c, view, vacant)):
@@ -39,9 +41,6 @@ def _switch(c: FleetState, view: View, vacant: int) -> bool:
         if _somebody_comes(c):  # and takes the state over
             return False
         staying = _stays_on(c, view)
-        if not staying:
-            c.finish("stopped", 143, 0, "every replica was asked to leave before the last step")
-            return True
     if not staying:  # somebody has to hand the state on: the last one goes with the next change
         staying = [view.members[0]]
     members = (*staying, *ready[: max(0, vacant)])
@@ -84,8 +83,8 @@ def _relieves(c: FleetState, view: View) -> bool:
     return view.id.epoch == c.epoch and relieved(c, view.members) != view.relieved
 
 
-def _somebody_comes(c: FleetState) -> bool:
-    coming = c.roster.having("spawning", "fresh", "joining")
+def _somebody_comes(c: FleetState, *besides: Status) -> bool:
+    coming = c.roster.having("spawning", "fresh", "joining", *besides)
     return any(not c.roster.peers[name].leaving for name in coming)
 
 
