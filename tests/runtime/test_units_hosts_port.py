@@ -30,7 +30,7 @@ from outlast.runtime.host.launcher import Launcher
 from outlast.runtime.host.silence import excused
 from outlast.runtime.transport.frames import Link, frame
 from outlast.runtime.transport.handshake import PeerClaim, Role
-from outlast.runtime.transport.seal import Seal
+from outlast.runtime.transport.seal import FORGED, Seal
 
 KEY = b"k" * 32
 CONFIG = RunConfig(replicas=2, endpoint="127.0.0.1:1", nnodes="2")
@@ -132,6 +132,18 @@ def agent(tmp_path: Path) -> tuple[Agent, socket.socket]:
     made.link, made.epoch = link, 9
     made.pending.add("r0.1")
     return made, far
+
+
+def test_an_agent_obeys_no_order_that_was_changed_on_its_way_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine, far = agent(tmp_path)
+    data = frame(m.Spawn(epoch=10, member="r1.1", after_s=0.0))
+    far.sendall(data[:-1] + bytes([data[-1] ^ 1]) + Seal(KEY).code(data))
+    mine._receive()
+    assert (mine.link, mine.pending, mine.epoch) == (None, {"r0.1"}, 9)
+    assert f"from the coordinator: {FORGED}" in capsys.readouterr().err
+    far.close()
 
 
 @pytest.mark.parametrize(

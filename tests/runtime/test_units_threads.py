@@ -20,6 +20,7 @@ from outlast.config import RunConfig
 from outlast.core.phases import Phase
 from outlast.core.protocol import Compute, Member, View, ViewId
 from outlast.core.protocol import messages as m
+from outlast.errors import WireRefusal
 from outlast.runtime.host import _agent_ranks
 from outlast.runtime.host.agent import Agent
 from outlast.runtime.host.launcher import Launcher
@@ -37,6 +38,7 @@ from outlast.runtime.training.step_checks import Meta
 from outlast.runtime.transport.connections import Arrivals
 from outlast.runtime.transport.progress_block import Progress
 from outlast.runtime.transport.regions import Region
+from outlast.runtime.transport.seal import FORGED
 
 PATIENCE_S = 20.0
 
@@ -288,3 +290,20 @@ def test_a_view_that_is_told_before_a_joiner_asks_again_finds_all_it_has(spare: 
     spare.member.told(m.Install(view=View(id=ViewId(1, 3), members=("r0.1", "r2.1"))))
     spare._ask_again()
     assert (spare.inflow.loaded, list(spare.inflow.steps), spare.link.said) == (True, [7], [])
+
+
+@pytest.mark.parametrize(("reason", "counted"), [(FORGED, 1), ("a frame of 99 bytes is over the limit", 0)])
+def test_what_somebody_on_the_path_made_of_the_coordinator_s_words_is_counted(
+    monkeypatch: pytest.MonkeyPatch, reason: str, counted: int
+) -> None:
+    told: list[str] = []
+    link = made(Member("r1.1", 8), forged=lambda: told.append("forged"))
+
+    def converse(_: Any) -> None:
+        link._over.set()
+        raise WireRefusal(reason)
+
+    monkeypatch.setattr(_link, "Link", lambda *_, **__: Line())
+    monkeypatch.setattr(link, "_converse", converse)
+    link._talk()
+    assert len(told) == counted
