@@ -18,7 +18,7 @@ from outlast.errors import ConfigError, DeviceFault
 from outlast.examples.models import GPT, next_byte_loss
 from outlast.health import CheckedSums, ProductChecks
 from outlast.runtime.faults.flips import flip_bit
-from outlast.tensors import prepare_sums, product_misfit, sums_of
+from outlast.tensors import prepare_sums, product_misfit, sums_of, within_bound
 
 
 @pytest.fixture(autouse=True)
@@ -453,3 +453,28 @@ def test_numbers_that_are_not_finite_are_not_a_fault() -> None:
     checked = CheckedSums(model, ProductChecks())
     gradients(model, mlp_loss, checked)
     assert checked.found == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("flush", [False, True])
+def test_gradients_that_vanish_are_no_faults(dtype: torch.dtype, flush: bool) -> None:
+    """Next to the least numbers a product is rounded to nothing, whatever its size; kernels may do so from the least
+    normal number on. A flip that matters is still seen beside them."""
+    least = 2.0**-1074 if dtype == torch.float64 else 2.0**-149
+    torch.manual_seed(0)
+    a = (torch.randint(-8, 9, (8, 300)).double() * (least if dtype != torch.bfloat16 else 2.0**-133)).to(dtype)
+    a[4:] = torch.randn(4, 300).to(dtype)
+    b = (torch.randn(300, 60) * 0.03).to(dtype)
+    torch.set_flush_denormal(flush)
+    try:
+        c = a @ b
+        if flush:
+            c[:4] = 0.0
+    finally:
+        torch.set_flush_denormal(False)
+    every = torch.arange(len(c))
+    assert within_bound(c, a, b, every)
+    assert product_misfit(c, a, sums_of(b, dtype)).deviations < 6.0 or flush
+    c[5, 7] += 0.5
+    assert not within_bound(c, a, b, every)
+    assert product_misfit(c, a, sums_of(b, dtype)).deviations > 6.0

@@ -80,7 +80,9 @@ class Rounding:
         own = length + width if dtype == torch.float64 else 0  # roundings of the sums themselves
         products = unit**2 * (max(length, 1) + own) / 6 + 2 * cut**2 / 3
         values = unit**2 * ((max(length, 1) + own) / 9 + 1) + 2 * out**2 / 3 + ignored**2
-        return cls(products, values, max(width * _TINY[dtype] ** 2, 1e-290))
+        # Near zero each addition rounds to a multiple of the least number; what is below half of it vanishes each time.
+        vanished = width * max(length, 1) * (_TINY[torch.float64] if dtype == torch.float64 else _TINY[torch.float32])
+        return cls(products, values, max(vanished**2 + width * _TINY[dtype] ** 2, 1e-290))
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,9 +235,10 @@ def within_bound(
 ) -> bool:
     """Whether some rows of C are what a correct kernel may give, by the bound that no rounding can exceed.
 
-    |c - exact| <= (K + 2) u (|A| |B|) + 2 u_out |c|, element by element. What is not within it was computed wrongly,
-    whatever the order of summation; what is may still be wrong in its lowest bits. Not finite counts as within where
-    the exact value is not finite either.
+    |c - exact| <= (K + 2) u (|A| |B|) + 2 u_out |c| + (K + 2) n (1 + max |A| + max |B|), element by element, where n is
+    the least normal number: kernels may take what is below it for zero, in factors, products and sums. What is beyond
+    was computed wrongly, whatever the order of summation; what is not may still be wrong in its lowest bits. Not finite
+    counts as within where the exact value is not finite either.
     """
     left, right = a[rows].double(), b.double()
     exact = alpha * (left @ right)
@@ -246,6 +249,9 @@ def within_bound(
     out = 0.0 if c.dtype in (torch.float32, torch.float64) else _UNIT[c.dtype]
     found = c[rows].double()
     bound = ((a.shape[1] + 2) * unit + 2 * cut) * size + (2 * out + 2 * unit) * found.abs() + 4 * _TINY[c.dtype]
+    normal = torch.finfo(torch.float64 if c.dtype == torch.float64 else torch.float32).tiny
+    sizes = [float(x.detach().abs().nan_to_num(posinf=0.0).max()) if x.numel() else 0.0 for x in (left, right)]
+    bound += (a.shape[1] + 2) * normal * (1.0 + abs(alpha)) * (1.0 + sum(sizes))
     largest = float(torch.finfo(c.dtype).max)
     overflows = (exact.abs() + bound >= largest) | ~torch.isfinite(exact)
     return bool((((found - exact).abs() <= bound) | overflows).all())
