@@ -62,6 +62,7 @@ class Oracle:
         self._sizes: dict[tuple[int, int], int] = {}  # members of each view that was formed
         self._saves: dict[tuple[ViewId, int], tuple[str, bool]] = {}  # (view, step) -> (who, whether it saved it)
         self._stopped = False  # by members whose states differ, with good reason
+        self._dropped: set[str] = set()  # whom a coordinator had given up when it wrote its record; for good
         self._given_up: set[str] = set()  # rightly told to start again, or let go; they may not have heard it yet
 
     def violated(self, invariant: str, what: str) -> None:
@@ -76,6 +77,7 @@ class Oracle:
         if coordinator.epoch < self._last_epoch_written:
             self.violated("Epochs", f"{coordinator.name} wrote after epoch {self._last_epoch_written} had")
         self._last_epoch_written = max(self._last_epoch_written, coordinator.epoch)
+        self._dropped |= {name for name, peer in coordinator.machine.roster.peers.items() if not peer.alive}
         for view in (record.view, record.planned):
             if view is not None:
                 self._durable.add(view.id)
@@ -116,7 +118,7 @@ class Oracle:
         coordinator = self.world.coordinators[-1].machine
         peers = coordinator.roster.peers
         unlost = [r for r in self.world.holders() if r.name not in peers or peers[r.name].alive]
-        return [r for r in unlost if r.name not in self._given_up]
+        return [r for r in unlost if r.name not in self._given_up | self._dropped]
 
     def demoted(self, name: str) -> None:
         """A coordinator has a member start again. It may give up a state that somebody alive is ahead of."""
