@@ -114,6 +114,14 @@ def test_a_sampler_s_own_samples_stand_in() -> None:
     assert len(rows) == 40
 
 
+def test_what_an_error_says_can_be_told_whatever_it_is() -> None:
+    data = samples(Broken(bad={4: OSError("cannot open '\udcff.png'"), 5: ValueError("x\n" * 500)}))
+    epoch_of(data)
+    assert data.bad.known[4] == "OSError: cannot open '?.png'"
+    assert len(data.bad.known[5]) < 200
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(data.bad.known)) == data.bad.known
+
+
 def test_one_too_many_ends_it_and_says_which_were_skipped() -> None:
     data = samples(bad_samples=2)
     with pytest.raises(TrainingError, match=r"\(ValueError: no picture in \d+\), and the 2 that") as caught:

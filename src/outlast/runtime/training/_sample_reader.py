@@ -124,6 +124,6 @@ class SampleReader(Dataset[Any]):
 
 
 def _unread(index: int, error: Exception) -> Unread:
-    words = " ".join(str(error).split())[:160]
+    words = " ".join(str(error).split())[:160].encode("utf-8", "replace").decode()  # names of files may be no UTF-8
     text = f"{type(error).__name__}: {words}" if words else type(error).__name__
     return Unread(sample=index, text=text, storage=isinstance(error, OSError))

@@ -49,6 +49,7 @@ def facts_of(
         "optimizers": ", ".join(type(o).__name__ for o in state.optimizers),
         "bitwise": str(config.bitwise),
     }
+    facts |= {"bad_samples": str(samples.bad.allowed)} if samples.bad.allowed else {}
     facts |= {"scaler": "on"} if state.scaling.active else {}
     return facts | (_numerics(state) if config.bitwise else {})
 
