@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +22,8 @@ from outlast.core.protocol.fleet.coordinator import Coordinator
 from outlast.core.protocol.fleet.roster import Settings
 from outlast.errors import ConfigError, TrainingError
 from outlast.observe.timeline_rows import timeline
-from outlast.runtime.training._sample_reader import ReadingRows
-from outlast.runtime.training._workers import Workers, memory_left
+from outlast.runtime.training._sample_reader import ReadingRow, ReadingRows, started_at
+from outlast.runtime.training._workers import Workers, _lives, memory_left, own_bytes
 from outlast.runtime.training.samples import DataNews, Samples
 from outlast.runtime.training.streams import samples_of
 
@@ -31,7 +34,7 @@ class Broken:
     """Each sample draws noise, bad ones as well, before they fail. `bad`: sample -> what reading it raises."""
 
     def __init__(self, size: int = 40, bad: dict[int, Exception] | None = None) -> None:
-        self.size, self.reads = size, Counter[int]()
+        self.size, self.reads, self.failing = size, Counter[int](), 1 << 60
         self.bad = {i: ValueError(f"no picture\nin {i}") for i in BAD} if bad is None else bad
 
     def __len__(self) -> int:
@@ -40,7 +43,8 @@ class Broken:
     def __getitem__(self, index: int) -> torch.Tensor:
         self.reads[index] += 1
         noise = torch.rand(())
-        if index in self.bad:
+        if index in self.bad and self.failing > 0:
+            self.failing -= 1
             raise self.bad[index]
         return torch.stack([torch.tensor(float(index)), noise])
 
@@ -132,13 +136,41 @@ def test_one_too_many_ends_it_and_says_which_were_skipped() -> None:
 
 def test_storage_that_fails_is_not_taken_for_bad_samples() -> None:
     """All samples of a host whose mount is gone: another replica can read them."""
-    data = samples(Broken(bad={i: OSError("stale file handle") for i in range(40)}), bad_samples=40)
+    data = samples(Broken(bad={i: OSError(errno.ESTALE, "stale file handle") for i in range(40)}), bad_samples=40)
     with pytest.raises(TrainingError, match="16 samples in a row could not be read here") as caught:
         data.fetch(0, 0)
     assert "storage of this host" in caught.value.remedy
-    some = samples(Broken(bad={i: OSError("stale") for i in range(0, 40, 2)}), bad_samples=40)
+    gone = samples(Broken(bad={i: FileNotFoundError(errno.ENOENT, "gone") for i in range(20)}), bad_samples=20)
+    epoch_of(gone)
+    assert set(gone.bad.known) == set(range(20)), "files that are missing are no storage that fails"
+    some = samples(Broken(bad={i: OSError(errno.EIO, "broken") for i in range(0, 40, 2)}), bad_samples=40)
     for step in range(5):
         step_of(some, step)
+
+
+def test_a_passing_error_leaves_no_trace_in_the_random_numbers() -> None:
+    """A sample that has drawn before its file fails is read again as if nothing had been, with its microbatch."""
+    sound = samples(Broken(bad={}), bad_samples=0)
+    passing = Broken(bad={i: OSError("a bad moment") for i in (4, 17)})
+    data = samples(passing, bad_samples=0)
+    for step in range(5):
+        for leaf in range(4):
+            if passing.bad.keys() & set(data.indices(step, leaf)):
+                passing.failing = 1
+            assert torch.equal(data.fetch(step, leaf), sound.fetch(step, leaf)), (step, leaf)
+
+
+def test_the_budget_is_that_of_all_replicas_together() -> None:
+    """Each finds one in the same step, and one may be skipped: all end before anything is applied."""
+    data = samples(bad_samples=1)
+    data.bad.judge([(4, "x"), (4, "x")])
+    with pytest.raises(TrainingError, match="2 more samples of the dataset cannot be read, such as sample 4") as caught:
+        data.bad.judge([(17, "y"), (4, "x")])
+    assert caught.value.did == "no step was taken with them"
+    data.bad.applied([(4, "x")])
+    data.bad.judge([(4, "x")])
+    with pytest.raises(TrainingError, match="1 of the 1 that bad_samples allows"):
+        data.bad.judge([(17, "y")])
 
 
 def test_where_none_may_be_skipped_what_was_met_is_raised() -> None:
@@ -334,8 +366,75 @@ def test_bad_samples_that_a_worker_meets_are_the_same() -> None:
         end(data, step), end(here, step)
 
 
-def test_memory_that_is_left_is_some() -> None:
-    assert 0 < memory_left() < 1 << 50
+def test_memory_that_is_left_is_that_of_the_groups_around(tmp_path: Path) -> None:
+    """Of version 2 a group's parent may be the narrower one; of version 1 the files have other names."""
+    whole = memory_left()
+    assert 0 < whole < 1 << 50
+    mine = tmp_path / "cgroup"
+    mine.write_text("0::/slurm/job\n")
+    job = tmp_path / "slurm" / "job"
+    job.mkdir(parents=True)
+
+    def limit(place: Path, most: str, names: tuple[str, str, str] = ("max", "current", "inactive_file")) -> None:
+        for name, text in zip(names[:2], (most, "3000"), strict=True):
+            (place / f"memory.{name}").write_text(text)
+        (place / "memory.stat").write_text(f"anon 1\n{names[2]} 1000\n")
+
+    limit(job, "max")
+    assert memory_left(tmp_path, mine) > 1 << 20
+    limit(job.parent, "9000")
+    assert memory_left(tmp_path, mine) == 7000
+    limit(job, "8000")
+    assert memory_left(tmp_path, mine) == 6000
+    mine.write_text("5:cpu,cpuacct:/\n4:memory:/old\n")
+    (tmp_path / "memory" / "old").mkdir(parents=True)
+    limit(tmp_path / "memory" / "old", "5000", ("limit_in_bytes", "usage_in_bytes", "total_inactive_file"))
+    assert memory_left(tmp_path, mine) == 3000
+
+
+@pytest.mark.process
+@pytest.mark.campaign
+def test_what_a_worker_makes_its_own_of_its_parent_s_memory_counts() -> None:
+    """Copy on write: a forked process begins with next to nothing of its own, and has what it writes."""
+    mine = bytearray(b"x" * (64 << 20))
+    told, tell = os.pipe()
+    go, let = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.read(go, 1)
+        for place in range(0, len(mine), 4096):
+            mine[place] = 1
+        os.write(tell, b"x")
+        os.read(go, 1)
+        os._exit(0)
+    assert own_bytes(child) < 32 << 20
+    os.write(let, b"x")
+    os.read(told, 1)
+    assert own_bytes(child) >= 64 << 20
+    row = ReadingRow(worker=0, pid=child, started=started_at(child), begun=1, sample=3, longest_s=0.0)
+    assert row.started > 0
+    assert _lives(row)
+    assert not _lives(replace(row, started=1)), "another of the same number"
+    os.write(let, b"x")
+    os.waitpid(child, 0)
+    assert own_bytes(child) == 0
+    assert not _lives(row)
+
+
+@pytest.mark.process
+@pytest.mark.campaign
+def test_what_workers_open_at_first_is_no_leak(capfd: pytest.CaptureFixture[str]) -> None:
+    """A cache in each worker, larger than what is left: nothing is measured before its first batch. And a rule that
+    ends workers again and again is left off."""
+    data, news = working(Stuck(leak=8 << 20))
+    minutes = iter(range(1_000_000))
+    data.workers.clock = lambda: 60.0 * next(minutes)
+    data.workers.left_bytes = lambda: 0
+    sound = samples(Broken(bad={}))
+    for step in range(20):
+        assert step_of(data, step) == step_of(sound, step)
+    assert 1 <= len(news) <= 2
+    assert "they are not replaced for it any more" in capfd.readouterr().err
 
 
 def test_what_ranks_cannot_read_is_refused() -> None:

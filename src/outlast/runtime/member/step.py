@@ -276,6 +276,7 @@ class StepCourse:
         replica = self.replica
         if replica.mesh is None:
             raise ViewAbandoned("the view is closed")
+        self.engine.samples.bad.judge(row for header in headers for row in header.bad)
         ruling = confer(replica, replica.guards, headers, self.inspection.taken())
         with replica.lock:
             replica.member.decide(headers, time.monotonic())

@@ -67,6 +67,19 @@ class BadSamples:
             )
         self._met.setdefault(leaf, {})[found.sample] = found.text
 
+    def judge(self, rows: Iterable[BadRow]) -> None:
+        """All headers of a step are here, and nothing is applied. Raises TrainingError, on every replica alike, if what
+        they tell is too much together."""
+        new = {sample: text for sample, text in rows if sample not in self.known}
+        if self.allowed and len(self.known) + len(new) > self.allowed:
+            sample, text = min(new.items())
+            raise TrainingError(
+                f"{len(new)} more samples of the dataset cannot be read, such as sample {sample} ({text}), and "
+                f"{len(self.known)} of the {self.allowed} that bad_samples allows are skipped already",
+                did="no step was taken with them",
+                remedy=f"mend or drop them, or let more be skipped: protect(bad_samples={10 * self.allowed})",
+            )
+
     def _spent(self) -> str:
         few = ", ".join(map(str, sorted(self.here())[:8])) + (", …" if len(self.here()) > 8 else "")
         return f", and the {self.allowed} that bad_samples allows are skipped already: {few}" if self.allowed else ""

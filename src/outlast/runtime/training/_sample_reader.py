@@ -6,29 +6,33 @@ to put another in its place. Does not know positions, budgets or who waits.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.sharedctypes import RawArray
+from pathlib import Path
 from typing import Any
 
 from torch.utils.data import Dataset, get_worker_info
 
 from outlast.runtime.training.random_state import seed_everything
 
-__all__ = ["Key", "ReadingRow", "ReadingRows", "SampleReader", "Unread"]
+__all__ = ["Key", "ReadingRow", "ReadingRows", "SampleReader", "Unread", "started_at"]
 
 Key = tuple[int, list[int]]
 """Of a microbatch: (seed of its random numbers, sample indices)."""
-_WIDTH = 4
+_WIDTH = 5
+_AGAIN = object()  # the microbatch is read from its beginning
+_STORAGE = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENODEV}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unread:
-    """A sample that could not be read. `storage`: by an OSError, which may be this host's fault and not the
-    sample's."""
+    """A sample that could not be read. `storage`: by an error of input and output, which is this host's fault rather
+    than the sample's; a file that is missing or cut short is none."""
 
     sample: int
     text: str
@@ -37,10 +41,12 @@ class Unread:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadingRow:
-    """Where a worker is. `begun`: reads so far; `sample`: the one it reads, -1 for none; `longest_s`: of its reads."""
+    """Where a worker is. `started`: when its process was, in the kernel's ticks, which tells it from a later one of the
+    same number; `begun`: reads so far; `sample`: the one it reads, -1 for none; `longest_s`: of its reads."""
 
     worker: int
     pid: int
+    started: int
     begun: int
     sample: int
     longest_s: float
@@ -57,11 +63,12 @@ class ReadingRows:
     def clear(self) -> None:
         """New workers begin."""
         for worker in range(self._num):
-            self._words[_WIDTH * worker : _WIDTH * (worker + 1)] = [0, -1, 0, 0]
+            self._words[_WIDTH * worker : _WIDTH * (worker + 1)] = [0, -1, 0, 0, 0]
 
     def begins(self, worker: int, sample: int) -> None:
         at = _WIDTH * worker
-        self._words[at + 3] = os.getpid()
+        if self._words[at + 3] != os.getpid():
+            self._words[at + 4], self._words[at + 3] = started_at(os.getpid()), os.getpid()
         self._words[at + 1] = sample
         self._words[at] += 1
 
@@ -72,8 +79,19 @@ class ReadingRows:
 
     def __iter__(self) -> Iterator[ReadingRow]:
         for worker in range(self._num):
-            begun, sample, longest, pid = self._words[_WIDTH * worker : _WIDTH * (worker + 1)]
-            yield ReadingRow(worker=worker, pid=pid, begun=begun, sample=sample, longest_s=longest / 1e9)
+            begun, sample, longest, pid, started = self._words[_WIDTH * worker : _WIDTH * (worker + 1)]
+            yield ReadingRow(
+                worker=worker, pid=pid, started=started, begun=begun, sample=sample, longest_s=longest / 1e9
+            )  # fmt: skip
+
+
+def started_at(pid: int) -> int:
+    """When a living process began, in ticks since the machine did; 0 if there is none of this number."""
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return 0 if words[0] in "ZX" else int(words[19])
 
 
 class SampleReader(Dataset[Any]):
@@ -83,47 +101,52 @@ class SampleReader(Dataset[Any]):
         self.dataset, self.collate, self._rows, self._tolerant = dataset, collate, rows, tolerant
 
     def __getitem__(self, key: Key) -> Any:
-        seed_everything(key[0])
+        tried: set[int] = set()
+        while True:
+            seed_everything(key[0])
+            found = self._read(key[1], tried)
+            if found is not _AGAIN:
+                return found
+
+    def _read(self, indices: list[int], tried: set[int]) -> Any:
         found = []
-        for index in key[1]:
-            sample = self._sample(index)
-            if isinstance(sample, Unread):
+        for index in indices:
+            sample = self._sample(index, tried)
+            if sample is _AGAIN or isinstance(sample, Unread):
                 return sample
             found.append(sample)
         return self.collate(found)
 
-    def _sample(self, index: int) -> Any:
+    def _sample(self, index: int, tried: set[int]) -> Any:
         worker = get_worker_info()
         if worker is None:
-            return self._tried(index)
+            return self._tried(index, tried)
         began = time.monotonic_ns()
         self._rows.begins(worker.id, index)
         try:
-            return self._tried(index)
+            return self._tried(index, tried)
         finally:
             self._rows.ended(worker.id, time.monotonic_ns() - began)
 
-    def _tried(self, index: int) -> Any:
-        """What fails on the way to a disk or a store is asked for once more; what fails again is named."""
+    def _tried(self, index: int, tried: set[int]) -> Any:
+        """What fails on the way to a disk or a store is asked for once more, and the microbatch read from its
+        beginning, as the first try may have used up random numbers; what fails again is named."""
         try:
             return self.dataset[index]
-        except OSError as error:
-            print(f"outlast: sample {index} could not be read and is tried again: {error}", file=sys.stderr, flush=True)
         except Exception as error:
+            if isinstance(error, OSError) and index not in tried:
+                tried.add(index)
+                said = f"outlast: sample {index} could not be read and is tried again: {error}"
+                print(said, file=sys.stderr, flush=True)
+                return _AGAIN
             if self._tolerant:
                 return _unread(index, error)
-            error.add_note(f"outlast: this was sample {index} of the dataset")
-            raise
-        try:
-            return self.dataset[index]
-        except OSError as error:
-            if self._tolerant:
-                return _unread(index, error)
-            error.add_note(f"outlast: this was sample {index} of the dataset, read twice")
+            twice = ", read twice" if index in tried else ""
+            error.add_note(f"outlast: this was sample {index} of the dataset{twice}")
             raise
 
 
 def _unread(index: int, error: Exception) -> Unread:
     words = " ".join(str(error).split())[:160].encode("utf-8", "replace").decode()  # names of files may be no UTF-8
     text = f"{type(error).__name__}: {words}" if words else type(error).__name__
-    return Unread(sample=index, text=text, storage=isinstance(error, OSError))
+    return Unread(sample=index, text=text, storage=getattr(error, "errno", None) in _STORAGE)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,14 +22,17 @@ from typing import Any, Literal
 
 from torch.utils.data import DataLoader
 
-from outlast.runtime.training._sample_reader import Key, ReadingRow, ReadingRows, SampleReader
+from outlast.runtime.training._sample_reader import Key, ReadingRow, ReadingRows, SampleReader, started_at
 
-__all__ = ["LostWorker", "Workers", "memory_left"]
+__all__ = ["LostWorker", "Workers", "memory_left", "own_bytes"]
 
 _LOOK_S = 1.0
 _AT_LEAST_S = 30.0  # a network file system has such moments
 _TIMES = 10.0  # the longest read so far
 _MORE = 4.0  # times the patience, for each time that workers were ended at a sample
+_NO_LIMIT = 1 << 60
+_EARLY = 2
+_FEW = 10  # batches of each worker: leaks that come sooner, again and again, are no leaks
 _LITTLE_BYTES = 64 << 20  # growth that is no leak, however little memory is left
 
 
@@ -54,6 +58,8 @@ class Workers:
         self._at: dict[int, tuple[int, float]] = {}  # worker -> (its read, when that was first seen)
         self._first_bytes: dict[int, int] = {}  # process -> when it was first looked at
         self._looked = 0.0
+        self._given = 0  # batches, since they began
+        self._early = 0  # times in a row that leaks were seen after few batches
 
     def begin(self) -> None:
         """Start them, unless they are there. torch would raise in the middle of whatever the training thread does when
@@ -61,7 +67,7 @@ class Workers:
         if self._batches is not None:
             return
         self.rows.clear()
-        self._at, self._first_bytes, self._looked = {}, {}, self.clock()
+        self._at, self._first_bytes, self._looked, self._given = {}, {}, self.clock(), 0
         previous = signal.getsignal(signal.SIGCHLD)
         loader: DataLoader[Any] = DataLoader(
             self._reader, batch_size=None, sampler=_Keys(self._keys), num_workers=self.num, timeout=self.look_s,
@@ -83,18 +89,21 @@ class Workers:
             return self._end(leaked)
         while True:
             try:
-                return next(self._batches)
+                found = next(self._batches)
             except (RuntimeError, EOFError, ConnectionError) as error:  # also: it died with a batch half handed over
                 words = str(error)
                 if isinstance(error, RuntimeError) and not words.startswith(("DataLoader timed", "DataLoader worker")):
                     raise
                 lost = self._hung() or self._leaked() if words.startswith("DataLoader timed") else self._died(words)
+            else:
+                self._given += 1
+                return found
             if lost is not None:
                 return self._end(lost)
 
     def _end(self, lost: LostWorker) -> LostWorker:
         for row in self.rows:
-            if _lives_here(row.pid):
+            if _lives(row):
                 with suppress(ProcessLookupError):
                     os.kill(row.pid, signal.SIGKILL)
         self.drop()
@@ -102,7 +111,7 @@ class Workers:
 
     # --- who it was ----------------------------------------------------------------------------------------------
     def _died(self, words: str) -> LostWorker:
-        gone = next((row for row in self.rows if row.sample >= 0 and not _lives_here(row.pid)), None)
+        gone = next((row for row in self.rows if row.sample >= 0 and not _lives(row)), None)
         if gone is None:
             return LostWorker(what="died", text=f"a data worker died ({words or 'in the middle of a batch'})")
         text = f"data worker {gone.worker} (process {gone.pid}) died as it read sample {gone.sample}"
@@ -126,15 +135,22 @@ class Workers:
         return float("inf") if row.begun == 1 else _MORE ** self.lost_at.get(row.sample, 0)
 
     def _leaked(self) -> LostWorker | None:
+        """What workers open at their first reads is no growth: it is measured from each one's first batch on."""
         self._looked = self.clock()
+        if self._given < self.num or self._early > _EARLY:
+            return None
         grown: dict[int, int] = {}
         for row in self.rows:
-            size = _own_bytes(row.pid) if row.pid else 0
+            size = own_bytes(row.pid) if row.pid else 0
             if size:
                 grown[row.worker] = size - self._first_bytes.setdefault(row.pid, size)
         most = max(grown, key=lambda worker: grown[worker], default=-1)
         total = sum(grown.values())
         if total <= max(_LITTLE_BYTES, 2 * self.left_bytes()):
+            return None
+        self._early = self._early + 1 if self._given < _FEW * self.num else 0
+        if self._early > _EARLY:
+            print("outlast: data workers need so much memory: they are not replaced for it any more", file=sys.stderr)
             return None
         text = (
             f"data worker {most} has grown by {grown[most] >> 20:,} MiB since it began, all {self.num} by "
@@ -161,32 +177,47 @@ def _hangs(row: ReadingRow, waited_s: float) -> str:
     return f"data worker {row.worker} (process {row.pid}) hangs: it has read sample {row.sample} for {waited_s:.0f} s"
 
 
-def _lives_here(pid: int) -> bool:
-    """Whether it is a living child of this process. The number of one that was waited for may be another's by now."""
-    try:
-        state, parent, *_ = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (OSError, ValueError):
-        return False
-    return state not in "ZX" and int(parent) == os.getpid()
+def _lives(row: ReadingRow) -> bool:
+    """Whether its process is there still. The number of one that was waited for may be another's by now."""
+    return row.pid > 0 and row.started > 0 and started_at(row.pid) == row.started
 
 
-def _own_bytes(pid: int) -> int:
-    """A process's memory that is no file's and nobody else's; 0 if it is gone."""
+def own_bytes(pid: int) -> int:
+    """A process's memory that it has written and shares with nobody; 0 if it is gone. What a worker reads of its
+    parent's objects becomes its own by that, as their counts of references are written (pytorch#13246)."""
     try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
         return 0
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon")), 0)
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("Private_Dirty")), 0)
 
 
-def memory_left() -> int:
-    """Bytes until the kernel has to end a process: of the machine, or of this container if that is less."""
+def memory_left(groups: Path = Path("/sys/fs/cgroup"), mine: Path = Path("/proc/self/cgroup")) -> int:
+    """Bytes until the kernel has to end a process: of the machine, or of a control group around this one if that is
+    less. `groups`, `mine`: where these are."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     left = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
-    with suppress(OSError, ValueError, StopIteration):
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        stat = Path("/sys/fs/cgroup/memory.stat").read_text().splitlines()
-        files = next(int(line.split()[1]) for line in stat if line.startswith("inactive_file"))
-        left = min(left, max(0, limit - used + files))
+    with suppress(OSError):
+        for line in mine.read_text().splitlines():
+            _, kinds, place = line.split(":", 2)
+            if kinds in ("", "memory"):
+                at = groups / kinds / place.lstrip("/")
+                around = [at, *(parent for parent in at.parents if groups in (parent, *parent.parents))]
+                left = min(left, *(_left_in(group) for group in around))
     return left
+
+
+def _left_in(group: Path) -> int:
+    """Of one control group, of either kind; more than any machine has if it has no limit."""
+    found = _NO_LIMIT
+    kinds = (
+        ("memory.max", "memory.current", "inactive_file "),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "),
+    )
+    for limit, used, files in kinds:
+        with suppress(OSError, ValueError, StopIteration):
+            stat = (group / "memory.stat").read_text().splitlines()
+            cache = next(int(line.split()[1]) for line in stat if line.startswith(files))
+            most = int((group / limit).read_text())
+            found = min(found, max(0, most - int((group / used).read_text()) + cache))
+    return found
