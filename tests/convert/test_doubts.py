@@ -143,6 +143,8 @@ EPOCHS = "    now = evaluate(net)\n"
         ("stopper = EarlyStopping(3)\nstop = False", "    stop = stopper.step(now)\n    if stop:\n        break\n"),
         ("wait = 0", "    wait = 0 if now < 1 else wait + 1\n    if wait > 2:\n        break\n"),
         ("wait = 0", "    if now > 1:\n        wait += 1\n    print(now)\n    if wait > 2:\n        break\n"),
+        ("history = []", "    history.append(now)\n    if history[-1] > history[0]:\n        break\n"),
+        ("from mine import monitor", "    if monitor.should_stop:\n        break\n"),
         ("class Self: pass\nself = Self()\nself.early = Stopper()", "    if self.early.done(now):\n        break\n"),
     ],
 )
@@ -160,7 +162,9 @@ def test_leaving_by_what_is_equal_on_all_is_to_be_looked_at(test: str) -> None:
     assert any(r.kind == "check" and r.what == "break" and "after the same step" in r.why for r in found.remarks)
 
 
-@pytest.mark.parametrize("draw", ["random.random()", "numpy.random.rand()", "torch.randn(2)", "torch.randint(9, (2,))"])
+@pytest.mark.parametrize(
+    "draw", ["random.random()", "numpy.random.rand()", "torch.randn(2)", "torch.ones(2).uniform_()"]
+)
 def test_numbers_drawn_between_the_loops_are_left_to_a_person(draw: str) -> None:
     turn = STEP.replace("model(x)", "(scale * model(x))")
     found = script("import random, numpy\n", f"scale = {draw}\n{turn}")

@@ -93,3 +93,42 @@ def test_a_prepared_loader_is_refused() -> None:
 
     with pytest.raises(ConfigError, match=r"leave it out of accelerator\.prepare"):
         protect_prepared(None, None, None, Shard([1, 2]), microbatches=2)
+
+
+class Protected:
+    """Stands for a run: what `protect` is given."""
+
+    def protect(self, model: Any, optimizers: Any, dataset: Any, **given: Any) -> Any:
+        return model, optimizers, given
+
+
+class Lookahead(torch.optim.SGD):
+    """A script's own optimizer around another one."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups[0]["params"], lr=0.1)
+        self.optimizer = inner
+
+
+def test_wrappers_of_one_s_own_stay_and_the_libraries_go() -> None:
+    model = torch.nn.Linear(2, 1)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = torch.utils.data.DataLoader(torch.zeros(8, 2), batch_size=2)
+    own = Lookahead(inner)
+    theirs = type("AcceleratedOptimizer", (), {"optimizer": inner, "scaler": None})()
+    type(theirs).__module__ = "accelerate.optimizer"
+    for given, want in ((own, own), (theirs, inner), (inner, inner)):
+        assert protect_prepared(Protected(), model, given, loader, microbatches=2)[1] == [want]
+
+
+def test_a_scaler_that_was_prepared_is_refused() -> None:
+    model = torch.nn.Linear(2, 1)
+    loader = torch.utils.data.DataLoader(torch.zeros(8, 2), batch_size=2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaled = type("AcceleratedOptimizer", (), {"optimizer": optimizer, "scaler": object()})()
+    with pytest.raises(ConfigError, match="has a gradient scaler"):
+        protect_prepared(Protected(), model, scaled, loader, microbatches=2)
+    fabric = torch.nn.Linear(2, 1)
+    fabric._strategy = type("Strategy", (), {"precision": type("Mixed", (), {"scaler": object()})()})()  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match="has a gradient scaler"):
+        protect_prepared(Protected(), fabric, optimizer, loader, microbatches=2)

@@ -185,3 +185,12 @@ def test_a_comparison_reads_all_of_the_state_beside_the_step_or_at_once(numel: i
     with torch.no_grad():
         model.bias[numel - 1] += 1.0
     assert Comparison((), state, lambda name: False).told() == (-1, state.fingerprint()) != first
+
+
+def test_what_only_an_optimizer_holds_is_in_the_fingerprint() -> None:
+    model, other = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+    state = State(model, [torch.optim.SGD([*model.parameters(), *other.parameters()], lr=0.1)], [], {})
+    before = digest_of(state)
+    with torch.no_grad():
+        other.weight.add_(1.0)
+    assert digest_of(state) != before

@@ -17,6 +17,7 @@ from torch import Tensor
 from outlast.adapters.loaders import of_loader
 from outlast.errors import ConfigError
 
+_LIBRARIES = ("accelerate", "lightning", "lightning_fabric")
 __all__ = ["backward", "protect_prepared"]
 
 
@@ -34,6 +35,7 @@ def protect_prepared(
             remedy="leave it out of accelerator.prepare(…) or fabric.setup_dataloaders(…), and give the DataLoader; in "
             "the loop move a batch with .to(run.device)",
         )
+    _refuse_scalers(model, _listed(optimizer))
     optimizers = [_bare(o, "optimizer", torch.optim.Optimizer) for o in _listed(optimizer)]
     schedulers = [_bare(s, "scheduler", torch.optim.lr_scheduler.LRScheduler) for s in _listed(scheduler)]
     return run.protect(
@@ -69,7 +71,20 @@ def _listed(value: Any) -> list[Any]:
 def _bare(wrapped: Any, name: str, kind: type) -> Any:
     """What stands in a wrapper's attribute of that name."""
     inner = getattr(wrapped, name, None)
-    return inner if isinstance(inner, kind) else wrapped
+    theirs = type(wrapped).__module__.partition(".")[0] in _LIBRARIES  # one of the script's own does something, too
+    return inner if theirs and isinstance(inner, kind) else wrapped
+
+
+def _refuse_scalers(model: Any, optimizers: list[Any]) -> None:
+    """Float16 without its loss scale would train something else."""
+    precision = getattr(getattr(model, "_strategy", None), "precision", None)
+    if any(getattr(part, "scaler", None) is not None for part in (*optimizers, precision)):
+        raise ConfigError(
+            "what was prepared has a gradient scaler (float16), which belongs to the library's own backward and step",
+            did="nothing was trained",
+            remedy="mixed_precision='bf16', or no mixed precision there, torch.autocast in the loop and "
+            "protect_prepared(…, scaler=torch.amp.GradScaler())",
+        )
 
 
 def _module(model: Any) -> Any:

@@ -16,7 +16,11 @@ from outlast.convert._loops import Loops
 __all__ = ["say_remembered"]
 
 _DRAWS = ("random.", "numpy.random.")
-_TORCH_DRAWS = ("rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial")
+_TORCH_DRAWS = (
+    "rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "rand_like", "randn_like",
+    "randint_like", "poisson",
+)  # fmt: skip
+_IN_PLACE = ("normal_", "uniform_", "bernoulli_", "random_", "exponential_", "geometric_", "cauchy_", "log_normal_")
 _GATHERS = ("update", "append", "add", "extend", "add_scalar", "log", "push", "record")
 _LEAVE = (
     "all replicas have to leave after the same step: let it follow from what is equal on all, such as step.loss, "
@@ -73,7 +77,8 @@ class _Remembered:
                     stored = set().union(*(names_in(target, ast.Store) for target in _targets(given)))
                     names |= names_in(given.value) if stored & names else set()
         remembered = sorted(name for name in names if name.partition(".")[0] in self.objects or name in self.objects)
-        remembered += sorted(names & self._carried())
+        known = self.facts.models | {self.body.optimizer, "torch", "print", ""}
+        remembered += sorted(names & (self._carried() | self._read_of_imports(node)) - known)
         what = ast.unparse(node)
         if remembered:
             self.made.say(node, "by hand", what, f"{remembered[0]} {_STATE}")
@@ -100,11 +105,30 @@ class _Remembered:
             for node in ast.walk(loop) if loop is not None else ():
                 if isinstance(node, ast.AugAssign):
                     found.add(ast.unparse(node.target))
+                elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and not self.made.gone(node):
+                    called = node.value.func  # history.append(loss), stopper(loss): what it is told it may remember
+                    found.add(ast.unparse(called.value if isinstance(called, ast.Attribute) else called))
                 elif isinstance(node, ast.Assign):
                     stored = set().union(*(names_in(target, ast.Store) for target in node.targets))
                     among = any(isinstance(outer, ast.If) for outer in self._up_to(node, loop))
                     found |= stored if among else stored & names_in(node.value)
         return found
+
+    def _read_of_imports(self, node: ast.AST) -> set[str]:
+        """Imported names of which a condition reads an attribute, such as `monitor.should_stop`."""
+        found: set[str] = set()
+        for outer in self._up_to(node, self.loops.epochs or self.loops.batches):
+            for part in ast.walk(outer.test) if isinstance(outer, ast.If) else ():
+                read = isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name)
+                if read and part.value.id in self._imported:  # type: ignore[attr-defined]
+                    found.add(part.value.id)  # type: ignore[attr-defined]
+        return found
+
+    @property
+    def _imported(self) -> set[str]:
+        tree = self.facts.tree
+        rows = [n for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom)]
+        return {(alias.asname or alias.name).partition(".")[0] for row in rows for alias in row.names}
 
     def _up_to(self, node: ast.AST, loop: Any) -> Iterator[ast.AST]:
         for outer in self.facts.within(node):
@@ -127,7 +151,9 @@ class _Remembered:
             return
         for call in calls_in(statement):
             full = self.facts.dotted(call.func)
-            if full.startswith(_DRAWS) or full in [f"torch.{name}" for name in _TORCH_DRAWS]:
+            method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+            drawn = full in [f"torch.{name}" for name in _TORCH_DRAWS] or method in _IN_PLACE
+            if full.startswith(_DRAWS) or drawn:
                 self.made.say(
                     call, "by hand", ast.unparse(call),
                     "draws numbers outside of the loop over batches, where each replica draws its own: put it into "

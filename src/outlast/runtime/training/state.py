@@ -183,10 +183,14 @@ def decoded_tree(plain: bytes, data: Tensor) -> Any:
 
 
 def digest_of(state: State) -> str:
-    """SHA-256 over parameters by name, then optimizer tensors by (parameter, key): name, dtype, shape, bytes. With
-    shards every rank must ask for it."""
+    """SHA-256 over parameters by name, also those that only an optimizer holds, then optimizer tensors by (parameter,
+    key): name, dtype, shape, bytes. With shards every rank must ask for it."""
     sha = hashlib.sha256()
-    rows: list[tuple[str, Tensor]] = sorted(state.named().items(), key=lambda row: row[0])
+    named_here = state.named()
+    loose = {
+        n: p for p, n in zip(state.params, state.names, strict=True) if n not in named_here
+    }  # of the optimizers alone
+    rows: list[tuple[str, Tensor]] = sorted((named_here | loose).items(), key=lambda row: row[0])
     for optimizer in state.optimizers:
         named = {state.name_of(p): v for p, v in optimizer.state.items() if isinstance(p, Tensor)}
         for name, values in sorted(named.items(), key=lambda row: row[0]):
