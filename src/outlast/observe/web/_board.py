@@ -27,7 +27,7 @@ _POLL_S = 0.5
 _HEAD_EVERY_S = 1.0
 _HISTORY_TURN_S = 0.1
 _CURVES_EVERY_S = 1.0
-_PLAN_EVERY_S = 10.0
+_PLAN_EVERY_S = 30.0
 
 BesidePlan = Callable[[Sequence[ev.AnyEvent]], list[dict[str, object]]]
 """What was planned beside what was seen, from the events of a story: tables, as `title`, `columns`, `rows`, `note`."""
