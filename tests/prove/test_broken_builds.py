@@ -72,9 +72,9 @@ BUILDS = (
            "return position_seed(self.seed, step, leaf, 2)",
            "import os\n\n        return position_seed(self.seed + os.getpid(), step, leaf, 2)", "member", "randomness"),
     Broken("orders samples by process",
-           "        return position_seed(self.seed, step, leaf, 1), self.indices(step, leaf)",
+           "        return position_seed(self.seed, step, leaf, 1), self.read_here(step, leaf)",
            "        import os\n\n        return position_seed(self.seed, step, leaf, 1), "
-           "[(i + os.getpid()) % self.num_samples for i in self.indices(step, leaf)]", "member", "data"),
+           "[(i + os.getpid()) % self.num_samples for i in self.read_here(step, leaf)]", "member", "data"),
     Broken("begins again without the moments", "{k: _placed(k, v, mine[name], group)",
            "{k: _placed(k, v * 0 if k == \"exp_avg\" else v, mine[name], group)", "resumed", "bits"),
     Broken("ends a step early after it resumed",

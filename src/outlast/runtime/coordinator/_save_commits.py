@@ -91,6 +91,7 @@ class SaveCommits:
         self._going: set[str] = set()  # members that were asked to leave
         self._after: list[tuple[int, m.Stop | m.Leaving]] = []  # (number of the request, what goes on when it is met)
         self._go_on: Callable[[Any], None] = lambda message: None
+        self._early_departures: list[m.Leaving] = []
         self._differing: list[Any] = []
         self._loop = asyncio.get_running_loop()
         self._opening = Threads(1, "outlast-open")

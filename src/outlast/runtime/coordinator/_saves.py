@@ -51,6 +51,7 @@ class Keeper(SaveCommits):
             return
         self._view = view.id
         self._arm()
+        self._loop.call_soon(self._depart)
         number = (self._base + view.id.epoch, view.id.n)
         self._feed(
             cm.ViewChanged(view=number, writers=tuple(range(len(view.members) * self._config.ranks)), begins=view.start)
@@ -140,6 +141,28 @@ class Keeper(SaveCommits):
         self._go_on = go_on
         self._hold(message)
         return True
+
+    def returned(self, hello: m.Hello, go_on: Callable[[Any], None]) -> m.Hello:
+        """A member that was asked to leave says hello to a coordinator that has just taken over, or once more: its
+        departure waits for a save all the same, and until then it is a member as any other."""
+        c, going = self._coordinator, m.Leaving(member=hello.member)
+        its = c.view is not None and hello.member in c.view.members and "checkpoints" in c.facts
+        if not (hello.leaving and its and self._stop_save_s):
+            return hello
+        if going not in (*self._early_departures, *(held for _, held in self._after)) and not self.before(going, go_on):
+            if self._view is not None:
+                return hello
+            self._go_on = go_on
+            self._early_departures.append(going)  # what was saved is not known here yet
+            self._loop.call_later(self._stop_save_s, self._depart)
+        return msgspec.structs.replace(hello, leaving=False)
+
+    def _depart(self) -> None:
+        """What was asked too early is asked now."""
+        early, self._early_departures = self._early_departures, []
+        for going in early:
+            if not self.before(going, self._go_on):
+                self._go_on(going)
 
     def heard(self, event: ev.AnyEvent) -> None:
         """What was just written into the journal: the record that decides when to save is made of nothing else."""

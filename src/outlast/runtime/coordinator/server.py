@@ -151,6 +151,8 @@ class Server:
             return
         if self.keeper.before(message, self.handle):
             return
+        if isinstance(message, m.Hello):
+            message = self.keeper.returned(message, self.handle)
         if isinstance(message, m.AgentHello) and self._agent_pids.get(name) != message.pid:
             self._agent_pids[name] = message.pid
             self.write("agent_started", agent=name, pid=message.pid, **self.hosts.facts(name))
