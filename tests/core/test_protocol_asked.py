@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from outlast.core.protocol import Coordinator, Settings
 from outlast.core.protocol import host_messages as hm
@@ -24,7 +27,8 @@ def started(actions: list[m.Action]) -> dict[str, str]:
 
 
 def fresh(c: Coordinator, name: str) -> list[m.Action]:
-    return c.handle(0.0, m.Hello(member=name, agent=c.roster.peers[name].agent, epoch=0, state="fresh"))
+    agent = c.roster.peers[name].agent
+    return c.handle(0.0, m.Hello(member=name, agent=agent, epoch=0, state="fresh", facts=dict(c.facts)))
 
 
 def form(c: Coordinator) -> list[m.Action]:
@@ -277,3 +281,78 @@ def test_a_host_is_not_emptied_where_a_robust_rule_needs_it() -> None:
     c.handle(2.0, hm.HostHere(agent="h2:aa", host="h2", place="h2", pid=3))
     c.handle(2.0, m.AgentHello(agent="h2:aa", pid=3))
     assert answer(c.handle(3.0, om.DrainAsked(asker=ME, host="h1"))).accepted
+
+
+RULE = {"aggregation": "* trimmed_mean f=2", "fault_domains": "3", "most_rows": "2", "rows": "6"}
+"""Six rows, of which one host may spoil two."""
+
+
+def spread(slots: dict[str, int], spares: int = 0) -> Coordinator:
+    """Six replicas in a formed view, with that rule; the spares are ready. Agent -> its slots."""
+    c = Coordinator(Settings(num_replicas=6, num_spares=spares, num_agents=len(slots), backoff_s=0.0), 1)
+    began = list[m.Action]()
+    for agent, number in slots.items():
+        c.handle(0.0, hm.HostHere(agent=agent, host=agent[:2], place=agent, pid=1, slots=number))
+        began += c.handle(0.0, m.AgentHello(agent=agent, pid=1))
+    names = sorted(started(began))
+    for name in names:
+        fresh(c, name)
+    form(c)
+    for name in names[6:]:
+        caught_up(c, name)
+    c.facts |= RULE
+    return c
+
+
+def on_each(c: Coordinator) -> dict[str, int]:
+    """Agent -> members of the newest view."""
+    view = c.planned or c.view
+    assert view is not None
+    where = [c.roster.peers[name].agent for name in view.members]
+    return {agent: where.count(agent) for agent in where}
+
+
+def test_a_host_is_not_emptied_where_those_left_have_slots_for_too_many_rows_on_one() -> None:
+    c = spread({"a0": 4, "h1:a": 1, "h2:a": 1, "h3:a": 4})
+    assert on_each(c) == {"a0": 2, "h1:a": 1, "h2:a": 1, "h3:a": 2}
+    said = answer(c.handle(1.0, om.DrainAsked(asker=ME, host="h3")))
+    assert (said.accepted, said.leaving, c.roster.drained) == (False, (), set())
+    assert "bears 2 rows on a host, and one of those left would have 4" in said.text
+    c.handle(2.0, hm.HostHere(agent="h4:a", host="h4", place="h4", pid=1, slots=2))
+    c.handle(2.0, m.AgentHello(agent="h4:a", pid=1))
+    said = answer(c.handle(3.0, om.DrainAsked(asker=ME, host="h3")))
+    assert (said.accepted, len(said.leaving)) == (True, 2)
+    form(c)
+    for name in said.leaving:
+        for new in started(gone(c, name)):
+            fresh(c, new)
+            caught_up(c, new)
+            form(c)
+    assert on_each(c) == {"a0": 2, "h1:a": 1, "h2:a": 1, "h4:a": 2}, "as was foreseen"
+
+
+@pytest.mark.parametrize("why", ["barred", "doubted", "retired"])
+def test_a_host_that_gets_no_replica_does_not_count_where_a_rule_needs_hosts(why: str) -> None:
+    c = spread({"a0": 2, "h1:a": 2, "h2:a": 2})
+    c.handle(2.0, hm.HostHere(agent="h3:a", host="h3", place="h3", pid=1, slots=2))
+    c.handle(2.0, m.AgentHello(agent="h3:a", pid=1))
+    if why == "retired":
+        c.settings = c.roster.settings = replace(c.settings, retired=frozenset({"h3:"}))
+    else:
+        getattr(c.roster, why).add("h3:a")
+    said = answer(c.handle(3.0, om.DrainAsked(asker=ME, host="h1")))
+    assert (said.accepted, "needs replicas on 3 hosts, and 2 would be left" in said.text) == (False, True)
+
+
+def test_a_spare_that_waits_is_who_takes_the_place_where_a_rule_needs_hosts() -> None:
+    """Where new processes could be does not matter then."""
+    c = spread({"a0": 2, "h1:a": 2, "h2:a": 2, "h3:a": 2}, spares=2)
+    assert [c.roster.peers[name].agent for name in c.roster.having("ready")] == ["h2:a", "h3:a"]
+    assert answer(c.handle(1.0, om.DrainAsked(asker=ME, host="h1"))).accepted
+    assert on_each(c) == {"a0": 2, "h2:a": 2, "h3:a": 2}, "as was foreseen"
+    c = spread({"a0": 4, "h1:a": 2, "h2:a": 1, "h3:a": 1}, spares=2)
+    assert [c.roster.peers[name].agent for name in c.roster.having("ready")] == ["a0", "a0"]
+    c.handle(2.0, hm.HostHere(agent="h4:a", host="h4", place="h4", pid=1, slots=2))
+    c.handle(2.0, m.AgentHello(agent="h4:a", pid=1))
+    said = answer(c.handle(3.0, om.DrainAsked(asker=ME, host="h1")))
+    assert (said.accepted, "one of those left would have 4" in said.text) == (False, True)

@@ -19,7 +19,7 @@ from outlast.core import events as ev
 from outlast.errors import ConfigError
 from outlast.journal import Journal
 from outlast.prove.host_namespaces import HostNetwork, unavailable
-from outlast.runtime.loop import _torchrun
+from outlast.runtime.loop import _interpreter, _torchrun
 from outlast.runtime.transport.endpoints import handed_on, listen_on, read_host_port
 
 STEPS = 8
@@ -73,17 +73,30 @@ _torchrun.take_over(eval(sys.argv[1]))
 def test_the_interpreter_s_options_are_passed_on_by_their_variables() -> None:
     """Or are named, where no variable stands for them."""
     options = ["-u", "-B", "-W", "error::ResourceWarning", "-X", "utf8", "-X", "faulthandler", "-X", "tracemalloc=5"]
-    command = [sys.executable, *options, "-b", "-X", "mine=1", "-c", _SHOWN, repr(TOLD)]
+    options += ["-d", "-W", "ignore:a, b:UserWarning"]
+    command = [sys.executable, *options, "-b", "-q", "-X", "mine=1", "-c", _SHOWN, repr(TOLD)]
     clean = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON") or key == "PYTHONPATH"}
     done = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     told = ast.literal_eval(done.stdout)
     assert told == {
         "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUTF8": "1", "PYTHONFAULTHANDLER": "1",
+        "PYTHONDEBUG": "1",
         "PYTHONTRACEMALLOC": "5", "PYTHONWARNINGS": told["PYTHONWARNINGS"],
     }  # fmt: skip
-    assert "error::ResourceWarning" in told["PYTHONWARNINGS"].split(",")
-    assert "without python's -b, -X mine" in done.stderr
+    warned = told["PYTHONWARNINGS"].split(",")
+    assert "error::ResourceWarning" in warned
+    assert not any(option.startswith("ignore:a") for option in warned), "the variable has no way to say it"
+    assert "without python's -b, -q, -X mine, -W 'ignore:a, b:UserWarning'" in done.stderr
+
+
+def test_an_interpreter_without_site_is_named() -> None:
+    """Torch is not found by one, so what tells is asked alone."""
+    shown = f"exec(open({_interpreter.__file__!r}).read()); print(interpreter_options())"
+    command = [sys.executable, "-S", "-c", shown]
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    done = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=60, check=True)
+    assert ast.literal_eval(done.stdout) == ({}, ["-S"])
 
 
 def test_the_port_that_the_other_hosts_are_told_is_never_let_go() -> None:

@@ -265,15 +265,15 @@ def test_the_run_s_configuration_outranks_the_script() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "least"),
-    [({}, 3), ({"fault_domain": "replica"}, 0), ({"on_shortfall": "lower"}, 0), ({"tolerated": 0}, 1)],
+    ("given", "least", "most"),
+    [({}, 3, 2), ({"fault_domain": "replica"}, 0, 0), ({"on_shortfall": "lower"}, 0, 0), ({"tolerated": 0}, 1, 0)],
 )
-def test_how_many_hosts_a_rule_needs(given: dict[str, Any], least: int) -> None:
+def test_how_many_hosts_a_rule_needs(given: dict[str, Any], least: int, most: int) -> None:
     """Six rows on three hosts, of which one may lie: two of its rows are trimmed, and three would not be."""
     config = RunConfig(replicas=6, agents=3, **({"fault_domain": "host"} | given))
     settings = row_settings(config, NAMES, 12, aggregation="trimmed_mean", f=2)
     assert settings is not None
-    assert settings.least_hosts == least
+    assert (settings.least_hosts, settings.most_rows) == (least, most)
 
 
 def test_a_row_without_samples_is_refused() -> None:

@@ -62,6 +62,11 @@ class RowSettings(msgspec.Struct, frozen=True, kw_only=True):
         row_each = {str(row): 1 for row in range(self.num_rows)}
         return self.admit(row_each).hosts_needed or 0
 
+    @property
+    def most_rows(self) -> int:
+        """Rows that one host may have where their number matters; 0 for any number."""
+        return self.trim_count // self.tolerated if self.least_hosts and self.tolerated else 0
+
     def admit(self, rows_of: Mapping[str, int]) -> Admission:
         """Whether a view in which each host can spoil so many rows is good enough."""
         return admit_view(

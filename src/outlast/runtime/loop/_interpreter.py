@@ -12,6 +12,7 @@ __all__ = ["interpreter_options"]
 _FLAGS = {
     "optimize": "PYTHONOPTIMIZE", "dont_write_bytecode": "PYTHONDONTWRITEBYTECODE", "verbose": "PYTHONVERBOSE",
     "no_user_site": "PYTHONNOUSERSITE", "safe_path": "PYTHONSAFEPATH", "dev_mode": "PYTHONDEVMODE",
+    "debug": "PYTHONDEBUG",
 }  # fmt: skip
 _X = {
     "cpu_count": "PYTHON_CPU_COUNT", "faulthandler": "PYTHONFAULTHANDLER", "gil": "PYTHON_GIL",
@@ -19,7 +20,8 @@ _X = {
     "no_debug_ranges": "PYTHONNODEBUGRANGES", "perf": "PYTHONPERFSUPPORT", "pycache_prefix": "PYTHONPYCACHEPREFIX",
     "tracemalloc": "PYTHONTRACEMALLOC", "utf8": "PYTHONUTF8", "warn_default_encoding": "PYTHONWARNDEFAULTENCODING",
 }  # fmt: skip
-_WITHOUT = {"bytes_warning": "-b", "isolated": "-I", "ignore_environment": "-E", "inspect": "-i"}
+_WITHOUT = {"bytes_warning": "-b", "isolated": "-I", "ignore_environment": "-E", "inspect": "-i", "no_site": "-S",
+            "quiet": "-q"}  # fmt: skip
 
 
 def interpreter_options() -> tuple[dict[str, str], list[str]]:
@@ -31,8 +33,10 @@ def interpreter_options() -> tuple[dict[str, str], list[str]]:
             found[_X[key]] = "1" if value is True else str(value)
         elif key != "dev":
             lost.append(f"-X {key}")
-    if sys.warnoptions:
-        found["PYTHONWARNINGS"] = ",".join(sys.warnoptions)
+    told = [option for option in sys.warnoptions if "," not in option]  # the variable is cut at each
+    lost += [f"-W {option!r}" for option in sys.warnoptions if option not in told]
+    if told:
+        found["PYTHONWARNINGS"] = ",".join(told)
     if getattr(sys.__stdout__, "write_through", False):
         found["PYTHONUNBUFFERED"] = "1"
     return found, lost

@@ -278,25 +278,31 @@ class Roster:
         """Whether nothing is known of this member but that its slot has had it, or a later one, already."""
         return name not in self.peers and incarnation_of(name) <= self.incarnations.get(slot_of(name), 0)
 
-    def vacancies(self) -> Iterator[tuple[str, str, float]]:
-        """(member to start, agent, delay) for each slot without a live process, within the budget of restarts."""
-        if not self._look or not self.settings.respawn or not self.agents or not self._hosts_told:
-            return
-        self._look = False
-        open_to = self.agents - self.drained_agents
+    def load(self, without: Collection[str] = ()) -> dict[str, int]:
+        """Return replicas by agent, of the agents that get more of them. Those that are barred, in doubt or retired do
+        where there are no others. `without`: as if these agents' hosts were drained."""
+        open_to = self.agents - self.drained_agents - set(without)
         sound = open_to - self.barred - self.doubted - self.retired_agents
         load = dict.fromkeys(sorted(sound or open_to), 0)
         for name in self._live.values():
             agent = self.peers[name].agent
             if agent in load:
                 load[agent] += 1
+        return load
+
+    def vacancies(self) -> Iterator[tuple[str, str, float]]:
+        """(member to start, agent, delay) for each slot without a live process, within the budget of restarts."""
+        if not self._look or not self.settings.respawn or not self.agents or not self._hosts_told:
+            return
+        self._look = False
+        load = self.load()
         for index in range(self.settings.num_replicas + self.settings.num_spares):
             slot = f"r{index}"
             if slot in self._live or self.offences.get(slot, 0) >= QUARANTINED_AT:
                 continue
             again, deaths = self.is_charged(slot), len(self.recent.get(slot, []))
             decision = self._restarts.decide(deaths=deaths, restarts=self.restarts, again=again)
-            agent = self._roomiest(load, computes=index < self.settings.num_replicas)
+            agent = self.roomiest(load, computes=index < self.settings.num_replicas)
             if not decision.start or not agent:
                 continue
             self.restarts += again
@@ -306,7 +312,7 @@ class Roster:
             self.add(name, agent, "spawning")
             yield name, agent, decision.delay_s
 
-    def _roomiest(self, load: Mapping[str, int], computes: bool) -> str:
+    def roomiest(self, load: Mapping[str, int], computes: bool) -> str:
         """The agent with the fewest replicas among those with a slot left; "" if there is none. One on probation, or
         behind a bad link, gets what `computes` only where no other has said that it has a slot left; a spare it may
         have before."""
