@@ -1,8 +1,8 @@
 """Somebody on the path between two hosts: passes on what a caller and a listener say, but strikes some frames.
 
-`on_the_path.py HOST:PORT OWN_PORT STRUCK`: each handshake is passed on as it is. Of the first three connections with
-frames enough, the second frame of the caller's is changed, sent twice, or sent after the third. What was done is a line
-of the file STRUCK once the listener has hung up.
+`on_the_path.py HOST:PORT OWN_PORT STRUCK`: each handshake is passed on as it is. Of the first four connections with
+frames enough, the second frame of the caller's is changed, sent twice, sent after the third, or said to be longer than
+it is. What was done is a line of the file STRUCK once the listener has hung up.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import threading
 from collections.abc import Iterator
 
 from outlast.runtime.transport import handshake
-from outlast.runtime.transport.seal import CODE_BYTES
+from outlast.runtime.transport.seal import CODE_BYTES, LENGTH_CODE_BYTES
 
-HOW = ("changed", "repeated", "reordered")
+HOW = ("changed", "repeated", "reordered", "lengthened")
 
 
 def exactly(sock: socket.socket, size: int) -> bytes:
@@ -33,12 +33,14 @@ def exactly(sock: socket.socket, size: int) -> bytes:
 def frames(caller: socket.socket) -> Iterator[bytes]:
     while True:
         head = exactly(caller, 4)
-        yield head + exactly(caller, int.from_bytes(head, "big") + CODE_BYTES)
+        yield head + exactly(caller, LENGTH_CODE_BYTES + int.from_bytes(head, "big") + CODE_BYTES)
 
 
 def struck(how: str, sent: bytes, following: Iterator[bytes]) -> bytes:
     if how == "changed":
         return sent[:-1] + bytes([sent[-1] ^ 1])
+    if how == "lengthened":
+        return (int.from_bytes(sent[:4], "big") + (1 << 20)).to_bytes(4, "big") + sent[4:]
     return sent + sent if how == "repeated" else next(following) + sent
 
 

@@ -215,18 +215,18 @@ for data in (os.urandom(400), b"GET / HTTP/1.1\\r\\n\\r\\n", b"outlast3" + bytes
 
 
 def test_what_somebody_on_the_path_does_to_frames_is_refused_and_named(hosts: Callable[..., Hosts]) -> None:
-    """All that one host says to the coordinator passes somebody who lets each handshake be, and then changes, repeats
-    or reorders a frame: three connections of the host's are ended so, and the run is none the worse."""
+    """All that one host says to the coordinator passes somebody who lets each handshake be, and then changes, repeats,
+    reorders or lengthens a frame: four connections of the host's are ended so, and the run is none the worse."""
     on = hosts(replicas=3, slots=1, steps=12, gates=(6,), through="127.0.0.1:29401")
     struck = on.base / "struck"
     words = [sys.executable, str(Path(__file__).with_name("on_the_path.py")), on.endpoint, "29401", str(struck)]
     with (on.base / "on_the_path.log").open("wb") as log:
         between = on.net.start(1, words, None, log)
-    on.run.gate(6, "three connections were struck", lambda: len(_lines(struck)) == 3)
+    on.run.gate(6, "four connections were struck", lambda: len(_lines(struck)) == 4)
     on.run.assert_unchanged()
-    assert sorted(_lines(struck)) == ["changed", "reordered", "repeated"]
+    assert sorted(_lines(struck)) == ["changed", "lengthened", "reordered", "repeated"]
     refused = [e for e in on.run.driven.events if isinstance(e, ev.Refused) and e.reason == FORGED]
-    assert refused[-1].count == 3
+    assert refused[-1].count == 4
     assert refused[-1].peer.startswith(("h1:", "r"))
     assert not any(e.stranger for e in refused)
     assert between.poll() is None

@@ -30,7 +30,7 @@ from outlast.runtime.host.launcher import Launcher
 from outlast.runtime.host.silence import excused
 from outlast.runtime.transport.frames import Link, frame
 from outlast.runtime.transport.handshake import PeerClaim, Role
-from outlast.runtime.transport.seal import FORGED, Seal
+from outlast.runtime.transport.seal import CODE_BYTES, FORGED, Seal
 
 KEY = b"k" * 32
 CONFIG = RunConfig(replicas=2, endpoint="127.0.0.1:1", nnodes="2")
@@ -139,7 +139,9 @@ def test_an_agent_obeys_no_order_that_was_changed_on_its_way_and_says_so(
 ) -> None:
     mine, far = agent(tmp_path)
     data = frame(m.Spawn(epoch=10, member="r1.1", after_s=0.0))
-    far.sendall(data[:-1] + bytes([data[-1] ^ 1]) + Seal(KEY).code(data))
+    whole = bytearray(Seal(KEY).sealed(data[:4], data[4:]))
+    whole[-CODE_BYTES - 1] ^= 1
+    far.sendall(whole)
     mine._receive()
     assert (mine.link, mine.pending, mine.epoch) == (None, {"r0.1"}, 9)
     assert f"from the coordinator: {FORGED}" in capsys.readouterr().err
@@ -160,7 +162,7 @@ def test_an_agent_ends_where_another_run_is_and_takes_no_order_of_it(
     mine, far = agent(tmp_path)
     theirs = Seal(KEY)
     for data in (frame(said), frame(m.Spawn(epoch=10, member="r1.1", after_s=0.0))):
-        far.sendall(data + theirs.code(data))
+        far.sendall(theirs.sealed(data[:4], data[4:]))
     mine._receive()
     mine._receive()
     assert (mine.stopping, mine.pending, mine.exits["r0.1"].cause) == (how, set(), "evicted")
@@ -174,7 +176,7 @@ def test_an_agent_ends_where_another_run_is_and_takes_no_order_of_it(
 def test_an_agent_that_is_told_of_its_own_run_goes_on(tmp_path: Path) -> None:
     mine, far = agent(tmp_path)
     data = frame(Briefing(epoch=9, run_id="old", command=(), folder="", config="", hash_seed="0"))
-    far.sendall(data + Seal(KEY).code(data))
+    far.sendall(Seal(KEY).sealed(data[:4], data[4:]))
     mine._receive()
     assert (mine.stopping, mine.pending) == ("", {"r0.1"})
     far.close()

@@ -27,7 +27,7 @@ from outlast.runtime.transport.handshake import Role
 from outlast.runtime.transport.progress_block import Progress
 from outlast.runtime.transport.regions import Region
 from outlast.runtime.transport.save_messages import FROM_MEMBER, SaveAsked, SaveCertified
-from outlast.runtime.transport.seal import FORGED
+from outlast.runtime.transport.seal import CODE_BYTES, FORGED, LENGTH_CODE_BYTES
 
 SECRET = b"s" * 32
 TWO = RunConfig(replicas=2)
@@ -130,7 +130,8 @@ def test_oversized_frames_are_refused_before_anything_is_allocated(tmp_path: Pat
         await throw(address, b"outlast3" + bytes(16) + b"\xff\xff")
         for size in (MAX_FRAME + 1, 0xFFFFFFFF):
             link = await joined(address, "agent", "a0")
-            link.sock.sendall(struct.pack(">I", size))
+            head = struct.pack(">I", size)
+            link.sock.sendall(head + link._mine.length_code(head))
             await asyncio.to_thread(spoken, link)
             link.close()
 
@@ -186,7 +187,7 @@ def test_garbage_after_a_valid_handshake_ends_that_connection_alone(tmp_path: Pa
         for garbage in (b"\xc1", msgspec.msgpack.encode({"type": "NoSuch"}), msgspec.msgpack.encode(17)):
             link = await joined(address, "agent", "a0")
             data = struct.pack(">I", len(garbage)) + garbage
-            link.sock.sendall(data + link._mine.code(data))
+            link.sock.sendall(link._mine.sealed(data[:4], data[4:]))
             await asyncio.to_thread(spoken, link)
             link.close()
         other.send(m.AgentHello(agent="a1", pid=7))
@@ -199,18 +200,20 @@ def test_garbage_after_a_valid_handshake_ends_that_connection_alone(tmp_path: Pa
     assert [(e.agent, e.pid) for e in events if isinstance(e, ev.AgentStarted)] == [("a1", 7)]
 
 
-@pytest.mark.parametrize("how", ["changed", "repeated", "without a code"])
+@pytest.mark.parametrize("how", ["changed", "repeated", "lengthened", "without a code", "without codes"])
 def test_a_frame_that_was_tampered_with_is_not_obeyed_and_ends_the_connection(tmp_path: Path, how: str) -> None:
     """By somebody on the path, who has let the handshake pass."""
 
     async def play(server: Server, address: Address) -> None:
         link = await joined(address, "agent", "a0")
         data = frame(m.AgentHello(agent="a0", pid=7))
-        code = link._mine.code(data)
+        whole = link._mine.sealed(data[:4], data[4:])
         sent = {
-            "changed": data[:-1] + b"\x08" + code,
-            "repeated": 2 * (data + code),
-            "without a code": data + bytes(16),
+            "changed": whole[: -CODE_BYTES - 1] + b"\x08" + whole[-CODE_BYTES:],
+            "repeated": 2 * whole,
+            "lengthened": whole[:2] + b"\x01" + whole[3:],
+            "without a code": whole[:-CODE_BYTES] + bytes(CODE_BYTES),
+            "without codes": data + bytes(LENGTH_CODE_BYTES + CODE_BYTES),
         }
         link.sock.sendall(sent[how])
         await asyncio.to_thread(spoken, link)  # to the end

@@ -14,9 +14,10 @@ from tests.runtime.test_units_hosts import Far
 from outlast.core.phases import Phase
 from outlast.core.protocol import ViewId
 from outlast.errors import WireRefusal
+from outlast.runtime.joining import _feeds
 from outlast.runtime.joining._feeds import Flushed, Share, _Incoming, _send
 from outlast.runtime.transport.connections import PeersLost
-from outlast.runtime.transport.frames import HeartbeatReply, Link, frame
+from outlast.runtime.transport.frames import HeartbeatReply, Link, frame, read_frame
 from outlast.runtime.transport.handshake import Caller, Doorkeeper, PeerClaim
 from outlast.runtime.transport.mesh import Final
 from outlast.runtime.transport.seal import CODE_BYTES, FORGED, Seal
@@ -58,19 +59,42 @@ def test_a_coordinator_s_word_that_was_changed_is_not_heard() -> None:
     decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(HeartbeatReply)
     theirs, data = Seal(KEY), frame(HeartbeatReply(epoch=1, sent_s=0.5))
     with far, near:
-        far.sendall(data + theirs.code(data))
+        far.sendall(theirs.sealed(data[:4], data[4:]))
         assert link.receive(decoder).epoch == 1
-        far.sendall(frame(HeartbeatReply(epoch=2, sent_s=0.5)) + theirs.code(data))
+        whole = theirs.sealed(data[:4], data[4:])
+        far.sendall(whole[:-CODE_BYTES].replace(b"\x01", b"\x02") + whole[-CODE_BYTES:])
         with pytest.raises(WireRefusal, match="changed"):
             link.receive(decoder)
 
 
-def test_a_peer_s_word_that_was_changed_is_a_lost_peer_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_coordinator_s_word_said_to_be_longer_is_not_waited_for() -> None:
+    far, near = socket.socketpair()
+    near.settimeout(30.0)
+    with far, near:
+        far.sendall(lengthened(Seal(KEY).sealed(bytes(3) + b"\x05", b"12345"), 2))
+        with pytest.raises(WireRefusal, match="changed"):
+            read_frame(near, Seal(KEY))
+
+
+def lengthened(data: bytes, at: int) -> bytes:
+    """As if it were longer by some power of two."""
+    return data[:at] + bytes([data[at] + 1]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize("what", ["its words", "its length", "its length, beyond all"])
+def test_a_peer_s_word_that_was_changed_is_a_lost_peer_s(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     far = Far(monkeypatch)
     first, second = far.formed()
     second.conns["r0.1"].send(Final(4))
     assert set(first.collect(Final, 4, 0, Phase.FINAL)) == {"r1.1"}
-    second.conns["r0.1"].sock.sendall(frame(Final(5)) + bytes(CODE_BYTES))
+    conn, data = second.conns["r0.1"], frame(Final(5))
+    assert conn._mine is not None
+    whole = conn._mine.sealed(data[:4], data[4:])
+    conn.sock.sendall({
+        "its words": whole[:-CODE_BYTES] + bytes(CODE_BYTES),
+        "its length": lengthened(whole, 1),  # by 64 KiB, which do not come
+        "its length, beyond all": lengthened(whole, 0),
+    }[what])  # fmt: skip
     with pytest.raises(PeersLost) as lost:
         first.collect(Final, 5, 0, Phase.FINAL)
     assert lost.value.suspects == ("r1.1",)
@@ -108,11 +132,12 @@ def test_a_snapshot_comes_with_its_code(pair: tuple[socket.socket, socket.socket
     assert torch.equal(torch.frombuffer(payload, dtype=torch.uint8), PAYLOAD)
 
 
-@pytest.mark.parametrize("at", [0, 15, -CODE_BYTES - 1, -1])
+@pytest.mark.parametrize("at", [0, 2, 6, 11, 12, 24, -CODE_BYTES - 1, -1])
 def test_a_snapshot_of_which_a_byte_was_changed_is_not_taken(
     pair: tuple[socket.socket, socket.socket], at: int
 ) -> None:
-    """In the message's lengths, in its head, in its payload, in its code."""
+    """In the message's lengths (larger than can be, or than is sent), in their code, in its head, in its payload, in
+    its code. The donor's end stays open: nothing that was only announced is waited for."""
     donor, joiner = pair
     data = bytearray()
 
@@ -125,7 +150,17 @@ def test_a_snapshot_of_which_a_byte_was_changed_is_not_taken(
     data[at] ^= 1
     stream = _Incoming(joiner, "r0.1", (1, 1), (b"other", KEY))
     donor.sendall(data)
-    donor.shutdown(socket.SHUT_WR)
     assert received(stream, 1) == []
-    assert stream.ended
-    assert stream.forged == (at != 0)  # a length that cannot be is refused as such
+    assert (stream.ended, stream.forged) == (True, True)
+
+
+def test_a_snapshot_for_which_there_is_no_memory_ends_its_stream_and_not_the_joiner(
+    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    donor, joiner = pair
+    monkeypatch.setattr(_feeds, "_MOST_BYTES", 1 << 62)
+    prefix = (1).to_bytes(4, "big") + (1 << 61).to_bytes(8, "big")
+    donor.sendall(prefix + Seal(KEY).length_code(prefix))
+    stream = _Incoming(joiner, "r0.1", (1, 1), (b"other", KEY))
+    assert received(stream, 1) == []
+    assert (stream.ended, stream.forged) == (True, False)

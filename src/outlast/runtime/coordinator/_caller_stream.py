@@ -6,7 +6,7 @@ import asyncio
 import struct
 
 from outlast.runtime.transport.frames import frame_length
-from outlast.runtime.transport.seal import CODE_BYTES, Keys, Seal
+from outlast.runtime.transport.seal import CODE_BYTES, LENGTH_CODE_BYTES, Keys, Seal
 
 __all__ = ["CallerStream"]
 
@@ -23,13 +23,14 @@ class CallerStream:
     async def read(self) -> bytes:
         """Return the next frame's body. WireRefusal if it is not what was sent; OSError or EOFError at the end."""
         head = await self._reader.readexactly(_LENGTH.size)
+        self._theirs.check_length(await self._reader.readexactly(LENGTH_CODE_BYTES), head)
         body = await self._reader.readexactly(frame_length(head))
         self._theirs.check(await self._reader.readexactly(CODE_BYTES), head, body)
         return body
 
     def write(self, data: bytes) -> None:
         """Queue a whole frame."""
-        self._writer.write(data + self._mine.code(data))
+        self._writer.write(self._mine.sealed(data[: _LENGTH.size], memoryview(data)[_LENGTH.size :]))
 
     async def say_last(self, data: bytes) -> None:
         """Send a frame, and nothing more; what comes meanwhile is read, or its end would lose these words."""

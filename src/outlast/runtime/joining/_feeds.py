@@ -29,7 +29,7 @@ from outlast.runtime.training.frozen import Frozen, OutcomeShare
 from outlast.runtime.training.warm_memory import at_low_priority
 from outlast.runtime.transport.connections import Arrivals, reached, seals_for
 from outlast.runtime.transport.handshake import PeerClaim
-from outlast.runtime.transport.seal import CODE_BYTES, FORGED, Growing, Keys, Seal, same
+from outlast.runtime.transport.seal import CODE_BYTES, FORGED, LENGTH_CODE_BYTES, Growing, Keys, Seal, same
 
 __all__ = ["Flushed", "Share", "Stream", "Streams"]
 
@@ -71,13 +71,16 @@ _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Share | Outcome
 def _send(sock: socket.socket, head: Any, payload: Sequence[Tensor], seal: Seal | None = None) -> None:
     body = msgspec.msgpack.encode(head)
     size = sum(part.numel() for part in payload)
-    first = len(body).to_bytes(4, "big") + size.to_bytes(8, "big") + body
-    parts: list[Any] = [first, *(part.numpy().data for part in payload)]
+    prefix = len(body).to_bytes(4, "big") + size.to_bytes(8, "big")
+    parts: list[Any] = [body, *(part.numpy().data for part in payload)]
     if seal is None:
+        parts[0] = prefix + body
         for part in parts:
             sock.sendall(part)
         return
+    sock.sendall(prefix + seal.length_code(prefix))
     code = seal.begun()
+    code.update(prefix)
     for part in parts:
         for at in range(0, len(part), _PIECE):  # both ends compute the code while the network works
             piece = part[at : at + _PIECE]
@@ -147,7 +150,8 @@ class _Incoming:
         self.sock, self.member, self.serve, self.ended = sock, member, serve, False
         self.flushed: ViewId | None = None
         self.behind = 1  # messages that wait at the other end, by its newest word
-        self._target, self._filled = _memory(_PREFIX), 0
+        self._prefix = _PREFIX + (LENGTH_CODE_BYTES if self._seal is not None else 0)
+        self._target, self._filled = _memory(self._prefix), 0
         self._head = 0  # bytes of the message before its payload; 0 while the prefix is read
 
     @property
@@ -168,14 +172,8 @@ class _Incoming:
         while self._fill():
             whole, self._filled = self._target, 0
             if not self._head:
-                self._head, size = int.from_bytes(whole[:4], "big"), int.from_bytes(whole[4:], "big")
-                if not self._head or self._head + size > _MOST_BYTES:
-                    self.ended = True
+                if not self._begins(whole):
                     break
-                if self._seal is not None:
-                    self._growing = self._seal.begun()
-                    self._growing.update(whole)
-                self._target = _memory(self._head + size + self._code)
                 continue
             if not self._genuine(whole):
                 break
@@ -185,8 +183,26 @@ class _Incoming:
             except msgspec.DecodeError:
                 self.ended = True
                 break
-            self._target, self._head = _memory(_PREFIX), 0
+            self._target, self._head = _memory(self._prefix), 0
         return out
+
+    def _begins(self, prefix: memoryview) -> bool:
+        """Whether the donor has announced a message, and there is memory for it."""
+        self._head, size = int.from_bytes(prefix[:4], "big"), int.from_bytes(prefix[4:_PREFIX], "big")
+        try:
+            if self._seal is not None:
+                self._seal.check_length(prefix[_PREFIX:], prefix[:_PREFIX])
+                self._growing = self._seal.begun()
+                self._growing.update(prefix[:_PREFIX])
+            if self._head and self._head + size <= _MOST_BYTES:
+                self._target = _memory(self._head + size + self._code)
+                return True
+        except WireRefusal:
+            self.forged = True
+        except RuntimeError:  # this host has less left
+            pass
+        self.ended = True
+        return False
 
     def _genuine(self, whole: memoryview) -> bool:
         """Whether the donor has sent this. Nothing that follows what it has not is heard."""

@@ -28,7 +28,7 @@ from outlast.runtime.transport.door import Door
 from outlast.runtime.transport.endpoints import caller_for, listen_on, member_address
 from outlast.runtime.transport.handshake import OTHER_RUN, Caller, PeerClaim
 from outlast.runtime.transport.regions import Region
-from outlast.runtime.transport.seal import CODE_BYTES, Keys, Seal
+from outlast.runtime.transport.seal import CODE_BYTES, LENGTH_CODE_BYTES, Keys, Seal
 
 __all__ = [
     "MAX_PEER_FRAME",
@@ -109,9 +109,8 @@ class Connection:
         body = _encoder.encode(message)
         if len(body) > MAX_PEER_FRAME:
             raise ValueError(f"a message of {len(body)} bytes to {self.peer} is over the limit of {MAX_PEER_FRAME}")
-        data = len(body).to_bytes(4, "big") + body
-        if self._mine is not None:
-            data += self._mine.code(data)
+        head = len(body).to_bytes(4, "big")
+        data = head + body if self._mine is None else self._mine.sealed(head, body)
         if fd is not None and self.sock.family == socket.AF_UNIX:
             rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))
             with contextlib.suppress(OSError):
@@ -157,32 +156,34 @@ class Connection:
             os.close(fd)
 
     def _frames(self) -> Iterator[Any]:
-        extra = 0 if self._theirs is None else CODE_BYTES
-        while len(self.buffer) >= 4:
-            length = int.from_bytes(self.buffer[:4], "big")
-            if length > MAX_PEER_FRAME:
+        start, after = (4, 0) if self._theirs is None else (4 + LENGTH_CODE_BYTES, CODE_BYTES)
+        while len(self.buffer) >= start:
+            head = bytes(self.buffer[:4])
+            length = int.from_bytes(head, "big")
+            if not self._genuine(self.buffer[4:start], head) or length > MAX_PEER_FRAME:
                 self.ended = True
                 return
-            if len(self.buffer) < 4 + length + extra:
+            end = start + length
+            if len(self.buffer) < end + after:
                 return
-            whole = bytes(self.buffer[: 4 + length + extra])
-            del self.buffer[: 4 + length + extra]
-            body = whole[4 : 4 + length]
-            if not self._genuine(whole[: 4 + length], whole[4 + length :]):
+            with memoryview(self.buffer) as view:
+                whole = memoryview(bytes(view[: end + after]))
+            del self.buffer[: end + after]
+            if not self._genuine(whole[end:], head, whole[start:end]):
                 return
             try:
-                message = self._decoder.decode(body)
+                message = self._decoder.decode(whole[start:end])
             except msgspec.DecodeError:
                 self.ended = True
                 return
             yield message
 
-    def _genuine(self, data: bytes, code: bytes) -> bool:
-        """Whether the peer has sent this. Nothing that follows what it has not is heard."""
+    def _genuine(self, code: bytearray | memoryview, head: bytes, *body: memoryview) -> bool:
+        """Whether the peer has sent this length, or frame. Nothing that follows what it has not is heard."""
         if self._theirs is None:
             return True
         try:
-            self._theirs.check(code, data)
+            (self._theirs.check if body else self._theirs.check_length)(code, head, *body)
         except WireRefusal:
             self.ended = self.forged = True
         return not self.forged

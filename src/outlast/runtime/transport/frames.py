@@ -19,7 +19,7 @@ from outlast.core.protocol import Certificate, StepTime
 from outlast.core.step_parts import StepParts
 from outlast.errors import WireRefusal
 from outlast.runtime.transport.handshake import Caller, PeerClaim, Role
-from outlast.runtime.transport.seal import CODE_BYTES, Keys, Seal
+from outlast.runtime.transport.seal import CODE_BYTES, LENGTH_CODE_BYTES, Keys, Seal
 
 __all__ = ["COORDINATOR", "MAX_FRAME", "SILENT_BEATS", "Decoder", "Heartbeat", "HeartbeatReply", "Link", "frame"]
 
@@ -79,6 +79,8 @@ def read_frame(sock: socket.socket, seal: Seal | None = None) -> bytes:
     """One frame's body from a blocking socket. ConnectionError at the end of the stream, WireRefusal if it is
     oversized, or (`seal`: of what the other end sends) not what was sent."""
     head = _read(sock, _LENGTH.size)
+    if seal is not None:
+        seal.check_length(_read(sock, LENGTH_CODE_BYTES), head)
     body = _read(sock, frame_length(head))
     if seal is not None:
         seal.check(_read(sock, CODE_BYTES), head, body)
@@ -133,7 +135,7 @@ class Link:
         data = frame(message)
         with self._sending:  # codes are made in the order in which frames go
             try:
-                self.sock.sendall(data + self._mine.code(data))
+                self.sock.sendall(self._mine.sealed(data[: _LENGTH.size], memoryview(data)[_LENGTH.size :]))
             except OSError:
                 with contextlib.suppress(OSError):
                     self.sock.shutdown(socket.SHUT_RDWR)  # what follows a part of a frame would look like a forgery
