@@ -274,6 +274,8 @@ def test_how_many_hosts_a_rule_needs(given: dict[str, Any], least: int, most: in
     settings = row_settings(config, NAMES, 12, aggregation="trimmed_mean", f=2)
     assert settings is not None
     assert (settings.least_hosts, settings.most_rows) == (least, most)
+    wanted = {"fault_domains": str(least), "most_rows": str(most), "rows": "6"}
+    assert settings.facts() == (wanted if least else {})
 
 
 def test_a_row_without_samples_is_refused() -> None:

@@ -62,6 +62,12 @@ class RowSettings(msgspec.Struct, frozen=True, kw_only=True):
         row_each = {str(row): 1 for row in range(self.num_rows)}
         return self.admit(row_each).hosts_needed or 0
 
+    def facts(self) -> dict[str, str]:
+        """Return what a coordinator must know before it lets a host go; nothing where hosts do not matter."""
+        if not self.least_hosts:
+            return {}
+        return {"fault_domains": str(self.least_hosts), "most_rows": str(self.most_rows), "rows": str(self.num_rows)}
+
     @property
     def most_rows(self) -> int:
         """Rows that one host may have where their number matters; 0 for any number."""

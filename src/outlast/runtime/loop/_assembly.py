@@ -92,9 +92,7 @@ def assemble(
     engine.witness = Witness.of(os.environ, env.me, parts)
     facts = facts | {"aggregation": rows.settings.describe() if rows is not None else "mean", "guards": str(policy)}
     facts |= {"loop": "protected", "bucket_mb": f"{bucket_mb:g}"}  # norms are summed bucket by bucket
-    if rows is not None and (least := rows.settings.least_hosts):  # what a coordinator must know before a host goes
-        most, number = rows.settings.most_rows, rows.settings.num_rows
-        facts |= {"fault_domains": str(least), "most_rows": str(most), "rows": str(number)}
+    facts |= rows.settings.facts() if rows is not None else {}
     facts |= {"checkpoints": msgspec.json.encode(keep).decode()} if keep is not None else {}
     return (_following if env.place else _leading)(env, engine, facts, guarding, keep)
 
