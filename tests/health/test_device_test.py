@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from outlast.errors import ConfigError
-from outlast.health import Answers, ask_device, device_of
+from outlast.health import Answers, _collectives, ask_device, device_of
 from outlast.health._collectives import collectives
 from outlast.health._kernels import cases
 from outlast.runtime.faults.flips import flip_bit
@@ -138,3 +138,17 @@ def test_devices_that_are_not_there_are_refused() -> None:
     for name in ("cpuu", "cuda:77", ""):
         with pytest.raises(ConfigError, match="cannot be used"):
             device_of(name)
+
+
+def test_a_collective_that_comes_to_no_end_costs_its_own_answers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Hanging:
+        def wait(self) -> None:
+            raise RuntimeError("Timed out waiting 20000ms for recv operation to complete")
+
+    done = _collectives._done
+    monkeypatch.setattr(_collectives, "_done", lambda works, out: done([Hanging()], out))
+    found = ask_device(CPU, seconds=2, size=SIZE, clock=ticking(2))
+    assert (found.passed, found.num_asked) == (True, found.rounds * len(list(cases(CPU, SIZE))))
+    assert capsys.readouterr().err.count("no collectives are asked for any more: all-reduce float32") == 1

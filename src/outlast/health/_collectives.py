@@ -17,12 +17,16 @@ from torch import Tensor
 
 from outlast.health._kernels import Case
 
-__all__ = ["collectives"]
+__all__ = ["Unanswered", "collectives"]
 
 _RANKS = 3
 _TYPES = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64}
 _WAIT_S = 20.0
 _c10d: Any = dist  # what makes a group without a process of its own is there, and not declared
+
+
+class Unanswered(Exception):
+    """A collective came to no end: that says nothing of the device's arithmetic."""
 
 
 def collectives(device: torch.device, size: int = 256, seed: int = 0) -> Iterator[Case]:
@@ -95,5 +99,8 @@ def _each(groups: Sequence[Any], rows: Tensor) -> Iterator[tuple[Any, Tensor]]:
 
 def _done(works: Sequence[Any], out: Tensor) -> Tensor:
     for work in works:
-        work.wait()
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise Unanswered(str(error).partition("\n")[0]) from error
     return out

@@ -8,6 +8,7 @@ ever reported on a device whose kernels are deterministic.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from typing import Literal
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from outlast.errors import ConfigError
 from outlast.health._answers import Answers
-from outlast.health._collectives import collectives
+from outlast.health._collectives import Unanswered, collectives
 from outlast.health._kernels import Case, cases
 from outlast.tensors import fingerprint
 
@@ -97,16 +98,22 @@ def ask_device(
     called with each case's name and answer, to put faults in. `told(round, seconds)`: after each round.
     """
     name, kind = device_identity(device)
-    asked = [*cases(device, size), *collectives(device, size)]
+    asked, together = list(cases(device, size)), list(collectives(device, size))
     known = answers.of(kind, size) if answers is not None else {}
     wrong: list[WrongAnswer] = []
     learned = rounds = num_wrong = num_asked = 0
+    operations = 0.0
     start = clock()
     while rounds == 0 or clock() - start < seconds:
-        for case in asked:
+        for case in (*asked, *together):
+            try:
+                found, new = _ask(case, known, rounds, strike)
+            except Unanswered as error:
+                together = []
+                print(f"outlast: no collectives are asked for any more: {case.name}: {error}", file=sys.stderr)
+                break
             num_asked += 1
-            found, new = _ask(case, known, rounds, strike)
-            learned += new
+            learned, operations = learned + new, operations + case.operations
             if found is not None:
                 num_wrong += 1
                 wrong += [found] if len(wrong) < 100 else []
@@ -121,7 +128,7 @@ def ask_device(
         seconds=clock() - start,
         rounds=rounds,
         num_asked=num_asked,
-        operations=rounds * sum(case.operations for case in asked),
+        operations=operations,
         num_wrong=num_wrong,
         wrong=wrong,
         learned=learned if not num_wrong else 0,

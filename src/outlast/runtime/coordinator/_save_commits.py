@@ -91,7 +91,7 @@ class SaveCommits:
         self._going: set[str] = set()  # members that were asked to leave
         self._after: list[tuple[int, m.Stop | m.Leaving]] = []  # (number of the request, what goes on when it is met)
         self._go_on: Callable[[Any], None] = lambda message: None
-        self._early_departures: list[m.Leaving] = []
+        self._hasty: list[m.Stop | m.Leaving] = []  # said to a coordinator that does not know yet what was saved
         self._differing: list[Any] = []
         self._loop = asyncio.get_running_loop()
         self._opening = Threads(1, "outlast-open")
@@ -275,10 +275,13 @@ class SaveCommits:
         return view is not None and not coming and self._going.issuperset(roster.alive(view.members))
 
     def _hold(self, *messages: m.Stop | m.Leaving) -> None:
-        """They go on when the newest request is met, or its time is up."""
-        number, held = self._asked, [(asked, message) for asked, message in self._after if message not in messages]
-        self._after = [*held, *((number, message) for message in messages)]
-        self._loop.call_later(self._stop_save_s, self._release, number)
+        """They go on when the newest request is met."""
+        held = [(asked, message) for asked, message in self._after if message not in messages]
+        self._after = [*held, *((self._asked, message) for message in messages)]
+
+    def _time_is_up(self, message: m.Stop | m.Leaving) -> None:
+        """However often its save was asked for."""
+        self._release(max((asked for asked, held in self._after if held == message), default=0))
 
     def _release(self, number: int) -> None:
         """The request of this number is met, and all before it, or its time is up."""

@@ -51,7 +51,7 @@ class Keeper(SaveCommits):
             return
         self._view = view.id
         self._arm()
-        self._loop.call_soon(self._depart)
+        self._loop.call_soon(self._no_longer_early)
         number = (self._base + view.id.epoch, view.id.n)
         self._feed(
             cm.ViewChanged(view=number, writers=tuple(range(len(view.members) * self._config.ranks)), begins=view.start)
@@ -124,8 +124,10 @@ class Keeper(SaveCommits):
     def before(self, message: Any, go_on: Callable[[Any], None]) -> bool:
         """A stop or a departure: whether a save goes first. `go_on` is told of it when that is done, or its time is up;
         of departures that one save is made for at once."""
-        if not isinstance(message, m.Stop | m.Leaving) or self._view is None or not self._stop_save_s:
+        if not isinstance(message, m.Stop | m.Leaving) or not self._stop_save_s:
             return False
+        if self._view is None:
+            return self._too_early(message, go_on)
         c = self._coordinator
         if c.over or c.ending is not None or c.view is None or not c.roster.alive(c.view.members):
             return False
@@ -140,29 +142,35 @@ class Keeper(SaveCommits):
         self._write("checkpoint_interval", interval_s=0.0, mtbr_s=0.0, reason=f"now: {who}")
         self._go_on = go_on
         self._hold(message)
+        self._loop.call_later(self._stop_save_s, self._time_is_up, message)
         return True
 
     def returned(self, hello: m.Hello, go_on: Callable[[Any], None]) -> m.Hello:
         """A member that was asked to leave says hello to a coordinator that has just taken over, or once more: its
         departure waits for a save all the same, and until then it is a member as any other."""
         c, going = self._coordinator, m.Leaving(member=hello.member)
-        its = c.view is not None and hello.member in c.view.members and "checkpoints" in c.facts
-        if not (hello.leaving and its and self._stop_save_s):
+        if not hello.leaving or c.view is None or hello.member not in c.view.members:
             return hello
-        if going not in (*self._early_departures, *(held for _, held in self._after)) and not self.before(going, go_on):
-            if self._view is not None:
-                return hello
-            self._go_on = go_on
-            self._early_departures.append(going)  # what was saved is not known here yet
-            self._loop.call_later(self._stop_save_s, self._depart)
+        held = [*self._hasty, *(message for _, message in self._after)]
+        if going not in held and not self.before(going, go_on):
+            return hello
         return msgspec.structs.replace(hello, leaving=False)
 
-    def _depart(self) -> None:
-        """What was asked too early is asked now."""
-        early, self._early_departures = self._early_departures, []
-        for going in early:
-            if not self.before(going, self._go_on):
-                self._go_on(going)
+    def _too_early(self, message: m.Stop | m.Leaving, go_on: Callable[[Any], None]) -> bool:
+        """Whether it waits for what an earlier coordinator had saved to be known here."""
+        known = self._journal.get(wire.SAVE_EPOCHS) is not None and not self._coordinator.over
+        if known and message not in self._hasty:
+            self._go_on = go_on
+            self._hasty.append(message)
+            self._loop.call_later(self._stop_save_s, self._no_longer_early, True)
+        return known
+
+    def _no_longer_early(self, at_last: bool = False) -> None:
+        """What was asked too early is asked now; `at_last`: its time is up."""
+        hasty, self._hasty = self._hasty, []
+        for message in hasty:
+            if at_last or not self.before(message, self._go_on):
+                self._go_on(message)
 
     def heard(self, event: ev.AnyEvent) -> None:
         """What was just written into the journal: the record that decides when to save is made of nothing else."""
