@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
 
 import msgspec
 import torch
@@ -105,13 +105,7 @@ def ask_device(
     operations = 0.0
     start = clock()
     while rounds == 0 or clock() - start < seconds:
-        for case in (*asked, *together):
-            try:
-                found, new = _ask(case, known, rounds, strike)
-            except Unanswered as error:
-                together = []
-                print(f"outlast: no collectives are asked for any more: {case.name}: {error}", file=sys.stderr)
-                break
+        for case, found, new in _ask_all(asked, together, known, rounds, strike):
             num_asked += 1
             learned, operations = learned + new, operations + case.operations
             if found is not None:
@@ -133,6 +127,19 @@ def ask_device(
         wrong=wrong,
         learned=learned if not num_wrong else 0,
     )
+
+
+def _ask_all(
+    asked: list[Case], together: list[Case], known: dict[str, int], number: int, strike: Any
+) -> Iterator[tuple[Case, WrongAnswer | None, int]]:
+    """Each case with what `_ask` says of it; none of the collectives, `together`, once one of them did not end."""
+    for case in (*asked, *together):
+        try:
+            yield case, *_ask(case, known, number, strike)
+        except Unanswered as error:
+            together.clear()
+            print(f"outlast: no collectives are asked for any more: {case.name}: {error}", file=sys.stderr)
+            return
 
 
 class QuestionsInTurn:
