@@ -120,8 +120,9 @@ def test_a_cable_is_pulled_and_put_back_and_an_agent_is_killed(hosts: Callable[.
 
 def test_a_host_loses_its_power(hosts: Callable[..., Hosts]) -> None:
     """All of it goes at once, and no connection ends: survivors go on in one view without it, the spare among them."""
-    on = hosts(replicas=4, spares=1, steps=20, gates=(4, 9), host_silence_s=60)  # somebody waits long before
+    on = hosts(replicas=4, spares=1, steps=20, gates=(2, 4, 9), host_silence_s=60)  # somebody waits long before
     run = on.run
+    run.gate(2, "the spare was served", lambda: run.served("r4.1"))
     run.gate(4, "the spare had caught up", lambda: run.caught_up("r4.1"))
     dead = set(on.on(2))
     assert len(dead) >= 1

@@ -81,9 +81,11 @@ def test_what_rules_remember_is_handed_to_joiners(fleet: Callable[..., Any]) -> 
     run = fleet(
         kill("r1.1", Phase.REDUCE, 2, bucket=0),
         kill("r0.1", Phase.HEADER, 70),
-        replicas=3, steps=84, rule=MOVED, gates=(40, 80),
+        replicas=3, steps=84, rule=MOVED, gates=(30, 40, 76, 80),
     )  # fmt: skip
+    run.gate(30, "the first replacement was served", lambda: run.served("r1.2"))
     run.gate(40, "the first replacement", lambda: run.caught_up("r1.2"))
+    run.gate(76, "the second replacement was served", lambda: run.served("r0.2"))
     run.gate(80, "the second replacement", lambda: run.caught_up("r0.2"))
     run.assert_unchanged(survivors={"r0.2", "r1.2", "r2.1"}, recoveries=2)
 
