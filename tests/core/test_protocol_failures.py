@@ -130,3 +130,52 @@ def test_views_tell_the_number_of_microbatches_and_joiners_who_serves_them() -> 
     installed = [a.fields for a in said if isinstance(a, m.JournalEntry) and a.kind == "view_installed"]
     assert [fields["num_microbatches"] for fields in installed] == [8]
     assert again.c.view == View(id=ViewId(1, 1), members=("r0.1", "r1.1"), start=True)
+
+
+def left(run: Driver, name: str, suspect: str = "") -> list[Any]:
+    assert run.c.change is not None
+    suspects = (suspect,) if suspect else ()
+    return run.say(m.Left(member=name, view=run.c.change.upto, suspects=suspects))
+
+
+def entries(said: list[Any], kind: str) -> list[Any]:
+    return [a.fields for a in said if isinstance(a, m.JournalEntry) and a.kind == kind]
+
+
+@pytest.mark.parametrize("seen_first", [False, True], ids=["it speaks first", "a peer misses it first"])
+def test_nobody_waits_for_the_end_of_a_process_whose_script_raised(seen_first: bool) -> None:
+    """Its connections are closed and its process lives: that is no broken path, and what it raised is the cause."""
+    run, said = Driver(), list[Any]()
+    if seen_first:
+        said += run.say(m.Left(member="r0.1", view=ViewId(1, 1), suspects=("r1.1",)))
+    said += run.say(failed("r1.1", 3, "a"))
+    assert [e["cause"] for e in entries(said, "replica_exited")] == ["exception"]
+    assert entries(said, "replica_exited")[0]["noticed_by"] == ("r0.1" if seen_first else "r1.1")
+    for name in ("r0.1", "r2.1"):
+        if run.c.change is not None:
+            said += left(run, name, "r1.1")
+    assert run.c.view == View(id=ViewId(1, 2), members=("r0.1", "r2.1"))
+    assert not entries(said, "suspected")
+    assert not [a for a in said if isinstance(a, m.Tell) and isinstance(a.message, m.Spawn)], "its slot is taken yet"
+    said = run.say(m.Exited(member="r1.1", cause="exception", detail="its log", code=1))
+    assert not entries(said, "replica_exited"), "told once"
+    assert [a.message.member for a in said if isinstance(a, m.Tell) and isinstance(a.message, m.Spawn)] == ["r1.2"]
+
+
+def test_a_process_that_does_not_end_after_its_script_raised_is_killed() -> None:
+    run = Driver()
+    said = run.say(failed("r1.1", 3, "a"))
+    asked = [a for a in said if isinstance(a, m.SetTimer) and a.name.startswith("raised")]
+    assert asked
+    assert asked[0].after_s == run.c.settings.formation_s
+    said = run.say(m.Timer(name=asked[0].name))
+    assert [a.message.member for a in said if isinstance(a, m.Tell) and isinstance(a.message, m.Kill)] == ["r1.1"]
+
+
+def test_the_last_replica_s_error_ends_the_run_only_once_its_process_has_ended() -> None:
+    run = Driver(1)
+    assert run.finish(failed("r0.1", 3, "a")) is None
+    assert run.c.change is None, "its cleanup is its own"
+    end = run.exits("r0.1", code=1)
+    assert end is not None
+    assert end.exit_code == 5

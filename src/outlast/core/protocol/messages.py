@@ -124,8 +124,9 @@ class Done(Wire, frozen=True, kw_only=True, tag=True):
 
 
 class Failed(Wire, frozen=True, kw_only=True, tag=True):
-    """User code raised; I exit after this. `alike`: what, and at which line; two replicas that say the same in one
-    step met one bug, whichever microbatch each was at. `final`: found once, it is so on every replica."""
+    """User code raised; I exit after this, and act in no view any more. `alike`: what, and at which line; two replicas
+    that say the same in one step met one bug, whichever microbatch each was at. `final`: found once, it is so on every
+    replica."""
 
     member: str
     step: int
@@ -134,6 +135,7 @@ class Failed(Wire, frozen=True, kw_only=True, tag=True):
     alike: str = ""
     code: int = 5  # the exit code that it stands for (reference/errors)
     final: bool = False
+    at_s: float = 0.0  # when, by the host's monotonic clock
 
 
 class Admitted(Wire, frozen=True, kw_only=True, tag=True):

@@ -175,7 +175,10 @@ class SimulatedSeat(Dialler, Owner):
         if not isinstance(error, Evicted):
             self.world.oracle.diverged(self)
         step, words = self.member.committed, error.message
-        self.say(m.Failed(member=self.name, step=step, microbatch=-1, error=words, alike=error.code, code=5))
+        now_s = self.kernel.now
+        self.say(
+            m.Failed(member=self.name, step=step, microbatch=-1, error=words, alike=error.code, code=5, at_s=now_s)
+        )
         self.exit = "exception"
         self.leave_run()
 

@@ -9,6 +9,7 @@ import atexit
 import functools
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from types import TracebackType
@@ -52,6 +53,7 @@ def report_failure(replica: Replica, error: BaseException) -> m.Failed:
         alike=what_is_alike(error),
         code=error.exit_code if isinstance(error, OutlastError) else 5,
         final=_final(error, replica),
+        at_s=time.monotonic(),
     )
 
 

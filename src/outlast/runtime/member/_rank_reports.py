@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from outlast.core.protocol import messages as m
 from outlast.runtime.transport.rank_words import LaneStalled, RankFailed
 
@@ -17,6 +19,7 @@ def failure_of(member: str, committed: int, said: RankFailed) -> m.Failed:
         error=said.error,
         alike=said.alike,
         code=said.code,
+        at_s=time.monotonic(),
     )
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet import _alarms, _blame, _ending
 from outlast.core.protocol.fleet import change as _change
-from outlast.core.protocol.fleet.roster import incarnation_of, slot_of
+from outlast.core.protocol.fleet.roster import Peer, incarnation_of, slot_of
 from outlast.core.protocol.fleet.state import FleetState
 
-__all__ = ["agent_gone", "agent_hello", "dropped", "exited", "spawn_failed", "spawned"]
+__all__ = ["agent_gone", "agent_hello", "dropped", "exited", "lingering", "raised", "spawn_failed", "spawned"]
 
 
 def agent_hello(c: FleetState, now_s: float, hello: m.AgentHello) -> None:
@@ -80,6 +80,8 @@ def dropped(c: FleetState, now_s: float, gone: m.Exited, of_view: bool) -> None:
     planned_departure = known is not None and known.leaving and gone.cause in ("left", "finished", "exit")
     c.roster.drop(name, now_s)
     c.unheard.discard(name)
+    if name in c.failures.left:
+        return  # it went when it said what it raised
     fault = died if died is not None else not planned_departure or name in c.current
     c.reports.exited(gone, known.committed if known else None, fault, of_view)
     _blame.ended(c, gone, fault)
@@ -90,6 +92,33 @@ def dropped(c: FleetState, now_s: float, gone: m.Exited, of_view: bool) -> None:
         c.change.acked.discard(name)
     elif name in c.current and not c.over and c.ending is None:
         _member_gone(c, name, gone)
+
+
+def raised(c: FleetState, now_s: float, peer: Peer, failed: m.Failed) -> None:
+    """A member said that its script raised: nobody waits for its process, which may take long to end (a device's
+    driver, what the script does last). Its slot is taken until then. The last one is waited for: it ends the run."""
+    if peer.name not in c.current or c.roster.alive(c.current) == [peer.name]:
+        return
+    c.failures.left.add(peer.name)
+    c.roster.mark(peer.name, "condemned")
+    c.unheard.discard(peer.name)
+    c.reports.noticed(peer.name, peer.name, failed.at_s)
+    detail, at_s = f"the script raised:\n{failed.error}", failed.at_s
+    gone = m.Exited(member=peer.name, cause="exception", detail=detail, last_alive_s=at_s, noticed_at_s=at_s)
+    c.reports.exited(gone, peer.committed, True, True)
+    _alarms.failed(c, now_s, peer.agent, gone.cause)
+    c.timer(f"raised:{peer.name}", c.settings.formation_s)
+    if c.change is None:
+        _member_gone(c, peer.name, gone)
+    else:
+        c.change.waiting.discard(peer.name)
+        c.change.acked.discard(peer.name)
+
+
+def lingering(c: FleetState, name: str) -> None:
+    """Its script raised long ago, and its process has not ended."""
+    if c.roster.peers[name].status == "condemned":
+        c.kill(name, "its script raised, and its process did not end")
 
 
 def _member_gone(c: FleetState, name: str, exited: m.Exited) -> None:

@@ -17,6 +17,7 @@ class Failures:
     words: dict[str, str] = field(default_factory=dict)  # of members that ended by an exception
     codes: dict[str, int] = field(default_factory=dict)  # the exit codes that their errors stand for
     places: dict[tuple[int, str], set[str]] = field(default_factory=dict)
+    left: set[str] = field(default_factory=set)  # members that views are without since they said so
     early: dict[str, int] = field(default_factory=dict)  # slot -> ends before training
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outlast.core.protocol import messages as m
-from outlast.core.protocol.fleet import _blame, _ending, _returning
+from outlast.core.protocol.fleet import _agents, _blame, _ending, _returning
 from outlast.core.protocol.fleet import change as _change
 from outlast.core.protocol.fleet._planned import note_formed
 from outlast.core.protocol.fleet.state import FleetState
@@ -142,3 +142,5 @@ def failed(c: FleetState, now_s: float, failed: m.Failed) -> None:
     if peer is not None:
         peer.committed = max(peer.committed, failed.step)
     _blame.raised(c, failed)
+    if peer is not None and peer.alive and c.ending is None and not c.over:
+        _agents.raised(c, now_s, peer, failed)

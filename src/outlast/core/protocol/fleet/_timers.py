@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outlast.core.protocol import messages as m
-from outlast.core.protocol.fleet import _alarms, _beginning, _hosts, _silence
+from outlast.core.protocol.fleet import _agents, _alarms, _beginning, _hosts, _silence
 from outlast.core.protocol.fleet import change as _change
 from outlast.core.protocol.fleet.state import Change, FleetState
 
@@ -24,6 +24,8 @@ def timer(c: FleetState, now_s: float, over: m.Timer) -> None:
         _silence.probed(c, over.name)
     elif kind == "form":
         _form_overdue(c, view)
+    elif kind == "raised":
+        _agents.lingering(c, view)
     elif kind == "outlook":
         _alarms.weigh(c, now_s, view)
     elif kind == "start":
