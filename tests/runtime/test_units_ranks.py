@@ -7,6 +7,8 @@ import math
 import os
 import secrets
 import socket
+import subprocess
+import sys
 import threading
 from collections import deque
 from types import SimpleNamespace
@@ -56,6 +58,22 @@ class Pipe:
         self.said.append(word)
 
 
+MOURNS = """
+import os, socket, sys, threading
+from outlast.runtime.member._siblings import Siblings
+from outlast.runtime.transport.frames import read_frame
+from outlast.runtime.transport.rank_channel import RankPipe
+ours, theirs = socket.socketpair()
+def goes():  # it is asked, and its end comes in place of an answer
+    read_frame(theirs)
+    theirs.close()
+threading.Thread(target=goes).start()
+Siblings([RankPipe(ours, 1)], os.eventfd(0)).all_there()
+print("it said that its script had raised")
+threading.Event().wait(60)
+"""
+
+
 def siblings(*pipes: Pipe) -> Siblings:
     return Siblings(cast(Any, pipes), os.eventfd(1, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
 
@@ -79,6 +97,9 @@ def test_ranks_meet_their_lead_and_hear_it_in_order() -> None:
     assert [found[2].wait_for(say.BeginStep).step for _ in range(3)] == [0, 1, 2]
     with pytest.raises(MembershipError, match="the lead said BeginStep where OpenWorld was due"):
         found[1].wait_for(say.OpenWorld)
+    lead = Siblings(pipes, pipes[0].wake_fd)
+    assert lead.all_there()
+    assert lead.all_there(but=2)
     for pipe in (*pipes, *found.values()):
         pipe.over = True  # the end of a stream is now no loss
 
@@ -262,6 +283,7 @@ def test_the_end_of_a_replica_is_that_of_the_rank_that_failed_first() -> None:
     for lead, sibling, first in (
         (rank(None, lost), rank(9, None), 1),  # killed from outside; its lead ended as the stream did
         (rank(9, None), rank(None, lost), 0),
+        (rank(None, 1), rank(9, None), 1),  # a collective of the lead's script raised
         (rank(None, 1), rank(9, None, swept=True), 0),  # the agent killed the other
         (rank(None, lost), rank(9, None, swept=True), 0),
         (rank(None, 0), rank(None, 0), 0),
@@ -269,6 +291,13 @@ def test_the_end_of_a_replica_is_that_of_the_rank_that_failed_first() -> None:
         lead.siblings = [sibling]
         assert lead.first_to_fail() is (lead, sibling)[first]
         assert lead.all() == []
+
+
+@pytest.mark.process
+def test_a_lead_whose_rank_is_gone_does_not_say_that_its_script_raised() -> None:
+    """A collective of the script fails when another rank is killed, perhaps before the stream to that one ends."""
+    done = subprocess.run([sys.executable, "-c", MOURNS], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (MembershipError.exit_code, "", "")
 
 
 def test_ranks_that_begin_with_different_states_are_told_apart() -> None:

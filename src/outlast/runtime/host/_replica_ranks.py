@@ -41,10 +41,12 @@ class Rank:
     number: int = 0  # of the replica, among those that its agent has
 
     def first_to_fail(self) -> Rank:
-        """Of a replica that has ended, the rank whose end was not another's doing; its lead, if all ended well."""
+        """Of a replica that has ended, the rank whose end was not another's doing; its lead, if all ended well. A
+        signal from outside comes first: a collective of the script raises where another rank was killed."""
         failed = [r for r in (self, *self.siblings) if not r.swept and r.how is not None and r.how.code != 0]
+        struck = [r for r in failed if r.how is not None and r.how.signal is not None]
         own = [r for r in failed if r.how is not None and r.how.code != MembershipError.exit_code]
-        return next(iter((*own, *failed)), self)
+        return next(iter((*struck, *own, *failed)), self)
 
     def all(self) -> list[Rank]:
         """Those of the replica that have not ended."""

@@ -249,6 +249,7 @@ class Training:
         self.replica.link.beat()
         mine = not isinstance(error, MembershipError) and not self.replica.siblings.reported
         if isinstance(error, Exception) and mine:
+            self.replica.siblings.all_there()
             self.replica.link.send([report_failure(self.replica, error)])
         self.replica.close()
 

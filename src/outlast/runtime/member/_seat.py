@@ -7,6 +7,7 @@ decides what comes next (`driver.py`) or how a view forms (`_forming.py`). Its l
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 import time
@@ -72,7 +73,7 @@ class MemberSeat:
             env.pipes, self.link.wake_fd, self._own_ranks_stalled, lambda: self.patience(self.clock.phase)
         )
         for pipe in env.pipes:
-            pipe.on_failed = self._rank_failed
+            pipe.on_failed = functools.partial(self._rank_failed, pipe.place)
             pipe.on_stalled = lambda said: self.link.send([stall_of(env.me, said)])
         self.siblings.meet(facts)
         lanes = SiblingLanes(self.siblings) if self.siblings.some else None
@@ -115,7 +116,8 @@ class MemberSeat:
             forged=lambda: self.listener.mesh.refuse(FORGED, "the coordinator"),
         )
 
-    def _rank_failed(self, failed: RankFailed) -> None:
+    def _rank_failed(self, place: int, failed: RankFailed) -> None:
+        self.siblings.all_there(but=place)
         self.siblings.reported = True
         self.link.send([failure_of(self.env.me, self.member.committed, failed)])
 

@@ -31,6 +31,7 @@ from outlast.tensors import combine
 
 __all__ = ["LanedPlane", "Siblings"]
 
+_ANSWER_S = 5.0
 _LOOK_S = 1.0  # should another wait have taken what woke this one
 
 
@@ -66,6 +67,15 @@ class Siblings:
     def with_theirs(self, state: tuple[int, int]) -> tuple[int, int]:
         """What a header says of the state: of all ranks' parts."""
         return state[0], combine([state[1], *self.state])
+
+    def all_there(self, but: int = 0) -> bool:
+        """Whether the others answer, `but` one. If one is gone this process ends, before it says that its script
+        raised: a collective of the script fails when another rank dies, and that one's end says why."""
+        asked = [pipe for pipe in self.pipes if pipe.place != but and not pipe.over]
+        for pipe in asked:
+            pipe.ask_presence()
+        until_s = self._clock() + _ANSWER_S
+        return all(pipe.present(max(0.0, until_s - self._clock())) for pipe in asked)
 
     def tell(self, word: Any) -> None:
         """To all of them."""

@@ -28,7 +28,9 @@ from outlast.runtime.transport.frames import frame, read_frame
 from outlast.runtime.transport.handshake import PeerClaim
 from outlast.runtime.transport.rank_words import (
     DECODER,
+    AreYouThere,
     EndRun,
+    HereIAm,
     LaneHas,
     LaneStalled,
     RankFailed,
@@ -58,6 +60,7 @@ class RankPipe:
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.wakes_too = -1  # another descriptor to write to
         self.inbox: deque[Any] = deque()
+        self._answered = threading.Event()
         self._sending = threading.Lock()  # the coordinator's words are passed on by the thread that hears them
         self.on_failed: Callable[[RankFailed], None] = lambda failed: None
         self.on_stalled: Callable[[LaneStalled], None] = lambda stalled: None
@@ -70,6 +73,15 @@ class RankPipe:
         """The other end's thread always reads. What cannot be sent is for one that is gone, as its end will tell."""
         with contextlib.suppress(OSError), self._sending:
             self._sock.sendall(frame(word))
+
+    def ask_presence(self) -> None:
+        """Begin to find out whether the other end lives: see `present`."""
+        self._answered.clear()
+        self.send(AreYouThere())
+
+    def present(self, timeout_s: float) -> bool:
+        """Whether the other end has answered `ask_presence`. Its loss ends this process meanwhile."""
+        return self._answered.wait(timeout_s)
 
     def take(self) -> Any:
         """The next word, or None. Never waits."""
@@ -100,6 +112,12 @@ class RankPipe:
                     self.on_failed(word)
                 if isinstance(word, LaneStalled):  # no part of the order of the others, as the next two
                     self.on_stalled(word)
+                    continue
+                if isinstance(word, AreYouThere):
+                    self.send(HereIAm())
+                    continue
+                if isinstance(word, HereIAm):
+                    self._answered.set()
                     continue
                 if isinstance(word, SavesSay | SavesHear):
                     self.on_saves(word)

@@ -13,9 +13,9 @@ from outlast.core.protocol import Node, ServeId, View, ViewId
 from outlast.runtime.transport.save_messages import FromMember, ToMember
 
 __all__ = [
-    "ApplyOutcome", "AskFingerprint", "BeginRun", "BeginStep", "CloseStreams", "ComputeLeaf", "DECODER",
+    "ApplyOutcome", "AreYouThere", "AskFingerprint", "BeginRun", "BeginStep", "CloseStreams", "ComputeLeaf", "DECODER",
     "DrainLane", "DropLane", "EndRun", "EndStep", "EvaluateBatches", "Evaluated", "ExpectLeaves", "FeedJoiners",
-    "FeedWhole", "FingerprintSaid", "FlushStreams", "FormLane", "GiveOutcome", "JoinedView", "LaneBroken",
+    "FeedWhole", "FingerprintSaid", "FlushStreams", "FormLane", "GiveOutcome", "HereIAm", "JoinedView", "LaneBroken",
     "LaneDrained", "LaneEvaluated", "LaneHas", "LaneReduced", "LaneStalled", "LaneTaken", "LiveOutcome",
     "LoadShares", "LoopLeft", "OpenWorld", "RankFailed", "RankLeft", "RankReady", "ReduceLane", "ReplayOutcome",
     "RunBegun", "SaveStable", "SavesHear", "SavesSay", "ServeJoiner", "ServedAs", "SettleOutcome", "TakeOutcome",
@@ -336,6 +336,14 @@ class RankLeft(msgspec.Struct, frozen=True, tag=True):
     """My loop was left early, and my script is over."""
 
 
+class AreYouThere(msgspec.Struct, frozen=True, tag=True):
+    """Lead: a collective may have failed because you are gone. The thread that reads answers, whatever you do."""
+
+
+class HereIAm(msgspec.Struct, frozen=True, tag=True):
+    """The answer to `AreYouThere`."""
+
+
 _Word = (
     OpenWorld
     | BeginStep
@@ -381,5 +389,7 @@ _Word = (
     | FingerprintSaid
     | RankFailed
     | RankLeft
+    | AreYouThere
+    | HereIAm
 )
 DECODER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Word)
