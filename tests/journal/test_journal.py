@@ -10,7 +10,7 @@ import pytest
 
 from outlast.core.events import AnyEvent, CoordinatorStarted, Notice, ProgressMade
 from outlast.errors import ConfigError, EnvironmentFault, ProtocolViolation
-from outlast.journal import Journal
+from outlast.journal import Journal, LastLine
 
 
 def notice(number: int) -> Notice:
@@ -116,6 +116,24 @@ def test_the_file_of_an_ended_run_can_be_copied_alone_though_somebody_reads(tmp_
         copy = sqlite3.connect(shutil.copy(tmp_path / "run" / "journal.db", tmp_path / "alone.db"))
         assert copy.execute("SELECT count(*) FROM events").fetchone() == (50,)
         copy.close()
+
+
+def test_a_last_line_is_the_last_and_leaves_the_file_whole(tmp_path: Path) -> None:
+    """Also where somebody reads, and so keeps the log: what it wrote before is in the file."""
+    with Journal.create(tmp_path / "run") as journal:
+        journal.append(notice(1))
+    with Journal.open_reader(tmp_path / "run") as reader:
+        with LastLine(tmp_path / "run") as line:
+            line.append(notice(2))
+        assert [entry.event for entry in reader.events()] == [notice(1), notice(2)]
+        copy = sqlite3.connect(shutil.copy(tmp_path / "run" / "journal.db", tmp_path / "alone.db"))
+        assert copy.execute("SELECT count(*) FROM events").fetchone() == (2,)
+        copy.close()
+    with pytest.raises(ConfigError, match="holds no run"):
+        LastLine(tmp_path)
+    (tmp_path / "run" / "journal.db").write_bytes(b"x" * 8192)
+    with pytest.raises(EnvironmentFault):
+        LastLine(tmp_path / "run")
 
 
 def test_a_directory_takes_one_run(tmp_path: Path) -> None:

@@ -271,6 +271,16 @@ def test_what_status_prints_meanwhile_is_held_against_the_stopwatch(
     assert {name for name, _ in found} == ({check} if check else set())
 
 
+def test_a_step_that_only_the_dead_had_committed_may_be_in_no_line_of_the_log() -> None:
+    """It told the step to its agent, and died before its script wrote it down; the step was made again later."""
+    said = {"state": "training", "detail": "", "step": 119, "step_at_s": 112.1}
+    sample = StatusSample(asked_s=12.2, answered_s=12.3, said=said)
+    for struck_s, right in ((12.15, True), (12.7, False), (11.9, False)):
+        seen = watched(samples=[sample], done=[msgspec.structs.replace(hit(), at_s=struck_s)])
+        found = {name for name, _ in number_findings(seen.fleet, seen.record, seen.commits, seen.events)}
+        assert found == (set() if right else {"status: age"})
+
+
 # --- the command -----------------------------------------------------------------------------------------------------
 def test_the_command_refuses_what_cannot_be(tmp_path: Path) -> None:
     assert main(["prove", "strikes", "--fleets", "0"]) == 2

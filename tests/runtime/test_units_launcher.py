@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from outlast.config import resolve
 from outlast.core import events as ev
 from outlast.core.protocol import messages as m
-from outlast.journal import Journal
+from outlast.journal import Journal, LastLine, RunLock
 from outlast.runtime.host import launcher as room
 from outlast.runtime.host._children import start
 from outlast.runtime.host._rank_blocks import RankBlocks
@@ -54,3 +55,29 @@ def test_an_end_that_found_no_room_in_the_journal_is_in_the_record(tmp_path: Pat
         assert launcher._ended_code(0) is None
         journal.put(epoch, COORDINATOR_RECORD, msgspec.msgpack.encode(m.FleetRecord(outcome="failed", exit_code=6)))
     assert [launcher._ended_code(code) for code in (6, 1, None)] == [6, None, None]
+
+
+def test_the_end_is_told_with_what_a_slow_disk_takes_to_keep_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was up to a second before the end that a stopwatch saw, where each wait for the disk took a fifth."""
+    now = [100.0]
+
+    class Slow(LastLine):
+        def __init__(self, run_dir: Path) -> None:
+            super().__init__(run_dir)
+            now[0] += 0.4
+
+        def __exit__(self, *error: Any) -> None:
+            super().__exit__(*error)
+            now[0] += 0.4
+
+    Journal.create(tmp_path / "run").close()
+    launcher = Launcher(resolve(cli={}, environ={}), ["true"], tmp_path / "run")
+    launcher._exit_code = 5
+    monkeypatch.setattr(room, "LastLine", Slow)
+    monkeypatch.setattr(room.time, "monotonic", lambda: now[0])
+    launcher._end(RunLock.take(tmp_path / "run"))
+    with Journal.open_reader(tmp_path / "run") as reader:
+        (end,) = reader.events(kinds=[ev.RunEnded])
+    assert end.event == ev.RunEnded(at_s=launcher._apart_s + now[0], exit_code=5)

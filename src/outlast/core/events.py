@@ -367,7 +367,8 @@ class RunFinished(Event, frozen=True, kw_only=True, tag="run_finished"):
 
 
 class RunEnded(Event, frozen=True, kw_only=True, tag="run_ended"):
-    """The launcher's last word: every process of the run has ended, and this is what it exits with."""
+    """The launcher's last word: every process of the run has ended, and this is what it exits with. `at_s`: with the
+    time that its disk takes to keep it, as far as that can be told before."""
 
     exit_code: int
 

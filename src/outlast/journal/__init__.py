@@ -8,10 +8,11 @@ and never stop a run because an event could not be written. Read `_journal.py` f
 from outlast.journal._files import holds_run
 from outlast.journal._filesystem import Mount, find_mount, is_network
 from outlast.journal._journal import Entry, Journal
+from outlast.journal._last_line import LastLine
 from outlast.journal._lock import RunLock, is_held, started_at_s
 from outlast.journal._run_clock import keep_clock, run_now_s
 
 __all__ = [
-    "Entry", "Journal", "Mount", "RunLock", "find_mount", "holds_run", "is_held", "is_network", "keep_clock",
-    "run_now_s", "started_at_s",
+    "Entry", "Journal", "LastLine", "Mount", "RunLock", "find_mount", "holds_run", "is_held", "is_network",
+    "keep_clock", "run_now_s", "started_at_s",
 ]  # fmt: skip

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from outlast.core.events import AnyEvent, Notice, ProgressMade, encode
 from outlast.journal._faults import is_transient, sqlite_fault
 from outlast.journal._files import EVENTS_NAME, close_whole, open_writable, transaction
 
-__all__ = ["EventWriter", "tag_of"]
+__all__ = ["EventWriter", "insert", "tag_of"]
 
 _RETRY_S = 1.0
 _MAX_EVENTS = 50_000
@@ -34,6 +35,19 @@ class _Row(NamedTuple):
 def tag_of(event: type[AnyEvent] | AnyEvent) -> str:
     """The event's `kind`, as it stands in the file."""
     return str(event.__struct_config__.tag)
+
+
+def insert(connection: sqlite3.Connection, events: Iterable[AnyEvent]) -> None:
+    """Put events into the file, within a transaction of the caller's."""
+    _insert(connection, [_row(event) for event in events])
+
+
+def _insert(connection: sqlite3.Connection, rows: list[_Row]) -> None:
+    connection.executemany("INSERT INTO events(at_s, kind, body) VALUES (?, ?, ?)", rows)
+
+
+def _row(event: AnyEvent) -> _Row:
+    return _Row(event.at_s, tag_of(event), encode(event).decode())
 
 
 _PROGRESS = tag_of(ProgressMade)
@@ -64,7 +78,7 @@ class EventWriter:
 
     def append(self, events: list[AnyEvent]) -> None:
         """Take events for writing; returns at once. After `close` they are dropped."""
-        rows = [_Row(event.at_s, tag_of(event), encode(event).decode()) for event in events]
+        rows = [_row(event) for event in events]
         with self._changed:
             if self._closing:
                 return
@@ -121,7 +135,7 @@ class EventWriter:
         try:
             if batch:
                 with transaction(self._connection):
-                    self._connection.executemany("INSERT INTO events(at_s, kind, body) VALUES (?, ?, ?)", batch)
+                    _insert(self._connection, batch)
         except sqlite3.Error as error:
             failure = error
         with self._changed:
@@ -148,7 +162,7 @@ class EventWriter:
         text = f"the journal could not be written for a while ({why}); events were held in memory{lost}"
         notice = Notice(at_s=at_s, level="warning", text=text)
         self._trouble, self._dropped = None, 0
-        row = _Row(at_s, tag_of(notice), encode(notice).decode())
+        row = _row(notice)
         self._rows.append(row)
         self._bytes += len(row.body)
         self._accepted += 1

@@ -18,6 +18,7 @@ __all__ = ["number_findings"]
 
 _SHARE, _LEAST_S = 0.02, 0.05  # how far a duration may be off
 _LATE_S = 0.1  # from a commit to its line in the log, where the machine is busy
+_UNWRITTEN_S = 0.5  # from a commit to the strike that may have ended who made it before it wrote its line
 _UNEXPLAINED = 0.01
 _NEAR_S = 2.5  # from what an event tells of to the event: heartbeats of the fleet, and a busy machine
 _QUIET_S = 5.0  # without a step, `status` must not speak of training as if it went on
@@ -175,12 +176,17 @@ def _sampled(sample: StatusSample, record: StrikeRecord, commits: Sequence[Commi
     if at_s is not None:  # of the newest step, which may not be stable yet
         known = [c.at_s for c in commits if c.step in (shown - 1, shown)]
         off_s = min((abs(at_s - record.unix_s + record.started_s - known_s) for known_s in known), default=math.inf)
-        if off_s > _LATE_S:
+        if off_s > _LATE_S and not _unwritten(record, at_s - record.unix_s):
             yield "status: age", f"step {shown} {when}, committed {off_s:.3f} s from when it says"
     newest = max((c.at_s for c in commits if c.at_s <= record.started_s + sample.answered_s), default=None)
     quiet = 0.0 if newest is None else record.started_s + sample.asked_s - newest
     if quiet > _QUIET_S and said["state"] == "training" and not said["detail"]:
         yield "status: state", f"training {when}, where the newest step was {quiet:.1f} s old"
+
+
+def _unwritten(record: StrikeRecord, at_s: float) -> bool:
+    """Whether the commit log may lack a step of this moment: who made it told it, and was struck right then."""
+    return any(-_LATE_S <= done.at_s - at_s <= _UNWRITTEN_S for done in record.done)
 
 
 def _steps_by(commits: Sequence[Commit], at_s: float) -> int:

@@ -28,7 +28,7 @@ from outlast.config import Resolved, anchored, encoded
 from outlast.core import events
 from outlast.core.protocol import messages as m
 from outlast.errors import EnvironmentFault, MembershipError, OutlastError, WireRefusal
-from outlast.journal import Journal, RunLock, keep_clock
+from outlast.journal import Journal, LastLine, RunLock, keep_clock
 from outlast.runtime.host._children import Child, start
 from outlast.runtime.host._rank_blocks import RankBlocks
 from outlast.runtime.host._snapshot_memory import hold_memory, slots_of
@@ -152,11 +152,11 @@ class Launcher:
             if self.ended is not None:
                 self.ended(self._code)
         finally:
-            with (
-                contextlib.suppress(OutlastError),
-                Journal.open_writer(self.run_dir, lock_fd=os.dup(lock.fileno())) as end,
-            ):
-                end.append(events.RunEnded(at_s=self._apart_s + time.monotonic(), exit_code=self._code))
+            began_s = time.monotonic()
+            with contextlib.suppress(OutlastError), LastLine(self.run_dir) as line:
+                now_s = time.monotonic()
+                over_s = now_s + (now_s - began_s)  # its disk takes about as long again to keep it
+                line.append(events.RunEnded(at_s=self._apart_s + over_s, exit_code=self._code))
             lock.release()
 
     # --- preparing -----------------------------------------------------------------------------------------------
