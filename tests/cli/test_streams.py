@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from outlast.cli import _run, main
@@ -45,6 +46,9 @@ def test_a_script_s_own_json_is_not_ours() -> None:
     assert wants_json(["ckpt", "resume-check", "--json", "train.py"])
 
 
+END = ev.RunFinished(at_s=2.0, outcome="finished", exit_code=0, steps=1, seconds={}, detail="")
+
+
 class Launched:
     """Stands where a run would be: it only watches, as the launcher does, while its script goes on speaking."""
 
@@ -58,30 +62,34 @@ class Launched:
         logs.mkdir()
         journal.append(ev.ReplicaStarted(at_s=1.0, replica="r0.1", agent="a0", pid=1))
         journal.flush()
-        assert self.ready is not None
-        assert self.watch is not None
-        self.ready()
-        for turn in range(3):
-            with (logs / "r0.1.log").open("a") as file:
-                file.write(f"turn {turn}\n" * 2000)
-            self.watch()
-        end = ev.RunFinished(at_s=2.0, outcome="finished", exit_code=0, steps=1, seconds={}, detail="")
-        journal.append(end)
+        if self.ready is not None and self.watch is not None:  # not where all is told at the end, as JSON
+            self.ready()
+            for turn in range(3):
+                with (logs / "r0.1.log").open("a") as file:
+                    file.write(f"turn {turn}\n" * 2000)
+                self.watch()
+        journal.append(END)
         journal.close()
         assert self.ended is not None
-        self.ended(0)
-        return 0
+        self.ended(END.exit_code)
+        return END.exit_code
 
 
-def test_a_run_outlasts_the_reader_of_its_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`outlast run train.py | head -1`: nobody reads the second line, and the run comes to its end."""
+@pytest.mark.parametrize("exit_code", [0, 5])
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_run_outlasts_the_reader_of_its_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], exit_code: int
+) -> None:
+    """`outlast run train.py 2>&1 | head -1`: nobody reads the second line; the run comes to its end, and exits so."""
     (tmp_path / "train.py").write_text("")
     monkeypatch.setattr(_launcher, "Launcher", Launched)
+    monkeypatch.setattr(sys.modules[__name__], "END", msgspec.structs.replace(END, exit_code=exit_code))
     ours, theirs = os.pipe()
     os.close(ours)
     with os.fdopen(theirs, "w") as output:
         monkeypatch.setattr(sys, "stdout", output)
-        assert main(["run", "--run-dir", str(tmp_path / "run"), str(tmp_path / "train.py")]) == 0
+        monkeypatch.setattr(sys, "stderr", output)
+        assert main(["run", *options, "--run-dir", str(tmp_path / "run"), str(tmp_path / "train.py")]) == exit_code
         assert let_go_of_the_broken() is None, "what is written now goes nowhere"
 
 

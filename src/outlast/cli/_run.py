@@ -259,7 +259,8 @@ def launch(
                 live.poll()
                 follower.close()
             live.close()
-        _report(run_dir, exit_code, as_json, follower.shown)
+        with unheard():
+            _report(run_dir, exit_code, as_json, follower.shown)
 
     launcher.ended = ended
     if not as_json:
@@ -289,7 +290,7 @@ def _report(run_dir: Path, exit_code: int, as_json: bool, shown: Collection[str]
     last = found[-1] if found else None
     detail = last.detail if isinstance(last, events.RunFinished) else _coordinator_s_end(run_dir)
     if as_json:
-        print(json.dumps({"run_dir": str(run_dir), "exit_code": exit_code, "detail": detail}))
+        print(json.dumps({"run_dir": str(run_dir), "exit_code": exit_code, "detail": detail}), flush=True)
     elif exit_code:
         print(f"outlast: the run ended with code {exit_code}: {_not_yet_shown(detail, shown)}", file=sys.stderr)
         print(f"outlast: outlast why {run_dir}", file=sys.stderr)
