@@ -1,7 +1,8 @@
 """The last event of a run, whose own writing is a part of the run's time.
 
 Role: on a slow disk each wait for it takes a tenth of a second and more, and an event that tells when all was over is
-followed by several. Invariant: opening waits for the disk as closing does, so who measures the one knows the other. A power cut may lose the event, never the file. It keeps no clock.
+followed by several. Invariant: opening waits for the disk as closing does, so who measures the one knows the other. A
+power cut may lose the event, never the file. It keeps no clock.
 """
 
 from __future__ import annotations
