@@ -192,7 +192,6 @@ def test_what_would_leave_nobody_with_the_state_and_what_cannot_be_is_refused_wi
         [told] = [a.fields for a in actions if isinstance(a, m.JournalEntry)]
         assert (told["accepted"], told["text"]) == (False, said.text)
     assert "memory" in answer(fleet(most_processes=5).handle(1.0, om.ScaleAsked(asker=ME, replicas=5))).text
-    assert "several ranks" in answer(fleet(can_join=False).handle(1.0, om.ScaleAsked(asker=ME, replicas=3))).text
     scarce = answer(fleet(slots=2).handle(1.0, om.ScaleAsked(asker=ME, replicas=6)))
     assert "slots for 4 processes, and 7 processes are wanted" in scarce.text
 

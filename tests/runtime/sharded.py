@@ -6,6 +6,8 @@ import argparse
 import fcntl
 import json
 import os
+import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
+from torch.utils.data import Dataset, IterableDataset
 
 import outlast
 
@@ -35,6 +38,37 @@ def data() -> list[tuple[Tensor, Tensor]]:
     return list(zip(torch.randn(83, 24, generator=draw), torch.randint(0, 3, (83,), generator=draw), strict=True))
 
 
+class Drawn(IterableDataset[tuple[Tensor, Tensor]]):
+    """The same as a stream, in an order that random numbers make anew in each pass."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter(random.sample(data(), 83))
+
+
+class Damaged(Dataset[tuple[Tensor, Tensor]]):
+    """The same, of which three cannot be read."""
+
+    BAD = (5, 30, 71)
+
+    def __init__(self) -> None:
+        self._whole = data()
+
+    def __len__(self) -> int:
+        return len(self._whole)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if index in self.BAD:
+            raise ValueError(f"sample {index} is cut short")
+        return self._whole[index]
+
+
+SOURCES: dict[str, Callable[[], dict[str, Any]]] = {
+    "list": lambda: {"dataset": data()},
+    "stream": lambda: {"dataset": Drawn(), "drop_last": True},
+    "damaged": lambda: {"dataset": Damaged(), "bad_samples": 3},
+}
+
+
 def pass_gate(gates: Path | None, step: int) -> None:
     """Wait while the test holds the gate before this step."""
     if gates is not None and (gates / str(step)).exists():
@@ -43,7 +77,13 @@ def pass_gate(gates: Path | None, step: int) -> None:
 
 
 def train(
-    steps: int, shard: bool = True, gates: Path | None = None, leave: int = -1, evaluate: bool = False, **how: Any
+    steps: int,
+    shard: bool = True,
+    gates: Path | None = None,
+    leave: int = -1,
+    evaluate: bool = False,
+    source: str = "list",
+    **how: Any,
 ) -> tuple[Any, dict[str, Any]]:
     """Run to the end, or leave the loop after step `leave`: (this process's part, what it found)."""
     run = outlast.join()
@@ -56,8 +96,8 @@ def train(
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20)
     training = run.protect(
-        model, optimizer, data(), global_batch_size=32, microbatches=8, seed=11, scheduler=scheduler,
-        bucket_mb=0.02, **({"clip_norm": 0.5} | how),
+        model, optimizer, global_batch_size=32, microbatches=8, seed=11, scheduler=scheduler,
+        bucket_mb=0.02, **({"clip_norm": 0.5} | SOURCES[source]() | how),
     )  # fmt: skip
     losses: dict[int, float] = {}
     norms: dict[int, float | None] = {}
@@ -98,10 +138,11 @@ def main() -> None:
     parser.add_argument("--unclipped", action="store_true")
     parser.add_argument("--gates", type=Path)
     parser.add_argument("--evaluate", action="store_true")
+    parser.add_argument("--source", choices=SOURCES, default="list")
     parser.add_argument("--leave", type=int, default=-1, help="break after this step")
     args = parser.parse_args()
     how = {"clip_norm": None} if args.unclipped else {}
-    run, found = train(args.steps, not args.whole, args.gates, args.leave, args.evaluate, **how)
+    run, found = train(args.steps, not args.whole, args.gates, args.leave, args.evaluate, args.source, **how)
     part = args.out / f"{run.name}.{os.getpid()}.part"
     part.write_text(json.dumps(found))
     part.rename(args.out / f"{run.name}-{os.environ.get('OUTLAST_PLACE', '0')}.json")

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from outlast.checkpoint import CheckpointEngine as Archive
+from outlast.cli import main
+from outlast.core import events as ev
 from outlast.prove._process_tree import of_run
 from outlast.runtime.settings.fault_points import Fault
 
@@ -91,6 +93,64 @@ def test_a_replica_of_two_ranks_that_died_joins_again(fleet: Callable[..., Any])
         assert found["losses"].items() <= want["losses"].items()
         assert "59" in found["losses"]
     assert results["r0.1-1"] == want
+
+
+def test_a_stream_is_read_on_by_whoever_joins(fleet: Callable[..., Any]) -> None:
+    """Shuffled by random numbers, over many passes; every rank reads all of it."""
+    steps = 26
+    run = fleet(
+        fault("r1/1.1", "merge", step=2), replicas=2, ranks=2, steps=steps, script=[SCRIPT, "--source", "stream"],
+        gates=(4, 12, 22),
+    )  # fmt: skip
+    run.gate(4, "a new replica was served", lambda: run.served("r1.2"))
+    run.gate(12, "it had caught up", lambda: run.caught_up("r1.2"))
+    run.gate(22, "it trained again", lambda: len(run.driven.members) == 2)
+    assert run.finish() == 0, run.logs()
+    want, results = undisturbed(SCRIPT, steps, "--source", "stream"), run.results()
+    assert set(results) == {"r0.1-0", "r0.1-1", "r1.2-0", "r1.2-1"}, run.logs()
+    for found in results.values():
+        assert found["fingerprint"] == want["fingerprint"], run.logs()
+        assert found["losses"].items() <= want["losses"].items()
+    assert results["r0.1-1"] == want
+
+
+def test_the_same_samples_are_skipped_whichever_rank_meets_them(fleet: Callable[..., Any]) -> None:
+    """One of them is met by a rank that dies in the same step."""
+    run = fleet(
+        fault("r1/1", "merge", step=2), replicas=2, ranks=2, steps=STEPS, script=[SCRIPT, "--source", "damaged"],
+        max_restarts=0,
+    )  # fmt: skip
+    assert run.finish() == 0, run.logs()
+    want, results = undisturbed(SCRIPT, STEPS, "--source", "damaged"), run.results()
+    assert results == {"r0.1-0": want, "r0.1-1": want}, run.logs()
+    skipped = [sample for e in run.driven.events if isinstance(e, ev.DataTrouble) for sample in e.samples]
+    assert sorted(skipped) == [5, 30, 71], "each once"
+
+
+def test_replicas_come_and_go_as_they_are_asked(fleet: Callable[..., Any]) -> None:
+    """Another process in the place of one, and fewer: each replica with all its ranks, between two steps."""
+    steps = 56
+    run = fleet(replicas=2, ranks=2, steps=steps, script=[SCRIPT], gates=(4, 12, 24, 36, 48), max_restarts=0)
+    at = str(run.driven.run_dir)
+
+    def asked() -> list[str]:
+        return [event.what for event in run.driven.events if isinstance(event, ev.Asked) and event.accepted]
+
+    run.until("both train", lambda: len(run.driven.members) == 2)
+    assert main(["evict", "r0", at]) == 0
+    run.gate(4, "it was asked to go", lambda: asked() == ["evict"])
+    run.gate(12, "it was gone, and another one served", lambda: run.exited("r0.1") and run.served("r0.2"))
+    run.gate(24, "that had caught up", lambda: run.caught_up("r0.2"))
+    run.until("it trains", lambda: set(run.driven.members) == {"r0.2", "r1.1"})
+    assert main(["scale", at, "--replicas", "1"]) == 0
+    run.gate(36, "one was enough", lambda: asked() == ["evict", "scale"])
+    run.gate(48, "the other one was gone", lambda: run.exited("r1.1"))
+    assert run.finish() == 0, run.logs()
+    assert of_run(run.driven.run_dir) == []
+    results = run.results()
+    assert set(results) == {"r0.2-0", "r0.2-1"}, run.logs()
+    assert {found["fingerprint"] for found in results.values()} == {undisturbed(SCRIPT, steps)["fingerprint"]}
+    assert run.driven.recoveries() == []
 
 
 def test_a_spare_of_two_ranks_takes_over(fleet: Callable[..., Any]) -> None:

@@ -437,10 +437,19 @@ def test_what_workers_open_at_first_is_no_leak(capfd: pytest.CaptureFixture[str]
     assert "they are not replaced for it any more" in capfd.readouterr().err
 
 
-def test_what_ranks_cannot_read_is_refused() -> None:
+def test_a_stream_gives_nothing_after_what_it_failed_at() -> None:
     rows = {"global_batch_size": 8, "microbatches": 4}
-    with pytest.raises(ConfigError, match="bad_samples=3 with replicas of 2 ranks"):
-        samples_of(outlast.Data(Broken(), **rows, bad_samples=3), seed=0, width=2)
-    stream = torch.utils.data.ChainDataset([])
-    with pytest.raises(ConfigError, match="a stream with replicas of 2 ranks is not supported"):
-        samples_of(outlast.Data(stream, **rows), seed=0, width=2)
+    with pytest.raises(ConfigError, match="bad_samples=3 with a stream"):
+        samples_of(outlast.Data(torch.utils.data.ChainDataset([]), **rows, bad_samples=3), seed=0)
+
+
+def test_what_another_rank_of_the_replica_met_counts_with_the_microbatch() -> None:
+    lead, other = samples(), samples()
+    for leaf in range(4):
+        other.fetch(1, leaf)
+    met = other.bad.met()
+    assert met, "the seed has a bad sample in this step"
+    lead.bad.heard(met)
+    for leaf in range(4):
+        assert lead.bad.told([leaf]) == other.bad.told([leaf])
+    assert {sample for _, sample, _ in met} == set(lead.bad.here())

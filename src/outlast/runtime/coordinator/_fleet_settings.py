@@ -28,6 +28,5 @@ def settings_of(config: RunConfig, environ: Mapping[str, str]) -> Settings:
         on_alarm=config.on_alarm,
         alarm_kinds=taught(environ),
         **agents_of_note(environ, socket.gethostname()),
-        can_join=config.ranks == 1,
         most_processes=int(environ.get("OUTLAST_MOST_PROCESSES", 1 << 30)),
     )

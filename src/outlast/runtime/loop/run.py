@@ -158,7 +158,7 @@ class Run(Whereabouts):
             model, optimizers, schedulers, state or {}, seed=wanted.seed, clip_norm=wanted.clip_norm,
             num_workers=data.num_workers, bucket_mb=wanted.bucket_mb, collate_fn=data.collate_fn,
         )  # fmt: skip
-        samples = samples_of(data, seed=wanted.seed, width=env.width)
+        samples = samples_of(data, seed=wanted.seed)
         check_shares(env.config.replicas, samples.num_leaves // env.width)
         parts = State(model, optimizers, schedulers, {**(state or {}), **samples.parts()}).scaled_with(scaler)
         env.config = beginning_of(wanted.keep, env.config)

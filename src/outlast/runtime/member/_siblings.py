@@ -225,7 +225,7 @@ class LanedPlane:
                 remedy="do the same on every rank: decide by what is equal everywhere, such as step.loss",
             )
         for lane in told:
-            self.engine.take_in(lane.used, lane.losses, lane.metrics)
+            self.engine.take_in(lane.used, lane.losses, lane.metrics, lane.bad)
         self.siblings.state = [lane.state for lane in told]
         self.siblings.can_save = all(lane.can_save for lane in told)
         found.fingerprint = combine([found.fingerprint, *(lane.fingerprint for lane in told)])

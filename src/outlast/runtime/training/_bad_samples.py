@@ -93,6 +93,15 @@ class BadSamples:
         found = sorted({row for leaf in leaves for row in self._met.get(leaf, {}).items()})
         return tuple((sample, text if number < _WORDS else "") for number, (sample, text) in enumerate(found))
 
+    def met(self) -> tuple[tuple[int, int, str], ...]:
+        """For the lead of a replica of several ranks: (microbatch, sample, why) of the step under way."""
+        return tuple((leaf, sample, text) for leaf, found in self._met.items() for sample, text in found.items())
+
+    def heard(self, rows: Iterable[tuple[int, int, str]]) -> None:
+        """What another rank of this replica met."""
+        for leaf, sample, text in rows:
+            self._met.setdefault(leaf, {})[sample] = text
+
     def applied(self, rows: Iterable[BadRow]) -> None:
         """A step was applied in which these were met, here or elsewhere."""
         self._met.clear()

@@ -165,7 +165,7 @@ class Microbatches:
             "losses": tuple((leaf, *self.losses[leaf]) for leaf in mine if leaf in self.losses),
             "metrics": self.metrics.told(leaf for leaf in mine if leaf in self.losses),
             "stop": self.stop_wanted,
-            "bad": self.samples.bad.told(leaves),
+            "bad": self.samples.bad.told(mine),
             "used": bytes(self.sums.used),
             "norms": (*(partials(norms, self.layout.num_blocks) if norms else ()), *others),
             "output": output & ((1 << 64) - 1),
@@ -181,12 +181,18 @@ class Microbatches:
             "used": bytes(self.sums.used),
             "losses": losses,
             "metrics": self.metrics.told(self.losses),
+            "bad": self.samples.bad.met(),
         }
 
     def take_in(
-        self, used: bytes, losses: Sequence[tuple[int, float, float]], metrics: Sequence[tuple[int, str, float, float]]
+        self,
+        used: bytes,
+        losses: Sequence[tuple[int, float, float]],
+        metrics: Sequence[tuple[int, str, float, float]],
+        bad: Sequence[tuple[int, int, str]],
     ) -> None:
         """What another rank of this replica found in the step."""
+        self.samples.bad.heard(bad)
         for index, byte in enumerate(used):
             self.sums.used[index] |= byte
         self.losses.update({leaf: (loss, weight) for leaf, loss, weight in losses})

@@ -277,29 +277,22 @@ def is_stream(source: Any) -> bool:
     return hasattr(source, "__iter__") and not hasattr(source, "__getitem__")
 
 
-def samples_of(data: Data, *, seed: int, width: int) -> Samples:
-    """What `protect` is given to train on, as samples by position; `width`: ranks of a replica. Raises ConfigError for
-    what cannot be."""
+def samples_of(data: Data, *, seed: int) -> Samples:
+    """What `protect` is given to train on, as samples by position. Raises ConfigError for what cannot be."""
     given: dict[str, Any] = {
         "global_batch_size": positive("global_batch_size", data.global_batch_size),
         "microbatches": positive("microbatches", data.microbatches),
         "drop_last": data.drop_last, "collate_fn": data.collate_fn, "num_workers": data.num_workers, "seed": seed,
     }  # fmt: skip
     allowed = whole("bad_samples", data.bad_samples)
-    if allowed and (width > 1 or is_stream(data.dataset)):
-        what = f"replicas of {width} ranks" if width > 1 else "a stream, which gives nothing after what it failed at"
+    if allowed and is_stream(data.dataset):
         raise ConfigError(
-            f"bad_samples={allowed} with {what}",
+            f"bad_samples={allowed} with a stream, which gives nothing after what it failed at",
             remedy="leave it out, and skip in the dataset what cannot be read, on every replica alike",
         )
     if not is_stream(data.dataset):
         order = {"shuffle": data.shuffle, "sampler": data.sampler}
         return Samples(data.dataset, bad_samples=allowed, **order, **given)
-    if width > 1:
-        raise ConfigError(
-            f"a stream with replicas of {width} ranks is not supported yet",
-            remedy="a dataset with __len__ and __getitem__, or --ranks 1",
-        )
     if data.sampler is not None:
         raise ConfigError(
             "sampler= with a stream, which has an order of its own",

@@ -151,6 +151,7 @@ class LaneReduced(msgspec.Struct, frozen=True, tag=True):
     state: int
     settings: int
     can_save: bool = True
+    bad: tuple[tuple[int, int, str], ...] = ()
 
 
 class ServeJoiner(msgspec.Struct, frozen=True, tag=True):

@@ -61,10 +61,6 @@ def _answer(c: FleetState, asked: Asked, what: str, about: str, carry_out: Calla
     try:
         if c.over or c.ending is not None:
             raise _Refusal("training is over, and the scripts are ending", "none needed")
-        if not c.settings.can_join:
-            raise _Refusal(
-                "this is not done yet for replicas of several ranks (--ranks)", "start the run anew, with other numbers"
-            )
         text, leaving = carry_out()
     except _Refusal as no:
         c.journal("asked", what=what, about=about, accepted=False, text=no.text, replicas=[])

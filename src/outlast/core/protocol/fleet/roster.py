@@ -53,7 +53,6 @@ class Settings:
     alarm_kinds: Mapping[str, AlarmKind] = field(default_factory=dict)  # what runs before have taught of alarms
     save_s: float = 1.0  # what a save is taken to cost before anything is known
     failure_s: float = 5.0  # likewise a death that nobody expected
-    can_join: bool = True  # whether people may ask for others (`_asked`): not with --ranks yet
     most_processes: int = 1 << 30  # replicas and spares that the run can have, however many are asked for
 
 
