@@ -1,29 +1,23 @@
-"""Readings' cost, known answers against faults of known rate, links of simulated fabrics, prediction on records."""
+"""Readings' cost, known answers against faults of known rate, links of simulated fabrics."""
 
 from __future__ import annotations
 
-import csv
 import itertools
 import math
 import random
 import time
-from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks._common import Bounds, Table, spread
-from outlast.core.policy import DeviceHazard, wilson
-from outlast.core.reliability import hierarchical_rates, localise_links
+from outlast.core.reliability import localise_links
 from outlast.health import QuestionsInTurn, ask_device
 from outlast.health.sources import Sampler, default_sources
 from outlast.runtime.faults.flips import flip_bit
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-__all__ = ["fabrics_of", "links", "named", "prediction", "readings", "tests"]
+__all__ = ["fabrics_of", "links", "named", "readings", "tests"]
 
 READINGS_LIMIT = 0.002  # of a core
 INTERVAL_S = 30.0
@@ -179,124 +173,3 @@ def links(seed: int, rounds: int, bounds: Bounds, data: list[Any]) -> Table:
         columns=["fabric", "hosts", "loss", "probes a path", "precision", "recall", "s"],
         notes=["Paths are known; healthy links lose 1e-5. Seconds are of one localisation with its simulation."],
     )  # fmt: skip
-
-
-def prediction(
-    path: Path, units: dict[str, int], seed: int, data: list[Any]
-) -> tuple[list[Table], list[tuple[str, float, float]]]:  # fmt: skip
-    """Which node fails within a week (a twentieth of a short record), from its past alone. Learned on the first 60 % of
-    the time and one half of the nodes, judged on the rest of the time and the other half. Also (record, share foretold,
-    precision) of each score at its budget of alerts."""
-    tables, measured = [], []
-    for name, (events, nodes, span_h) in _records(path).items():
-        nodes += [f"never failed {i}" for i in range(len(nodes), units.get(name, 0))]
-        ahead = min(168.0, span_h / 20)
-        rows, base, calibration, best = _judged(events, nodes, span_h, seed)
-        measured += [(f"{name}: {which}", told, true) for which, told, true in best]
-        tables.append(Table(
-            title=f"Prediction: {name}, {len(nodes)} units, {span_h / 24:.1f} days, failures within {ahead:.3g} h",
-            rows=rows,
-            columns=["score", "precision at 5 % alerts", "95 %", "recall", "lift over base rate", "lead time, median"],
-            notes=[f"Base rate {base:.3f}. {calibration}"],
-        ))  # fmt: skip
-        data.append({"trace": name, "rows": rows, "base": base})
-    return tables, measured
-
-
-def _records(path: Path) -> dict[str, tuple[list[tuple[float, str]], list[str], float]]:
-    """Trace -> (failures by hour and unit, all units, its length)."""
-    found: dict[str, tuple[list[tuple[float, str]], list[str], float]] = {}
-    for file in sorted(path.glob("*.csv")):
-        with file.open() as lines:
-            rows = list(csv.DictReader(lines))
-        if not rows or "node" not in rows[0]:
-            continue
-        groups: dict[str, list[dict[str, str]]] = defaultdict(list)
-        for row in rows:
-            groups[row.get("trace", "")].append(row)
-        for trace, mine in groups.items():
-            hours = [float(r["time_h"]) if "time_h" in r else float(r["time_ms"]) / 3.6e6 for r in mine]
-            fails = [(h, r["node"]) for h, r in zip(hours, mine, strict=True) if r["event"] in ("down", "remove")]
-            nodes = sorted({r["node"] for r in mine})
-            if len(fails) >= 100:
-                found[f"{file.stem} {trace}".strip()] = (sorted(fails), nodes, max(hours))
-    return found
-
-
-def _judged(
-    events: list[tuple[float, str]], nodes: list[str], span_h: float, seed: int
-) -> tuple[list[list[str]], float, str, list[tuple[str, float, float]]]:
-    week, cut = min(168.0, span_h / 20), 0.6 * span_h
-    draw = random.Random(seed)
-    half = set(draw.sample(nodes, len(nodes) // 2))
-    times: dict[str, list[float]] = defaultdict(list)
-    for hour, node in events:
-        times[node].append(hour)
-    past = [sum(t < cut for t in times[node]) for node in sorted(half)]
-    learned = hierarchical_rates(past, [cut] * len(past))
-    mean, shape = learned.mean, learned.shape
-    whole = _learned([times[node] for node in sorted(half)], mean, shape, cut, week)
-    samples: list[tuple[float, float, float, float, bool]] = []
-    leads: list[float] = []
-    moments = np.arange(cut, span_h - week, week)
-    for now in moments:
-        for node in nodes:
-            if node in half:
-                continue
-            before = [t for t in times[node] if t < now]
-            rate = (shape + len(before)) / (shape / mean + now)
-            since = now - before[-1] if before else math.inf
-            chance = whole.chance([3600 * t for t in before], 3600 * now, 3600 * now, 3600 * week)
-            coming = [t - now for t in times[node] if now <= t < now + week]
-            leads.append(min(coming, default=math.nan))
-            samples.append((rate, since, draw.random(), chance, bool(coming)))
-    base = float(np.mean([hit for *_, hit in samples]))
-    scores = {
-        "frailty posterior": [rate for rate, *_ in samples],
-        "frailty and recency (DeviceHazard)": [chance for *_, chance, _ in samples],
-        "time since the last failure": [-since for _, since, *_ in samples],
-        "chance (alarm at random)": [luck for _, _, luck, *_ in samples],
-    }
-    rows, measured = [], []
-    total = sum(hit for *_, hit in samples)
-    for name, score in (*scores.items(), ("alarm always", [0.0] * len(samples))):
-        budget = len(samples) if name == "alarm always" else max(1, len(samples) // 20)
-        order = np.argsort(-np.array(score), kind="stable")[:budget]
-        hits = sum(samples[i][-1] for i in order)
-        precision, low, high = wilson(hits, len(order))
-        ahead = [leads[i] for i in order if samples[i][-1]]
-        rows.append([name, f"{precision:.3f}", f"{low:.3f} to {high:.3f}", f"{hits / max(total, 1):.3f}",
-                     f"{precision / max(base, 1e-9):.2f}", f"{np.median(ahead):.3g} h" if ahead else "-"])  # fmt: skip
-        measured.append((name, hits / max(total, 1), precision))
-    chance = np.array([c for *_, c, _ in samples])
-    truth = np.array([hit for *_, hit in samples], dtype=float)
-    parts = np.array_split(np.argsort(chance), 4)
-    seen = [wilson(int(truth[p].sum()), len(p)) for p in parts]
-    told = ", ".join(
-        f"{chance[p].mean():.3f} said, {share:.3f} seen ({low:.3f} to {high:.3f})"
-        for p, (share, low, high) in zip(parts, seen, strict=True)
-    )
-    return (
-        rows,
-        base,
-        f"Calibration of DeviceHazard (excite {whole.excite:g}, {whole.decay_s / 86400:g} days) by quarters: {told}.",
-        measured,
-    )
-
-
-def _learned(histories: list[list[float]], mean: float, shape: float, cut: float, week: float) -> DeviceHazard:
-    """The excitation under which the past of half of the nodes was likeliest, week by week."""
-    best: tuple[float, DeviceHazard] | None = None
-    for excite, days in itertools.product((0.0, 0.1, 0.2, 0.35, 0.5), (1.0, 3.0, 10.0, 30.0)):
-        model = DeviceHazard(mean_rate=mean / 3600, shape=shape, excite=excite, decay_s=86400 * days)
-        total = 0.0
-        for history in histories:
-            for now in np.arange(week, cut - week, week):
-                before = [3600 * t for t in history if t < now]
-                chance = model.chance(before, 3600 * now, 3600 * now, 3600 * week)
-                hit = any(now <= t < now + week for t in history)
-                total += math.log(max(chance if hit else 1 - chance, 1e-12))
-        if best is None or total > best[0]:
-            best = total, model
-    assert best is not None
-    return best[1]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from benchmarks import _health_fleet, _health_moves, _health_sums, _health_worth
+from benchmarks import _health_fleet, _health_moves, _health_records, _health_sums, _health_worth
 from benchmarks._common import Bounds, environment, options, publish
 from benchmarks._workload import MODELS
 
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     made.add_argument("--runs", type=int, default=500, help="simulated runs behind each ETTR")
     made.add_argument("--fleet-steps", type=int, default=6_000, help="of the real fleet whose hosts fail")
     made.add_argument("--true-alarms", type=float, default=0.8, help="share of its alarms that come true")
-    made.add_argument("--data", type=Path, help="a folder of failure records, CSV: node, event, time_h or time_ms")
+    made.add_argument("--data", type=Path, help="a folder of failure records: see `_health_records`")
     made.add_argument("--units", nargs="+", default=[], help="RECORD=NUMBER of units observed, if some never failed")
     args = made.parse_args(argv)
     torch.set_num_threads(1)
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         tables.append(_health_worth.policies(args.alarms, args.seed, bounds, data))
     units = {name: int(number) for name, _, number in (each.rpartition("=") for each in args.units)}
     if "prediction" in args.parts and args.data is not None:
-        found, measured = _health_fleet.prediction(args.data, units, args.seed, data)
+        found, measured = _health_records.prediction(args.data, units, args.seed, data)
         tables += [*found, _health_worth.gain(measured, args.runs, args.seed, data)]
     if "moves" in args.parts:
         tables.append(_health_moves.moves(args.fleet_steps, args.true_alarms, args.seed, bounds, data))

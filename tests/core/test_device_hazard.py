@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from outlast.core.policy import DeviceHazard
+from outlast.core.policy import DeviceHazard, DeviceHistory, learn_ages, learn_recency
 from outlast.errors import ConfigError
 
 DAY = 86400.0
@@ -55,3 +55,65 @@ def test_chances_are_as_often_true_as_they_say() -> None:
 def test_what_cannot_be_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
         DeviceHazard(**({"mean_rate": 1.0} | wrong))
+
+
+def _courses(made: DeviceHazard, number: int, until_s: float) -> list[DeviceHistory]:
+    """Drawn from the model itself, in steps of a two-hundredth."""
+    draw, found = random.Random(1), []
+    for _ in range(number):
+        own, times, step = draw.gammavariate(made.shape, 1 / made.shape) * made.mean_rate, [], until_s / 200
+        for at in range(200):
+            now = at * step
+            recent = sum(math.exp((t - now) / made.decay_s) for t in times) * made.excite / made.decay_s
+            if draw.random() < (own * (1 - made.excite) * made.factor(now) + recent) * step:
+                times.append(now)
+        found.append(DeviceHistory(observed_s=until_s, failed_s=times))
+    return found
+
+
+def test_an_age_counts_as_much_as_it_is_heavy() -> None:
+    bathtub = DeviceHazard(mean_rate=1e-3, shape=1e6, ages=((0.0, 3.0), (100.0, 1.0), (1000.0, 2.0)))
+    assert bathtub.exposure(50.0) == 150.0
+    assert bathtub.exposure(2000.0) == 300.0 + 900.0 + 2000.0
+    assert [bathtub.rate([], age, age) for age in (0.0, 500.0, 5000.0)] == pytest.approx([3e-3, 1e-3, 2e-3], rel=1e-4)
+    assert bathtub.chance([], 90.0, 90.0, 20.0) == pytest.approx(-math.expm1(-1e-3 * (30 + 10)), rel=1e-4)
+
+
+def test_ages_are_learned_where_failures_tell_them_and_left_where_not() -> None:
+    year = 365.25 * DAY
+    ages = ((0.0, 0.5), (year, 3.0))
+    made = DeviceHazard(mean_rate=0.2 / year, shape=50.0, ages=ages)
+    prior = DeviceHazard(mean_rate=0.35 / year, shape=50.0)
+    courses = _courses(made, 800, 2 * year)
+    learned = learn_ages(courses, prior)
+    assert learned.factor(1.9 * year) / learned.factor(0.9 * year) == pytest.approx(6.0, rel=0.35)
+    assert sum(map(learned.log_likelihood, courses)) > sum(map(prior.log_likelihood, courses)) + 50
+    few = learn_ages([DeviceHistory(observed_s=year, failed_s=[10.0])], prior)
+    assert all(0.8 < factor < 1.2 for _, factor in few.ages), "one failure of one device says nothing of an age"
+    assert learn_ages([DeviceHistory(observed_s=year)], prior) == prior
+
+
+def test_recency_is_learned_where_failures_return_and_not_where_they_do_not() -> None:
+    again = DeviceHazard(mean_rate=1 / (60 * DAY), shape=2.0, excite=0.35, decay_s=3 * DAY)
+    calm = DeviceHazard(mean_rate=1 / (60 * DAY), shape=2.0)
+    found = learn_recency(_courses(again, 150, 300 * DAY), calm)
+    assert found.excite in (0.2, 0.35, 0.5)
+    assert found.decay_s in (DAY, 3 * DAY, 10 * DAY)
+    assert learn_recency(_courses(calm, 150, 300 * DAY), calm) == calm
+
+
+def test_the_likelihood_of_a_course_is_that_of_the_hazard_summed_over_it() -> None:
+    made = DeviceHazard(mean_rate=1e-3, shape=1.5, excite=0.3, decay_s=50.0, ages=((0.0, 2.0), (300.0, 0.7)))
+    failed, until, step = [120.0, 150.0, 610.0], 1000.0, 0.1
+    summed = sum(math.log(made.rate([t for t in failed if t < at], at, at)) for at in failed)
+    for number in range(int(until / step)):
+        at = (number + 0.5) * step
+        summed -= made.rate([t for t in failed if t < at], at, at) * step
+    told = made.log_likelihood(DeviceHistory(observed_s=until, failed_s=failed))
+    assert told == pytest.approx(summed, abs=1e-3)
+
+
+@pytest.mark.parametrize("ages", [((1.0, 1.0),), ((0.0, 1.0), (0.0, 2.0)), ((0.0, 0.0),), ((0.0, float("nan")),)])
+def test_ages_that_cannot_be_are_refused(ages: tuple[tuple[float, float], ...]) -> None:
+    with pytest.raises(ConfigError):
+        DeviceHazard(mean_rate=1.0, ages=ages)

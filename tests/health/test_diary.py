@@ -137,6 +137,20 @@ def test_the_chance_of_a_failure_within_a_week_follows_how_often_and_how_lately(
     assert all(0 < chance < 1 for name, chance in long_ago.items() if name != "other")
 
 
+def test_the_chance_of_a_failure_follows_the_age_at_which_others_failed() -> None:
+    """100 devices of the same record, half of which worked four times as long; all failures came after 3,000 hours."""
+    year_h, start_s, rows = 365.25 * 24, 1.7e9, []
+    for i in range(100):
+        old = i < 50
+        worked = year_h * (4 if old else 1)
+        rows.append(entry(f"gpu-{i}", "hours", at_s=start_s + 3600 * worked, hours=worked))
+        if old and i % 2 == 0:
+            rows.append(entry(f"gpu-{i}", "failure", at_s=start_s + 3600 * 3.5 * year_h))
+    ranked = {r.device: r for r in rank_devices(records_of(rows))}
+    assert ranked["gpu-0"].failed_after_h == [pytest.approx(3.5 * year_h)]
+    assert (ranked["gpu-1"].week or 0) > 2 * (ranked["gpu-99"].week or 1), "neither has failed; one is at the age of it"
+
+
 def test_a_new_device_with_one_failure_is_not_yet_a_lemon() -> None:
     rows, _ = fleet(0)
     rows += [entry("new", "hours", hours=5.0), entry("new", "failure"), entry("idle", "failure")]

@@ -22,7 +22,7 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A device in the diary. `state`: "retired" is not to be used, "probation" came back from repair or retirement and
     has not worked a hundred hours since. Rates per 1,000 hours are the posterior mean and its 95 % interval. `lemon`:
     the probability that its rate is more than three times the fleet's. `week`: that of a failure or finding within a
-    week of work from now on (`core.policy.DeviceHazard`: how often, and how lately). None where no hours are known.
+    week of work from now on (`core.policy.DeviceHazard`: how often, how lately, how old). None without hours of work.
     """
 
     device: str
@@ -41,6 +41,7 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
     lemon: float | None = None
     week: float | None = None
     failed_at_s: list[float] = []
+    failed_after_h: list[float] = []  # the same in hours of work
 
 
 _PROBATION_H = 100.0
@@ -98,20 +99,31 @@ def _record(device: str, rows: Sequence[DiaryEntry], worked: Sequence[DiaryEntry
         last_at_s=max(entry.at_s for entry in rows),
         last=f"{last.kind}: {last.text}" if last.text else last.kind,
         failed_at_s=[entry.at_s for entry in rows if entry.kind in FAILING],
+        failed_after_h=[_worked_before(rows, entry.at_s) for entry in rows if entry.kind in FAILING],
     )
+
+
+def _worked_before(rows: Sequence[DiaryEntry], at_s: float) -> float:
+    """Hours of work before a moment: an entry of h hours stands for the h hours that ended with it."""
+    worked = [(entry.at_s, max(entry.hours, 0.0)) for entry in rows if entry.kind == "hours"]
+    return sum(min(max(hours - (end_s - at_s) / 3600, 0.0), hours) for end_s, hours in worked)
 
 
 def rank_devices(records: Sequence[DeviceRecord]) -> list[DeviceRecord]:
     """Worst first: by the probability of being a lemon, then by rate. Devices of unknown hours come last."""
     known = [record for record in records if record.hours > 0]
     if known:
-        from outlast.core.policy import DeviceHazard
+        from outlast.core.policy import DeviceHazard, DeviceHistory, learn_ages
         from outlast.core.reliability import hierarchical_rates
 
         found = hierarchical_rates([r.failures + r.findings for r in known], [r.hours for r in known])
-        hazard = DeviceHazard(
+        prior = DeviceHazard(
             mean_rate=max(float(found.mean), 1e-9) / 3600, shape=float(found.shape), excite=_EXCITE, decay_s=_DECAY_S
         )
+        courses = [
+            DeviceHistory(observed_s=3600 * r.hours, failed_s=[3600 * h for h in r.failed_after_h]) for r in known
+        ]
+        hazard = learn_ages(courses, prior)
         now_s = max(record.last_at_s for record in records)
         known = [
             msgspec.structs.replace(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from outlast.core.policy._admission import Admission, admit_view, most_rows_per_host
 from outlast.core.policy._belief import Belief, ClassPrior, LossRecord
-from outlast.core.policy._device_hazard import DeviceHazard
+from outlast.core.policy._device_hazard import DeviceHazard, DeviceHistory, learn_ages, learn_recency
 from outlast.core.policy._hazard import Losses, next_save_s
 from outlast.core.policy._interval import IntervalDecision, IntervalPolicy, IntervalState
 from outlast.core.policy._prognosis import (
@@ -67,8 +67,8 @@ if TYPE_CHECKING:
     from outlast.core.policy._records import RunRecords
 
 __all__ = [
-    "ActionCosts", "AlarmKind", "DeviceHazard", "Outlook", "Prognosis", "alarm_name", "choose_action",
-    "prior_of", "wilson",
+    "ActionCosts", "AlarmKind", "DeviceHazard", "DeviceHistory", "Outlook", "Prognosis", "alarm_name", "choose_action",
+    "learn_ages", "learn_recency", "prior_of", "wilson",
     "PRESETS", "PRE_STEPS", "RULES", "Admission", "AuditDecision", "AuditPolicy", "AuditState", "Band", "Belief",
     "Believed",
     "ClassPrior", "Culprit", "GuardEvidence", "GuardNote", "GuardState", "Guards", "IntervalDecision",
