@@ -11,6 +11,7 @@ from outlast.core import events as ev
 from outlast.core.policy import AlarmKind
 from outlast.core.protocol import Coordinator, Settings
 from outlast.core.protocol import messages as m
+from outlast.core.protocol.host_messages import HostHere
 
 
 def hello(name: str, agent: str, **fields: Any) -> m.Hello:
@@ -219,6 +220,19 @@ def test_a_host_that_joined_is_known_by_its_name_whatever_its_process_is_called(
     for settings in ({"probation": frozenset({"h1:"})}, {"retired": frozenset({"h1:"})}):
         assert {agent for agent, _ in dealt(**settings).values()} == {"a0"}
     assert set(dealt(probation=frozenset({"h1:", "a0"})).values()) == {("a0", True), ("h1:4fa0", True)}
+
+
+@pytest.mark.parametrize(("noted", "dealt"), [("", {"a0", "h1:4fa0"}), ("probation", {"a0"}), ("retired", {"a0"})])
+def test_what_a_hosts_own_diary_says_of_it_counts_as_the_runs_does(noted: Any, dealt: set[str]) -> None:
+    c = Coordinator(Settings(num_replicas=2, num_agents=2), 1)
+    c.roster.slots["a0"] = 2
+    c.handle(0.0, HostHere(agent="h1:4fa0", host="h1", place="p", pid=1, slots=2, noted=noted))
+    actions = [a for agent in ("a0", "h1:4fa0") for a in c.handle(0.0, m.AgentHello(agent=agent, pid=1))]
+    assert {a.to[0] for a in actions if isinstance(a, m.Tell) and isinstance(a.message, m.Spawn)} == dealt
+    assert c.roster.on_probation("h1:4fa0") == (noted == "probation")
+    c.handle(1.0, HostHere(agent="h1:4fa0", host="h1", place="p", pid=1, slots=2))  # mended, and said anew
+    assert not c.roster.on_probation("h1:4fa0")
+    assert not c.roster.retired_agents
 
 
 class Record:

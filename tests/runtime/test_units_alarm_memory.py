@@ -10,9 +10,9 @@ import pytest
 
 from outlast.config import RunConfig
 from outlast.core.protocol import messages as m
-from outlast.health import Diary, DiaryEntry
+from outlast.health import Diary, DiaryEntry, own_note
 from outlast.runtime.coordinator._alarm_memory import agents_of_note, taught
-from outlast.runtime.host.agent import Agent
+from outlast.runtime.host.agent import Agent, host_of
 from outlast.runtime.host.environment import Environment
 from outlast.runtime.transport.progress_block import Progress
 
@@ -59,6 +59,34 @@ def test_who_is_back_is_on_probation_until_it_has_worked(tmp_path: Path, capsys:
     for slot, hours in (("r0", 60.0), ("r1", 60.0)):
         book.add(DiaryEntry(at_s=3.0, device=f"h/a1/{slot}", kind="hours", hours=hours))
     assert agents_of_note(environ, "h")["probation"] == {"a2", "other:"}, "a host works in its slots"
+
+
+def test_a_host_says_what_its_own_diary_says_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "diary.jsonl"
+    environ, book = {"OUTLAST_DIARY": str(file)}, Diary(file)
+    assert own_note({}, "h") == own_note(environ, "h") == ""
+    book.add(
+        DiaryEntry(at_s=1.0, device="h2/a0", kind="retired"), DiaryEntry(at_s=1.0, device="h/a0/r0", kind="repair")
+    )
+    assert own_note(environ, "h") == "probation"
+    book.add(DiaryEntry(at_s=2.0, device="h/a0/r0", kind="hours", hours=200.0))
+    assert own_note(environ, "h") == "", "it has worked since"
+    book.add(DiaryEntry(at_s=3.0, device="h/a0", kind="retired"))
+    assert own_note(environ, "h") == "retired"
+    with file.open("ab") as diary:
+        diary.write(b'{"version": 99}\n{"at_s": 4.0, "dev')  # of a later version, and cut short
+    assert own_note(environ, "h") == "retired"
+    assert own_note({"OUTLAST_DIARY": str(tmp_path)}, "h") == ""
+    assert "this host's diary says nothing" in capsys.readouterr().err
+
+
+def test_an_agent_of_another_host_offers_itself_with_its_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Diary(tmp_path / "diary.jsonl").add(DiaryEntry(at_s=1.0, device="h/a0", kind="repair"))
+    environ = {"OUTLAST_ADDRESS": "127.0.0.1", "OUTLAST_HOST": "h", "OUTLAST_HOST_SLOTS": "2"}
+    monkeypatch.setenv("OUTLAST_DIARY", str(tmp_path / "diary.jsonl"))
+    offer = host_of("h:4fa0", environ)
+    assert offer is not None
+    assert (offer.slots, offer.noted) == (2, "probation")
 
 
 def test_a_replica_on_probation_is_told_to_ask_its_device_first(tmp_path: Path) -> None:

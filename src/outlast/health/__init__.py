@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         load_fabric,
         read_probes,
     )
+    from outlast.health._own_note import own_note
     from outlast.health._ranking import DeviceRecord, rank_devices, records_of, suspicion
     from outlast.health._run_links import RunLinks, fabric_of_run, pairs_of_run, run_links
 
@@ -68,6 +69,7 @@ _HOMES = {
     "learn_run": "_learn",
     "remember_run": "_learn",
     "rank_devices": "_ranking",
+    "own_note": "_own_note",
     "records_of": "_ranking",
     "ProductChecks": "_checks",
     "SumFinding": "_checks",
@@ -79,6 +81,7 @@ _HOMES = {
 }
 __all__ = [
     "DeviceRecord", "Diary", "DiaryEntry", "default_diary", "learn_run", "remember_run", "rank_devices", "records_of",
+    "own_note",
     "Answers", "CheckedSums", "DeviceTest", "ProductChecks", "SumFinding", "WrongAnswer", "device_identity",
     "device_of", "ask_device", "Foretold", "KindRecord", "alarm_kinds", "foretold_of",
     "BadLink", "Fabric", "LinkProbe", "LinkReport", "ProbedPair", "link_report", "load_fabric", "read_probes",

@@ -5,6 +5,8 @@ Frozen tagged records beside `messages.py`. An agent that `outlast run` has star
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 __all__ = ["Awaited", "Briefing", "HostEvent", "HostHere", "HostSilent", "LinksJudged", "Turned"]
@@ -13,7 +15,8 @@ __all__ = ["Awaited", "Briefing", "HostEvent", "HostHere", "HostSilent", "LinksJ
 class HostHere(msgspec.Struct, frozen=True, kw_only=True, tag="HostHere"):
     """An agent, before its first greeting on each connection. `agent`: the host's name and a part that no other process
     of that name has. `place`: who shares it reads the same clock and memory. `slots`: replicas that may run here, 0 for
-    as many as there are. `address`: at which the other hosts reach it. `sent_s`: by its monotonic clock."""
+    as many as there are. `address`: at which the other hosts reach it. `sent_s`: by its monotonic clock. `noted`: what
+    the host's own diary says of it; it can speak against itself only."""
 
     agent: str
     host: str
@@ -22,6 +25,7 @@ class HostHere(msgspec.Struct, frozen=True, kw_only=True, tag="HostHere"):
     address: str = ""
     slots: int = 0
     sent_s: float = 0.0
+    noted: Literal["", "probation", "retired"] = ""
 
 
 class Awaited(msgspec.Struct, frozen=True, kw_only=True, tag="Awaited"):

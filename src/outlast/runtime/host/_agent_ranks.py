@@ -21,6 +21,7 @@ from outlast.core.phases import Phase
 from outlast.core.protocol import host_messages as hm
 from outlast.core.protocol import messages as m
 from outlast.errors import WireRefusal
+from outlast.health import own_note
 from outlast.runtime.host._children import start
 from outlast.runtime.host._host_doubt import HostDoubt
 from outlast.runtime.host._host_readings import HostReadings, sources_of
@@ -67,7 +68,7 @@ def host_of(name: str, environ: Mapping[str, str]) -> hm.HostHere | None:
         return None
     return hm.HostHere(
         agent=name, host=environ["OUTLAST_HOST"], place=place_here(), pid=os.getpid(), address=address,
-        slots=int(environ.get("OUTLAST_HOST_SLOTS", "0")),
+        slots=int(environ.get("OUTLAST_HOST_SLOTS", "0")), noted=own_note(os.environ, environ["OUTLAST_HOST"]),
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ __all__ = ["host_here", "host_silent", "overdue", "patience", "settle"]
 def host_here(c: FleetState, now_s: float, said: hm.HostHere) -> None:
     """A host offers its slots; its agent's greeting follows."""
     c.roster.slots[said.agent] = said.slots
+    c.roster.notes[said.agent] = said.noted
     c.roster.host_names[host_named_in(said.agent)] = said.host
 
 

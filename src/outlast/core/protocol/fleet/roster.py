@@ -130,6 +130,7 @@ class Roster:
     badly_linked: set[str] = field(default_factory=set)  # agents of hosts behind a bad link
     drained: set[str] = field(default_factory=set)  # hosts that get no replica, as they were asked to be emptied
     host_names: dict[str, str] = field(default_factory=dict)  # as `host_named_in` has it -> what the host is called
+    notes: dict[str, str] = field(default_factory=dict)  # agent -> "retired" or "probation" by its host's own diary
     slots: dict[str, int] = field(default_factory=dict)  # agent -> replicas that it may have; 0 or absent: any number
     _live: dict[str, str] = field(default_factory=dict)  # slot -> live member
     _greetings: dict[tuple[str, int], int] = field(default_factory=dict)  # (agent, process) -> number of the newest
@@ -193,13 +194,13 @@ class Roster:
 
     @property
     def retired_agents(self) -> set[str]:
-        """Agents that the diary has put out of service."""
+        """Agents that the diary, or their host's own, has put out of service."""
         retired = self.settings.retired
-        return {agent for agent in self.agents if noted_as(agent) in retired} if retired else set()
+        return {a for a in self.agents if noted_as(a) in retired or self.notes.get(a) == "retired"}
 
     def on_probation(self, agent: str) -> bool:
         """Whether it came back from repair or retirement a short while ago."""
-        return noted_as(agent) in self.settings.probation
+        return noted_as(agent) in self.settings.probation or self.notes.get(agent) == "probation"
 
     def _last(self, agent: str) -> bool:
         return agent in self.badly_linked or self.on_probation(agent)
