@@ -39,8 +39,8 @@ _CONFIGURATIONS: tuple[_Shape, ...] = (
 )
 
 
-def _fleet(where: Path, shape: _Shape, rates: dict[str, float], seconds: float, seed: int) -> list[Any]:
-    """The events of one fleet that is struck for so long from its first view on."""
+def _fleet(where: Path, shape: _Shape, rates: dict[str, float], seconds: float, seed: int) -> dict[str, Any]:
+    """The events of one fleet that is struck for so long from its first view on, and when it was struck by what."""
     import outlast.examples
     from outlast.prove import Driven
 
@@ -51,7 +51,7 @@ def _fleet(where: Path, shape: _Shape, rates: dict[str, float], seconds: float, 
     config.write_text("[run]\n" + "\n".join(lines) + "\n")
     script = Path(str(outlast.examples.__file__)).with_name("gpt.py")
     options = ["--config", str(config), "--replicas", str(replicas), "--checkpoint-dir", str(where / "checkpoints")]
-    rng = random.Random(seed)
+    rng, strikes = random.Random(seed), []
     with Driven(where / "run", options, [str(script), "--steps", "100000000"]) as driven:
         driven.until(
             "training began", lambda: any(isinstance(e, ev.ViewFormed) for e in driven.events), 180.0, lambda: None
@@ -63,21 +63,23 @@ def _fleet(where: Path, shape: _Shape, rates: dict[str, float], seconds: float, 
             driven.wait(max(0.0, min(due[name], end) - time.monotonic()))
             driven.poll()
             if time.monotonic() < end:
-                _strike(name, driven.events, rng)
+                strikes.append([time.time(), name, _strike(name, driven.events, rng)])
                 due[name] = time.monotonic() + rng.expovariate(rates[name])
         events = list(driven.events)
         driven.process.send_signal(signal.SIGTERM)
         driven.process.wait(120)
-    return events
+    return {"strikes": strikes, "events": events}
 
 
-def _strike(name: str, events: list[Any], rng: random.Random) -> None:
+def _strike(name: str, events: list[Any], rng: random.Random) -> int:
+    """Kill one replica, or all; returns how many were there to be killed."""
     live = {e.replica: e.pid for e in events if isinstance(e, ev.ReplicaStarted)}
     gone = {e.replica for e in events if isinstance(e, ev.ReplicaExited)}
     pids = [pid for replica, pid in sorted(live.items()) if replica not in gone]
     for pid in pids if name == "all" else rng.sample(pids, min(1, len(pids))):
         with contextlib.suppress(ProcessLookupError):  # it ended between its last event and this
             os.kill(pid, signal.SIGKILL)
+    return len(pids)
 
 
 def _row(name: str, shape: _Shape, rates: dict[str, float], fleets: list[list[Any]], costs: Any) -> dict[str, Any]:

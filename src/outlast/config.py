@@ -27,8 +27,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Full copies of the training state, one process each, or `ranks` of them."""
     ranks: int = 1
     """Processes of a replica, over which its state is sharded (`run.mesh()`, FSDP2): 1, 2, 4 or 8."""
-    spares: int = 0
-    """Replicas kept caught up beside the run, owning no microbatch."""
+    spares: int | Literal["auto"] = 0
+    """Replicas kept caught up beside the run, owning no microbatch. `auto`: none at first, then as many as the deaths
+    so far and the time until a place is filled again ask for, within the hosts' slots."""
     agents: int = 1
     """Supervising processes on this machine; replicas are dealt to them in turn."""
     endpoint: str = ""
@@ -134,6 +135,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """How long a run that is asked to stop may take to save first; 0 stops at once."""
 
     @property
+    def num_spares(self) -> int:
+        """Spares that the run begins with."""
+        return 0 if self.spares == "auto" else self.spares
+
+    @property
     def hosts(self) -> tuple[int, int]:
         """(fewest to begin with, most). Raises ConfigError where `nnodes` says neither."""
         low, colon, high = self.nnodes.partition(":")
@@ -235,12 +241,16 @@ def resolve(*, cli: Mapping[str, Any], environ: Mapping[str, str], file: Path | 
     except msgspec.ValidationError as error:
         raise _invalid(error, values, origins) from error
     for key, (low, high) in _CHECKS.items():
-        value = getattr(config, key)
+        value = config.num_spares if key == "spares" else getattr(config, key)
         if not low <= value <= high:
             raise ConfigError(
                 f"{key} = {value} (from {origins[key]}) is out of range", remedy=f"give a value from {low} to {high}"
             )
     _check_hosts(config)
+    if config.spares == "auto" and config.ranks > 1:
+        raise ConfigError(
+            "spares = auto is not done yet for replicas of several ranks (--ranks)", remedy="--spares with a number"
+        )
     return Resolved(config=config, origins=origins)
 
 

@@ -78,6 +78,18 @@ def test_spares_are_the_poisson_quantile_within_one() -> None:
         assert abs(spares - exact) <= 1
 
 
+def test_none_is_held_where_a_place_is_hardly_ever_empty_and_who_is_there_stays_a_while() -> None:
+    def spares(load: float, held: float | None) -> float:
+        belief = pol.Belief.from_priors({"any": pol.ClassPrior(rate=load / 1000)})
+        state = pol.SparesState(running=10.0, wanted=10.0, expected_wait_s=0.0, repair_s=100.0, held=held)
+        return float(pol.SparesPolicy().decide(belief, state).spares)
+
+    assert [spares(load, None) for load in (1e-6, 0.0099, 0.0103, 0.3)] == [0, 0, 1, 2]
+    assert [spares(load, 1.0) for load in (1e-6, 0.0017, 0.0099, 0.0103)] == [0, 1, 1, 1], "none to and fro at the edge"
+    assert spares(0.0099, 5.0) == 2, "those that even a warier policy would not hold go at once"
+    assert spares(3.0, 1.0) == spares(3.0, None) > 1, "more come at once"
+
+
 def test_shrink_or_wait() -> None:
     policy, belief = pol.SparesPolicy(min_share=0.9), _belief()
 

@@ -355,3 +355,52 @@ def test_a_spare_that_waits_is_who_takes_the_place_where_a_rule_needs_hosts() ->
     c.handle(2.0, m.AgentHello(agent="h4:a", pid=1))
     said = answer(c.handle(3.0, om.DrainAsked(asker=ME, host="h1")))
     assert (said.accepted, "one of those left would have 4" in said.text) == (False, True)
+
+
+def held(actions: list[m.Action]) -> list[dict[str, Any]]:
+    return [a.fields for a in actions if isinstance(a, m.JournalEntry) and a.kind == "spares_held"]
+
+
+def test_spares_come_and_go_as_the_policy_says_within_the_slots() -> None:
+    c = fleet(spares=0, slots=2, auto_spares=True)
+    actions = c.handle(1.0, m.SparesWorth(number=7, reason="9 deaths so far"))
+    assert held(actions) == [{"number": 2, "worth": 7, "reason": "9 deaths so far", "replicas": []}]
+    assert started(actions) == {"r2.1": "a0", "r3.1": "h1:aa"}, "four slots, two of them taken"
+    assert actions.index(next(a for a in actions if isinstance(a, m.Persist))) < len(actions) - 1
+    assert held(c.handle(1.0, m.SparesWorth(number=7))) == []
+    for name in ("r2.1", "r3.1"):
+        fresh(c, name)
+        caught_up(c, name)
+    c.handle(2.0, m.Exited(member="r0.1", cause="signal", code=-9))
+    assert c.view is not None
+    c.handle(2.0, m.Left(member="r1.1", view=c.view.id))
+    assert sorted(c.view.members) == ["r1.1", "r2.1"], "a spare takes the place of the dead"
+    form(c)
+    fresh(c, "r0.2")
+    caught_up(c, "r0.2")
+    actions = c.handle(9.0, m.SparesWorth(number=0, reason="calm"))
+    [told] = held(actions)
+    assert (told["number"], sorted(told["replicas"])) == (0, ["r2.1", "r3.1"]), (
+        "the last slots; who trains there hands over"
+    )
+    assert c.planned is not None
+    assert sorted(c.planned.members) == ["r0.2", "r1.1"]
+
+
+def test_a_coordinator_that_takes_over_holds_as_many_spares() -> None:
+    c = fleet(spares=0, auto_spares=True)
+    actions = c.handle(1.0, m.SparesWorth(number=1))
+    [*_, record] = [a.record for a in actions if isinstance(a, m.Persist)]
+    assert record.spares == 1
+    successor = Coordinator(Settings(num_replicas=2, num_agents=2, auto_spares=True), 2, record)
+    assert successor.settings.num_spares == 1
+    assert Coordinator(Settings(num_replicas=2, num_agents=2), 2, record).settings.num_spares == 0, "not left to it"
+
+
+def test_no_number_of_spares_is_taken_where_it_was_given_or_the_run_ends() -> None:
+    fixed = fleet()
+    assert held(fixed.handle(1.0, m.SparesWorth(number=0))) == []
+    assert fixed.settings.num_spares == 1
+    c = fleet(spares=0, auto_spares=True)
+    c.handle(1.0, m.Exited(member="r0.1", cause="signal", code=-9))
+    assert held(c.handle(1.0, m.SparesWorth(number=2))) == [], "while a view is being made"

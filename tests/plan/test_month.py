@@ -12,6 +12,7 @@ from scipy import stats
 from outlast.cli import main
 from outlast.core import events as ev
 from outlast.journal import Journal
+from outlast.journal._files import EVENTS_NAME
 from outlast.plan.monthly_report import month_answer, run_of_month
 
 NOVEMBER = 1_793_491_200.0  # 2026-11-01, 00:00 UTC
@@ -110,6 +111,35 @@ def test_journals_on_disk_are_read_one_by_one_or_by_their_folder(
     shown = capsys.readouterr().out
     assert "2026-11: 2 runs" in shown
     assert "burn rate" in shown
+
+
+def test_replicas_that_were_asked_for_and_spares_that_were_chosen_are_paid_for_as_long_as_they_were() -> None:
+    asked = {"what": "scale", "accepted": True, "text": "", "replicas": []}
+    events = [
+        started(),
+        ev.Asked(at_s=NOVEMBER + 2 * HOUR, about="7", **asked),  # type: ignore[arg-type]
+        ev.Asked(at_s=NOVEMBER + 3 * HOUR, about="99", **asked | {"accepted": False}),  # type: ignore[arg-type]
+        ev.SparesHeld(at_s=NOVEMBER + 6 * HOUR, number=3, worth=3, reason="", replicas=[]),
+        finished(NOVEMBER + 10 * HOUR),
+    ]
+    run = run_of_month("scaled", events, seconds(10.0, 9.0))
+    assert run.replica_hours == pytest.approx(2 * 4 + 4 * 8 + 4 * 10)
+    assert month_answer([run], "", **PRICES).data["replica_hours"] == pytest.approx(80.0)
+
+
+def test_one_odd_journal_is_left_out_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stories: dict[str, list[ev.AnyEvent]] = {"a": [started(), finished(NOVEMBER + HOUR)], "b": [finished(NOVEMBER)]}
+    for name in ("a", "b", "c"):
+        with Journal.create(tmp_path / "runs" / name) as journal:
+            journal.append_many(stories.get(name, stories["a"]))
+    events = tmp_path / "runs" / "c" / EVENTS_NAME
+    events.write_bytes(b"no journal" + events.read_bytes()[10:])
+    assert main(["plan", "month", str(tmp_path / "runs"), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert [Path(run["run"]).name for run in json.loads(out)["runs"]] == ["a"]
+    assert "b is left out: " in err
+    assert "c is left out: " in err
+    assert main(["plan", "month", str(tmp_path / "runs" / "b")]) == 2, "alone it is an error"
 
 
 @pytest.mark.parametrize(

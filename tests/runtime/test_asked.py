@@ -126,5 +126,35 @@ def test_a_host_is_emptied_from_another_one_and_a_new_coordinator_keeps_it_so(
         assert agent.wait(30) == 0
 
 
+POLICY = """
+from outlast.core.policy import SparesPolicy
+own = SparesPolicy.decide
+def decide(self, belief, state):
+    found = own(self, belief, state)
+    return type(found)(spares=7.0 if belief.alpha[0] >= 2.0 else 0.0, shrink=found.shrink)
+SparesPolicy.decide = decide
+"""
+
+
+def test_spares_are_held_as_the_policy_says_and_take_over(fleet: Callable[..., Any], tmp_path: Path) -> None:
+    """A policy in place of outlast's own, which no run of seconds would move: seven from the second death on."""
+    (tmp_path / "sitecustomize.py").write_text(POLICY)
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    run = fleet(replicas=2, steps=160, spares="auto", gates=GATES, slots=3, environ={"PYTHONPATH": path})
+    paced = Paced(run)
+    paced.members("r0.1", "r1.1")
+    run.strike(run.pid("r1.1"))
+    paced.members("r0.1", "r1.2")
+    run.strike(run.pid("r1.2"))
+    paced.until("the spare has caught up", lambda: run.caught_up("r2.1"))
+    run.strike(run.pid("r0.1"))
+    paced.until("it takes over", lambda: "r2.1" in run.driven.members)
+    paced.finish()
+    run.assert_unchanged()
+    [held] = [e for e in run.driven.events if isinstance(e, ev.SparesHeld)]
+    assert (held.number, held.worth) == (1, 7), "one slot is left"
+    assert held.reason.startswith("2 deaths so far")
+
+
 def started(run: Any) -> list[ev.CoordinatorStarted]:
     return [e for e in run.driven.events if isinstance(e, ev.CoordinatorStarted)]

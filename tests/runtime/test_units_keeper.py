@@ -14,6 +14,8 @@ import torch
 
 from outlast.checkpoint import CheckpointEngine
 from outlast.config import RunConfig
+from outlast.core import events as ev
+from outlast.core.policy import RunRecord
 from outlast.core.protocol import Coordinator, Settings, View, ViewId
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet.roster import Peer
@@ -28,7 +30,7 @@ from outlast.runtime.transport import save_messages as wire
 class Office:
     """A keeper with a journal, a store and members that only listen."""
 
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base: Path, config: RunConfig | None = None) -> None:
         self.place = base / "c"
         self.journal = Journal.create(base / "run")
         self.coordinator = Coordinator(Settings(num_replicas=2), self.journal.claim("coordinator"))
@@ -38,9 +40,10 @@ class Office:
         self.coordinator.facts["checkpoints"] = msgspec.json.encode(settings).decode()
         self.written: list[tuple[str, dict[str, Any]]] = []
         self.told: list[Any] = []
+        self.handled: list[Any] = []
         self.keeper = Keeper(
-            self.journal, self.coordinator, run="mine", config=RunConfig(), write=self._write, tell=self._tell,
-            probe=lambda phase, step: None, now=lambda: 0.0,
+            self.journal, self.coordinator, run="mine", config=config or RunConfig(), write=self._write,
+            tell=self._tell, probe=lambda phase, step: None, now=lambda: 0.0, handle=self.handled.append,
         )  # fmt: skip
 
     def _write(self, kind: str, **fields: Any) -> None:
@@ -215,6 +218,34 @@ def test_a_stop_in_the_middle_of_a_view_change_saves_too(tmp_path: Path, message
         assert office.number() % 2 == 1
         office.coordinator.roster.peers["r0.1"].status = "gone"
         assert not office.keeper.before(message, lambda message: None), "there is nobody to wait for"
+        await office.close()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("auto", [True, False])
+def test_deaths_ask_for_spares_where_that_is_left_to_outlast(tmp_path: Path, auto: bool) -> None:
+    async def scene() -> None:
+        office = Office(tmp_path, RunConfig(replicas=2, spares="auto" if auto else 0))
+        events: list[ev.AnyEvent] = [
+            ev.RunStarted(at_s=0.0, run_id="", command=[], num_replicas=2, num_spares=0, signature={}, config={}),
+            ev.ViewFormed(at_s=0.0, epoch=1, n=1, step=0, roll_call_s=0.1),
+        ]
+        died = ev.ReplicaExited(at_s=9.0, replica="r0.1", cause="signal", detail="", noticed_by="agent a0", step=3)
+        record, num = RunRecord(), 0
+        for event in [*events, *[died] * 99]:
+            office.keeper.heard(event)
+            record.take(event)
+            await asyncio.sleep(0)
+            num += isinstance(event, ev.ReplicaExited)
+            if record.spares(0.0).spares:
+                break
+        if auto:
+            assert 1 < num < 99, "as many deaths as make it worth while"
+            reason = f"{num} deaths so far, and a place is filled again after 30 s"
+            assert office.handled == [m.SparesWorth(number=1, reason=reason)]
+        else:
+            assert office.handled == []
         await office.close()
 
     asyncio.run(scene())

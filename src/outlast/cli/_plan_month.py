@@ -29,17 +29,24 @@ def register_month(app: typer.Typer, emit: Callable[..., None]) -> None:
     ) -> None:
         """A month of runs, from their journals: useful time and its budget, what failed, what that cost."""
         from outlast import observe
+        from outlast.errors import OutlastError
         from outlast.journal import Journal
         from outlast.plan.monthly_report import month_answer, run_of_month
 
-        found = []
+        found, odd = [], list[OutlastError]()
         for run_dir in _run_dirs(runs or [Path(DEFAULT_RUNS)]):
-            with Journal.open_reader(run_dir) as reader:
-                events = [entry.event for entry in reader.events()]
-            if events:
-                found.append(run_of_month(str(run_dir), events, observe.accounting(events).seconds()))
-            else:
-                note(f"{run_dir} holds no event yet: left out")
+            try:
+                with Journal.open_reader(run_dir) as reader:
+                    events = [entry.event for entry in reader.events()]
+                if events:
+                    found.append(run_of_month(str(run_dir), events, observe.accounting(events).seconds()))
+                else:
+                    note(f"{run_dir} holds no event yet: left out")
+            except OutlastError as error:  # one that cannot be read says nothing of the others
+                odd.append(error)
+                note(f"{run_dir} is left out: {error}")
+        if odd and not found:
+            raise odd[0]
         emit(
             month_answer(
                 found, month, objective=objective, price=hour, watts=watts, carbon=carbon, accelerators=accelerators

@@ -67,7 +67,7 @@ def run(
     module: Annotated[str | None, typer.Option("-m", help="run this module instead of a script")] = None,
     replicas: Annotated[int | None, typer.Option(help="full copies of the training state, one process each")] = None,
     ranks: Annotated[int | None, typer.Option(help="processes of a replica, over which FSDP2 shards it")] = None,
-    spares: Annotated[int | None, typer.Option(help="replicas kept caught up beside the run")] = None,
+    spares: Annotated[str | None, typer.Option(help="replicas kept caught up beside the run, or auto")] = None,
     agents: Annotated[int | None, typer.Option(help="supervising processes on this machine")] = None,
     endpoint: Annotated[str | None, typer.Option(help="HOST:PORT of this machine, for a run on several")] = None,
     nnodes: Annotated[str | None, typer.Option(help="hosts, MIN or MIN:MAX; others join by outlast agent")] = None,

@@ -26,6 +26,7 @@ from outlast.core.checkpoint_events import (
 )
 from outlast.core.data_events import DataTrouble
 from outlast.core.event_base import Event
+from outlast.core.spare_events import SparesHeld
 from outlast.core.step_parts import PairWait
 
 __all__ = [
@@ -35,8 +36,8 @@ __all__ = [
     "CheckpointLoaded", "CheckpointPruned", "CheckpointRetried", "CheckpointSaved", "CheckpointSkipped",
     "CoordinatorLost", "CoordinatorStarted", "DataTrouble", "DeviceFinding", "Event", "FleetGone", "JoinerCaughtUp",
     "JoinerServed", "Notice", "ProgressMade", "Recovery", "ReducerAccused", "Refused", "ReplicaExited",
-    "ReplicaStarted", "RowsAdmitted", "RunEnded", "RunFinished", "RunStarted", "Stall", "StepAnatomy", "Suspected",
-    "TrainingEnded", "VerdictReached", "ViewFormed", "ViewInstalled", "decode", "encode",
+    "ReplicaStarted", "RowsAdmitted", "RunEnded", "RunFinished", "RunStarted", "SparesHeld", "Stall", "StepAnatomy",
+    "Suspected", "TrainingEnded", "VerdictReached", "ViewFormed", "ViewInstalled", "decode", "encode",
 ]  # fmt: skip
 
 
@@ -380,6 +381,7 @@ AnyEvent = (
     | CheckpointLoaded | CheckpointSkipped | CheckpointDiffers | CheckpointPruned | CheckpointDrained
     | CheckpointInterval | RunFinished | RunEnded | Stall | RowsAdmitted | ReducerAccused | VerdictReached
     | AuditMismatch | StateCertified | TrainingEnded | DeviceFinding | DataTrouble | AlarmWeighed | Asked | StepAnatomy
+    | SparesHeld
 )  # fmt: skip
 
 _encoder = msgspec.json.Encoder()

@@ -169,7 +169,7 @@ def _cores(config: RunConfig) -> Iterator[Finding]:
     quota = "".join(_lines("/sys/fs/cgroup/cpu.max")).split()
     if len(quota) == 2 and quota[0].isdigit() and quota[1].isdigit():
         cores = min(cores, int(quota[0]) / int(quota[1]))
-    wanted = (config.replicas + config.spares) * max(1, config.threads)
+    wanted = (config.replicas + config.num_spares) * max(1, config.threads)
     figures: dict[str, float | int | str] = {"cores": cores, "threads_wanted": wanted}
     if wanted > cores:
         yield Finding(
@@ -184,7 +184,7 @@ def _cores(config: RunConfig) -> Iterator[Finding]:
 
 
 def _limits(config: RunConfig) -> Iterator[Finding]:
-    people = config.replicas + config.spares
+    people = config.replicas + config.num_spares
     files, need = resource.getrlimit(resource.RLIMIT_NOFILE)[0], 256 + 8 * people
     if 0 <= files < need:
         yield Finding(

@@ -26,13 +26,14 @@ _ACCOUNTS = ("productive", "checkpoint", "lost", "recovery", "degraded", "stalle
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunOfMonth:
-    """One run. `seconds`: its account by name, `wall` among them; `faults`: (cause, noticed after, downtime, steps
-    lost) of each that it survived; `outcome`: "" if it still goes on or was killed as a whole."""
+    """One run. `seconds`: its account by name, `wall` among them; `replicas`: with spares, the mean over its time, as
+    both may change; `faults`: (cause, noticed after, downtime, steps lost) of each that it survived; `outcome`: "" if
+    it still goes on or was killed as a whole."""
 
     name: str
     began_s: float
     seconds: dict[str, float]
-    replicas: int
+    replicas: float
     steps: int
     outcome: str
     losses: int
@@ -60,7 +61,7 @@ def run_of_month(name: str, events: Sequence[AnyEvent], seconds: dict[str, float
         name=name,
         began_s=started.at_s,
         seconds=seconds,
-        replicas=started.num_replicas + started.num_spares,
+        replicas=_mean_replicas(started, events, seconds["wall"]),
         steps=finished.steps if finished is not None else progress,
         outcome=finished.outcome if finished is not None else "",
         losses=sum(isinstance(event, ev.FleetGone) for event in events),
@@ -68,6 +69,24 @@ def run_of_month(name: str, events: Sequence[AnyEvent], seconds: dict[str, float
             (e.cause, e.detect_s, e.downtime_s, e.lost_steps) for e in events if isinstance(e, ev.Recovery)
         ],
     )  # fmt: skip
+
+
+def _mean_replicas(started: ev.RunStarted, events: Sequence[AnyEvent], wall_s: float) -> float:
+    """Replicas and spares that the run was to have, over its time: people scale it, and its policy chooses spares."""
+    replicas, spares, since_s, held_s = started.num_replicas, started.num_spares, started.at_s, 0.0
+    end_s = started.at_s + wall_s
+    for event in events:
+        before = replicas + spares
+        if isinstance(event, ev.Asked) and event.accepted and event.what == "scale":
+            replicas = int(event.about)
+        elif isinstance(event, ev.SparesHeld):
+            spares = event.number
+        else:
+            continue
+        at_s = min(max(event.at_s, since_s), end_s)
+        held_s, since_s = held_s + before * (at_s - since_s), at_s
+    held_s += (replicas + spares) * (end_s - since_s)
+    return held_s / wall_s if wall_s > 0 else float(replicas + spares)
 
 
 def month_answer(
@@ -235,7 +254,7 @@ def _runs_table(held: Sequence[RunOfMonth]) -> Table:
     rows = tuple(
         (
             r.name, datetime.datetime.fromtimestamp(r.began_s, datetime.UTC).strftime("%d %H:%M"),
-            str(r.replicas), duration(r.seconds["wall"]),
+            f"{r.replicas:.3g}", duration(r.seconds["wall"]),
             share(r.seconds.get("productive", 0.0) / r.seconds["wall"] if r.seconds["wall"] else 0.0),
             str(len(r.faults)), r.outcome or "no end",
         )

@@ -73,7 +73,7 @@ def _changes(events: list[AnyEvent], record: RunRecord, believed: Believed) -> l
     config = next((event.config for event in events if isinstance(event, RunStarted)), {})
     every, step_s = _number(config.get("checkpoint_every")), record.step_s
     own_s = every * step_s if every else believed.interval_s
-    held, audit = _number(config.get("spares")), config.get("audit")
+    held, audit = float(record.num_spares), config.get("audit")
     share_now = _number(audit) if _is_number(audit) else believed.audit_share
     return [
         {

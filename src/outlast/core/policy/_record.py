@@ -42,8 +42,9 @@ class RunPrior:
     deaths that survivors do not outlast.
     """
 
-    replica: ClassPrior = field(default_factory=lambda: ClassPrior(rate=6.5 / 1000 / _DAY_S))
-    """6.5 failures per 1,000 node-days (arXiv 2410.21680)."""
+    replica: ClassPrior = field(default_factory=lambda: ClassPrior(rate=6.5 / 1000 / _DAY_S, weight=0.02))
+    """6.5 failures per 1,000 node-days (arXiv 2410.21680), of machines in a data centre. A run may be on others, whose
+    rate is a hundred times as high, so it weighs little: one death says more."""
     fleet_s: float = 7 * _DAY_S
     unmasked: float = 0.05
 
@@ -89,6 +90,7 @@ class RunRecord:
     def __init__(self, *, min_s: float = 10.0, num_replicas: int = 1, prior: RunPrior | None = None) -> None:
         self.prior = prior or RunPrior()
         self.num_replicas, self.num_deaths, self.num_losses = num_replicas, 0, 0
+        self.num_spares = 0
         self.blocked_s = self.durable_s = self.step_s = 0.0
         self.begun = False
         self._min_s, self._machines, self._losses = min_s, num_replicas, Losses(prior_s=self.prior.fleet_s)
@@ -108,12 +110,14 @@ class RunRecord:
         at_s = event.at_s
         match event:
             case ev.RunStarted():
-                self.num_replicas = event.num_replicas
+                self.num_replicas, self.num_spares = event.num_replicas, event.num_spares
                 self._min_s = float(event.config.get("checkpoint_min_s") or self._min_s)
                 audit = event.config.get("audit")
                 self._audit = audit if isinstance(audit, str) and audit.startswith("auto") else "auto"
             case ev.Asked() if event.accepted and event.what == "scale":
                 self.num_replicas = int(event.about)
+            case ev.SparesHeld():
+                self.num_spares = event.number
             case ev.ViewFormed() if not self.begun:
                 self.begin(at_s)
             case ev.ViewInstalled():
@@ -281,8 +285,13 @@ class RunRecord:
             expected_wait_s=self.replaced_s,
             reshape_s=self.step_s,
             repair_s=self.replaced_s,
+            held=float(self.num_spares),
         )
         return (policy or SparesPolicy()).decide(self.belief(now_s), state)
+
+    def spares_reason(self) -> str:
+        """What `spares` was decided by."""
+        return f"{self.num_deaths} deaths so far, and a place is filled again after {self.replaced_s:.3g} s"
 
     def audit_share(self) -> float:
         """The share of microbatches worth computing twice as of now, within the run's budget."""

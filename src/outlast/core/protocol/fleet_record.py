@@ -40,3 +40,4 @@ class FleetRecord(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=
     drained: tuple[str, ...] = ()  # hosts that get none
     leaving: tuple[str, ...] = ()  # members that people asked to go
     unpaid: tuple[str, ...] = ()  # slots whose next process people asked for
+    spares: int = -1  # as many as are held where that is left to outlast; -1: as many as the run was started with

@@ -25,7 +25,7 @@ from outlast.core.protocol.agent_messages import (
 from outlast.core.protocol.data_messages import DataNoted
 from outlast.core.protocol.delta import ViewDelta
 from outlast.core.protocol.disputes import AuditFinding
-from outlast.core.protocol.driver_events import Departing, Resumed, Superseded, Timer
+from outlast.core.protocol.driver_events import Departing, Resumed, SparesWorth, Superseded, Timer
 from outlast.core.protocol.fleet_record import Ending, FleetRecord
 from outlast.core.protocol.host_messages import HostEvent
 from outlast.core.protocol.operator_messages import Answered, DrainAsked, EvictAsked, ScaleAsked
@@ -37,8 +37,8 @@ __all__ = [
     "DeviceNoted", "Done", "Ended", "Ending", "Event", "Evict", "Examine", "Examined",
     "Exited", "Failed", "Finish", "Formed", "FromCoordinator", "Hello", "Install", "JournalEntry", "Judged", "Kill",
     "Leaving", "Left", "Notify", "Persist", "ProbePaths", "Ready", "FleetRecord", "Rejoin", "Resumed", "Rows",
-    "SetTimer", "Spawn", "SpawnFailed", "Spawned", "Stalled", "Stop", "Superseded", "Take", "Tell", "Timer",
-    "DataNoted", "ToCoordinator", "Unjoined", "Welcome", "Whole",
+    "SetTimer", "Spawn", "SpawnFailed", "SparesWorth", "Spawned", "Stalled", "Stop", "Superseded", "Take", "Tell",
+    "Timer", "DataNoted", "ToCoordinator", "Unjoined", "Welcome", "Whole",
 ]  # fmt: skip
 
 DEPARTED = "left as planned"
@@ -393,5 +393,6 @@ ToCoordinator = (
     | SpawnFailed | Unjoined | Exited | Examined | Continued | Rows | Audited | Whole | Stop | Admitted | Accused
     | Judged | DeviceNoted | DataNoted
 )  # fmt: skip
-Event = ToCoordinator | HostEvent | ScaleAsked | DrainAsked | EvictAsked | Timer | Departing | Resumed | Superseded
+Driven = Timer | Departing | Resumed | SparesWorth | Superseded
+Event = ToCoordinator | HostEvent | ScaleAsked | DrainAsked | EvictAsked | Driven
 Action = Persist | Tell | SetTimer | JournalEntry | Finish

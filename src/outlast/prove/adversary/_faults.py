@@ -192,6 +192,11 @@ class Faults:
             )
             agent.say(note)
 
+    def _spares(self, fault: ScheduleFault) -> None:
+        """The policy finds so many worth holding; if another coordinator takes over, its own driver says so."""
+        if (coordinator := self._coordinator()) is not None and not coordinator.paused:
+            coordinator.handle(m.SparesWorth(number=fault.who))
+
     def _agent_crash(self, fault: ScheduleFault) -> None:
         if (agent := self._agent(fault.who)) is not None:
             self.world.crash_agent(agent)

@@ -64,12 +64,14 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     rows_from: int = 1  # members that a view needs for it
     save_every: int = 0  # steps between two saves; 0: no checkpoints
     guarded: bool = False  # states are compared in every step
+    auto_spares: bool = False  # how many spares there are is decided while it trains
     silence_s: float = 0.0  # a host of which nothing is heard for so long is given up; 0: the launcher sees its end
 
     def settings(self) -> Settings:
         return Settings(
             num_replicas=self.num_replicas,
             num_spares=self.num_spares,
+            auto_spares=self.auto_spares,
             num_agents=self.num_agents,
             ack_s=0.6,
             doubt_s=0.15,
@@ -118,6 +120,7 @@ def scenario_of(seed: int) -> Scenario:
     full = _with_rows(seed, full, span_s) if not wrong else full
     full = _with_hosts(seed, _with_saves(seed, full), span_s)
     full = msgspec.structs.replace(full, faults=(*full.faults, *_alarms(seed, full, span_s)))
+    full = _with_auto_spares(seed, full, span_s)
     last_s = max((fault.at + fault.lasts for fault in full.faults), default=0.0)
     return msgspec.structs.replace(full, calm_after_s=max(full.calm_after_s, last_s))
 
@@ -214,6 +217,18 @@ def _with_hosts(seed: int, full: Scenario, span_s: float) -> Scenario:
         lease_s=rng.choice((1.0, 2.0, 3.0)),
         silence_s=rng.choice((0.4, 0.6)),
     )
+
+
+def _with_auto_spares(seed: int, full: Scenario, span_s: float) -> Scenario:
+    """In one of ten the policy asks for more spares, and for fewer, while it trains. Of its own seed."""
+    rng = Random(seed ^ 0x59A2E)
+    if rng.random() >= 0.1:
+        return full
+    said = [
+        ScheduleFault(kind="spares", who=rng.randrange(3), at=0.05 + span_s * rng.random())
+        for _ in range(rng.randint(1, 5))
+    ]
+    return msgspec.structs.replace(full, faults=(*full.faults, *said), auto_spares=True)
 
 
 def _alarms(seed: int, full: Scenario, span_s: float) -> tuple[ScheduleFault, ...]:

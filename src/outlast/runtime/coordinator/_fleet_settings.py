@@ -16,7 +16,8 @@ def settings_of(config: RunConfig, environ: Mapping[str, str]) -> Settings:
     """The machine's settings."""
     return Settings(
         num_replicas=config.replicas,
-        num_spares=config.spares,
+        num_spares=config.num_spares,
+        auto_spares=config.spares == "auto",
         num_agents=config.num_agents,
         ack_s=config.ack_s,
         lease_s=config.lease_s,

@@ -63,8 +63,9 @@ class SaveCommits:
         tell: Callable[[Iterable[str], Any], None],
         probe: Callable[[Phase, int], None],
         now: Callable[[], float],
+        handle: Callable[[Any], None],
     ) -> None:
-        self._now = now
+        self._now, self._handle = now, handle
         self._journal, self._coordinator, self._run = journal, coordinator, run
         self._epoch, self._config, self._stop_save_s = coordinator.epoch, config, config.stop_save_s
         self._write, self._tell, self._probe = write, tell, probe

@@ -32,6 +32,7 @@ __all__ = ["Keeper"]
 _AGAIN_S = 30.0  # between two tries to open a store that refuses
 _CHANGED = 0.2  # an interval that differs by less is no news
 _DEATHS = (ev.FleetGone, ev.ReplicaExited)
+_COUNTING = (*_DEATHS, ev.JoinerCaughtUp, ev.ProgressMade, ev.AgentStarted)  # of how many spares are worth holding
 _TELLING = (*_DEATHS, ev.ProgressMade, ev.CheckpointSaved, ev.CheckpointFailed, ev.ViewFormed)  # of when to save next
 
 
@@ -175,6 +176,8 @@ class Keeper(SaveCommits):
     def heard(self, event: ev.AnyEvent) -> None:
         """What was just written into the journal: the record that decides when to save is made of nothing else."""
         self._record.take(event)
+        if self._config.spares == "auto" and isinstance(event, _COUNTING):
+            self._loop.call_soon(self._weigh_spares)  # not in the middle of what the machine is doing
         if isinstance(event, ev.StateCertified):
             self._feed(cm.Certified(step=event.step))
         if isinstance(event, ev.AlarmWeighed) and event.action == "save" and not event.told_only:
@@ -183,6 +186,12 @@ class Keeper(SaveCommits):
             self._shown_s = math.nan
         if isinstance(event, _TELLING):
             self._arm()
+
+    def _weigh_spares(self) -> None:
+        """Tell the machine how many spares are worth holding, where that is another number than it holds."""
+        number = int(self._record.spares(self._now()).spares)
+        if self._record.begun and number != self._coordinator.settings.num_spares:
+            self._handle(m.SparesWorth(number=number, reason=self._record.spares_reason()))
 
     def _arm(self) -> None:
         """Decide again when the next save is due."""

@@ -78,7 +78,7 @@ class Server:
         take_over(self.coordinator, journal, self._began_s)
         self.keeper = Keeper(
             journal, self.coordinator, run=self.run, config=config, write=self.write,
-            tell=self.send, probe=self.probe, now=self.now_s,
+            tell=self.send, probe=self.probe, now=self.now_s, handle=self.handle,
         )  # fmt: skip
         self.finished: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._timers: dict[str, asyncio.TimerHandle] = {}

@@ -176,7 +176,7 @@ class Launcher:
         has sized takes none. A state whose writers are on several hosts is whole on none: then
         all of them take it from where checkpoints are kept."""
         config = self.resolved.config
-        begun = config.replicas + config.spares
+        begun = config.replicas + config.num_spares
         return 0 if config.endpoint else max(_LEAST_HELD, min(2 * begun, _ROOM_HELD), begun)
 
     def _prepare(self) -> RunLock:
@@ -195,7 +195,7 @@ class Launcher:
                 run_id=self.run_id,
                 command=self.command,
                 num_replicas=config.replicas,
-                num_spares=config.spares,
+                num_spares=config.num_spares,
                 signature={},
                 config=shown,
             )

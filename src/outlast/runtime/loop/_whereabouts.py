@@ -61,7 +61,7 @@ class Whereabouts:
     @property
     def _alone(self) -> bool:
         config = self._env.config
-        return self._plain or self._env.coordinator is None or config.replicas + config.spares == 1
+        return self._plain or self._env.coordinator is None or (config.replicas, config.spares) == (1, 0)
 
     @property
     def host(self) -> str:

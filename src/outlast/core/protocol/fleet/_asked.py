@@ -15,13 +15,13 @@ from outlast.core.protocol.fleet.roster import Peer, host_named_in
 from outlast.core.protocol.fleet.state import FleetState
 from outlast.core.protocol.row_plans import row_shares, rows_touched
 
-__all__ = ["drain", "evict", "recall", "scale"]
+__all__ = ["Refusal", "ask_out", "check_state_stays", "drain", "evict", "recall", "scale", "slots_of_all", "too_many"]
 
 Asked = om.ScaleAsked | om.DrainAsked | om.EvictAsked
 _Done = tuple[str, list[str]]  # what follows, and who leaves
 
 
-class _Refusal(Exception):
+class Refusal(Exception):
     """Why nothing was done, and what helps."""
 
     def __init__(self, text: str, remedy: str) -> None:
@@ -50,6 +50,8 @@ def recall(c: FleetState, record: m.FleetRecord) -> None:
     """What was asked of an earlier coordinator. Call it once the record's replicas are known again."""
     if record.wanted:
         c.want(record.wanted)
+    if record.spares >= 0 and c.settings.auto_spares:
+        c.hold(record.spares)
     c.roster.drained, c.roster.unpaid = set(record.drained), set(record.unpaid)
     for name in record.leaving:
         if c.roster.is_alive(name):
@@ -60,9 +62,9 @@ def recall(c: FleetState, record: m.FleetRecord) -> None:
 def _answer(c: FleetState, asked: Asked, what: str, about: str, carry_out: Callable[[], _Done]) -> None:
     try:
         if c.over or c.ending is not None:
-            raise _Refusal("training is over, and the scripts are ending", "none needed")
+            raise Refusal("training is over, and the scripts are ending", "none needed")
         text, leaving = carry_out()
-    except _Refusal as no:
+    except Refusal as no:
         c.journal("asked", what=what, about=about, accepted=False, text=no.text, replicas=[])
         c.tell([asked.asker], om.Answered(epoch=c.epoch, accepted=False, text=no.text, remedy=no.remedy))
         return
@@ -75,37 +77,37 @@ def _answer(c: FleetState, asked: Asked, what: str, about: str, carry_out: Calla
 def _scale(c: FleetState, wanted: int) -> _Done:
     before, spares = c.settings.num_replicas, c.settings.num_spares
     if wanted < 1:
-        raise _Refusal(f"{wanted} is no number of replicas", "a whole number from 1; outlast stop ends the run")
+        raise Refusal(f"{wanted} is no number of replicas", "a whole number from 1; outlast stop ends the run")
     if c.num_microbatches and wanted > c.num_microbatches:
-        raise _Refusal(
+        raise Refusal(
             f"{wanted} replicas cannot share the {c.num_microbatches} microbatches of a step",
             f"ask for {c.num_microbatches} or fewer",
         )
     if _robust(c) and wanted < c.began_with:
-        raise _Refusal(
+        raise Refusal(
             f"what the run's robust rule withstands needs the {c.began_with} replicas that it began with",
             f"ask for {c.began_with} or more; or end it with outlast stop, and start it anew with fewer",
         )
     if wanted + spares > c.settings.most_processes:
-        raise _Refusal(
+        raise Refusal(
             f"this run has memory for the snapshots of {c.settings.most_processes} replicas and spares at most",
             "start it anew with more replicas: it goes on from its newest checkpoint, to the same bits",
         )
-    out = _too_many(c, wanted)
-    _check_state_stays(c, out, "ask again once the others are members: outlast status shows them")
+    out = too_many(c, wanted)
+    check_state_stays(c, out, "ask again once the others are members: outlast status shows them")
     c.want(wanted)
     c.roster.unpaid.update(f"r{index + spares}" for index in range(before, wanted))
-    _ask_out(c, out)
+    ask_out(c, out)
     names = [peer.name for peer in out]
     more = f"; {', '.join(names)} will leave between two steps" if names else ""
-    slots = _slots_of_all(c)
+    slots = slots_of_all(c)
     if slots is not None and slots < wanted + spares:
         have, want = _many(slots, "process"), _many(wanted + spares, "process")
         more += f"; the hosts have slots for {have}, and {want} are wanted: the others wait for a host"
     return f"{_many(wanted, 'replica')} from now on ({before} before){more}", names
 
 
-def _too_many(c: FleetState, wanted: int) -> list[Peer]:
+def too_many(c: FleetState, wanted: int) -> list[Peer]:
     """Whose slot is no more; and so many members that no more are left than train, the last slots first."""
     peers, last = c.roster.peers, wanted + c.settings.num_spares
     out = [p for p in peers.values() if p.alive and not p.leaving and c.roster.index_of(p.name) >= last]
@@ -116,7 +118,7 @@ def _too_many(c: FleetState, wanted: int) -> list[Peer]:
     return [*out, *(peers[name] for name in stay[wanted:])]
 
 
-def _slots_of_all(c: FleetState) -> int | None:
+def slots_of_all(c: FleetState) -> int | None:
     """Processes that the hosts have room for; None for any number."""
     return _slots_of(c, c.roster.agents - c.roster.drained_agents)
 
@@ -134,13 +136,13 @@ def _drain(c: FleetState, host: str) -> _Done:
     here = {agent for agent in c.roster.agents | c.roster.lost_agents if host_named_in(agent) == name}
     others = c.roster.agents - here - c.roster.drained_agents
     if not others:
-        raise _Refusal(f"{host} is the only host that replicas may run on", "have another join first: outlast agent")
+        raise Refusal(f"{host} is the only host that replicas may run on", "have another join first: outlast agent")
     if _robust(c):
         _check_rule_holds(c, here)
     out = [p for p in c.roster.peers.values() if p.agent in here and p.alive and not p.leaving]
-    _check_state_stays(c, out, "have replicas on other hosts first: outlast scale")
+    check_state_stays(c, out, "have replicas on other hosts first: outlast scale")
     c.roster.drained.add(name)
-    _ask_out(c, out)
+    ask_out(c, out)
     names = [peer.name for peer in out]
     gone = f"{', '.join(names)} will leave it between two steps" if names else "no replica was there"
     return f"host {host} gets no replica until it is given back; {gone}", names
@@ -153,16 +155,16 @@ def _check_rule_holds(c: FleetState, drained: set[str]) -> None:
     if len(agents) < needed:
         have = f"needs replicas on {needed} hosts, and {len(agents)} would be left"
         text = f"with fault_domain = host the run's robust rule {have}"
-        raise _Refusal(text, "have another join first: outlast agent")
+        raise Refusal(text, "have another join first: outlast agent")
     slots = _slots_of(c, agents)
     if slots is not None and slots < c.settings.num_replicas:
         have = f"the other hosts have slots for {slots} of the {_many(c.settings.num_replicas, 'replica')}"
-        raise _Refusal(f"{have} that the run's robust rule needs", "have another join first: outlast agent")
+        raise Refusal(f"{have} that the run's robust rule needs", "have another join first: outlast agent")
     most, allowed = max(_rows_without(c, drained).values(), default=0), int(c.facts.get("most_rows", "0"))
     if allowed and most > allowed:
         have = f"bears {_many(allowed, 'row')} on a host, and one of those left would have {most}"
         text = f"with fault_domain = host the run's robust rule {have}"
-        raise _Refusal(text, "have another join first, with a slot for each replica here: outlast agent --slots")
+        raise Refusal(text, "have another join first, with a slot for each replica here: outlast agent --slots")
 
 
 def _rows_without(c: FleetState, drained: set[str]) -> dict[str, int]:
@@ -190,7 +192,7 @@ def _rows_without(c: FleetState, drained: set[str]) -> dict[str, int]:
 def _undrain(c: FleetState, host: str) -> _Done:
     name = _host_called(c, host)
     if name not in c.roster.drained:
-        raise _Refusal(f"host {host} is not drained", "outlast status shows which are")
+        raise Refusal(f"host {host} is not drained", "outlast status shows which are")
     c.roster.drained.discard(name)
     c.roster.look()
     return f"host {host} may be used again", []
@@ -201,7 +203,7 @@ def _host_called(c: FleetState, host: str) -> str:
     found = [name for name in _hosts(c) if _shown(c, name) == host]
     if not found:
         shown = ", ".join(_shown(c, name) for name in _hosts(c)) or "none"
-        raise _Refusal(f"the run has no host {host}", f"its hosts are: {shown}")
+        raise Refusal(f"the run has no host {host}", f"its hosts are: {shown}")
     return found[0]
 
 
@@ -219,18 +221,18 @@ def _evict(c: FleetState, asked: om.EvictAsked) -> _Done:
     peer = c.roster.peers.get(asked.replica) or c.roster.peers.get(c.roster.living(asked.replica))
     if peer is None or not peer.alive:
         living = [p.name for p in c.roster.peers.values() if p.alive]
-        raise _Refusal(f"no replica {asked.replica} lives", f"those that do: {', '.join(living) or 'none'}")
-    _check_state_stays(c, [peer], "have another replica first: outlast scale")
+        raise Refusal(f"no replica {asked.replica} lives", f"those that do: {', '.join(living) or 'none'}")
+    check_state_stays(c, [peer], "have another replica first: outlast scale")
     if asked.now:
         c.roster.asked_out.add(peer.name)  # should this coordinator die before its agent hears, it leaves all the same
         c.journal("suspected", replica=peer.name, evidence="it was asked for", decision="evict")
         c.kill(peer.name, "it was asked for (outlast evict --now)")
         return f"{peer.name} is killed, and another process takes its place", [peer.name]
-    _ask_out(c, [peer])
+    ask_out(c, [peer])
     return f"{peer.name} will leave between two steps, and another process takes its place", [peer.name]
 
 
-def _ask_out(c: FleetState, peers: Iterable[Peer]) -> None:
+def ask_out(c: FleetState, peers: Iterable[Peer]) -> None:
     """As if each had asked itself; who has yet to say hello is told then."""
     for peer in peers:
         peer.leaving = c.leaving = True
@@ -239,14 +241,14 @@ def _ask_out(c: FleetState, peers: Iterable[Peer]) -> None:
             c.tell([peer.name], c.departure())
 
 
-def _check_state_stays(c: FleetState, out: Iterable[Peer], remedy: str) -> None:
+def check_state_stays(c: FleetState, out: Iterable[Peer], remedy: str) -> None:
     """Somebody who holds the state must be left, and not about to go, nor killed with its end not reported yet."""
     gone, peers = {peer.name for peer in out}, c.roster.peers
     if not gone.intersection(c.current):
         return
     holders = [*c.roster.alive(c.current), *c.roster.having("ready")]
     if not any(name not in gone | c.killed and not peers[name].leaving for name in holders):
-        raise _Refusal(f"nobody but {', '.join(sorted(gone))} holds the training state", remedy)
+        raise Refusal(f"nobody but {', '.join(sorted(gone))} holds the training state", remedy)
 
 
 def _robust(c: FleetState) -> bool:

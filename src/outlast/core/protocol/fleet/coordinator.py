@@ -5,7 +5,7 @@ carried out in order; a `Persist` must be durable before anything after it (prot
 after every event it does the one thing that is next. `rules` lists the events, and which rule each is for. Rules lie
 beside this file and work on the data in `state`: `_members` and `_agents` (what they say), `change` (a view is over),
 `_planned` (somebody in or out, a joiner to be served), `_silence` (who is asked to go), `_hosts` (who is not heard of),
-`_restart` (a new epoch), `_returning` (a lost connection), `_asked` (what people want).
+`_restart` (a new epoch), `_returning` (a lost connection), `_asked` (what people want), `_spares` (how many wait).
 
     no view ── enough fresh members ──► view formed ──(death, Left, eviction)──► change: everyone is told to leave
                                           ▲   │ planned switch / serve a joiner         │ all alive acknowledged
@@ -39,6 +39,7 @@ from outlast.core.protocol.fleet import (
     _restart,
     _robust_rules,
     _silence,
+    _spares,
     _step_verdicts,
     _telling,
     _timers,
@@ -75,6 +76,7 @@ class Coordinator(FleetState):
         m.Departing: _members.departing,
         m.Judged: _step_verdicts.judged, m.Leaving: _members.leaving, m.Left: _members.left, m.Ready: _members.ready,
         m.Rejoin: _members.rejoin, m.Resumed: _notes.resumed, m.Rows: _silence.rows,
+        m.SparesWorth: _spares.worth,
         m.SpawnFailed: _agents.spawn_failed, m.Spawned: _agents.spawned, m.Stalled: _silence.stalled, m.Stop: _stop,
         m.Superseded: _superseded, m.Timer: _timers.timer, m.Unjoined: _notes.unjoined, m.Whole: _telling.tell_whole,
     }  # fmt: skip
@@ -114,6 +116,7 @@ class Coordinator(FleetState):
             _change.try_install(self, now_s)
         if self.silent and not self.over:
             _hosts.settle(self, now_s)
+            self._spawn()  # nothing else may ever happen: of a fleet on one host nobody is left to say a word
         if self.over or self.change is not None:
             return
         if self.view is None:

@@ -35,6 +35,7 @@ class Settings:
 
     num_replicas: int
     num_spares: int = 0
+    auto_spares: bool = False  # how many is decided by the policy while the run lasts (`_spares`)
     num_agents: int = 1  # the first replicas are started when so many agents have said hello
     ack_s: float = 5.0
     doubt_s: float = 0.5  # how long "its connection ended" waits for the agent's certainty
@@ -181,9 +182,9 @@ class Roster:
         agents = self.agents | self.lost_agents if self.incarnations else self.agents
         return len({host_named_in(agent) for agent in agents}) >= self.settings.num_agents
 
-    def want(self, num_replicas: int) -> None:
-        """So many replicas train from now on."""
-        self.settings = replace(self.settings, num_replicas=num_replicas)
+    def want(self, num_replicas: int, num_spares: int) -> None:
+        """So many replicas train from now on, and so many are kept caught up beside them."""
+        self.settings = replace(self.settings, num_replicas=num_replicas, num_spares=num_spares)
         self._num_wanted_fresh = sum(_index(name) < num_replicas for name in self._by_status.get("fresh", ()))
         self._look = True
 

@@ -112,7 +112,12 @@ class FleetState:
     def want(self, num_replicas: int) -> None:
         """So many replicas train from now on."""
         self.wanted = num_replicas
-        self.roster.want(num_replicas)
+        self.roster.want(num_replicas, self.settings.num_spares)
+        self.settings = self.roster.settings
+
+    def hold(self, num_spares: int) -> None:
+        """So many spares are kept from now on."""
+        self.roster.want(self.settings.num_replicas, num_spares)
         self.settings = self.roster.settings
 
     def latest(self) -> ViewId:
@@ -196,6 +201,7 @@ class FleetState:
             drained=tuple(sorted(self.roster.drained)),
             leaving=tuple(sorted(name for name in self.roster.asked_out if self.roster.is_alive(name))),
             unpaid=tuple(sorted(self.roster.unpaid)),
+            spares=self.settings.num_spares if self.settings.auto_spares else -1,
             **ended,
         )
         if not any(isinstance(action, m.Persist) and action.record == record for action in self._out):
