@@ -18,6 +18,7 @@ def settings_of(config: RunConfig, environ: Mapping[str, str]) -> Settings:
         num_replicas=config.replicas,
         num_spares=config.num_spares,
         auto_spares=config.spares == "auto",
+        num_slots=0 if config.endpoint else config.slots,
         num_agents=config.num_agents,
         ack_s=config.ack_s,
         lease_s=config.lease_s,

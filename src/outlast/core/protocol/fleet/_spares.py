@@ -38,6 +38,6 @@ def worth(c: FleetState, now_s: float, said: m.SparesWorth) -> None:
 
 def _within(c: FleetState, number: int) -> int:
     """As many as the hosts have slots for, and this machine memory; one a replica where nobody has said."""
-    slots, replicas = slots_of_all(c), c.settings.num_replicas
-    room = replicas if slots is None else slots - replicas
+    slots, replicas = slots_of_all(c) or c.settings.num_slots, c.settings.num_replicas
+    room = slots - replicas if slots else replicas
     return max(0, min(number, room, c.settings.most_processes - replicas))

@@ -36,6 +36,7 @@ class Settings:
     num_replicas: int
     num_spares: int = 0
     auto_spares: bool = False  # how many is decided by the policy while the run lasts (`_spares`)
+    num_slots: int = 0  # of a run on one host, as it was told; 0: nobody said
     num_agents: int = 1  # the first replicas are started when so many agents have said hello
     ack_s: float = 5.0
     doubt_s: float = 0.5  # how long "its connection ended" waits for the agent's certainty
