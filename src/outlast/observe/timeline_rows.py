@@ -186,13 +186,17 @@ def _describe(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning", "erro
             said = f"asked to {event.what} {event.about}" if event.what != "scale" else f"asked for {event.about}"
             return f"{said}: {event.text}" + ("" if event.accepted else " (nothing was changed)"), "info"
         case ev.SparesHeld():
-            less = f" (the policy asks for {event.worth})" if event.worth > event.number else ""
-            return f"{_count(event.number, 'spare')} from now on{less}: {event.reason}", "info"
+            return _describe_spares(event), "info"
         case ev.StateCertified():
             return f"the state after step {event.step - 1} is certified at {event.share:g}", "info"
         case ev.VerdictReached():
             return _describe_verdict(event), "error" if event.action == "stop" else "warning"
     return _describe_process(event)
+
+
+def _describe_spares(event: ev.SparesHeld) -> str:
+    less = f" (the policy asks for {event.worth})" if event.worth > event.number else ""
+    return f"{_count(event.number, 'spare')} from now on{less}: {event.reason}"
 
 
 def _describe_refusal(event: ev.Refused) -> str:
