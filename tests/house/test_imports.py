@@ -69,6 +69,14 @@ def test_looking_at_a_run_loads_nothing_heavy(args: list[str], tmp_path: Path) -
 
 
 @pytest.mark.process
+def test_a_quick_look_at_a_host_loads_nothing_heavy(tmp_path: Path) -> None:
+    code, packages, count = modules_after(["doctor", "--quick"], tmp_path)
+    assert code in (0, 4), "what it finds of this host is no matter here"
+    assert not packages & HEAVY
+    assert count <= MAX_MODULES
+
+
+@pytest.mark.process
 def test_the_walls_between_the_rooms_stand() -> None:
     """The contracts are in pyproject.toml; this is `lint-imports`, so that a test run sees a breach too."""
     command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]

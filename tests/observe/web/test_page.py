@@ -26,12 +26,21 @@ pytestmark = [
 ]
 
 
+FIGURES = (
+    "[...document.querySelectorAll('main > *')].map((run) => Object.fromEntries("
+    "[...run.querySelectorAll('[data-figure]')].map((n) => [n.dataset.figure, n.querySelector('dd').textContent])))"
+    ".filter((figures) => 'useful time' in figures)"
+)
+
+
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory, story: Any) -> Iterator[str]:
-    run_dir = tmp_path_factory.mktemp("runs") / "brave"
+    run_dir, calm_dir = (tmp_path_factory.mktemp("runs") / name for name in ("brave", "calm"))
     with Journal.create(run_dir) as journal:
         journal.append_many(story.whole)
-    serving = Serving(Board([run_dir]), listen(0))
+    with Journal.create(calm_dir) as journal:
+        journal.append_many([*story.started, *story.training, *story.finished])
+    serving = Serving(Board([run_dir, calm_dir]), listen(0))
     thread = threading.Thread(target=serving.run, daemon=True)
     thread.start()
     yield serving.url
@@ -118,6 +127,29 @@ def test_its_figures_are_the_terminal_s(browser: Browser, url: str, story: Any) 
         [m.replica, f"{m.steps:,}", *map(format_s, (m.load_s, m.compute_s, m.exchange_s, m.wait_s)), m.waits_for]
         for m in told.anatomy.members
     ]
+
+
+@pytest.mark.parametrize(("width", "theme"), [(390, "light"), (1400, "dark")])
+def test_two_runs_stand_side_by_side_or_one_below_the_other(
+    browser: Browser, url: str, story: Any, width: int, theme: str
+) -> None:
+    browser.open(f"{url}/?both#runs=brave,calm", width, theme)
+    browser.until(lambda: len(browser.script(f"return {FIGURES}")) == 2)
+    both = browser.script(f"return {FIGURES}")
+    told = [why(events) for events in (story.whole, [*story.started, *story.training, *story.finished])]
+    assert [row["faults outlasted"] for row in both] == [str(one.survived) for one in told]
+    assert [row["useful time"] for row in both] == [f"{one.ettr:.1%}" for one in told]
+    tops = browser.script("return [...document.querySelectorAll('main > *')].map((n) => n.getBoundingClientRect().top)")
+    assert (tops[0] == tops[1]) == (width > 1000)
+    assert browser.script("return document.documentElement.scrollWidth") <= width
+    assert [entry["message"] for entry in browser.log("browser")] == []
+
+
+def test_pages_that_were_left_hold_no_connection(browser: Browser, url: str) -> None:
+    """A browser has six to a server: each page of two runs takes two, and what was left or is hidden none."""
+    for number in range(5):
+        browser.open(f"{url}/?left{number}#runs=brave,calm", 820, "light")
+        browser.until(lambda: len(browser.script(f"return {FIGURES}")) == 2)
 
 
 def test_a_link_to_a_moment_marks_its_row(browser: Browser, url: str) -> None:

@@ -148,7 +148,8 @@ class Run {
     this.people.addEventListener("keydown", (event) => this.move(event));
   }
 
-  follow() {
+  follow() { // only while somebody looks: a browser has six connections to a server, for all of its tabs
+    if (this.stream || document.hidden) return;
     this.stream = new EventSource(`api/runs/${encodeURIComponent(this.name)}/stream`);
     for (const part of ["absent", "head", "members", "curves", "marks", "story", "plan"]) {
       this.stream.addEventListener(part, (event) => {
@@ -163,7 +164,9 @@ class Run {
     this.stream.onerror = () => link("no answer; the last picture is shown. outlast serve shows it again");
   }
 
-  close() { this.stream.close(); this.observer.disconnect(); this.root.remove(); }
+  rest() { this.stream?.close(); this.stream = null; }
+
+  close() { this.rest(); this.observer.disconnect(); this.root.remove(); }
 
   page(by) { this.paged = true; this.first = Math.max(0, this.first + by); this.list(this.first); }
 
@@ -372,5 +375,8 @@ const served = await (await fetch("api/runs")).json();
 names = served.map((run) => run.name);
 ASKS = served.length ? served[0].asks : {};
 addEventListener("hashchange", show);
+addEventListener("pagehide", () => open.forEach((run) => run.rest()));
+addEventListener("pageshow", () => open.forEach((run) => run.follow()));
+addEventListener("visibilitychange", () => open.forEach((run) => (document.hidden ? run.rest() : run.follow())));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => open.forEach((run) => run.draw()));
 show();
