@@ -40,9 +40,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     MAX none is taken."""
     slots: int = 0
     """Replicas that may run on this host; 0 is any number. Every agent that joins says its own."""
-    exchange: Literal["auto", "shm", "c10d"] = "auto"
-    """How gradients travel: shared memory inside a host, or c10d (Gloo, NCCL). `auto`: shm on CPU, else c10d; on
-    several hosts always c10d."""
+    exchange: Literal["auto", "shm", "c10d", "hosts"] = "auto"
+    """How gradients travel: `shm`, shared memory inside a host; `c10d` (Gloo, NCCL); `hosts`, in two levels: memory
+    inside a host, c10d between hosts, one sum a host. `auto`: shm, or hosts where the run spans several. GPUs, robust
+    rules, audits and replicas of several ranks take c10d in place of hosts."""
     lease_s: float = 600.0
     """A view that cannot hear its coordinator stops committing after this long. `inf` leaves it to a person."""
     heartbeat_s: float = 1.0
@@ -258,7 +259,7 @@ def _check_hosts(config: RunConfig) -> None:
     """What several hosts need, and what does not go with them."""
     most = config.hosts[1]
     if config.endpoint and config.exchange == "shm":
-        raise ConfigError("exchange = 'shm' does not reach other hosts", remedy="leave it out, or take c10d")
+        raise ConfigError("exchange = 'shm' does not reach other hosts", remedy="leave it out, or take hosts or c10d")
     if config.endpoint and config.port:
         raise ConfigError("port and endpoint both say where to listen", remedy="give the port in --endpoint HOST:PORT")
     if not config.endpoint and most > 1:

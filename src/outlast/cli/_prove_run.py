@@ -64,7 +64,7 @@ def run(
     hosts: Annotated[int, typer.Option(help="On so many hosts, 3 or more: network namespaces, as root.")] = 0,
     schedule: Annotated[str, typer.Option(help="One run, struck as a failure printed it.")] = "",
     agents: Annotated[int, typer.Option(help="Agents, with --schedule.")] = 1,
-    exchange: Annotated[str, typer.Option(help="auto, shm or c10d, with --schedule.")] = "auto",
+    exchange: Annotated[str, typer.Option(help="auto, shm, c10d or hosts, with --schedule.")] = "auto",
     checkpoints: Annotated[bool, typer.Option(help="Whether it saves, with --schedule.")] = True,
     config: Annotated[Path | None, typer.Option(help="Settings for all runs, as for outlast run.")] = None,
     keep: Annotated[Path | None, typer.Option(help="Keep all runs here; else only those with findings.")] = None,

@@ -74,7 +74,7 @@ def run(
     slots: Annotated[int | None, typer.Option(help="replicas that may run on this host; 0 for any number")] = None,
     host: Annotated[str | None, typer.Option(help="this host's name in the run; its own by default")] = None,
     secret_file: Annotated[Path | None, typer.Option(help="the run's secret; else made, or OUTLAST_SECRET")] = None,
-    exchange: Annotated[str | None, typer.Option(help="auto, shm or c10d")] = None,
+    exchange: Annotated[str | None, typer.Option(help="auto, shm, c10d or hosts")] = None,
     guards: Annotated[str | None, typer.Option(help="script, default, full or off: what is watched")] = None,
     aggregation: Annotated[str | None, typer.Option(help="mean, or a robust rule; outlast rules lists them")] = None,
     f: Annotated[int | None, typer.Option("--f", help="how many rows may lie")] = None,

@@ -15,6 +15,7 @@ from functools import lru_cache
 
 __all__ = [
     "Node", "combine", "cover", "leaves_of", "merges", "parent", "partials", "roots", "schedule", "shares", "split",
+    "within",
 ]  # fmt: skip
 
 Node = tuple[int, int]
@@ -132,6 +133,14 @@ def schedule(nodes: tuple[Node, ...], num_leaves: int, num_rows: int = 1) -> tup
     if found != len(nodes):
         raise ValueError(f"partial sums overlap: {sorted(nodes)}")
     return tuple(reversed(todo))
+
+
+def within(nodes: Collection[Node], root: Node) -> list[tuple[Node, Node, Node]]:
+    """The additions (left, right, parent) that lead from these nodes to one sum over all of them, children first."""
+    if root in nodes:
+        return []
+    left, right = split(root)
+    return [*within(nodes, left), *within(nodes, right), (left, right, root)]
 
 
 @lru_cache(maxsize=1024)

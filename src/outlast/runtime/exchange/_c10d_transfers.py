@@ -233,11 +233,17 @@ class Points(Wires):
 
     def gather(self, bucket: int, whole: Tensor, ranges: Sequence[tuple[int, int]]) -> Pending:
         """Send my range of `whole` to everybody, and receive the others' into it."""
-        pending = self._keep(Pending(held=[whole]))
         slices = [whole[lo:hi] for lo, hi in ranges]
-        starts = [self._receiver(slices[i], i) for i in self._others() if len(slices[i])]
-        if len(slices[self.index]):
-            starts += [self._sender(slices[self.index], to) for to in self._others()]
+        sends = [(slices[self.index], to) for to in self._others()]
+        return self.bring(bucket, [(slices[i], i) for i in self._others()], sends)
+
+    def bring(
+        self, bucket: int, receives: Sequence[tuple[Tensor, int]], sends: Sequence[tuple[Tensor, int]]
+    ) -> Pending:
+        """Receive each of these from a member and send each of those to one: the end of a bucket."""
+        pending = self._keep(Pending(held=[tensor for tensor, _ in (*receives, *sends)]))
+        starts = [self._receiver(tensor, source) for tensor, source in receives if len(tensor)]
+        starts += [self._sender(tensor, to) for tensor, to in sends if len(tensor)]
         self._start(pending, starts, self._tag(_GATHER, bucket))
         sends = self._sends.pop(bucket, None)
         if sends is not None:

@@ -120,7 +120,7 @@ class Environment:
 
 
 def _exchange(config: RunConfig) -> str:
-    chosen = "c10d" if config.endpoint else "shm"  # no memory is shared between hosts
+    chosen = "hosts" if config.endpoint else "shm"  # no memory is shared between hosts
     return chosen if config.exchange == "auto" else config.exchange
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -13,7 +14,7 @@ from outlast.core.protocol import messages as m
 from outlast.errors import ConfigError
 from outlast.runtime.checks.checked_sums import admit_device, checked_sums
 from outlast.runtime.checks.guards import Guarding
-from outlast.runtime.exchange.robust_rows import arrange
+from outlast.runtime.exchange.robust_rows import Robust, arrange
 from outlast.runtime.exchange.rule_settings import row_settings
 from outlast.runtime.exchange.shard_sums import ShardSums, sharded
 from outlast.runtime.exchange.slots import Memory
@@ -83,7 +84,8 @@ def assemble(
     layout, rows = arrange(env.config, parts, samples, int(bucket_mb * (1 << 20)), shards, **robust)
     parts.scaling.check(rows is not None)
     admit_device(env.config.device_test or env.probation, layout.device, env.me)
-    shared = env.exchange == "shm" and layout.device.type == "cpu"
+    shared = env.exchange == "shm" or (env.exchange == "hosts" and in_two_levels(env, rows, facts))
+    shared = shared and layout.device.type == "cpu"
     memory = Memory(layout, microbatches + 2, shared=shared)
     engine = Engine(parts, samples, layout, memory, wanted.clip_norm, wanted.seed, rows, shards)
     engine.step_checks.guards = guarding = Guarding(engine, policy)
@@ -95,6 +97,11 @@ def assemble(
     facts |= rows.settings.facts() if rows is not None else {}
     facts |= {"checkpoints": msgspec.json.encode(keep).decode()} if keep is not None else {}
     return (_following if env.place else _leading)(env, engine, facts, guarding, keep)
+
+
+def in_two_levels(env: Environment, rows: Robust | None, facts: Mapping[str, str]) -> bool:
+    """Whether members of a host add their sums before these travel: not where it counts whose each one is."""
+    return rows is None and env.width == 1 and facts["audit"] == "0" and not facts["audit_params"]
 
 
 def _following(

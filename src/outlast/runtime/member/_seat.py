@@ -63,7 +63,7 @@ class MemberSeat:
         self.lock = threading.RLock()
         self.probe, self.progress = env.probe, env.progress
         self._store: Any = None
-        if env.exchange == "c10d" and engine.layout.device.type == "cuda":
+        if env.exchange != "shm" and engine.layout.device.type == "cuda":
             from outlast.runtime.exchange.c10d_plane import LOOPBACK, open_store
 
             self._store, env.store = open_store(env.address or LOOPBACK)

@@ -24,6 +24,7 @@ __all__ = [
     "handed_on",
     "listen_on",
     "member_address",
+    "place_in",
     "place_here",
     "read_host_port",
     "shown",
@@ -49,6 +50,11 @@ def place_here() -> str:
 def member_address(unix: str, network: tuple[str, int] | None) -> str:
     """One string for both. `network`: None on one machine."""
     return unix if network is None else f"{unix} {place_here()} {network[0]} {network[1]}"
+
+
+def place_in(address: str) -> str:
+    """The place that a member's address names; "" on one machine."""
+    return [*address.split(" "), ""][1]
 
 
 def caller_for(address: str) -> tuple[socket.socket, Target]:

@@ -16,7 +16,7 @@ import select
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -277,12 +277,12 @@ class Mesh:
         """Wait for something that wakes `wake_fd`; `suspects` are named if it takes too long."""
         self._wait(lambda: [] if done() else suspects, phase)
 
-    def has_all(self, kind: type, step: int, bucket: int) -> bool:
+    def has_all(self, kind: type, step: int, bucket: int, names: Sequence[str] | None = None) -> bool:
         """Whether `collect` would return at once. Reads what has arrived, never waits."""
-        box = self.boxes[kind, step, bucket]
-        if len(box) < len(self.peers):
+        box, wanted = self.boxes[kind, step, bucket], self.peers if names is None else names
+        if not box.keys() >= set(wanted):
             self._pump(0.0)
-        return len(box) == len(self.peers)
+        return box.keys() >= set(wanted)
 
     def forget(self, step: int) -> None:
         """Drop what was collected for steps before `step`."""

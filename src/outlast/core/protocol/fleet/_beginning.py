@@ -49,7 +49,7 @@ def gathered(c: FleetState) -> None:
 
 def _begin(c: FleetState, now_s: float) -> None:
     wanted = c.settings.num_replicas
-    members = tuple(c.roster.having("fresh")[:wanted])
+    members = c.roster.by_host(c.roster.having("fresh")[:wanted])
     here = {slot_of(name) for name in members}
     missing = [f"r{index}" for index in range(wanted) if f"r{index}" not in here]
     if missing:

@@ -43,7 +43,7 @@ def _switch(c: FleetState, view: View, vacant: int) -> bool:
         staying = _stays_on(c, view)
     if not staying:  # somebody has to hand the state on: the last one goes with the next change
         staying = [view.members[0]]
-    members = (*staying, *ready[: max(0, vacant)])
+    members = c.roster.by_host((*staying, *ready[: max(0, vacant)]))
     others = relieved(c, members)
     if members == view.members and others == view.relieved:
         return False

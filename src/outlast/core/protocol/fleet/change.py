@@ -146,4 +146,5 @@ def successor(c: FleetState, change: Change, carriers: Sequence[str]) -> View:
         elif incoming:
             members.append(incoming.pop(0))
     members += [name for name in staying if name not in change.old] + incoming
+    members = list(c.roster.by_host(members))
     return View(id=c.next_id(), members=tuple(members), attached=attached, relieved=relieved(c, members))

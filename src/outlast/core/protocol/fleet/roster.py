@@ -6,7 +6,7 @@ that is asked at each event is answered from a counter, so that a fleet of N cos
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -206,6 +206,15 @@ class Roster:
 
     def _last(self, agent: str) -> bool:
         return agent in self.badly_linked or self.on_probation(agent)
+
+    def by_host(self, names: Sequence[str]) -> tuple[str, ...]:
+        """The same members, those of each host side by side: its microbatches are then one range, and few sums stand
+        for them (33). Hosts come in the order of their first member; agents of the launcher's are on one."""
+        found: dict[str, list[str]] = {}
+        for name in names:
+            agent = self.peers[name].agent if name in self.peers else ""
+            found.setdefault(host_named_in(agent) if ":" in agent else "", []).append(name)
+        return tuple(name for host in found.values() for name in host)
 
     def index_of(self, name: str) -> int:
         """The number of a member's slot."""
