@@ -1,4 +1,5 @@
-"""Hosts that fail: how long no step is committed after a process's death on another host, and after a power-off.
+"""Hosts that fail: how long no step is committed after a process's death on another host, and after a power-off. And
+hosts that do not: a step beside plain DDP's, and the bytes that a host sends in it (`_host_steps.py`).
 
 Three hosts are network namespaces on this machine, with one replica each. In every sample a run learns its deadlines, a
 replica on another host is killed as often as asked, and at the end that host loses its power: all of it goes, and no
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks._common import Bounds, Table, alone, environment, options, publish, spread
+from benchmarks._host_steps import steps_measured, steps_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -55,21 +57,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     if reason := unavailable():
         print(f"no hosts can be made on this machine: {reason}", file=sys.stderr)
         return 0
+    steps = steps_measured(args) if args.rates else []
     for sample in range(args.samples):
         with alone(args.lock):
             every += measured(args, sample)
     deaths = [outage.downtime_s for outage in every if outage.kind == "a process's death"]
     power = [outage.downtime_s for outage in every if outage.kind == "power off"]
-    bounds.check("power off: longest time without a commit", max(power), DEADLINE_S + MARGIN_S, "s")
+    if power:
+        bounds.check("power off: longest time without a commit", max(power), DEADLINE_S + MARGIN_S, "s")
     if deaths:
         bounds.check("a process's death on another host: median", spread(deaths).median, DEATH_S, "s")
-    return publish("hosts", args, machine, [tabulate(every)], bounds, [dataclasses.asdict(one) for one in every])
+    tables = [*([tabulate(every)] if every else []), *([steps_table(steps, bounds)] if steps else [])]
+    return publish("hosts", args, machine, tables, bounds, [dataclasses.asdict(one) for one in (*every, *steps)])
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = options(__doc__)
     parser.add_argument("--samples", type=int, default=5, help="runs, each with one power-off")
     parser.add_argument("--deaths", type=int, default=3, help="processes killed in each run before that")
+    parser.add_argument("--hosts", type=int, default=2, help="for steps: hosts with two replicas each")
+    parser.add_argument("--models", nargs="+", choices=["3.2M", "10M"], default=["3.2M", "10M"])
+    parser.add_argument("--rates", nargs="*", default=["", "1gbit"], help="of the cables; none: measure no steps")
+    parser.add_argument("--microbatches", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=7)
     return parser.parse_args(argv)
 
 

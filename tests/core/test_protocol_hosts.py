@@ -253,3 +253,11 @@ def test_a_host_whose_agent_comes_and_goes_is_one_host() -> None:
     assert not spawns(c.handle(2.0, m.AgentHello(agent="a0.2", pid=10)))
     assert not spawns(c.handle(3.0, m.AgentHello(agent="h2:0", pid=1)))
     assert spawns(c.handle(4.0, m.AgentHello(agent="h1:9", pid=1))) == {"r0.1", "r1.1"}
+
+
+def test_members_of_a_host_stand_side_by_side_and_hosts_in_the_order_of_their_first() -> None:
+    c = started()
+    for name, agent in zip(PLACES, ("h0:aa", "h1:bb", "h0:aa", "a0", "a1"), strict=True):
+        c.roster.add(name, agent, "fresh").agent = agent
+    assert c.roster.by_host(list(PLACES)) == ("r0.1", "r2.1", "r1.1", "r3.1", "r4.1")  # the launcher's are on one host
+    assert c.roster.by_host(["r1.1", "r0.1"]) == ("r1.1", "r0.1")

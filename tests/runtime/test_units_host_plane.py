@@ -1,4 +1,4 @@
-"""The exchange in two levels, over real Gloo groups, one member a thread: the bits of one process, the bytes of a ring."""
+"""The exchange in two levels, over real Gloo groups, one member a thread: one process's bits, the bytes of a ring."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ from outlast.runtime.transport.peer_messages import Key
 from outlast.tensors import BLOCK, Layout, reduce_slice
 
 PATIENCE_S = 20.0
-LEAVES, BUCKETS = 8, 3
+LEAVES, BUCKETS = 8, 2
 SIZE = 24 * BLOCK + 64  # of a bucket
 Leaves = tuple[tuple[int, ...], ...]
 
@@ -67,7 +67,7 @@ class Talk:
 class Counted(Points):
     """What each member sends to each other."""
 
-    sent: dict[tuple[int, int], int] = {}
+    sent: ClassVar[dict[tuple[int, int], int]] = {}
 
     def _sender(self, tensor: Tensor, to: int) -> Any:
         key = self.index, to
@@ -106,7 +106,7 @@ def exchange(
     """Some steps of members at these places: what each sent to each in one of them. The bits are one process's."""
     monkeypatch.setattr("outlast.runtime.exchange.c10d_plane.Points", Counted)
     monkeypatch.setattr("outlast.runtime.exchange.c10d_plane.shut", lambda said: 0)  # one process has all listeners
-    Counted.sent = {}
+    Counted.sent.clear()
     members, layout = tuple(f"r{i}" for i in range(len(places))), layout_of()
     talks: dict[str, Talk] = {}
     view = View(id=ViewId(1, 1), members=members, relieved=relieved)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import shutil
 import signal
@@ -221,6 +222,12 @@ class HostNetwork:
     def unshape(self, host: int) -> None:
         """As fast as it was."""
         self._bridge("tc", "qdisc", "del", "dev", f"v{host}", "root")
+
+    def carried(self, host: int) -> tuple[int, int]:
+        """Bytes that its cable has carried since it was made: what the host has sent, and what it was sent."""
+        command = [*self._into(0), "ip", "-s", "-j", "link", "show", f"v{host}"]
+        told = json.loads(subprocess.run(command, capture_output=True, check=True, stdin=subprocess.DEVNULL).stdout)
+        return told[0]["stats64"]["rx"]["bytes"], told[0]["stats64"]["tx"]["bytes"]
 
     # --- the end -------------------------------------------------------------------------------------------------
     def _end(self) -> None:

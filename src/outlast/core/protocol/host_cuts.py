@@ -40,7 +40,7 @@ def host_nodes(hosts: Sequence[Sequence[int]], nodes: Sequence[Sequence[Node]], 
 
 @dataclass(frozen=True, slots=True)
 class HostCuts:
-    """Of one view. `hosts`: as `together` has them; `idle`: members that reduce nothing (a host does if all of it do)."""
+    """Of one view. `hosts`: as `together` has them; `idle`: members that reduce nothing (a host, if all of it are)."""
 
     hosts: tuple[tuple[int, ...], ...]
     idle: frozenset[int] = frozenset()

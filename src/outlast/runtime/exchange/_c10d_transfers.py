@@ -245,10 +245,10 @@ class Points(Wires):
         starts = [self._receiver(tensor, source) for tensor, source in receives if len(tensor)]
         starts += [self._sender(tensor, to) for tensor, to in sends if len(tensor)]
         self._start(pending, starts, self._tag(_GATHER, bucket))
-        sends = self._sends.pop(bucket, None)
-        if sends is not None:
-            pending.works += sends.works
-            pending.trouble = pending.trouble or sends.trouble
+        scattered = self._sends.pop(bucket, None)
+        if scattered is not None:
+            pending.works += scattered.works
+            pending.trouble = pending.trouble or scattered.trouble
         self._expect(pending, _GATHER)
         return pending
 

@@ -17,6 +17,7 @@ Who carries what: `core/protocol/host_cuts.py`. Robust rules, audits and replica
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -199,7 +200,7 @@ class HostPlane(NetworkPlane):
         brought = [row for row in brought if row[0][0] < row[0][1]]
         lo, hi = self.cuts.owned(fine, self.index)
         edges = sorted({lo, hi, *(edge for span, _, _ in brought for edge in span)})
-        for begin, end in zip(edges, edges[1:], strict=False):
+        for begin, end in itertools.pairwise(edges):
             piece = {node: part[begin:end] for node, part in parts.items()}
             for (start, stop), host, other in brought:
                 if start <= begin and end <= stop:
