@@ -123,8 +123,8 @@ def test_a_death_keeps_what_is_known_and_another_coordinator_leaves_the_view_as_
     assert (c.view.members, c.view.relieved) == (("r0.1", "r1.1", "r4.1", "r2.1"), ("r2.1",))
     other = Coordinator(Settings(num_replicas=5, num_agents=3), 2, record)
     for index, agent in enumerate(AGENTS):
-        other.handle(4.0, m.AgentHello(agent=agent, pid=1, members=tuple(view.members[index::3])))
-    for index, name in enumerate(view.members):
+        other.handle(4.0, m.AgentHello(agent=agent, pid=1, members=tuple(sorted(view.members)[index::3])))
+    for index, name in enumerate(sorted(view.members)):
         other.handle(
             4.0,
             m.Hello(member=name, agent=AGENTS[index % 3], epoch=1, state="member", view=view, formed=True),
