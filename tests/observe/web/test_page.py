@@ -129,7 +129,7 @@ def test_its_figures_are_the_terminal_s(browser: Browser, url: str, story: Any) 
     ]
 
 
-@pytest.mark.parametrize(("width", "theme"), [(390, "light"), (1400, "dark")])
+@pytest.mark.parametrize(("width", "theme"), [(390, "light"), (1000, "light"), (1400, "dark")])
 def test_two_runs_stand_side_by_side_or_one_below_the_other(
     browser: Browser, url: str, story: Any, width: int, theme: str
 ) -> None:
@@ -140,7 +140,12 @@ def test_two_runs_stand_side_by_side_or_one_below_the_other(
     assert [row["faults outlasted"] for row in both] == [str(one.survived) for one in told]
     assert [row["useful time"] for row in both] == [f"{one.ettr:.1%}" for one in told]
     tops = browser.script("return [...document.querySelectorAll('main > *')].map((n) => n.getBoundingClientRect().top)")
-    assert (tops[0] == tops[1]) == (width > 1000)
+    assert (tops[0] == tops[1]) == (width > 800)
+    hidden = browser.script(
+        "return [...document.querySelectorAll('table.rows td.what')].filter((cell) => "
+        "cell.getBoundingClientRect().right > cell.closest('.scroll').getBoundingClientRect().right + 1).length"
+    )
+    assert hidden == 0, "what happened can be read without moving the list sideways"
     assert browser.script("return document.documentElement.scrollWidth") <= width
     assert [entry["message"] for entry in browser.log("browser")] == []
 
