@@ -143,6 +143,46 @@ def test_the_command_writes_all_formats(
     assert main(["export", str(tmp_path / "run"), "--wandb", str(tmp_path / "w")]) == 3
 
 
+@pytest.mark.process
+def test_the_real_wandb_keeps_all_rows_offline(
+    tmp_path: Path, story: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the package itself, where it is installed; what it has written is read back from its own file."""
+    wandb = pytest.importorskip("wandb", reason="the package wandb is not installed")
+    for name, value in (("WANDB_SILENT", "true"), ("WANDB_MODE", "online"), ("WANDB_ERROR_REPORTING", "false")):
+        monkeypatch.setenv(name, value)  # what is asked for by argument counts
+    with Journal.create(tmp_path / "run") as journal:
+        journal.append_many(story.whole)
+    args = ["--wandb", str(tmp_path / "w"), "--jsonl", str(tmp_path / "x.jsonl")]
+    assert main(["export", str(tmp_path / "run"), *args]) == 0
+    wandb.teardown()  # what the end of the process does
+    lines = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
+    (file,) = (tmp_path / "w").glob("wandb/offline-run-*/*.wandb")
+    kept = [{name: row[name] for name in row if not name.startswith("_")} for row in logged_in(file)]
+    assert kept == [{name: value for name, value in line.items() if name != "text"} for line in lines]
+    capsys.readouterr()
+
+
+def logged_in(file: Path) -> list[dict[str, Any]]:
+    """The rows of a wandb file: after seven bytes, records in pieces (CRC, length, kind) of blocks of 32 KiB."""
+    from wandb.proto import wandb_internal_pb2
+
+    data, at, whole, found = file.read_bytes(), 7, b"", []
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:  # a block's end holds no header
+            at += 32768 - at % 32768
+            continue
+        _, size, kind = struct.unpack("<IHB", data[at : at + 7])
+        whole, at = whole + data[at + 7 : at + 7 + size], at + 7 + size
+        if kind in (1, 4):  # whole, or the last piece
+            record = wandb_internal_pb2.Record.FromString(whole)
+            if record.WhichOneof("record_type") == "history":
+                items = record.history.item
+                found.append({i.key or ".".join(i.nested_key): json.loads(i.value_json) for i in items})
+            whole = b""
+    return found
+
+
 def test_a_run_that_goes_on_is_followed_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each wait lets it go on; the last one lets go of the lock."""
     journal = Journal.create(tmp_path / "run")
