@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from outlast.core.phases import Phase
-from outlast.core.protocol import View
+from outlast.core.protocol import Node, View
 from outlast.errors import ViewAbandoned
 from outlast.runtime.checks.state_comparison import Comparison
 from outlast.runtime.exchange.plane import ExchangeTask, Reduction, SharedPlane
@@ -41,6 +41,7 @@ class FollowedLane:
         self.clock = PhaseClock(env.progress, env.config)
         self.committed = 0
         self.donor = LaneDonor(env, engine, self.enter)
+        self._begun: SharedPlane | None = None  # in which an exchange has begun, under a backward
         self._joined = False
         self._told = b""  # of an outcome that was taken
         self._compares = False  # the state, in this view's first step, from when the loop is inside it
@@ -124,7 +125,7 @@ class FollowedLane:
             say.LaneReduced(
                 number=word.number,
                 fingerprint=found.fingerprint,
-                state=self._comparison.told()[1] if self._comparison is not None else self._fingerprint(word.step),
+                state=self._comparison.told()[1] if self._comparison is not None else self._fingerprint(word.task.step),
                 settings=engine.loop.digest(engine.loop.settings),
                 can_save=self.saves is None or self.saves.ready(),
                 **told,
@@ -132,22 +133,45 @@ class FollowedLane:
         )
 
     def _reduced(self, word: say.ReduceLane) -> Reduction:
+        begun, self._begun = self._begun, None
         plane, engine = self.plane, self.engine
         if plane is None or self.mesh is None:
             raise ViewAbandoned("this lane did not form")
         self._compare()
         engine.loop.check()
-        mine = word.nodes[self.mesh.view.members.index(self.env.me)]
-        plane.begin(
-            ExchangeTask(
-                step=word.step, nodes=word.nodes, slots=tuple(engine.sums.slots[node] for node in mine),
-                num_leaves=engine.num_leaves, scale=engine.scale(word.step), with_norms=word.with_norms,
-                on_scattered=self._scattered,
-            )
-        )  # fmt: skip
-        for bucket in range(len(engine.layout.buckets)):
-            plane.offer(bucket)
+        if begun is None or begun is not plane:
+            plane.begin(self._exchange(self.mesh, word.task, engine.sums.slots))
+            for bucket in range(len(engine.layout.buckets)):
+                plane.offer(bucket)
         return plane.finish()
+
+    def announcer(self, todo: say.ComputeLeaf) -> Callable[[int], None] | None:
+        """For the last microbatch before an exchange: offer each bucket as soon as it is folded. Never raises."""
+        plane, mesh, task = self.plane, self.mesh, todo.ahead
+        if task is None or plane is None or mesh is None:
+            return None
+        self._begun = plane
+        trouble: list[ViewAbandoned] = []
+
+        def announce(bucket: int) -> None:
+            if not trouble:
+                try:
+                    if bucket == 0:
+                        plane.begin(self._exchange(mesh, task, self.engine.sums.after()))
+                    plane.offer(bucket)
+                except ViewAbandoned as reason:  # recorded: the view is over, as `finish` will find (13)
+                    trouble.append(reason)
+                self.clock.enter(Phase.BACKWARD, todo.step, todo.leaf)  # FSDP's again, which may wait for other ranks
+
+        return announce
+
+    def _exchange(self, mesh: Mesh, task: say.LaneTask, slots: Mapping[Node, int]) -> ExchangeTask:
+        engine, mine = self.engine, task.nodes[mesh.view.members.index(self.env.me)]
+        return ExchangeTask(
+            step=task.step, nodes=task.nodes, slots=tuple(slots[node] for node in mine),
+            num_leaves=engine.num_leaves, scale=engine.scale(task.step), with_norms=task.with_norms,
+            on_scattered=self._scattered,
+        )  # fmt: skip
 
     def _broken(self, number: int, reason: ViewAbandoned) -> None:
         suspects: Sequence[str] = reason.suspects if isinstance(reason, PeersLost) else ()

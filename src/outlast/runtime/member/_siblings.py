@@ -88,8 +88,8 @@ class Siblings:
     def end_step(self, step: int) -> None:
         self.tell(say.EndStep(step))
 
-    def compute(self, step: int, leaf: int) -> None:
-        self.tell(say.ComputeLeaf(step, leaf))
+    def compute(self, step: int, leaf: int, ahead: say.LaneTask | None = None) -> None:
+        self.tell(say.ComputeLeaf(step, leaf, ahead))
 
     def expect(self, word: say.ExpectLeaves) -> None:
         self.tell(word)
@@ -207,7 +207,8 @@ class LanedPlane:
         self._wait = lambda: mesh.rest(_LOOK_S)
 
     def begin(self, task: ExchangeTask) -> None:
-        self.siblings.ask(lambda number: say.ReduceLane(number, task.step, task.nodes, task.with_norms))
+        lane = say.LaneTask(task.step, task.nodes, task.with_norms)
+        self.siblings.ask(lambda number: say.ReduceLane(number, lane))
         self.own.begin(task)
 
     def offer(self, bucket: int) -> None:

@@ -44,7 +44,7 @@ class FollowingRank(FollowedLane):
         self.inflow = Inflow(engine, self.enter, self.listener.feeds, self.pipe.wake_fd, env.config.replicas)
         self._has: say.LaneHas | None = None
         self.ended: bool | None = None  # training is over; whether it ended well
-        self._leaf: tuple[int, int] | None = None
+        self._leaf: say.ComputeLeaf | None = None
         self._loss: float | None = None
 
     def ready(self) -> None:
@@ -128,7 +128,7 @@ class FollowingRank(FollowedLane):
         self.enter(Phase.LOAD, todo.leaf)
         batch = engine.prepare(todo.step, todo.leaf)
         self.enter(Phase.BODY, todo.leaf)
-        self._leaf, self._loss = (todo.step, todo.leaf), None
+        self._leaf, self._loss = todo, None
         engine.metrics.begin(engine.mine(todo.leaf))
         yield batch
         if self._loss is None:
@@ -139,9 +139,9 @@ class FollowingRank(FollowedLane):
         """The loop's backward of the microbatch under way."""
         if self._leaf is None or self._loss is not None:
             raise second_backward()
-        step, leaf = self._leaf
+        step, leaf = self._leaf.step, self._leaf.leaf
         self.enter(Phase.BACKWARD, leaf)
-        self.engine.begin(step, leaf, None)
+        self.engine.begin(step, leaf, self.announcer(self._leaf))
         self.engine.state.scaling.scaled(loss).backward()  # type: ignore[no-untyped-call]
         self.enter(Phase.MERGE, leaf)
         self._loss = float(loss.detach())
@@ -152,7 +152,7 @@ class FollowingRank(FollowedLane):
         """A number of the microbatch under way."""
         if self._leaf is None:
             raise metric_outside(name)
-        step, leaf = self._leaf[0], self.engine.mine(self._leaf[1])
+        step, leaf = self._leaf.step, self.engine.mine(self._leaf.leaf)
         share = self.engine.samples.sizes(step)[leaf] if weight is None else weight
         self.engine.metrics.put(leaf, name, value, share)
 

@@ -16,14 +16,14 @@ step (views, rolls, hand-overs) is `driver.py`'s.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 from torch import Tensor
 
 from outlast.core.phases import Phase
 from outlast.core.policy import Ruling
-from outlast.core.protocol import Compute, Exchange, Header, cover
+from outlast.core.protocol import Compute, Exchange, Header, Node, View, cover
 from outlast.core.protocol.step.verdict import RowEvidence
 from outlast.errors import ViewAbandoned
 from outlast.runtime.checks.audits import Auditing
@@ -39,6 +39,7 @@ from outlast.runtime.training.losses import missing_backward, second_backward
 from outlast.runtime.training.metrics import metric_outside
 from outlast.runtime.training.samples import skipped
 from outlast.runtime.transport.peer_messages import HeaderSaid
+from outlast.runtime.transport.rank_words import LaneTask
 
 __all__ = ["StepCourse"]
 
@@ -93,7 +94,7 @@ class StepCourse:
         replica = self.replica
         if todo.orphan:
             replica.enter(Phase.RECOMPUTE, todo.microbatch)
-        replica.siblings.compute(todo.step, todo.microbatch)
+        replica.siblings.compute(todo.step, todo.microbatch, self._ahead(todo))
         batch = self._prepared(todo.step, todo.microbatch)
         self._current, self._loss = todo, None
         self.engine.metrics.begin(self.engine.mine(todo.microbatch))
@@ -138,17 +139,10 @@ class StepCourse:
 
     def _announcer(self, todo: Compute) -> Callable[[int], None] | None:
         """For the last microbatch before an exchange: offer each bucket as soon as it is folded. Never raises."""
-        replica = self.replica
-        try:
-            with replica.lock:
-                _, plan = replica.member.standing()
-                missing = self._missing(plan.leaves)
-        except ViewAbandoned:
+        plane = self.replica.plane
+        if plane is None or not self._is_last(todo):
             return None
-        last = plan.leaves[replica.env.me][-1:] == (todo.microbatch,)
-        if not last or replica.plane is None or missing > 1:
-            return None
-        plane = self._begun = replica.plane
+        self._begun = plane
         trouble: list[ViewAbandoned] = []
 
         def announce(bucket: int) -> None:
@@ -159,12 +153,31 @@ class StepCourse:
                     plane.offer(bucket)
                 except ViewAbandoned as reason:  # recorded: acted on after the backward (13)
                     trouble.append(reason)
+                if self.replica.siblings.some:  # what follows is FSDP's again, which may wait for the other ranks
+                    self.replica.clock.enter(Phase.BACKWARD, todo.step, todo.microbatch)
 
         return announce
 
-    def _missing(self, leaves: Mapping[str, Sequence[int]]) -> int:
-        held = {leaf for lo, hi in self.replica.member.held for leaf in range(lo, hi)}
-        return len(set(leaves[self.replica.env.me]) - held)
+    def _is_last(self, todo: Compute) -> bool:
+        """Whether an exchange follows, as far as the view that stands says."""
+        replica = self.replica
+        try:
+            with replica.lock:
+                _, plan = replica.member.standing()
+                held = {leaf for lo, hi in replica.member.held for leaf in range(lo, hi)}
+        except ViewAbandoned:
+            return False
+        mine = plan.leaves[replica.env.me]
+        return mine[-1:] == (todo.microbatch,) and len(set(mine) - held) <= 1
+
+    def _ahead(self, todo: Compute) -> LaneTask | None:
+        """What this replica's other ranks begin under this microbatch's backward, as I do (`_announcer`)."""
+        if not self.replica.siblings.some or self.replica.plane is None or not self._is_last(todo):
+            return None
+        try:
+            return LaneTask(todo.step, self._nodes()[1], self.engine.with_norms)
+        except ViewAbandoned:
+            return None
 
     def _computed(self, todo: Compute) -> None:
         with self.replica.lock:
@@ -206,9 +219,7 @@ class StepCourse:
     def _task(self, todo: Exchange | None = None) -> ExchangeTask:
         """The exchange of the current step, perhaps before the last microbatch. ViewAbandoned if the view is over."""
         replica, engine = self.replica, self.engine
-        with replica.lock:
-            view, plan = replica.member.standing()
-        nodes = tuple(cover(plan.leaves[n], engine.num_leaves, engine.num_rows) for n in view.members)
+        view, nodes = self._nodes()
         slots = engine.sums.slots if todo is not None else engine.sums.after()
         mine = nodes[view.members.index(replica.env.me)]
         flips = engine.step_checks.flips
@@ -224,6 +235,13 @@ class StepCourse:
             checks=engine.checks,
             on_reduced=flips.after_reduction if flips.active else None,
         )
+
+    def _nodes(self) -> tuple[View, tuple[tuple[Node, ...], ...]]:
+        """The view, and each member's partial sums. ViewAbandoned if it is over."""
+        engine = self.engine
+        with self.replica.lock:
+            view, plan = self.replica.member.standing()
+        return view, tuple(cover(plan.leaves[n], engine.num_leaves, engine.num_rows) for n in view.members)
 
     def _scattered(self) -> None:
         """All have offered sums of this step: so all have committed the one before."""

@@ -16,7 +16,7 @@ __all__ = [
     "ApplyOutcome", "AreYouThere", "AskFingerprint", "BeginRun", "BeginStep", "CloseStreams", "ComputeLeaf", "DECODER",
     "DrainLane", "DropLane", "EndRun", "EndStep", "EvaluateBatches", "Evaluated", "ExpectLeaves", "FeedJoiners",
     "FeedWhole", "FingerprintSaid", "FlushStreams", "FormLane", "GiveOutcome", "HereIAm", "JoinedView", "LaneBroken",
-    "LaneDrained", "LaneEvaluated", "LaneHas", "LaneReduced", "LaneStalled", "LaneTaken", "LiveOutcome",
+    "LaneDrained", "LaneEvaluated", "LaneHas", "LaneReduced", "LaneStalled", "LaneTaken", "LaneTask", "LiveOutcome",
     "LoadShares", "LoopLeft", "OpenWorld", "RankFailed", "RankLeft", "RankReady", "ReduceLane", "ReplayOutcome",
     "RunBegun", "SaveStable", "SavesHear", "SavesSay", "ServeJoiner", "ServedAs", "SettleOutcome", "TakeOutcome",
     "TakeSave",
@@ -46,11 +46,21 @@ class ExpectLeaves(msgspec.Struct, frozen=True, tag=True):
     donors: int = 0  # have memory ready for joiners, as member `index` of so many
 
 
+class LaneTask(msgspec.Struct, frozen=True):
+    """An exchange in your lane. `nodes`: each replica's sums, in the view's order."""
+
+    step: int
+    nodes: tuple[tuple[Node, ...], ...]
+    with_norms: bool
+
+
 class ComputeLeaf(msgspec.Struct, frozen=True, tag=True):
-    """Lead: the next leaf, of which everybody computes one microbatch."""
+    """Lead: the next leaf, of which everybody computes one microbatch. `ahead`: it is the last one before this
+    exchange, which begins under its backward; `ReduceLane` follows all the same."""
 
     step: int
     leaf: int
+    ahead: LaneTask | None = None
 
 
 class FormLane(msgspec.Struct, frozen=True, tag=True):
@@ -64,12 +74,10 @@ class FormLane(msgspec.Struct, frozen=True, tag=True):
 
 
 class ReduceLane(msgspec.Struct, frozen=True, tag=True):
-    """Lead: exchange this step's sums in your lane. `nodes`: each replica's, in the view's order."""
+    """Lead: exchange this step's sums in your lane."""
 
     number: int
-    step: int
-    nodes: tuple[tuple[Node, ...], ...]
-    with_norms: bool
+    task: LaneTask
 
 
 class DropLane(msgspec.Struct, frozen=True, tag=True):
