@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -70,6 +72,14 @@ def hosts(tmp_path: Path, fleet: Callable[..., Any]) -> Iterator[Callable[..., H
         pytest.skip(reason)
     with HostNetwork(3, [tmp_path]) as net:
         yield lambda slots=2, **shape: Hosts(net, tmp_path, fleet, slots, **shape)
+
+
+def on_its_own(script: Path, steps: int) -> Any:
+    """What the script finds in a process of its own."""
+    with tempfile.TemporaryDirectory() as out:
+        subprocess.run([sys.executable, script, "--steps", str(steps), "--out", out], check=True, timeout=300)
+        (file,) = Path(out).glob("*.json")
+        return json.loads(file.read_text())
 
 
 def _whole(run: Any, *gone: str) -> bool:
@@ -135,6 +145,27 @@ def test_a_host_loses_its_power(hosts: Callable[..., Hosts]) -> None:
     [lost] = on.lost()
     assert set(lost.replicas) == dead
     assert "while others wait" in lost.cause
+    assert on.ended(1) == 0
+
+
+def test_replicas_of_two_ranks_on_three_hosts(hosts: Callable[..., Hosts]) -> None:
+    """Each on a host of its own; lanes go between hosts. One host loses its power, the others go on with the bits of
+    one process."""
+    script = Path(__file__).with_name("sharded.py")
+    alone = on_its_own(script, 12)
+    on = hosts(slots=1, replicas=3, ranks=2, steps=12, script=[script], gates=(4, 9), host_silence_s=60)
+    run = on.run
+    run.gate(4, "all were there", lambda: len(run.driven.members) == 3)
+    dead = set(on.on(2))
+    run.until("all wait at the gate", lambda: run.driven.step >= 8)
+    on.net.power_off(2)
+    run.gate(9, "it was off", lambda: True)
+    run.until("the host was given up", lambda: bool(on.lost()))
+    assert run.finish() == 0, run.logs()
+    results = run.results()
+    assert len(results) == 4, run.logs()
+    assert {name.partition("-")[0] for name in results}.isdisjoint(dead)
+    assert all(found == alone for found in results.values()), run.logs()
     assert on.ended(1) == 0
 
 

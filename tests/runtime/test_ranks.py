@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from outlast.runtime.settings.fault_points import Fault
 pytestmark = [pytest.mark.process, pytest.mark.campaign]
 SCRIPT = Path(__file__).with_name("sharded.py")
 WAYS = Path(__file__).with_name("sharded_ways.py")
+HABITS = Path(__file__).with_name("sharded_habits.py")
 STEPS = 6
 
 
@@ -234,9 +236,49 @@ def test_a_loop_that_is_left_saves_what_all_ranks_have(fleet: Callable[..., Any]
 
 
 def test_what_fsdp_is_used_with_keeps_the_bits(fleet: Callable[..., Any]) -> None:
-    """Half precision, checkpointed activations, tied and frozen weights, BatchNorm, a model from the meta device."""
-    run = fleet(fault("r1/1", "merge", step=2), replicas=2, ranks=2, steps=STEPS, script=[WAYS], max_restarts=0)
+    """Half precision, checkpointed activations, tied and frozen weights, BatchNorm, a model from the meta device. And a
+    rank dies under its backward, as it offers the first bucket."""
+    run = fleet(
+        fault("r1/1", "scatter", step=2, bucket=0), replicas=2, ranks=2, steps=STEPS, script=[WAYS], max_restarts=0
+    )
     check(run, {"r0.1"}, 2, 1, WAYS)
+
+
+def test_what_loops_do_beside_is_kept_by_whoever_joins(fleet: Callable[..., Any]) -> None:
+    """float16 under a scaler, an average of the weights, rates set by hand, two optimizers, a loop that ends itself."""
+    steps = 40
+    run = fleet(fault("r1/1.1", "merge", step=2), replicas=2, ranks=2, steps=steps, script=[HABITS], gates=(4, 12, 20))
+    run.gate(4, "a new replica was served", lambda: run.served("r1.2"))
+    run.gate(12, "it had caught up", lambda: run.caught_up("r1.2"))
+    run.gate(20, "it trained again", lambda: len(run.driven.members) == 2)
+    assert run.finish() == 0, run.logs()
+    want, results = undisturbed(HABITS, steps), run.results()
+    assert want["stopped"] == "it has learned enough"
+    assert 2 < want["overflows"] < 20
+    assert set(results) == {"r0.1-0", "r0.1-1", "r1.2-0", "r1.2-1"}, run.logs()
+    for name, found in results.items():
+        for key in ("fingerprint", "average", "scale", "stopped"):
+            assert found[key] == want[key], f"{name}: {key}\n{run.logs()}"
+    assert results["r0.1-0"] == results["r0.1-1"] == want
+
+
+def test_what_loops_do_beside_goes_on_from_a_checkpoint_at_another_width(
+    fleet: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Saved by one process, and read by two, of which each has its part of the average."""
+    where = {"checkpoint_dir": str(tmp_path / "kept")}
+    (tmp_path / "alone").mkdir()
+    command = [sys.executable, HABITS, "--steps", "8", "--out", str(tmp_path / "alone")]
+    subprocess.run(
+        command, check=True, timeout=100, env=os.environ | {"OUTLAST_CHECKPOINT_DIR": where["checkpoint_dir"]}
+    )
+    again = fleet(replicas=1, ranks=2, steps=12, script=[HABITS], max_restarts=0, **where)
+    assert again.finish() == 0, again.logs()
+    want, results = undisturbed(HABITS, 12), again.results()
+    assert len(results) == 2
+    for found in results.values():
+        for key in ("fingerprint", "average", "scale"):
+            assert found[key] == want[key], f"{key}\n{again.logs()}"
 
 
 def test_a_rank_is_killed_and_its_replica_with_it(fleet: Callable[..., Any]) -> None:
@@ -256,6 +298,22 @@ def test_killed_around_the_commit_point(fleet: Callable[..., Any]) -> None:
         replicas=4, ranks=2, steps=STEPS, script=[SCRIPT], max_restarts=0,
     )  # fmt: skip
     check(run, {"r1.1"}, 2, 3)
+
+
+def test_lanes_over_the_network_have_the_same_bits(fleet: Callable[..., Any]) -> None:
+    """Each lane is a group of its own (Gloo); a rank dies under its backward, and another replica joins."""
+    run = fleet(
+        fault("r1/1.1", "scatter", step=2, bucket=1), replicas=2, ranks=2, steps=24, script=[SCRIPT],
+        gates=(4, 10, 20), exchange="c10d",
+    )  # fmt: skip
+    run.gate(4, "a new replica was served", lambda: run.served("r1.2"))
+    run.gate(10, "it had caught up", lambda: run.caught_up("r1.2"))
+    run.gate(20, "it trained again", lambda: len(run.driven.members) == 2)
+    assert run.finish() == 0, run.logs()
+    want, results = undisturbed(SCRIPT, 24), run.results()
+    assert set(results) == {"r0.1-0", "r0.1-1", "r1.2-0", "r1.2-1"}, run.logs()
+    assert {found["fingerprint"] for found in results.values()} == {want["fingerprint"]}, run.logs()
+    assert results["r0.1-1"] == want
 
 
 @pytest.mark.parametrize("dies", [False, True])

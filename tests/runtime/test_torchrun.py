@@ -55,6 +55,8 @@ def test_the_first_worker_of_a_host_becomes_the_run_or_an_agent(
         "run", "--endpoint", "10.0.0.1:29500", "--nnodes", "2", "--slots", "2", "--host", "node.0",
         "--replicas", "3", "train.py", "--lr", "1",
     ]  # fmt: skip
+    words, _ = taken_over(monkeypatch, **SEVERAL, OUTLAST_RANKS="2")
+    assert words[5:7] == ["--slots", "1"]  # of a replica, with both its ranks
     words, _ = taken_over(monkeypatch, **SEVERAL, RANK="2", GROUP_RANK="1", OUTLAST_ENDPOINT="head:1")
     assert words == ["agent", "--join", "head:1", "--host", "node.1", "--slots", "2"]
     with pytest.raises(SystemExit) as end:
@@ -128,6 +130,7 @@ def test_the_port_that_the_other_hosts_are_told_is_never_let_go() -> None:
     [
         (SEVERAL | {"OUTLAST_SECRET": ""}, "no secret of the run"),
         ({"OUTLAST_RANKS": "8"}, "4 workers are no replicas of 8 ranks"),
+        (SEVERAL | {"OUTLAST_SECRET": "ab" * 32, "OUTLAST_RANKS": "4"}, "workers on a host are no replicas of 4 ranks"),
         ({"GROUP_RANK": "x"}, "not whole"),
     ],
 )

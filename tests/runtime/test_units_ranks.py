@@ -28,6 +28,7 @@ from outlast.runtime.joining._feeds import Share
 from outlast.runtime.joining.donor import lane_address, lanes_address
 from outlast.runtime.joining.inflow import Inflow
 from outlast.runtime.loop._device_mesh import _meeting_place
+from outlast.runtime.member._followed_lane import FollowedLane
 from outlast.runtime.member._rank_reports import stall_of
 from outlast.runtime.member._sibling_lanes import SiblingLanes, what_has_come
 from outlast.runtime.member._siblings import Siblings
@@ -231,11 +232,8 @@ def test_one_rank_has_nobody_to_tell() -> None:
 
 @pytest.mark.parametrize(
     "setting",
-    [
-        {"exchange": "c10d"}, {"aggregation": "median", "f": 1}, {"audit": "0.1"}, {"guards": "full"},
-        {"endpoint": "10.0.0.1:29400"},
-    ],
-)  # fmt: skip
+    [{"aggregation": "median", "f": 1}, {"audit": "0.1"}, {"guards": "full"}],
+)
 def test_what_ranks_cannot_do_is_refused_by_name(setting: dict[str, Any]) -> None:
     check_ranks(RunConfig(replicas=2, **setting))
     with pytest.raises(ConfigError, match=f"{next(iter(setting))}.* cannot be had with replicas of 2 ranks yet"):
@@ -383,6 +381,72 @@ def test_the_address_of_a_replica_is_that_of_all_its_ranks() -> None:
     assert [lane_address(address, place) for place in range(4)] == ["a b 1", "c", "d", ""]
     assert lane_address(lanes_address(["alone"]), 0) == "alone"
     assert lane_address("", 0) == ""
+
+
+class Lane:
+    """What a lane's plane is asked, in order. `over_at`: the bucket at which its view ends."""
+
+    def __init__(self, over_at: int = -1) -> None:
+        self.asked, self.over_at, self.task = list[Any](), over_at, cast(Any, None)
+
+    def begin(self, task: Any) -> None:
+        self.asked.append("begin")
+        self.task = task
+
+    def offer(self, bucket: int) -> None:
+        if bucket == self.over_at:
+            raise ViewAbandoned("over")
+        self.asked.append(bucket)
+
+    def finish(self) -> str:
+        return "found"
+
+
+def followed(plane: Lane) -> tuple[Any, list[Phase]]:
+    """A rank that is no lead, in a view of two replicas, which holds one sum and makes another."""
+    lane, entered = object.__new__(FollowedLane), list[Phase]()
+    lane.env = cast(Any, SimpleNamespace(me="r1.1"))
+    lane.mesh = cast(Any, SimpleNamespace(view=View(id=ViewId(1, 1), members=("r0.1", "r1.1"))))
+    lane.plane, lane._begun, lane._compares = cast(Any, plane), None, False
+    sums = SimpleNamespace(slots={(2, 4): 7}, after=lambda: {(2, 4): 5})
+    lane.engine = cast(Any, SimpleNamespace(
+        sums=sums, num_leaves=4, scale=lambda step: 0.25, layout=SimpleNamespace(buckets=[0, 1, 2]),
+        loop=SimpleNamespace(check=lambda: None),
+    ))  # fmt: skip
+    lane.clock = cast(Any, SimpleNamespace(enter=lambda phase, step, leaf: entered.append(phase)))
+    return lane, entered
+
+
+TASK = say.LaneTask(3, (((0, 2),), ((2, 4),)), True)
+
+
+def test_a_rank_exchanges_under_the_last_backward_and_offers_nothing_twice() -> None:
+    plane = Lane()
+    lane, entered = followed(plane)
+    assert lane.announcer(say.ComputeLeaf(3, 2)) is None
+    announce = lane.announcer(say.ComputeLeaf(3, 3, TASK))
+    for bucket in range(3):
+        announce(bucket)
+    assert plane.asked == ["begin", 0, 1, 2]
+    assert (plane.task.slots, plane.task.nodes) == ((5,), TASK.nodes), "where the sum will lie"
+    assert entered == [Phase.BACKWARD] * 3, "in which a rank may wait for others"
+    assert lane._reduced(say.ReduceLane(1, TASK)) == "found"
+    assert plane.asked == ["begin", 0, 1, 2]
+    assert lane._reduced(say.ReduceLane(2, TASK)) == "found"  # nothing began under a backward
+    assert plane.asked == ["begin", 0, 1, 2] * 2
+    assert plane.task.slots == (7,)
+
+
+def test_an_exchange_that_began_in_a_view_that_ended_begins_anew() -> None:
+    plane, next_one = Lane(over_at=1), Lane()
+    lane, _ = followed(plane)
+    announce = lane.announcer(say.ComputeLeaf(3, 3, TASK))
+    for bucket in range(3):
+        announce(bucket)  # a hook never raises
+    assert plane.asked == ["begin", 0]
+    lane.plane = next_one
+    assert lane._reduced(say.ReduceLane(1, TASK)) == "found"
+    assert next_one.asked == ["begin", 0, 1, 2]
 
 
 def test_words_survive_the_wire() -> None:

@@ -114,11 +114,23 @@ def _words(place: _Place, environ: Mapping[str, str], found: list[socket.socket]
             did="nothing was trained",
             remedy="export OUTLAST_SECRET=…, the same on all hosts, before torchrun: openssl rand -hex 32 makes one",
         )
+    slots = _slots(place, environ)
     endpoint, host = _endpoint(place, environ, found), f"{socket.gethostname()}.{place.host}"
     if place.rank:
-        return ["agent", "--join", endpoint, "--host", host, "--slots", str(place.num_local)]
-    several = ["--endpoint", endpoint, "--nnodes", str(place.num_hosts), "--slots", str(place.num_local)]
+        return ["agent", "--join", endpoint, "--host", host, "--slots", slots]
+    several = ["--endpoint", endpoint, "--nnodes", str(place.num_hosts), "--slots", slots]
     return ["run", *several, "--host", host, *_numbers(place, environ), *_script()]
+
+
+def _slots(place: _Place, environ: Mapping[str, str]) -> str:
+    """How many replicas fit here, each with all its ranks."""
+    ranks = int(environ.get("OUTLAST_RANKS") or 1)
+    if place.num_local % ranks:
+        raise ConfigError(
+            f"{place.num_local} workers on a host are no replicas of {ranks} ranks, which are all on one host",
+            remedy=f"--nproc-per-node={-(-place.num_local // ranks) * ranks}, or another OUTLAST_RANKS",
+        )
+    return str(place.num_local // ranks)
 
 
 def _numbers(place: _Place, environ: Mapping[str, str]) -> list[str]:

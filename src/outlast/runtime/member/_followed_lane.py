@@ -10,7 +10,7 @@ from outlast.core.phases import Phase
 from outlast.core.protocol import Node, View
 from outlast.errors import ViewAbandoned
 from outlast.runtime.checks.state_comparison import Comparison
-from outlast.runtime.exchange.plane import ExchangeTask, Reduction, SharedPlane
+from outlast.runtime.exchange.plane import ExchangeTask, Plane, Reduction, SharedPlane
 from outlast.runtime.exchange.slots import Memory
 from outlast.runtime.host.environment import Environment
 from outlast.runtime.joining.donor import LaneDonor
@@ -33,15 +33,15 @@ class FollowedLane:
         assert env.lead is not None
         self.env, self.engine, self.pipe, self._fingerprint = env, engine, env.lead, fingerprint
         self.saves: Saves | None = None
-        self.listener = Listener(env.run_id, env.me, env.secret)
+        self.listener = Listener(env.run_id, env.me, env.secret, network=env.address)
         self.mesh: Mesh | None = None
-        self.plane: SharedPlane | None = None
+        self.plane: Plane | None = None
         self.memories: dict[str, Memory] = {}
         self.view: View | None = None
         self.clock = PhaseClock(env.progress, env.config)
         self.committed = 0
         self.donor = LaneDonor(env, engine, self.enter)
-        self._begun: SharedPlane | None = None  # in which an exchange has begun, under a backward
+        self._begun: Plane | None = None  # in which an exchange has begun, under a backward
         self._joined = False
         self._told = b""  # of an outcome that was taken
         self._compares = False  # the state, in this view's first step, from when the loop is inside it
@@ -81,14 +81,21 @@ class FollowedLane:
         )
         try:
             mesh.form()
+            self.plane = self._plane_of(mesh)
         except ViewAbandoned:
             self._close()  # told when something is asked of this lane
-            return
+
+    def _plane_of(self, mesh: Mesh) -> Plane:
+        """Raises ViewAbandoned if its group does not form."""
+        engine, env = self.engine, self.env
+        if env.exchange != "shm":
+            from outlast.runtime.exchange.c10d_plane import NetworkPlane
+
+            return NetworkPlane(mesh, engine.layout, engine.memory, engine.out, self._entered, env, None, "")
         for name, region in self.listener.regions.items():
             if name not in self.memories:
-                self.memories[name] = Memory(self.engine.layout, self.engine.memory.num_slots, region)
-        engine = self.engine
-        self.plane = SharedPlane(mesh, engine.layout, engine.memory, self.memories, engine.out, self._entered)
+                self.memories[name] = Memory(engine.layout, engine.memory.num_slots, region)
+        return SharedPlane(mesh, engine.layout, engine.memory, self.memories, engine.out, self._entered)
 
     def _stalled(self, view: View, phase: Phase, missing: tuple[str, ...], waited_s: float) -> None:
         """Say whom this lane waits for; the coordinator has them looked at. Who can say so does not hang itself."""
@@ -109,6 +116,8 @@ class FollowedLane:
 
     def _close(self) -> None:
         self.clock.interrupted()
+        if self.plane is not None:
+            self.plane.close()
         if self.mesh is not None:
             self.mesh.close()
         self.plane = self.mesh = None

@@ -21,8 +21,6 @@ def check_ranks(config: RunConfig) -> None:
             remedy="--ranks 2, 4 or 8",
         )
     refused = {
-        "several hosts (endpoint)": bool(config.endpoint),
-        "exchange = c10d": config.exchange == "c10d",
         "a robust rule (aggregation)": config.aggregation != "mean",
         "audit": config.audit not in ("script", "0", "0.0", 0, 0.0),
         "guards = full": config.guards == "full",

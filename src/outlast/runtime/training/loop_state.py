@@ -172,7 +172,7 @@ class LoopState:
             parts = self.registered()
             for key, values in tree["registered"].items():
                 if key in parts:
-                    parts[key].load_state_dict(values)
+                    self.state.put(key, values)
 
     def find_schedulers(self) -> None:
         """Register the schedulers that hang on the optimizers and were not given to `protect`: the loop steps them."""

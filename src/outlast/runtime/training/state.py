@@ -131,7 +131,12 @@ class State:
             scheduler.load_state_dict(values)
         for key, values in tree["extra"].items():
             if key in self.extra or not key.startswith("outlast."):  # of guards or audits that this run is without
-                self.extra[key].load_state_dict(values)
+                self.put(key, values)
+
+    def put(self, key: str, values: Any) -> None:
+        """Give a registered part what it had: of what is sharded here, shards."""
+        part = self.extra[key]
+        part.load_state_dict(_spread_as(values, part.state_dict()))
 
     def tensors(self) -> dict[str, Tensor]:
         """Parameters and buffers that a tree names, by its names."""
@@ -151,6 +156,19 @@ def _placed(key: str, value: Any, param: Tensor, group: Mapping[str, Any]) -> An
     if key == "step" and not (group.get("capturable") or group.get("fused")):
         return value
     return value.to(param.device)
+
+
+def _spread_as(values: Any, now: Any) -> Any:
+    """`values` with each tensor spread as the one at its place in `now` is, if that is spread and of its shape."""
+    if isinstance(values, Mapping) and isinstance(now, Mapping):
+        return {key: _spread_as(value, now.get(key)) for key, value in values.items()}
+    if isinstance(values, list | tuple) and isinstance(now, list | tuple) and len(values) == len(now):
+        return type(values)([_spread_as(value, other) for value, other in zip(values, now, strict=True)])
+    if isinstance(values, Tensor) and isinstance(now, Tensor) and is_shard(now):
+        part = part_of(values, now)
+        if part.shape == local(now).shape:
+            return like(part if part is values else part.clone(), now)
+    return values
 
 
 def _held(name: str, key: str, value: Any, param: Tensor, spread: bool) -> Any:

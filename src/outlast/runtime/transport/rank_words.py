@@ -354,51 +354,11 @@ class HereIAm(msgspec.Struct, frozen=True, tag=True):
 
 
 _Word = (
-    OpenWorld
-    | BeginStep
-    | ExpectLeaves
-    | ComputeLeaf
-    | FormLane
-    | ReduceLane
-    | DropLane
-    | ApplyOutcome
-    | GiveOutcome
-    | TakeOutcome
-    | SettleOutcome
-    | AskFingerprint
-    | EndStep
-    | EndRun
-    | RankReady
-    | LaneReduced
-    | LaneTaken
-    | LaneBroken
-    | LaneStalled
-    | EvaluateBatches
-    | LaneEvaluated
-    | Evaluated
-    | ServeJoiner
-    | FeedWhole
-    | FlushStreams
-    | CloseStreams
-    | ServedAs
-    | LaneHas
-    | LoadShares
-    | ReplayOutcome
-    | DrainLane
-    | LaneDrained
-    | JoinedView
-    | LiveOutcome
-    | BeginRun
-    | RunBegun
-    | TakeSave
-    | SaveStable
-    | LoopLeft
-    | SavesSay
-    | SavesHear
-    | FingerprintSaid
-    | RankFailed
-    | RankLeft
-    | AreYouThere
-    | HereIAm
-)
+    OpenWorld | BeginStep | ExpectLeaves | ComputeLeaf | FormLane | ReduceLane | DropLane | ApplyOutcome
+    | GiveOutcome | TakeOutcome | SettleOutcome | AskFingerprint | EndStep | EndRun | RankReady | LaneReduced
+    | LaneTaken | LaneBroken | LaneStalled | EvaluateBatches | LaneEvaluated | Evaluated | ServeJoiner
+    | FeedWhole | FlushStreams | CloseStreams | ServedAs | LaneHas | LoadShares | ReplayOutcome | DrainLane
+    | LaneDrained | JoinedView | LiveOutcome | BeginRun | RunBegun | TakeSave | SaveStable | LoopLeft
+    | SavesSay | SavesHear | FingerprintSaid | RankFailed | RankLeft | AreYouThere | HereIAm
+)  # fmt: skip
 DECODER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Word)
