@@ -22,7 +22,7 @@ from outlast.runtime.settings.fault_points import Fault
 
 __all__ = ["PATIENCE_S", "Demo", "DemoVerdict"]
 
-PATIENCE_S = 110.0
+PATIENCE_S = 110.0  # without a new step: how long a run takes is the machine's and `--steps`' matter
 
 
 class DemoVerdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,9 +96,9 @@ class Demo:
             def spare_to_lose() -> bool:  # one that has caught up, while there is time to wait for that
                 return driven.step > kill and bool(driven.spares(ready=driven.step < late))
 
-            driven.until("the coordinator's moment", reached(coordinator), PATIENCE_S, watch)
+            driven.until("the coordinator's moment", reached(coordinator), PATIENCE_S, watch, renewed=True)
             os.kill(driven.coordinator_pid, signal.SIGKILL)
-            driven.until("there was a spare to lose", spare_to_lose, PATIENCE_S, watch)
+            driven.until("there was a spare to lose", spare_to_lose, PATIENCE_S, watch, renewed=True)
             os.kill(next(iter(driven.spares(ready=driven.step < late).values())), signal.SIGKILL)
             self._end(driven, watch)
         return driven
@@ -109,7 +109,7 @@ class Demo:
         return driven
 
     def _end(self, driven: Driven, watch: Callable[[], None]) -> None:
-        code = driven.finish(PATIENCE_S, watch)
+        code = driven.finish(PATIENCE_S, watch, renewed=True)
         if code != 0:
             _, err = driven.process.communicate()
             raise ProveError(f"the run ended with code {code}: {err.strip()[-1500:]}", remedy="see its logs")

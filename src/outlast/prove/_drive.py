@@ -91,12 +91,15 @@ class Driven:
             self.events += [entry.event for entry in new]
         return [entry.event for entry in new]
 
-    def until(self, what: str, test: Callable[[], bool], timeout_s: float, watch: Callable[[], None]) -> None:
-        """Follow until `test()`. ProveError if the run ends or the time is up first."""
-        end = time.monotonic() + timeout_s
+    def until(
+        self, what: str, test: Callable[[], bool], timeout_s: float, watch: Callable[[], None], renewed: bool = False
+    ) -> None:
+        """Follow until `test()`. ProveError if the run ends or the time is up first; `renewed`: by each new step."""
+        end, step = time.monotonic() + timeout_s, self.step
         while not test():
             ended = self.wait(_POLL_S)
-            self.poll()
+            if self.poll() and renewed and self.step > step:
+                end, step = time.monotonic() + timeout_s, self.step
             watch()
             if test():
                 return
@@ -105,14 +108,18 @@ class Driven:
             if time.monotonic() > end:
                 raise ProveError(f"{what} did not happen within {timeout_s:g} s", remedy=f"logs under {self.run_dir}")
 
-    def finish(self, timeout_s: float, watch: Callable[[], None]) -> int:
-        """Follow to the end; the run's exit code."""
-        end = time.monotonic() + timeout_s
+    def finish(self, timeout_s: float, watch: Callable[[], None], renewed: bool = False) -> int:
+        """Follow to the end; the run's exit code. ProveError if the time is up first; `renewed`: by each new step."""
+        end, step = time.monotonic() + timeout_s, self.step
         while not self.wait(_POLL_S):
-            self.poll()
+            if self.poll() and renewed and self.step > step:
+                end, step = time.monotonic() + timeout_s, self.step
             watch()
             if time.monotonic() > end:
-                raise ProveError(f"the run did not end within {timeout_s:g} s", remedy=f"logs under {self.run_dir}")
+                since = f" after step {step}" if renewed and step >= 0 else ""
+                raise ProveError(
+                    f"the run did not end within {timeout_s:g} s{since}", remedy=f"logs under {self.run_dir}"
+                )
         self.poll()
         return int(self.process.returncode)
 

@@ -90,7 +90,7 @@ class _Struck:
             self.net.start(host, command, environ | {"OUTLAST_SECRET": self._secret}, log)
 
     def until(self, what: str, test: Callable[[], bool]) -> None:
-        self.driven.until(what, test, PATIENCE_S, self.watch)
+        self.driven.until(what, test, PATIENCE_S, self.watch, renewed=True)
 
     def _agents(self, host: int) -> list[str]:
         started = [e for e in self.driven.events if isinstance(e, ev.AgentStarted)]
