@@ -20,6 +20,7 @@ import pytest
 from outlast.config import RunConfig
 from outlast.core.phases import Phase
 from outlast.core.protocol import View, ViewId
+from outlast.core.protocol import messages as m
 from outlast.core.protocol.saves.commit import SaveId
 from outlast.errors import CheckpointError, ConfigError, MembershipError, StepMisuse, ViewAbandoned
 from outlast.runtime.host._children import Exit
@@ -27,6 +28,7 @@ from outlast.runtime.host._replica_ranks import Rank, patience_s, suspect
 from outlast.runtime.joining._feeds import Share
 from outlast.runtime.joining.donor import lane_address, lanes_address
 from outlast.runtime.joining.inflow import Inflow
+from outlast.runtime.loop import _assembly
 from outlast.runtime.loop._device_mesh import _meeting_place
 from outlast.runtime.member._followed_lane import FollowedLane
 from outlast.runtime.member._rank_reports import stall_of
@@ -34,6 +36,7 @@ from outlast.runtime.member._sibling_lanes import SiblingLanes, what_has_come
 from outlast.runtime.member._siblings import Siblings
 from outlast.runtime.member.sibling_saves import SiblingSaves
 from outlast.runtime.settings.rank_limits import check_protected, check_ranks, check_sharded
+from outlast.runtime.training.samples import DataNews
 from outlast.runtime.transport import rank_words as say
 from outlast.runtime.transport import save_messages as wire
 from outlast.runtime.transport.connections import PeersLost
@@ -447,6 +450,34 @@ def test_an_exchange_that_began_in_a_view_that_ended_begins_anew() -> None:
     lane.plane = next_one
     assert lane._reduced(say.ReduceLane(1, TASK)) == "found"
     assert next_one.asked == ["begin", 0, 1, 2]
+
+
+def test_what_goes_wrong_with_the_data_of_another_rank_is_told_by_its_lead() -> None:
+    member, found, heard = f"r0.{secrets.token_hex(4)}", list[Any](), threading.Event()
+    other = threading.Thread(target=lambda: found.append(call_lead(SECRET, "ours", member, 1, 60)))
+    other.start()
+    (pipe,) = meet_ranks(SECRET, "ours", member, 2, 60)
+    other.join(60)
+    noted: list[Any] = []
+
+    def on_noted(word: Any) -> None:
+        noted.append(word)
+        heard.set()
+
+    pipe.on_noted = on_noted
+    engine, env = SimpleNamespace(samples=SimpleNamespace(tell=None)), SimpleNamespace(me="r0.1")
+    made = SimpleNamespace(pipe=found[0], ready=lambda: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_assembly, "FollowingRank", lambda *given: made)
+        _assembly._following(cast(Any, env), cast(Any, engine), {}, cast(Any, None), None)
+    engine.samples.tell(DataNews(what="hung", step=3, text="worker 0 hangs at sample 7", microbatch=5, samples=(7,)))
+    assert heard.wait(60)
+    assert noted == [
+        m.DataNoted(member="r0.1", what="hung", step=3, text="worker 0 hangs at sample 7", microbatch=5, samples=(7,))
+    ]
+    assert pipe.take() is None, "it is no part of the order of the others"
+    for each in (pipe, found[0]):
+        each.over = True
 
 
 def test_words_survive_the_wire() -> None:

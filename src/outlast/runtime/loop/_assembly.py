@@ -109,6 +109,7 @@ def _following(
 ) -> FollowingRank:
     """A rank that is not its replica's lead."""
     follower = FollowingRank(env, engine, facts, lambda step: guarding.agreement.fingerprint(step)[1])
+    engine.samples.tell = lambda news: follower.pipe.send(m.DataNoted(member=env.me, **asdict(news)))
     if keep is not None:
         _follow_saves(follower, keep)
     follower.ready()

@@ -75,6 +75,7 @@ class MemberSeat:
         for pipe in env.pipes:
             pipe.on_failed = functools.partial(self._rank_failed, pipe.place)
             pipe.on_stalled = lambda said: self.link.send([stall_of(env.me, said)])
+            pipe.on_noted = lambda said: self.link.send([said])
         self.siblings.meet(facts)
         lanes = SiblingLanes(self.siblings) if self.siblings.some else None
         self.spare = Spare(env, engine, self.link, self.member, self.lock, self.enter, self.listener.feeds, lanes)

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from outlast.core.protocol.data_messages import DataNoted
 from outlast.errors import MembershipError, WireRefusal
 from outlast.runtime.transport.connections import reach
 from outlast.runtime.transport.door import Door
@@ -64,6 +65,7 @@ class RankPipe:
         self._sending = threading.Lock()  # the coordinator's words are passed on by the thread that hears them
         self.on_failed: Callable[[RankFailed], None] = lambda failed: None
         self.on_stalled: Callable[[LaneStalled], None] = lambda stalled: None
+        self.on_noted: Callable[[DataNoted], None] = lambda noted: None
         self.on_has: Callable[[LaneHas], None] = lambda has: None
         self.on_saves: Callable[[Any], None] = lambda said: None  # `SavesSay`, or (at the other end) `SavesHear`
         self._thread = threading.Thread(target=self._read, name=f"outlast-rank-{place}", daemon=True)
@@ -112,6 +114,9 @@ class RankPipe:
                     self.on_failed(word)
                 if isinstance(word, LaneStalled):  # no part of the order of the others, as the next two
                     self.on_stalled(word)
+                    continue
+                if isinstance(word, DataNoted):
+                    self.on_noted(word)
                     continue
                 if isinstance(word, AreYouThere):
                     self.send(HereIAm())

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from outlast.core.protocol import Node, ServeId, View, ViewId
+from outlast.core.protocol.data_messages import DataNoted
 from outlast.runtime.transport.save_messages import FromMember, ToMember
 
 __all__ = [
@@ -354,7 +355,7 @@ class HereIAm(msgspec.Struct, frozen=True, tag=True):
 
 
 _Word = (
-    OpenWorld | BeginStep | ExpectLeaves | ComputeLeaf | FormLane | ReduceLane | DropLane | ApplyOutcome
+    DataNoted | OpenWorld | BeginStep | ExpectLeaves | ComputeLeaf | FormLane | ReduceLane | DropLane | ApplyOutcome
     | GiveOutcome | TakeOutcome | SettleOutcome | AskFingerprint | EndStep | EndRun | RankReady | LaneReduced
     | LaneTaken | LaneBroken | LaneStalled | EvaluateBatches | LaneEvaluated | Evaluated | ServeJoiner
     | FeedWhole | FlushStreams | CloseStreams | ServedAs | LaneHas | LoadShares | ReplayOutcome | DrainLane
