@@ -14,7 +14,7 @@ CAMPAIGN := tests/runtime tests/observe tests/prove/test_faults.py tests/prove/t
 # Named by what it depends on, not dated: a fresh checkout or a switch of branches makes nothing again.
 STAMP := $(VENV)/.made-$(shell cat pyproject.toml constraints.txt | cksum | tr -d ' ')
 
-.PHONY: help env demo test campaign campaign-long strikes lint docs bench names numbers reference release browser-env trainers-env clean
+.PHONY: help env demo test campaign campaign-long strikes lint docs bench names numbers reference release browser-env trainers-env cluster-env clean
 help:
 	@echo "make demo    train, kill things, and compare the bits with an undisturbed run (DEMO_ARGS=...)"
 	@echo "make test    all tests but the long searches (TEST_ARGS=...)"
@@ -27,6 +27,7 @@ help:
 	@echo "make release  build wheel and sdist, install the wheel into a fresh environment, run the demo from an empty folder"
 	@echo "              (RELEASE_PYTHONS='python3.11 python3.12 python3.13': with each of them)"
 	@echo "make trainers-env  Hugging Face's trainer and Lightning, for the tests that otherwise skip (a minute, 110 MB)"
+	@echo "make cluster-env  etcd for the tests that otherwise skip (Debian, as root); its service is not left running"
 	@echo "make browser-env  Chromium and Prometheus for the tests that otherwise skip (Debian, as root)"
 	@echo "make names   write the list of public names that the tests hold the code to"
 	@echo "make reference  write what the reference pages take from the source: settings, errors, events, commands"
@@ -85,6 +86,11 @@ release: $(STAMP)
 	  ../venv/bin/python -c "from importlib import resources as r; import outlast; assert r.files('outlast').joinpath('py.typed').is_file() and r.files('outlast.observe.web').joinpath('page/app.js').is_file()"); \
 	done
 	@echo "outlast: $(RELEASE)/dist is ready"
+
+cluster-env:
+	@if command -v apt-get >/dev/null; then apt-get install -y --no-install-recommends etcd-server etcd-client; \
+	if command -v systemctl >/dev/null; then systemctl disable --now etcd >/dev/null 2>&1 || true; fi; \
+	else echo "cluster-env: no apt-get here; install etcd yourself"; fi
 
 browser-env:
 	@if command -v apt-get >/dev/null; then apt-get install -y --no-install-recommends chromium chromium-driver prometheus; \

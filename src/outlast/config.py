@@ -40,6 +40,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     MAX none is taken."""
     slots: int = 0
     """Replicas that may run on this host; 0 is any number. Every agent that joins says its own."""
+    record: str = "sqlite"
+    """Where the coordinator's record is kept: `sqlite`, on the host that starts the run; or `etcd://HOST:PORT,…`, the
+    members of an etcd (`etcds://`: by TLS), so that any host that has joined may go on with it."""
+    record_lease_s: float = 1.0
+    """With the record in etcd: a coordinator that has given no sign there for this long may be followed by another."""
     exchange: Literal["auto", "shm", "c10d", "hosts"] = "auto"
     """How gradients travel: `shm`, shared memory inside a host; `c10d` (Gloo, NCCL); `hosts`, in two levels: memory
     inside a host, c10d between hosts, one sum a host. `auto`: shm, or hosts where the run spans several. GPUs, robust
@@ -168,7 +173,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 _CHECKS: dict[str, tuple[float, float]] = {
     "readings_s": (0, 86400),
     "replicas": (1, 100_000), "ranks": (1, 8), "spares": (0, 100_000), "agents": (0, 1024), "slots": (0, 100_000),
-    "lease_s": (1, float("inf")),
+    "lease_s": (1, float("inf")), "record_lease_s": (0.3, 600),
     "heartbeat_s": (0.05, 60), "ack_s": (0.05, 600), "outside_s": (0.1, float("inf")), "stall_floor_s": (0.05, 3600),
     "formation_s": (0.5, 3600), "group_timeout_s": (1, 86400), "max_restarts": (0, 1_000_000),
     "host_silence_s": (0.5, 3600),
@@ -266,6 +271,16 @@ def _check_hosts(config: RunConfig) -> None:
         raise ConfigError(
             f"{config.nnodes} hosts, and no address at which the others reach this one",
             remedy="--endpoint HOST:PORT, an address of this machine and a free port",
+        )
+    if config.record != "sqlite" and not config.record.startswith(("etcd://", "etcds://")):
+        raise ConfigError(
+            f"record = {config.record!r} is no place for a record",
+            remedy="sqlite, or etcd://HOST:PORT,HOST:PORT,HOST:PORT (etcds:// for TLS)",
+        )
+    if not config.endpoint and config.record != "sqlite":
+        raise ConfigError(
+            f"record = {config.record!r}, and no other hosts that could go on with it",
+            remedy="leave it out, or --endpoint HOST:PORT and --nnodes",
         )
     if not config.endpoint and not config.agents:
         raise ConfigError(

@@ -42,7 +42,7 @@ def with_server(
     async def whole() -> None:
         journal = Journal.create(tmp_path)
         progress = Progress(Region(Progress.SIZE))
-        server = Server(journal, config, SECRET, progress)
+        server = Server(journal, config, SECRET, progress, 0.0)
         listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
         server.port.open(listening)
         async with asyncio.timeout(100):

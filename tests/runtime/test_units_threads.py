@@ -36,6 +36,7 @@ from outlast.runtime.member.step import StepCourse
 from outlast.runtime.training.frozen import OutcomeShare
 from outlast.runtime.training.step_checks import Meta
 from outlast.runtime.transport.connections import Arrivals
+from outlast.runtime.transport.coordinator_place import CoordinatorPlace
 from outlast.runtime.transport.progress_block import Progress
 from outlast.runtime.transport.regions import Region
 from outlast.runtime.transport.seal import FORGED
@@ -64,7 +65,8 @@ class Line:
 def made(member: Member, **calls: Any) -> MemberLink:
     known: dict[str, Any] = {"hello": lambda: "hello", "beat": lambda *_: "beat", "asked": lambda probe: None}
     return MemberLink(
-        ("", 0), b"", member, threading.RLock(), **(known | calls), heartbeat_s=3600.0, lease_s=3600.0
+        CoordinatorPlace(("", 0), None), b"", member, threading.RLock(), **(known | calls), heartbeat_s=3600.0,
+        lease_s=3600.0,
     )  # fmt: skip
 
 

@@ -67,13 +67,16 @@ def _elsewhere(at: str, secret_file: Path | None) -> tuple[tuple[str, int], byte
 def _here(run: Path) -> tuple[tuple[str, int], bytes, str]:
     """Where the run's coordinator is, from what the launcher told its children."""
     from outlast.observe import find_run
+    from outlast.runtime.transport.coordinator_place import CoordinatorPlace
     from outlast.runtime.transport.endpoints import read_host_port
 
     run_dir = find_run(run).run_dir
     told = _told_children(holder_of(run_dir), run_dir)
     if told is None:
         raise EnvironmentFault(f"{run_dir} is only starting, or ending", remedy="ask again in a moment")
-    return read_host_port(told["OUTLAST_COORDINATOR"]), bytes.fromhex(told["OUTLAST_SECRET"]), told["OUTLAST_RUN"]
+    moves = (run_dir / "coordinator").exists()  # the record is shared, and so the coordinator may be on another host
+    place = CoordinatorPlace(read_host_port(told["OUTLAST_COORDINATOR"]), run_dir if moves else None)
+    return place.now(), bytes.fromhex(told["OUTLAST_SECRET"]), told["OUTLAST_RUN"]
 
 
 def _told_children(launcher: int, run_dir: Path) -> dict[str, str] | None:

@@ -74,6 +74,7 @@ def run(
     slots: Annotated[int | None, typer.Option(help="replicas that may run on this host; 0 for any number")] = None,
     host: Annotated[str | None, typer.Option(help="this host's name in the run; its own by default")] = None,
     secret_file: Annotated[Path | None, typer.Option(help="the run's secret; else made, or OUTLAST_SECRET")] = None,
+    record: Annotated[str | None, typer.Option(help="sqlite, or etcd://HOST:PORT,… that all hosts share")] = None,
     exchange: Annotated[str | None, typer.Option(help="auto, shm, c10d or hosts")] = None,
     guards: Annotated[str | None, typer.Option(help="script, default, full or off: what is watched")] = None,
     aggregation: Annotated[str | None, typer.Option(help="mean, or a robust rule; outlast rules lists them")] = None,
@@ -100,7 +101,7 @@ def run(
         "threads": threads, "endpoint": endpoint, "nnodes": nnodes, "slots": slots, "port": port, "guards": guards,
         "audit": audit, "aggregation": aggregation, "f": f, "pre": pre, "on_shortfall": on_shortfall, "resume": resume,
         "checkpoint_dir": checkpoint_dir, "checkpoint_every": checkpoint_every, "init_from": init_from,
-        "init_strict": init_strict,
+        "init_strict": init_strict, "record": record,
     }  # fmt: skip
     resolved = _resolved(given, config)
     command = _command(script, module, args or [])
@@ -152,7 +153,7 @@ def _resolved(given: dict[str, Any], file: Path | None) -> Any:
             remedy="unset OUTLAST, or run the script without outlast run",
         )
     resolved = resolve(cli=given, environ=os.environ, file=file)
-    for check in (_check_rule, _check_audit, _check_places):
+    for check in (_check_rule, _check_audit, _check_places, _check_record):
         check(resolved.config)
     return resolved
 
@@ -170,6 +171,13 @@ def _check_rule(config: Any) -> None:
     if config.aggregation != "mean":
         steps = [step.strip() for step in config.pre.split(",") if step.strip()]
         check_choice(config.aggregation, config.rows or config.replicas, config.f, steps)
+
+
+def _check_record(config: Any) -> None:
+    if config.record != "sqlite":
+        from outlast.journal import access_of
+
+        access_of(config.record, os.environ)
 
 
 def _check_audit(config: Any) -> None:

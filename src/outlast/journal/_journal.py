@@ -18,11 +18,13 @@ import msgspec
 
 from outlast.core.events import AnyEvent, decode
 from outlast.errors import ConfigError, EnvironmentFault
+from outlast.journal._etcd import Access
 from outlast.journal._faults import damaged, os_fault, sqlite_fault
 from outlast.journal._files import EVENTS_NAME, holds_run, open_read_only, sync_directory
 from outlast.journal._filesystem import check_local
 from outlast.journal._lock import RunLock
 from outlast.journal._record import Record
+from outlast.journal._shared import SharedRecord
 from outlast.journal._writer import EventWriter, tag_of
 
 __all__ = ["Entry", "Journal"]
@@ -43,6 +45,7 @@ class Journal:
     def __init__(self, run_dir: Path, *, record: Record, writer: EventWriter | None, lock: RunLock | None) -> None:
         self.run_dir = run_dir
         self._record, self._writer, self._lock = record, writer, lock
+        self._shared: SharedRecord | None = None
         try:
             self._reader = open_read_only(run_dir, EVENTS_NAME)
         except (ConfigError, EnvironmentFault):
@@ -103,13 +106,28 @@ class Journal:
             raise
         return cls(run_dir, record=record, writer=writer, lock=lock)
 
+    def sharing(self, access: Access, run: str, secret: bytes, lease_s: float) -> SharedRecord:
+        """The record that this run's hosts have in common; copies of it are kept here. Not used before `share`."""
+        self._writing()
+        return SharedRecord(access, run, secret, lease_s, self._record)
+
+    def share(self, shared: SharedRecord) -> None:
+        """From now on `shared`, whose turn was taken, is the record; what is appended goes there too. It is closed
+        with this journal. Of a run that only begins, the others are told what stands here already."""
+        if shared.claim("") == 1:
+            shared.append(entry.event for entry in self.events())
+        self._shared = shared
+
     def append(self, event: AnyEvent) -> None:
         """Take one event for writing; returns at once."""
-        self._writing().append([event])
+        self.append_many([event])
 
     def append_many(self, events: Iterable[AnyEvent]) -> None:
         """Take events for writing, in one transaction if none are waiting; returns at once."""
-        self._writing().append(list(events))
+        told = list(events)
+        self._writing().append(told)
+        if self._shared is not None:
+            self._shared.append(told)
 
     def flush(self, timeout_s: float = FLUSH_S) -> bool:
         """Wait until all appended events are on the disk; False if it refuses (see `trouble`) or time is up."""
@@ -164,7 +182,7 @@ class Journal:
     def claim(self, owner: str = "") -> int:
         """A new epoch, higher than all before; durable on return. Raises EnvironmentFault."""
         self._writing()
-        return self._record.claim(owner)
+        return self._store.claim(owner)
 
     def put(self, epoch: int, key: str, value: bytes) -> bool:
         """Store a record; True when it is on the disk, False when a higher epoch was claimed and nothing was written.
@@ -172,16 +190,29 @@ class Journal:
         Raises ProtocolViolation for an epoch that nobody claimed, EnvironmentFault if the disk refuses.
         """
         self._writing()
-        return self._record.put(epoch, key, value)
+        return self._store.put(epoch, key, value)
 
     def get(self, key: str) -> bytes | None:
         """The newest value stored under `key`, or None."""
-        return self._record.get(key)
+        return self._store.get(key)
 
     @property
     def epoch(self) -> int:
         """The highest epoch claimed; 0 before the first."""
-        return self._record.newest_epoch()
+        return self._store.newest_epoch()
+
+    @property
+    def held(self) -> bool:
+        """Whether nobody can have claimed a higher epoch: on one host the record says so at each write."""
+        return self._shared is None or self._shared.held
+
+    def tell_end(self, exit_code: int, within_s: float = FLUSH_S) -> bool:
+        """The run is over: for those on other hosts who would coordinate next. Whether they can know it."""
+        return self._shared is None or self._shared.end(exit_code, within_s)
+
+    @property
+    def _store(self) -> Record | SharedRecord:
+        return self._shared or self._record
 
     def close(self, timeout_s: float = FLUSH_S) -> bool:
         """Write what was appended and release the run; False if events were lost (the disk refused to the end).
@@ -202,6 +233,8 @@ class Journal:
 
     def _release(self, timeout_s: float = FLUSH_S) -> bool:
         kept = self._writer is None or self._writer.close(timeout_s)
+        if self._shared is not None:
+            self._shared.close()
         self._record.close()
         if self._lock is not None:
             self._lock.release()

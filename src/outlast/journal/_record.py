@@ -52,6 +52,14 @@ class Record:
             raise sqlite_fault(error, self._path) from error
         return epoch
 
+    def follow(self, epoch: int, owner: str) -> None:
+        """An epoch that was claimed where several hosts keep the record; here its copies are kept."""
+        try:
+            with self._mutex, transaction(self._connection):
+                self._connection.execute("INSERT OR IGNORE INTO claims(epoch, owner) VALUES (?, ?)", (epoch, owner))
+        except sqlite3.Error as error:
+            raise sqlite_fault(error, self._path) from error
+
     def put(self, epoch: int, key: str, value: bytes) -> bool:
         """Store `value`; True when it is on the disk, False when a higher epoch has been claimed: stop coordinating.
 

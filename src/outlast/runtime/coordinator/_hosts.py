@@ -28,6 +28,7 @@ from outlast.runtime.transport.handshake import PeerClaim
 __all__ = ["Hosts", "briefing", "last_heard_of", "of_another_run"]
 
 _ENDED_S = 0.5  # for an agent that lives to connect anew, when its connection and those of its replicas have ended
+_RETURN_S = 1.0  # for a host that lives to turn to a coordinator that has taken over
 _WANTED_S = 5.0  # for so long somebody's word counts that he waits for a replica there
 _ALIVE_S = 1.0  # several beats of an agent that has joined
 _ABSENT_S = 1.0  # a pause between two looks above this was this process's own: nobody was silent in it
@@ -47,6 +48,7 @@ class _Known:
     wanted_s: float = -math.inf  # when somebody said last that he waits
     connected: set[str] = field(default_factory=set)  # the agent and its members, as far as they are
     silent: bool = False
+    recalled: bool = False  # from the journal, and not heard of since
 
 
 class Hosts:
@@ -73,7 +75,7 @@ class Hosts:
     # --- who is there --------------------------------------------------------------------------------------------
     def recall(self, said: hm.HostHere, now_s: float) -> None:
         """A host that an earlier coordinator had; from now on it may be silent."""
-        self._known[said.agent] = _Known(said, now_s, connected={said.agent})
+        self._known[said.agent] = _Known(said, now_s, connected={said.agent}, recalled=True)
 
     def take(self, said: hm.HostHere, now_s: float) -> tuple[hm.HostSilent | None, tuple[str, str] | None]:
         """A host says that it is there: (an earlier process of it that is thereby over, why it is not taken)."""
@@ -81,6 +83,7 @@ class Hosts:
         if mine is not None:
             mine.said, mine.silent, mine.heard_s = said, False, max(mine.heard_s, now_s)
             mine.connected.add(said.agent)
+            mine.recalled = False
             return None, None
         launched = is_launched(said.agent)
         if said.host in self._own and not launched:
@@ -126,6 +129,7 @@ class Hosts:
             known.gaps.observe(now_s - known.heard_s)
         known.heard_s = max(known.heard_s, now_s)
         known.connected.add(name)
+        known.recalled = False
         if isinstance(message, m.Stalled | hm.Awaited):
             self._wanted(message.missing, now_s)
         if isinstance(message, Heartbeat):
@@ -163,6 +167,8 @@ class Hosts:
     def _limit(self, known: _Known, now_s: float) -> tuple[float, str]:
         if not known.connected:
             return _ENDED_S, ", and all its connections have ended"
+        if now_s - known.wanted_s < _WANTED_S and known.recalled:
+            return min(_RETURN_S, self._unmissed_s), " by the coordinator that has taken over, while others wait for it"
         if now_s - known.wanted_s < _WANTED_S:
             return min(deadline(known.gaps, self._floor_s), self._unmissed_s), " while others wait for it"
         return self._unmissed_s, ""

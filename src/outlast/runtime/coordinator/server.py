@@ -7,7 +7,6 @@ exists, and this one stops. Strangers, at the port and at the members' sockets, 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import socket
 import sys
@@ -29,6 +28,7 @@ from outlast.errors import Unsaved
 from outlast.journal import Journal
 from outlast.runtime.coordinator._authority import check_speaker
 from outlast.runtime.coordinator._bookkeeping import Bookkeeping
+from outlast.runtime.coordinator._election import await_turn
 from outlast.runtime.coordinator._fleet_settings import settings_of
 from outlast.runtime.coordinator._hosts import Hosts, briefing, last_heard_of
 from outlast.runtime.coordinator._link_watch import LinkWatch
@@ -38,7 +38,6 @@ from outlast.runtime.coordinator._refusals import Refusals
 from outlast.runtime.coordinator._saves import Keeper
 from outlast.runtime.host.silence import BEAT_S
 from outlast.runtime.settings.fault_points import Probe
-from outlast.runtime.settings.run_clock import apart_s
 from outlast.runtime.transport import save_messages as saving
 from outlast.runtime.transport.endpoints import place_here
 from outlast.runtime.transport.frames import Heartbeat, HeartbeatReply, frame
@@ -67,14 +66,14 @@ _FAREWELL_S = 1.5  # members come back within a second
 class Server:
     """See the module. `finished` resolves to the exit code."""
 
-    def __init__(self, journal: Journal, config: RunConfig, secret: bytes, progress: Progress) -> None:
+    def __init__(self, journal: Journal, config: RunConfig, secret: bytes, progress: Progress, began_s: float) -> None:
         self.journal, self.progress = journal, progress
         self.epoch = journal.claim("coordinator")
         self.probe = Probe(f"coordinator.{self.epoch}", os.environ.get("OUTLAST_FAULTS"))
         stored = journal.get(saving.COORDINATOR_RECORD)
         record = msgspec.msgpack.decode(stored, type=m.FleetRecord) if stored else None
         self.coordinator = Coordinator(settings_of(config, os.environ), self.epoch, record)
-        self._began_s, self.run = apart_s(os.environ), os.environ.get("OUTLAST_RUN", "")
+        self._began_s, self.run = began_s, os.environ.get("OUTLAST_RUN", "")
         take_over(self.coordinator, journal, self._began_s)
         self.keeper = Keeper(
             journal, self.coordinator, run=self.run, config=config, write=self.write,
@@ -84,7 +83,7 @@ class Server:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._stored = stored
         self._agent_pids: dict[str, int] = {}
-        own = os.environ.get("OUTLAST_OWN_HOSTS", "").split(",") if config.agents else []
+        own = list(filter(None, os.environ.get("OUTLAST_OWN_HOSTS", "").split(","))) if config.agents else []
         self.hosts = Hosts(
             config.most_agents, config.stall_floor_s, config.host_silence_s, place_here(), self._agent_of, own
         )
@@ -116,8 +115,8 @@ class Server:
         """For the launcher, which replaces a coordinator that was stopped."""
         now, before_s = time.monotonic(), self._sign_s
         self._sign_s = now
-        if now - before_s > _ASLEEP_S and self._superseded():
-            return  # it was stopped, and another has taken its place
+        if (now - before_s > _ASLEEP_S or not self.journal.held) and self._superseded():
+            return  # it was stopped, or cut off from the record, and another has taken its place
         self.progress.alive()
         for silent in self.hosts.look(now):
             self._lose(silent)
@@ -207,7 +206,7 @@ class Server:
         return peer.agent if peer is not None else ""
 
     def _beat(self, name: str, beat: Heartbeat) -> None:
-        if self._superseded():  # a stale coordinator must prolong nobody's lease
+        if self._superseded() or not self.journal.held:  # a stale coordinator must prolong nobody's lease
             return
         self._beats[name] = beat
         for reason, (count, who) in beat.refused.items():
@@ -355,15 +354,21 @@ async def _run(environ: dict[str, str]) -> int:
     config = decoded(environ["OUTLAST_CONFIG"])
     progress = Progress(Region(Progress.SIZE, fd=int(environ["OUTLAST_PROGRESS_FD"])))
     journal = Journal.open_writer(run_dir, lock_fd=int(environ["OUTLAST_LOCK_FD"]))
-    server = Server(journal, config, bytes.fromhex(environ["OUTLAST_SECRET"]), progress)
-    if "OUTLAST_TAKEOVER" in environ:
-        server.write("recovery", **json.loads(environ["OUTLAST_TAKEOVER"]), view=[server.epoch, 0])
+    turn = await_turn(environ, journal, config, progress.alive)
+    if turn.exit_code is not None:
+        journal.close()
+        return turn.exit_code
+    server = Server(journal, config, bytes.fromhex(environ["OUTLAST_SECRET"]), progress, turn.began_s)
+    if turn.takeover:
+        server.write("recovery", **turn.takeover, view=[server.epoch, 0])
         journal.flush(0.5)  # if this one is lost soon as well, what it took over from is told all the same
     sock = socket.socket(fileno=int(environ["OUTLAST_LISTEN_FD"]))
     asyncio.get_running_loop().set_exception_handler(lambda _, context: server.unsound(context.get("exception")))
     inherited = server.coordinator.ended is not None
     server.port.open(sock)
     code = await server.finished
+    if journal.epoch == server.epoch:
+        journal.tell_end(code, _FLUSH_S)
     if inherited:  # members that still come back would else never hear that it was a good end
         await asyncio.sleep(_FAREWELL_S)
     await server.port.drain()

@@ -23,6 +23,7 @@ from outlast.core.protocol import messages as m
 from outlast.errors import WireRefusal
 from outlast.health import own_note
 from outlast.runtime.host._children import start
+from outlast.runtime.host._heir import HeirWatch
 from outlast.runtime.host._host_doubt import HostDoubt
 from outlast.runtime.host._host_readings import HostReadings, sources_of
 from outlast.runtime.host._nursery import Preloading
@@ -42,6 +43,7 @@ from outlast.runtime.host._snapshot_memory import slots_of
 from outlast.runtime.host._stopped_children import Stopped
 from outlast.runtime.host.silence import cpu_s, kernel_state
 from outlast.runtime.settings.fault_points import Probe
+from outlast.runtime.transport.coordinator_place import CoordinatorPlace
 from outlast.runtime.transport.endpoints import place_here, read_host_port
 from outlast.runtime.transport.frames import Link
 from outlast.runtime.transport.progress_block import Progress
@@ -78,10 +80,13 @@ class AgentRanks:
 
     def __init__(self, name: str, environ: dict[str, str], command: list[str], link: Link | None = None) -> None:
         self.name, self.environ, self.command = name, environ, command
-        self.address, self.run_id = read_host_port(environ["OUTLAST_COORDINATOR"]), environ.get("OUTLAST_RUN", "")
+        self.run_id = environ.get("OUTLAST_RUN", "")
         self.secret = bytes.fromhex(environ["OUTLAST_SECRET"])
         self.run_dir = Path(environ["OUTLAST_RUN_DIR"])
         config = decoded(environ["OUTLAST_CONFIG"])
+        moves = config.record != "sqlite"
+        self.place = CoordinatorPlace(read_host_port(environ["OUTLAST_COORDINATOR"]), self.run_dir if moves else None)
+        self.linked_to, self.heir = self.place.now(), HeirWatch(environ)
         self.heartbeat_s, self.outside_s, self.formation_s = config.heartbeat_s, config.outside_s, config.formation_s
         self.width = config.ranks
         self.nth, self.num_agents = (int(n) for n in environ.get("OUTLAST_AGENT_OF", "0/1").split("/"))
@@ -124,7 +129,8 @@ class AgentRanks:
             return
         try:
             first, self._first_link = self._first_link, None
-            self.link = first or Link(self.address, self.secret, "agent", self.name, 2.0, self.run_id)
+            self.linked_to, limit_s = self.place.now(), 1.0 if self.place.moves else 2.0
+            self.link = first or Link(self.linked_to, self.secret, "agent", self.name, limit_s, self.run_id)
         except (OSError, WireRefusal, msgspec.DecodeError):
             self._retry_s = min(0.5, self._retry_s * 1.5)
             self._at(self._retry_s, self._connect)

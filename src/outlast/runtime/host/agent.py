@@ -37,6 +37,7 @@ _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
 )
 _ENDS = {"finished": 0, "turned away": 4, "left alone": 3, "asked to leave": 143, "stopped": 143}
 """Exit codes; 1 for another end."""
+_NOT_THE_RUNS = ("turned away", "left alone", "asked to leave")
 
 
 class Agent(AgentRanks):
@@ -65,6 +66,7 @@ class Agent(AgentRanks):
         self.nursery.close()
         self.readings.close()
         self.doubt.close()
+        self.heir.close(over=self.stopping not in _NOT_THE_RUNS)
         return _ENDS.get(self.stopping, 1)
 
     def _turn(self) -> None:
@@ -110,8 +112,11 @@ class Agent(AgentRanks):
     def _beat(self) -> None:
         """Now and then: a heartbeat, and a look at who is silent (in a view of one nobody else would notice)."""
         now = time.monotonic()
-        if self.link is not None and now - self._heard_s > SILENT_BEATS * self.heartbeat_s:
+        lost = now - self._heard_s > SILENT_BEATS * self.heartbeat_s or self.place.now() != self.linked_to
+        if self.link is not None and lost:
             self._disconnected()
+        if not self.stopping:
+            self.heir.turn()
         self._send(Heartbeat(sender=self.name, sent_s=now))
         for rank in self._every():
             if rank.progress.changes and self._too_silent(rank, now):
@@ -150,7 +155,7 @@ class Agent(AgentRanks):
 
     def _reap_strangers(self) -> None:
         """What was adopted beside a rank: a loader of one that died at that moment, a rank whose number came late."""
-        known = {self.nursery.pid, self.doubt.pid, *(rank.child.pid for rank in self._every())}
+        known = {self.nursery.pid, self.doubt.pid, self.heir.pid, *(rank.child.pid for rank in self._every())}
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
                 if ended.si_pid in known:  # is dealt with where it is waited for; the others when it has been

@@ -7,6 +7,7 @@ same path here, or the working directory does not matter to it. From then on it 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
@@ -22,9 +23,11 @@ from typing import Any
 
 import msgspec
 
+from outlast.config import decoded
 from outlast.core.protocol import host_messages as hm
 from outlast.errors import ConfigError, EnvironmentFault, MembershipError, WireRefusal
 from outlast.runtime.host.agent import Agent, host_of
+from outlast.runtime.transport.coordinator_place import keep_place
 from outlast.runtime.transport.endpoints import data_address, read_host_port, shown
 from outlast.runtime.transport.frames import HeartbeatReply, Link
 
@@ -170,6 +173,8 @@ def _prepared(
         ) from error
     if Path(told.folder).is_dir():
         os.chdir(told.folder)
+    if decoded(told.config).record != "sqlite":
+        keep_place(folder, shown(*peer))  # until this host's heir knows better
     script = told.command[1]
     if script != "-m" and not Path(script).is_file():
         raise EnvironmentFault(
@@ -181,5 +186,6 @@ def _prepared(
         **{key: value for key, value in os.environ.items() if key != "OUTLAST_AGENT_OF"}, **_offered(options, address),
         "OUTLAST_RUN": told.run_id, "OUTLAST_RUN_DIR": str(folder), "OUTLAST_COORDINATOR": shown(*peer),
         "OUTLAST_SECRET": options.secret.hex(), "OUTLAST_CONFIG": told.config, "PYTHONHASHSEED": told.hash_seed,
+        "OUTLAST_COMMAND": json.dumps(told.command), "OUTLAST_FOLDER": told.folder,
     }  # fmt: skip
     return environ, [sys.executable, *told.command[1:]]

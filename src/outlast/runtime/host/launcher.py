@@ -27,16 +27,17 @@ import msgspec
 from outlast.config import Resolved, anchored, encoded
 from outlast.core import events
 from outlast.core.protocol import messages as m
-from outlast.errors import EnvironmentFault, MembershipError, OutlastError, WireRefusal
+from outlast.errors import EnvironmentFault, MembershipError, OutlastError
 from outlast.journal import Journal, LastLine, RunLock, keep_clock
 from outlast.runtime.host._children import Child, start
+from outlast.runtime.host._coordinator_line import CoordinatorLine
 from outlast.runtime.host._rank_blocks import RankBlocks
 from outlast.runtime.host._snapshot_memory import hold_memory, slots_of
 from outlast.runtime.host.silence import Watch
 from outlast.runtime.settings import run_clock
 from outlast.runtime.settings.rank_limits import check_ranks
+from outlast.runtime.transport.coordinator_place import CoordinatorPlace
 from outlast.runtime.transport.endpoints import HANDED_ON, data_address, handed_on, listen_on, read_host_port, shown
-from outlast.runtime.transport.frames import Link
 from outlast.runtime.transport.progress_block import Progress
 from outlast.runtime.transport.regions import Region
 from outlast.runtime.transport.save_messages import COORDINATOR_RECORD, SAVE_EPOCHS, SaveAsked
@@ -89,7 +90,7 @@ class Launcher:
     _condemned: tuple[str, float, float] | None = None  # why the coordinator was killed, how silent it was, when
     _retired: list[Child] = field(default_factory=list)
     _lost_agents: list[m.AgentGone] = field(default_factory=list)
-    _link: Link | None = None
+    _line: CoordinatorLine | None = None
     _restarts: list[float] = field(default_factory=list)
     _interrupts: int = 0
     _wants_save: bool = False
@@ -97,7 +98,6 @@ class Launcher:
     _stop_code: int = 130
     _stop_by_s: float = math.inf
     _exit_code: int | None = None
-    _told: int = 0
     _address: tuple[str, int] = ("127.0.0.1", 0)
 
     def run(self) -> int:
@@ -123,7 +123,7 @@ class Launcher:
         old[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._save_wanted)
         try:
             self._start_coordinator(environ, listening, lock, None)
-            for index in range(self.resolved.config.agents):
+            for index in range(self._here):
                 self._start_agent(environ, f"a{index}")
             while self._exit_code is None or self._agents:
                 self._turn(environ, listening, lock, wake_r)
@@ -164,6 +164,10 @@ class Launcher:
     def endpoint(self) -> str:
         """Where the coordinator listens."""
         return shown(*self._address)
+
+    @property
+    def _here(self) -> int:
+        return self.resolved.config.agents
 
     @property
     def awaits(self) -> int:
@@ -232,6 +236,8 @@ class Launcher:
     def _environ(self, listening: socket.socket) -> dict[str, str]:
         self._address = listening.getsockname()[:2]
         config = self.resolved.config
+        folder = self.run_dir if config.record != "sqlite" else None
+        self._line = CoordinatorLine(CoordinatorPlace(self._address, folder), self.secret, self.run_id)
         found = {key: value for key, value in os.environ.items() if key not in _OF_HOSTS} | {
             "OUTLAST_RUN": self.run_id,
             "OUTLAST_RUN_DIR": str(self.run_dir.resolve()),
@@ -240,6 +246,7 @@ class Launcher:
             "OUTLAST_CONFIG": encoded(config),
             run_clock.VARIABLE: repr(self._apart_s),
             "OUTLAST_COMMAND": json.dumps(self.command),
+            "OUTLAST_SEAT": secrets.token_hex(8),
             "OUTLAST_FOLDER": str(Path.cwd()),
             "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),  # sets have one order in all, whenever they start
         }
@@ -267,6 +274,7 @@ class Launcher:
             HANDED_ON: str(listening.fileno()),
             "OUTLAST_LOCK_FD": str(lock.fileno()),
             "OUTLAST_PROGRESS_FD": str(region.fd),
+            "OUTLAST_HOST": environ.get("OUTLAST_HOST", self.host),
         }
         if takeover is not None:
             mine["OUTLAST_TAKEOVER"] = json.dumps(takeover)
@@ -421,22 +429,16 @@ class Launcher:
 
     def _tell_losses(self) -> None:
         """Agents that died, to the coordinator; all of them again after a reconnection (it is idempotent)."""
-        self._tell(self._lost_agents[self._told if self._link is not None else 0 :], _TELL_S)
-        self._told = len(self._lost_agents) if self._link is not None else 0
+        if self._line is not None:
+            self._line.tell_all(self._lost_agents, _TELL_S)
 
     def _tell(self, messages: Sequence[Any], timeout_s: float = 2.0) -> None:
-        try:
-            if self._link is None:
-                self._link = Link(self._address, self.secret, "launcher", "launcher", timeout_s, self.run_id)
-            for message in messages:
-                self._link.send(message)
-        except (OSError, WireRefusal, msgspec.DecodeError):
-            self._drop_link()
+        if self._line is not None:
+            self._line.tell(messages, timeout_s)
 
     def _drop_link(self) -> None:
-        if self._link is not None:
-            self._link.close()
-        self._link, self._told = None, 0
+        if self._line is not None:
+            self._line.drop()
 
     # --- stopping ------------------------------------------------------------------------------------------------
     def _signalled(self, number: int, _: Any) -> None:

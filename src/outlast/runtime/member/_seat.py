@@ -41,6 +41,7 @@ from outlast.runtime.training.engine import Engine
 from outlast.runtime.training.run_facts import device_name
 from outlast.runtime.training.script_files import script_files
 from outlast.runtime.transport.connections import Listener, PeersLost
+from outlast.runtime.transport.coordinator_place import CoordinatorPlace
 from outlast.runtime.transport.frames import Heartbeat
 from outlast.runtime.transport.mesh import Mesh
 from outlast.runtime.transport.rank_words import RankFailed
@@ -104,7 +105,7 @@ class MemberSeat:
         if env.coordinator is None:
             return SoloLink(self.member, self.lock)
         return MemberLink(
-            env.coordinator,
+            CoordinatorPlace(env.coordinator, env.run_dir if env.config.record != "sqlite" else None),
             env.secret,
             self.member,
             self.lock,

@@ -24,6 +24,7 @@ from outlast.core.protocol import messages as m
 from outlast.core.protocol.host_messages import Awaited
 from outlast.errors import ProtocolViolation, WireRefusal
 from outlast.runtime.transport import save_messages as saving
+from outlast.runtime.transport.coordinator_place import CoordinatorPlace
 from outlast.runtime.transport.frames import SILENT_BEATS, Heartbeat, HeartbeatReply, Link
 from outlast.runtime.transport.seal import FORGED
 
@@ -33,13 +34,16 @@ _decoder: msgspec.msgpack.Decoder[m.FromCoordinator | HeartbeatReply | saving.To
     m.FromCoordinator | HeartbeatReply | saving.ToMember
 )
 
+_LOOK_S = 0.1  # between two looks at where the coordinator is, where it can move
+_ELSEWHERE_S = 1.0  # for one connection then: its host may be gone
+
 
 class MemberLink:
     """See the module. `hello()` and `beat(again)` make the messages; `asked(probe)` is called on a Probe."""
 
     def __init__(
         self,
-        address: tuple[str, int],
+        place: CoordinatorPlace,
         secret: bytes,
         member: Member,
         lock: threading.RLock,
@@ -52,7 +56,8 @@ class MemberLink:
         run: str = "",
         forged: Callable[[], None] = lambda: None,
     ) -> None:
-        self.address, self._secret, self.member, self.lock = address, secret, member, lock
+        self._place, self._secret, self.member, self.lock = place, secret, member, lock
+        self._at = place.now()
         self._run_id = run
         self._hello, self._beat, self._asked, self._forged = hello, beat, asked, forged
         self._heartbeat_s, self._lease_s = heartbeat_s, lease_s
@@ -116,7 +121,9 @@ class MemberLink:
         pause_s = 0.02
         while not self._over.is_set():
             try:
-                link = Link(self.address, self._secret, "member", self.member.me, timeout_s=5.0, run=self._run_id)
+                self._at = self._place.now()
+                limit_s = _ELSEWHERE_S if self._place.moves else 5.0
+                link = Link(self._at, self._secret, "member", self.member.me, timeout_s=limit_s, run=self._run_id)
                 pause_s = 0.02
                 self._converse(link)
             except (OSError, msgspec.DecodeError):
@@ -126,7 +133,7 @@ class MemberLink:
                 if error.message == FORGED:
                     self._forged()
             self._over.wait(pause_s * (0.5 + random.random()))
-            pause_s = min(1.0, pause_s * 2)
+            pause_s = min(_LOOK_S if self._place.moves else 1.0, pause_s * 2)
 
     def _converse(self, link: Link) -> None:
         with self.lock:
@@ -147,7 +154,10 @@ class MemberLink:
                     with self.lock:
                         link.send(beat)
                     next_beat = now + self._heartbeat_s
-                ready = {fd for fd, _ in poll.poll(max(0.0, next_beat - now) * 1000.0)}
+                wait_s = max(0.0, next_beat - now)
+                ready = {fd for fd, _ in poll.poll(1000.0 * (min(wait_s, _LOOK_S) if self._place.moves else wait_s))}
+                if self._place.now() != self._at:  # the host of the one that I knew may not even end its connections
+                    raise ConnectionError("the coordinator is elsewhere now")
                 if self._leaving_fd in ready:
                     os.eventfd_read(self._leaving_fd)
                     self.beat()  # if all are asked to go, the coordinator hears no more of what was done

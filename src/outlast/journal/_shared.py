@@ -1,0 +1,184 @@
+"""The coordinator's record in etcd, and the story of the run beside it, for whichever host coordinates next.
+
+Role: as `_record.py`, on several machines. Each write is one transaction on the holder's own claim, so who has been
+followed writes nothing. A thread renews the claim; `held` is whether that has been confirmed within the lease. Events
+go along with the next write, in order, and at the latest with the next sign of life; of kinds that are told over and
+over only the newest are kept. A copy of each record is put on this host's disk, for who reads there; it counts for
+nothing. It does not decide who coordinates.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from outlast.core.events import AnyEvent, ProgressMade, StepAnatomy, decode, encode
+from outlast.errors import EnvironmentFault, ProtocolViolation
+from outlast.journal._etcd import Access, Etcd, Unreachable
+from outlast.journal._record import Record
+from outlast.journal._turn import CoordinatorClaim, Seals, SharedTurn, TurnSeen
+
+__all__ = ["SharedRecord"]
+
+_PUT_S = 2.0  # one attempt; there is always another
+_AT_ONCE = 100  # operations of a transaction: etcd takes 128
+_MOST_WAITING = 20_000  # events, while etcd does not answer
+_OFTEN = (ProgressMade, StepAnatomy)
+_KEPT = 512  # of each of these
+_PAGE = 500
+_BEATS = 6  # in a lease
+
+
+class SharedRecord:
+    """See the module. `run`: its number; `local`: where copies go."""
+
+    def __init__(self, access: Access, run: str, secret: bytes, lease_s: float, local: Record) -> None:
+        self._etcd, self._beating = Etcd(access), Etcd(access)
+        self._prefix, self._seals, self._local = f"/outlast/{run}/", Seals(secret), local
+        self._turn, self.lease_s = SharedTurn(self._etcd, self._prefix, self._seals), lease_s
+        self._mine: CoordinatorClaim | None = None
+        self._raw = b""
+        self._held_until_s = 0.0
+        self._newer = 0  # an epoch that has followed mine
+        self._mutex = threading.Lock()
+        self._waiting: deque[tuple[str, bytes]] = deque()
+        self._count = self._dropped = 0
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._renew, name="outlast-record", daemon=True)
+
+    # --- before it is my turn ------------------------------------------------------------------------------------
+    def look(self, within_s: float) -> TurnSeen:
+        """Whose turn it is. Raises Unreachable, EnvironmentFault."""
+        return self._turn.look(within_s)
+
+    def story(self, since: int, within_s: float) -> tuple[list[AnyEvent], int]:
+        """Events that were written from this revision on, in their order, and the revision to ask for next. Raises
+        Unreachable, EnvironmentFault."""
+        found: list[tuple[int, bytes, bytes]] = []
+        while True:
+            rows, revision = self._etcd.range(self._prefix + "story/", within_s, since=since, limit=_PAGE)
+            for row in rows:
+                place, _, body = self._seals.unsealed(row.key, row.value).partition(b" ")
+                found.append((row.revision, place, body))
+            if len(rows) < _PAGE:
+                break
+            since = rows[-1].revision  # what it changed besides is asked for again
+        ordered = [body for _, _, body in sorted(set(found))]
+        return [decode(body.decode()) for body in ordered], revision + 1
+
+    def take(self, seen: TurnSeen, mine: CoordinatorClaim, within_s: float) -> bool:
+        """Begin my turn; False if another was quicker. Raises Unreachable, EnvironmentFault."""
+        asked_s = time.monotonic()
+        if not self._turn.take(seen.raw, mine, within_s):
+            return False
+        self._mine, self._raw, self._held_until_s = mine, self._turn.stored(mine), asked_s + self.lease_s
+        self._local.follow(mine.epoch, mine.host)
+        self._thread.start()
+        return True
+
+    # --- in my turn ----------------------------------------------------------------------------------------------
+    @property
+    def held(self) -> bool:
+        """Whether my turn was confirmed within the lease, so that nobody can have followed me."""
+        return not self._newer and time.monotonic() < self._held_until_s
+
+    def claim(self, owner: str) -> int:
+        """The epoch of my turn. `owner` is in the claim already."""
+        return self._my_claim().epoch
+
+    def put(self, epoch: int, key: str, value: bytes) -> bool:
+        """Store `value`; False if another has followed me. While no majority of etcd answers it waits: what is not
+        stored must not be told."""
+        if epoch > self._my_claim().epoch:
+            raise ProtocolViolation(f"a record under epoch {epoch}, which was never claimed", where=key)
+        place = f"{self._prefix}records/{key}"
+        while epoch == self._my_claim().epoch and not self._newer:
+            with contextlib.suppress(Unreachable):
+                if not self._write({place: self._seals.seal(place, value)}, self._etcd):
+                    break
+                with contextlib.suppress(EnvironmentFault):  # this host's disk; the record is where it has to be
+                    self._local.put(epoch, key, value)
+                return True
+        return False
+
+    def get(self, key: str) -> bytes | None:
+        """The newest value of `key`, or None. Waits as `put` does."""
+        place = f"{self._prefix}records/{key}"
+        while True:
+            with contextlib.suppress(Unreachable):
+                rows, _ = self._etcd.range(place, _PUT_S, whole=False)
+                return self._seals.unsealed(place, rows[0].value) if rows else None
+
+    def newest_epoch(self) -> int:
+        """The highest epoch that I know of."""
+        return self._newer or self._my_claim().epoch
+
+    def append(self, told: Iterable[AnyEvent]) -> None:
+        """Take events for whoever follows; returns at once."""
+        epoch = self._my_claim().epoch
+        with self._mutex:
+            for event in told:
+                place, kind = f"{epoch:08d}-{self._count:012d}", event.__struct_config__.tag
+                often = isinstance(event, _OFTEN)
+                key = f"{self._prefix}story/" + (f"often-{kind}-{self._count % _KEPT:04d}" if often else place)
+                self._waiting.append((key, self._seals.seal(key, place.encode() + b" " + encode(event))))
+                self._count += 1
+            while len(self._waiting) > _MOST_WAITING:
+                self._waiting.popleft()
+
+    def end(self, exit_code: int, within_s: float) -> bool:
+        """The run is over: all that was told, and the code. Whether it could be written."""
+        until_s = time.monotonic() + within_s
+        while self._mine is not None and not self._newer and time.monotonic() < until_s:
+            with contextlib.suppress(Unreachable):
+                with self._mutex:
+                    last = len(self._waiting) <= _AT_ONCE
+                code = {self._turn.end_key: self._seals.seal(self._turn.end_key, str(exit_code).encode())}
+                if not self._write(code if last else {}, self._etcd):
+                    return False
+                if last:
+                    return True
+        return False
+
+    def close(self) -> None:
+        """Whoever waits for my turn need not wait for the lease's end: nothing is written any more."""
+        self._closing.set()
+        if self._thread.ident is not None:
+            self._thread.join(_PUT_S)
+        self._etcd.close()
+        self._beating.close()
+
+    def _my_claim(self) -> CoordinatorClaim:
+        if self._mine is None:
+            raise ProtocolViolation("a record is asked of who has no turn")
+        return self._mine
+
+    def _write(self, puts: dict[str, bytes], etcd: Etcd) -> bool:
+        """These, and events that wait, if it is still my turn. Raises Unreachable."""
+        with self._mutex:
+            along: Sequence[tuple[str, bytes]] = [self._waiting[i] for i in range(min(_AT_ONCE, len(self._waiting)))]
+        if not etcd.put_if(self._turn.claim_key, self._raw, dict(along) | puts, _PUT_S):
+            self._newer = self._newer or self._my_claim().epoch + 1
+            return False
+        sent = set(map(id, along))
+        with self._mutex:
+            while self._waiting and id(self._waiting[0]) in sent:
+                self._waiting.popleft()
+        return True
+
+    def _renew(self) -> None:
+        """Until I am followed, or close."""
+        count = 0
+        while not self._closing.wait(self.lease_s / _BEATS):
+            count, asked_s = count + 1, time.monotonic()
+            try:
+                if not self._write({self._turn.beat_key: str(count).encode()}, self._beating):
+                    return
+            except Unreachable:
+                continue
+            except EnvironmentFault:  # a user who may write no longer
+                continue
+            self._held_until_s = max(self._held_until_s, asked_s + self.lease_s)

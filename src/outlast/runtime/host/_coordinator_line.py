@@ -1,0 +1,47 @@
+"""The launcher's own connection to the coordinator, wherever that is: to tell it what only the launcher knows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from outlast.errors import WireRefusal
+from outlast.runtime.transport.coordinator_place import CoordinatorPlace
+from outlast.runtime.transport.frames import Link
+
+__all__ = ["CoordinatorLine"]
+
+
+class CoordinatorLine:
+    """See the module. What cannot be told is dropped, and the connection with it."""
+
+    def __init__(self, place: CoordinatorPlace, secret: bytes, run: str) -> None:
+        self._place, self._secret, self._run = place, secret, run
+        self._link: Link | None = None
+        self._at, self._told = place.now(), 0
+
+    def tell(self, messages: Sequence[Any], timeout_s: float) -> None:
+        """Say these."""
+        try:
+            if self._at != self._place.now():
+                self.drop()
+            if self._link is None:
+                self._at = self._place.now()
+                self._link = Link(self._at, self._secret, "launcher", "launcher", timeout_s, self._run)
+            for message in messages:
+                self._link.send(message)
+        except (OSError, WireRefusal, msgspec.DecodeError):
+            self.drop()
+
+    def tell_all(self, messages: Sequence[Any], timeout_s: float) -> None:
+        """Say those of a growing list that were not said on this connection; all of them on a new one."""
+        new = messages[self._told if self._link is not None and self._at == self._place.now() else 0 :]
+        self.tell(new, timeout_s)
+        self._told = len(messages) if self._link is not None else 0
+
+    def drop(self) -> None:
+        if self._link is not None:
+            self._link.close()
+        self._link, self._told = None, 0

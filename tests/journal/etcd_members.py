@@ -1,0 +1,100 @@
+"""Three real members of an etcd on loopback, for tests: each can be stopped, frozen and started again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from outlast.journal import Access, Unreachable
+from outlast.journal._etcd import Etcd
+
+__all__ = ["Members", "start_members"]
+
+_SOON = ["--heartbeat-interval", "50", "--election-timeout", "400"]
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        socks = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [sock.getsockname()[1] for sock in socks]
+
+
+class Members:
+    """See the module. `extra`: options of each, for TLS."""
+
+    def __init__(self, base: Path, extra: list[str] | None = None, scheme: str = "http") -> None:
+        self.base, self._extra, self.scheme = base, extra or [], scheme
+        ports = free_ports(6)
+        self.clients, self._peers = ports[:3], ports[3:]
+        self.processes: list[subprocess.Popen[bytes] | None] = [None, None, None]
+        for index in range(3):
+            self.start(index)
+
+    @property
+    def record(self) -> str:
+        scheme = "etcds" if self.scheme == "https" else "etcd"
+        return f"{scheme}://" + ",".join(f"127.0.0.1:{port}" for port in self.clients)
+
+    @property
+    def access(self) -> Access:
+        return Access(tuple(("127.0.0.1", port) for port in self.clients))
+
+    def start(self, index: int) -> None:
+        client = f"{self.scheme}://127.0.0.1:{self.clients[index]}"
+        peer = f"http://127.0.0.1:{self._peers[index]}"
+        cluster = ",".join(f"m{i}=http://127.0.0.1:{port}" for i, port in enumerate(self._peers))
+        command = [
+            "etcd", "--name", f"m{index}", "--data-dir", str(self.base / f"m{index}"), "--listen-client-urls", client,
+            "--advertise-client-urls", client, "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
+            "--initial-cluster", cluster, *_SOON, *self._extra,
+        ]  # fmt: skip
+        with (self.base / f"m{index}.log").open("ab") as log:
+            self.processes[index] = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ})
+
+    def kill(self, index: int) -> None:
+        process = self.processes[index]
+        assert process is not None
+        process.kill()
+        process.wait()
+
+    def signal(self, index: int, number: signal.Signals) -> None:
+        process = self.processes[index]
+        assert process is not None
+        process.send_signal(number)
+
+    def ready(self) -> None:
+        etcd = Etcd(self.access)
+        for _ in range(30):
+            with contextlib.suppress(Unreachable):
+                etcd.range("/", 2.0)
+                etcd.close()
+                return
+        raise AssertionError((self.base / "m0.log").read_text()[-2000:])
+
+    def close(self) -> None:
+        for index, process in enumerate(self.processes):
+            if process is not None and process.poll() is None:
+                self.signal(index, signal.SIGCONT)
+                self.kill(index)
+
+
+@contextlib.contextmanager
+def start_members(base: Path) -> Iterator[Members]:
+    """Skips where etcd is not installed."""
+    if shutil.which("etcd") is None:
+        pytest.skip("no etcd here: make cluster-env")
+    base.mkdir(parents=True, exist_ok=True)
+    members = Members(base)
+    try:
+        members.ready()
+        yield members
+    finally:
+        members.close()
