@@ -15,17 +15,19 @@ __all__ = ["CoordinatorLine"]
 
 
 class CoordinatorLine:
-    """See the module. What cannot be told is dropped, and the connection with it."""
+    """See the module. What cannot be told is dropped, and the connection with it. `place`: None while there is none."""
 
-    def __init__(self, place: CoordinatorPlace, secret: bytes, run: str) -> None:
+    def __init__(self, place: CoordinatorPlace | None = None, secret: bytes = b"", run: str = "") -> None:
         self._place, self._secret, self._run = place, secret, run
         self._link: Link | None = None
-        self._at, self._told = place.now(), 0
+        self._at, self._told = ("", 0), 0
 
     def tell(self, messages: Sequence[Any], timeout_s: float) -> None:
         """Say these."""
+        if self._place is None:
+            return
         try:
-            if self._at != self._place.now():
+            if self._moved():
                 self.drop()
             if self._link is None:
                 self._at = self._place.now()
@@ -37,9 +39,12 @@ class CoordinatorLine:
 
     def tell_all(self, messages: Sequence[Any], timeout_s: float) -> None:
         """Say those of a growing list that were not said on this connection; all of them on a new one."""
-        new = messages[self._told if self._link is not None and self._at == self._place.now() else 0 :]
+        new = messages[self._told if self._link is not None and not self._moved() else 0 :]
         self.tell(new, timeout_s)
         self._told = len(messages) if self._link is not None else 0
+
+    def _moved(self) -> bool:
+        return self._place is not None and self._at != self._place.now()
 
     def drop(self) -> None:
         if self._link is not None:

@@ -90,7 +90,7 @@ class Launcher:
     _condemned: tuple[str, float, float] | None = None  # why the coordinator was killed, how silent it was, when
     _retired: list[Child] = field(default_factory=list)
     _lost_agents: list[m.AgentGone] = field(default_factory=list)
-    _line: CoordinatorLine | None = None
+    _line: CoordinatorLine = field(default_factory=CoordinatorLine)
     _restarts: list[float] = field(default_factory=list)
     _interrupts: int = 0
     _wants_save: bool = False
@@ -363,7 +363,7 @@ class Launcher:
         if how is None:
             return
         self._coordinator = None
-        self._drop_link()
+        self._line.drop()
         ended = self._ended_code(how.code)
         if ended is not None:
             self._exit_code = ended
@@ -380,7 +380,7 @@ class Launcher:
         assert self._progress is not None
         now = time.monotonic()
         self._coordinator = None
-        self._drop_link()
+        self._line.drop()
         self._restarts = [t for t in self._restarts if now - t < 60.0] + [now]
         if len(self._restarts) > _COORDINATOR_TRIES or self._stopping:
             self._exit_code = 3 if not self._stopping else self._stop_code
@@ -429,16 +429,10 @@ class Launcher:
 
     def _tell_losses(self) -> None:
         """Agents that died, to the coordinator; all of them again after a reconnection (it is idempotent)."""
-        if self._line is not None:
-            self._line.tell_all(self._lost_agents, _TELL_S)
+        self._line.tell_all(self._lost_agents, _TELL_S)
 
     def _tell(self, messages: Sequence[Any], timeout_s: float = 2.0) -> None:
-        if self._line is not None:
-            self._line.tell(messages, timeout_s)
-
-    def _drop_link(self) -> None:
-        if self._line is not None:
-            self._line.drop()
+        self._line.tell(messages, timeout_s)
 
     # --- stopping ------------------------------------------------------------------------------------------------
     def _signalled(self, number: int, _: Any) -> None:
