@@ -15,7 +15,7 @@ from outlast.cli import main
 from outlast.cli._run import _remember
 from outlast.core import events as ev
 from outlast.errors import ConfigError, EnvironmentFault
-from outlast.health import Diary, DiaryEntry, default_diary, learn_run, rank_devices, records_of
+from outlast.health import Diary, DiaryEntry, default_diary, learn_run, rank_devices, records_of, suspicion
 from outlast.journal import Journal
 
 
@@ -195,6 +195,44 @@ def test_a_run_is_learned_once() -> None:
     assert {e.device: e.hours for e in rows if e.kind == "hours"} == {"node7/a0/r0": 2.0, "node7/a0/r1": 2.0}
     assert learn_run(events, "node7", rows) == []
     assert learn_run(events[:1][:0], "node7", []) == []
+
+
+def timed(own_s: list[float], steps: int = 200, ended: bool = True) -> list[tuple[int, ev.AnyEvent]]:
+    """A run whose replicas spend so long on their own part of each step, and have told twice."""
+    started = {"command": [], "num_replicas": len(own_s), "num_spares": 0, "signature": {}, "config": {}}
+    rows: list[ev.AnyEvent] = [ev.RunStarted(at_s=0, run_id="abc", **started)]
+    rows += [ev.ReplicaStarted(at_s=0, replica=f"r{i}.1", agent="a0", pid=i) for i in range(len(own_s))]
+    for so_far in (steps // 2, steps):
+        for i, seconds in enumerate(own_s):
+            spent = {"load": 0.1 * seconds * so_far, "compute": 0.9 * seconds * so_far, "wait": 5.0 * so_far}
+            rows.append(ev.StepAnatomy(at_s=so_far, replica=f"r{i}.1", steps=so_far, seconds=spent))
+    if ended:
+        rows.append(ev.RunFinished(at_s=900, outcome="finished", steps=9, detail="", exit_code=0, seconds={}))
+    return list(enumerate(rows, 1))
+
+
+def test_a_place_that_was_slower_than_the_others_has_a_note_and_no_finding() -> None:
+    rows = learn_run(timed([0.08, 0.13, 0.08, 0.09]), "node7", [])
+    assert [(e.device, e.text) for e in rows if e.kind == "note"] == [
+        ("node7/a0/r1", "slow: its part of a step took 130 ms over 200 steps, 1.62 times the median of the other 3")
+    ]
+    (record,) = [r for r in records_of(rows) if r.device == "node7/a0/r1"]
+    assert (record.failures, record.findings, record.last.partition(":")[0]) == (0, 0, "note")
+    assert suspicion(record) == "", "slow is not wrong"
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        timed([0.08, 0.13, 0.08], ended=False),  # it is told once, when the run is over
+        timed([0.08, 0.13, 0.08], steps=60),  # too few steps
+        timed([0.08, 0.13]),  # of two nobody can say which one is out of the ordinary
+        timed([0.08, 0.09, 0.08]),
+        timed([0.0010, 0.0016, 0.0010]),  # a fraction of a millisecond
+    ],
+)
+def test_what_says_too_little_of_speed_is_no_note(events: list[tuple[int, ev.AnyEvent]]) -> None:
+    assert [e for e in learn_run(events, "node7", []) if e.kind == "note"] == []
 
 
 def test_a_host_that_joined_is_one_device_in_all_runs_whatever_its_process_was_called() -> None:

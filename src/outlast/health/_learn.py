@@ -14,6 +14,7 @@ from outlast.core import events as ev
 from outlast.core.policy import Prognosis, alarm_name
 from outlast.errors import ConfigError
 from outlast.health._diary import Diary, DiaryEntry
+from outlast.health._slow_places import slow_places
 from outlast.journal import Journal
 
 __all__ = ["learn_run", "remember_run"]
@@ -33,7 +34,8 @@ def learn_run(events: Iterable[tuple[int, ev.AnyEvent]], host: str, before: Sequ
     for number, event in rows:
         reader.take(number, event)
     ended = any(number > done and isinstance(event, ev.RunFinished | ev.RunEnded) for number, event in rows)
-    return reader.entries(rows, _bad_links([event for _, event in rows], run, host) if ended else [])
+    told = [event for _, event in rows]
+    return reader.entries(rows, [*_bad_links(told, run, host), *reader.slow(told)] if ended else [])
 
 
 def _bad_links(events: Sequence[ev.AnyEvent], run: str, host: str) -> list[DiaryEntry]:
@@ -172,6 +174,15 @@ class _Reader:
             self._found.append(DiaryEntry(
                 at_s=at_s, device=device, kind=kind, text=text[:500], host=device.partition("/")[0], run=self.run,  # type: ignore[arg-type]
             ))  # fmt: skip
+
+    def slow(self, events: Sequence[ev.AnyEvent]) -> list[DiaryEntry]:
+        """A note of each place that was slow in a run that is over."""
+        return [
+            DiaryEntry(
+                at_s=events[-1].at_s, device=device, kind="note", text=text, host=device.partition("/")[0], run=self.run
+            )
+            for device, text in slow_places(events, self._places).items()
+        ]
 
     def entries(self, rows: Sequence[tuple[int, ev.AnyEvent]], more: Sequence[DiaryEntry] = ()) -> list[DiaryEntry]:
         """What was found, hours by device, and how far the journal was read; nothing if nothing is new."""
