@@ -4,9 +4,10 @@
     outlast plan target-study --measured target.json
 
 Fleets of four configurations, each struck by two classes of failure at drawn times: one replica killed, and all at
-once; a mixture is a pair of rates. Fleets with even numbers teach the costs; from these alone the useful time of those
-with odd numbers and their time between losses are predicted, and held beside what their journals say. With --dir the
-same command goes on where it was stopped. Flips and lies are not injected here.
+once; a mixture is a pair of rates. What a fault costs is learnt from the fleets that ran just before and just after, of
+the same configuration; from that and from how often a fleet was struck its useful time and its losses are predicted,
+and held beside what its journal says. A machine that others use changes from minute to minute: neighbours see the same
+of it. With --dir the same command goes on where it was stopped. Flips and lies are not injected here.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ import random
 import signal
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -30,6 +33,7 @@ from outlast.core import events as ev
 __all__ = ["due", "main", "mixtures", "rows_of"]
 
 _EVERY = 20  # steps between two saves where the interval is fixed
+_MIN_SAVE_S = 0.5  # where it is chosen, at least
 _Shape = tuple[str, int, tuple[str, ...]]  # name, replicas, lines of the run's settings
 _CONFIGURATIONS: tuple[_Shape, ...] = (
     ("baseline", 1, (f"checkpoint_every = {_EVERY}",)),
@@ -37,6 +41,14 @@ _CONFIGURATIONS: tuple[_Shape, ...] = (
     ("+ adaptive checkpointing", 3, ()),
     ("+ Byzantine tolerance", 3, ('aggregation = "median"', "f = 1")),
 )
+
+
+class _Ran(NamedTuple):
+    """A fleet that has run; strikes: (when, of what kind, how many there were to be killed)."""
+
+    mixture: int
+    events: list[Any]
+    strikes: list[tuple[float, str, int]]
 
 
 def _fleet(where: Path, shape: _Shape, rates: dict[str, float], seconds: float, seed: int) -> dict[str, Any]:
@@ -47,7 +59,7 @@ def _fleet(where: Path, shape: _Shape, rates: dict[str, float], seconds: float, 
     _, replicas, settings = shape
     where.mkdir(parents=True)
     config = where / "run.toml"
-    lines = ("restart_backoff_s = 0.0", "checkpoint_min_s = 0.5", "max_restarts = 100000", *settings)
+    lines = ("restart_backoff_s = 0.0", f"checkpoint_min_s = {_MIN_SAVE_S}", "max_restarts = 100000", *settings)
     config.write_text("[run]\n" + "\n".join(lines) + "\n")
     script = Path(str(outlast.examples.__file__)).with_name("gpt.py")
     options = ["--config", str(config), "--replicas", str(replicas), "--checkpoint-dir", str(where / "checkpoints")]
@@ -82,35 +94,42 @@ def _strike(name: str, events: list[Any], rng: random.Random) -> int:
     return len(pids)
 
 
-def _row(name: str, shape: _Shape, rates: dict[str, float], fleets: list[list[Any]], costs: Any) -> dict[str, Any]:
-    """What the journals of some fleets say together, beside what others' costs predict for one of their length."""
+def _foreseen(shape: _Shape, fleet: _Ran, costs: Any) -> dict[str, float]:
+    """What a fleet's journal says, beside what others' costs predict for one that is struck as often."""
     from outlast.observe import accounting
     from outlast.plan import simulate
     from outlast.plan._compiled import replace_job
-    from outlast.plan.calibration import fleet_job
+    from outlast.plan.fleet_costs import fleet_job
 
     _, replicas, settings = shape
-    accounts = [accounting(events) for events in fleets]
-    walls = [account.wall_s - account.idle_s for account in accounts]
-    losses = sum(isinstance(e, ev.FleetGone) for events in fleets for e in events)
-    faults = losses + sum(isinstance(e, ev.Recovery) for events in fleets for e in events)
-    masked = {"one": 0.0 if replicas == 1 else 1.0, "all": 0.0}
-    days = sum(walls) / len(walls) / 86_400
-    job = fleet_job(costs, {k: v * 3600 for k, v in rates.items() if v}, replicas=replicas, days=days, masked=masked)
-    if settings and settings[0].startswith("checkpoint_every"):
+    account = accounting(fleet.events)
+    wall_s = account.wall_s - account.idle_s
+    strikes = Counter(name for _, name, _ in fleet.strikes)
+    lying = int("f = 1" in settings)
+    job = fleet_job(costs, strikes, replicas=replicas, wall_s=wall_s, min_s=_MIN_SAVE_S, lying=lying)
+    if f"checkpoint_every = {_EVERY}" in settings:
         job = replace_job(job, interval="fixed", interval_s=_EVERY * job.step_s)
     found = simulate(job, 400, seed=1)
-    ettr, expected = found.ettr(), float(found.rollbacks.mean()) * len(fleets)
-    spread = 1.0 / math.sqrt(len(fleets))  # of the mean of so many runs
+    ettr = found.ettr()
     return {
-        "name": name, "fleets": len(fleets), "faults": faults, "wall_s": sum(walls),
-        "ettr": sum(account.productive_s for account in accounts) / sum(walls),
-        "mtbr_s": sum(walls) / losses if losses else None, "predicted_ettr": ettr.mean,
-        "predicted_ettr_runs_95": [
-            max(0.0, ettr.mean + (ettr.run_low - ettr.mean) * spread),
-            min(1.0, ettr.mean + (ettr.run_high - ettr.mean) * spread),
-        ],
-        "predicted_mtbr_s": sum(walls) / expected if expected else None,
+        "wall_s": wall_s, "useful_s": account.productive_s, "faults": strikes.total(),
+        "losses": sum(isinstance(event, ev.FleetGone) for event in fleet.events),
+        "predicted_s": ettr.mean * wall_s, "predicted_losses": float(found.rollbacks.mean()),
+        "spread_s": (ettr.run_high - ettr.run_low) / 2 * wall_s,
+    }  # fmt: skip
+
+
+def _row(name: str, told: list[dict[str, float]]) -> dict[str, Any]:
+    """Of all fleets of a configuration and mixture together."""
+    sums = {key: sum(each[key] for each in told) for key in told[0]}
+    wall_s, mean = sums["wall_s"], sums["predicted_s"] / sums["wall_s"]
+    half = math.sqrt(sum(each["spread_s"] ** 2 for each in told)) / wall_s
+    return {
+        "name": name, "fleets": len(told), "faults": int(sums["faults"]), "losses": int(sums["losses"]),
+        "predicted_losses": sums["predicted_losses"], "wall_s": wall_s, "ettr": sums["useful_s"] / wall_s,
+        "mtbr_s": wall_s / sums["losses"] if sums["losses"] else None, "predicted_ettr": mean,
+        "predicted_ettr_runs_95": [max(0.0, mean - half), min(1.0, mean + half)],
+        "predicted_mtbr_s": wall_s / sums["predicted_losses"] if sums["predicted_losses"] else None,
     }  # fmt: skip
 
 
@@ -129,43 +148,53 @@ def mixtures(text: str) -> list[dict[str, float]]:
     return found
 
 
-def due(base: Path, num_mixtures: int, slices: int) -> list[tuple[Path, int, int, int]]:
+def due(
+    base: Path, num_mixtures: int, slices: int, which: Sequence[int] = range(4)
+) -> list[tuple[Path, int, int, int]]:
     """(its file, mixture, configuration, number) of each fleet that has not been run yet: first one of every kind, then
-    the second ones, so that whatever has been run is spread over all. Even numbers teach costs, odd ones are held
-    against them."""
+    the second ones, so that whatever has been run is spread over all."""
     wanted = [
         (base / f"{mixture}-{configuration}-{number}.json", mixture, configuration, number)
-        for number in range(2 * slices)
+        for number in range(slices)
         for mixture in range(num_mixtures)
-        for configuration in range(len(_CONFIGURATIONS))
+        for configuration in which
     ]
     return [each for each in wanted if not each[0].exists()]
 
 
 def rows_of(base: Path, mixed: list[dict[str, float]]) -> list[dict[str, Any]]:
-    """Of what has been run so far: of each configuration and mixture that has a fleet of either kind."""
-    from outlast.plan.calibration import calibrate
+    """Of what has been run so far: of each configuration of which two fleets or more have run, each mixture."""
+    from outlast.errors import ConfigError
+    from outlast.plan.fleet_costs import fleet_costs
 
     rows = []
-    for mixture, rates in enumerate(mixed):
-        for configuration, shape in enumerate(_CONFIGURATIONS):
-            fleets: tuple[list[Any], list[Any]] = ([], [])
-            for path in sorted(base.glob(f"{mixture}-{configuration}-*.json")):
-                events = msgspec.json.decode(path.read_bytes(), type=list[ev.AnyEvent])
-                fleets[int(path.stem.rpartition("-")[2]) % 2].append(events)
-            if all(fleets):
-                told = "" if len(mixed) == 1 else f", {1 / rates['one']:g} s / {1 / rates['all']:g} s"
-                rows.append(_row(shape[0] + told, shape, rates, fleets[1], calibrate(fleets[0])))
+    for configuration, shape in enumerate(_CONFIGURATIONS):
+        ran = [_read(path) for path in base.glob(f"*-{configuration}-*.json")]
+        ran.sort(key=lambda fleet: fleet.events[0].at_s)
+        told: dict[int, list[dict[str, float]]] = {}
+        for at, fleet in enumerate(ran):
+            beside = [ran[i].events for i in (at - 1, at + 1) if 0 <= i < len(ran)]
+            with contextlib.suppress(ConfigError):  # one that nothing struck teaches nothing, and has nothing to show
+                told.setdefault(fleet.mixture, []).append(_foreseen(shape, fleet, fleet_costs(beside)))
+        for mixture, found in sorted(told.items()):
+            rates = mixed[mixture]
+            name = "" if len(mixed) == 1 else f", {1 / rates['one']:g} s / {1 / rates['all']:g} s"
+            rows.append(_row(shape[0] + name, found))
     return rows
+
+
+def _read(path: Path) -> _Ran:
+    told = msgspec.json.decode(path.read_bytes())
+    events = msgspec.convert(told["events"], list[ev.AnyEvent])
+    return _Ran(mixture=int(path.stem.partition("-")[0]), events=events, strikes=told["strikes"])
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the fleets that are missing, print the rows of all, write them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0, help="each fleet is struck for so long")
-    parser.add_argument(
-        "--slices", type=int, default=1, help="fleets of a configuration and mixture, and for its costs"
-    )
+    parser.add_argument("--slices", type=int, default=2, help="fleets of each configuration and mixture")
+    parser.add_argument("--only", default="0,1,2,3", help="configurations: 0 baseline, … 3 Byzantine tolerance")
     parser.add_argument("--mixtures", default="20/90", help="ONE/ALL,...: mean seconds between deaths of one, of all")
     parser.add_argument("--dir", type=Path, help="keep what each fleet told here, and run only what is missing")
     parser.add_argument("--for-minutes", type=float, default=1e9, help="begin no further fleet after so long")
@@ -180,7 +209,7 @@ def main(argv: list[str] | None = None) -> int:
     if kept.exists() and json.loads(kept.read_text()) != told:
         raise SystemExit(f"{base} has fleets of {kept.read_text()}; give these again, or another --dir")
     kept.write_text(json.dumps(told))
-    missing = due(base, len(mixed), args.slices)
+    missing = due(base, len(mixed), args.slices, [int(number) for number in args.only.split(",")])
     for done, (path, mixture, configuration, number) in enumerate(missing):
         if time.monotonic() > end:
             print(f"{len(missing) - done} fleets are missing yet: the same command runs them", flush=True)
@@ -188,11 +217,11 @@ def main(argv: list[str] | None = None) -> int:
         with tempfile.TemporaryDirectory(prefix="outlast-target-") as place:
             seed = args.seed + 1000 * number + 10 * mixture + configuration
             shape = _CONFIGURATIONS[configuration]
-            events = _fleet(Path(place) / "fleet", shape, mixed[mixture], args.minutes * 60, seed)
+            told_of = _fleet(Path(place) / "fleet", shape, mixed[mixture], args.minutes * 60, seed)
         part = path.with_suffix(".part")
-        part.write_bytes(msgspec.json.encode(events))
+        part.write_bytes(msgspec.json.encode(told_of))
         part.rename(path)
-        print(f"{path.stem}: {len(events)} events; {len(missing) - done - 1} fleets to go", flush=True)
+        print(f"{path.stem}: {len(told_of['events'])} events; {len(missing) - done - 1} fleets to go", flush=True)
     rows = rows_of(base, mixed)
     for row in rows:
         print(json.dumps(row), flush=True)

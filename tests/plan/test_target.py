@@ -41,7 +41,7 @@ def test_the_answer_has_rows_parameters_and_the_remark() -> None:
 def test_fleets_are_spread_over_all_and_run_once(tmp_path: Path) -> None:
     """Whatever has been run when time is up, every configuration has as many fleets as any other, but for one."""
     wanted = due(tmp_path, 2, 3)
-    assert len(wanted) == 2 * 3 * 2 * 4
+    assert len(wanted) == 2 * 3 * 4
     assert {(mixture, configuration) for _, mixture, configuration, _ in wanted[:8]} == {
         (mixture, configuration) for mixture in range(2) for configuration in range(4)
     }
@@ -51,22 +51,17 @@ def test_fleets_are_spread_over_all_and_run_once(tmp_path: Path) -> None:
     assert due(tmp_path, 2, 3) == wanted[5:]
 
 
-def test_costs_are_learnt_from_other_fleets_than_are_held_against_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for path, _, configuration, number in due(tmp_path, 1, 2):
-        if configuration < 2 and not (configuration and number % 2):
-            path.write_bytes(msgspec.json.encode([ev.RunEnded(at_s=float(number), exit_code=0)]))
-    monkeypatch.setattr("outlast.plan.calibration.calibrate", lambda fleets: [e.at_s for f in fleets for e in f])
-    monkeypatch.setattr(
-        "benchmarks.target._row",
-        lambda name, shape, rates, fleets, costs: {
-            "name": name,
-            "costs": costs,
-            "held": [e.at_s for f in fleets for e in f],
-        },
-    )
-    assert rows_of(tmp_path, mixtures("20/90")) == [{"name": "baseline", "costs": [0.0, 2.0], "held": [1.0, 3.0]}]
+def test_costs_are_learnt_from_the_fleets_that_ran_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, (path, *_) in enumerate(due(tmp_path, 2, 2, [1])):
+        event = ev.RunEnded(at_s=float(number), exit_code=0)
+        path.write_bytes(msgspec.json.encode({"events": [event], "strikes": []}))
+    monkeypatch.setattr("outlast.plan.fleet_costs.fleet_costs", lambda fleets: [e.at_s for f in fleets for e in f])
+    monkeypatch.setattr("benchmarks.target._foreseen", lambda shape, fleet, costs: (fleet.events[0].at_s, costs))
+    monkeypatch.setattr("benchmarks.target._row", lambda name, told: {"name": name, "told": told})
+    assert rows_of(tmp_path, mixtures("20/90,6/60")) == [
+        {"name": "+ redundant gradients, 20 s / 90 s", "told": [(0.0, [1.0]), (2.0, [1.0, 3.0])]},
+        {"name": "+ redundant gradients, 6 s / 60 s", "told": [(1.0, [0.0, 2.0]), (3.0, [2.0])]},
+    ]
 
 
 def test_a_mixture_that_is_none_is_refused() -> None:

@@ -30,7 +30,6 @@ from ._source import Floats
 __all__ = ["Compiled", "Policies", "compile_job", "default_policies", "plan_belief"]
 
 ALARM = "false alarm"
-_MIN_S = 10.0  # a run's `checkpoint_min_s`, where it was not set
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +77,7 @@ def default_policies(job: Job, compiled_weights: tuple[float, ...], silent: tupl
     """The policies that the job's settings name."""
     own = job.interval == "adaptive"
     return Policies(
-        interval=RunPrior().policy(_MIN_S)
+        interval=RunPrior().policy(job.checkpoint_min_s)
         if own
         else IntervalPolicy(kind=job.interval, fixed_s=job.interval_s, weights=compiled_weights),
         spares=SparesPolicy(min_share=job.min_share),

@@ -191,8 +191,9 @@ class Kernel:
         self.failures[kinds, rows] += 1
         repair_s = self.source.repair_s(rows, kinds)
         draw = self.rng.random(len(rows))
-        masked = draw < model.masked[kinds]
-        planned = ~masked & (draw < model.masked[kinds] + (1 - model.masked[kinds]) * model.planned[kinds])
+        masked = (draw < model.masked[kinds]) & ~self._alone(rows, kinds, repair_s)
+        planned = ~masked & (draw >= model.masked[kinds])
+        planned &= draw < model.masked[kinds] + (1 - model.masked[kinds]) * model.planned[kinds]
         plain = ~(masked | planned)
         if masked.any():
             self.down[rows[masked]] += model.job.mask_stall_s
@@ -217,6 +218,10 @@ class Kernel:
             self.down[rows[plain]] = self._noticed_s(kinds[plain]) + model.recovery_s[model.severity[kinds[plain]]]
             self.down[rows[plain]] += self._backoff_s(rows[plain])
         self._take(rows, kinds, repair_s)
+
+    def _alone(self, rows: Ints, kinds: Ints, repair_s: Floats) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Whether it takes all machines that still run: what redundancy masks needs another that holds the state."""
+        return (repair_s > 0) & (self.machines.running[rows] <= self.model.nodes[kinds])
 
     def _backoff_s(self, rows: Ints) -> Floats:
         """How long the restart policy lets a job wait that went back just before, too."""
@@ -341,7 +346,8 @@ class Kernel:
             return
         if self.records is not None:
             machines = self.machines.running[rows] if self.redundant else 0.0
-            state = self.records.state(rows, self.now[rows], machines, self.wall)
+            ends_s = np.inf if self.model.job.endless else self.wall
+            state = self.records.state(rows, self.now[rows], machines, ends_s)
             found = self.policies.interval.decide(self.records.belief(rows, self.exposure[rows]), state)
             self.interval[rows] = np.minimum(found.interval_s, 2 * self.wall)
             return

@@ -140,6 +140,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     interval: Literal["adaptive", "fixed", "young", "daly", "exact"] = "exact"
     interval_s: float = 1800.0
     """The base interval when `interval` is fixed."""
+    checkpoint_min_s: float = 10.0
+    """No adaptive interval is shorter; as in a run's settings."""
+    endless: bool = False
+    """`days` are a part of a longer training: an adaptive interval does not count on its end."""
     mask_stall_s: float = 1.0
     planned_stop_s: float = 120.0
     """A planned stop: last write, move, restart."""
@@ -202,7 +206,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         _check("days", self.days, 0, 36500, open_low=True)
         for name in ("efficiency", "believed"):
             _check(name, getattr(self, name), 0, 1 if name == "efficiency" else 1e6, open_low=True)
-        for name in ("step_s", "interval_s", "burst_window_h", "prior_weight"):
+        for name in ("step_s", "interval_s", "checkpoint_min_s", "burst_window_h", "prior_weight"):
             _check(name, getattr(self, name), 0, _BIG, open_low=True)
         _check("stall_floor_s", self.stall_floor_s, 0, _BIG, open_low=True)
         _check("outside_s", self.outside_s, 0, _BIG, open_low=True)

@@ -110,10 +110,11 @@ class Single(Kernel):
         self.failures[kind, 0] += 1
         repair_s = self.source.repair_s(rows, kinds)
         draw = self.rng.random()
-        if draw < self._masked[kind]:
+        alone = repair_s.item() > 0 and self.machines.running.item() <= self.model.nodes[kind].item()
+        if draw < self._masked[kind] and not alone:
             self.down[0] += self.model.job.mask_stall_s
             self.masked[0] += 1
-        elif draw < self._masked_or_planned[kind]:
+        elif self._masked[kind] <= draw < self._masked_or_planned[kind]:
             self._plan_stop(rows)
         elif self._slow_factor[kind] < 1:
             self.slow[0] = self._slow_factor[kind]

@@ -19,10 +19,10 @@ from scipy import special
 from outlast.core import events as ev
 from outlast.errors import ConfigError, EnvironmentFault
 
-from ._model import FailureClass, Job, Tier
+from ._model import Job, Tier
 from .answers import Answer, Table, duration, share, significant
 
-__all__ = ["Calibration", "Cost", "Counted", "applied", "calibrate", "calibration_answer", "fleet_job", "load", "write"]
+__all__ = ["Calibration", "Cost", "Counted", "applied", "calibrate", "calibration_answer", "load", "write"]
 
 _FORMAT = "outlast-calibration/1"
 _PLANNED = frozenset({"finished", "left"})
@@ -235,42 +235,6 @@ def applied(job: Job, calibration: Calibration) -> tuple[Job, list[str]]:
     if own:
         notes.append(f"Saves and loads are scaled by bytes a device: {factor:.3g} times those measured.")
     return job, notes + ([f"Not measured, so as assumed: {', '.join(assumed)}."] if assumed else [])
-
-
-def fleet_job(
-    calibration: Calibration, rates_h: dict[str, float], *, replicas: int, days: float, masked: dict[str, float]
-) -> Job:
-    """A small fleet as a job: one device a replica, failures of each class so often an hour on the whole fleet, saves
-    by the run's own policy. What survivors do not outlast goes back to the newest checkpoint."""
-    detect_s = _mean(calibration, "detect", 0.0)
-    classes = tuple(
-        FailureClass(
-            name=name,
-            node_mtbf_h=replicas / rate,
-            masked=masked.get(name, 0.0),
-            detection_s=detect_s,
-            source="injected",
-        )
-        for name, rate in rates_h.items()
-    )
-    tier = Tier(
-        name="disk",
-        write_s=_mean(calibration, "save_blocked", 0.1),
-        lag_s=_mean(calibration, "save_durable", 1.0),
-        recovery_s=_mean(calibration, "restart", _mean(calibration, "start", 5.0)),
-    )
-    return Job(
-        name="this fleet",
-        classes=classes,
-        parameters=1.0,
-        accelerators=replicas,
-        accelerators_per_node=1,
-        days=days,
-        tiers=(tier,),
-        interval="adaptive",
-        mask_stall_s=_mean(calibration, "stall", 0.1),
-        step_s=max(1e-3, _mean(calibration, "step", 0.1)),
-    )
 
 
 def calibration_answer(calibration: Calibration, title: str) -> Answer:
