@@ -14,8 +14,7 @@ import pytest
 from outlast.cli import main
 from outlast.core import events as ev
 from outlast.journal import Journal
-from outlast.plan import simulate
-from outlast.plan.calibration import applied, calibrate, fleet_job, load, write
+from outlast.plan.calibration import applied, calibrate, load, write
 from outlast.plan.designs import job_from_options
 from outlast.plan.target_predicted import predicted
 from outlast.plan.target_study import target_answer
@@ -102,16 +101,6 @@ def test_costs_scale_with_the_bytes_of_a_device() -> None:
     assert costed.tiers[0].recovery_s == pytest.approx(7.0)
     assert costed.mask_stall_s == calibrate([told]).costs["stall"].mean_s
     assert "reading a checkpoint" in notes[-1]
-
-
-def test_a_fleet_is_predicted_from_costs_and_rates() -> None:
-    costs = calibrate([story(2, 20)[0]])
-    struck, calm = (
-        simulate(fleet_job(costs, {"one": 60.0, "all": a}, replicas=3, days=0.02, masked={"one": 1.0}), 32)
-        for a in (40.0, 2.0)
-    )
-    assert struck.ettr().mean < calm.ettr().mean < 1
-    assert struck.rollbacks.mean() == pytest.approx(0.02 * 24 * 40, rel=0.2)
 
 
 OTHER = '{"format": "x/9", "runs": 1, "faults": 0, "costs": {}, "shares": {}}'

@@ -102,6 +102,15 @@ def test_one_replication_by_itself_goes_by_the_same_rule() -> None:
     assert sum(alone) > 30
 
 
+def test_a_fleet_is_predicted_from_costs_and_strikes() -> None:
+    struck, calm = (
+        simulate(fleet_job(COSTS, {"one": 20.0, "all": a}, replicas=3, wall_s=1800.0, min_s=0.5), 32)
+        for a in (20.0, 1.0)
+    )
+    assert struck.ettr().mean < calm.ettr().mean < 1
+    assert struck.rollbacks.mean() == pytest.approx(20.0, rel=0.2)
+
+
 def test_a_rule_that_must_withstand_a_liar_waits_and_is_short_of_nobody() -> None:
     strikes = {"one": 20.0, "all": 2.0}
     mean = fleet_job(COSTS, strikes, replicas=3, wall_s=240.0, min_s=0.5)
