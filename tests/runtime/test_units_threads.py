@@ -20,12 +20,12 @@ from outlast.config import RunConfig
 from outlast.core.phases import Phase
 from outlast.core.protocol import Compute, Member, View, ViewId
 from outlast.core.protocol import messages as m
+from outlast.core.protocol.step import catching_up
 from outlast.errors import WireRefusal
 from outlast.runtime.host import _agent_ranks
 from outlast.runtime.host.agent import Agent
 from outlast.runtime.host.launcher import Launcher
 from outlast.runtime.joining import inflow as _inflow
-from outlast.runtime.joining import joiner as _spare
 from outlast.runtime.joining._feeds import Share
 from outlast.runtime.joining.joiner import Spare
 from outlast.runtime.loop.session import Training
@@ -218,7 +218,7 @@ def spare() -> Any:
     donors = Arrivals()
     made = Spare(env, engine, link, Member("r2.1", 8), threading.RLock(), lambda *_: None, donors)
     made.member.told(m.BeginServe(epoch=1, donors=("r0.1",), serve=FIRST))
-    made._restart()
+    made.course.restart()
     yield made
     made.close()
     donors.close()
@@ -226,45 +226,47 @@ def spare() -> Any:
 
 
 def arrived(spare: Spare, step: int) -> None:
-    spare.inflow.shares.append((spare.inflow.serving, Share(step, 0, 4, 4, b"plain"), memoryview(b"1234")))
+    spare.lanes.inflow.shares.append((spare.lanes.inflow.serving, Share(step, 0, 4, 4, b"plain"), memoryview(b"1234")))
 
 
 def test_served_anew_while_a_snapshot_is_loaded(spare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that is loaded is of the serving that was called off: it makes nobody ready for the new one."""
 
     def loaded(plain: bytes, shares: Any) -> dict[str, Any]:
-        if spare.inflow.serving == FIRST:
+        if spare.lanes.inflow.serving == FIRST:
             spare.member.told(m.Rejoin(epoch=1, member="r2.1"))
             spare.member.told(m.BeginServe(epoch=1, donors=("r0.1",), serve=SECOND))
         return {}
 
     monkeypatch.setattr(_inflow, "_assembled", loaded)
     arrived(spare, 5)
-    spare._replay()
-    assert (spare.member.state, spare.link.said) == ("joining", [])
-    spare._restart()
+    spare.course.advance()
+    assert (spare.member.state, spare.lanes._link.said) == ("joining", [])
+    spare.course.restart()
     arrived(spare, 9)
-    spare._replay()
-    assert spare.link.said == [m.Ready(member="r2.1", step=9, serve=SECOND)]
+    spare.course.advance()
+    assert spare.lanes._link.said == [m.Ready(member="r2.1", step=9, serve=SECOND)]
 
 
 def test_nobody_is_caught_up_while_donors_have_more_for_it(spare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless steps are so short that something is always on its way."""
     monkeypatch.setattr(_inflow, "_assembled", lambda plain, shares: {})
-    stream: Any = SimpleNamespace(ended=False, coming=True, flushed=None, sock=SimpleNamespace(close=lambda: None))
-    spare.inflow.streams.incoming = [stream]
+    stream: Any = SimpleNamespace(
+        serve=FIRST, ended=False, coming=True, flushed=None, sock=SimpleNamespace(close=lambda: None)
+    )
+    spare.lanes.inflow.streams.incoming = [stream]
     arrived(spare, 5)
     stream.coming = False
-    monkeypatch.setattr(spare.inflow.streams, "wait", lambda _: setattr(stream, "coming", True) or [])
-    spare._replay()
-    assert (spare.inflow.loaded, spare.member.state, spare.link.said) == (True, "joining", []), (
+    monkeypatch.setattr(spare.lanes.inflow.streams, "wait", lambda _: setattr(stream, "coming", True) or [])
+    spare.course.advance()
+    assert (spare.lanes.inflow.loaded, spare.member.state, spare.lanes._link.said) == (True, "joining", []), (
         "it looked after it had loaded"
     )
-    spare._replayed = _spare._ENOUGH
-    assert spare._near()
-    spare._replayed, stream.coming = 0, False
-    spare._replay()
-    assert spare.link.said == [m.Ready(member="r2.1", step=5, serve=FIRST)]
+    spare.course._replayed = catching_up._ENOUGH
+    assert spare.course.near()
+    spare.course._replayed, stream.coming = 0, False
+    spare.course.advance()
+    assert spare.lanes._link.said == [m.Ready(member="r2.1", step=5, serve=FIRST)]
 
 
 def test_an_outcome_that_comes_before_its_serving_is_told_is_not_lost(
@@ -274,24 +276,35 @@ def test_an_outcome_that_comes_before_its_serving_is_told_is_not_lost(
     that nobody sends again."""
     meta = msgspec.msgpack.encode(Meta(step=9, loss=0.0, norm=None, used=b"", buffers=(), output=0))
     heads = [(SimpleNamespace(serve=SECOND), OutcomeShare(9, meta, (), False), memoryview(b""))]
-    monkeypatch.setattr(spare.inflow.streams, "wait", lambda _: heads)
-    spare.inflow.steps = {7: _inflow.Pieces()}
-    spare.inflow.take_in(0.0)
-    assert list(spare.inflow.steps) == [7]
+    monkeypatch.setattr(spare.lanes.inflow.streams, "wait", lambda _: heads)
+    spare.lanes.inflow.steps = {7: _inflow.Pieces()}
+    spare.lanes.inflow.take_in(0.0)
+    assert list(spare.lanes.inflow.steps) == [7]
     spare.member.told(m.Rejoin(epoch=1, member="r2.1"))
     spare.member.told(m.BeginServe(epoch=1, donors=("r0.1",), serve=SECOND))
-    spare._restart()
-    assert list(spare.inflow.steps) == [9]
-    spare._restart()
-    assert list(spare.inflow.steps) == []
+    spare.course.restart()
+    assert list(spare.lanes.inflow.steps) == [9]
+    spare.course.restart()
+    assert list(spare.lanes.inflow.steps) == []
+
+
+def test_an_outcome_that_two_views_have_sent_in_part_is_not_whole() -> None:
+    """Half of a bucket came twice: from two of four members that have died, and from one of the two that go on."""
+    pieces: Any = _inflow.Pieces()
+    empty = memoryview(b"")
+    pieces.meta, pieces.lived = Meta(step=9, loss=0.0, norm=None, used=b"", buffers=(), output=0), SimpleNamespace()
+    pieces.slices = {(0, 0, 2): empty, (0, 2, 4): empty, (0, 0, 4): empty}
+    assert not pieces.covers([8])
+    pieces.slices[0, 4, 8] = empty
+    assert pieces.covers([8])
 
 
 def test_a_view_that_is_told_before_a_joiner_asks_again_finds_all_it_has(spare: Any) -> None:
-    spare.inflow.loaded, spare.inflow.steps = True, {7: _inflow.Pieces()}
+    spare.lanes.inflow.loaded, spare.lanes.inflow.steps = True, {7: _inflow.Pieces()}
     spare.member.state = "ready"
     spare.member.told(m.Install(view=View(id=ViewId(1, 3), members=("r0.1", "r2.1"))))
-    spare._ask_again()
-    assert (spare.inflow.loaded, list(spare.inflow.steps), spare.link.said) == (True, [7], [])
+    spare.course.ask_again()
+    assert (spare.lanes.inflow.loaded, list(spare.lanes.inflow.steps), spare.lanes._link.said) == (True, [7], [])
 
 
 @pytest.mark.parametrize(("reason", "counted"), [(FORGED, 1), ("a frame of 99 bytes is over the limit", 0)])

@@ -40,6 +40,7 @@ from outlast.prove.adversary._broken_checks import (
     SumsBelieved,
 )
 from outlast.prove.adversary._broken_hosts import HOSTS_BROKEN
+from outlast.prove.adversary._broken_joins import JOINS_BROKEN
 from outlast.prove.adversary._broken_saves import SAVES_BROKEN
 from outlast.prove.adversary._variants import Buffers, Variant, WithCoordinator, WithMember
 
@@ -308,4 +309,5 @@ BROKEN: dict[str, tuple[type[Variant], int]] = {
     "writer-not-followed": (WriterNotFollowed, 2000),
     **SAVES_BROKEN,
     **HOSTS_BROKEN,
+    **JOINS_BROKEN,
 }

@@ -171,9 +171,9 @@ class Oracle:
         if not self.world.spoilt_states:
             self.violated("Agreement", f"{replica.name} stops the run, and all states are alike")
 
-    def applied(self, replica: Fellow, how: str) -> None:
-        """A member's state changed."""
-        committed = replica.member.committed
+    def applied(self, replica: Fellow, how: str, step: int | None = None) -> None:
+        """A member's state changed; it is the one after so many steps: those committed, if they are not said."""
+        committed = replica.member.committed if step is None else step
         self.world.note(f"{replica.name} is at step {committed} by {how}")
         right = algebra.chain(committed, self.world.scenario.num_microbatches, self.world.scenario.num_rows)
         if replica.state != right and replica.state not in self.world.spoilt_states:

@@ -77,7 +77,7 @@ class SimulatedReplica(SimulatedSeat):
     def _begin_form(self, view: View) -> None:
         self.close_view()
         self.donor.flush(view)
-        self._drain_until_s = self.kernel.now + self.world.scenario.drain_s
+        self.spare.course.begin_drain(self.kernel.now)
         self.mesh = SimulatedMesh(self.world, self.name, view)
         self._awaited = ((_ROLL, 0, 0),)
         self._entry: RollEntry | None = None
@@ -92,18 +92,15 @@ class SimulatedReplica(SimulatedSeat):
         for peer in self.mesh.peers if self.mesh is not None else ():
             if frozenset((self.name, peer)) in self.world.network.no_path:
                 self.kernel.after(0.01, self, self.peer_lost, view.id, peer)
-        if not self.spare.drained(view.id):
-            self.kernel.after(self.world.scenario.drain_s, self, self.run)
 
     def _form(self) -> bool:
         mesh = self.in_view()
         view = mesh.view
         if self._entry is None:
-            if not self.spare.drained(view.id) and self.kernel.now < self._drain_until_s:
+            if not self.spare.drained(view):
                 return False
-            self.spare.finish(self.member.switched and self.kernel.rng.random() < 0.7)
             at_once = view.start or self.member.committed >= self.world.scenario.num_steps
-            late, outcome = self.spare.last is not None, hash((*self.out, self.norm))
+            late, outcome = self.spare.course.late, hash((*self.out, self.norm))
             self._entry = self.member.roll(self.state & MASK if at_once and not late else 0, outcome, late=late)
             mesh.broadcast((_ROLL, 0, 0), self._entry)
         if self._rounds is None:
@@ -134,10 +131,7 @@ class SimulatedReplica(SimulatedSeat):
         self._compared, self._at_boundary = view.start, -1
         self.member.held_back = self.member.num_rows > 1 and len(view.members) < self.world.scenario.rows_from
         self.say(m.Formed(member=self.name, view=view.id, step=self.member.committed))
-        for name in view.attached:
-            feed = self.donor.feed_to(name)
-            if view.members[0] == self.name and self.member.keeps_output and self.member.committed:
-                feed.put("outcome", (self.member.committed - 1, 0, 1, (tuple(self.out), self.norm)))
+        self.donor.formed(view)
 
     def _begin_hand_over(self, todo: HandOver) -> None:
         self._handing = todo
@@ -219,15 +213,12 @@ class SimulatedReplica(SimulatedSeat):
         )
 
     def _decide(self, ex: Exchanging) -> None:
-        members = ex.todo.view.members
         self.member.decide(ex.headers, self.kernel.now)
         self.norm = self.world.variant.norm(ex.norms)
         self.world.oracle.decided(self, ex.todo.view, ex.todo.step, ex.headers)
         self._exchange, self._saving = None, [header.save for header in ex.headers]
         self.world.point("decide", self)
-        portion = (ex.todo.step, members.index(self.name), len(members), (tuple(self.out), self.norm))
-        for feed in self.donor.feeds.values():  # a joiner applies it while I do
-            feed.put("outcome", portion)
+        self.donor.decided(ex.todo.view, ex.todo.step)
         self.occupy(self.world.scenario.optimizer_s, self._commit, ex.todo.view)
 
     def _commit(self, view: View) -> None:

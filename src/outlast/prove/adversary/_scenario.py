@@ -53,10 +53,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     optimizer_s: float
     snapshot_s: float
     lease_s: float
-    drain_s: float  # how long a joiner waits for its streams before a roll call
     faults: tuple[ScheduleFault, ...]
     stall_s: float = 0.25
-    grace_s: float = 0.3
+    grace_s: float = 0.3  # how long a joiner waits for streams of who is in no view, and for what leaves a gap
     calm_after_s: float = 6.0  # no fault strikes or lasts later than this
     patience_s: float = 60.0  # then everything must be done within this
     audit: float = 0.0  # share of microbatches computed twice
@@ -112,7 +111,7 @@ def scenario_of(seed: int) -> Scenario:
         optimizer_s=rng.choice((0.001, 0.01, 0.03)),
         snapshot_s=rng.choice((0.001, 0.02, 0.08)),
         lease_s=rng.choice((math.inf, math.inf, 0.4, 1.0)),
-        drain_s=rng.choice((0.0, 0.05, 0.5)),
+        grace_s=rng.choice((0.1, 0.3, 0.6)),
         faults=(*faults, *(_fault(rng, span_s) for _ in range(num_faults)), *wrong),
         audit=1.0 if wrong else 0.0,
         guarded=guarded,

@@ -1,143 +1,218 @@
-"""A joiner's or spare's side: a snapshot from all donors, then the outcomes since, in order, without a gap."""
+"""A joiner's or spare's side in the simulated world: what has arrived for it, and what becomes of its state.
+
+When it loads, replays, is caught up or gives up is decided by `core/protocol/step/catching_up.py`, for the runtime too.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
-from outlast.core.protocol import View, ViewId
+from outlast.core.protocol import ServeId, View, ViewId
+from outlast.core.protocol.step.catching_up import counts, tiled
+from outlast.prove.adversary import _algebra as algebra
 from outlast.prove.adversary._surroundings import Owner
 
-__all__ = ["SimulatedJoiner"]
+__all__ = ["SentOutcome", "Portion", "SimulatedJoiner"]
+
+
+class Portion(NamedTuple):
+    """A donor's share of a state. `parts`: how many shares there are."""
+
+    step: int
+    place: int
+    parts: int
+    state: int
+
+
+class SentOutcome(NamedTuple):
+    """What a donor sends of a step's outcome: blocks by place, of all of it where it is `whole`."""
+
+    step: int
+    blocks: dict[tuple[int, int], tuple[int, ...]]  # (lo, hi) of the blocks of all buckets
+    norm: int
+    whole: bool = False
+    last: bool = False
+
+
+@dataclass(slots=True)
+class _Stream:
+    """The runtime's have a word for what is on its way; here that takes no time."""
+
+    member: str
+    serve: ServeId
+    flushed: ViewId | None = None
+    ended: bool = False
+    coming: bool = False
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What has arrived of one."""
+
+    blocks: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
+    norm: int = 0
+    last: bool = False
+
+    def value(self) -> algebra.Outcome:
+        out = [0] * (algebra.BUCKETS * algebra.BLOCKS)
+        for (lo, hi), blocks in self.blocks.items():
+            out[lo:hi] = blocks
+        return tuple(out), self.norm
 
 
 class SimulatedJoiner:
-    """What has arrived for a replica that is in no view."""
+    """What has arrived for a replica that is in no view: the simulated world's `JoinerPort`."""
 
     def __init__(self, owner: Owner) -> None:
-        self.owner = owner
-        self.incoming: dict[int, ViewId | None] = {}  # stream -> the newest view it was flushed for
-        self.shares: dict[Any, dict[int, tuple[int, int, int]]] = {}  # serve -> index -> (step, parts, state)
-        self.pieces: dict[int, dict[tuple[int, int], Any]] = {}  # step -> (index, parts) -> outcome
-        self.following: Any = (0, 0)
-        self.loaded = False
-        self.last: Any = None  # the newest outcome, while the roll is called before it is applied
-        self._orphaned_at: float | None = None
-        self._ended = False
+        self.owner, self.loaded = owner, False
+        self.serving: ServeId = (0, 0)
+        self.course = owner.world.variant.joiner(owner.member, nullcontext(), self, owner.world.scenario.grace_s)
+        self.kept: algebra.Outcome | None = None  # the newest outcome, while the roll is called before it is applied
+        self._newest: ServeId = (0, 0)
+        self._streams: dict[int, _Stream] = {}
+        self._shares: list[tuple[ServeId, Portion]] = []
+        self._outcomes: dict[int, _Outcome] = {}
+        self._early: list[tuple[ServeId, SentOutcome]] = []  # of a serving that was not told yet
 
+    # --- from donors ---------------------------------------------------------------------------------------------
     def receive(self, serial: int, donor: str, kind: str, payload: Any) -> None:
         if kind == "begin":
-            self.incoming[serial] = None
-        elif kind == "end":
-            self.incoming.pop(serial, None)
-            self._ended = True
+            self._streams[serial] = _Stream(donor, payload)
+        if (stream := self._streams.get(serial)) is None:
+            return  # its stream was closed here
+        if kind == "end":
+            stream.ended = True
         elif kind == "flushed":
-            if serial in self.incoming:
-                self.incoming[serial] = payload
+            stream.flushed = payload
         elif kind == "share":
-            serve, step, index, parts, state = payload
-            self.shares.setdefault(serve, {})[index] = (step, parts, state)
-        else:
-            step, index, parts, outcome = payload
-            if not self.loaded or step >= self.owner.member.committed:
-                self.pieces.setdefault(step, {})[index, parts] = outcome
+            self._shares.append((stream.serve, payload))
+        elif kind == "outcome" and stream.serve > self.serving:
+            self._early.append((stream.serve, payload))
+        elif kind == "outcome":
+            self._keep(payload)
 
-    def follow(self) -> None:
-        """Take in what is complete; say when caught up."""
-        member = self.owner.member
-        if member.serve_id != self.following:
-            self.following, self.loaded, self._orphaned_at = member.serve_id, False, None
-            self._ended = False
-            self.shares = {serve: parts for serve, parts in self.shares.items() if serve >= member.serve_id}
-        if not self.loaded:
-            self._load()
-        if self.loaded:
-            self._replay()
-            if member.state == "joining" and len(self.pieces) <= 1:
-                self.owner.say(*member.caught_up(member.committed))
-                self.owner.world.point("ready", self.owner)
+    def _keep(self, piece: SentOutcome) -> None:
+        if self.loaded and piece.step < self.owner.member.committed:
+            return
+        kept = self._outcomes.setdefault(piece.step, _Outcome())
+        if piece.whole:
+            kept.blocks.clear()
+        kept.blocks |= piece.blocks
+        kept.norm, kept.last = piece.norm, kept.last or piece.last
 
-    def _load(self) -> None:
-        shares = self.shares.get(self.following, {})
-        if not shares or len(shares) < next(iter(shares.values()))[1]:
-            return
-        if len({step for step, _, _ in shares.values()}) > 1:
-            self.owner.world.oracle.violated("Bits", f"{self.owner.name} was served shares of different steps")
-            return
-        step, _, state = shares[0]
-        self.owner.state = state
-        self.owner.member.replayed(step)
+    # --- as the protocol sees it ---------------------------------------------------------------------------------
+    @property
+    def steps(self) -> Collection[int]:
+        return self._outcomes
+
+    @property
+    def streams(self) -> Sequence[_Stream]:
+        return list(self._streams.values())
+
+    def serve(self, serving: ServeId) -> None:
+        newest, self._newest = self._newest, max(self._newest, serving)
+        self.serving, self.loaded, self.kept = serving, False, None
+        self._streams = {n: stream for n, stream in self._streams.items() if counts(stream.serve, serving, newest)}
+        self._shares = [row for row in self._shares if counts(row[0], serving, newest)]
+        self._outcomes.clear()
+        early, self._early = self._early, [row for row in self._early if row[0] > serving]
+        for serve, piece in early:
+            if serve == serving:
+                self._keep(piece)
+
+    def _portions(self) -> list[Portion]:
+        return [portion for serve, portion in self._shares if serve == self.serving]
+
+    def snapshot(self) -> Literal["incomplete", "unfit", "whole"]:
+        portions = self._portions()
+        if len({portion.place for portion in portions}) < (portions[0].parts if portions else 1):
+            return "incomplete"
+        return "whole" if len({portion.step for portion in portions}) == 1 else "unfit"
+
+    def load(self) -> int:
+        portion = self._portions()[0]
+        self.owner.state, self.loaded = portion.state, True
         self.owner.sums.clear()
-        self.loaded = True
-        self.pieces = {at: parts for at, parts in self.pieces.items() if at >= step}
-        self.owner.world.oracle.applied(self.owner, "snapshot")
+        self._shares.clear()
+        self._outcomes = {step: kept for step, kept in self._outcomes.items() if step >= portion.step}
+        self.owner.world.oracle.applied(self.owner, "snapshot", portion.step)
+        return portion.step
 
-    def _replay(self, but_last: bool = False) -> None:
-        member = self.owner.member
-        while (outcome := self._complete(member.committed)) is not None:
-            del self.pieces[member.committed]
-            if but_last and self._complete(member.committed + 1) is None:
-                self.last = outcome
-                member.replayed(member.committed + 1)
-                return
+    def outcome(self, step: int) -> Literal["incomplete", "whole", "last"]:
+        kept = self._outcomes.get(step)
+        if kept is None or not tiled(kept.blocks, algebra.BUCKETS * algebra.BLOCKS):
+            return "incomplete"
+        return "last" if kept.last else "whole"
+
+    def replay(self, step: int, *, late: bool) -> None:
+        self._apply_kept()
+        outcome = self._outcomes.pop(step).value()
+        if late:
+            self.kept = outcome
+        else:
             self.owner.apply(outcome)
-            member.replayed(member.committed + 1, keeps_output=True)
-            self.owner.world.oracle.applied(self.owner, "replay")
+            self.owner.world.oracle.applied(self.owner, "replay", step + 1)
 
-    def _complete(self, step: int) -> Any:
-        parts = self.pieces.get(step)
-        if parts is not None:
-            for (_, n), outcome in parts.items():
-                if sum(1 for _, other in parts if other == n) == n:
-                    return outcome
-        return None
+    def _apply_kept(self) -> None:
+        outcome, self.kept = self.kept, None
+        if outcome is not None:
+            self.owner.apply(outcome)
 
-    def drained(self, view: ViewId) -> bool:
-        """Whether every stream has said that nothing of earlier views follows, or ended."""
-        return all(flushed is not None and flushed >= view for flushed in self.incoming.values())
+    def keep_live(self) -> None:
+        self._streams = {serial: stream for serial, stream in self._streams.items() if not stream.ended}
+
+    def over(self) -> None:
+        self._streams.clear()
+        self._shares.clear()
+        self._outcomes.clear()
+        self.serving, self.loaded = (0, 0), False
+
+    def ready(self) -> None:
+        """A wait is never mistaken for a computation here."""
+
+    def say(self, messages: Sequence[Any]) -> None:
+        self.owner.say(*messages)
+        if messages:
+            self.owner.world.point("ready", self.owner)
+
+    # --- as the replica drives it --------------------------------------------------------------------------------
+    def follow(self) -> None:
+        """One turn: what arrived has been taken in."""
+        self.course.begin_turn()
+        self.course.advance()
+
+    def give_up_if_orphaned(self) -> None:
+        if self.owner.member.state in ("joining", "ready") and not self.owner.busy:
+            self.course.give_up_if_orphaned(self.owner.kernel.now)
+
+    def drained(self, view: View) -> bool:
+        """Whether all that was sent before this view is here and replayed; else it is looked at again when something
+        arrives, and after a while. Raises ViewAbandoned."""
+        owner = self.owner
+        waits_s = self.course.drain_s(view, owner.kernel.now)
+        if waits_s > 0.0:
+            owner.kernel.after(waits_s, owner, owner.run)
+            return False
+        self.course.drained(view, late=owner.member.switched and owner.member.num_rows == 1)
+        return True
 
     def settle(self) -> None:
         """Apply what the roll call did not wait for."""
-        outcome, self.last = self.last, None
-        if outcome is not None:
-            self.owner.apply(outcome)
-            self.owner.member.caught_up_late()
+        if self.kept is not None:
+            self._apply_kept()
+            self.course.live()
             self.owner.world.oracle.applied(self.owner, "late replay")
 
     def settling(self, view: View) -> bool:
         """Whether there is something to apply after the roll; then that has begun."""
-        if self.last is not None:
+        if self.kept is not None:
             self.owner.occupy(self.owner.world.scenario.optimizer_s, self._settled, view)
-        return self.last is not None
+        return self.kept is not None
 
     def _settled(self, view: View) -> None:
         self.settle()
         if self.owner.member.formed and not self.owner.member.over(view.id):
             self.owner.formed(view)
-
-    def finish(self, late: bool) -> None:
-        """Before the roll entry: what is complete counts, the rest is forgotten. `late`: the last is not applied."""
-        if self.loaded:
-            self._replay(late)
-        self.loaded = False
-        self.pieces.clear()
-        self.shares.clear()
-        self.incoming.clear()
-        self._ended = False
-
-    def give_up_if_orphaned(self) -> None:
-        """A gap, or streams that ended, and no new view sends what is missing: ask to be served anew."""
-        owner = self.owner
-        if owner.member.state not in ("joining", "ready") or owner.busy:
-            self._orphaned_at = None
-            return
-        gap = any(step > owner.member.committed for step in self.pieces)
-        if not gap and not self._ended:
-            self._orphaned_at = None
-        elif self._orphaned_at is None:
-            self._orphaned_at = owner.kernel.now
-        elif owner.kernel.now - self._orphaned_at > owner.world.scenario.grace_s:
-            if gap or not self.incoming:
-                self.loaded = False
-                self.pieces.clear()
-                owner.say(*owner.member.rejoin())
-            self._orphaned_at, self._ended = None, False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from outlast.core.policy import Ruling
@@ -10,6 +11,7 @@ from outlast.core.protocol import Coordinator, Header, Member, Settings, View
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.saves.agreement import SavePromise, SaveVotes
 from outlast.core.protocol.saves.commit import CommitAction, CommitEvent, CommitState, commit_step
+from outlast.core.protocol.step.catching_up import CatchingUp, JoinerPort
 from outlast.core.protocol.step.verdict import Course, Seat, StepEvidence, confer, examined
 from outlast.prove.adversary import _algebra as algebra
 from outlast.prove.adversary._guards import SimulatedGuards
@@ -56,6 +58,10 @@ class Variant:
         """From complete headers to the verdict."""
         yield from examined(seat, guards, headers, found)
         return (yield from confer(seat, guards, headers, ()))
+
+    def joiner(self, member: Member, lock: AbstractContextManager[Any], port: JoinerPort, grace_s: float) -> CatchingUp:
+        """What a joiner makes of what has arrived."""
+        return CatchingUp(member, lock, port, grace_s)
 
     def votes(self) -> SaveVotes:
         """What a member makes of the votes on saves."""

@@ -16,7 +16,7 @@ import queue
 import select
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -269,13 +269,13 @@ class Streams:
                     self._arrivals.refuse(FORGED, stream.member)
         return out
 
-    def keep(self, serve: ServeId | None) -> None:
-        """Forget all streams but those of this attempt to serve (they may come before it is told); None: all."""
-        kept = [s for s in self.incoming if serve is not None and s.serve == serve]
+    def keep(self, counts: Callable[[ServeId], bool]) -> None:
+        """Forget all streams but those of attempts to serve that count."""
+        kept = [s for s in self.incoming if counts(s.serve)]
         for stream in self.incoming:
             if stream not in kept:
                 stream.sock.close()
         self.incoming = kept
 
     def close(self) -> None:
-        self.keep(None)
+        self.keep(lambda _: False)

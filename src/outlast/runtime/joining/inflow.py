@@ -16,6 +16,7 @@ import torch
 
 from outlast.core.phases import Phase
 from outlast.core.protocol import ServeId, View
+from outlast.core.protocol.step.catching_up import counts, tiled, unsaid_s
 from outlast.runtime.exchange.slots import OUTCOME
 from outlast.runtime.joining._feeds import Share, Streams
 from outlast.runtime.training.engine import Engine
@@ -26,10 +27,9 @@ from outlast.runtime.training.step_checks import Meta
 from outlast.runtime.training.warm_memory import at_low_priority
 from outlast.runtime.transport.connections import Arrivals
 
-__all__ = ["SILENT_S", "Inflow", "Pieces"]
+__all__ = ["NOTHING", "Inflow", "Pieces"]
 
-SILENT_S = 0.25
-"""For the end of a stream whose sender has died; on one machine it comes at once."""
+NOTHING: ServeId = (0, 0)
 
 
 class Pieces:
@@ -42,10 +42,12 @@ class Pieces:
         self.lived: Lived | None = None
 
     def covers(self, numels: list[int]) -> bool:
-        have = [0] * len(numels)
+        if self.meta is None or self.lived is None:
+            return False
+        spans: list[list[tuple[int, int]]] = [[] for _ in numels]
         for bucket, lo, hi in self.slices:
-            have[bucket] += hi - lo
-        return self.meta is not None and self.lived is not None and have == numels
+            spans[bucket].append((lo, hi))
+        return all(tiled(of, numel) for of, numel in zip(spans, numels, strict=True))
 
 
 class Inflow:
@@ -56,7 +58,7 @@ class Inflow:
     ) -> None:
         self.engine, self.enter, self._num_replicas = engine, enter, num_replicas
         self.streams = Streams(donors, wake_fd)
-        self.serving: ServeId = (0, 0)
+        self.serving = self._newest = NOTHING
         self.shares: list[tuple[ServeId, Share, memoryview]] = []
         self.steps: dict[int, Pieces] = {}
         self.loaded = self.touched = False
@@ -67,9 +69,10 @@ class Inflow:
     def serve(self, serving: ServeId) -> None:
         """A new serving was ordered, or the old one called off."""
         self.enter(Phase.JOIN_HELLO)
+        newest, self._newest = self._newest, max(self._newest, serving)
         self.serving = serving
-        self.streams.keep(serving)
-        self.shares = [row for row in self.shares if row[0] == serving]
+        self.streams.keep(lambda serve: counts(serve, serving, newest))
+        self.shares = [row for row in self.shares if counts(row[0], serving, newest)]
         self.steps.clear()
         self.loaded = False
         self.engine.late = None
@@ -135,7 +138,7 @@ class Inflow:
         """The shares, by place, if they tile the state; else nothing."""
         rows = [(share, payload) for serve, share, payload in self.shares if serve == self.serving]
         shares = sorted(rows, key=lambda row: row[0].lo)
-        whole = bool(shares) and sum(s.hi - s.lo for s, _ in shares) == shares[0][0].total
+        whole = bool(shares) and tiled(((s.lo, s.hi) for s, _ in shares), shares[0][0].total)
         return shares if whole else []
 
     @staticmethod
@@ -170,17 +173,14 @@ class Inflow:
 
     def unsaid_s(self, view: View, until_s: float) -> float:
         """How long to wait now for streams that may still bring something of before the view; 0: for none."""
-        unsaid = [s for s in self.streams.incoming if not s.ended and (s.flushed is None or s.flushed < view.id)]
-        if any(stream.member in view.members for stream in unsaid):
-            return 1.0
-        return max(0.0, until_s - time.monotonic()) if unsaid else 0.0
+        return unsaid_s(self.streams.incoming, view, until_s, time.monotonic())
 
     def over(self) -> None:
         """What came is in the state, or of no use."""
-        self.streams.keep(None)
+        self.streams.keep(lambda _: False)
         self.loaded = False
         self.steps.clear()
-        self.serving = (0, 0)
+        self.serving = NOTHING
 
 
 def _assembled(plain: bytes, shares: list[tuple[Share, memoryview]]) -> dict[str, torch.Tensor]:

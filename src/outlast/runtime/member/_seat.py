@@ -92,7 +92,7 @@ class MemberSeat:
         self.disguise: Callable[[Plane], Plane] = lambda plane: plane  # tests have a replica lie
         self.pace = Pace(env.progress, env.config.replicas if env.coordinator is not None else 1)
         self.clock = PhaseClock(env.progress, env.config, self.pace.passed)
-        self.spare.applied = self.pace.replayed
+        self.spare.lanes.applied = self.pace.replayed
         engine.on_stop = self._stop_after
         self.on_formed: Callable[[], None] = lambda: None  # told of each view that works
         self._departed = self._retired = False

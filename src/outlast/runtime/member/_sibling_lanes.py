@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 
 from outlast.core.protocol import ServeId, View
 from outlast.errors import ViewAbandoned
-from outlast.runtime.joining.inflow import Inflow
+from outlast.runtime.joining.inflow import NOTHING, Inflow
 from outlast.runtime.joining.other_lanes import OtherLanes
 from outlast.runtime.member._siblings import Siblings
 from outlast.runtime.transport import rank_words as say
@@ -18,7 +18,6 @@ from outlast.runtime.transport.rank_channel import RankPipe
 
 __all__ = ["NOTHING", "SiblingLanes", "what_has_come"]
 
-NOTHING: ServeId = (0, 0)
 _UNFIT = -2
 
 

@@ -16,9 +16,10 @@ from typing import Any
 from torch import Tensor
 
 from outlast.core.phases import Phase
+from outlast.core.protocol.step.catching_up import SILENT_S
 from outlast.errors import StepMisuse, ViewAbandoned
 from outlast.runtime.host.environment import Environment
-from outlast.runtime.joining.inflow import SILENT_S, Inflow
+from outlast.runtime.joining.inflow import Inflow
 from outlast.runtime.member._followed_lane import FollowedLane
 from outlast.runtime.member._sibling_lanes import NOTHING, what_has_come
 from outlast.runtime.saving.resume import begin
