@@ -1,15 +1,22 @@
-"""Joiners as they must not be: each variant takes for whole, for the next or for the newest what is not."""
+"""Joiners, and members that come into a view, as they must not be: each variant leaves out a part of it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
-from outlast.core.protocol import Member
+from outlast.core.protocol import HandOver, Member
 from outlast.core.protocol.step.catching_up import CatchingUp, JoinerPort
+from outlast.core.protocol.step.forming import RollFacts
+from outlast.core.protocol.step.verdict import Act, Course, Seat, StepEvidence
+from outlast.errors import ViewAbandoned
+from outlast.prove.adversary._guards import SimulatedGuards
 from outlast.prove.adversary._variants import Variant
 
 __all__ = ["JOINS_BROKEN"]
+
+T = TypeVar("T")
 
 
 class _Rejoining(Variant):
@@ -65,7 +72,43 @@ class FirstServingKept(_Rejoining):
     wrong = _Faithful
 
 
+def _without(course: Course[T], what: str) -> Course[T]:
+    """A course, but for one of its acts."""
+    reply: Any = None
+    ended: ViewAbandoned | None = None
+    while True:
+        try:
+            effect = course.send(reply) if ended is None else course.throw(ended)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+        reply = ended = None
+        if not isinstance(effect, Act) or effect.what != what:
+            try:
+                reply = yield effect
+            except ViewAbandoned as reason:
+                ended = reason
+
+
+class OutcomeUntaken(Variant):
+    """Who is a step behind goes on without the outcome that it is handed."""
+
+    def hand_over(self, seat: Seat, todo: HandOver) -> Course[None]:
+        return _without(super().hand_over(seat, todo), "take")
+
+
+class BegunFromNothing(Variant):
+    """A fleet that begins again does not look for a generation."""
+
+    def form(
+        self, seat: Seat, guards: SimulatedGuards, found: StepEvidence, facts: Callable[[], RollFacts]
+    ) -> Course[bool]:
+        return _without(super().form(seat, guards, found, facts), "begin")
+
+
 JOINS_BROKEN: dict[str, tuple[type[Variant], int]] = {
+    "outcome-untaken": (OutcomeUntaken, 2000),
+    "begun-from-nothing": (BegunFromNothing, 2000),
     "gaps-skipped": (GapsSkipped, 2000),
     "late-unsaid": (LateUnsaid, 2000),
     "first-serving-kept": (FirstServingKept, 20000),

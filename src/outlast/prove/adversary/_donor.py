@@ -5,7 +5,7 @@ from __future__ import annotations
 from outlast.core.protocol import Order, ServeId, View
 from outlast.prove.adversary import _algebra as algebra
 from outlast.prove.adversary._mesh import Feed
-from outlast.prove.adversary._spare import SentOutcome, Portion
+from outlast.prove.adversary._spare import Portion, SentOutcome
 from outlast.prove.adversary._surroundings import Owner
 
 __all__ = ["SimulatedDonor"]
@@ -42,7 +42,12 @@ class SimulatedDonor:
         for feed in self.feeds.values():
             feed.put("outcome", SentOutcome(step, mine, self.owner.norm, last=self.owner.member.switching))
 
-    def serve(self, order: Order, index: int, n: int) -> None:
+    def carry_out(self, order: Order, view: View) -> None:
+        """Freeze my share of the state for a joiner, if that is the order."""
+        if order.kind == "serve":
+            self._serve(order, view.members.index(self.owner.name), len(view.members))
+
+    def _serve(self, order: Order, index: int, n: int) -> None:
         owner, old = self.owner, self.feeds.pop(order.joiner, None)
         if old is not None:
             old.close()

@@ -6,7 +6,8 @@ to the coordinator (`told`, `heartbeat_answered`) acts at any moment, also while
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from outlast.core.protocol import (
     Compute,
@@ -20,21 +21,21 @@ from outlast.core.protocol import (
     Wait,
 )
 from outlast.core.protocol import messages as m
-from outlast.core.protocol.step.verdict import StateDifference, StepEvidence, same_states
+from outlast.core.protocol.step.forming import RollFacts, take_orders
+from outlast.core.protocol.step.verdict import Act, Course, StateDifference, StepEvidence
 from outlast.errors import StateDiverged
 from outlast.prove.adversary import _algebra as algebra
 from outlast.prove.adversary._exchange import Exchanging
 from outlast.prove.adversary._guards import MASK
-from outlast.prove.adversary._held_back import HeldBack
 from outlast.prove.adversary._mesh import SimulatedMesh
-from outlast.prove.adversary._rounds import SimulatedRounds
+from outlast.prove.adversary._rounds import Acts, SimulatedRounds
 from outlast.prove.adversary._script import go_on
 from outlast.prove.adversary._seat import SimulatedSeat
 
 __all__ = ["SimulatedReplica"]
 
 
-_ROLL, _OUTCOME, _FINAL = "R", "O", "F"
+_OUTCOME, _FINAL = "O", "F"
 
 
 class SimulatedReplica(SimulatedSeat):
@@ -63,8 +64,9 @@ class SimulatedReplica(SimulatedSeat):
             self._begin_hand_over(todo)
         elif isinstance(todo, Leave):
             self._begin_leave()
-        elif isinstance(todo, Wait) and todo.why == "rows":
-            self._awaited, self._doing = (), HeldBack(self, self.donor).advance
+        elif isinstance(todo, Wait) and todo.why == "rows" and member.view is not None:
+            course = take_orders(self._seat, member.view, self.donor.carry_out)
+            self._carry_out(course, {"rest": self._rest}, lambda _: True)
         else:
             if self.mesh is not None and member.over(self.mesh.view.id):
                 self.close_view()
@@ -73,57 +75,77 @@ class SimulatedReplica(SimulatedSeat):
             return False
         return True
 
+    def _carry_out(self, course: Course[Any], acts: Acts, then: Callable[[Any], bool]) -> None:
+        """Begin a course; `then` takes what it comes to, and says whether that is all."""
+        rounds = self._rounds = SimulatedRounds(self, course, acts)
+        self._awaited = ()
+
+        def go() -> bool:
+            if not rounds.advance():
+                return False
+            self._rounds = None
+            return then(rounds.result)
+
+        self._doing = go
+
+    def _rest(self, _: Act) -> bool:
+        self.in_view()
+        return self.member.heard != self.member.carried_out
+
     # --- a new view ----------------------------------------------------------------------------------------------
     def _begin_form(self, view: View) -> None:
+        acts: Acts = {
+            "part": lambda _: self._part(view),
+            "drain": lambda _: self.spare.drained(view),
+            "begin": self._resume,
+            "connect": lambda _: self._connect(view),
+            "keep": lambda act: self._keep(view, act.entries),
+        }
+        course = self.world.variant.form(self._seat, self.guards, self._found(view), self._roll_facts)
+        self._carry_out(course, acts, self._called)
+
+    def _part(self, view: View) -> None:
         self.close_view()
         self.donor.flush(view)
         self.spare.course.begin_drain(self.kernel.now)
-        self.mesh = SimulatedMesh(self.world, self.name, view)
-        self._awaited = ((_ROLL, 0, 0),)
-        self._entry: RollEntry | None = None
-        self._doing = self._form
         self.world.point("form", self)
         self.world.oracle.entered(self, view)
-        if view.start and self.saves is not None:
+
+    def _resume(self, _: Act) -> None:
+        if self.saves is not None:
             self.saves.resume(self.member)
             self.world.point("resume", self)
+
+    def _connect(self, view: View) -> None:
+        if view.start and self.saves is not None:
+            self.world.oracle.resumed(self, self.member.committed)
+        mesh = self.mesh = SimulatedMesh(self.world, self.name, view)
         for source, key, payload in self.early.pop(view.id, ()):
             self.from_peer(view.id, source, key, payload)
-        for peer in self.mesh.peers if self.mesh is not None else ():
+        for peer in mesh.peers:
             if frozenset((self.name, peer)) in self.world.network.no_path:
                 self.kernel.after(0.01, self, self.peer_lost, view.id, peer)
 
-    def _form(self) -> bool:
-        mesh = self.in_view()
-        view = mesh.view
-        if self._entry is None:
-            if not self.spare.drained(view):
-                return False
-            at_once = view.start or self.member.committed >= self.world.scenario.num_steps
-            late, outcome = self.spare.course.late, hash((*self.out, self.norm))
-            self._entry = self.member.roll(self.state & MASK if at_once and not late else 0, outcome, late=late)
-            mesh.broadcast((_ROLL, 0, 0), self._entry)
-        if self._rounds is None:
-            if not mesh.whole((_ROLL, 0, 0)):
-                return False
-            rolls = mesh.take((_ROLL, 0, 0)) | {self.name: self._entry}
-            self._roll = [rolls[name] for name in view.members]
-            self._rounds = SimulatedRounds(self, same_states(self._seat, self.guards, self._found(view), self._roll))
-        if not self._rounds.advance():
-            return False
-        self._rounds, entries = None, self._roll
-        answers = self.member.called(entries, self.kernel.now)
+    def _roll_facts(self) -> RollFacts:
+        outcome = hash((*self.out, self.norm))
+        return RollFacts(outcome=outcome, state=lambda: self.state & MASK, late=self.spare.course.late, joined=False)
+
+    def _keep(self, view: View, entries: Sequence[RollEntry]) -> None:
+        self._roll = list(entries)
         self.sums = {node: total for node, total in self.sums.items() if node in self.member.held}
         self.audit.keep(self.sums)
         self.world.oracle.called(self, view, entries)
         self.world.point("called", self)
-        if answers:
-            self.say(*answers)
+
+    def _called(self, goes_on: bool) -> bool:
+        if not goes_on:
             self.close_view()
-        elif self.spare.settling(view):
+            return True
+        view = self.in_view().view
+        if self.spare.settling(view):
             self._doing = None
             return False
-        elif self.member.formed:
+        if self.member.formed:
             self.formed(view)
         return True
 
@@ -134,36 +156,34 @@ class SimulatedReplica(SimulatedSeat):
         self.donor.formed(view)
 
     def _begin_hand_over(self, todo: HandOver) -> None:
-        self._handing = todo
-        self._awaited = ((_OUTCOME, todo.step, 0),) if self.name in todo.behind else ()
-        self._doing = self._hand_over
+        self._handed = False
+        course = self.world.variant.hand_over(self._seat, todo)
+        self._carry_out(course, {"give": lambda _: self._give(todo), "take": lambda _: self._take(todo)}, self._done)
 
-    def _hand_over(self) -> bool:
-        mesh, todo = self.in_view(), self._handing
-        key = (_OUTCOME, todo.step, 0)
-        if todo.donor == self.name:
-            outcome = self.world.variant.handed(self.out, self.norm)
-            for name in todo.behind:
-                mesh.send(name, key, outcome)
-            self.world.point("handover", self)
-        elif self.name in todo.behind:
-            got = mesh.buffers.get(key)
-            if not got:
-                return False
-            self._doing = None
-            self.occupy(self.world.scenario.optimizer_s, self._taken, mesh.view, got[todo.donor])
-            return False
-        self.member.handed_over()
-        self.formed(mesh.view)
+    def _done(self, _: None) -> bool:
+        self.formed(self.in_view().view)
         return True
 
-    def _taken(self, view: View, outcome: algebra.Outcome) -> None:
+    def _give(self, todo: HandOver) -> None:
+        mesh = self.in_view()
+        outcome = self.world.variant.handed(self.out, self.norm)
+        for name in todo.behind:
+            mesh.send(name, (_OUTCOME, todo.step, 0), outcome)
+        self.world.point("handover", self)
+
+    def _take(self, todo: HandOver) -> bool:
+        """What was applied stays applied though the view be over."""
+        if not self._handed:
+            mesh, key = self.in_view(), (_OUTCOME, todo.step, 0)
+            self._awaited = (key,)
+            if got := mesh.buffers.get(key):
+                self.occupy(self.world.scenario.optimizer_s, self._taken, got[todo.donor])
+        return self._handed
+
+    def _taken(self, outcome: algebra.Outcome) -> None:
         self.apply(outcome)
-        try:
-            self.member.handed_over()
-        finally:
-            self.world.oracle.applied(self, "hand-over")
-        self.formed(view)
+        self._handed = True
+        self.world.oracle.applied(self, "hand-over", self.member.committed + 1)
 
     # --- a step --------------------------------------------------------------------------------------------------
     def _computed(self, step: int, microbatch: int) -> None:
@@ -230,8 +250,7 @@ class SimulatedReplica(SimulatedSeat):
         self.world.oracle.applied(self, "commit")
         self.world.point("commit", self)
         for order in due:
-            if order.kind == "serve":
-                self.donor.serve(order, view.members.index(self.name), len(view.members))
+            self.donor.carry_out(order, view)
 
     def apply(self, outcome: algebra.Outcome) -> None:
         spoilt, self.state = self.state in self.world.spoilt_states, algebra.apply(self.state, outcome)

@@ -5,21 +5,28 @@ The counterpart of `runtime/view/courses.py`, which carries the same courses out
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
-from outlast.core.protocol.step.verdict import AskAll, Course
+from outlast.core.protocol.step.verdict import Act, AskAll, Course
 from outlast.errors import ViewAbandoned
 from outlast.prove.adversary._surroundings import Owner
 
-__all__ = ["SimulatedRounds"]
+__all__ = ["Acts", "SimulatedRounds"]
+
+Acts = Mapping[str, Callable[[Act], bool | None]]
+"""How each `Act` is done here, by its name. False: it goes on, and is asked again when something has happened."""
+_NO_ACTS: Acts = MappingProxyType({})
 
 
 class SimulatedRounds:
     """One course. `result`: what it came to, once `advance` has said that it is over."""
 
-    def __init__(self, owner: Owner, course: Course[Any]) -> None:
-        self.owner, self.course, self.result = owner, course, None
+    def __init__(self, owner: Owner, course: Course[Any], acts: Acts = _NO_ACTS) -> None:
+        self.owner, self.course, self.acts, self.result = owner, course, acts, None
         self._ask: AskAll | None = None
+        self._act: Act | None = None
         self._keys: tuple[Any, ...] = ()
 
     def advance(self) -> bool:
@@ -36,6 +43,13 @@ class SimulatedRounds:
                     if reply is None:
                         return False
                 self._ask = None
+            if self._act is not None:
+                try:
+                    if self.acts[self._act.what](self._act) is False:
+                        return False
+                except ViewAbandoned as reason:
+                    ended = reason
+                self._act = None
             try:
                 effect = self.course.send(reply) if ended is None else self.course.throw(ended)
             except StopIteration as done:
@@ -44,12 +58,14 @@ class SimulatedRounds:
             reply = ended = None
             if isinstance(effect, AskAll):
                 self._say(effect)
+            elif isinstance(effect, Act):
+                self._act = effect
             else:
                 self.owner.say(*effect.messages)
 
     def _say(self, ask: AskAll) -> None:
         mesh = self.owner.mesh
-        self._ask, self._keys = ask, tuple((name, ask.step, 0) for name in ask.words)
+        self._ask, self._keys = ask, tuple((name, ask.step, ask.turn) for name in ask.words)
         if mesh is not None:
             for key, mine in zip(self._keys, ask.words.values(), strict=True):
                 mesh.broadcast(key, mine)

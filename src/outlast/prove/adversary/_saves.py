@@ -54,7 +54,6 @@ class SimulatedSaves:
             member.committed = member.stable = newest.step
         else:
             self.owner.state, member.committed, member.stable = algebra.INITIAL, 0, 0
-        self.owner.world.oracle.resumed(self.owner, member.committed)
 
     def vote(self, step: int) -> int:
         """For my header of a step."""

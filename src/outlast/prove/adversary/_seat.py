@@ -66,6 +66,7 @@ class SimulatedSeat(Dialler, Owner):
         self._saving: list[int] = []  # votes of the step that is being applied
         self._at_boundary = -1  # the step whose boundary was looked at, in this view
         self._compared = True  # whether the view's states are
+        self._handed = False  # whether what a donor handed over is applied
         self.busy = self.hung = self._running = False
         self.slowness = 1.0
         self.exit: Literal["signal", "finished", "exception"] = "signal"  # how it ends, as its agent sees it

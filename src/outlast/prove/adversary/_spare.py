@@ -130,7 +130,10 @@ class SimulatedJoiner:
         portions = self._portions()
         if len({portion.place for portion in portions}) < (portions[0].parts if portions else 1):
             return "incomplete"
-        return "whole" if len({portion.step for portion in portions}) == 1 else "unfit"
+        if len({portion.step for portion in portions}) > 1:  # it would ask again; no donors of one order do that
+            self.owner.world.oracle.violated("Bits", f"{self.owner.name} was served shares of different steps")
+            return "unfit"
+        return "whole"
 
     def load(self) -> int:
         portion = self._portions()[0]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from outlast.core.policy import Ruling
-from outlast.core.protocol import Coordinator, Header, Member, Settings, View
+from outlast.core.protocol import Coordinator, HandOver, Header, Member, Settings, View
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.saves.agreement import SavePromise, SaveVotes
 from outlast.core.protocol.saves.commit import CommitAction, CommitEvent, CommitState, commit_step
 from outlast.core.protocol.step.catching_up import CatchingUp, JoinerPort
+from outlast.core.protocol.step.forming import RollFacts, form, hand_over
 from outlast.core.protocol.step.verdict import Course, Seat, StepEvidence, confer, examined
 from outlast.prove.adversary import _algebra as algebra
 from outlast.prove.adversary._guards import SimulatedGuards
@@ -51,6 +52,16 @@ class Variant:
     def handed(self, out: list[int], norm: int) -> algebra.Outcome:
         """What a donor hands to who is behind."""
         return tuple(out), norm
+
+    def form(
+        self, seat: Seat, guards: SimulatedGuards, found: StepEvidence, facts: Callable[[], RollFacts]
+    ) -> Course[bool]:
+        """How a member comes into a view."""
+        return form(seat, guards, found, facts)
+
+    def hand_over(self, seat: Seat, todo: HandOver) -> Course[None]:
+        """What a member does where some are a step behind."""
+        return hand_over(seat, todo)
 
     def course(
         self, seat: Seat, guards: SimulatedGuards, headers: Sequence[Header], found: StepEvidence

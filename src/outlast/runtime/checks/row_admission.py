@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from outlast.core.phases import Phase
 from outlast.core.protocol import StepPlan, View, plan_of, rows_touched
 from outlast.core.protocol import messages as m
+from outlast.core.protocol.step.forming import take_orders
 from outlast.errors import TrainingError, ViewAbandoned
 from outlast.runtime.exchange.robust_rows import Robust
 from outlast.runtime.joining.donor import Donor
+from outlast.runtime.view.courses import Acts, carry_out, seat_of
 from outlast.runtime.view.port import ViewPort
-from outlast.runtime.view.rounds import HOLD
 
 __all__ = ["admit", "wait_for_rows"]
 
@@ -72,15 +72,7 @@ def _most_of(
 def wait_for_rows(port: ViewPort, donor: Donor) -> None:
     """One turn of waiting in a view that is held back: rest, or a round in which all carry out what all have heard."""
     mesh, member = port.mesh, port.member
-    if mesh is None:
+    if mesh is None or member.view is None:
         raise ViewAbandoned("the view is closed")
-    with port.lock:
-        heard, turn, view, step = member.heard, member.carried_out, member.view, member.committed
-    if heard == turn or view is None:
-        mesh.rest(_REST_S)
-        return
-    agreed = min(port.on(HOLD, step, heard, Phase.ROLL_CALL, turn).values())
-    with port.lock:
-        due = member.carry_out(agreed)
-    for order in due:
-        donor.carry_out(order, view)
+    rest: Acts = {"rest": lambda _: mesh.rest(_REST_S)}
+    carry_out(port, take_orders(seat_of(port), member.view, donor.carry_out), rest)

@@ -21,15 +21,14 @@ from outlast.runtime.checks.state_comparison import Comparison, diverged
 from outlast.runtime.view.courses import carry_out, seat_of
 from outlast.runtime.view.port import ViewPort
 
-__all__ = ["compare_roll", "confer", "examine", "report"]
+__all__ = ["confer", "examine", "report", "roll_evidence"]
 
 Parts = Callable[[], Sequence[tuple[str, int]]]  # one fingerprint for each tensor of my state
 
 
-def compare_roll(port: ViewPort, guards: Guarding, view: View, entries: Sequence[RollEntry], parts: Parts) -> None:
-    """In a roll call: members that say which state they are in are in the same one. Raises what `same_states` does."""
-    found = _evidence(view, parts)
-    carry_out(port, course.same_states(seat_of(port), guards, found, entries))
+def roll_evidence(view: View, parts: Parts) -> course.StepEvidence:
+    """What this member brings to a roll call."""
+    return _evidence(view, parts)
 
 
 def examine(

@@ -1,12 +1,13 @@
 """How a member comes into a view: connections, the roll call, what is handed over, and the first words in it.
 
-Each step of it is in the order in which it happens. Raises ViewAbandoned where the view ends meanwhile.
+The order is that of the courses in `core/protocol/step/forming.py`; here is what each of their acts does. Raises
+ViewAbandoned where the view ends meanwhile.
 """
 
 from __future__ import annotations
 
-import math
 import time
+from collections.abc import Sequence
 
 from outlast.core.phases import Phase
 from outlast.core.protocol import (
@@ -18,8 +19,9 @@ from outlast.core.protocol import (
 )
 from outlast.core.protocol import host_messages as hm
 from outlast.core.protocol import messages as m
+from outlast.core.protocol.step.forming import RollFacts, form, hand_over
 from outlast.runtime.checks.row_admission import admit
-from outlast.runtime.checks.verdict_round import compare_roll
+from outlast.runtime.checks.verdict_round import roll_evidence
 from outlast.runtime.exchange.plane import Plane
 from outlast.runtime.exchange.slots import Memory
 from outlast.runtime.joining.donor import lane_address
@@ -28,8 +30,8 @@ from outlast.runtime.member._seat import MemberSeat
 from outlast.runtime.member._siblings import LanedPlane
 from outlast.runtime.saving.resume import begin
 from outlast.runtime.transport.mesh import Mesh
-from outlast.runtime.transport.peer_messages import Roll
 from outlast.runtime.transport.rank_words import ExpectLeaves
+from outlast.runtime.view.courses import Acts, carry_out, seat_of
 from outlast.runtime.view.rounds import LANES
 from outlast.tensors import combine
 
@@ -40,31 +42,41 @@ class Forming(MemberSeat):
     """See the module."""
 
     def _form(self, view: View) -> None:
+        acts: Acts = {
+            "part": lambda _: self._part(view),
+            "drain": lambda _: self.spare.drain(view),
+            "begin": lambda _: self._begin(view),
+            "connect": lambda _: self._connect(view),
+            "keep": lambda act: self._keep(act.entries),
+        }
+        course = form(seat_of(self), self.guards, roll_evidence(view, self.engine.parts), self._roll_facts)
+        if not carry_out(self, course, acts):
+            self._close_view()
+            return
+        with self.lock:
+            formed, plan = self.member.formed, self.member.standing()[1]
+        assert self.mesh is not None
+        self.plane = self.disguise(self._make_plane(self.mesh))
+        if formed:
+            self._formed(view, plan)
+
+    def _part(self, view: View) -> None:
         self._close_view()
         if not self._left_at_s and not view.start:
             self._left_at_s = time.monotonic()
         self.donor.flush(view)
-        self.spare.drain(view)
-        if view.start:
-            begun = self.siblings.begin_run(view)
-            begin(self.env, self.engine, view, self.saves)
-            begun(self.member.committed)
-        mesh = self._connect(view)
-        entries = self._roll_called(view, mesh)
-        with self.lock:
-            answers = self.member.called(entries, time.monotonic())
-            self.engine.sums.keep(sorted(self.member.held))
-            formed = self.member.formed
-            plan = None if answers else self.member.standing()[1]
-        if plan is None:
-            self.link.send(answers)
-            self._close_view()
-            return
-        self.plane = self.disguise(self._make_plane(mesh))
-        if formed:
-            self._formed(view, plan)
 
-    def _connect(self, view: View) -> Mesh:
+    def _begin(self, view: View) -> None:
+        begun = self.siblings.begin_run(view)
+        begin(self.env, self.engine, view, self.saves)
+        begun(self.member.committed)
+
+    def _keep(self, entries: Sequence[RollEntry]) -> None:
+        self._entries = list(entries)
+        with self.lock:
+            self.engine.sums.keep(sorted(self.member.held))
+
+    def _connect(self, view: View) -> None:
         """Connections to all members of the view."""
         self.enter(Phase.CONNECT)
         self.mesh = mesh = Mesh(
@@ -83,24 +95,20 @@ class Forming(MemberSeat):
         mesh.waits = self.pace.parts.waits
         mesh.form()
         self._remember_peers(view)
-        return mesh
-
-    def _roll_called(self, view: View, mesh: Mesh) -> list[RollEntry]:
-        """What each member of the view holds, once their states have been compared."""
         self.enter(Phase.ROLL_CALL)
-        # Where a step follows, states are compared while it computes.
-        at_once = view.start or self.member.committed >= (self.member.until or math.inf)
-        joined = self.engine.late is not None
-        fingerprint = self.engine.fingerprint() if at_once and not joined else 0
-        if self.siblings.some:  # later its ranks may have ended, as their lead is about to
-            whole = view.start
-            fingerprint = combine([fingerprint, *self.siblings.fingerprints(mesh)]) if whole else 0
-        with self.lock:
-            entry = self.member.roll(fingerprint, self.engine.outcome(), late=self.spare.late, joined=joined)
-        entries = [roll.entry for roll in self.everyone(Roll(entry), Phase.ROLL_CALL).values()]
-        compare_roll(self, self.guards, view, entries, self.engine.parts)
-        self._entries = entries
-        return entries
+
+    def _roll_facts(self) -> RollFacts:
+        joined, late = self.engine.late is not None, self.spare.late
+        return RollFacts(outcome=self.engine.outcome(), state=self._fingerprint, late=late, joined=joined)
+
+    def _fingerprint(self) -> int:
+        """Of the state, of all ranks; 0 at the end, where the others of a replica may have ended as their lead is
+        about to."""
+        mesh, view = self.mesh, self.member.view
+        if not self.siblings.some or mesh is None:
+            return self.engine.fingerprint()
+        whole = view is not None and view.start
+        return combine([self.engine.fingerprint(), *self.siblings.fingerprints(mesh)]) if whole else 0
 
     def _make_plane(self, mesh: Mesh) -> Plane:
         """The lane of this rank; and the replica's others, where it has more than one."""
@@ -117,28 +125,30 @@ class Forming(MemberSeat):
                 self.memories[name] = Memory(self.engine.layout, self.engine.memory.num_slots, region)
 
     def _hand_over(self, todo: HandOver) -> None:
-        assert self.plane is not None
+        acts: Acts = {"give": lambda _: self._give(todo), "take": lambda _: self._take(todo)}
+        carry_out(self, hand_over(seat_of(self), todo), acts)
         with self.lock:
-            view, _ = self.member.standing()
-        if todo.donor == self.env.me:
-            self.enter(Phase.HAND_OVER_SEND)
-            joined = any(entry.joined for entry in self._entries if entry.member in todo.behind)
-            self.siblings.joined = joined
-            self.plane.give(todo.step, self.engine.told(joined=joined), todo.behind)
-        elif self.env.me in todo.behind:
-            self.enter(Phase.HAND_OVER_RECEIVE)
-            joined = self.engine.late is not None
-            self.engine.settle(self.enter)
-            meta = self.engine.heard(self.plane.take(todo.step, todo.donor))
-            if not joined:
-                self.engine.live(self.enter)
-            self.pace.record(meta.step, meta.loss)
-            self.pace.formed(self._left_at_s, 0.0)
-            self.pace.committed(meta.step, len(self.mesh.view.members) if self.mesh is not None else 1)
-        with self.lock:
-            self.member.handed_over()
             view, plan = self.member.standing()
         self._formed(view, plan)
+
+    def _give(self, todo: HandOver) -> None:
+        assert self.plane is not None
+        self.enter(Phase.HAND_OVER_SEND)
+        joined = any(entry.joined for entry in self._entries if entry.member in todo.behind)
+        self.siblings.joined = joined
+        self.plane.give(todo.step, self.engine.told(joined=joined), todo.behind)
+
+    def _take(self, todo: HandOver) -> None:
+        assert self.plane is not None
+        self.enter(Phase.HAND_OVER_RECEIVE)
+        joined = self.engine.late is not None
+        self.engine.settle(self.enter)
+        meta = self.engine.heard(self.plane.take(todo.step, todo.donor))
+        if not joined:
+            self.engine.live(self.enter)
+        self.pace.record(meta.step, meta.loss)
+        self.pace.formed(self._left_at_s, 0.0)
+        self.pace.committed(meta.step, len(self.mesh.view.members) if self.mesh is not None else 1)
 
     def _formed(self, view: View, plan: StepPlan) -> None:
         """The view works: tell the coordinator, feed the spares, expect my share of the data."""

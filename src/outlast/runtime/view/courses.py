@@ -1,25 +1,30 @@
 """The protocol's courses over sockets: what a course asks is said to all and awaited, what it tells is sent.
 
-The counterpart of `prove/adversary/_rounds.py`, which carries the same courses (`core/protocol/step/verdict.py`) out in
-virtual time. Decides nothing.
+The counterpart of `prove/adversary/_rounds.py`, which carries the same courses (`core/protocol/step/verdict.py` and
+`core/protocol/step/forming.py`) out in virtual time. Decides nothing.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from outlast.core.phases import Phase
-from outlast.core.protocol.step.verdict import AskAll, Course, Seat
+from outlast.core.protocol.step.verdict import Act, AskAll, ChannelName, Course, Seat
 from outlast.errors import ViewAbandoned
 from outlast.runtime.transport.mesh import Mesh
-from outlast.runtime.transport.peer_messages import CloserLook, Extra, Parts
+from outlast.runtime.transport.peer_messages import CloserLook, Extra, Parts, Roll
 from outlast.runtime.view.port import ViewPort
-from outlast.runtime.view.rounds import SLICES, VOTE, Channel
+from outlast.runtime.view.rounds import HOLD, SLICES, VOTE, Channel
 
-__all__ = ["carry_out", "seat_of"]
+__all__ = ["Acts", "carry_out", "seat_of"]
 
 T = TypeVar("T")
+Acts = Mapping[str, Callable[[Act], None]]
+"""How each `Act` is done here, by its name."""
+NO_ACTS: Acts = MappingProxyType({})
 
 
 def seat_of(port: ViewPort) -> Seat:
@@ -34,7 +39,7 @@ def seat_of(port: ViewPort) -> Seat:
     )
 
 
-def carry_out(port: ViewPort, course: Course[T]) -> T:
+def carry_out(port: ViewPort, course: Course[T], acts: Acts = NO_ACTS) -> T:
     """Go through a course; returns what it comes to, and raises what it ends in."""
     reply: Any = None
     ended: ViewAbandoned | None = None
@@ -48,6 +53,8 @@ def carry_out(port: ViewPort, course: Course[T]) -> T:
         try:
             if isinstance(effect, AskAll):
                 reply = _asked(port, effect)
+            elif isinstance(effect, Act):
+                acts[effect.what](effect)
             else:
                 port.tell_coordinator(effect.messages)
         except ViewAbandoned as reason:
@@ -56,37 +63,41 @@ def carry_out(port: ViewPort, course: Course[T]) -> T:
 
 def _asked(port: ViewPort, ask: AskAll) -> dict[str, dict[str, Any]]:
     """Everybody's words. All of mine are said before anybody's are waited for."""
-    mesh, step = port.mesh, ask.step
+    mesh = port.mesh
     if mesh is None:
         raise ViewAbandoned("the view is closed")
     phase = Phase.ROLL_CALL if ask.roll else Phase.HEADER
     for name, mine in ask.words.items():
-        mesh.broadcast(_message(step, name, mine))
-    return {name: _heard(mesh, step, name, mine, phase) for name, mine in ask.words.items()}
+        mesh.broadcast(_message(ask.step, name, mine, ask.turn))
+    return {name: _heard(mesh, ask, name, phase) for name in ask.words}
 
 
-_CHANNELS: dict[str, Channel[Any]] = {"slices": SLICES, "vote": VOTE}  # others have messages of their own
+_CHANNELS: dict[str, Channel[Any]] = {"slices": SLICES, "vote": VOTE, "orders": HOLD}
+_MESSAGES: dict[str, tuple[type[Any], str]] = {
+    "roll": (Roll, "entry"), "parts": (Parts, "rows"), "closer look": (CloserLook, "culprits"),
+}  # fmt: skip
+"""What has messages of its own: their type, and the field with what was said."""
 
 
-def _message(step: int, name: str, mine: Any) -> Any:
-    if name == "parts":
-        return Parts(step, mine)
-    if name == "closer look":
-        return CloserLook(step, mine)
+def _message(step: int, name: str, mine: Any, turn: int) -> Any:
+    if name == "roll":
+        return Roll(mine)
+    if name in _MESSAGES:
+        return _MESSAGES[name][0](step, mine)
     channel = _CHANNELS[name]
-    return Extra(step, channel.number, channel.write(mine))
+    return Extra(step, channel.number + turn, channel.write(mine))
 
 
-def _heard(mesh: Mesh, step: int, name: str, mine: Any, phase: Phase) -> dict[str, Any]:
-    kind: type[Any] = {"parts": Parts, "closer look": CloserLook}.get(name, Extra)
-    channel = _CHANNELS.get(name)
-    box: dict[str, Any] = mesh.collect(kind, step, channel.number if channel is not None else 0, phase)
+def _heard(mesh: Mesh, ask: AskAll, name: ChannelName, phase: Phase) -> dict[str, Any]:
+    mine, channel = ask.words[name], _CHANNELS.get(name)
+    kind, field = _MESSAGES.get(name, (Extra, "body"))
+    step = 0 if kind is Roll else ask.step  # a view has one
+    box: dict[str, Any] = mesh.collect(kind, step, channel.number + ask.turn if channel is not None else 0, phase)
     said = {}
     for member in mesh.view.members:
         if member == mesh.me:
             said[member] = mine
-        elif channel is not None:
-            said[member] = channel.read(member, box[member].body)
         else:
-            said[member] = box[member].rows if name == "parts" else box[member].culprits
+            word = getattr(box[member], field)
+            said[member] = channel.read(member, word) if channel is not None else word
     return said

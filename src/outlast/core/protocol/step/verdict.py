@@ -1,10 +1,10 @@
 """From a step's headers to its verdict: every check, in its order, as courses that sockets and virtual time both run.
 
 A course is a generator. It yields what is to be said (`AskAll` to every member of the view, `TellFleet` to the
-coordinator), is sent what all members said, returns what follows, and raises what ends the view, the replica or the
-run. So the order of the checks, and what follows from words, exist once: `runtime/view/courses.py` carries courses
-out over sockets, `prove/adversary/_rounds.py` in virtual time. Where a view ends while others are waited for,
-ViewAbandoned is thrown into the course, which may have something left to tell.
+coordinator) or done (`Act`), is sent what all members said, returns what follows, and raises what ends the view, the
+replica or the run. So the order of the checks, and what follows from words, exist once: `runtime/view/courses.py`
+carries courses out over sockets, `prove/adversary/_rounds.py` in virtual time. Where a view ends while others are
+waited for, ViewAbandoned is thrown into the course, which may have something left to tell.
 """
 
 from __future__ import annotations
@@ -24,27 +24,30 @@ from outlast.core.protocol.disputes import Said
 from outlast.core.protocol.row_plans import RowsNote
 from outlast.core.protocol.slices import Slice, Words, accused_slices, settled
 from outlast.core.protocol.step.member import Member
+from outlast.core.protocol.step.todo import HandOver
 from outlast.core.protocol.types import Header, RollEntry, View
 from outlast.errors import Evicted, GuardStop, OutlastError, StateDiverged, ViewAbandoned
 
 __all__ = [
-    "AskAll", "Course", "RowEvidence", "Seat", "StateDifference", "StepEvidence", "StepGuards", "TellFleet",
-    "against_whom", "confer", "examined", "first_difference", "same_states",
+    "Act", "AskAll", "ChannelName", "Course", "RowEvidence", "Seat", "StateDifference", "StepEvidence", "StepGuards",
+    "TellFleet", "against_whom", "confer", "examined", "first_difference", "same_states",
 ]  # fmt: skip
 
 T = TypeVar("T")
-ChannelName = Literal["parts", "slices", "vote", "closer look"]
+ChannelName = Literal["roll", "orders", "parts", "slices", "vote", "closer look"]
 PartRows = tuple[tuple[str, int], ...]
 """Name and fingerprint of each tensor of a part of the state."""
 
 
 class AskAll(msgspec.Struct, frozen=True):
     """Say these words to all members, each on its channel, and go on with everybody's, by channel and member; all are
-    said before any is waited for. `roll`: while a view forms, not in a step."""
+    said before any is waited for. `roll`: while no step is computed; `turn`: of several such rounds between two
+    steps."""
 
     step: int
     words: dict[ChannelName, Any]
     roll: bool = False
+    turn: int = 0
 
 
 class TellFleet(msgspec.Struct, frozen=True):
@@ -53,7 +56,15 @@ class TellFleet(msgspec.Struct, frozen=True):
     messages: tuple[Any, ...]
 
 
-Course = Generator[AskAll | TellFleet, Any, T]
+class Act(msgspec.Struct, frozen=True, kw_only=True):
+    """Do this here, however long it takes. `forming.py` says what each is."""
+
+    what: Literal["part", "drain", "begin", "connect", "keep", "give", "take", "rest"]
+    entries: tuple[RollEntry, ...] = ()
+    handing: HandOver | None = None
+
+
+Course = Generator[AskAll | TellFleet | Act, Any, T]
 
 
 @dataclass(frozen=True, kw_only=True)
