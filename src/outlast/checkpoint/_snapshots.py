@@ -40,7 +40,7 @@ _NICE_WRITE, _NICE_DRAIN = 7, 10  # at 10, beside a loop on every core, hashing 
 
 
 class SnapshotWriter:
-    """See the module."""
+    """Takes snapshots of a state, and hands their bytes to storage."""
 
     def __init__(
         self,

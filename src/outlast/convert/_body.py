@@ -24,7 +24,8 @@ _LEAVE = {
 
 
 class LoopBody:
-    """See the module. `made`: the rewrite of the whole script, which is given every edit and remark."""
+    """Rewrites the body of a training loop. `made`: the rewrite of the whole script, which is given every edit and
+    remark."""
 
     def __init__(self, made: Any, loops: Loops) -> None:
         self.made, self.loops, self.facts, self.edits = made, loops, made.facts, made.edits

@@ -42,7 +42,8 @@ _SpoilT = Callable[[str, Any], None]
 
 
 class CheckedSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """See the module. `strike`: called with each operation's name and output; tests put wrong bits in.
+    """Checks the products of a computation by sums of their rows and columns. `strike`: called with each operation's
+    name and output; tests put wrong bits in.
 
     `num_checked`, `num_doubted`, `num_unchecked`: products so far; `found`: what the owner has yet to report,
     `num_found`: how many it has.

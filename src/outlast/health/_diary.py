@@ -62,7 +62,8 @@ def default_diary(environ: dict[str, str] | None = None) -> Path:
 
 
 class Diary:
-    """See the module. `skipped`: lines that could not be used when it was last read, by reason."""
+    """Keeps what is known of each device, line by line in a file. `skipped`: lines that could not be used when it was
+    last read, by reason."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

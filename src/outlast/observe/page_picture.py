@@ -72,7 +72,8 @@ class Generation(msgspec.Struct, kw_only=True):
 
 
 class RunFold:
-    """See the module. `version` rises with every event that `take` was given; `rows_version` with every row."""
+    """Folds a run's events into the picture that the page shows. `version` rises with every event that `take` was
+    given; `rows_version` with every row."""
 
     def __init__(self) -> None:
         self._status, self.history, self.anatomy = StatusFold(), History(), AnatomyFold()

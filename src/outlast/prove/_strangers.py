@@ -70,8 +70,9 @@ def _look(run_dir: Path) -> _Seen | None:
 
 
 class Stranger:
-    """See the module. `with Stranger(run_dir, seed) as stranger: …`; `counts` says what it has done, `reached` to whom,
-    `sent_bytes` how much the other ends took. `pause_s`: the mean time between two attacks."""
+    """Knocks at a run's sockets without belonging to it. `with Stranger(run_dir, seed) as stranger: …`; `counts` says
+    what it has done, `reached` to whom, `sent_bytes` how much the other ends took. `pause_s`: the mean time between two
+    attacks."""
 
     def __init__(self, run_dir: Path, seed: int, *, pause_s: float = 0.005) -> None:
         self.counts: Counter[str] = Counter()

@@ -27,7 +27,7 @@ _SLOTS = 2
 
 
 class HostsDemo(Demo):
-    """See the module. EnvironmentFault where no hosts can be made."""
+    """Shows a run on several hosts, which are network namespaces here. EnvironmentFault where no hosts can be made."""
 
     def __init__(self, base: Path, steps: int, seed: int, watch: Callable[[str, Driven], None], num_hosts: int) -> None:
         super().__init__(base, steps, seed, watch)

@@ -85,7 +85,8 @@ class Believed:
 
 
 class RunRecord:
-    """See the module. `min_s`: never save more often; `prior`: what is thought before anything was seen."""
+    """Learns from a run how often it fails and what a save costs. `min_s`: never save more often; `prior`: what is
+    thought before anything was seen."""
 
     def __init__(self, *, min_s: float = 10.0, num_replicas: int = 1, prior: RunPrior | None = None) -> None:
         self.prior = prior or RunPrior()
@@ -226,7 +227,7 @@ class RunRecord:
 
     # --- what is believed ----------------------------------------------------------------------------------------
     def belief(self, now_s: float) -> Belief:
-        """As of now: the rate of deaths a replica, and the record of lost work."""
+        """The record as it is now: the rate of deaths a replica, and the record of lost work."""
         running_s = max(0.0, now_s - self._exposed_s) * self._machines if self.begun else 0.0
         return replace(self._replicas.expose(running_s), losses=self._losses)
 

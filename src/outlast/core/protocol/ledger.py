@@ -60,9 +60,10 @@ class Span:
 
 
 class Ledger:
-    """See the module. `committed`, `until_s`: what an earlier coordinator had counted. `patience_s`: how long a step
-    that is told before the one in front of it waits for that one, which another member may be about to tell; so does a
-    joiner's first step, which took it no time that it knows of, for others who made it too."""
+    """Counts which steps all members of a view have committed. `committed`, `until_s`: what an earlier coordinator had
+    counted. `patience_s`: how long a step that is told before the one in front of it waits for that one, which another
+    member may be about to tell; so does a joiner's first step, which took it no time that it knows of, for others who
+    made it too."""
 
     def __init__(self, committed: int = 0, until_s: float = 0.0, *, patience_s: float = 0.0) -> None:
         self.committed, self.until_s, self.patience_s = committed, until_s, patience_s

@@ -46,7 +46,7 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Oracle:
-    """See the module. Stops the world at the first violation."""
+    """Judges a schedule by its invariants. Stops the world at the first violation."""
 
     def __init__(self, world: Scene) -> None:
         self.world = world

@@ -39,7 +39,7 @@ _OUTCOME, _FINAL = "O", "F"
 
 
 class SimulatedReplica(SimulatedSeat):
-    """See the module."""
+    """Carries out what the real member asks for, in virtual time."""
 
     def _begin(self) -> bool:
         """Ask what to do; False: nothing."""

@@ -38,7 +38,8 @@ _SCATTER, _OUTCOME, _BYE = "S", "O", "bye"
 
 
 class SimulatedSeat(Dialler, Owner):
-    """See the module. A subclass knows what there is to do."""
+    """Holds what a simulated replica has: its link, its peers, and what it is doing. A subclass knows what there is to
+    do."""
 
     def __init__(self, world: Surroundings, name: str, agent: Supervisor) -> None:
         super().__init__(world, name)

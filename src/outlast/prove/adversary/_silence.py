@@ -30,7 +30,7 @@ class _Driver(Protocol):
 
 
 class SilenceWatch:
-    """See the module. `owner`: whose deliveries the looks are."""
+    """Looks in virtual time whether hosts have fallen silent. `owner`: whose deliveries the looks are."""
 
     def __init__(self, world: Surroundings, owner: _Driver) -> None:
         self.world, self.owner = world, owner

@@ -36,7 +36,8 @@ class ScheduleOutcome:
 
 
 class World:
-    """See the module. `trace`: called with (second, text) for each thing that happens."""
+    """Puts a simulated fleet together, and plays one schedule. `trace`: called with (second, text) for each thing that
+    happens."""
 
     def __init__(self, scenario: Scenario, variant: Variant, trace: Any = None) -> None:
         self.scenario, self.variant, self.trace = scenario, variant, trace

@@ -25,7 +25,7 @@ _MODULES = 64  # watched at one look; the others take their turn
 
 
 class Activations:
-    """See the module. `num_looks`, `spent_s`: for reports and tests."""
+    """Looks for the first operation whose result is not finite. `num_looks`, `spent_s`: for reports and tests."""
 
     def __init__(self, model: nn.Module, policy: Guards, clock: Any = time.perf_counter) -> None:
         self._leaves = [(name, m) for name, m in model.named_modules() if name and not any(m.children())]

@@ -23,7 +23,8 @@ _REMEMBERED = 256  # incidents, to count each once
 
 
 class Vigilance:
-    """See the module. `audit`: "auto", or with a budget; `machines`: members that the run begins with."""
+    """Chooses how many microbatches are computed twice. `audit`: "auto", or with a budget; `machines`: members that the
+    run begins with."""
 
     def __init__(self, audit: str, machines: int) -> None:
         self.audit = audit

@@ -28,7 +28,8 @@ class CertifiedState(Protocol):
 
 
 class InMemory:
-    """See the module. `without`: the key of registered state that is not kept (the keeper's own)."""
+    """Keeps certified states in memory, to go back to. `without`: the key of registered state that is not kept (the
+    keeper's own)."""
 
     def __init__(self, without: str) -> None:
         self._without = without

@@ -22,7 +22,8 @@ Piece = tuple[int, int, int]  # parameter, first element, end
 
 
 class Agreement:
-    """See the module. `num_parts` 0: nothing is ever fingerprinted."""
+    """Fingerprints the state a part at a time, another part in each step. `num_parts` 0: nothing is ever
+    fingerprinted."""
 
     def __init__(self, state: State, num_parts: int) -> None:
         self.state, self.num_parts = state, num_parts

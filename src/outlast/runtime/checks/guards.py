@@ -44,7 +44,7 @@ KEY = "outlast.guards"
 
 
 class Guarding(Unguarded):
-    """See the module. `policy` None: nothing is watched."""
+    """Watches steps by the guards' policy. `policy` None: nothing is watched."""
 
     def __init__(self, engine: Engine, policy: Guards | None) -> None:
         self.engine, self.policy = engine, policy

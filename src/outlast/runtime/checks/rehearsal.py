@@ -30,7 +30,8 @@ _NO_COPY = (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedE
 
 
 class Rehearsal:
-    """See the module. `chosen`: whether it is for this member to do."""
+    """Goes through the first steps as a joiner would, and names what it could not repeat. `chosen`: whether it is for
+    this member to do."""
 
     def __init__(self, state: State, chosen: Callable[[], bool]) -> None:
         self._state, self._chosen = state, chosen

@@ -28,8 +28,8 @@ _SETTLED_S = 3.0  # after a step's end everybody has told it: then it is known w
 
 
 class Bookkeeping:
-    """See the module. `write(kind, **fields)` appends to the journal; within `patience_s` all have told a step;
-    `apart_s`: Unix time less monotonic time."""
+    """Writes into the journal what members tell of their steps. `write(kind, **fields)` appends to the journal; within
+    `patience_s` all have told a step; `apart_s`: Unix time less monotonic time."""
 
     def __init__(self, journal: Journal, write: Callable[..., None], patience_s: float, apart_s: float) -> None:
         self._write, self._apart_s = write, apart_s

@@ -52,9 +52,10 @@ class _Known:
 
 
 class Hosts:
-    """See the module. `most`: hosts that the run takes; `floor_s`: no learned deadline is below; `unmissed_s`: the
-    silence of a host for whom nobody waits. `agent_of(member)`: "" while unknown. `here`: the place of this process.
-    `own`: names of the launcher's hosts, for which there is always room, and which nobody else may have."""
+    """Knows the hosts of a run, and how long each has been silent. `most`: hosts that the run takes; `floor_s`: no
+    learned deadline is below; `unmissed_s`: the silence of a host for whom nobody waits. `agent_of(member)`: "" while
+    unknown. `here`: the place of this process. `own`: names of the launcher's hosts, for which there is always room,
+    and which nobody else may have."""
 
     def __init__(
         self,

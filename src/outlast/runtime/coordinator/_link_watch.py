@@ -31,8 +31,9 @@ Verdict = dict[str, dict[str, str]]  # kind of evidence -> agent -> what is said
 
 
 class LinkWatch:
-    """See the module. `agent_of(replica)`: "" while unknown. `tell`: who is bad, each time that changes. `start(work,
-    then)`: has `then(work())` called, later; by default `work` runs in a thread."""
+    """Judges links by what members say of their exchanges. `agent_of(replica)`: "" while unknown. `tell`: who is bad,
+    each time that changes. `start(work, then)`: has `then(work())` called, later; by default `work` runs in a
+    thread."""
 
     def __init__(
         self,

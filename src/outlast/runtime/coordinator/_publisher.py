@@ -29,7 +29,8 @@ _LOOK_BACK = 16
 
 
 class Archive:
-    """See the module. `extra`: what each head says besides. Raises ConfigError for a place of no known kind."""
+    """Publishes whole saves where the run keeps its checkpoints. `extra`: what each head says besides. Raises
+    ConfigError for a place of no known kind."""
 
     def __init__(
         self,

@@ -50,7 +50,7 @@ def _written(journal: Journal) -> tuple[_Saves, _Saves]:
 
 
 class SaveCommits:
-    """See the module."""
+    """Follows each save from its first part to its publishing."""
 
     def __init__(
         self,

@@ -37,8 +37,8 @@ _TELLING = (*_DEATHS, ev.ProgressMade, ev.CheckpointSaved, ev.CheckpointFailed, 
 
 
 class Keeper(SaveCommits):
-    """See the module. `write` appends to the journal, `tell` sends to members by name; both on the loop. `now`: the
-    clock of the journal's events."""
+    """Keeps the run's checkpoints: chooses when, hears of parts, and publishes. `write` appends to the journal, `tell`
+    sends to members by name; both on the loop. `now`: the clock of the journal's events."""
 
     # --- the place -----------------------------------------------------------------------------------------------
     def look(self) -> None:

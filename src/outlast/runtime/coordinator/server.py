@@ -64,7 +64,7 @@ _FAREWELL_S = 1.5  # members come back within a second
 
 
 class Server:
-    """See the module. `finished` resolves to the exit code."""
+    """Serves one run as its coordinator. `finished` resolves to the exit code."""
 
     def __init__(self, journal: Journal, config: RunConfig, secret: bytes, progress: Progress, began_s: float) -> None:
         self.journal, self.progress = journal, progress

@@ -173,7 +173,7 @@ class Points(Wires):
         self._sends: dict[int, Pending] = {}
 
     def begin(self) -> None:
-        """As of every group's; sends that nobody waited for were received, for every header had come."""
+        """Does what every group does; sends that nobody waited for were received, for every header had come."""
         super().begin()
         self._sends.clear()
 
@@ -271,7 +271,7 @@ class Collectives(Wires):
         self._device = device
 
     def scatter(self, bucket: int, pieces: list[list[Tensor]], sizes: list[list[int]], dtype: torch.dtype) -> Pending:
-        """As of `Points`."""
+        """Does what `Points` does."""
         flat = [piece for row in pieces for piece in row]
         packed = torch.cat(flat) if flat else torch.empty(0, dtype=dtype, device=self._device)
         outs, ins = [sum(row) for row in sizes], [sum(len(piece) for piece in row) for row in pieces]
@@ -281,7 +281,7 @@ class Collectives(Wires):
         return self._all_to_all(pending, received, packed, outs, ins, _SCATTER)
 
     def gather(self, bucket: int, whole: Tensor, ranges: Sequence[tuple[int, int]]) -> Pending:
-        """As of `Points`."""
+        """Does what `Points` does."""
         lengths, (lo, hi) = [hi - lo for lo, hi in ranges], ranges[self.index]
         mine = whole[lo:hi].repeat(self.num_members)
         pending = self._keep(Pending(held=[whole, mine], queued=True))

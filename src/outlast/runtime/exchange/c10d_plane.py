@@ -57,7 +57,8 @@ def open_store(host: str = LOOPBACK) -> tuple[Any, str]:
 
 
 class NetworkPlane:
-    """See the module. `store`: this member's own (it may be the view's), `address`: the view's; None: over the mesh."""
+    """Exchanges buckets over a process group. `store`: this member's own (it may be the view's), `address`: the view's;
+    None: over the mesh."""
 
     AHEAD_BYTES: float = 16 << 20
     """Of other members' sums that are received at the same time."""

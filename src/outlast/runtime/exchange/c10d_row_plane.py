@@ -156,14 +156,14 @@ class NetworkRowPlane(RowSteps, NetworkPlane):
 
     # --- hand-over ---------------------------------------------------------------------------------------------------
     def give(self, step: int, meta: bytes, to: Sequence[str]) -> None:
-        """As of the mean's, with the rows' momentum."""
+        """Does what the plane of the mean does, with the rows' momentum."""
         super().give(step, with_momentum(self.robust, meta), to)
 
     def take(self, step: int, donor: str) -> bytes:
-        """As of the mean's, with the rows' momentum."""
+        """Does what the plane of the mean does, with the rows' momentum."""
         return without_momentum(self.robust, donor, super().take(step, donor))
 
     def close(self) -> None:
-        """As of the mean's; what was received goes with the group."""
+        """Does what the plane of the mean does; what was received goes with the group."""
         super().close()
         self._parts = {}

@@ -80,7 +80,8 @@ class _Group:
 
 
 class Robust:
-    """See the module. `layout`: made with a group for each parameter, so that a bucket has one rule."""
+    """Applies a robust rule to the rows of a step. `layout`: made with a group for each parameter, so that a bucket has
+    one rule."""
 
     def __init__(self, settings: RowSettings, layout: Layout, samples: BatchSizes, seed: int) -> None:
         self.settings, self.layout, self.samples, self.seed = settings, layout, samples, seed

@@ -208,11 +208,11 @@ class SharedRowPlane(RowSteps, SharedPlane):
 
     # --- hand-over: the rows' momentum is part of the outcome ---------------------------------------------------------
     def give(self, step: int, meta: bytes, to: Sequence[str]) -> None:
-        """As of the mean's."""
+        """Does what the plane of the mean does."""
         super().give(step, with_momentum(self.robust, meta), to)
 
     def take(self, step: int, donor: str) -> bytes:
-        """As of the mean's."""
+        """Does what the plane of the mean does."""
         return without_momentum(self.robust, donor, super().take(step, donor))
 
 

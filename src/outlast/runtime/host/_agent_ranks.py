@@ -75,8 +75,8 @@ def host_of(name: str, environ: Mapping[str, str]) -> hm.HostHere | None:
 
 
 class AgentRanks:
-    """See the module. `environ`: what ranks inherit, with the run's secrets; `command`: the script; `link`: to the
-    coordinator, if there is one already."""
+    """Starts, watches and ends the ranks of an agent. `environ`: what ranks inherit, with the run's secrets; `command`:
+    the script; `link`: to the coordinator, if there is one already."""
 
     def __init__(self, name: str, environ: dict[str, str], command: list[str], link: Link | None = None) -> None:
         self.name, self.environ, self.command = name, environ, command

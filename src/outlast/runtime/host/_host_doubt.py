@@ -25,7 +25,8 @@ _FAILED = "take the device out of service; outlast health test asks it for longe
 
 
 class HostDoubt:
-    """See the module. `turn` is called at each heartbeat; `command`: what asks the device, and answers in JSON."""
+    """Has a host's device asked where its readings give reason to. `turn` is called at each heartbeat; `command`: what
+    asks the device, and answers in JSON."""
 
     def __init__(self, agent: str, run_dir: Path, command: tuple[str, ...] = _COMMAND) -> None:
         self.agent, self._command = agent, command

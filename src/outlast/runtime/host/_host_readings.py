@@ -37,7 +37,7 @@ def sources_of(agent: str, recorded: str) -> Callable[[], Sequence[ReadingSource
 
 
 class HostReadings:
-    """See the module. `turn()` is called every `interval_s`; 0 reads nothing, ever."""
+    """Reads the host's own counters now and then. `turn()` is called every `interval_s`; 0 reads nothing, ever."""
 
     def __init__(
         self,

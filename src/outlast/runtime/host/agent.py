@@ -41,8 +41,8 @@ _NOT_THE_RUNS = ("turned away", "left alone", "asked to leave")
 
 
 class Agent(AgentRanks):
-    """See the module. `environ`: what its ranks inherit, with the run's secrets; `command`: the user's script; `link`:
-    to the coordinator, if there is one already."""
+    """Does on one host what the coordinator orders. `environ`: what its ranks inherit, with the run's secrets;
+    `command`: the user's script; `link`: to the coordinator, if there is one already."""
 
     def ask(self, reason: str) -> None:
         """From a signal's handler: the launcher says that the run is over."""

@@ -32,7 +32,7 @@ __all__ = ["Environment"]
 
 @dataclass(slots=True)
 class Environment:
-    """See the module. `coordinator`: None for a fleet of one."""
+    """Holds what a rank was told by its agent. `coordinator`: None for a fleet of one."""
 
     me: str
     agent: str

@@ -67,10 +67,10 @@ class _Agent:
 
 @dataclass(slots=True)
 class Launcher:
-    """See the module. `watch` is called now and then, at least four times a second, with nothing; `ready` once,
-    when all that can be refused beforehand was not; `ended` with the exit code, when all other processes have ended
-    and before the end is written down. `began_at_s`: when this process began (Unix seconds), if it is there for the
-    run alone."""
+    """Starts a run on this host, and waits for its end. `watch` is called now and then, at least four times a second,
+    with nothing; `ready` once, when all that can be refused beforehand was not; `ended` with the exit code, when all
+    other processes have ended and before the end is written down. `began_at_s`: when this process began (Unix seconds),
+    if it is there for the run alone."""
 
     resolved: Resolved
     command: list[str]

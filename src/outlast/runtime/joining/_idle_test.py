@@ -22,7 +22,8 @@ _EVERY_S = 1.0
 
 
 class IdleTest:
-    """See the module. `turn()` is called whenever the spare has nothing to replay."""
+    """Asks a spare's device for one known answer at a time. `turn()` is called whenever the spare has nothing to
+    replay."""
 
     def __init__(
         self,

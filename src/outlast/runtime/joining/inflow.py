@@ -51,7 +51,8 @@ class Pieces:
 
 
 class Inflow:
-    """See the module. `committed`: steps in the state that was loaded; `serving`: the attempt that counts."""
+    """Holds what one rank of a joining replica has received. `committed`: steps in the state that was loaded;
+    `serving`: the attempt that counts."""
 
     def __init__(
         self, engine: Engine, enter: Callable[..., None], donors: Arrivals, wake_fd: int, num_replicas: int

@@ -34,7 +34,7 @@ __all__ = ["FollowingTraining"]
 
 
 class FollowingTraining:
-    """See the module, and `Training` for what each method does."""
+    """Takes the place of `Training` in a rank that follows; what each method does is said there."""
 
     certified = None
     """Audits are the lead's matter."""
@@ -49,11 +49,11 @@ class FollowingTraining:
         self._home = os.getpid()
 
     def steps(self, until: int) -> Iterator[Step]:
-        """As of `Training.steps`."""
+        """Does what `Training.steps` does."""
         return WatchedLoop(self._steps(until), self._watch.given, self._watch.returned, self._dropped)
 
     def epochs(self, num: int) -> Iterator[Epoch]:
-        """As of `Training.epochs`."""
+        """Does what `Training.epochs` does."""
         size = self.steps_per_epoch
         loop = Epochs(self.steps(positive("epochs", num) * size), size, lambda number: kept(self.engine.loop, number))
         self._epochs = weakref.ref(loop)
@@ -61,25 +61,25 @@ class FollowingTraining:
 
     @property
     def steps_per_epoch(self) -> int:
-        """As of `Training.steps_per_epoch`."""
+        """Does what `Training.steps_per_epoch` does."""
         return self.engine.samples.steps_per_epoch
 
     def stop(self, reason: str = "the loop asked for it") -> None:
-        """As of `Training.stop`, which every rank must call: the lead's call is the one that counts."""
+        """Does what `Training.stop` does, which every rank must call: the lead's call is the one that counts."""
         self.engine.stop_wanted = reason
 
     @property
     def stopped(self) -> str:
-        """As of `Training.stopped`."""
+        """Does what `Training.stopped` does."""
         return self.engine.stopped
 
     def after_step(self, function: Callable[[], object]) -> None:
-        """As of `Training.after_step`."""
+        """Does what `Training.after_step` does."""
         check_follower(function, self.engine.state, self._started)
         self.engine.after_step.append(function)
 
     def fingerprint(self) -> str:
-        """As of `Training.fingerprint`."""
+        """Does what `Training.fingerprint` does."""
         return digest_of(self.engine.state)
 
     def evaluate(
@@ -90,7 +90,7 @@ class FollowingTraining:
         batch_size: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> dict[str, float]:
-        """As of `Training.evaluate`, which every rank must call: all go through the model together."""
+        """Does what `Training.evaluate` does, which every rank must call: all go through the model together."""
         wanted = evaluation_of(self.engine.state, self.engine.samples, dataset, fn, batch_size, collate_fn)
         known = begun_amid(self._epochs, self.engine.opening)
         if known is not None:

@@ -97,7 +97,7 @@ class PlainTraining:
         self.watch.over()
 
     def epochs(self, num: int) -> Iterator[Epoch]:
-        """As of `Training.epochs`."""
+        """Does what `Training.epochs` does."""
         size = self.steps_per_epoch
         loop = Epochs(
             self.steps(positive("epochs", num) * size), size, lambda number: kept(LoopState(self.state), number)
@@ -107,11 +107,11 @@ class PlainTraining:
 
     @property
     def steps_per_epoch(self) -> int:
-        """As of `Training.steps_per_epoch`."""
+        """Does what `Training.steps_per_epoch` does."""
         return self.samples.steps_per_epoch
 
     def stop(self, reason: str = "the loop asked for it") -> None:
-        """As of `Training.stop`."""
+        """Does what `Training.stop` does."""
         self.stop_wanted = reason or "the loop asked for it"
 
     def evaluate(
@@ -122,7 +122,7 @@ class PlainTraining:
         batch_size: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> dict[str, float]:
-        """As of `Training.evaluate`."""
+        """Does what `Training.evaluate` does."""
         wanted = evaluation_of(self.state, self.samples, dataset, fn, batch_size, collate_fn)
         known, loop = begun_amid(self._epochs, self.opening), self._epochs()
         if known is not None:
@@ -133,7 +133,7 @@ class PlainTraining:
         return found
 
     def after_step(self, function: Callable[[], object]) -> None:
-        """As of `Training.after_step`."""
+        """Does what `Training.after_step` does."""
         check_follower(function, self.state, self._started)
         self.followers.append(function)
 
@@ -160,7 +160,7 @@ class PlainTraining:
             self.saves.boundary(step.number + 1, last=True, stopped=self.stopped)
 
     def fingerprint(self) -> str:
-        """As of `Training.fingerprint`."""
+        """Does what `Training.fingerprint` does."""
         return digest_of(self.state)
 
 
@@ -247,18 +247,18 @@ class PlainStep:
 
     @property
     def epoch(self) -> int:
-        """As of `Step.epoch`."""
+        """Does what `Step.epoch` does."""
         return self._training.samples.epoch_of(self.number)
 
     def metric(self, name: str, value: Any, weight: Any = None) -> None:
-        """As of `Step.metric`."""
+        """Does what `Step.metric` does."""
         if not self._inside:
             raise metric_outside(name)
         self._rows.put(self._leaf, name, value, self._size if weight is None else weight)
 
     @property
     def metrics(self) -> dict[str, float]:
-        """As of `Step.metrics`."""
+        """Does what `Step.metrics` does."""
         self._check_done()
         return self._means
 

@@ -32,7 +32,8 @@ __all__ = ["PlainSaves"]
 
 
 class PlainSaves:
-    """See the module. Raises ConfigError for a place of no known kind."""
+    """Saves and resumes where the loop runs without outlast's numerics. Raises ConfigError for a place of no known
+    kind."""
 
     def __init__(self, env: Environment, state: State, settings: SaveSettings, facts: dict[str, str]) -> None:
         self._env, self._state, self._settings, self._facts = env, state, settings, facts

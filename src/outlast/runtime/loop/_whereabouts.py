@@ -18,7 +18,8 @@ __all__ = ["Whereabouts"]
 
 
 class Whereabouts:
-    """See the module. `present`: the view that this replica trains in, if there is one."""
+    """Says where a replica is in its run: rank, size, host. `present`: the view that this replica trains in, if there
+    is one."""
 
     def __init__(self, env: Environment, plain: bool, present: Callable[[], View | None]) -> None:
         self._env, self._plain, self._present = env, plain, present

@@ -34,9 +34,10 @@ class _Sink(Protocol):
 
 
 class Log:
-    """See the module. `to`: a file of JSON lines; or a function that is given the first step it will be told of, and
-    returns what has `add_scalar` (TensorBoard), `log(values, step=)` (Weights & Biases), or can be called with step and
-    values. `keep`: how many of the newest rows each replica keeps. Raises ConfigError for what is neither."""
+    """Writes one curve of a run, each step once, whoever leads. `to`: a file of JSON lines; or a function that is given
+    the first step it will be told of, and returns what has `add_scalar` (TensorBoard), `log(values, step=)` (Weights &
+    Biases), or can be called with step and values. `keep`: how many of the newest rows each replica keeps. Raises
+    ConfigError for what is neither."""
 
     def __init__(self, run: Run, to: str | os.PathLike[str] | Callable[[int], Any], *, keep: int = 1000) -> None:
         if not (callable(to) or isinstance(to, str | os.PathLike)):

@@ -39,7 +39,7 @@ __all__ = ["Forming"]
 
 
 class Forming(MemberSeat):
-    """See the module."""
+    """Brings a member into a view."""
 
     def _form(self, view: View) -> None:
         acts: Acts = {

@@ -19,7 +19,8 @@ _FIRST_S = 0.5  # sooner at first, so that a short run is told of as well
 
 
 class PartsMeter:
-    """See the module. A step's parts are counted when it is committed, so they add up to whole steps."""
+    """Counts what the time of a step was used for. A step's parts are counted when it is committed, so they add up to
+    whole steps."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.waits = PairWaits()

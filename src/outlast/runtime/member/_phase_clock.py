@@ -19,7 +19,8 @@ __all__ = ["PhaseClock"]
 
 
 class PhaseClock:
-    """See the module. `phase`: the newest one; `passed(phase, seconds)` is told of each that is over."""
+    """Publishes the phase that a member is in, and learns how long each may take. `phase`: the newest one;
+    `passed(phase, seconds)` is told of each that is over."""
 
     def __init__(
         self,

@@ -54,7 +54,7 @@ T = TypeVar("T")
 
 
 class MemberSeat:
-    """See the module. What it does for others they know as `ViewPort`."""
+    """Holds what a member has, and leaves a view. What it does for others they know as `ViewPort`."""
 
     def __init__(self, env: Environment, engine: Engine, facts: dict[str, str], guards: Guarding) -> None:
         self.env, self.engine, self.facts, self.guards = env, engine, facts, guards

@@ -33,7 +33,7 @@ def what_has_come(inflow: Inflow) -> say.LaneHas:
 
 
 class SiblingLanes(OtherLanes):
-    """See the module."""
+    """Tells the other ranks of a joining replica what to do, and keeps what they say has come."""
 
     def __init__(self, siblings: Siblings) -> None:
         self._siblings, self._has = siblings, dict[int, say.LaneHas]()

@@ -36,9 +36,9 @@ _LOOK_S = 1.0  # should another wait have taken what woke this one
 
 
 class Siblings:
-    """See the module. `pipes`: to rank 1, 2, …; none where the replica is one rank. `wake_fd`: as of the lead's link,
-    which whatever waits in a mesh is woken by. `stalled(seconds)` is told of a wait in a view that takes longer than
-    `patience()`, and again each time that this has passed."""
+    """Leads the other ranks of a replica. `pipes`: to rank 1, 2, …; none where the replica is one rank. `wake_fd`: as
+    of the lead's link, which whatever waits in a mesh is woken by. `stalled(seconds)` is told of a wait in a view that
+    takes longer than `patience()`, and again each time that this has passed."""
 
     def __init__(
         self,

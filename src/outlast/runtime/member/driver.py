@@ -29,7 +29,7 @@ __all__ = ["Replica"]
 
 
 class Replica(Forming):
-    """See the module."""
+    """Carries a member from one thing to do to the next, until there is a microbatch to compute."""
 
     # --- until there is work -------------------------------------------------------------------------------------
     def resume(self) -> Compute | Exchange | Leave | Wait | None:

@@ -34,7 +34,7 @@ __all__ = ["FollowingRank"]
 
 
 class FollowingRank(FollowedLane):
-    """See the module."""
+    """Carries out, in one rank, what the lead of its replica says."""
 
     def __init__(
         self, env: Environment, engine: Engine, facts: dict[str, str], fingerprint: Callable[[int], int]

@@ -39,7 +39,8 @@ _ELSEWHERE_S = 1.0  # for one connection then: its host may be gone
 
 
 class MemberLink:
-    """See the module. `hello()` and `beat(again)` make the messages; `asked(probe)` is called on a Probe."""
+    """Speaks with the coordinator for a member, on a thread of its own. `hello()` and `beat(again)` make the messages;
+    `asked(probe)` is called on a Probe."""
 
     def __init__(
         self,

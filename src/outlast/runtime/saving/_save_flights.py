@@ -53,8 +53,8 @@ class SaveFlight(SavePromise):
 
 
 class SaveFlights:
-    """See the module. `send`: to the coordinator, best effort; None in a fleet of one. `verified`: the newest step
-    whose state the guards have verified."""
+    """Takes a member's parts of saves from memory to storage. `send`: to the coordinator, best effort; None in a fleet
+    of one. `verified`: the newest step whose state the guards have verified."""
 
     def __init__(
         self,

@@ -31,8 +31,9 @@ _BASE_S = 60.0  # how long the end of a loop waits for the coordinator to have l
 
 
 class Saves(SaveFlights):
-    """See the module. `send`: to the coordinator, best effort; None in a fleet of one. `verified`: the newest step
-    whose state the guards have verified."""
+    """Decides with the other members which steps are saved, and has this one's parts written. `send`: to the
+    coordinator, best effort; None in a fleet of one. `verified`: the newest step whose state the guards have
+    verified."""
 
     # --- which step ----------------------------------------------------------------------------------------------
     def vote(self, step: int) -> int:

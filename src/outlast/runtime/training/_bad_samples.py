@@ -24,8 +24,8 @@ _IN_A_ROW = 16  # reads that storage refused one after the other: then it is thi
 
 
 class BadSamples:
-    """See the module. `allowed`: how many samples of the run may be skipped; 0 for none, which is how the reader that
-    finds one raises what it met."""
+    """Remembers which samples cannot be read, and what stands in for them. `allowed`: how many samples of the run may
+    be skipped; 0 for none, which is how the reader that finds one raises what it met."""
 
     def __init__(self, allowed: int = 0) -> None:
         self.allowed = allowed

@@ -33,8 +33,9 @@ __all__ = ["Microbatches"]
 
 
 class Microbatches:
-    """See the module. `clip_norm`: None, or the largest global gradient norm applied. `shards`: which rank of its
-    replica this process is. A leaf is what all its ranks compute at a time: one microbatch each."""
+    """Computes a step's microbatches into partial sums. `clip_norm`: None, or the largest global gradient norm applied.
+    `shards`: which rank of its replica this process is. A leaf is what all its ranks compute at a time: one microbatch
+    each."""
 
     def __init__(
         self,

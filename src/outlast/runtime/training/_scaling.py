@@ -26,7 +26,8 @@ _LEAST = 1.0  # a gradient that is not finite under this scale is not so for the
 
 
 class Scaling:
-    """See the module. `scaler`: a `torch.amp.GradScaler`; None, or one that is not enabled: no scale."""
+    """Scales losses for a gradient scaler, and takes the scale over in each outcome. `scaler`: a
+    `torch.amp.GradScaler`; None, or one that is not enabled: no scale."""
 
     def __init__(self, scaler: Any = None) -> None:
         names = "get_scale", "is_enabled", "state_dict", "load_state_dict"

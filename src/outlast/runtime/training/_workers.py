@@ -46,7 +46,8 @@ class LostWorker:
 
 
 class Workers:
-    """See the module. `keys`: what to fetch, in order, endless. `longest_s`: nobody is waited for longer than this."""
+    """Reads samples by processes, and replaces those that hang, die or leak. `keys`: what to fetch, in order, endless.
+    `longest_s`: nobody is waited for longer than this."""
 
     def __init__(self, num: int, reader: SampleReader, rows: ReadingRows, keys: Callable[[], Iterator[Key]]) -> None:
         self.num, self._reader, self.rows, self._keys = num, reader, rows, keys

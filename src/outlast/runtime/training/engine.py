@@ -32,8 +32,9 @@ _SLACK = 1 << 20  # slices are whole blocks: somebody's share is larger than the
 
 
 class Engine(Microbatches):
-    """See the module. `clip_norm`: None, or the largest global gradient norm applied. `shards`: which rank of its
-    replica this process is. A leaf is what all its ranks compute at a time: one microbatch each."""
+    """Computes gradients and outcomes for a member, and applies them. `clip_norm`: None, or the largest global gradient
+    norm applied. `shards`: which rank of its replica this process is. A leaf is what all its ranks compute at a time:
+    one microbatch each."""
 
     # --- a step --------------------------------------------------------------------------------------------------
 

@@ -29,7 +29,8 @@ Rows = tuple[tuple[str, float, float], ...]
 
 
 class Evaluation:
-    """See the module. `fn(batch)` gives a mapping of names to values, or to (value, weight)."""
+    """Evaluates batches, and adds up what they give in their order. `fn(batch)` gives a mapping of names to values, or
+    to (value, weight)."""
 
     def __init__(
         self,

@@ -37,7 +37,7 @@ class Lived(msgspec.Struct, frozen=True):
 
 
 class LoopState:
-    """See the module."""
+    """Finds what the loop changes beside the optimizer's step, so that joiners get it."""
 
     def __init__(self, state: State) -> None:
         self.state = state

@@ -18,7 +18,8 @@ KEY = "outlast.opening"
 
 
 class Opening:
-    """See the module. `steps_per_epoch`: 0 where there are no epochs."""
+    """Knows whether the loop's code before an epoch's first step has run. `steps_per_epoch`: 0 where there are no
+    epochs."""
 
     def __init__(self, steps_per_epoch: int) -> None:
         self._size, self._epoch = steps_per_epoch, -1

@@ -81,7 +81,7 @@ class Lent(list[Tensor]):
 
 
 class Warm:
-    """See the module. Thread-safe."""
+    """Touches memory before it is needed, and takes it back when its user is gone. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # memory may come back from a finaliser, in any thread at any point

@@ -62,8 +62,8 @@ class _Visitor:
 
 
 class Door:
-    """See the module. `admit(sock, claim, keys)` is called with each connection that is proved, `refused(reason, who)`
-    for each that is not. The listening socket belongs to the door."""
+    """Lets in whoever proves that it belongs to the run. `admit(sock, claim, keys)` is called with each connection that
+    is proved, `refused(reason, who)` for each that is not. The listening socket belongs to the door."""
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ _INFO_BYTES, _UNANSWERED, _RESENT, _SEGMENTS = 160, 2, 100, 156  # of Linux's st
 
 
 class PairWaits:
-    """See the module. `conns`: those of the view at hand."""
+    """Measures how long each peer was waited for. `conns`: those of the view at hand."""
 
     def __init__(self) -> None:
         self.conns: Mapping[str, Connection] = {}

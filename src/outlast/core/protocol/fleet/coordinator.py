@@ -63,7 +63,8 @@ def _stop(c: FleetState, now_s: float, stop: m.Stop) -> None:
 
 
 class Coordinator(FleetState):
-    """See the module. `record`: what the previous coordinator made durable, None for a new run."""
+    """Decides for the fleet, event by event. `record`: what the previous coordinator made durable, None for a new
+    run."""
 
     rules: ClassVar[Mapping[type, Rule]] = {
         m.Accused: _robust_rules.accused, m.Admitted: _robust_rules.admitted, m.AgentGone: _agents.agent_gone,

@@ -59,7 +59,8 @@ class HostSilence:
 
 
 class FleetState:
-    """See the module. `_out`: the actions that the event at hand has led to so far."""
+    """Holds what the coordinator knows, which every rule of it reads and changes. `_out`: the actions that the event at
+    hand has led to so far."""
 
     def __init__(self, settings: Settings, epoch: int) -> None:
         self.settings, self.epoch = settings, epoch

@@ -20,7 +20,7 @@ __all__ = ["LinkHalf"]
 
 
 class LinkHalf:
-    """See the module."""
+    """Knows what a member was told, and what it answers."""
 
     def __init__(
         self, me: str, num_microbatches: int, *, committed: int = 0, until: int | None = None, num_rows: int = 1

@@ -26,7 +26,8 @@ Merge = tuple[Node, Node, Node]  # left and right child, and their parent
 
 
 class Member(LinkHalf):
-    """See the module. `until`: steps after which this member is done; None while unknown."""
+    """Decides what a member does next, and when a step is decided. `until`: steps after which this member is done; None
+    while unknown."""
 
     # --- the training thread -------------------------------------------------------------------------------------
     def next(self, now_s: float = 0.0) -> Todo:
