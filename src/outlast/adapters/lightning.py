@@ -113,7 +113,7 @@ class OutlastStrategy(SingleDeviceStrategy):
                 callback.file_exists = lambda *_: False  # one name is one step: the same
 
     def setup(self, trainer: pl.Trainer) -> None:
-        """Places as on a single device. Raises ConfigError for what this loop cannot honour."""
+        """Sets up as on a single device. Raises ConfigError for what this loop cannot honour."""
         if trainer.state.fn == "fit":
             refusals.refuse(trainer)
         super().setup(trainer)
