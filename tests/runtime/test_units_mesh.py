@@ -7,6 +7,7 @@ import secrets
 import threading
 import typing
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -14,7 +15,8 @@ import pytest
 from tests.runtime.conftest import readable
 
 from outlast.core.phases import Phase
-from outlast.core.protocol import View, ViewId
+from outlast.core.protocol import RollEntry, View, ViewId
+from outlast.core.protocol.step.verdict import Act, AskAll, ChannelName, Course
 from outlast.errors import ViewAbandoned
 from outlast.runtime.settings.fault_points import Probe
 from outlast.runtime.transport import mesh as connections_of_a_view
@@ -23,6 +25,7 @@ from outlast.runtime.transport.connections import Call, Connection, Listener, Pe
 from outlast.runtime.transport.handshake import PeerClaim
 from outlast.runtime.transport.mesh import Mesh, _decoder, _Hi
 from outlast.runtime.transport.peer_messages import Roll
+from outlast.runtime.view.courses import carry_out
 
 MEMBERS = ("r0.1", "r1.1")
 
@@ -146,3 +149,43 @@ def test_that_others_wait_is_said_again_and_again_beside_the_deadline(sides: lis
     mesh._on_stall, mesh._on_awaited = lambda *_: said.append("stalled"), lambda missing: said.append(*missing)
     mesh.until(lambda: said.count("stalled") > 3 and said.count("r1.1") > 3, ["r1.1"], Phase.FINAL)
     mesh.close()
+
+
+WORDS: dict[ChannelName, Any] = {
+    "roll": RollEntry(member="", view=ViewId(1, 2), committed=3, held=(), keeps_output=False, fingerprint=7, outcome=9),
+    "orders": 2,
+    "parts": (("weight", 5),),
+    "slices": {(0, "r0.1"): (1, 2)},
+    "vote": "r1.1",
+    "closer look": (),
+}
+
+
+def test_all_that_a_course_may_ask_is_said_and_heard(sides: list[Side]) -> None:
+    """Each word by its own message or channel; a round that is repeated is not taken for the one before."""
+    assert set(WORDS) == set(typing.get_args(ChannelName))
+
+    def course() -> Course[list[dict[str, dict[str, Any]]]]:
+        heard = []
+        for name, mine in WORDS.items():
+            heard.append((yield AskAll(-1 if name == "roll" else 4, {name: mine}, roll=True)))
+        heard.append((yield AskAll(4, {"orders": 3}, turn=1)))
+        yield Act(what="rest")
+        return heard
+
+    def carried(side: Side, into: dict[str, Any]) -> None:
+        mesh = side.mesh(2)
+        mesh.form()
+        port: Any = SimpleNamespace(mesh=mesh)
+        acts = {"rest": lambda act: into.update({f"{mesh.me} did": act.what})}
+        into[mesh.me] = carry_out(port, course(), acts)
+
+    found: dict[str, Any] = {}
+    other = threading.Thread(target=carried, args=(sides[1], found))
+    other.start()
+    carried(sides[0], found)
+    other.join(30)
+    expected = [{name: dict.fromkeys(MEMBERS, mine)} for name, mine in WORDS.items()]
+    for name in MEMBERS:
+        assert found[name] == [*expected, {"orders": dict.fromkeys(MEMBERS, 3)}]
+        assert found[f"{name} did"] == "rest"

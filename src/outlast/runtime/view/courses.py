@@ -91,8 +91,7 @@ def _message(step: int, name: str, mine: Any, turn: int) -> Any:
 def _heard(mesh: Mesh, ask: AskAll, name: ChannelName, phase: Phase) -> dict[str, Any]:
     mine, channel = ask.words[name], _CHANNELS.get(name)
     kind, field = _MESSAGES.get(name, (Extra, "body"))
-    step = 0 if kind is Roll else ask.step  # a view has one
-    box: dict[str, Any] = mesh.collect(kind, step, channel.number + ask.turn if channel is not None else 0, phase)
+    box: dict[str, Any] = mesh.collect(kind, ask.step, channel.number + ask.turn if channel is not None else 0, phase)
     said = {}
     for member in mesh.view.members:
         if member == mesh.me:
