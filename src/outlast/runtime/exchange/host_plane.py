@@ -40,8 +40,8 @@ __all__ = ["HostPlane"]
 
 
 class HostPlane(NetworkPlane):
-    """See the module. `peers`: memory of the members that are on this host; `places`: where each member is, in the
-    view's order."""
+    """Exchanges buckets in two levels: one sum of each host crosses the network. `peers`: memory of the members that
+    are on this host; `places`: where each member is, in the view's order."""
 
     def __init__(
         self,
