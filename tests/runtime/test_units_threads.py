@@ -160,7 +160,7 @@ def test_what_is_held_is_not_read_while_the_link_may_clear_it() -> None:
     member.held = Held({(0, 2)})
     replica = SimpleNamespace(lock=lock, member=member, plane=object(), env=SimpleNamespace(me="r0.1"))
     course: Any = SimpleNamespace(replica=replica)
-    course._missing = functools.partial(StepCourse._missing, course)
+    course._is_last = functools.partial(StepCourse._is_last, course)
     assert StepCourse._announcer(course, Compute(step=0, microbatch=2, orphan=False)) is None
     assert StepCourse._announcer(course, Compute(step=0, microbatch=3, orphan=False)) is None
     member.held.add((2, 3))
