@@ -126,17 +126,3 @@ def test_files_that_docstrings_name_exist() -> None:
             if not any((place / name).exists() for place in places):
                 lost.append(f"{module}: {name}")
     assert lost == []
-
-
-def test_docstrings_are_sentences_of_their_own() -> None:
-    """A reader has the name at hand, and not the module's first lines or another class's."""
-    riddles = ("See the module", "As of ")
-    found = []
-    for module, path in modules().items():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                text = ast.get_docstring(node) or ""
-                found += [
-                    f"{module}: {node.name}: {text.splitlines()[0]}" for riddle in riddles if text.startswith(riddle)
-                ]
-    assert found == []
