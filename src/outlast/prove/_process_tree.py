@@ -69,6 +69,15 @@ def processor_s(seen: Running) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
+def queued_s(seen: Running) -> float:
+    """How long its threads that live were ready to run so far, and had no processor."""
+    found = 0.0
+    with contextlib.suppress(OSError):
+        for thread in (_PROC / str(seen.pid) / "task").iterdir():
+            found += int((thread / "schedstat").read_text().split()[1]) / 1e9
+    return found
+
+
 def send(seen: Running, number: signal.Signals) -> bool:
     """A signal to exactly this process; whether it was there to get it."""
     try:

@@ -23,7 +23,8 @@ import msgspec
 from outlast.core import events as ev
 from outlast.prove._commit_log import CommitLog
 from outlast.prove._drive import Driven
-from outlast.prove._process_tree import Running, end_of, left_behind, processes, processor_s, send, state_of
+from outlast.prove._patience import Patience
+from outlast.prove._process_tree import Running, end_of, left_behind, processes, send, state_of
 from outlast.prove._strangers import Stranger
 from outlast.prove._strike_acts import Surrounding, carry_out
 from outlast.prove.strike_plan import EVERY, MICROBATCHES, ROWS, STEPS, Role, Strike, StruckFleet
@@ -33,8 +34,6 @@ __all__ = ["HANG_S", "SLOW", "StrikeDone", "Life", "StrikeRecord", "StatusSample
 
 HANG_S = 30.0
 """How long after the last strike a run of `prove strikes` may neither commit a step nor end."""
-_WORKING = 4.0  # times as long where its processes do work: on a machine that is busy with something else
-_WORK_S, _WORK_SHARE = 10.0, 0.05  # they do, if they used this share of one processor lately
 _LOOK_S = 0.05
 SLOW = "SLOW"
 """Stopped for every other look at the run, as a processor that is too hot is slowed."""
@@ -108,7 +107,8 @@ class Striker:
         environ: Mapping[str, str] | None = None,
     ) -> None:
         self._around, self._environ = around or {}, os.environ | dict(environ or {})
-        self.folder, self.fleet, self._launch, self._hang_s = folder, fleet, launch or _own_training, hang_s
+        self.folder, self.fleet, self._launch = folder, fleet, launch or _own_training
+        self._patience = Patience(hang_s)
         for name in ("commits", "ends", "tmp"):
             (folder / name).mkdir(parents=True)
         self.log = CommitLog(folder / "commits")
@@ -120,8 +120,6 @@ class Striker:
         self._slowed: list[tuple[float, Running]] = []
         self._asking: tuple[float, subprocess.Popen[str]] | None = None
         self._moved_s = 0.0
-        self._used: dict[Running, float] = {}
-        self._used_from_s, self._worked_s = 0.0, 0.0
 
     # --- the run -------------------------------------------------------------------------------------------------
     def run(self, watch: Callable[[StrikeRecord], None]) -> StrikeRecord:
@@ -191,18 +189,10 @@ class Striker:
     def _hangs(self, driven: Driven) -> bool:
         """Whether it has neither moved nor worked for too long."""
         now, last = self._now(), self.log.newest_s
-        if now - self._used_from_s > _WORK_S:
-            used = {seen: processor_s(seen) for seen in self._alive}
-            work_s = sum(after - self._used.get(seen, 0.0) for seen, after in used.items())
-            if work_s > _WORK_SHARE * (now - self._used_from_s):
-                self._worked_s = now
-            self._used, self._used_from_s = used, now
+        self._patience.look(now, self._alive)
         moved_s = max(self._moved_s, last - self.record.started_s if last is not None else 0.0)
         self.record.longest_s = max(self.record.longest_s, now - moved_s)
-        patience_s = self._hang_s
-        if now - self._worked_s <= _WORK_S:
-            patience_s *= _WORKING
-        if any(end_s > now - _OVERDUE_S for end_s, _, _ in self._to_end) or now - moved_s < patience_s:
+        if any(end_s > now - _OVERDUE_S for end_s, _, _ in self._to_end) or now - moved_s < self._patience.seconds(now):
             return False
         states = ", ".join(f"{seen.name} {state_of(seen) or 'gone'}" for seen in self._alive)
         self.record.hung = f"no step and no end for {now - moved_s:.1f} s; processes: {states or 'none'}"
