@@ -293,7 +293,7 @@ def test_who_works_or_waits_for_a_processor_does_not_hang_yet(monkeypatch: pytes
         sums |= {"worked": worked, "queued": queued}
         patience.look(now_s, [one])
         given.append(patience.seconds(now_s))
-    assert given == [30.0, 120.0, 480.0, 120.0, 30.0]
+    assert given == [30.0, 120.0, 1920.0, 480.0, 30.0]
     mine = Running(pid=os.getpid(), name="r0.1", born="")
     assert queued_s(mine) >= 0.0
     assert queued_s(msgspec.structs.replace(mine, pid=2**22 + 1)) == 0.0

@@ -16,6 +16,7 @@ from outlast.core.protocol import messages as m
 from outlast.journal import Journal, LastLine, RunLock
 from outlast.runtime.host import launcher as room
 from outlast.runtime.host._children import start
+from outlast.runtime.host._coordinator_ends import ended_code
 from outlast.runtime.host._rank_blocks import RankBlocks
 from outlast.runtime.host.launcher import Launcher
 from outlast.runtime.host.silence import Watch
@@ -49,12 +50,11 @@ def test_an_agent_that_ends_with_the_run_has_no_successor(
 
 def test_an_end_that_found_no_room_in_the_journal_is_in_the_record(tmp_path: Path) -> None:
     """On a full disk: of a coordinator that ended by itself, with the run's code. One that was killed is replaced."""
-    launcher = Launcher(resolve(cli={}, environ={}), ["true"], tmp_path / "run")
     with Journal.create(tmp_path / "run") as journal:
         epoch = journal.claim("coordinator")
-        assert launcher._ended_code(0) is None
+        assert ended_code(tmp_path / "run", 0) is None
         journal.put(epoch, COORDINATOR_RECORD, msgspec.msgpack.encode(m.FleetRecord(outcome="failed", exit_code=6)))
-    assert [launcher._ended_code(code) for code in (6, 1, None)] == [6, None, None]
+    assert [ended_code(tmp_path / "run", code) for code in (6, 1, None)] == [6, None, None]
 
 
 def test_the_end_is_told_with_what_a_slow_disk_takes_to_keep_it(

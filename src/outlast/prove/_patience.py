@@ -13,7 +13,7 @@ from outlast.prove._process_tree import Running, processor_s, queued_s
 __all__ = ["Patience"]
 
 _LOOK_S = 10.0
-_LONGER = 4.0  # times as long where its processes work, and again where they mostly wait for a processor
+_IF_WORKS, _IF_STARVES = 4.0, 16.0  # times as long; both where both are so
 _WORKS, _STARVES = 0.05, 0.5  # shares of one processor
 
 
@@ -45,4 +45,4 @@ class Patience:
     def seconds(self, now_s: float) -> float:
         """How long it may show nothing just now."""
         works, starves = now_s - self._worked_s <= _LOOK_S, now_s - self._starved_s <= _LOOK_S
-        return self._hang_s * _LONGER ** (works + starves)
+        return self._hang_s * (_IF_WORKS if works else 1.0) * (_IF_STARVES if starves else 1.0)

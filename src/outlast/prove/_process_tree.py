@@ -50,6 +50,13 @@ def processes(launcher: int) -> list[Running]:
     return found
 
 
+def launcher_of(pid: int) -> list[Running]:
+    """The launcher itself, while it lives."""
+    found: list[Running] = []
+    _add(found, pid, "launcher")
+    return found
+
+
 def _add(found: list[Running], pid: int, name: str) -> None:
     fields = _stat(pid)
     if fields and fields[0] not in "ZX":

@@ -10,7 +10,19 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["EVERY", "MICROBATCHES", "ROLES", "ROWS", "STEPS", "Role", "Setting", "Strike", "StruckFleet", "fleet_of"]
+__all__ = [
+    "EVERY",
+    "MICROBATCHES",
+    "MOST_COORDINATORS",
+    "ROLES",
+    "ROWS",
+    "STEPS",
+    "Role",
+    "Setting",
+    "Strike",
+    "StruckFleet",
+    "fleet_of",
+]
 
 STEPS, MICROBATCHES, EVERY, ROWS = 400, 8, 25, 4
 
@@ -20,7 +32,8 @@ ROLES: tuple[Role, ...] = ("replica", "spare", "agent", "coordinator", "nursery"
 
 _SIGNALS = {"SIGKILL": 7, "SIGSEGV": 4, "SIGTERM": 3, "SIGSTOP": 3, "SIGSTOP, SIGCONT": 4}
 _TARGETS: dict[Role, int] = {"replica": 9, "spare": 3, "agent": 2, "coordinator": 4, "nursery": 3}
-_MOST_COORDINATORS = 6  # beyond a few in a minute the launcher gives up, as it should
+MOST_COORDINATORS = 6
+"""In a minute: beyond a few the launcher gives up, as it should."""
 _RULES = ("median", "trimmed_mean", "krum_all_honest", "geometric_median")
 
 
@@ -111,7 +124,7 @@ def _strikes(rng: random.Random, keeps: bool) -> tuple[Strike, ...]:
     targets = dict(_TARGETS) if keeps else _TARGETS | {"agent": 1}
     found: list[Strike] = []
     for _ in range(rng.randint(5, 17)):
-        if sum(strike.roles[0] == "coordinator" for strike in found) == _MOST_COORDINATORS:
+        if sum(strike.roles[0] == "coordinator" for strike in found) == MOST_COORDINATORS:
             targets["coordinator"] = 0
         first = rng.choices(list(targets), list(targets.values()))[0]
         others = [role for role in ROLES if role != first]

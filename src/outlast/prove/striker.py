@@ -24,10 +24,10 @@ from outlast.core import events as ev
 from outlast.prove._commit_log import CommitLog
 from outlast.prove._drive import Driven
 from outlast.prove._patience import Patience
-from outlast.prove._process_tree import Running, end_of, left_behind, processes, send, state_of
+from outlast.prove._process_tree import Running, end_of, launcher_of, left_behind, processes, send, state_of
 from outlast.prove._strangers import Stranger
 from outlast.prove._strike_acts import Surrounding, carry_out
-from outlast.prove.strike_plan import EVERY, MICROBATCHES, ROWS, STEPS, Role, Strike, StruckFleet
+from outlast.prove.strike_plan import EVERY, MICROBATCHES, MOST_COORDINATORS, ROWS, STEPS, Role, Strike, StruckFleet
 from outlast.prove.struck_hosts import StruckHosts
 
 __all__ = ["HANG_S", "SLOW", "StrikeDone", "Life", "StrikeRecord", "StatusSample", "Striker"]
@@ -189,7 +189,7 @@ class Striker:
     def _hangs(self, driven: Driven) -> bool:
         """Whether it has neither moved nor worked for too long."""
         now, last = self._now(), self.log.newest_s
-        self._patience.look(now, self._alive)
+        self._patience.look(now, [*self._alive, *launcher_of(driven.process.pid)])
         moved_s = max(self._moved_s, last - self.record.started_s if last is not None else 0.0)
         self.record.longest_s = max(self.record.longest_s, now - moved_s)
         if any(end_s > now - _OVERDUE_S for end_s, _, _ in self._to_end) or now - moved_s < self._patience.seconds(now):
@@ -233,7 +233,7 @@ class Striker:
                     return True
                 continue
             candidates = sorted((s for s in self._alive if self._role(driven, s) == role), key=lambda seen: seen.name)
-            if not candidates:
+            if not candidates or (role == "coordinator" and self._spares_coordinators()):
                 continue
             seen = candidates[int(strike.pick * len(candidates))]
             before = state_of(seen)
@@ -248,6 +248,13 @@ class Striker:
                 self._slowed.append((self._now() + strike.continue_s, seen))
             return True
         return False
+
+    def _spares_coordinators(self) -> bool:
+        """Where a run starts slowly there is nobody else to strike, and each strike would be another coordinator's."""
+        lately = self._now() - 60.0
+        return (
+            len({d.pid for d in self.record.done if d.role == "coordinator" and d.at_s > lately}) >= MOST_COORDINATORS
+        )
 
     def _strike_around(self, what: Surrounding, role: Role, strike: Strike) -> bool:
         name = what.strike(strike.named, strike.pick)

@@ -141,17 +141,17 @@ class TurnSeeker:
 
 
 class MyTurn(NamedTuple):
-    """What begins: `takeover`: the recovery to tell of, if another coordinator was there before; `began_s`: Unix time
+    """What begins: `takeovers`: the recoveries to tell of, of coordinators that were there before; `began_s`: Unix time
     less monotonic time, for all that is told; `exit_code`: nothing does, for the run is over."""
 
-    takeover: dict[str, Any] | None
+    takeovers: list[dict[str, Any]]
     began_s: float
     exit_code: int | None = None
 
 
 def await_turn(environ: Mapping[str, str], journal: Journal, config: RunConfig, alive: Callable[[], None]) -> MyTurn:
     """On one host it is this process's turn. Where the record is shared: when it is."""
-    told = json.loads(environ["OUTLAST_TAKEOVER"]) if "OUTLAST_TAKEOVER" in environ else None
+    told = json.loads(environ["OUTLAST_TAKEOVER"]) if "OUTLAST_TAKEOVER" in environ else []
     began_s = apart_s(environ)
     if config.record == "sqlite":
         return MyTurn(told, began_s)
@@ -163,19 +163,19 @@ def await_turn(environ: Mapping[str, str], journal: Journal, config: RunConfig, 
     outcome = candidate.wait(Path(environ["OUTLAST_RUN_DIR"]))
     if outcome.exit_code is not None:
         shared.close()
-        return MyTurn(None, began_s, outcome.exit_code)
+        return MyTurn([], began_s, outcome.exit_code)
     newest_s = max((entry.event.at_s for entry in journal.events(since_seq=journal.last_seq - 1)), default=0.0)
     own = outcome.before is not None and outcome.before.seat == seat
     return MyTurn(told if own else takeover_of(outcome), max(began_s, newest_s - time.monotonic()))
 
 
-def takeover_of(outcome: TurnOutcome) -> dict[str, Any] | None:
-    """What to tell of a coordinator on another host that this one follows; None if there was none."""
+def takeover_of(outcome: TurnOutcome) -> list[dict[str, Any]]:
+    """What to tell of a coordinator on another host that this one follows; nothing if there was none."""
     before = outcome.before
     if before is None:
-        return None
-    return {
+        return []
+    return [{
         "cause": "coordinator", "replica": "coordinator", "noticed_by": f"process {os.getpid()}", "lost_steps": 0,
         "step": 0, "detect_s": outcome.silent_s, "downtime_s": 0.0, "microbatches_recomputed": 0,
         "detail": f"the one on {before.host} gave no sign for {outcome.silent_s:.2f} s; training went on without it",
-    }  # fmt: skip
+    }]  # fmt: skip

@@ -359,8 +359,9 @@ async def _run(environ: dict[str, str]) -> int:
         journal.close()
         return turn.exit_code
     server = Server(journal, config, bytes.fromhex(environ["OUTLAST_SECRET"]), progress, turn.began_s)
-    if turn.takeover:
-        server.write("recovery", **turn.takeover, view=[server.epoch, 0])
+    for end in turn.takeovers:
+        server.write("recovery", **end, view=[server.epoch, 0])
+    if turn.takeovers:
         journal.flush(0.5)  # if this one is lost soon as well, what it took over from is told all the same
     sock = socket.socket(fileno=int(environ["OUTLAST_LISTEN_FD"]))
     asyncio.get_running_loop().set_exception_handler(lambda _, context: server.unsound(context.get("exception")))

@@ -30,6 +30,7 @@ from outlast.core.protocol import messages as m
 from outlast.errors import EnvironmentFault, MembershipError, OutlastError
 from outlast.journal import Journal, LastLine, RunLock, keep_clock
 from outlast.runtime.host._children import Child, start
+from outlast.runtime.host._coordinator_ends import CoordinatorEnds, ended_code
 from outlast.runtime.host._coordinator_line import CoordinatorLine
 from outlast.runtime.host._rank_blocks import RankBlocks
 from outlast.runtime.host._snapshot_memory import hold_memory, slots_of
@@ -40,7 +41,7 @@ from outlast.runtime.transport.coordinator_place import CoordinatorPlace
 from outlast.runtime.transport.endpoints import HANDED_ON, data_address, handed_on, listen_on, read_host_port, shown
 from outlast.runtime.transport.progress_block import Progress
 from outlast.runtime.transport.regions import Region
-from outlast.runtime.transport.save_messages import COORDINATOR_RECORD, SAVE_EPOCHS, SaveAsked
+from outlast.runtime.transport.save_messages import SAVE_EPOCHS, SaveAsked
 
 __all__ = ["Launcher"]
 
@@ -98,7 +99,11 @@ class Launcher:
     _stop_code: int = 130
     _stop_by_s: float = math.inf
     _exit_code: int | None = None
+    _ends: CoordinatorEnds = field(init=False)
     _address: tuple[str, int] = ("127.0.0.1", 0)
+
+    def __post_init__(self) -> None:
+        self._ends = CoordinatorEnds(self.run_dir)
 
     def run(self) -> int:
         """From nothing to the end of the run: its exit code. ConfigError, EnvironmentFault before it has begun."""
@@ -122,7 +127,7 @@ class Launcher:
         old = {s: signal.signal(s, self._signalled) for s in ends}
         old[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._save_wanted)
         try:
-            self._start_coordinator(environ, listening, lock, None)
+            self._start_coordinator(environ, listening, lock)
             for index in range(self._here):
                 self._start_agent(environ, f"a{index}")
             while self._exit_code is None or self._agents:
@@ -148,6 +153,9 @@ class Launcher:
 
     def _end(self, lock: RunLock) -> None:
         """All others have ended: from here on nobody else writes to the journal."""
+        if self._exit_code is not None and self.resolved.config.record == "sqlite":  # else another host may go on
+            now_s = self._apart_s + time.monotonic()
+            self._ends.write_end(lock.fileno(), now_s, self._exit_code, self._stopping)
         try:
             if self.ended is not None:
                 self.ended(self._code)
@@ -264,9 +272,7 @@ class Launcher:
         return self.host if self.resolved.config.agents == 1 else f"{self.host}-a{index}"
 
     # --- children ------------------------------------------------------------------------------------------------
-    def _start_coordinator(
-        self, environ: dict[str, str], listening: socket.socket, lock: RunLock, takeover: dict[str, Any] | None
-    ) -> None:
+    def _start_coordinator(self, environ: dict[str, str], listening: socket.socket, lock: RunLock) -> None:
         region = Region(Progress.SIZE, name="outlast-coordinator")
         self._progress = Progress(region)
         self._progress.alive()
@@ -276,8 +282,8 @@ class Launcher:
             "OUTLAST_PROGRESS_FD": str(region.fd),
             "OUTLAST_HOST": environ.get("OUTLAST_HOST", self.host),
         }
-        if takeover is not None:
-            mine["OUTLAST_TAKEOVER"] = json.dumps(takeover)
+        if (untold := self._ends.untold(self.resolved.config.record != "sqlite")) is not None:
+            mine["OUTLAST_TAKEOVER"] = untold
         self._coordinator = start(
             [sys.executable, "-m", "outlast.runtime.coordinator.server"],
             environ=environ | mine,
@@ -364,7 +370,7 @@ class Launcher:
             return
         self._coordinator = None
         self._line.drop()
-        ended = self._ended_code(how.code)
+        ended = ended_code(self.run_dir, how.code)
         if ended is not None:
             self._exit_code = ended
             self._ask_agents_to_stop(finished=ended == 0 and not self._stopping)
@@ -381,30 +387,14 @@ class Launcher:
         now = time.monotonic()
         self._coordinator = None
         self._line.drop()
+        self._ends.died(why, silent_s)
         self._restarts = [t for t in self._restarts if now - t < 60.0] + [now]
         if len(self._restarts) > _COORDINATOR_TRIES or self._stopping:
             self._exit_code = 3 if not self._stopping else self._stop_code
             self._ask_agents_to_stop()
             return
-        takeover = {
-            "cause": "coordinator", "replica": "coordinator", "noticed_by": "launcher", "lost_steps": 0, "step": 0,
-            "detect_s": silent_s, "downtime_s": 0.0, "microbatches_recomputed": 0,
-            "detail": f"{why}; training went on without it",
-        }  # fmt: skip
         self._progress.region.close()
-        self._start_coordinator(environ, listening, lock, takeover)
-
-    def _ended_code(self, code: int | None = None) -> int | None:
-        """The run's exit code if the coordinator left because the run was over, None if it died. On a full disk the
-        last event may have found no room; the record, which keeps some, says so of a coordinator that ended by `code`.
-        """
-        with Journal.open_reader(self.run_dir) as journal:
-            found = journal.events(kinds=[events.RunFinished])
-            stored = journal.get(COORDINATOR_RECORD)
-        if found and isinstance(found[-1].event, events.RunFinished):
-            return found[-1].event.exit_code
-        record = msgspec.msgpack.decode(stored, type=m.FleetRecord) if stored else m.FleetRecord()
-        return code if record.outcome and code == record.exit_code else None
+        self._start_coordinator(environ, listening, lock)
 
     def _agent_ended(self, agent: _Agent, environ: dict[str, str]) -> None:
         how, noticed_s = agent.child.reap(), time.monotonic()
@@ -412,7 +402,7 @@ class Launcher:
             return
         self._agents.remove(agent)
         exits = agent.blocks.close(noticed_s, f"its agent {agent.name} died: {how}")
-        if self._exit_code is not None or self._stopping or self._ended_code() is not None:
+        if self._exit_code is not None or self._stopping or ended_code(self.run_dir) is not None:
             return  # the coordinator has told the agents that the run is over, and ends as well
         if how.code == MembershipError.exit_code:
             self._give_up(f"its own agent was turned away: see {self.run_dir}/logs/agent-{agent.name}.log")

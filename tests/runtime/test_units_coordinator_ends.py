@@ -1,0 +1,100 @@
+"""What is told of coordinators that ended, and of a run whose last one did."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from outlast.config import resolve
+from outlast.core import events as ev
+from outlast.core.protocol import messages as m
+from outlast.journal import Journal, RunLock
+from outlast.observe import status, why
+from outlast.runtime.host._coordinator_ends import CoordinatorEnds, ended_code
+from outlast.runtime.host.launcher import Launcher
+from outlast.runtime.transport.progress_block import Progress
+from outlast.runtime.transport.regions import Region
+from outlast.runtime.transport.save_messages import COORDINATOR_RECORD
+
+STARTED = ev.RunStarted(
+    at_s=100.0, run_id="r", command=["true"], num_replicas=1, num_spares=0, signature={}, config={"heartbeat_s": 1.0}
+)
+PROGRESS = ev.ProgressMade(at_s=110.0, view=[1, 1], stable=4, losses=[], step_s=0.1, committed=5, committed_at_s=110.0)
+
+
+def events_of(run_dir: Path) -> list[Any]:
+    with Journal.open_reader(run_dir) as journal:
+        return [entry.event for entry in journal.events()]
+
+
+def test_a_coordinator_that_dies_as_it_starts_is_told_by_the_next(tmp_path: Path) -> None:
+    """Of four that were struck one after the other, one was in the journal."""
+    ends = CoordinatorEnds(tmp_path)
+    with Journal.create(tmp_path) as journal:
+        assert ends.untold() is None
+        for number in range(3):
+            ends.died(f"it ended by SIGKILL {number}", 0.5)
+        rows = json.loads(ends.untold() or "")
+        assert [row["detail"].partition(";")[0] for row in rows] == [f"it ended by SIGKILL {n}" for n in range(3)]
+        journal.append(ev.Recovery(at_s=1.0, view=[1, 0], **rows[0]))
+        assert journal.flush()
+        assert json.loads(ends.untold() or "") == rows[1:]
+        journal.append_many([ev.Recovery(at_s=1.0, view=[2, 0], **row) for row in rows[1:]])
+        assert journal.flush()
+        assert ends.untold() is None
+
+
+@pytest.mark.parametrize(("stopping", "outcome", "code"), [("", "failed", 3), ("terminated", "stopped", 143)])
+def test_a_run_whose_last_coordinator_died_has_an_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopping: str, outcome: str, code: int
+) -> None:
+    """Its exit code was 3 "without a word", and the journal had no end: nobody was left to write it."""
+    started: list[None] = []
+    monkeypatch.setattr(Launcher, "_start_coordinator", lambda self, *_: started.append(None))
+    launcher = Launcher(resolve(cli={}, environ={}), ["true"], tmp_path / "run")
+    told: list[Any] = []
+    launcher.ended = lambda _: told.extend(events_of(tmp_path / "run"))
+    with Journal.create(tmp_path / "run") as journal:
+        journal.append_many([STARTED, PROGRESS])
+    (tmp_path / "run" / "logs").mkdir()
+    (tmp_path / "run" / "logs" / "coordinator.log").write_text("its last words\n")
+    launcher._stopping, launcher._stop_code = stopping, 143
+    while launcher._exit_code is None:
+        launcher._progress = Progress(Region(Progress.SIZE, name="coordinator"))
+        launcher._replace({}, None, None, "it ended by SIGSEGV", 0.1)  # type: ignore[arg-type]
+    launcher._end(RunLock.take(tmp_path / "run"))
+    *_, finished, ended = events_of(tmp_path / "run")
+    assert told[-1] == finished, "it is there to be shown when the run ends"
+    assert (finished.outcome, finished.steps, finished.exit_code, ended.exit_code) == (outcome, 5, code, code)
+    assert finished.seconds["wall"] > 0
+    recoveries = [event for event in told if isinstance(event, ev.Recovery)]
+    assert len(recoveries) == len(started) + 1
+    assert why(events_of(tmp_path / "run")).gone_steps == 5
+    if not stopping:
+        assert "could not be kept alive: 9 ended, the last because it ended by SIGSEGV" in finished.detail
+        assert finished.detail.endswith("its last words")
+    assert status(events_of(tmp_path / "run")).state == outcome
+
+
+def test_an_end_that_is_written_or_decided_is_not_written_again(tmp_path: Path) -> None:
+    """By the coordinator; or on a full disk in its record alone."""
+    for name, decided in (("written", False), ("decided", True)):
+        with Journal.create(tmp_path / name) as journal:
+            if decided:
+                epoch = journal.claim("coordinator")
+                record = m.FleetRecord(outcome="finished", exit_code=0)
+                journal.put(epoch, COORDINATOR_RECORD, msgspec.msgpack.encode(record))
+            else:
+                end = ev.RunFinished(at_s=1.0, outcome="finished", steps=3, detail="", exit_code=0, seconds={})
+                journal.append(end)
+        assert ended_code(tmp_path / name, 0) == 0
+        lock = RunLock.take(tmp_path / name)
+        CoordinatorEnds(tmp_path / name).write_end(lock.fileno(), 9.0, 3, "")
+        os.fstat(lock.fileno())  # still ours
+        lock.release()
+        assert [type(event) for event in events_of(tmp_path / name)] == ([] if decided else [ev.RunFinished])
