@@ -2,9 +2,8 @@
 
 In the first view the first member computes microbatch 0 twice and the second member once more, beside the real one;
 every parameter's gradient is fingerprinted and thrown away. What differs is named before anything is trained with it.
-Who is alone does it too: from a checkpoint it would go on to other bits. The loop sees these batches as extra
-iterations of step 0; losses, sums, buffers, random state and registered state are as if they had not been. Not done
-with bitwise = false.
+The loop sees these batches as extra iterations of step 0; losses, sums, buffers, random state and registered state are
+as if they had not been. Not done by a fleet of one, nor with bitwise = false.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Repeat:
         if view is None or not view.start or not member.formed or member.committed or not config.bitwise:
             return 0
         self._pending = len(view.members) > 1
-        return dict(zip(view.members, (2, 1), strict=False)).get(member.me, 0)
+        return {view.members[0]: 2, view.members[1]: 1}.get(member.me, 0) if self._pending else 0
 
     def batches(self, rounds: int) -> Iterator[Any]:
         """The extra batches; each must see one backward."""
@@ -64,7 +63,7 @@ class Repeat:
                 if len(self._rows) != number + 1:
                     raise missing_backward(0, 0)
         self.active = False
-        if rounds and self._pending and port.mesh is not None:
+        if rounds and port.mesh is not None:
             port.mesh.broadcast(Parts(_CHECK, self._rows[0]))
         self._compare({f"{port.env.me}, time {i + 1}": rows for i, rows in enumerate(self._rows)})
 
