@@ -16,7 +16,7 @@ TESTS = sorted((TOP / "tests").rglob("*.py"))
 MAX_FILE_LINES, MEDIAN_FILE_LINES = 400, 200
 MAX_FUNCTION_LINES, MEDIAN_FUNCTION_LINES, MOST_FUNCTION_LINES = 50, 9, 20  # the last: of nine in ten
 LONGER = {
-    "src/outlast/runtime/host/launcher.py": 488,
+    "src/outlast/runtime/host/launcher.py": 484,
 }
 """Files that are longer still: they only shrink, and leave this list for good."""
 BROAD_PER_1000_LINES = 0.3
