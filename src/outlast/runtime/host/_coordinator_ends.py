@@ -71,7 +71,8 @@ class CoordinatorEnds:
 
         with Journal.open_writer(self._run_dir, lock_fd=lock_fd) as journal:
             told, fold = [entry.event for entry in journal.events()], StatusFold()
-            rest = [ev.Recovery(at_s=at_s, view=[journal.epoch, 0], **row) for row in self._untold()]
+            rows = self._untold()[:-1]  # the last one had no successor
+            rest = [ev.Recovery(at_s=at_s, view=[journal.epoch, 0], **row) for row in rows]
             for event in told:
                 fold.take(event)
             end = ev.RunFinished(
