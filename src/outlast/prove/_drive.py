@@ -91,6 +91,13 @@ class Driven:
             self.events += [entry.event for entry in new]
         return [entry.event for entry in new]
 
+    def follow(self, folder: Path) -> None:
+        """From now on by the journal in this folder: all of it again."""
+        if self._journal is not None:
+            self._journal.close()
+        self.run_dir, self._journal, self._seq = folder, None, 0
+        self.events.clear()
+
     def until(
         self, what: str, test: Callable[[], bool], timeout_s: float, watch: Callable[[], None], renewed: bool = False
     ) -> None:

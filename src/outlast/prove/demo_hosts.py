@@ -1,21 +1,26 @@
 """The demonstration on several hosts, which are network namespaces on this machine: they fail as hosts do.
 
 One host loses its power, and comes back under its name; the cable of another is pulled, and put back; the coordinator's
-process is killed. The same training undisturbed, on one host, is what the bits are compared with.
+host is lost for good, where an etcd can keep the record on three of them, else its process is killed. The same training
+undisturbed, on one host, is what the bits are compared with.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
+import shutil
 import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import outlast
 from outlast.core import events as ev
-from outlast.errors import EnvironmentFault
+from outlast.errors import EnvironmentFault, ProveError
 from outlast.prove._demo import PATIENCE_S, Demo
 from outlast.prove._drive import Driven
 from outlast.prove.host_namespaces import HostNetwork, unavailable
@@ -24,6 +29,8 @@ __all__ = ["HostsDemo"]
 
 _PORT = 29400
 _SLOTS = 2
+_MEMBERS, _CLIENTS, _PEERS = range(3), 2379, 2380  # of etcd
+_LOOK_S = 0.05
 
 
 class HostsDemo(Demo):
@@ -31,7 +38,7 @@ class HostsDemo(Demo):
 
     def __init__(self, base: Path, steps: int, seed: int, watch: Callable[[str, Driven], None], num_hosts: int) -> None:
         super().__init__(base, steps, seed, watch)
-        self.num_hosts = num_hosts
+        self.num_hosts, self._keeps_etcd = num_hosts, shutil.which("etcd") is not None
         reason = unavailable()
         if reason:
             raise EnvironmentFault(
@@ -47,6 +54,8 @@ class HostsDemo(Demo):
             options = ["--endpoint", f"{net.address(0)}:{_PORT}", "--nnodes", str(self.num_hosts), "--host", "h0"]
             options += ["--replicas", "4", "--spares", "1", "--slots", str(_SLOTS)]
             told = {"OUTLAST_SECRET": secret}
+            if self._keeps_etcd:
+                options += ["--record", "etcd://" + ",".join(f"{net.address(host)}:{_CLIENTS}" for host in _MEMBERS)]
             run = Driven(
                 self.base / "disturbed", options, self._command("disturbed"), environ=told, prefix=net.entering(0)
             )
@@ -56,12 +65,16 @@ class HostsDemo(Demo):
 
     def _strike(self, struck: _Struck) -> None:
         driven, steps, off, cut = struck.driven, self.steps, self.num_hosts - 1, 1
+        for host in _MEMBERS if self._keeps_etcd else ():
+            struck.etcd(host)
         for host in range(1, self.num_hosts):
             struck.agent(host)
         struck.until("the moment to cut the power", lambda: driven.step >= steps // 8)
         struck.net.power_off(off)
         struck.until("the host without power was given up", lambda: struck.lost(off) == 1)
         struck.net.mend(off)
+        if self._keeps_etcd and off in _MEMBERS:
+            struck.etcd(off)
         struck.agent(off)
         late = steps * 7 // 8
         struck.until("it had replicas again", lambda: struck.trained(off) or driven.step >= late)
@@ -70,6 +83,10 @@ class HostsDemo(Demo):
         struck.until("the host without a path was given up", lambda: struck.lost(cut) == 1)
         struck.net.mend(cut)
         struck.until("the coordinator's moment", lambda: driven.step >= steps * 3 // 4)
+        if self._keeps_etcd:
+            struck.net.power_off(0)
+            struck.follow_from(cut)
+            return
         os.kill(driven.coordinator_pid, signal.SIGKILL)
         self._end(driven, struck.watch)
 
@@ -80,6 +97,7 @@ class _Struck:
     def __init__(self, net: HostNetwork, driven: Driven, secret: str, base: Path, watch: Callable[[], None]) -> None:
         self.net, self.driven, self.watch = net, driven, watch
         self._secret, self._base = secret, base
+        self._agent_of: dict[int, subprocess.Popen[bytes]] = {}
 
     def agent(self, host: int) -> None:
         """Bring this host in."""
@@ -87,7 +105,36 @@ class _Struck:
         command += ["--host", f"h{host}", "--slots", str(_SLOTS), "--run-dir", str(self._base / f"h{host}")]
         environ = {key: value for key, value in os.environ.items() if not key.startswith("OUTLAST_")}
         with (self._base / f"h{host}.log").open("ab") as log:
-            self.net.start(host, command, environ | {"OUTLAST_SECRET": self._secret}, log)
+            self._agent_of[host] = self.net.start(host, command, environ | {"OUTLAST_SECRET": self._secret}, log)
+
+    def etcd(self, host: int) -> None:
+        """A member of an etcd on this host; with what it had, where it was there before."""
+        at, peers = f"http://{self.net.address(host)}", [f"http://{self.net.address(other)}" for other in _MEMBERS]
+        command = ["etcd", "--name", f"m{host}", "--data-dir", str(self._base / f"etcd{host}")]
+        command += ["--initial-cluster", ",".join(f"m{n}={peer}:{_PEERS}" for n, peer in enumerate(peers))]
+        for option, port in (("client", _CLIENTS), ("peer", _PEERS)):
+            command += [f"--listen-{option}-urls", f"{at}:{port}"]
+        command += ["--advertise-client-urls", f"{at}:{_CLIENTS}", "--initial-advertise-peer-urls", f"{at}:{_PEERS}"]
+        with (self._base / f"etcd{host}.log").open("ab") as log:
+            self.net.start(host, command, out=log)
+
+    def follow_from(self, host: int) -> None:
+        """To the end of the run, by the journal that this host keeps. ProveError if that is no good one."""
+        agent, end_s = self._agent_of[host], time.monotonic() + PATIENCE_S
+        self.driven.follow(self._base / f"h{host}")
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                agent.wait(_LOOK_S)
+            self.driven.poll()
+            self.watch()
+            if agent.returncode == 0:
+                return
+            if agent.returncode is not None or time.monotonic() > end_s:
+                how = "did not end in time" if agent.returncode is None else f"ended with code {agent.returncode}"
+                raise ProveError(
+                    f"the agent of host h{host} {how} after the coordinator's host was lost",
+                    remedy=f"outlast why {self._base / f'h{host}'}",
+                )
 
     def until(self, what: str, test: Callable[[], bool]) -> None:
         self.driven.until(what, test, PATIENCE_S, self.watch, renewed=True)
