@@ -27,8 +27,8 @@ help:
 	@echo "make release  build wheel and sdist, install the wheel into a fresh environment, run the demo from an empty folder"
 	@echo "              (RELEASE_PYTHONS='python3.11 python3.12 python3.13': with each of them)"
 	@echo "make trainers-env  Hugging Face's trainer and Lightning, for the tests that otherwise skip (a minute, 110 MB)"
-	@echo "make cluster-env  etcd for the tests that otherwise skip (Debian, as root); its service is not left running"
 	@echo "make browser-env  Chromium and Prometheus for the tests that otherwise skip (Debian, as root)"
+	@echo "make cluster-env  etcd, Slurm (Debian, as root), Ray, Kubernetes' schemas, for the tests that otherwise skip; no service is left"
 	@echo "make names   write the list of public names that the tests hold the code to"
 	@echo "make reference  write what the reference pages take from the source: settings, errors, events, commands"
 	@echo "make numbers  write the page of numbers beside peers from benchmarks/RESULTS.md"
@@ -87,17 +87,21 @@ release: $(STAMP)
 	done
 	@echo "outlast: $(RELEASE)/dist is ready"
 
-cluster-env:
-	@if command -v apt-get >/dev/null; then apt-get install -y --no-install-recommends etcd-server etcd-client; \
-	if command -v systemctl >/dev/null; then systemctl disable --now etcd >/dev/null 2>&1 || true; fi; \
-	else echo "cluster-env: no apt-get here; install etcd yourself"; fi
-
 browser-env:
 	@if command -v apt-get >/dev/null; then apt-get install -y --no-install-recommends chromium chromium-driver prometheus; \
 	else echo "browser-env: no apt-get here; install chromium, chromedriver and prometheus yourself"; fi
 
 trainers-env: $(STAMP)
 	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[trainers]'
+
+# The daemons are started by the tests that need them, and by nobody else.
+CLUSTER_PACKAGES := etcd-server etcd-client slurmctld slurmd slurm-client munge
+cluster-env: $(STAMP)
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[cluster]'
+	@if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+	  apt-get install -qq -y --no-install-recommends $(CLUSTER_PACKAGES) >/dev/null || { apt-get update -qq && apt-get install -qq -y --no-install-recommends $(CLUSTER_PACKAGES) >/dev/null; }; \
+	  for name in etcd slurmctld slurmd munge; do if [ -d /run/systemd/system ]; then systemctl disable --now $$name 2>/dev/null || true; fi; done; \
+	else echo "cluster-env: no apt-get as root here; install $(CLUSTER_PACKAGES) yourself"; fi
 
 numbers:
 	$(PYTHON) -m benchmarks._numbers_page
