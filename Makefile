@@ -10,7 +10,7 @@ STRIKES_ARGS ?= --fleets 100 --strikes 1000 --resume strikes.jsonl
 TEST_WORKERS ?= 3
 CAMPAIGN_WORKERS ?= 2
 # What CI runs of the tests marked campaign, but for those marked soak; campaign-long runs all the others.
-CAMPAIGN := tests/runtime tests/observe tests/prove/test_faults.py tests/prove/test_strikes.py tests/tensors/test_rules_training.py
+CAMPAIGN := tests/runtime tests/engines tests/observe tests/prove/test_faults.py tests/prove/test_strikes.py tests/tensors/test_rules_training.py
 # Named by what it depends on, not dated: a fresh checkout or a switch of branches makes nothing again.
 STAMP := $(VENV)/.made-$(shell cat pyproject.toml constraints.txt | cksum | tr -d ' ')
 

@@ -38,14 +38,14 @@ def test_manifests_name_each_other(capsys: pytest.CaptureFixture[str], tmp_path:
         capsys, "kubernetes", "--nodes", "2:4", "--slots", "2", "--name", "mine", "--image", "registry/it:1",
         "--out", str(out), "train.py",
     )  # fmt: skip
-    secret, jobset = json.loads(out.read_text())["items"]
+    secret, *_, jobset = json.loads(out.read_text())["items"]
     head, agents = jobset["spec"]["replicatedJobs"]
     assert (head["replicas"], agents["replicas"]) == (1, 3)
     assert secret["metadata"]["name"] == "mine-secret"
     pod: dict[str, Any] = agents["template"]["spec"]["template"]["spec"]
     [container] = pod["containers"]
     assert container["command"][container["command"].index("--join") + 1] == "mine-head-0-0.mine:29400"
-    assert jobset["spec"]["network"] == {"enableDNSHostnames": True, "subdomain": "mine"}
+    assert jobset["spec"]["network"]["subdomain"] == "mine"
     names = {entry["name"]: entry["valueFrom"] for entry in container["env"]}
     assert names["OUTLAST_SECRET"]["secretKeyRef"] == {"name": "mine-secret", "key": "secret"}
     assert not any("secret" in word.lower() for word in container["command"])

@@ -71,7 +71,7 @@ def _state(pid: int) -> str:
 
 
 class Fleet:
-    """One run of the scenario, or of another `script` with its first arguments. `options` of `outlast run`;
+    """One run of the scenario, or of another `script` with its first arguments. `words`: options of `outlast run`;
     `settings`: the run's configuration file."""
 
     def __init__(
@@ -80,7 +80,7 @@ class Fleet:
         gates: Sequence[int] = (), program: Sequence[str] = ("-m", "outlast"), rule: dict[str, Any] | None = None,
         lies: Sequence[Lie] = (), flips: Sequence[Flip] = (), checkpoint: dict[str, Any] | None = None,
         script: Sequence[Any] = (), prefix: Sequence[str] = (), environ: dict[str, str] | None = None,
-        **settings: Any,
+        words: Sequence[str] = (), **settings: Any,
     ) -> None:  # fmt: skip
         self.base, self.faults = base, list(faults)
         self.shape = (steps, microbatches, dtype, json.dumps(rule or {}))
@@ -89,7 +89,7 @@ class Fleet:
         settings = {"restart_backoff_s": 0.0, "heartbeat_s": 0.2} | settings
         config = base / "run.toml"
         config.write_text("[run]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
-        options = ["--config", str(config), "--replicas", str(replicas), "--spares", str(spares)]
+        options = ["--config", str(config), "--replicas", str(replicas), "--spares", str(spares), *words]
         other = [str(part) for part in script]
         script = [str(SCRIPT), "--steps", str(steps), "--microbatches", str(microbatches), "--dtype", dtype]
         script += ["--workers", str(workers), "--out", str(self.out), "--rule", self.shape[3]]

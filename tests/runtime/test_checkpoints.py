@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shutil
 import signal
@@ -18,6 +19,7 @@ from outlast.checkpoint.occupancy import occupy
 from outlast.core import events as ev
 from outlast.core.policy import RunRecord
 from outlast.observe import accounting
+from outlast.prove._process_tree import processes
 from outlast.runtime.settings.fault_points import Fault
 
 pytestmark = pytest.mark.process
@@ -233,13 +235,20 @@ def test_a_place_that_is_no_directory(fleet: Callable[..., Any], tmp_path: Path)
 
 
 @pytest.mark.campaign
-def test_asked_to_stop_it_saves_first(fleet: Callable[..., Any], tmp_path: Path) -> None:
-    """SIGTERM to the launcher, as a scheduler gives notice; the next run goes on from there."""
+@pytest.mark.parametrize("whom", ["the launcher", "everybody"])
+def test_asked_to_stop_it_saves_first(fleet: Callable[..., Any], tmp_path: Path, whom: str) -> None:
+    """SIGTERM to the launcher, or to every process of the run, and again: so schedulers give notice. The next run goes
+    on from there."""
     place = tmp_path / "c"
     beat_s = 20.0  # what is saved is counted, though no heartbeat tells of it any more
     run = fleet(replicas=2, steps=10, gates=(4,), checkpoint_dir=str(place), checkpoint_min_s=600.0, heartbeat_s=beat_s)
     run.until("steps were made", lambda: run.driven.step == 3)
-    run.strike(run.driven.process.pid, signal.SIGTERM)
+    launcher = run.driven.process.pid
+    struck = [launcher] if whom == "the launcher" else [launcher, *(each.pid for each in processes(launcher))]
+    for _ in range(1 if whom == "the launcher" else 3):
+        for pid in struck:
+            with contextlib.suppress(ProcessLookupError):
+                run.strike(pid, signal.SIGTERM)
     told = lambda: any(isinstance(e, ev.CheckpointInterval) and "stop" in e.reason for e in run.driven.events)  # noqa: E731
     run.gate(4, "the coordinator was told", told)
     assert run.finish() == 143

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import shlex
 import signal
 import subprocess
 import sys
@@ -16,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from outlast.cli import main
 from outlast.core import events as ev
 from outlast.prove.host_namespaces import HostNetwork, unavailable
 from outlast.runtime.transport.seal import FORGED
@@ -267,36 +265,3 @@ def test_what_somebody_on_the_path_does_to_frames_is_refused_and_named(hosts: Ca
 
 def _lines(path: Path) -> list[str]:
     return path.read_text().split() if path.exists() else []
-
-
-def test_a_batch_script_starts_a_run_on_its_nodes(tmp_path: Path) -> None:
-    """As `outlast launch slurm` wrote it. In place of Slurm's own commands are two that start a task on each host."""
-    reason = unavailable()
-    if reason:
-        pytest.skip(reason)
-    import outlast.examples
-
-    script = str(Path(str(outlast.examples.__file__)).with_name("gpt.py"))
-    words = ["launch", "slurm", "--nodes", "2", "--out", str(tmp_path / "job.sh"), "--python", sys.executable, script]
-    assert main([*words, "--steps", "12", "--out", str(tmp_path / "result.json")]) == 0
-    with HostNetwork(2, [tmp_path]) as net:
-        tools = {
-            "scontrol": f"echo {net.address(0)}",
-            "srun": 'while [ "${1#--}" != "$1" ]; do shift; done\n'
-            f'SLURM_NODEID=1 SLURMD_NODENAME=n1 {shlex.join(net.entering(1))} "$@" &\n'
-            f'SLURM_NODEID=0 SLURMD_NODENAME=n0 {shlex.join(net.entering(0))} "$@"\ncode=$?\nwait\nexit $code',
-        }
-        for name, body in tools.items():
-            (tmp_path / "bin").mkdir(exist_ok=True)
-            (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{body}\n")
-            (tmp_path / "bin" / name).chmod(0o755)
-        clean = {key: value for key, value in os.environ.items() if not key.startswith("OUTLAST_")}
-        told = {"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "n[0-1]", "OUTLAST_JOB_FOLDER": str(tmp_path / "job")}
-        path = f"{tmp_path / 'bin'}:{clean['PATH']}"
-        done = subprocess.run(
-            ["bash", str(tmp_path / "job.sh")], env=clean | told | {"PATH": path}, timeout=100, capture_output=True
-        )
-    assert done.returncode == 0, done.stdout.decode()[-3000:] + done.stderr.decode()[-3000:]
-    assert (tmp_path / "result.json").exists()
-    assert (tmp_path / "job" / "n1" / "logs" / "r1.1.log").exists()
-    assert (tmp_path / "job" / "secret").stat().st_mode & 0o777 == 0o600

@@ -24,6 +24,7 @@ def agent(
     slots: Annotated[int, typer.Option(min=0, help="replicas that may run here; 0 for any number")] = 1,
     run_dir: Annotated[str, typer.Option(help="where the replicas' logs go")] = "",
     wait: Annotated[float, typer.Option(min=0, help="seconds for the run to be there")] = 600.0,
+    probes: Annotated[str, typer.Option(help="PORT or HOST:PORT at which /healthz and /ready are answered")] = "",
 ) -> int:
     """Bring this host into the run at HOST:PORT, and start, watch and end its replicas here until the run is over. Exit
     code: 0 if the run finished, 1 if it ended otherwise, 3 without a coordinator, 4 if it does not take this host, 143
@@ -43,5 +44,6 @@ def agent(
         slots=slots,
         folder=run_dir,
         wait_s=wait,
+        probes=probes,
     )
     return join_run(options, lambda text: print(f"outlast: {text}", file=sys.stderr, flush=True))

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from outlast.cli._launch_files import EngineJob, kubernetes_manifests, slurm_script
+from outlast.cli._launch_files import EngineJob, slurm_script
+from outlast.cli._launch_kubernetes import kubernetes_manifests
 from outlast.errors import ConfigError
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
@@ -77,14 +78,15 @@ def kubernetes(
     cpus: Annotated[int, typer.Option(min=0, help="processors a pod; 0 sets no limit")] = 0,
     gpus: Annotated[int, typer.Option(min=0, help="GPUs a pod")] = 0,
     python: Annotated[str, typer.Option(help="the interpreter in the image")] = "python",
+    kind: Annotated[str, typer.Option(help="jobset, or trainjob with a runtime of its own")] = "jobset",
     out: _Out = None,
     as_json: _Json = False,
 ) -> int:
-    """Write a Secret and a JobSet for kubectl: one pod keeps the run's record and trains, the others join it."""
+    """Write manifests for kubectl: one pod keeps the run's record and trains, the others join it."""
     job = _job(
         command, nodes, slots, replicas, spares, options, name=name, cpus=cpus, gpus=gpus, image=image, python=python
     )
-    return _tell(kubernetes_manifests(job), out, as_json)
+    return _tell(kubernetes_manifests(job, kind), out, as_json)
 
 
 def _job(

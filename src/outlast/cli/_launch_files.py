@@ -1,4 +1,4 @@
-"""The files that engines read: a batch script for Slurm, manifests for Kubernetes. Pure text from a few numbers.
+"""What an engine is to start, and the batch script that Slurm reads. Pure text from a few numbers.
 
 Placing processes on machines is the engine's; who is a member of the run is decided inside it. So a node that fails
 ends nothing but its own processes, and one that is given back is an agent that joins.
@@ -6,19 +6,17 @@ ends nothing but its own processes, and one that is given back is an agent that 
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
 from outlast.errors import ConfigError
 
-__all__ = ["EngineJob", "kubernetes_manifests", "slurm_script"]
+__all__ = ["GRACE_S", "EngineJob", "slurm_script"]
 
-_GRACE_S = 60  # between an engine's notice and the end: a save, and an orderly leave
+GRACE_S = 60  # between an engine's notice and the end: a save, and an orderly leave
 
 
 class EngineJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,27 +55,52 @@ _ESCAPED, _BACK = re.compile(r'(["\\\\$`])'), r"\\\1"
 _SLURM = """\
 #!/bin/bash
 # Made by outlast launch slurm. The first node keeps the run's record and trains, the others join it.
+# More nodes for a run that is there: sbatch --nodes=1 --export=ALL,OUTLAST_JOIN=FOLDER of the run's job, and this file.
 {directives}
 set -euo pipefail
 
-# A folder that all nodes share. After a requeue it is another one, and the run resumes from its checkpoints.
-folder=${{OUTLAST_JOB_FOLDER:-$PWD/outlast-runs/slurm-$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}}}
+# A folder that all nodes share. What a job that is queued again does lies beside what it did before.
+export folder=${{OUTLAST_JOIN:-${{OUTLAST_JOB_FOLDER:-$PWD/outlast-runs/slurm-$SLURM_JOB_ID}}}}
+export try=${{SLURM_RESTART_COUNT:-0}}
 umask 077
 mkdir -p "$folder"
-[ -s "$folder/secret" ] || head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \\n' > "$folder/secret"
-head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-export folder head_node port=$((20000 + SLURM_JOB_ID % 20000))
+if [ -z "${{OUTLAST_JOIN:-}}" ]; then
+  [ -s "$folder/secret" ] || head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \\n' > "$folder/secret"
+  first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+  echo "$first:$((20000 + SLURM_JOB_ID % 20000))" > "$folder/endpoint"
+fi
+export endpoint=$(cat "$folder/endpoint")
 
 # --no-kill: a node that fails takes nobody with it; --kill-on-bad-exit=0: nor does a task that ends.
-exec srun --no-kill --kill-on-bad-exit=0 --wait=0 bash -c '
-if [ "$SLURM_NODEID" = 0 ]; then
-  address=$(getent ahosts "$head_node" | cut -d " " -f 1 | grep -v "^127\\.\\|^::1$" | head -n 1)
-  exec {python} -m outlast run --endpoint "${{address:-$head_node}}:$port" --nnodes {nnodes} --slots {slots} \\
-    --secret-file "$folder/secret" --run-dir "$folder/run" {options} {command}
+code=0
+srun --no-kill --kill-on-bad-exit=0 --wait=0 bash -c '
+if [ "$SLURM_NODEID" = 0 ] && [ -z "${{OUTLAST_JOIN:-}}" ]; then
+  # Slurm gives its notice to every process of the job, outlast stop only to the run.
+  trap ": > \\"$folder/$try.noticed\\"" TERM
+  node=${{endpoint%:*}} port=${{endpoint##*:}}
+  address=$(getent ahosts "$node" | cut -d " " -f 1 | grep -v "^127\\.\\|^::1$" | head -n 1)
+  {python} -m outlast run --endpoint "${{address:-$node}}:$port" --nnodes {nnodes} --slots {slots} \\
+    --host "$SLURMD_NODENAME" --secret-file "$folder/secret" --run-dir "$folder/run-$try" {options} {command} &
+  code=0
+  wait $! || code=$?
+  while kill -0 $! 2> /dev/null; do code=0; wait $! || code=$?; done
+  echo $code > "$folder/$try.code"
+  exit $code
 fi
-exec {python} -m outlast agent --join "$head_node:$port" --secret-file "$folder/secret" --slots {slots} \\
-  --host "$SLURMD_NODENAME" --run-dir "$folder/$SLURMD_NODENAME"
-'
+exec {python} -m outlast agent --join "$endpoint" --secret-file "$folder/secret" --slots {slots} \\
+  --host "$SLURMD_NODENAME" --run-dir "$folder/$SLURMD_NODENAME-$SLURM_JOB_ID-$try"
+' || code=$?
+# Of srun that is the worst of all tasks, those of lost nodes too; the job's is the run's.
+[ -n "${{OUTLAST_JOIN:-}}" ] || code=$(cat "$folder/$try.code" 2> /dev/null || echo $code)
+
+# After a notice (a preemption, the end of its time) the job is queued again, if it has saved something to go on from.
+if [ -z "${{OUTLAST_JOIN:-}}" ] && [ -e "$folder/$try.noticed" ] &&
+  [ "$(squeue -h -j "$SLURM_JOB_ID" -o %T)" = RUNNING ] &&
+  {python} -m outlast status --json "$folder/run-$try" | grep -q '"last_save": {{'; then
+  echo "outlast: queued again after Slurm's notice"
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+exit $code
 """
 
 
@@ -87,7 +110,7 @@ def slurm_script(job: EngineJob) -> str:
         f"--job-name={job.name}", f"--nodes={job.nodes[0]}-{job.nodes[1]}", "--ntasks-per-node=1",
         *([f"--cpus-per-task={job.cpus}"] if job.cpus else []), *([f"--gpus-per-node={job.gpus}"] if job.gpus else []),
         *([f"--time={job.time}"] if job.time else []), *([f"--partition={job.partition}"] if job.partition else []),
-        f"--signal=TERM@{_GRACE_S}", "--requeue", "--no-kill", "--open-mode=append",
+        f"--signal=TERM@{GRACE_S}", "--requeue", "--no-kill", "--open-mode=append",
     ]  # fmt: skip
     words = (*job.options, *job.command, job.python)
     for word in words:
@@ -101,65 +124,3 @@ def slurm_script(job: EngineJob) -> str:
         options=_joined(job.options),
         command=_joined(job.command),
     )
-
-
-def kubernetes_manifests(job: EngineJob) -> str:
-    """A Secret to be filled, and a JobSet (jobset.x-k8s.io/v1alpha2), as one JSON list, which kubectl reads."""
-    if not job.image:
-        raise ConfigError("no image with outlast and the script", remedy="--image REGISTRY/NAME:TAG")
-    head = f"{job.name}-head-0-0.{job.name}"
-    run = [
-        job.python, "-m", "outlast", "run", "--endpoint", "$(POD_IP):29400",
-        "--nnodes", f"{job.nodes[0]}:{job.nodes[1]}", "--slots", str(job.slots), "--host", "head",
-        "--run-dir", "/outlast/run", *job.options, *job.command,
-    ]  # fmt: skip
-    agent = [
-        job.python, "-m", "outlast", "agent", "--join", f"{head}:29400", "--address", "$(POD_IP)",
-        "--host", "$(POD_NAME)", "--slots", str(job.slots), "--run-dir", "/outlast/agent",
-    ]  # fmt: skip
-    jobs = [_replicated("head", 1, job, run)]
-    if job.nodes[1] > 1:
-        jobs.append(_replicated("agents", job.nodes[1] - 1, job, agent))
-    told = "replace this: openssl rand -hex 32"
-    secret = {
-        "apiVersion": "v1", "kind": "Secret", "metadata": {"name": f"{job.name}-secret"}, "type": "Opaque",
-        "stringData": {"secret": told},
-    }  # fmt: skip
-    jobset = {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": {"name": job.name},
-        "spec": {
-            "network": {"enableDNSHostnames": True, "subdomain": job.name},
-            "successPolicy": {"operator": "All", "targetReplicatedJobs": ["head"]},
-            "failurePolicy": {"maxRestarts": 3},
-            "replicatedJobs": jobs,
-        },
-    }  # fmt: skip
-    return json.dumps({"apiVersion": "v1", "kind": "List", "items": [secret, jobset]}, indent=2)
-
-
-def _replicated(name: str, number: int, job: EngineJob, command: list[str]) -> dict[str, Any]:
-    """A Job a host, so that one is made anew by itself. What is not of this run (4), or has bad arguments (2), is not
-    tried again."""
-    limits = {"cpu": str(job.cpus)} if job.cpus else {}
-    limits |= {"nvidia.com/gpu": str(job.gpus)} if job.gpus else {}
-    container = {
-        "name": "outlast", "image": job.image, "command": command,
-        "env": [
-            {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-            {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
-            {"name": "OUTLAST_SECRET", "valueFrom": {"secretKeyRef": {"name": f"{job.name}-secret", "key": "secret"}}},
-        ],
-        "ports": [{"containerPort": 29400}] if name == "head" else [],
-        "resources": {"limits": limits, "requests": limits} if limits else {},
-        "volumeMounts": [{"name": "outlast", "mountPath": "/outlast"}],
-    }  # fmt: skip
-    pod = {
-        "restartPolicy": "Never", "terminationGracePeriodSeconds": _GRACE_S, "containers": [container],
-        "volumes": [{"name": "outlast", "emptyDir": {}}],
-    }  # fmt: skip
-    refused = {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [2, 4]}}
-    spec = {
-        "parallelism": 1, "completions": 1, "backoffLimit": 0 if name == "head" else 1000,
-        "podFailurePolicy": {"rules": [refused]}, "template": {"spec": pod},
-    }  # fmt: skip
-    return {"name": name, "replicas": number, "template": {"spec": spec}}

@@ -92,6 +92,7 @@ def run(
     init_strict: Annotated[bool | None, typer.Option(help="whether all their names must fit")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML with a table [run]; see outlast config show")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="a new directory for journal and logs")] = None,
+    probes: Annotated[str, typer.Option(help="PORT or HOST:PORT at which /healthz and /ready are answered")] = "",
     serve: Annotated[bool, typer.Option("--serve", help="show the run in a browser while it lasts")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object at the end, nothing else")] = False,
 ) -> int:
@@ -103,12 +104,11 @@ def run(
         "checkpoint_dir": checkpoint_dir, "checkpoint_every": checkpoint_every, "init_from": init_from,
         "init_strict": init_strict, "record": record,
     }  # fmt: skip
-    resolved = _resolved(given, config)
-    command = _command(script, module, args or [])
+    resolved, command = _resolved(given, config), _command(script, module, args or [])
     folder = run_dir or _new_directory()
-    if serve:
-        _serve(folder)
-    code = launch(resolved, command, folder, as_json=as_json, host=host, secret=_secret(secret_file, folder, resolved))
+    _serve(folder) if serve else None
+    secret = _secret(secret_file, folder, resolved)
+    code = launch(resolved, command, folder, as_json=as_json, host=host, secret=secret, probes=probes)
     _remember(folder)
     return code
 
@@ -238,19 +238,25 @@ def launch(
     as_json: bool,
     host: str | None = None,
     secret: bytes | None = None,
+    probes: str = "",
 ) -> int:
     """Run to the end with the live view; returns the exit code."""
     from outlast.cli._follow import Follower
     from outlast.cli._streams import unheard
     from outlast.observe import Live
     from outlast.runtime.host.launcher import Launcher
+    from outlast.runtime.host.probes import Probes
 
+    answering = Probes(probes)
     launcher = Launcher(resolved=resolved, command=command, run_dir=run_dir, began_at_s=_began_at_s())
     launcher.host, launcher.secret = host or launcher.host, secret or launcher.secret
     live = Live(run_dir)
     follower = Follower(run_dir, live.say)
 
-    def watch() -> None:
+    def watch(why_out: str) -> None:
+        answering.turned(why_out)
+        if as_json:
+            return
         with unheard():
             live.poll()
             follower.poll()
@@ -270,9 +276,9 @@ def launch(
         with unheard():
             _report(run_dir, exit_code, as_json, follower.shown)
 
-    launcher.ended = ended
+    launcher.ended, launcher.watch = ended, watch
     if not as_json:
-        launcher.watch, launcher.ready = watch, ready
+        launcher.ready = ready
     return launcher.run()
 
 

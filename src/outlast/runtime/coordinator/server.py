@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import sys
 import time
@@ -380,7 +381,10 @@ async def _run(environ: dict[str, str]) -> int:
 
 
 def main() -> int:
-    """Entry of the coordinator's process; its exit code is the run's."""
+    """Entry of the coordinator's process; its exit code is the run's. An engine's notice goes to all processes of a
+    job at once. What it means for the run the launcher says; this process would only be missed."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     return asyncio.run(_run(dict(os.environ)))
 
 

@@ -14,6 +14,7 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -44,6 +45,9 @@ class Agent(AgentRanks):
     """Does on one host what the coordinator orders. `environ`: what its ranks inherit, with the run's secrets;
     `command`: the user's script; `link`: to the coordinator, if there is one already."""
 
+    turned: Callable[[str], None] = staticmethod(lambda _: None)
+    """Called in each turn of the loop, with why this host is not in the run, or nothing."""
+
     def ask(self, reason: str) -> None:
         """From a signal's handler: the launcher says that the run is over."""
         self._asked = reason
@@ -72,6 +76,7 @@ class Agent(AgentRanks):
     def _turn(self) -> None:
         if self._asked:
             self._stop(self._asked)
+        self.turned(self._why_out())
         poll = select.poll()
         poll.register(self._wake_fd, select.POLLIN)
         by_fd = {rank.child.fd: (lead, rank) for lead in self.ranks.values() for rank in lead.all()}
@@ -95,6 +100,11 @@ class Agent(AgentRanks):
                 self._receive()
         while self._agenda and self._agenda[0][0] <= time.monotonic():
             heapq.heappop(self._agenda)[2]()
+
+    def _why_out(self) -> str:
+        if self.stopping:
+            return f"it is leaving the run: {self.stopping}"
+        return "" if self.link is not None else "it is not connected with the coordinator"
 
     def _read_host(self) -> None:
         for alarm in self.readings.turn() if self.link is not None else ():  # nobody hears: nothing is asked

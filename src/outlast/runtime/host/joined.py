@@ -27,6 +27,7 @@ from outlast.config import decoded
 from outlast.core.protocol import host_messages as hm
 from outlast.errors import ConfigError, EnvironmentFault, MembershipError, WireRefusal
 from outlast.runtime.host.agent import Agent, host_of
+from outlast.runtime.host.probes import Probes
 from outlast.runtime.transport.coordinator_place import keep_place
 from outlast.runtime.transport.endpoints import data_address, read_host_port, shown
 from outlast.runtime.transport.frames import HeartbeatReply, Link
@@ -43,7 +44,8 @@ _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(hm.Briefing | h
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JoinOptions:
     """`endpoint`: the coordinator's; `address`: of this host, "" for the one that reaches it; `folder`: for the logs of
-    the replicas here, "" for one under `outlast-runs`; `wait_s`: for the coordinator to be there."""
+    the replicas here, "" for one under `outlast-runs`; `wait_s`: for the coordinator to be there; `probes`: where an
+    engine's are answered, "" for nowhere."""
 
     endpoint: str
     secret: bytes
@@ -52,6 +54,7 @@ class JoinOptions:
     slots: int = 1
     folder: str = ""
     wait_s: float = 600.0
+    probes: str = ""
 
 
 def read_secret(file: Path | None, text: str | None) -> bytes | None:
@@ -85,8 +88,8 @@ def join_run(options: JoinOptions, say: Callable[[str], None]) -> int:
     if not _NAME.fullmatch(options.host):
         raise ConfigError(f"{options.host!r} is no name for a host", remedy="letters, digits, dots and dashes: --host")
     peer = read_host_port(options.endpoint, "--join")
-    name = f"{options.host}:{secrets.token_hex(2)}"
-    link, address = _connected(options, peer, name, say)
+    name, probes = f"{options.host}:{secrets.token_hex(2)}", Probes(options.probes)
+    link, address = _connected(options, peer, name, say, probes)
     offer = host_of(name, _offered(options, address))
     assert offer is not None
     try:
@@ -108,16 +111,20 @@ def join_run(options: JoinOptions, say: Callable[[str], None]) -> int:
         f"{shown(*peer)}; logs of its replicas in {environ['OUTLAST_RUN_DIR']}/logs"
     )
     agent = Agent(name, environ, command, link)
+    agent.turned = probes.turned
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: agent.ask("asked to leave"))
     return agent.run()
 
 
-def _connected(options: JoinOptions, peer: tuple[str, int], name: str, say: Callable[[str], None]) -> tuple[Link, str]:
+def _connected(
+    options: JoinOptions, peer: tuple[str, int], name: str, say: Callable[[str], None], probes: Probes
+) -> tuple[Link, str]:
     """Once the coordinator is there. A wrong secret is not tried again."""
     until_s, pause_s, told = time.monotonic() + options.wait_s, _PAUSE_S[0], ""
     pause, hung_up = threading.Event(), 0
     while True:
+        probes.turned("it waits for the coordinator")
         try:
             link = Link(peer, options.secret, "agent", name, timeout_s=_TRY_S)
             return link, data_address(options.address, peer, "--address")

@@ -34,7 +34,7 @@ from outlast.runtime.host._coordinator_ends import CoordinatorEnds, ended_code
 from outlast.runtime.host._coordinator_line import CoordinatorLine
 from outlast.runtime.host._rank_blocks import RankBlocks
 from outlast.runtime.host._snapshot_memory import hold_memory, slots_of
-from outlast.runtime.host.silence import Watch
+from outlast.runtime.host.silence import Watch, why_out
 from outlast.runtime.settings import run_clock
 from outlast.runtime.settings.rank_limits import check_ranks
 from outlast.runtime.transport.coordinator_place import CoordinatorPlace
@@ -68,15 +68,15 @@ class _Agent:
 
 @dataclass(slots=True)
 class Launcher:
-    """Starts a run on this host, and waits for its end. `watch` is called now and then, at least four times a second,
-    with nothing; `ready` once, when all that can be refused beforehand was not; `ended` with the exit code, when all
+    """Starts a run on this host, and waits for its end. `watch` is called four times a second at least, with why nobody
+    can join, or ""; `ready` once, when all that can be refused beforehand was not; `ended` with the exit code, when all
     other processes have ended and before the end is written down. `began_at_s`: when this process began (Unix seconds),
     if it is there for the run alone."""
 
     resolved: Resolved
     command: list[str]
     run_dir: Path
-    watch: Callable[[], Any] | None = None
+    watch: Callable[[str], Any] | None = None
     ready: Callable[[], Any] | None = None
     ended: Callable[[int], Any] | None = None
     began_at_s: float | None = None
@@ -341,7 +341,7 @@ class Launcher:
         if time.monotonic() > self._stop_by_s:
             self._insist()
         if self.watch is not None:
-            self.watch()
+            self.watch(why_out(self._progress if self._coordinator is not None else None))
 
     def _look_for_the_silent(self, environ: dict[str, str], listening: socket.socket, lock: RunLock) -> None:
         """A stopped agent is continued: its replicas are well. A stopped coordinator is replaced: that costs nobody
@@ -426,7 +426,7 @@ class Launcher:
 
     # --- stopping ------------------------------------------------------------------------------------------------
     def _signalled(self, number: int, _: Any) -> None:
-        self._interrupts += 1
+        self._interrupts += number == signal.SIGINT or not self._stopping  # engines repeat a notice; they have SIGKILL
         self._stopping = {signal.SIGINT: "interrupt", signal.SIGHUP: "hangup"}.get(number, "terminated")  # type: ignore[call-overload]
         self._stop_code = 128 + number  # not 0: whoever waits for the work must not take it for done
 
@@ -434,8 +434,8 @@ class Launcher:
         self._wants_save = True
 
     def _on_signals(self) -> None:
-        """Once: stop in order. Twice: kill. A child that is struck between fork and exec has these handlers and this
-        pipe: what it writes there is not meant for this process."""
+        """Once: stop in order. Ctrl-C twice: kill. A child that is struck between fork and exec has these handlers and
+        this pipe: what it writes there is not meant for this process."""
         if self._wants_save:
             self._wants_save = False
             self._tell([SaveAsked(reason="a save was asked for")])
@@ -446,7 +446,7 @@ class Launcher:
             self._kill_everything()
         elif self._exit_code is None:
             save_s = self.resolved.config.stop_save_s if self._keeps_checkpoints() else 0.0
-            self._stop_by_s = time.monotonic() + _STOP_S + save_s
+            self._stop_by_s = min(self._stop_by_s, time.monotonic() + _STOP_S + save_s)
             self._tell([m.Stop(reason=self._stopping, exit_code=self._stop_code)])
         else:
             self._ask_agents_to_stop()

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from pathlib import Path
 from typing import Literal
 
 from outlast.core.policy.deadlines import Durations, deadline
 from outlast.runtime.transport.progress_block import Progress
 
-__all__ = ["BEAT_S", "Watch", "cpu_s", "excused", "kernel_state"]
+__all__ = ["BEAT_S", "Watch", "cpu_s", "excused", "kernel_state", "why_out"]
 
 BEAT_S = 0.1
 """How often the coordinator and the agents give a sign of life."""
 _FLOOR_S = 5 * BEAT_S
+_DEAF_S = 10.0  # a coordinator that nobody can be said to join
 _ABSENT_S = 1.0
 """A pause between two looks above this was the launcher's own."""
 _ASKING_S = 2.0  # for an agent that wakes up: to connect, to beat, and to be answered
@@ -41,6 +43,14 @@ def cpu_s(pid: int) -> float:
         for task in Path(f"/proc/{pid}/task").iterdir():
             total += int((task / "schedstat").read_text().split()[0])
     return total / 1e9
+
+
+def why_out(coordinator: Progress | None) -> str:
+    """Why nobody can join the run just now, by the signs of life of its coordinator; "" if they can."""
+    if coordinator is None:
+        return "there is no coordinator"
+    silent_s = time.monotonic() - coordinator.read()[3]
+    return f"the coordinator is silent for {silent_s:.0f} s" if silent_s > _DEAF_S else ""
 
 
 def excused(answered_s: float, paused_s: float, now_s: float, lease_s: float) -> float:

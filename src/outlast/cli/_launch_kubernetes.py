@@ -1,0 +1,146 @@
+"""The manifests that Kubernetes reads: a Secret, budgets of disruptions, and a JobSet, or a TrainJob with its runtime.
+
+Which exit code means what (`reference/errors`) decides what is tried again. A host that was asked to go, lost its
+coordinator or was evicted is made anew by its own Job. What no second try would mend (bad arguments, the script's own
+error) ends the whole set at once; an agent never does, for the others train on without it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from outlast.cli._launch_files import GRACE_S, EngineJob
+from outlast.errors import ConfigError
+
+__all__ = ["kubernetes_manifests"]
+
+_PORT, _PROBES = 29400, 29402
+_USELESS = [2, 4, 5]  # bad arguments; not of this run; the script's own error
+_LEAVING = [3, 143]  # no coordinator any more, which the next one's agents wait for; asked to go
+_NOTICE = (  # to the process that the kubelet watches; then TERM comes again, and a second one changes nothing
+    "import os, signal; os.kill(1, signal.SIGTERM)"
+)
+_BUDGET = "policy/v1"
+
+
+def kubernetes_manifests(job: EngineJob, kind: str = "jobset") -> str:
+    """One JSON list, which kubectl reads. `kind`: jobset (jobset.x-k8s.io/v1alpha2), or trainjob
+    (trainer.kubeflow.org/v1alpha1). ConfigError."""
+    if not job.image:
+        raise ConfigError("no image with outlast and the script", remedy="--image REGISTRY/NAME:TAG")
+    if kind not in ("jobset", "trainjob"):
+        raise ConfigError(f"kind = {kind!r}", remedy="jobset or trainjob")
+    secret = {
+        "apiVersion": "v1", "kind": "Secret", "metadata": {"name": f"{job.name}-secret"}, "type": "Opaque",
+        "stringData": {"secret": "replace this: openssl rand -hex 32"},
+    }  # fmt: skip
+    items = [secret, _budget(job, "head", 1)]
+    if job.nodes[1] > 2:
+        items.append(_budget(job, "agents", job.nodes[1] - 2))
+    items += _trainjob(job) if kind == "trainjob" else [_jobset(job)]
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": items}, indent=2)
+
+
+def _jobset(job: EngineJob) -> dict[str, Any]:
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": {"name": job.name},
+        "spec": _jobset_spec(job),
+    }  # fmt: skip
+
+
+def _trainjob(job: EngineJob) -> list[dict[str, Any]]:
+    """The runtime is this run's own, as its hosts have two parts to play."""
+    api = "trainer.kubeflow.org/v1alpha1"
+    runtime = {
+        "apiVersion": api, "kind": "TrainingRuntime", "metadata": {"name": job.name},
+        "spec": {"template": {"spec": _jobset_spec(job)}},
+    }  # fmt: skip
+    asked = {
+        "apiVersion": api, "kind": "TrainJob", "metadata": {"name": job.name},
+        "spec": {
+            "runtimeRef": {"name": job.name, "kind": "TrainingRuntime", "apiGroup": "trainer.kubeflow.org"},
+        },
+    }  # fmt: skip
+    return [runtime, asked]
+
+
+def _jobset_spec(job: EngineJob) -> dict[str, Any]:
+    first = f"{job.name}-head-0-0.{job.name}"
+    run = [
+        job.python, "-m", "outlast", "run", "--endpoint", f"$(POD_IP):{_PORT}",
+        "--nnodes", f"{job.nodes[0]}:{job.nodes[1]}", "--slots", str(job.slots), "--host", "head",
+        "--probes", str(_PROBES), "--run-dir", "/outlast/run", *job.options, *job.command,
+    ]  # fmt: skip
+    agent = [
+        job.python, "-m", "outlast", "agent", "--join", f"{first}:{_PORT}", "--address", "$(POD_IP)",
+        "--host", "$(POD_NAME)", "--slots", str(job.slots), "--probes", str(_PROBES), "--run-dir", "/outlast/agent",
+    ]  # fmt: skip
+    jobs = [_replicated("head", 1, job, run)]
+    if job.nodes[1] > 1:
+        jobs.append(_replicated("agents", job.nodes[1] - 1, job, agent))
+    rule = {
+        "name": "useless-to-try-again", "action": "FailJobSet", "targetReplicatedJobs": ["head"],
+        "onJobFailureReasons": ["PodFailurePolicy"],
+    }  # fmt: skip
+    return {
+        "network": {"enableDNSHostnames": True, "subdomain": job.name, "publishNotReadyAddresses": True},
+        "successPolicy": {"operator": "All", "targetReplicatedJobs": ["head"]},
+        "failurePolicy": {"maxRestarts": 3, "rules": [rule]},
+        "replicatedJobs": jobs,
+    }
+
+
+def _budget(job: EngineJob, part: str, least: int) -> dict[str, Any]:
+    """At most one host at a time is evicted, and never the one with the run's record. A Job's pods have a budget by the
+    least number only."""
+    labels = {"jobset.sigs.k8s.io/jobset-name": job.name, "jobset.sigs.k8s.io/replicatedjob-name": part}
+    return {
+        "apiVersion": _BUDGET, "kind": "PodDisruptionBudget", "metadata": {"name": f"{job.name}-{part}"},
+        "spec": {"minAvailable": least, "selector": {"matchLabels": labels}},
+    }  # fmt: skip
+
+
+def _replicated(part: str, number: int, job: EngineJob, command: list[str]) -> dict[str, Any]:
+    """A Job a host, so that one is made anew by itself."""
+    pod = {
+        "restartPolicy": "Never", "terminationGracePeriodSeconds": GRACE_S,
+        "containers": [_container(part, job, command)], "volumes": [{"name": "outlast", "emptyDir": {}}],
+    }  # fmt: skip
+    rules: list[dict[str, Any]] = [
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        {"action": "Ignore", "onExitCodes": {"operator": "In", "values": _LEAVING}},
+    ]
+    if part == "head":
+        rules = [{"action": "FailJob", "onExitCodes": {"operator": "In", "values": _USELESS}}, rules[0]]
+    spec = {
+        "parallelism": 1, "completions": 1, "completionMode": "Indexed", "backoffLimit": 0 if part == "head" else 1000,
+        "podFailurePolicy": {"rules": rules}, "template": {"spec": pod},
+    }  # fmt: skip
+    return {"name": part, "replicas": number, "template": {"spec": spec}}
+
+
+def _container(part: str, job: EngineJob, command: list[str]) -> dict[str, Any]:
+    limits = {"cpu": str(job.cpus)} if job.cpus else {}
+    limits |= {"nvidia.com/gpu": str(job.gpus)} if job.gpus else {}
+    ports = [{"name": "probes", "containerPort": _PROBES}]
+    return {
+        "name": "outlast", "image": job.image, "command": command,
+        "env": [
+            {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+            {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+            {"name": "OUTLAST_SECRET", "valueFrom": {"secretKeyRef": {"name": f"{job.name}-secret", "key": "secret"}}},
+        ],
+        "ports": [*ports, {"name": "run", "containerPort": _PORT}] if part == "head" else ports,
+        "resources": {"limits": limits, "requests": limits} if limits else {},
+        "startupProbe": _probe("/healthz", 60), "livenessProbe": _probe("/healthz", 6),
+        "readinessProbe": _probe("/ready", 2),
+        "lifecycle": {"preStop": {"exec": {"command": [job.python, "-c", _NOTICE]}}},
+        "volumeMounts": [{"name": "outlast", "mountPath": "/outlast"}],
+    }  # fmt: skip
+
+
+def _probe(path: str, tries: int) -> dict[str, Any]:
+    return {
+        "httpGet": {"path": path, "port": _PROBES}, "periodSeconds": 5, "timeoutSeconds": 5, "failureThreshold": tries,
+    }  # fmt: skip

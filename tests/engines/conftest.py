@@ -1,0 +1,3 @@
+"""Fleets as in `tests/runtime`."""
+
+from tests.runtime.conftest import fleet as fleet
