@@ -28,7 +28,7 @@ help:
 	@echo "              (RELEASE_PYTHONS='python3.11 python3.12 python3.13': with each of them)"
 	@echo "make trainers-env  Hugging Face's trainer and Lightning, for the tests that otherwise skip (a minute, 110 MB)"
 	@echo "make browser-env  Chromium and Prometheus for the tests that otherwise skip (Debian, as root)"
-	@echo "make cluster-env  etcd, Slurm (Debian, as root), Ray, Kubernetes' schemas, for the tests that otherwise skip; no service is left"
+	@echo "make cluster-env  etcd, Slurm (Debian, as root), Kubernetes' schemas, for the tests that otherwise skip; no service is left"
 	@echo "make names   write the list of public names that the tests hold the code to"
 	@echo "make reference  write what the reference pages take from the source: settings, errors, events, commands"
 	@echo "make numbers  write the page of numbers beside peers from benchmarks/RESULTS.md"
