@@ -64,6 +64,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     host_silence_s: float = 5.0
     """A host of which nothing is heard for this long is given up, although nobody waits for it; one that others wait
     for is given up by a learned deadline, often within `stall_floor_s`."""
+    speed_window_s: float = 10.0
+    """Work follows speed: who computes more slowly for two times so long gets fewer microbatches, and is named. 0: all
+    get as many."""
     group_timeout_s: float = 60.0
     """c10d's own timeout; met only on a silent network cut."""
     max_restarts: int = 16
@@ -176,7 +179,7 @@ _CHECKS: dict[str, tuple[float, float]] = {
     "lease_s": (1, float("inf")), "record_lease_s": (0.3, 600),
     "heartbeat_s": (0.05, 60), "ack_s": (0.05, 600), "outside_s": (0.1, float("inf")), "stall_floor_s": (0.05, 3600),
     "formation_s": (0.5, 3600), "group_timeout_s": (1, 86400), "max_restarts": (0, 1_000_000),
-    "host_silence_s": (0.5, 3600),
+    "host_silence_s": (0.5, 3600), "speed_window_s": (0, 3600),
     "restart_backoff_s": (0, 3600), "start_s": (1, 86400), "threads": (0, 1024), "port": (0, 65535),
     "f": (0, 100_000), "rows": (0, 100_000), "row_momentum": (0, 0.999999), "check_reducers": (0, 1),
     "tolerated": (-1, 100_000),

@@ -79,11 +79,14 @@ def train(
         scheduler=scheduler, clip_norm=0.5, bucket_mb=0.3, num_workers=workers, checkpoint=checkpoint,
         **(rule or {}),
     )  # fmt: skip
+    burden = torch.ones(400, 400) if run.name.startswith(os.environ.get("SLOW_REPLICA", "?")) else None
     losses: dict[int, float] = {}
     norms: dict[int, float | None] = {}
     for step in training.steps(until=steps):
         pass_gate(gates, step.number)
         for tokens, targets in step:
+            for _ in range(10 if burden is not None else 0):
+                torch.mm(burden, burden)  # type: ignore[arg-type]
             logits = model(tokens, late=step.number >= LATE).float()
             step.backward(functional.cross_entropy(logits, targets))
         losses[step.number], norms[step.number] = step.loss, step.grad_norm

@@ -251,6 +251,7 @@ class StepAnatomy(Event, frozen=True, kw_only=True, tag="step_anatomy"):
     steps: int
     seconds: dict[str, float]
     waits: dict[str, PairWait] = msgspec.field(default_factory=dict)
+    batches: tuple[int, float] = (0, 0.0)
 
 
 class AuditMismatch(Event, frozen=True, kw_only=True, tag="audit_mismatch"):

@@ -44,8 +44,10 @@ class PairWait(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepParts(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a member's time went in `steps` steps: seconds by part, and other members by name."""
+    """Where a member's time went in `steps` steps: seconds by part, and other members by name. `batches`: microbatches
+    that it computed of them, and the seconds from the first of a batch to the end of its backward."""
 
     steps: int
     seconds: dict[str, float]
     waits: dict[str, PairWait] = {}
+    batches: tuple[int, float] = (0, 0.0)

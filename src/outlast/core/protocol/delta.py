@@ -26,11 +26,13 @@ class ViewDelta(msgspec.Struct, frozen=True, kw_only=True):
     attached: tuple[str, ...]
     digest: int
     relieved: tuple[str, ...] = ()
+    work: tuple[int, ...] = ()
 
 
 def digest(view: View) -> int:
-    """Of the number, the order of the members, the spares attached, the first step and who reduces nothing."""
-    return zlib.crc32(msgspec.msgpack.encode((view.id, view.members, view.attached, view.start, view.relieved)))
+    """Of the number, the order of the members, the spares attached, the first step, who reduces nothing, and who computes what."""
+    said = view.id, view.members, view.attached, view.start, view.relieved, view.work
+    return zlib.crc32(msgspec.msgpack.encode(said))
 
 
 def diff(base: View, view: View) -> ViewDelta:
@@ -46,6 +48,7 @@ def diff(base: View, view: View) -> ViewDelta:
         attached=view.attached,
         digest=digest(view),
         relieved=view.relieved,
+        work=view.work,
     )
 
 
@@ -71,7 +74,7 @@ def apply(base: View, delta: ViewDelta) -> View:
     added = dict(delta.added)
     size = len(base.members) - len(removed) + len(added)
     members = tuple(added[index] if index in added else next(staying, "") for index in range(size))
-    view = View(id=delta.id, members=members, attached=delta.attached, relieved=delta.relieved)
+    view = View(id=delta.id, members=members, attached=delta.attached, relieved=delta.relieved, work=delta.work)
     if digest(view) != delta.digest:
         raise ProtocolViolation(f"view {delta.id} came to another digest than its sender's", remedy="ask for it whole")
     return view

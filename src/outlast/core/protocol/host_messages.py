@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["Awaited", "Briefing", "HostEvent", "HostHere", "HostSilent", "LinksJudged", "Turned"]
+__all__ = ["Awaited", "Briefing", "HostEvent", "HostHere", "HostSilent", "LinksJudged", "SpeedsMeasured", "Turned"]
 
 
 class HostHere(msgspec.Struct, frozen=True, kw_only=True, tag="HostHere"):
@@ -71,5 +71,11 @@ class LinksJudged(msgspec.Struct, frozen=True, kw_only=True, tag="LinksJudged"):
     agents: dict[str, str]
 
 
-HostEvent = HostHere | HostSilent | LinksJudged
+class SpeedsMeasured(msgspec.Struct, frozen=True, kw_only=True, tag="SpeedsMeasured"):
+    """To the coordinator from its driver: seconds that a microbatch takes each member, of late."""
+
+    leaf_s: dict[str, float]
+
+
+HostEvent = HostHere | HostSilent | LinksJudged | SpeedsMeasured
 """What is told of hosts to the coordinator."""

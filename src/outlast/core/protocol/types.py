@@ -40,6 +40,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     attached: tuple[str, ...] = ()
     start: bool = False  # the first view: everybody is at step 0 with the same initial state
     relieved: tuple[str, ...] = ()
+    work: tuple[int, ...] = ()  # microbatches of each member; none: as even as they go
 
 
 class RollEntry(msgspec.Struct, frozen=True, kw_only=True):

@@ -125,6 +125,6 @@ class Bookkeeping:
 
 def _sound(parts: StepParts) -> bool:
     """Whether a word can be written down: JSON has no other numbers than finite ones, and no member speaks of many."""
-    numbers = [*parts.seconds.values(), *(wait.waited_s for wait in parts.waits.values())]
+    numbers = [parts.batches[1], *parts.seconds.values(), *(wait.waited_s for wait in parts.waits.values())]
     names = [*parts.seconds, *parts.waits]
     return all(map(math.isfinite, numbers)) and len(names) <= _MOST_NAMES and all(len(n) <= _LONGEST for n in names)

@@ -28,6 +28,7 @@ def settings_of(config: RunConfig, environ: Mapping[str, str]) -> Settings:
         max_restarts=config.max_restarts,
         backoff_s=config.restart_backoff_s,
         on_alarm=config.on_alarm,
+        by_speed=config.ranks == 1,
         alarm_kinds=taught(environ),
         **agents_of_note(environ, socket.gethostname()),
         most_processes=int(environ.get("OUTLAST_MOST_PROCESSES", 1 << 30)),

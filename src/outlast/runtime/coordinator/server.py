@@ -33,6 +33,7 @@ from outlast.runtime.coordinator._election import await_turn
 from outlast.runtime.coordinator._fleet_settings import settings_of
 from outlast.runtime.coordinator._hosts import Hosts, briefing, last_heard_of
 from outlast.runtime.coordinator._link_watch import LinkWatch
+from outlast.runtime.coordinator._speed_watch import SpeedWatch
 from outlast.runtime.coordinator._port import Port, SentAway
 from outlast.runtime.coordinator._recalled import take_over
 from outlast.runtime.coordinator._refusals import Refusals
@@ -89,6 +90,7 @@ class Server:
             config.most_agents, config.stall_floor_s, config.host_silence_s, place_here(), self._agent_of, own
         )
         self.refusals, self.links = Refusals(self.write), LinkWatch(self._agent_of, self.handle)
+        self.speeds = SpeedWatch(config.speed_window_s, self.handle)
         self.port = Port(
             secret, self.run, self.epoch, self.refusals, receive=self._receive, hung_up=self.hosts.hung_up,
             unsound=self.unsound,
@@ -218,6 +220,7 @@ class Server:
             peer.committed = beat.committed
         if peer is not None and (said := self.books.heard(beat)) is not None:
             self.links.heard(name, said, time.monotonic())
+            self.speeds.heard(name, said, self.coordinator.view, time.monotonic())
         self._count(name, beat.steps)
         view = self.coordinator.view
         if view is not None and name == view.members[0]:

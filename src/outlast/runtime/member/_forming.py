@@ -189,4 +189,5 @@ class Forming(MemberSeat):
         self.siblings.expect(ExpectLeaves(tuple(first), tuple(share), plan.step, since, index, donors))
 
     def _standard_share(self, view: View) -> list[int]:
-        return list(plan_of(view.members, 0, self.engine.num_leaves, self.engine.num_rows).leaves[self.env.me])
+        plan = plan_of(view.members, 0, self.engine.num_leaves, self.engine.num_rows, view.work)
+        return list(plan.leaves[self.env.me])

@@ -28,6 +28,7 @@ class PartsMeter:
         self._seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
         self._open: dict[str, float] = dict.fromkeys(PARTS, 0.0)  # of the step under way
         self._steps = 0
+        self._batches = (0, 0.0)
         self._due_s, self._pause_s = 0.0, _FIRST_S
         self._told: StepParts | None = None
         self._lock = threading.Lock()
@@ -37,6 +38,10 @@ class PartsMeter:
         part = PART_OF.get(phase)
         if part is not None:
             self._open[part] += seconds
+
+    def computed(self, seconds: float) -> None:
+        """A microbatch of a step took so long, from fetching its samples to the end of its backward."""
+        self._batches = self._batches[0] + 1, self._batches[1] + seconds
 
     def dropped(self) -> None:
         """What was measured since the last commit belongs to no step of this member's."""
@@ -56,7 +61,9 @@ class PartsMeter:
     def tell(self) -> None:
         """With the next heartbeat."""
         if self._steps:
-            told = StepParts(steps=self._steps, seconds=dict(self._seconds), waits=self.waits.told())
+            told = StepParts(
+                steps=self._steps, seconds=dict(self._seconds), waits=self.waits.told(), batches=self._batches
+            )
             with self._lock:
                 self._told = told
 

@@ -95,6 +95,7 @@ class StepCourse:
         if todo.orphan:
             replica.enter(Phase.RECOMPUTE, todo.microbatch)
         replica.siblings.compute(todo.step, todo.microbatch, self._ahead(todo))
+        began_s = time.monotonic()
         batch = self._prepared(todo.step, todo.microbatch)
         self._current, self._loss = todo, None
         self.engine.metrics.begin(self.engine.mine(todo.microbatch))
@@ -102,6 +103,7 @@ class StepCourse:
             yield batch
         if self._loss is None:
             raise missing_backward(todo.step, todo.microbatch)
+        replica.pace.parts.computed(time.monotonic() - began_s)
         self._computed(todo)
 
     def _prepared(self, step: int, microbatch: int) -> Any:

@@ -7,6 +7,7 @@ from typing import Literal
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet._bad_links import relieved, well_linked_first
 from outlast.core.protocol.fleet._telling import tell_order
+from outlast.core.protocol.fleet._work import work_of
 from outlast.core.protocol.fleet.change import begin
 from outlast.core.protocol.fleet.roster import Peer, Status
 from outlast.core.protocol.fleet.state import FleetState
@@ -44,11 +45,11 @@ def _switch(c: FleetState, view: View, vacant: int) -> bool:
     if not staying:  # somebody has to hand the state on: the last one goes with the next change
         staying = [view.members[0]]
     members = c.roster.by_host((*staying, *ready[: max(0, vacant)]))
-    others = relieved(c, members)
-    if members == view.members and others == view.relieved:
+    others, work = relieved(c, members), work_of(c, members)
+    if members == view.members and others == view.relieved and work == view.work:
         return False
     attached = tuple(name for name in ready if name not in members)
-    planned = View(id=c.next_id(), members=members, attached=attached, relieved=others)
+    planned = View(id=c.next_id(), members=members, attached=attached, relieved=others, work=work)
     c.set_views(view, planned)
     c.persist()
     c.journal(
@@ -79,8 +80,11 @@ def _stays_on(c: FleetState, view: View) -> list[str]:
 
 
 def _relieves(c: FleetState, view: View) -> bool:
-    """Whether others should reduce nothing than do. An earlier coordinator's view stays as it is: it may have known."""
-    return view.id.epoch == c.epoch and relieved(c, view.members) != view.relieved
+    """Whether others should reduce nothing than do, or compute less. An earlier coordinator's view stays as it is: it
+    may have known."""
+    if view.id.epoch != c.epoch:
+        return False
+    return relieved(c, view.members) != view.relieved or (bool(c.leaf_s) and work_of(c, view.members) != view.work)
 
 
 def _somebody_comes(c: FleetState, *besides: Status) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet._bad_links import relieved, well_linked_first
 from outlast.core.protocol.fleet._beginning import begin_again, forget_view
+from outlast.core.protocol.fleet._work import work_of
 from outlast.core.protocol.fleet.state import Change, FleetState
 from outlast.core.protocol.fleet.views import install
 from outlast.core.protocol.types import View
@@ -147,4 +148,4 @@ def successor(c: FleetState, change: Change, carriers: Sequence[str]) -> View:
             members.append(incoming.pop(0))
     members += [name for name in staying if name not in change.old] + incoming
     members = list(c.roster.by_host(members))
-    return View(id=c.next_id(), members=tuple(members), attached=attached, relieved=relieved(c, members))
+    return View(id=c.next_id(), members=tuple(members), attached=attached, relieved=relieved(c, members), work=work_of(c, members))

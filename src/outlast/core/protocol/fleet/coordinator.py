@@ -43,6 +43,7 @@ from outlast.core.protocol.fleet import (
     _step_verdicts,
     _telling,
     _timers,
+    _work,
     recalled_alarms,
 )
 from outlast.core.protocol.fleet import change as _change
@@ -74,6 +75,7 @@ class Coordinator(FleetState):
         m.Failed: _members.failed, m.Formed: _members.formed, m.Hello: _members.hello,
         om.DrainAsked: _asked.drain, om.EvictAsked: _asked.evict, om.ScaleAsked: _asked.scale,
         hm.HostHere: _hosts.host_here, hm.HostSilent: _hosts.host_silent, hm.LinksJudged: _bad_links.judged,
+        hm.SpeedsMeasured: _work.measured,
         m.Departing: _members.departing,
         m.Judged: _step_verdicts.judged, m.Leaving: _members.leaving, m.Left: _members.left, m.Ready: _members.ready,
         m.Rejoin: _members.rejoin, m.Resumed: _notes.resumed, m.Rows: _silence.rows,

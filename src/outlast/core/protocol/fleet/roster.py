@@ -50,6 +50,7 @@ class Settings:
     backoff_s: float = 1.0
     respawn: bool = True
     on_alarm: Literal["act", "tell"] = "act"
+    by_speed: bool = True  # whether work may follow speed: not with replicas of several ranks yet
     retired: frozenset[str] = frozenset()  # agents that the diary has put out of service, as `noted_as` has them
     probation: frozenset[str] = frozenset()  # those that have come back from repair or retirement a short while ago
     alarm_kinds: Mapping[str, AlarmKind] = field(default_factory=dict)  # what runs before have taught of alarms

@@ -105,6 +105,8 @@ class FleetState:
         self.alarms: dict[str, str] = {}  # agent -> evidence of its open alarm
         self.planned_s: dict[ViewId, float] = {}  # how long each planned view has held up its members
         self.bad_links: set[str] = set()  # agents of hosts whose links were judged bad, whatever follows from it
+        self.leaf_s: dict[str, float] = {}  # seconds that a microbatch takes each member, as measured last
+        self.stragglers: dict[str, float] = {}  # members that were named as slow, and when
         self.outages: list[float] = []  # seconds that each death has cost so far
         self.failed_s: dict[str, float] = {}  # agent -> when a replica of it died last
         self.saved_s = -math.inf  # when an alarm had a save asked for

@@ -87,7 +87,7 @@ class Member(LinkHalf):
         view = self._acting()
         if [entry.member for entry in entries] != list(view.members) or any(e.view != view.id for e in entries):
             raise ProtocolViolation(f"roll call of view {view.id} answered by {[e.member for e in entries]}")
-        plan = resolve(self.audits.sound(entries), self.num_microbatches, self.num_rows)
+        plan = resolve(self.audits.sound(entries), self.num_microbatches, self.num_rows, view.work)
         if plan.stale:
             self.left = view.id
             return [m.Left(member=self.me, view=view.id, cause="stale member", stale=plan.stale, at_s=now_s)]
@@ -178,7 +178,7 @@ class Member(LinkHalf):
             return []
         due = self._carry_out(self._agreed)
         if self.view is view:
-            self.plan = plan_of(view.members, self.committed, self.num_microbatches, self.num_rows)
+            self.plan = plan_of(view.members, self.committed, self.num_microbatches, self.num_rows, view.work)
         return due
 
     def _carry_out(self, agreed: int) -> list[Order]:

@@ -11,18 +11,27 @@ from outlast.core.protocol.disputes import Claim, disputed, place, void
 from outlast.core.protocol.row_plans import deal_orphans, row_shares
 from outlast.core.protocol.tree import Node, leaves_of, shares
 from outlast.core.protocol.types import RollEntry, StepPlan
+from outlast.core.protocol.work_shares import ranges_of
 
 __all__ = ["plan_of", "resolve"]
 
 
-def plan_of(members: Sequence[str], step: int, num_microbatches: int, num_rows: int = 1) -> StepPlan:
-    """The plan of an undisturbed step: everybody computes its own range; of a robust rule's rows (> 1), whole ones."""
-    ranges = row_shares(len(members), num_microbatches, num_rows)
+def plan_of(
+    members: Sequence[str], step: int, num_microbatches: int, num_rows: int = 1, work: Sequence[int] = ()
+) -> StepPlan:
+    """The plan of an undisturbed step: everybody computes its own range; of a robust rule's rows (> 1), whole ones.
+    `work`: microbatches of each, as the view says (`work_shares.py`)."""
+    if num_rows == 1:
+        ranges = ranges_of(work, len(members), num_microbatches)
+    else:
+        ranges = row_shares(len(members), num_microbatches, num_rows)
     leaves = {m: tuple(range(lo, hi)) for m, (lo, hi) in zip(members, ranges, strict=True)}
     return StepPlan(step=step, donor=None, behind=(), stale=(), leaves=leaves, orphans=leaves)
 
 
-def resolve(entries: Sequence[RollEntry], num_microbatches: int, num_rows: int = 1) -> StepPlan:
+def resolve(
+    entries: Sequence[RollEntry], num_microbatches: int, num_rows: int = 1, work: Sequence[int] = ()
+) -> StepPlan:
     """The plan for the view whose members said `entries`, in view order.
 
     The newest committed step is where the view goes on. Whoever is one behind takes the outcome from the first that
@@ -45,7 +54,7 @@ def resolve(entries: Sequence[RollEntry], num_microbatches: int, num_rows: int =
     able = [entry.member for entry in entries if not entry.late] or members
     none: dict[str, tuple[int, ...]] = dict.fromkeys(members, ())
     if not kept and not cases:
-        leaves = none | plan_of(able, top, num_microbatches, num_rows).leaves
+        leaves = none | plan_of(able, top, num_microbatches, num_rows, work if able == members else ()).leaves
         return StepPlan(step=top, donor=donor, behind=behind, stale=stale, leaves=leaves, orphans=leaves)
     have = {leaf for leaves in kept.values() for leaf in leaves}
     lost = [leaf for leaf in range(num_microbatches) if leaf not in have]

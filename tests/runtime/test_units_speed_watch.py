@@ -1,0 +1,55 @@
+"""What members say of their steps becomes what a microbatch takes each: over two windows, and never by one word."""
+
+from __future__ import annotations
+
+from outlast.core.protocol import View, ViewId
+from outlast.core.protocol import host_messages as hm
+from outlast.core.step_parts import StepParts
+from outlast.runtime.coordinator._speed_watch import SpeedWatch
+
+VIEW = View(id=ViewId(1, 1), members=("r0.1", "r1.1"))
+
+
+class Words:
+    """Members that speak every second of ten steps, with sums since they joined."""
+
+    def __init__(self, window_s: float = 5.0) -> None:
+        self.told: list[dict[str, float]] = []
+        self.watch = SpeedWatch(window_s, lambda said: self.told.append(said.leaf_s))
+        self.sums = {name: (0, 0.0) for name in VIEW.members}
+        self.now = 0
+
+    def seconds(self, num: int, *leaf_s: float, each: int = 20) -> list[dict[str, float]]:
+        """What is told while so many pass."""
+        before = len(self.told)
+        for _ in range(num):
+            self.now += 1
+            for name, seconds in zip(VIEW.members, leaf_s, strict=True):
+                number, total = self.sums[name]
+                self.sums[name] = number + each, total + each * seconds
+                word = StepParts(steps=10 * self.now, seconds={}, batches=self.sums[name])
+                self.watch.heard(name, word, VIEW, float(self.now))
+        return [{name: round(each, 6) for name, each in row.items()} for row in self.told[before:]]
+
+
+def test_two_windows_have_to_agree() -> None:
+    words = Words()
+    assert words.seconds(10, 0.1, 0.1) == [], "one window"
+    assert words.seconds(1, 0.1, 0.1) == [{"r0.1": 0.1, "r1.1": 0.1}]
+    assert words.seconds(5, 0.1, 0.3) == [{"r0.1": 0.1, "r1.1": 0.1}], "it may have been busy"
+    assert words.seconds(5, 0.1, 0.3) == [{"r0.1": 0.1, "r1.1": 0.3}]
+    assert words.seconds(5, 0.1, 0.1) == [{"r0.1": 0.1, "r1.1": 0.1}], "it is as fast again"
+
+
+def test_who_says_too_little_is_not_measured_and_nothing_is_where_it_is_off() -> None:
+    assert Words().seconds(3, 0.1, 0.1, each=1) == []
+    assert Words(window_s=0.0).seconds(30, 0.1, 0.3) == []
+
+
+def test_a_member_that_joined_anew_is_compared_with_itself() -> None:
+    words = Words()
+    words.seconds(11, 0.1, 0.1)
+    words.sums["r1.1"] = (0, 0.0)
+    words.watch.heard("r1.1", StepParts(steps=1, seconds={}, batches=(2, 9.0)), VIEW, 12.0)
+    assert words.told[-1] == hm.SpeedsMeasured(leaf_s=words.told[-1]).leaf_s
+    assert all(row["r1.1"] < 0.2 for row in words.told)
