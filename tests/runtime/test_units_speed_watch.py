@@ -16,7 +16,7 @@ class Words:
     def __init__(self, window_s: float = 5.0) -> None:
         self.told: list[dict[str, float]] = []
         self.watch = SpeedWatch(window_s, lambda said: self.told.append(said.leaf_s))
-        self.sums = {name: (0, 0.0) for name in VIEW.members}
+        self.sums = dict.fromkeys(VIEW.members, (0, 0.0))
         self.now = 0
 
     def seconds(self, num: int, *leaf_s: float, each: int = 20) -> list[dict[str, float]]:

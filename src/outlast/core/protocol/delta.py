@@ -30,7 +30,7 @@ class ViewDelta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def digest(view: View) -> int:
-    """Of the number, the order of the members, the spares attached, the first step, who reduces nothing, and who computes what."""
+    """Of the number, the order of the members, the spares attached, the first step, who reduces nothing, and shares."""
     said = view.id, view.members, view.attached, view.start, view.relieved, view.work
     return zlib.crc32(msgspec.msgpack.encode(said))
 

@@ -42,6 +42,7 @@ from outlast.prove.adversary._broken_checks import (
 from outlast.prove.adversary._broken_hosts import HOSTS_BROKEN
 from outlast.prove.adversary._broken_joins import JOINS_BROKEN
 from outlast.prove.adversary._broken_saves import SAVES_BROKEN
+from outlast.prove.adversary._broken_work import WORK_BROKEN
 from outlast.prove.adversary._variants import Buffers, Variant, WithCoordinator, WithMember
 
 __all__ = ["BROKEN"]
@@ -310,4 +311,5 @@ BROKEN: dict[str, tuple[type[Variant], int]] = {
     **SAVES_BROKEN,
     **HOSTS_BROKEN,
     **JOINS_BROKEN,
+    **WORK_BROKEN,
 }

@@ -7,9 +7,11 @@ a durable write and the words that follow it. The launcher does not fail: it is 
 from __future__ import annotations
 
 from collections import deque
+from random import Random
 from typing import Any
 
 from outlast.core.phases import Phase
+from outlast.core.protocol import host_messages as hm
 from outlast.core.protocol import messages as m
 from outlast.prove.adversary._kernel import SimulatedProcess
 from outlast.prove.adversary._network import Dialled
@@ -37,6 +39,8 @@ class CoordinatorProcess(SimulatedProcess):
         self.silence = SilenceWatch(world, self) if world.scenario.silence_s else None
         if self.silence is not None:
             self._look()
+        if world.scenario.speeds_s:
+            self.kernel.after(world.scenario.speeds_s, self, self._measure)
 
     def receive(self, link: Dialled, event: Any) -> None:
         """Words over a connection; a Hello makes it the one to answer on."""
@@ -65,6 +69,16 @@ class CoordinatorProcess(SimulatedProcess):
         assert self.silence is not None
         self.kernel.after(BEAT_S, self, self._look)
         self.silence.look()
+
+    def _measure(self) -> None:
+        """Members of the view have become of other speeds, up to calm."""
+        world, view = self.world, self.machine.view
+        if self.kernel.now > world.scenario.calm_after_s:
+            return
+        self.kernel.after(world.scenario.speeds_s, self, self._measure)
+        draw = Random(f"{world.scenario.seed} {self.kernel.now}")
+        if view is not None:
+            self.handle(hm.SpeedsMeasured(leaf_s={name: draw.choice((1.0, 1.0, 2.0, 4.0)) for name in view.members}))
 
     def _say(self, name: str, word: SaveWord) -> None:
         link = self.links.get(name)

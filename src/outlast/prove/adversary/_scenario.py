@@ -65,6 +65,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     guarded: bool = False  # states are compared in every step
     auto_spares: bool = False  # how many spares there are is decided while it trains
     silence_s: float = 0.0  # a host of which nothing is heard for so long is given up; 0: the launcher sees its end
+    speeds_s: float = 0.0  # how often members are found to be of other speeds; 0: never
 
     def settings(self) -> Settings:
         return Settings(
@@ -120,8 +121,17 @@ def scenario_of(seed: int) -> Scenario:
     full = _with_hosts(seed, _with_saves(seed, full), span_s)
     full = msgspec.structs.replace(full, faults=(*full.faults, *_alarms(seed, full, span_s)))
     full = _with_auto_spares(seed, full, span_s)
+    full = _with_speeds(seed, full, span_s)
     last_s = max((fault.at + fault.lasts for fault in full.faults), default=0.0)
     return msgspec.structs.replace(full, calm_after_s=max(full.calm_after_s, last_s))
+
+
+def _with_speeds(seed: int, full: Scenario, span_s: float) -> Scenario:
+    """In one schedule of five members' speeds change, and work follows. Of its own seed."""
+    rng = Random(seed ^ 0x5BEED)
+    if rng.random() >= 0.2 or full.num_rows > 1:
+        return full
+    return msgspec.structs.replace(full, speeds_s=span_s * rng.choice((0.1, 0.2, 0.4)))
 
 
 def _wrong(seed: int, span_s: float) -> tuple[ScheduleFault, ...]:

@@ -87,7 +87,8 @@ class SimulatedSeat(Dialler, Owner):
 
     # --- the link to the coordinator -----------------------------------------------------------------------------
     def greeting(self) -> m.Hello:
-        facts = {"checkpoints": "kept"} if self.saves is not None else {}
+        facts = {"microbatches": str(self.member.num_microbatches)}
+        facts |= {"checkpoints": "kept"} if self.saves is not None else {}
         return self.member.hello(self.agent.name, facts, self.name, self.name)
 
     def told(self, link: Dialled, message: Any) -> None:

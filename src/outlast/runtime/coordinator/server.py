@@ -33,11 +33,11 @@ from outlast.runtime.coordinator._election import await_turn
 from outlast.runtime.coordinator._fleet_settings import settings_of
 from outlast.runtime.coordinator._hosts import Hosts, briefing, last_heard_of
 from outlast.runtime.coordinator._link_watch import LinkWatch
-from outlast.runtime.coordinator._speed_watch import SpeedWatch
 from outlast.runtime.coordinator._port import Port, SentAway
 from outlast.runtime.coordinator._recalled import take_over
 from outlast.runtime.coordinator._refusals import Refusals
 from outlast.runtime.coordinator._saves import Keeper
+from outlast.runtime.coordinator._speed_watch import SpeedWatch
 from outlast.runtime.host.silence import BEAT_S
 from outlast.runtime.settings.fault_points import Probe
 from outlast.runtime.transport import save_messages as saving

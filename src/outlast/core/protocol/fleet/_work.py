@@ -1,7 +1,7 @@
 """Members that compute more slowly than others get less to compute, from a planned view on; and they are named.
 
-A machine that is a third as fast holds up all others for two thirds of each step. Nobody is sent away for it, and no bit
-depends on it (protocol, 35). With a robust rule rows stay where they are, and slow members are only named.
+A machine that is a third as fast holds up all others for two thirds of each step. Nobody is sent away for it, and no
+bit depends on it (protocol, 35). With a robust rule rows stay where they are, and slow members are only named.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def _said(c: FleetState, view: View, name: str, over: float) -> str:
     gets, had = ((row or even(len(view.members), c.num_microbatches))[at] for row in (work, view.work))
     done = "its work stays as it is" if gets == had else f"it gets {gets} of {c.num_microbatches} in place of {had}"
     where, seconds = c.roster.peers[name].agent, c.leaf_s[name]
-    return f"{name} on {where} is slow to compute: a microbatch takes it {seconds:.3f} s, {over:.1f} x the usual; {done}"
+    return (
+        f"{name} on {where} is slow to compute: a microbatch takes it {seconds:.3f} s, {over:.1f} x the usual; {done}"
+    )
 
 
 def work_of(c: FleetState, members: Sequence[str]) -> tuple[int, ...]:

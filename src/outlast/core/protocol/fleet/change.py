@@ -148,4 +148,10 @@ def successor(c: FleetState, change: Change, carriers: Sequence[str]) -> View:
             members.append(incoming.pop(0))
     members += [name for name in staying if name not in change.old] + incoming
     members = list(c.roster.by_host(members))
-    return View(id=c.next_id(), members=tuple(members), attached=attached, relieved=relieved(c, members), work=work_of(c, members))
+    return View(
+        id=c.next_id(),
+        members=tuple(members),
+        attached=attached,
+        relieved=relieved(c, members),
+        work=work_of(c, members),
+    )
