@@ -25,9 +25,8 @@ def measured(c: FleetState, now_s: float, told: hm.SpeedsMeasured) -> None:
     c.leaf_s = {name: seconds for name, seconds in told.leaf_s.items() if c.roster.is_alive(name)}
     if c.view is None or not set(c.view.members) <= c.leaf_s.keys():
         return
-    usual_s = statistics.median(c.leaf_s[name] for name in c.view.members)
-    for name in c.view.members:
-        over = c.leaf_s[name] / usual_s
+    for name in c.view.members if len(c.view.members) > 1 else ():
+        over = c.leaf_s[name] / statistics.median(c.leaf_s[other] for other in c.view.members if other != name)
         if over >= _SLOW and name not in c.stragglers:
             c.stragglers[name] = now_s
             c.journal("notice", level="warning", text=_said(c, c.view, name, over))
