@@ -28,9 +28,17 @@ def test_each_part_is_reduced_once_and_carried_once_by_each_other_host(places: s
 
 
 def test_only_hosts_that_are_idle_whole_reduce_nothing() -> None:
-    assert list(HostCuts(together("aabb"), frozenset({2, 3})).idle_fine) == [2, 3]
-    assert list(HostCuts(together("aabb"), frozenset({2})).idle_fine) == []
-    assert list(HostCuts(together("aabb"), frozenset(range(4))).idle_fine) == []
+    assert HostCuts(together("aabb"), frozenset({2, 3})).idle_fine == {2, 3}
+    assert HostCuts(together("aabb"), frozenset({2})).idle_fine == set()
+    assert HostCuts(together("aabb"), frozenset(range(4))).idle_fine == set()
+
+
+@pytest.mark.parametrize("places", ["a", "ab", "aabb", "aaabbb", "abbbaa", "aabbbcccccd", "abcabcabc"])
+def test_cuts_turn_through_all_slices(places: str) -> None:
+    for idle in (frozenset[int](), frozenset({0})):
+        cuts = HostCuts(together(places), idle)
+        num = cuts.num_fine - len(cuts.idle_fine)
+        assert sorted(cuts.turns(num)) == list(range(num))
 
 
 @pytest.mark.parametrize("num_leaves", [4, 6, 7, 8, 12])

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from outlast.config import RunConfig
 from outlast.core.protocol import View, ViewId, cover, schedule
+from outlast.core.protocol.host_cuts import HostCuts, together
 from outlast.runtime.exchange._c10d_transfers import Points
 from outlast.runtime.exchange.host_plane import HostPlane
 from outlast.runtime.exchange.plane import ExchangeTask
@@ -191,6 +192,25 @@ def test_any_microbatches_anywhere_give_the_same_bits(monkeypatch: pytest.Monkey
     exchange(monkeypatch, "aabb", ((0, 5), (3,), (1, 2, 7), (4, 6)))
     exchange(monkeypatch, "aabcc", ((0, 7), (), (), (1, 2, 3, 6), (4, 5)))
     exchange(monkeypatch, "aabb", ((), (), (0, 1, 2, 3), (4, 5, 6, 7)))
+
+
+@pytest.mark.parametrize(("sizes", "most"), [((8,) * 31 + (7,), 2.0), ((8,) * 32, 1.1), ((3, 3), 1.1)])
+def test_blocks_that_do_not_come_out_even_fall_to_every_member_in_time(sizes: tuple[int, ...], most: float) -> None:
+    """250 buckets of 32 blocks: one for each of 32 hosts."""
+    places = [f"h{host}" for host, size in enumerate(sizes) for _ in range(size)]
+    bucket = Layout([torch.empty(32 * BLOCK, device="meta")], 1).buckets[0]
+    cuts = HostCuts(together(places))
+    num, idle, turns = cuts.num_fine, cuts.idle_fine, cuts.turns(250)
+    edges = [cuts.hosts[host] for host in (0, len(sizes) - 1)]
+    loads = dict.fromkeys((member for host in edges for member in host), 0)
+    for turn in turns:
+        fine = bucket.slices(num, idle, turn)
+        for member in loads:
+            lo, hi = cuts.owned(fine, member)
+            loads[member] += hi - lo
+    for host in edges:
+        mean = sum(loads[member] for member in host) / len(host)
+        assert max(loads[member] for member in host) <= most * mean
 
 
 def test_a_host_behind_a_bad_link_reduces_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

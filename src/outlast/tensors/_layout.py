@@ -40,11 +40,13 @@ class Bucket:
     def num_blocks(self) -> int:
         return sum(-(-(hi - lo) // BLOCK) for lo, hi, _ in self.runs) if self.runs else -(-self.numel // BLOCK)
 
-    def slices(self, num_members: int, idle: Collection[int] = ()) -> tuple[tuple[int, int], ...]:
-        """Element range of each member's slice, ascending; whole blocks. Who gets one more turns with the bucket; those
-        that are `idle` get none."""
+    def slices(
+        self, num_members: int, idle: Collection[int] = (), turn: int | None = None
+    ) -> tuple[tuple[int, int], ...]:
+        """Element range of each member's slice, ascending; whole blocks. Who gets one more turns with the bucket, or as
+        `turn` says; those that are `idle` get none."""
         num = num_members - len(idle)
-        n, turn = self.num_blocks, self.index % num
+        n, turn = self.num_blocks, (self.index if turn is None else turn) % num
         starts = [at for lo, hi, _ in self.runs for at in range(lo, hi, BLOCK)] or list(range(0, self.numel, BLOCK))
         before = itertools.accumulate((member not in idle for member in range(num_members)), initial=0)
         starts[:1], edges = [0], [(n * i + turn) // num for i in before]

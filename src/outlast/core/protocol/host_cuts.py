@@ -9,7 +9,7 @@ exchange is one stretch. Pure; the same on every member.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outlast.core.protocol.tree import Node, cover, leaves_of
@@ -51,11 +51,19 @@ class HostCuts:
         return len(self.hosts) * self._each
 
     @property
-    def idle_fine(self) -> Collection[int]:
+    def idle_fine(self) -> frozenset[int]:
         """Those of them that are empty."""
         each = self._each
         idle = [h for h, host in enumerate(self.hosts) if self.idle.issuperset(host)]
-        return [] if len(idle) == len(self.hosts) else [each * h + i for h in idle for i in range(each)]
+        found = (each * h + i for h in idle for i in range(each))
+        return frozenset() if len(idle) == len(self.hosts) else frozenset(found)
+
+    def turns(self, num_buckets: int) -> list[int]:
+        """By how much each bucket's cut is turned, so that blocks that do not come out even fall to every member of a
+        host in time, also where hosts are of unequal size: by about 5/8 of a turn more for each, through all slices."""
+        num = self.num_fine - len(self.idle_fine)
+        step = next(step for step in range(num * 5 // 8, num + 2) if math.gcd(step, num) == 1)
+        return [bucket * step % num for bucket in range(num_buckets)]
 
     @property
     def _each(self) -> int:

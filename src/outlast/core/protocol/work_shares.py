@@ -1,7 +1,7 @@
 """How many microbatches each member gets where they are not equally fast (protocol, 35).
 
 Bits depend on no share, so work may follow speed. Shares are ranges in the members' order, of one microbatch at least;
-they change where that makes a step a tenth shorter at least, and never back and forth for less. Pure.
+they change where that makes a step a tenth shorter at least, and go back to even for a twentieth. Pure.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ from collections.abc import Mapping, Sequence
 
 from outlast.core.protocol.tree import shares
 
-__all__ = ["WORTH", "even", "longest_s", "ranges_of", "shares_by_speed"]
+__all__ = ["BACK", "WORTH", "even", "longest_s", "ranges_of", "shares_by_speed"]
 
 WORTH = 0.9
 """Other shares are taken where a step is expected to take at most so much of what it does."""
+BACK = 0.95
+"""And even ones in place of other shares. Whole microbatches often leave little between the two: who is measured now a
+little faster, now a little slower would have them change in every window."""
 
 
 def even(num_members: int, num_leaves: int) -> tuple[int, ...]:
@@ -52,8 +55,9 @@ def shares_by_speed(
     best = _least(each, num_leaves)
     if longest_s(best, each) > WORTH * longest_s(have, each):
         best = have
-    # Back to even as soon as nothing is lost by it: fewer sums stand for even shares.
-    return () if longest_s(plain, each) <= longest_s(best, each) else best
+    # Fewer sums stand for even shares: of new ones they are taken where nothing is lost by it.
+    least = BACK if best == have != plain else 1.0
+    return () if longest_s(plain, each) <= least * longest_s(best, each) else best
 
 
 def _least(each: Sequence[float], num_leaves: int) -> tuple[int, ...]:

@@ -63,7 +63,8 @@ class HostPlane(NetworkPlane):
         self._memories = {index: peers[self.members[index]] for index in here if index != self.index} | {
             self.index: mine
         }
-        self._fine = [bucket.slices(cuts.num_fine, cuts.idle_fine) for bucket in layout.buckets]
+        num, idle, turns = cuts.num_fine, cuts.idle_fine, cuts.turns(len(layout.buckets))
+        self._fine = [bucket.slices(num, idle, turn) for bucket, turn in zip(layout.buckets, turns, strict=True)]
         self.ranges = [tuple(cuts.owned(fine, index) for index in range(len(self.members))) for fine in self._fine]
         self._added: dict[tuple[int, Node], Tensor] = {}  # my lane's sums of my host: memory that late sends may read
         self._offered = self._sent = self._brought = 0

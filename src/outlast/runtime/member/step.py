@@ -56,6 +56,7 @@ class StepCourse:
         self._begun: Plane | None = None  # the view's plane in which the current step's exchange has begun
         self._current: Compute | None = None
         self._loss: float | None = None
+        self._exchanged_s = 0.0  # under the backward of the microbatch under way: no part of how fast this one computes
 
     # --- microbatches --------------------------------------------------------------------------------------------
     def batches(self, step: int, closed: Callable[[], None]) -> Iterator[Any]:
@@ -95,7 +96,7 @@ class StepCourse:
         if todo.orphan:
             replica.enter(Phase.RECOMPUTE, todo.microbatch)
         replica.siblings.compute(todo.step, todo.microbatch, self._ahead(todo))
-        began_s = time.monotonic()
+        began_s, self._exchanged_s = time.monotonic(), 0.0
         batch = self._prepared(todo.step, todo.microbatch)
         self._current, self._loss = todo, None
         self.engine.metrics.begin(self.engine.mine(todo.microbatch))
@@ -103,7 +104,7 @@ class StepCourse:
             yield batch
         if self._loss is None:
             raise missing_backward(todo.step, todo.microbatch)
-        replica.pace.parts.computed(time.monotonic() - began_s)
+        replica.pace.parts.computed(time.monotonic() - began_s - self._exchanged_s)
         self._computed(todo)
 
     def _prepared(self, step: int, microbatch: int) -> Any:
@@ -148,6 +149,7 @@ class StepCourse:
         trouble: list[ViewAbandoned] = []
 
         def announce(bucket: int) -> None:
+            began_s = time.monotonic()
             if not trouble:
                 try:
                     if bucket == 0:
@@ -157,6 +159,7 @@ class StepCourse:
                     trouble.append(reason)
                 if self.replica.siblings.some:  # what follows is FSDP's again, which may wait for the other ranks
                     self.replica.clock.enter(Phase.BACKWARD, todo.step, todo.microbatch)
+            self._exchanged_s += time.monotonic() - began_s
 
         return announce
 

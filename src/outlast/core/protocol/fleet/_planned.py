@@ -80,11 +80,13 @@ def _stays_on(c: FleetState, view: View) -> list[str]:
 
 
 def _relieves(c: FleetState, view: View) -> bool:
-    """Whether others should reduce nothing than do, or compute less. An earlier coordinator's view stays as it is: it
-    may have known."""
-    if view.id.epoch != c.epoch:
+    """Whether others should reduce nothing than do, or compute less. Who reduces in an earlier coordinator's view stays
+    as it is: that one may have known. Shares wait for joiners, whose streams end with the view."""
+    if view.id.epoch == c.epoch and relieved(c, view.members) != view.relieved:
+        return True
+    if not c.leaf_s or c.roster.count("joining"):
         return False
-    return relieved(c, view.members) != view.relieved or (bool(c.leaf_s) and work_of(c, view.members) != view.work)
+    return work_of(c, view.members) != view.work
 
 
 def _somebody_comes(c: FleetState, *besides: Status) -> bool:

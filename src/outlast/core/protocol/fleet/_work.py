@@ -21,12 +21,13 @@ _SLOW = 1.5
 
 
 def measured(c: FleetState, now_s: float, told: hm.SpeedsMeasured) -> None:
-    """So long a microbatch takes each member of the view."""
+    """So long a microbatch takes each member of the view that computes any."""
     c.leaf_s = {name: seconds for name, seconds in told.leaf_s.items() if c.roster.is_alive(name)}
-    if c.view is None or not set(c.view.members) <= c.leaf_s.keys():
+    if c.view is None:
         return
-    for name in c.view.members if len(c.view.members) > 1 else ():
-        over = c.leaf_s[name] / statistics.median(c.leaf_s[other] for other in c.view.members if other != name)
+    known = [name for name in c.view.members if name in c.leaf_s]
+    for name in known if len(known) > 1 else ():
+        over = c.leaf_s[name] / statistics.median(c.leaf_s[other] for other in known if other != name)
         if over >= _SLOW and name not in c.stragglers:
             c.stragglers[name] = now_s
             c.journal("notice", level="warning", text=_said(c, c.view, name, over))
