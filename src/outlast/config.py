@@ -275,6 +275,11 @@ def _check_hosts(config: RunConfig) -> None:
             f"{config.nnodes} hosts, and no address at which the others reach this one",
             remedy="--endpoint HOST:PORT, an address of this machine and a free port",
         )
+    if "@" in config.record:  # not even told here: the rest may be a password
+        raise ConfigError(
+            "record has a user or a password in its address",
+            remedy="OUTLAST_ETCD_USER and OUTLAST_ETCD_PASSWORD in the environment, and etcd://HOST:PORT",
+        )
     if config.record != "sqlite" and not config.record.startswith(("etcd://", "etcds://")):
         raise ConfigError(
             f"record = {config.record!r} is no place for a record",

@@ -7,14 +7,20 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.journal.etcd_members import Members, start_members
+from tests.journal.etcd_members import Members, free_ports, start_members
 
+from outlast.cli._run import _check_record
+from outlast.config import RunConfig, encoded, resolve
 from outlast.core import events as ev
+from outlast.core.protocol.host_messages import Briefing
 from outlast.errors import ConfigError, EnvironmentFault
-from outlast.journal import Access, CoordinatorClaim, Journal, SharedRecord, access_of, read_places
+from outlast.journal import Access, CoordinatorClaim, Journal, SharedRecord, access_of, check_reachable, read_places
 from outlast.journal._etcd import Etcd
+from outlast.runtime.coordinator._election import TurnSeeker
+from outlast.runtime.host.joined import JoinOptions, _prepared
 
 pytestmark = pytest.mark.process
 SECRET = b"s" * 32
@@ -114,6 +120,163 @@ def test_what_was_not_written_with_the_run_s_secret_is_not_believed(opened: Open
     etcd.close()
     with pytest.raises(EnvironmentFault, match="not written with this run's secret"):
         journal.get("fleet")
+
+
+def test_a_put_that_a_member_carries_out_late_puts_no_older_record_back(opened: Open, members: Members) -> None:
+    journal, shared = opened("a")
+    assert begin(journal, shared, 1, "a")
+    asked: list[dict[str, Any]] = []
+    once = shared._etcd._once
+
+    def spied(what: str, body: dict[str, Any], limit_s: float) -> dict[str, Any]:
+        if what == "kv/txn":
+            asked.append(dict(body))
+        return once(what, body, limit_s)
+
+    shared._etcd._once = spied  # type: ignore[method-assign]
+    assert journal.put(1, "fleet", b"one")
+    assert journal.put(1, "fleet", b"two")
+    assert journal.put(1, "fleet", b"two")
+    etcd = Etcd(members.access)
+    for late in asked:  # each of them, as a member that was stopped would
+        assert not etcd._ask("kv/txn", late, 5.0).get("succeeded") or late is asked[-1]
+        assert journal.get("fleet") == b"two"
+    etcd.close()
+    assert journal.held
+    assert journal.put(1, "fleet", b"three")
+    assert journal.get("fleet") == b"three"
+
+
+def test_a_put_that_finds_another_s_late_one_done_is_tried_again(opened: Open, members: Members) -> None:
+    journal, shared = opened("a")
+    assert begin(journal, shared, 1, "a")
+    place, ranged, etcd = shared._prefix + "records/fleet", shared._etcd.range, Etcd(members.access)
+
+    def slipped(prefix: str, within_s: float, **more: Any) -> Any:
+        found = ranged(prefix, within_s, **more)
+        shared._etcd.range = ranged  # type: ignore[method-assign]
+        etcd.put_if(shared._turn.claim_key, shared._raw, {place: b"late"}, 5.0)
+        return found
+
+    shared._etcd.range = slipped  # type: ignore[method-assign]
+    assert journal.put(1, "fleet", b"new")
+    assert journal.get("fleet") == b"new"
+    etcd.close()
+
+
+def test_events_that_are_stored_twice_and_out_of_order_are_told_once_in_order(opened: Open, members: Members) -> None:
+    journal, shared = opened("a")
+    assert begin(journal, shared, 1, "a")
+    _, follower = opened("b")
+    etcd, told, since = Etcd(members.access), [], 0
+    for number in range(3):
+        journal.append_many([note(f"{number}a"), note(f"{number}b")])
+        assert journal.put(1, "fleet", str(number).encode())
+        rows = etcd.range(shared._prefix + "story/", 5.0)[0]
+        etcd.put_if(shared._turn.claim_key, shared._raw, {rows[0].key: rows[0].value}, 5.0)  # a copy, carried out late
+        found, since = follower.story(since, 5.0)
+        told += [event.text for event in found if isinstance(event, ev.Notice)]
+    etcd.close()
+    assert told == ["0a", "0b", "1a", "1b", "2a", "2b"]
+
+
+def test_what_strangers_put_beside_the_story_and_the_sign_of_life_is_passed_over(
+    opened: Open, members: Members, tmp_path: Path
+) -> None:
+    journal, shared = opened("a")
+    assert begin(journal, shared, 1, "a")
+    other, follower = opened("b")
+    mine = CoordinatorClaim(epoch=0, token="", seat="b", host="b", address="h:2")
+    seeker = TurnSeeker(follower, other, mine, may_begin=False, alive=lambda: None)
+    etcd, beats = Etcd(members.access), shared._turn.beat_key
+    old = etcd.range(beats, 5.0, whole=False)[0][0].value
+    assert follower.look(5.0).beat == 0
+    etcd.put_if(shared._turn.claim_key, shared._raw, shared._turn.beat(shared._my_claim(), 3), 5.0)
+    assert not seeker._due(follower.look(5.0), 1.0, 1.0)
+    junk = {shared._prefix + "story/00000009-x": b"junk", shared._prefix + "story/z": b"", beats: b"7"}
+    etcd.put_if(shared._turn.claim_key, shared._raw, junk, 5.0)
+    assert follower.look(5.0).beat == -1
+    for at_s, stored in ((10.0, b"8"), (20.0, old), (29.9, b"")):  # neither is a sign of life
+        etcd.put_if(shared._turn.claim_key, shared._raw, {beats: stored}, 5.0)
+        assert not seeker._due(follower.look(5.0), at_s, at_s)
+    assert seeker._due(follower.look(5.0), 31.2, 31.2)
+    etcd.close()
+    for text in ("one", "two"):
+        journal.append(note(text))
+        assert journal.put(1, "fleet", text.encode())
+        seeker._keep_up()
+    assert other.flush()
+    texts = [entry.event.text for entry in other.events(kinds=[ev.Notice]) if isinstance(entry.event, ev.Notice)]
+    assert len(texts) == 3
+    assert (texts[0], texts[2]) == ("one", "two")
+    assert "was not written by this run" in texts[1]
+
+
+def test_events_that_are_too_many_or_too_large_for_etcd_do_not_end_the_turn(opened: Open) -> None:
+    journal, shared = opened("a", lease_s=1.0)
+    assert begin(journal, shared, 1, "a")
+    journal.append_many(note(f"{number} " + "x" * 100_000) for number in range(40))  # 4 MB, in batches of 100
+    journal.append_many([note("y" * 2_000_000), note("last")])  # one that no member takes
+    assert journal.put(1, "fleet", b"one")
+    assert journal.tell_end(0, 30.0)
+    assert journal.held
+    told = [event.text for event in opened("b")[1].story(0, 5.0)[0] if isinstance(event, ev.Notice)]
+    assert [text.partition(" ")[0] for text in told] == [*map(str, range(40)), "last"]
+    with pytest.raises(EnvironmentFault, match="does not take what is asked") as refused:
+        journal.put(1, "fleet", b"z" * 2_000_000)
+    assert "PASSWORD" not in str(refused.value)
+
+
+def test_a_record_that_cannot_be_reached_is_told_before_anything_starts(members: Members) -> None:
+    check_reachable(members.record, {})
+    [port] = free_ports(1)
+    with pytest.raises(EnvironmentFault, match=f"127.0.0.1:{port} cannot be reached from this host") as fault:
+        check_reachable(f"etcd://127.0.0.1:{port}", {}, 0.2)
+    assert "etcds:// for TLS" in fault.value.remedy
+
+
+def test_who_is_not_let_in_is_told_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with start_members(tmp_path) as closed:
+        etcd, everything = Etcd(closed.access), {"key": "AA==", "range_end": "AA=="}
+        for name, role in (("root", "root"), ("out", "any")):
+            etcd._ask("auth/user/add", {"name": name, "password": "pw"}, 5.0)
+            etcd._ask("auth/role/add", {"name": role}, 5.0)
+            etcd._ask("auth/user/grant", {"user": name, "role": role}, 5.0)
+        etcd._ask("auth/role/grant", {"name": "any", "perm": {"permType": "READWRITE", **everything}}, 5.0)
+        etcd._ask("auth/enable", {}, 5.0)
+        etcd.close()
+        wrong = {"OUTLAST_ETCD_USER": "out", "OUTLAST_ETCD_PASSWORD": "hunter2"}
+        for environ in ({}, wrong):
+            with pytest.raises(EnvironmentFault, match="refuses the run's record") as refused:
+                check_reachable(closed.record, environ)
+            assert "OUTLAST_ETCD_PASSWORD" in refused.value.remedy
+            assert "hunter2" not in str(refused.value)
+        for name, value in wrong.items():
+            monkeypatch.setenv(name, value)
+        config = RunConfig(record=closed.record)
+        with pytest.raises(EnvironmentFault, match="refuses the run's record"):
+            _check_record(config)
+        options = JoinOptions(endpoint="h:1", secret=SECRET, host="h1", folder=str(tmp_path / "joined"))
+        told = Briefing(
+            epoch=1,
+            run_id="r",
+            command=("python", "train.py"),
+            folder="/nowhere",
+            config=encoded(config),
+            hash_seed="0",
+        )
+        with pytest.raises(EnvironmentFault, match="refuses the run's record"):
+            _prepared(options, told, "h1", ("h", 1))
+        check_reachable(closed.record, wrong | {"OUTLAST_ETCD_PASSWORD": "pw"})
+
+
+def test_a_password_in_the_address_is_refused_and_not_told() -> None:
+    for wrong in ("etcd://root:hunter2@a:1", "etcd://a:1,root:hunter2@b:2", "http://root:hunter2@a:1"):
+        for refuse in (read_places, lambda text: resolve(cli={"endpoint": "10.0.0.1:80", "record": text}, environ={})):
+            with pytest.raises(ConfigError, match="user or a password") as refused:
+                refuse(wrong)
+            assert "hunter2" not in str(refused.value)
+            assert "OUTLAST_ETCD_PASSWORD" in refused.value.remedy
 
 
 def test_while_no_majority_answers_nothing_is_told_and_nothing_is_lost(opened: Open, members: Members) -> None:

@@ -99,6 +99,26 @@ def test_who_looks_after_a_pause_of_its_own_blames_nobody() -> None:
     assert looks(hosts, 110.0, 100.0) == [(105.1, "h1:aa")]
 
 
+def recalled(at_s: float, floor_s: float = 0.5) -> Hosts:
+    """One host lives, another was an earlier coordinator's; this one's port opens 3 s after it was recalled."""
+    hosts = Hosts(8, floor_s, 5.0, "here", lambda member: {"r1.1": "h1:aa", "r2.1": "h2:aa"}.get(member, ""))
+    hosts.recall(here("h1:aa"), at_s - 3.0)
+    assert looks(hosts, at_s, at_s - 3.0) == []
+    hosts.opened(at_s)
+    assert hosts.take(here("h2:aa"), at_s) == (None, None)
+    hosts.heard("h2:aa", waits("r1.1"), at_s)
+    return hosts
+
+
+def test_a_host_has_time_to_turn_to_who_has_taken_over_from_when_it_can() -> None:
+    assert looks(recalled(10.0), 13.0) == [(12.1, "h1:aa")]
+    assert looks(recalled(10.0, floor_s=1.5), 14.0) == [(13.1, "h1:aa")]
+    hosts = recalled(10.0)
+    assert looks(hosts, 11.0) == []
+    hosts.look(11.8)  # 0.8 s in which nobody could be heard, but for 0.25 s
+    assert looks(hosts, 13.5, 11.8) == [(12.6, "h1:aa")]
+
+
 def test_connections_that_all_end_are_word_enough() -> None:
     hosts = known()
     hosts.heard("r1.1", Heartbeat(sender="r1.1", sent_s=0.0), 10.0)

@@ -20,7 +20,7 @@ from outlast.core.protocol import Coordinator, Settings, View, ViewId
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet.roster import Peer
 from outlast.core.protocol.fleet.state import Change
-from outlast.core.protocol.saves.commit import PartReport, SaveId
+from outlast.core.protocol.saves.commit import Announce, PartReport, SaveId
 from outlast.journal import Journal
 from outlast.runtime.coordinator._saves import Keeper
 from outlast.runtime.settings.save_settings import SaveSettings
@@ -124,6 +124,45 @@ def test_what_was_written_for_a_publication_that_failed_is_given_back(
         await office.close()
         assert office.said("checkpoint_failed")[0]["cause"] == "publish_failed"
         assert not any(name.startswith(handle.save.token) for name in archive._store.names())
+        engine.close()
+
+    asyncio.run(scene())
+
+
+def test_who_may_have_been_followed_publishes_and_removes_nothing_until_the_claim_is_confirmed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = [False]
+    monkeypatch.setattr(Journal, "held", property(lambda self: held[0]))
+    monkeypatch.setattr("outlast.runtime.coordinator._save_commits._UNHELD_S", 0.0)
+
+    async def scene() -> None:
+        office = Office(tmp_path)
+        await office.installed(1, "r0.1")
+        engine, archive, tidied = CheckpointEngine(str(office.place), run="mine"), office.keeper.archive, list[int]()
+        assert archive is not None
+        asked, publish = list[int](), archive.publish
+
+        def spied(save: SaveId, reports: Any, *, certified: bool) -> int:
+            asked.append(save.step)
+            return publish(save, reports, certified=certified)
+
+        monkeypatch.setattr(archive, "publish", spied)
+        monkeypatch.setattr(archive, "tidy", lambda generation, kept: tidied.append(generation))
+        handle = engine.save(4, {"w": torch.ones(500)}, view=(1, 1))
+        assert handle is not None
+        office.keeper.received("r0.1", done(handle.save, handle.durable.result(20)))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not asked
+        held[0] = True
+        while not office.said("checkpoint_saved"):
+            await asyncio.sleep(0)
+        assert (tidied, asked) == ([0], [4])
+        held[0] = False
+        office.keeper._announce(Announce(save=SaveId(epoch=1, n=1, step=5), generation=1))
+        assert (tidied, asked) == ([0], [4])
+        await office.close()
         engine.close()
 
     asyncio.run(scene())

@@ -355,6 +355,24 @@ def test_the_end_of_a_run_is_told_whole(tmp_path: Path) -> None:
     assert sum(parts.values()) == pytest.approx(end.seconds["wall"], abs=1e-6)
 
 
+def test_a_record_that_is_stored_is_written_again_while_the_claim_is_not_confirmed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another may have followed: then the record's being what it was is no reason to tell a view."""
+
+    async def play(server: Server, address: Address) -> None:
+        record = m.FleetRecord(view=View(id=ViewId(1, 1), members=("r0.1",)))
+        server._persist(record)
+        server.journal.claim("another")
+        server._persist(record)  # on one host the next write says so
+        assert not server.finished.done()
+        monkeypatch.setattr(Journal, "held", property(lambda self: False))
+        server._persist(record)
+        assert server.finished.done()
+
+    with_server(tmp_path, play)
+
+
 def test_who_gave_up_before_anybody_listened_again_is_called_no_stranger() -> None:
     """The run's own callers wait at the socket that a coordinator's successor inherits, and hang up in time."""
     listening = socket.socket(socket.AF_UNIX)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from outlast.runtime.exchange.slots import OUTCOME, Memory
+from outlast.runtime.training import run_facts
 from outlast.runtime.training.engine import Engine
 from outlast.runtime.training.frozen import Frozen, raw
 from outlast.runtime.training.warm_memory import Warm, at_low_priority, populate, touch
@@ -35,6 +36,18 @@ def settled() -> None:
     for thread in threading.enumerate():
         if thread.name == "outlast-touch":
             thread.join(30)
+
+
+def test_the_secrets_of_the_run_and_of_its_record_are_not_left_to_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = ("USER", "PASSWORD", "CA", "CERT", "KEY")
+    for name in ("OUTLAST_SECRET", *(f"OUTLAST_ETCD_{kind}" for kind in kinds)):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setattr(run_facts.ctypes, "CDLL", lambda name: SimpleNamespace(prctl=lambda *said: 0))
+    monkeypatch.setattr(run_facts, "outlast_full_disks", lambda: None)
+    env: Any = SimpleNamespace(coordinator=("127.0.0.1", 1), config=SimpleNamespace(threads=0))
+    run_facts.prepare_process(env)
+    left = {name for name in os.environ if name == "OUTLAST_SECRET" or name.startswith("OUTLAST_ETCD_")}
+    assert left == {"OUTLAST_ETCD_CA", "OUTLAST_ETCD_CERT"}
 
 
 def test_what_was_prepared_is_lent_and_comes_back() -> None:

@@ -175,9 +175,9 @@ def _check_rule(config: Any) -> None:
 
 def _check_record(config: Any) -> None:
     if config.record != "sqlite":
-        from outlast.journal import access_of
+        from outlast.journal import check_reachable
 
-        access_of(config.record, os.environ)
+        check_reachable(config.record, os.environ)
 
 
 def _check_audit(config: Any) -> None:

@@ -6,7 +6,7 @@ This room must never decide anything, never make a view record wait for an event
 could not be written. Read `_journal.py` first, then `_record.py`.
 """
 
-from outlast.journal._etcd import Access, Unreachable, access_of, read_places
+from outlast.journal._etcd import Access, Unreachable, access_of, check_reachable, read_places
 from outlast.journal._files import holds_run
 from outlast.journal._filesystem import Mount, find_mount, is_network
 from outlast.journal._journal import Entry, Journal
@@ -18,6 +18,6 @@ from outlast.journal._turn import CoordinatorClaim, TurnSeen
 
 __all__ = [
     "Access", "CoordinatorClaim", "Entry", "Journal", "LastLine", "Mount", "RunLock", "SharedRecord", "TurnSeen",
-    "Unreachable", "access_of", "find_mount", "holds_run", "is_held", "is_network", "keep_clock", "read_places",
-    "run_now_s", "started_at_s",
+    "Unreachable", "access_of", "check_reachable", "find_mount", "holds_run", "is_held", "is_network", "keep_clock",
+    "read_places", "run_now_s", "started_at_s",
 ]  # fmt: skip

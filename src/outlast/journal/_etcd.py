@@ -20,12 +20,15 @@ from typing import Any, NamedTuple
 
 from outlast.errors import ConfigError, EnvironmentFault
 
-__all__ = ["Access", "Etcd", "KeyValue", "Unreachable", "access_of", "read_places"]
+__all__ = ["Access", "Etcd", "KeyValue", "Unreachable", "access_of", "check_reachable", "read_places"]
 
 _ONE_TRY_S = 0.6  # for one member: a healthy one answers in milliseconds
 _PAUSE_S = 0.05  # when all have been tried
 _UNAUTHENTICATED, _DENIED, _INVALID = 16, 7, 3  # gRPC's codes, as the gateway tells them
+_OF_USERS = ("auth", "user name")  # in what is said under the last of these codes
 _SCHEMES = {"etcd": False, "etcds": True}
+ITSELF = "the request itself"  # where the fault is: no member takes it, most often because it is too large
+_REACH_S = 10.0  # before anything is started
 
 
 class Unreachable(OSError):
@@ -51,6 +54,11 @@ class Access(NamedTuple):
 
 def read_places(text: str) -> tuple[tuple[tuple[str, int], ...], bool]:
     """`etcd://HOST:PORT,HOST:PORT` (`etcds://`: by TLS): (the members, whether by TLS). ConfigError."""
+    if "@" in text:  # it is stored, shown and seen by who lists processes: not even told here
+        raise ConfigError(
+            "record = '…@…' has a user or a password in the address of etcd",
+            remedy="OUTLAST_ETCD_USER and OUTLAST_ETCD_PASSWORD in the environment, and etcd://HOST:PORT",
+        )
     scheme, _, rest = text.partition("://")
     places = []
     for part in rest.rstrip("/").split(",") if scheme in _SCHEMES else ():
@@ -97,6 +105,21 @@ def _context(said: Mapping[str, str]) -> ssl.SSLContext:
     return context
 
 
+def check_reachable(record: str, environ: Mapping[str, str], within_s: float = _REACH_S) -> None:
+    """Whether this host gets an answer there, before anything is started. ConfigError, EnvironmentFault."""
+    etcd = Etcd(access_of(record, environ))
+    try:
+        etcd.range("/outlast/", within_s, whole=False)  # one key: there may be a million others
+    except Unreachable as error:
+        raise EnvironmentFault(
+            f"the record at {record} cannot be reached from this host: {error}",
+            did=f"nothing was started; it was tried for {within_s:g} s",
+            remedy="see whether etcd runs there, has a majority and lets this host in (etcds:// for TLS)",
+        ) from error
+    finally:
+        etcd.close()
+
+
 class Etcd:
     """See the module."""
 
@@ -108,12 +131,24 @@ class Etcd:
         self._token = ""
         self._fault = ""
 
-    def put_if(self, key: str, value: bytes | None, puts: Mapping[str, bytes], within_s: float) -> bool:
-        """Store all of `puts` if `key` has this value (None: is not there); whether it had. Raises Unreachable."""
+    def put_if(
+        self,
+        key: str,
+        value: bytes | None,
+        puts: Mapping[str, bytes],
+        within_s: float,
+        unchanged: tuple[str, int] | None = None,
+    ) -> bool:
+        """Store all of `puts` if `key` has this value (None: is not there) and the key in `unchanged` was changed last
+        at this revision (0: is not there); whether it was so. Raises Unreachable."""
         compare: dict[str, Any] = {"key": _text(key), "result": "EQUAL"}
         compare |= {"target": "VALUE", "value": _text(value)} if value is not None else {"target": "VERSION"}
+        compares = [compare]
+        if unchanged is not None:
+            place, at = unchanged
+            compares.append({"key": _text(place), "result": "EQUAL", "target": "MOD", "mod_revision": str(at)})
         success = [{"request_put": {"key": _text(k), "value": _text(v)}} for k, v in puts.items()]
-        told = self._ask("kv/txn", {"compare": [compare], "success": success}, within_s)
+        told = self._ask("kv/txn", {"compare": compares, "success": success}, within_s)
         return bool(told.get("succeeded"))
 
     def range(
@@ -129,7 +164,9 @@ class Etcd:
         asked |= {"limit": str(limit), "sort_target": "MOD", "sort_order": "ASCEND"}
         told = self._ask("kv/range", asked, within_s)
         rows = [
-            KeyValue(_bytes(row["key"]).decode(), _bytes(row.get("value", "")), int(row["mod_revision"]))
+            KeyValue(
+                _bytes(row["key"]).decode(errors="replace"), _bytes(row.get("value", "")), int(row["mod_revision"])
+            )
             for row in told.get("kvs", ())
         ]
         return rows, int(told.get("header", {}).get("revision", 0))
@@ -179,6 +216,13 @@ class Etcd:
         if code == _UNAUTHENTICATED and self._token:  # it is forgotten when members restart
             self._token = ""
             raise ValueError(text)
+        if code == _INVALID and not any(word in text for word in _OF_USERS):
+            raise EnvironmentFault(
+                f"etcd does not take what is asked of it ({what}): {text}",
+                where=ITSELF,
+                did="nothing was written",
+                remedy="see what etcd's --max-request-bytes is (1.5 MiB where nothing is said), and its version",
+            )
         if code in (_UNAUTHENTICATED, _DENIED, _INVALID):
             user = f"user {self._access.user!r}" if self._access.user else "no user"
             raise EnvironmentFault(

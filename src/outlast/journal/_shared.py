@@ -1,23 +1,27 @@
 """The coordinator's record in etcd, and the story of the run beside it, for whichever host coordinates next.
 
 Role: as `_record.py`, on several machines. Each write is one transaction on the holder's own claim, so who has been
-followed writes nothing. A thread renews the claim; `held` is whether that has been confirmed within the lease. Events
-go along with the next write, in order, and at the latest with the next sign of life; of kinds that are told over and
-over only the newest are kept. A copy of each record is put on this host's disk, for who reads there; it counts for
-nothing. It does not decide who coordinates.
+followed writes nothing; a record's is one on its last change too, so a copy that a member held back puts nothing back.
+A thread renews the claim; `held` is whether that has been confirmed within the lease. Events go along with the next
+write, in order, and at the latest with the next sign of life; of kinds that are told over and over only the newest are
+kept. A copy of each record is put on this host's disk, for who reads there; it counts for nothing. It does not decide
+who coordinates.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 
+import msgspec
+
 from outlast.core.events import AnyEvent, ProgressMade, StepAnatomy, decode, encode
 from outlast.errors import EnvironmentFault, ProtocolViolation
-from outlast.journal._etcd import Access, Etcd, Unreachable
+from outlast.journal._etcd import ITSELF, Access, Etcd, Unreachable
 from outlast.journal._record import Record
 from outlast.journal._turn import CoordinatorClaim, Seals, SharedTurn, TurnSeen
 
@@ -25,6 +29,7 @@ __all__ = ["SharedRecord"]
 
 _PUT_S = 2.0  # one attempt; there is always another
 _AT_ONCE = 100  # operations of a transaction: etcd takes 128
+_AT_ONCE_BYTES = 512 * 1024  # etcd takes 1.5 MiB where nothing else is said
 _MOST_WAITING = 20_000  # events, while etcd does not answer
 _OFTEN = (ProgressMade, StepAnatomy)
 _KEPT = 512  # of each of these
@@ -45,7 +50,10 @@ class SharedRecord:
         self._newer = 0  # an epoch that has followed mine
         self._mutex = threading.Lock()
         self._waiting: deque[tuple[str, bytes]] = deque()
-        self._count = self._dropped = 0
+        self._count = 0
+        self._most_bytes = _AT_ONCE_BYTES
+        self._told_upto = b""  # the place of the newest event that `story` has returned
+        self.junk = ""  # a key that `story` has passed over, for nobody of this run wrote what it holds
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="outlast-record", daemon=True)
 
@@ -55,19 +63,23 @@ class SharedRecord:
         return self._turn.look(within_s)
 
     def story(self, since: int, within_s: float) -> tuple[list[AnyEvent], int]:
-        """Events that were written from this revision on, in their order, and the revision to ask for next. Raises
-        Unreachable, EnvironmentFault."""
-        found: list[tuple[int, bytes, bytes]] = []
+        """Events that were written from this revision on, in their order, and the revision to ask for next; each once,
+        though a write that was tried again may have put it there again. Raises Unreachable, EnvironmentFault."""
+        found: dict[bytes, AnyEvent] = {}
         while True:
             rows, revision = self._etcd.range(self._prefix + "story/", within_s, since=since, limit=_PAGE)
             for row in rows:
-                place, _, body = self._seals.unsealed(row.key, row.value).partition(b" ")
-                found.append((row.revision, place, body))
+                try:
+                    place, _, body = self._seals.unsealed(row.key, row.value).partition(b" ")
+                    if place > self._told_upto:
+                        found[place] = decode(body.decode())
+                except (EnvironmentFault, ValueError, msgspec.DecodeError):
+                    self.junk = self.junk or row.key
             if len(rows) < _PAGE:
                 break
             since = rows[-1].revision  # what it changed besides is asked for again
-        ordered = [body for _, _, body in sorted(set(found))]
-        return [decode(body.decode()) for body in ordered], revision + 1
+        self._told_upto = max(found, default=self._told_upto)
+        return [found[place] for place in sorted(found)], revision + 1
 
     def take(self, seen: TurnSeen, mine: CoordinatorClaim, within_s: float) -> bool:
         """Begin my turn; False if another was quicker. Raises Unreachable, EnvironmentFault."""
@@ -97,12 +109,18 @@ class SharedRecord:
         place = f"{self._prefix}records/{key}"
         while epoch == self._my_claim().epoch and not self._newer:
             with contextlib.suppress(Unreachable):
-                if not self._write({place: self._seals.seal(place, value)}, self._etcd):
+                if not self._put(place, self._seals.seal(place, value)):
                     break
                 with contextlib.suppress(EnvironmentFault):  # this host's disk; the record is where it has to be
                     self._local.put(epoch, key, value)
                 return True
         return False
+
+    def _put(self, place: str, sealed: bytes) -> bool:
+        """An attempt that was given up may be carried out late, so each depends on what was there when it began."""
+        rows, _ = self._etcd.range(place, _PUT_S, whole=False)
+        there = bool(rows) and rows[0].value == sealed
+        return self._write({} if there else {place: sealed}, self._etcd, (place, rows[0].revision if rows else 0))
 
     def get(self, key: str) -> bytes | None:
         """The newest value of `key`, or None. Waits as `put` does."""
@@ -135,7 +153,8 @@ class SharedRecord:
         while self._mine is not None and not self._newer and time.monotonic() < until_s:
             with contextlib.suppress(Unreachable):
                 with self._mutex:
-                    last = len(self._waiting) <= _AT_ONCE
+                    waiting = len(self._waiting)
+                last = len(self._batch()) == waiting
                 code = {self._turn.end_key: self._seals.seal(self._turn.end_key, str(exit_code).encode())}
                 if not self._write(code if last else {}, self._etcd):
                     return False
@@ -156,18 +175,45 @@ class SharedRecord:
             raise ProtocolViolation("a record is asked of who has no turn")
         return self._mine
 
-    def _write(self, puts: dict[str, bytes], etcd: Etcd) -> bool:
-        """These, and events that wait, if it is still my turn. Raises Unreachable."""
-        with self._mutex:
-            along: Sequence[tuple[str, bytes]] = [self._waiting[i] for i in range(min(_AT_ONCE, len(self._waiting)))]
-        if not etcd.put_if(self._turn.claim_key, self._raw, dict(along) | puts, _PUT_S):
+    def _write(self, puts: dict[str, bytes], etcd: Etcd, unchanged: tuple[str, int] | None = None) -> bool:
+        """These, and events that wait, if it is still my turn. Raises Unreachable, also where the key in `unchanged`
+        has changed; EnvironmentFault."""
+        along = self._batch()
+        try:
+            mine = etcd.put_if(self._turn.claim_key, self._raw, dict(along) | puts, _PUT_S, unchanged)
+        except EnvironmentFault as fault:
+            if not along or fault.where != ITSELF:
+                raise
+            self._most_bytes = max(1, self._most_bytes // 2)
+            if len(along) == 1:  # the others do not wait for it
+                self._sent(along)
+            along, mine = [], etcd.put_if(self._turn.claim_key, self._raw, puts, _PUT_S, unchanged)
+        if not mine:
+            rows, _ = etcd.range(self._turn.claim_key, _PUT_S, whole=False)
+            if rows and rows[0].value == self._raw:
+                raise Unreachable("an earlier attempt was carried out late")
             self._newer = self._newer or self._my_claim().epoch + 1
             return False
+        self._sent(along)
+        return True
+
+    def _batch(self) -> Sequence[tuple[str, bytes]]:
+        """The oldest events that wait: one, and as many more as fit."""
+        along: list[tuple[str, bytes]] = []
+        room = self._most_bytes
+        with self._mutex:
+            for item in itertools.islice(self._waiting, _AT_ONCE):
+                room -= len(item[0]) + len(item[1])
+                if along and room < 0:
+                    break
+                along.append(item)
+        return along
+
+    def _sent(self, along: Sequence[tuple[str, bytes]]) -> None:
         sent = set(map(id, along))
         with self._mutex:
             while self._waiting and id(self._waiting[0]) in sent:
                 self._waiting.popleft()
-        return True
 
     def _renew(self) -> None:
         """Until I am followed, or close."""
@@ -175,7 +221,7 @@ class SharedRecord:
         while not self._closing.wait(self.lease_s / _BEATS):
             count, asked_s = count + 1, time.monotonic()
             try:
-                if not self._write({self._turn.beat_key: str(count).encode()}, self._beating):
+                if not self._write(self._turn.beat(self._my_claim(), count), self._beating):
                     return
             except Unreachable:
                 continue

@@ -34,11 +34,12 @@ class CoordinatorClaim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TurnSeen(NamedTuple):
-    """`raw`: the claim as it is stored; `end`: the run's exit code, once it is over."""
+    """`raw`: the claim as it is stored; `beat`: how often its holder has given a sign, -1 where none of its own is
+    there; `end`: the run's exit code, once it is over."""
 
     claim: CoordinatorClaim | None
     raw: bytes | None
-    beat: bytes
+    beat: int
     end: int | None
 
 
@@ -84,7 +85,18 @@ class SharedTurn:
         if raw is not None:
             claim = msgspec.json.decode(self._seals.unsealed(self.claim_key, raw), type=CoordinatorClaim)
         code = int(self._seals.unsealed(self.end_key, end)) if end is not None else None
-        return TurnSeen(claim, raw, rows.get(self.beat_key, b""), code)
+        return TurnSeen(claim, raw, self._beat_of(claim, rows.get(self.beat_key, b"")), code)
+
+    def _beat_of(self, claim: CoordinatorClaim | None, stored: bytes) -> int:
+        with contextlib.suppress(EnvironmentFault):
+            token, _, count = self._seals.unsealed(self.beat_key, stored).decode().rpartition(" ")
+            if claim is not None and token == claim.token:
+                return int(count)
+        return -1
+
+    def beat(self, mine: CoordinatorClaim, count: int) -> dict[str, bytes]:
+        """A sign of life of this claim's holder, to be put."""
+        return {self.beat_key: self._seals.seal(self.beat_key, f"{mine.token} {count}".encode())}
 
     def stored(self, claim: CoordinatorClaim) -> bytes:
         """A claim as it is stored: what every write of its holder depends on."""
@@ -94,7 +106,7 @@ class SharedTurn:
         """Put my claim in the place of `before`; whether it is there now. Raises Unreachable where that is not known:
         whoever looks again and finds it may go on with it."""
         with contextlib.suppress(Unreachable):
-            puts = {self.claim_key: self.stored(mine), self.beat_key: b"0"}
+            puts = {self.claim_key: self.stored(mine)} | self.beat(mine, 0)
             if self._etcd.put_if(self.claim_key, before, puts, within_s):
                 return True
         found = self.look(within_s).claim

@@ -63,7 +63,8 @@ class TurnSeeker:
         self._kept_s = -_KEEP_UP_S
         self._epoch = journal.epoch
         self._place: str = ""
-        self._sign: tuple[str, bytes] | None = None
+        self._sign: tuple[str, int] = ("", -1)  # of the claim looked at: its token, and the most signs it has given
+        self._named_junk = False
         self._unchanged_s = self._looked_s = 0.0  # when the sign was seen first; when it was looked at last
 
     def wait(self, folder: Path) -> TurnOutcome:
@@ -110,8 +111,10 @@ class TurnSeeker:
             return True
         paused = now_s - self._looked_s > self._shared.lease_s / 2
         self._looked_s = now_s
-        if self._sign != (claim.token, seen.beat) or paused:
-            self._sign, self._unchanged_s = (claim.token, seen.beat), now_s
+        token, most = self._sign
+        if token != claim.token or seen.beat > most or paused:
+            most = max(seen.beat, most) if token == claim.token else seen.beat
+            self._sign, self._unchanged_s = (claim.token, most), now_s
         return asked_s - self._unchanged_s > self._shared.lease_s + _MARGIN_S
 
     def _take(self, seen: TurnSeen, folder: Path, now_s: float) -> TurnOutcome | None:
@@ -137,6 +140,10 @@ class TurnSeeker:
             self._known = set()
         if told:
             self._journal.append_many(told)
+            if self._shared.junk and not self._named_junk:
+                self._named_junk = True
+                text = f"what etcd holds under {self._shared.junk!r} was not written by this run: passed over"
+                self._journal.append(events.Notice(at_s=told[-1].at_s, level="warning", text=text))
         self._since, self._kept_s = since, time.monotonic()
 
 

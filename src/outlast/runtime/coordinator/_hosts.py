@@ -28,10 +28,11 @@ from outlast.runtime.transport.handshake import PeerClaim
 __all__ = ["Hosts", "briefing", "last_heard_of", "of_another_run"]
 
 _ENDED_S = 0.5  # for an agent that lives to connect anew, when its connection and those of its replicas have ended
-_RETURN_S = 1.0  # for a host that lives to turn to a coordinator that has taken over
+_RETURN_S = 2.0  # at least, for a host that lives to turn to a coordinator that has taken over
 _WANTED_S = 5.0  # for so long somebody's word counts that he waits for a replica there
 _ALIVE_S = 1.0  # several beats of an agent that has joined
 _ABSENT_S = 1.0  # a pause between two looks above this was this process's own: nobody was silent in it
+_BUSY_S = 0.25  # what is above this is not charged to those who have yet to return
 _SAMPLES = 64  # of a clock
 _TIMES: dict[type, tuple[str, ...]] = {
     m.Exited: ("last_alive_s", "noticed_at_s"), m.Left: ("at_s",), m.Formed: ("left_at_s", "formed_at_s"),
@@ -77,6 +78,12 @@ class Hosts:
     def recall(self, said: hm.HostHere, now_s: float) -> None:
         """A host that an earlier coordinator had; from now on it may be silent."""
         self._known[said.agent] = _Known(said, now_s, connected={said.agent}, recalled=True)
+
+    def opened(self, now_s: float) -> None:
+        """Who was recalled can be heard from now on only."""
+        for known in self._known.values():
+            if known.recalled:
+                known.heard_s = now_s
 
     def take(self, said: hm.HostHere, now_s: float) -> tuple[hm.HostSilent | None, tuple[str, str] | None]:
         """A host says that it is there: (an earlier process of it that is thereby over, why it is not taken)."""
@@ -151,11 +158,14 @@ class Hosts:
 
     def look(self, now_s: float) -> list[hm.HostSilent]:
         """Hosts that nobody should wait for any more, each once. Call it several times a second."""
-        absent, self._looked_s = not now_s - self._looked_s < _ABSENT_S, now_s
+        pause_s = now_s - self._looked_s
+        absent, self._looked_s = not pause_s < _ABSENT_S, now_s
         found = []
         for agent, known in self._known.items():
             if absent:
                 known.heard_s = max(known.heard_s, now_s)
+            elif known.recalled:
+                known.heard_s = min(known.heard_s + max(0.0, pause_s - _BUSY_S), now_s)
             limit_s, why = self._limit(known, now_s)
             for_s = now_s - known.heard_s
             if not known.silent and for_s > limit_s:
@@ -169,7 +179,8 @@ class Hosts:
         if not known.connected:
             return _ENDED_S, ", and all its connections have ended"
         if now_s - known.wanted_s < _WANTED_S and known.recalled:
-            return min(_RETURN_S, self._unmissed_s), " by the coordinator that has taken over, while others wait for it"
+            return_s = min(max(_RETURN_S, 2 * self._floor_s), self._unmissed_s)
+            return return_s, " by the coordinator that has taken over, while others wait for it"
         if now_s - known.wanted_s < _WANTED_S:
             return min(deadline(known.gaps, self._floor_s), self._unmissed_s), " while others wait for it"
         return self._unmissed_s, ""

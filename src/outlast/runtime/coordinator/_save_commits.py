@@ -34,6 +34,7 @@ _OVERDUE_S, _OVERDUE = 900.0, 1.5  # or times what a writer may be silent: who i
 
 
 _REMEMBERED = 32
+_UNHELD_S = 0.1  # until it is seen again whether this coordinator's claim is confirmed
 
 
 _Saves = set[tuple[tuple[int, int], int]]
@@ -179,10 +180,8 @@ class SaveCommits:
 
     def _carry_out(self, action: cm.CommitAction) -> None:
         archive = self.archive
-        if isinstance(action, cm.Publish) and archive is not None:
-            publish = lambda: archive.publish(action.save, action.reports, certified=action.certified)  # noqa: E731
-            self._later(archive.publisher, publish, lambda done: self._published(action.save, done))
-            self._loop.call_later(self._timeout_s, self._unanswered, action.save)
+        if isinstance(action, cm.Publish):
+            self._publish(action)
         elif isinstance(action, cm.Announce):
             self._announce(action)
         elif isinstance(action, cm.Abandon):
@@ -190,11 +189,25 @@ class SaveCommits:
         elif isinstance(action, cm.Certify) and archive is not None:
             archive.certify(action.generation)
 
+    def _publish(self, action: cm.Publish) -> None:
+        """While another may have followed this coordinator it writes nothing to the store, and tries again later."""
+        archive = self.archive
+        if archive is None or not any(p.save == action.save and p.publishing for p in self._commit.pending):
+            return
+        if not self._journal.held:
+            if self._journal.epoch == self._epoch:
+                self._loop.call_later(_UNHELD_S, self._publish, action)
+            return
+        publish = lambda: archive.publish(action.save, action.reports, certified=action.certified)  # noqa: E731
+        self._later(archive.publisher, publish, lambda done: self._published(action.save, done))
+        self._loop.call_later(self._timeout_s, self._unanswered, action.save)
+
     def _published(self, save: cm.SaveId, done: concurrent.futures.Future[int]) -> None:
         error = done.exception()
         if error is not None:
             self._feed(cm.PublishFailed(save=save, reason=f"{type(error).__name__}: {error}"))
-            if self.archive is not None and self._journal.epoch == self._epoch:  # else a newer one may publish them
+            mine = self._journal.held and self._journal.epoch == self._epoch
+            if self.archive is not None and mine:  # else a newer one may publish them
                 self.archive.give_back(save)
         else:
             self._feed(cm.Published(save=save, generation=done.result()))
@@ -237,7 +250,8 @@ class SaveCommits:
             url=archive.url,
         )
         self._reason = ""
-        archive.tidy(action.generation, self._commit.protected)
+        if self._journal.held:
+            archive.tidy(action.generation, self._commit.protected)
         met = max((c.asked for c in costs), default=0)
         if self._after and self._coordinator.change is not None and self._nobody_stays():
             # A view is being made, in which a step more is committed before anybody hears of the stop.
@@ -302,7 +316,7 @@ class SaveCommits:
             self._differing.append(event)
         names = {"save_delayed": "checkpoint_delayed", "save_retried": "checkpoint_retried"}
         if kind == "save_retried":
-            if event.full and self.archive is not None:
+            if event.full and self.archive is not None and self._journal.held:
                 self.archive.make_room(self._commit.protected)
             fields = {"reason": fields["reason"], "attempt": fields["attempt"]}
         if kind == "unwritable":

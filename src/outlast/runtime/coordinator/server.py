@@ -270,7 +270,7 @@ class Server:
 
     def _persist(self, record: m.FleetRecord) -> None:
         data = msgspec.msgpack.encode(record)
-        if data == self._stored:
+        if data == self._stored and self.journal.held:  # else another's may be there: a write says whether
             return
         newest = record.planned or record.view
         self.probe(Phase.PERSIST, newest.id.n if newest else 0)
@@ -371,6 +371,7 @@ async def _run(environ: dict[str, str]) -> int:
     asyncio.get_running_loop().set_exception_handler(lambda _, context: server.unsound(context.get("exception")))
     inherited = server.coordinator.ended is not None
     server.port.open(sock)
+    server.hosts.opened(time.monotonic())
     code = await server.finished
     if journal.epoch == server.epoch:
         journal.tell_end(code, _FLUSH_S)

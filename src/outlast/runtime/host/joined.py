@@ -26,6 +26,7 @@ import msgspec
 from outlast.config import decoded
 from outlast.core.protocol import host_messages as hm
 from outlast.errors import ConfigError, EnvironmentFault, MembershipError, WireRefusal
+from outlast.journal import check_reachable
 from outlast.runtime.host.agent import Agent, host_of
 from outlast.runtime.host.probes import Probes
 from outlast.runtime.transport.coordinator_place import keep_place
@@ -180,7 +181,9 @@ def _prepared(
         ) from error
     if Path(told.folder).is_dir():
         os.chdir(told.folder)
-    if decoded(told.config).record != "sqlite":
+    record = decoded(told.config).record
+    if record != "sqlite":
+        check_reachable(record, os.environ)
         keep_place(folder, shown(*peer))  # until this host's heir knows better
     script = told.command[1]
     if script != "-m" and not Path(script).is_file():

@@ -20,11 +20,16 @@ from outlast.runtime.training.state import State
 __all__ = ["device_name", "facts_of", "prepare_process", "warm_up"]
 
 
+_SECRETS = ("OUTLAST_SECRET", "OUTLAST_ETCD_USER", "OUTLAST_ETCD_PASSWORD", "OUTLAST_ETCD_KEY")
+"""Of the run and of its record: not for the script, nor for what it starts."""
+
+
 def prepare_process(env: Environment) -> None:
     """Die with the agent but not with the log's disk, and use as many threads as the run's signature says."""
     if env.coordinator is not None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
-        os.environ.pop("OUTLAST_SECRET", None)
+        for name in _SECRETS:
+            os.environ.pop(name, None)
         outlast_full_disks()
     if env.config.threads:
         torch.set_num_threads(env.config.threads)
