@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from outlast.cli import main
+from outlast.runtime.transport.endpoints import read_host_port
 
 
 def written(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -64,3 +68,82 @@ def test_manifests_name_each_other(capsys: pytest.CaptureFixture[str], tmp_path:
 def test_what_cannot_be_written_is_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["launch", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+_STANDINS = {
+    "srun": 'while [ "$1" != bash ]; do shift; done\nSTEP=$$ exec "$@"',
+    "scontrol": 'case $1 in show) seq -f "n%g" 9999 ;; *) echo "$@" >> "$BASE/asked" ;; esac',
+    "squeue": "echo RUNNING",
+    "getent": 'printf "%s STREAM\\n" ::1 fe80::1 $ADDRESS',
+    "interpreter": """
+case "$3" in
+status) printf '{"last_save": {\\n'; seq 99999 ;;
+run)
+  echo "$5" > "$BASE/endpoint"
+  kill -TERM $PPID $STEP  # a notice, and the end before the shells that wait have seen to it
+  exit $CODE ;;
+esac""",
+}
+
+
+@pytest.fixture
+def job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., int]:
+    """The batch script by itself, between programs that say what Slurm's would: the exit code of a job whose run ends
+    with `CODE` as the notice comes."""
+    for name, text in _STANDINS.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    script = tmp_path / "job.sh"
+    written(capsys, "slurm", "--python", str(tmp_path / "interpreter"), "--out", str(script), "train.py")
+
+    def start(**told: str) -> int:
+        environ = {
+            "PATH": f"{tmp_path}:{os.environ['PATH']}", "BASE": str(tmp_path),
+            "OUTLAST_JOB_FOLDER": str(tmp_path / "job"),
+            "SLURM_JOB_ID": "7", "SLURM_NODEID": "0", "SLURM_JOB_NODELIST": "n[1-9999]", "SLURMD_NODENAME": "n1",
+            "ADDRESS": "10.0.0.1", **told,
+        }  # fmt: skip
+        return subprocess.run(["/bin/bash", str(script)], env=environ, timeout=60, check=False).returncode
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("code", "restarts", "again"),
+    [(143, 0, True), (1, 99, True), (143, 100, False), (0, 0, False), (2, 0, False), (4, 0, False), (5, 0, False)],
+)
+def test_a_job_is_queued_again_only_where_that_helps(
+    code: int, restarts: int, again: bool, job: Callable[..., int], tmp_path: Path
+) -> None:
+    """The job's exit code is the run's, also where the notice comes as the run ends."""
+    assert job(CODE=str(code), SLURM_RESTART_COUNT=str(restarts)) == code
+    asked = tmp_path / "asked"
+    assert (asked.read_text() if asked.exists() else "") == ("requeue 7\n" if again else "")
+
+
+@pytest.mark.parametrize(
+    ("address", "endpoint"),
+    [("10.0.0.1", "10.0.0.1:20007"), ("2001:db8::5 10.0.0.1", "[2001:db8::5]:20007"), ("", "n1:20007")],
+)
+def test_the_first_node_s_address_is_one_that_others_reach(
+    address: str, endpoint: str, job: Callable[..., int], tmp_path: Path
+) -> None:
+    assert job(CODE="0", ADDRESS=address) == 0
+    assert (tmp_path / "endpoint").read_text().strip() == endpoint
+    assert read_host_port(endpoint)[1] == 20007
+
+
+def test_the_kubelet_leaves_the_words_of_a_command_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """It puts a variable in for $(NAME), and $ for $$."""
+    words = ["kubernetes", "--image", "i", "--options", "--run-dir '/r/$(POD_NAME)'", "train.py", "--to", "$$x$(HOME)"]
+    *_, jobset = json.loads(written(capsys, *words))["items"]
+    head = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    known = {"POD_IP": "10.0.0.1", "POD_NAME": "pod", "HOME": "/root"}
+
+    def kubelet(word: str) -> str:
+        return re.sub(r"\$\$|\$\((\w+)\)", lambda at: known[at[1]] if at[1] else "$", word)
+
+    command = [kubelet(word) for word in head["containers"][0]["command"]]
+    assert command[-3:] == ["train.py", "--to", "$$x$(HOME)"]
+    assert "/r/$(POD_NAME)" in command
+    assert command[command.index("--endpoint") + 1] == "10.0.0.1:29400"

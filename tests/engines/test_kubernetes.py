@@ -137,6 +137,23 @@ def free_port() -> int:
 
 
 @pytest.mark.process
+def test_an_agent_that_waits_for_the_run_goes_when_it_is_asked() -> None:
+    """As a container's first process it has no other way: the kernel keeps from it what it does not ask for."""
+    with socket.socket() as held, contextlib.ExitStack() as stack:
+        held.bind(("127.0.0.1", 0))  # and nobody listens
+        words = ["agent", "--join", f"127.0.0.1:{held.getsockname()[1]}", "--host", "pod"]
+        environ = {"PATH": os.environ["PATH"], "OUTLAST_SECRET": secrets.token_hex(32)}
+        command = [sys.executable, "-m", "outlast", *words]
+        agent = stack.enter_context(subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True))
+        stack.callback(agent.kill)
+        assert agent.stderr is not None
+        assert "waiting for the coordinator" in agent.stderr.readline()
+        agent.send_signal(signal.SIGTERM)
+        assert agent.wait(60) == 143
+        assert agent.stderr.read() == ""
+
+
+@pytest.mark.process
 @pytest.mark.campaign
 def test_an_agent_is_ended_restarted_in_place_and_comes_back_at_another_address(
     tmp_path: Path, fleet: Callable[..., Any]

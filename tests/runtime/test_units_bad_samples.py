@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
+import subprocess
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -337,6 +339,28 @@ def test_who_is_slow_at_first_or_once_more_has_more_time() -> None:
     assert hangs_after(begun=2, longest_s=8.0) == 80.0
     assert hangs_after(begun=2, lost=1) == 120.0
     assert hangs_after(begun=2, longest_s=80.0) == hangs_after(begun=1) == 450.0
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("number", "named"), [(signal.SIGTERM, ()), (signal.SIGKILL, (STUCK,))])
+def test_a_worker_that_an_engine_s_notice_ended_is_not_laid_to_its_sample(
+    number: signal.Signals, named: tuple[int, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    data, news = working(Stuck(STUCK, tmp_path / "there"), bad_samples=0)
+    sound, ended = samples(Broken(bad={})), list[int]()
+
+    def clock() -> float:  # looked at while somebody waits
+        for row in data.workers.rows:
+            if row.sample == STUCK and not ended and (tmp_path / "there").exists():
+                subprocess.run(["kill", f"-{number}", str(row.pid)], check=True)  # torch has other ways with a parent's
+                ended.append(row.pid)
+        return 0.0
+
+    data.workers.clock = clock
+    for step in range(3):
+        assert step_of(data, step) == step_of(sound, step)
+    assert [(n.what, n.samples) for n in news] == [("died", named)]
+    assert ("SIGTERM" in capfd.readouterr().err) == (not named)
 
 
 @pytest.mark.process

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -25,6 +27,14 @@ from outlast.runtime.transport.regions import Region
 from outlast.runtime.transport.save_messages import COORDINATOR_RECORD
 
 
+def with_agent(launcher: Launcher, command: list[str]) -> room._Agent:
+    child, blocks = start(command, environ={"PATH": os.environ["PATH"]}), RankBlocks()
+    blocks.passed.close()
+    region = Region(Progress.SIZE, name="a0")
+    launcher._agents.append(room._Agent("a0", child, Watch(child.pid, Progress(region), 0.5, 10.0), blocks))
+    return launcher._agents[-1]
+
+
 @pytest.mark.parametrize(("over", "started"), [(True, []), (False, ["a0.2"])])
 def test_an_agent_that_ends_with_the_run_has_no_successor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, over: bool, started: list[str]
@@ -38,14 +48,43 @@ def test_an_agent_that_ends_with_the_run_has_no_successor(
             journal.append(
                 ev.RunFinished(at_s=time.time(), outcome="finished", steps=3, detail="", exit_code=0, seconds={})
             )
-    child, blocks = start([sys.executable, "-c", ""], environ={}), RankBlocks()
-    blocks.passed.close()
-    region = Region(Progress.SIZE, name="a0")
-    agent = room._Agent("a0", child, Watch(child.pid, Progress(region), 0.5, 10.0), blocks)
-    launcher._agents.append(agent)
+    agent = with_agent(launcher, [sys.executable, "-c", ""])
     while launcher._agents:
         launcher._agent_ended(agent, {})
     assert began == started
+
+
+@pytest.mark.parametrize(("stuck", "code"), [(True, 143), (False, 0)])
+def test_an_agent_that_is_stuck_after_a_good_end_is_ended_in_time_and_told_by_the_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stuck: bool, code: int
+) -> None:
+    """The writer exports still as the notice comes, again and again: half an export is no success."""
+    now, (wake_r, wake_w) = [100.0], os.pipe()
+    launcher = Launcher(resolve(cli={}, environ={}), ["true"], tmp_path / "run")
+    launcher._exit_code = 0
+    previous = signal.signal(signal.SIGTERM, signal.SIG_IGN if stuck else signal.SIG_DFL)  # a child begins with it
+    try:
+        agent = with_agent(launcher, ["sleep", "600"])
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    monkeypatch.setattr(room.time, "monotonic", lambda: now[0])
+
+    def turn(at_s: float) -> None:
+        now[0] = at_s
+        launcher._signalled(signal.SIGTERM, None)
+        os.write(wake_w, b"x")
+        launcher._turn({}, None, None, wake_r)  # type: ignore[arg-type]  # for a coordinator's successor
+
+    for at_s in (100.0, 106.0, 109.0):
+        turn(at_s)
+        assert launcher._stop_by_s == 110.0
+    if stuck:
+        assert launcher._code == 0
+        turn(111.0)
+    while launcher._agents:
+        launcher._agent_ended(agent, {})
+    assert launcher._code == code
+    os.close(wake_r), os.close(wake_w)
 
 
 def test_an_end_that_found_no_room_in_the_journal_is_in_the_record(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from outlast.errors import ConfigError
 __all__ = ["GRACE_S", "EngineJob", "slurm_script"]
 
 GRACE_S = 60  # between an engine's notice and the end: a save, and an orderly leave
+_TRIES = 100  # times that a job queues itself again
 
 
 class EngineJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +67,7 @@ umask 077
 mkdir -p "$folder"
 if [ -z "${{OUTLAST_JOIN:-}}" ]; then
   [ -s "$folder/secret" ] || head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \\n' > "$folder/secret"
-  first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+  first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
   echo "$first:$((20000 + SLURM_JOB_ID % 20000))" > "$folder/endpoint"
 fi
 export endpoint=$(cat "$folder/endpoint")
@@ -78,14 +79,20 @@ if [ "$SLURM_NODEID" = 0 ] && [ -z "${{OUTLAST_JOIN:-}}" ]; then
   # Slurm gives its notice to every process of the job, outlast stop only to the run.
   trap ": > \\"$folder/$try.noticed\\"" TERM
   node=${{endpoint%:*}} port=${{endpoint##*:}}
-  address=$(getent ahosts "$node" | cut -d " " -f 1 | grep -v "^127\\.\\|^::1$" | head -n 1)
-  {python} -m outlast run --endpoint "${{address:-$node}}:$port" --nnodes {nnodes} --slots {slots} \\
-    --host "$SLURMD_NODENAME" --secret-file "$folder/secret" --run-dir "$folder/run-$try" {options} {command} &
-  code=0
-  wait $! || code=$?
-  while kill -0 $! 2> /dev/null; do code=0; wait $! || code=$?; done
-  echo $code > "$folder/$try.code"
-  exit $code
+  address=$(getent ahosts "$node" | cut -d " " -f 1 | grep -v "^127\\.\\|^::1$\\|^fe80:" | head -n 1)
+  address=${{address:-$node}}
+  case "$address" in *:*) address="[$address]" ;; esac
+  # In a shell that waits for nothing else: a notice ends no wait of it, so the code is that of the run.
+  (
+    trap : TERM
+    code=0
+    {python} -m outlast run --endpoint "$address:$port" --nnodes {nnodes} --slots {slots} \\
+      --host "$SLURMD_NODENAME" --secret-file "$folder/secret" --run-dir "$folder/run-$try" {options} {command} ||
+      code=$?
+    echo $code > "$folder/$try.code"
+  ) &
+  while wait $!; kill -0 $! 2> /dev/null; do :; done
+  exit $(cat "$folder/$try.code")
 fi
 exec {python} -m outlast agent --join "$endpoint" --secret-file "$folder/secret" --slots {slots} \\
   --host "$SLURMD_NODENAME" --run-dir "$folder/$SLURMD_NODENAME-$SLURM_JOB_ID-$try"
@@ -93,10 +100,12 @@ exec {python} -m outlast agent --join "$endpoint" --secret-file "$folder/secret"
 # Of srun that is the worst of all tasks, those of lost nodes too; the job's is the run's.
 [ -n "${{OUTLAST_JOIN:-}}" ] || code=$(cat "$folder/$try.code" 2> /dev/null || echo $code)
 
-# After a notice (a preemption, the end of its time) the job is queued again, if it has saved something to go on from.
-if [ -z "${{OUTLAST_JOIN:-}}" ] && [ -e "$folder/$try.noticed" ] &&
+# After a notice (a preemption, the end of its time) the job is queued again, if it has saved something to go on from;
+# not where it is done, or would end alike (bad arguments, membership, the script's own error), nor for ever.
+case $code in 0|2|4|5) again= ;; *) again=1 ;; esac
+if [ -z "${{OUTLAST_JOIN:-}}" ] && [ -n "$again" ] && [ -e "$folder/$try.noticed" ] && [ "$try" -lt {tries} ] &&
   [ "$(squeue -h -j "$SLURM_JOB_ID" -o %T)" = RUNNING ] &&
-  {python} -m outlast status --json "$folder/run-$try" | grep -q '"last_save": {{'; then
+  {python} -m outlast status --json "$folder/run-$try" | grep '"last_save": {{' > /dev/null; then
   echo "outlast: queued again after Slurm's notice"
   scontrol requeue "$SLURM_JOB_ID"
 fi
@@ -121,6 +130,7 @@ def slurm_script(job: EngineJob) -> str:
         python=_joined([job.python]),
         nnodes=f"{job.nodes[0]}:{job.nodes[1]}",
         slots=job.slots,
+        tries=_TRIES,
         options=_joined(job.options),
         command=_joined(job.command),
     )

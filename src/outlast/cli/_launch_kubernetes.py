@@ -68,12 +68,12 @@ def _trainjob(job: EngineJob) -> list[dict[str, Any]]:
 def _jobset_spec(job: EngineJob) -> dict[str, Any]:
     first = f"{job.name}-head-0-0.{job.name}"
     run = [
-        job.python, "-m", "outlast", "run", "--endpoint", f"$(POD_IP):{_PORT}",
+        *_literal(job.python), "-m", "outlast", "run", "--endpoint", f"$(POD_IP):{_PORT}",
         "--nnodes", f"{job.nodes[0]}:{job.nodes[1]}", "--slots", str(job.slots), "--host", "head",
-        "--probes", str(_PROBES), "--run-dir", "/outlast/run", *job.options, *job.command,
+        "--probes", str(_PROBES), "--run-dir", "/outlast/run", *_literal(*job.options, *job.command),
     ]  # fmt: skip
     agent = [
-        job.python, "-m", "outlast", "agent", "--join", f"{first}:{_PORT}", "--address", "$(POD_IP)",
+        *_literal(job.python), "-m", "outlast", "agent", "--join", f"{first}:{_PORT}", "--address", "$(POD_IP)",
         "--host", "$(POD_NAME)", "--slots", str(job.slots), "--probes", str(_PROBES), "--run-dir", "/outlast/agent",
     ]  # fmt: skip
     jobs = [_replicated("head", 1, job, run)]
@@ -89,6 +89,11 @@ def _jobset_spec(job: EngineJob) -> dict[str, Any]:
         "failurePolicy": {"maxRestarts": 3, "rules": [rule]},
         "replicatedJobs": jobs,
     }
+
+
+def _literal(*words: str) -> list[str]:
+    """As they are when the kubelet has put in its variables: of a container's command it takes $$ for $."""
+    return [word.replace("$", "$$") for word in words]
 
 
 def _budget(job: EngineJob, part: str, least: int) -> dict[str, Any]:

@@ -84,7 +84,7 @@ class _Heir(Launcher):
     def _signalled(self, number: int, _: Any) -> None:
         return
 
-    def _ask_agents_to_stop(self, finished: bool = False) -> None:
+    def _ask_agents_to_stop(self, finished: bool = False, until_s: float = 0.0) -> None:
         return
 
 

@@ -37,6 +37,8 @@ __all__ = ["JoinOptions", "join_run", "read_secret"]
 
 _TRY_S = 5.0  # for one connection
 _PAUSE_S = (0.1, 2.0)  # between two tries: at first, at most
+_ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_LEFT = 128 + signal.SIGTERM  # the exit code of a host that was asked to leave
 _HUNG_UP = 6  # tries that the coordinator let go of unproved: its door is crowded for moments only
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(hm.Briefing | hm.Turned | HeartbeatReply)
@@ -89,6 +91,8 @@ def join_run(options: JoinOptions, say: Callable[[str], None]) -> int:
     if not _NAME.fullmatch(options.host):
         raise ConfigError(f"{options.host!r} is no name for a host", remedy="letters, digits, dots and dashes: --host")
     peer = read_host_port(options.endpoint, "--join")
+    for number in _ENDS:  # until it is in the run: a container's first process has no other way to be asked
+        signal.signal(number, _leave)
     name, probes = f"{options.host}:{secrets.token_hex(2)}", Probes(options.probes)
     link, address = _connected(options, peer, name, say, probes)
     offer = host_of(name, _offered(options, address))
@@ -113,9 +117,13 @@ def join_run(options: JoinOptions, say: Callable[[str], None]) -> int:
     )
     agent = Agent(name, environ, command, link)
     agent.turned = probes.turned
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in _ENDS:
         signal.signal(number, lambda *_: agent.ask("asked to leave"))
     return agent.run()
+
+
+def _leave(*_: object) -> None:
+    raise SystemExit(_LEFT)
 
 
 def _connected(

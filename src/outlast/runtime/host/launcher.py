@@ -449,7 +449,7 @@ class Launcher:
             self._stop_by_s = min(self._stop_by_s, time.monotonic() + _STOP_S + save_s)
             self._tell([m.Stop(reason=self._stopping, exit_code=self._stop_code)])
         else:
-            self._ask_agents_to_stop()
+            self._ask_agents_to_stop(until_s=self._stop_by_s)
 
     def _keeps_checkpoints(self) -> bool:
         """Whether the coordinator has a place to save to, wherever that was said."""
@@ -462,19 +462,19 @@ class Launcher:
             self._coordinator.send(signal.SIGKILL)
         elif self._exit_code is not None:
             for agent in self._agents:
+                self._exit_code = self._exit_code or self._stop_code  # its work after a good end is cut short
                 agent.child.send(signal.SIGKILL)
 
-    def _ask_agents_to_stop(self, finished: bool = False) -> None:
+    def _ask_agents_to_stop(self, finished: bool = False, until_s: float = math.inf) -> None:
         """The coordinator is gone, and perhaps could not tell them. After a good end scripts may take their time."""
         if not finished:
-            self._stop_by_s = time.monotonic() + _AGENT_STOP_S
+            self._stop_by_s = min(until_s, time.monotonic() + _AGENT_STOP_S)
         for agent in self._agents:
             agent.child.send(signal.SIGUSR1 if finished else signal.SIGTERM)
 
     def _kill_everything(self) -> None:
-        children = [*(agent.child for agent in self._agents), *self._retired]
-        if self._coordinator is not None:
-            children.append(self._coordinator)
+        last = [self._coordinator] if self._coordinator is not None else []
+        children = [*(agent.child for agent in self._agents), *self._retired, *last]
         for child in children:
             child.send(signal.SIGKILL)
         for child in children:

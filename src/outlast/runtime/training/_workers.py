@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Literal
 
@@ -112,11 +113,25 @@ class Workers:
 
     # --- who it was ----------------------------------------------------------------------------------------------
     def _died(self, words: str) -> LostWorker:
-        gone = next((row for row in self.rows if row.sample >= 0 and not _lives(row)), None)
+        codes = self._exit_codes()
+        dead = [row for row in self.rows if row.sample >= 0 and not _lives(row)]
+        gone = next((row for row in dead if codes.get(row.pid, 0) not in (None, -signal.SIGTERM)), None)
+        if gone is None and -signal.SIGTERM in codes.values():  # an engine's notice to all: what it read is no reason
+            return LostWorker(what="died", text="a data worker was ended from outside (SIGTERM)")
         if gone is None:
             return LostWorker(what="died", text=f"a data worker died ({words or 'in the middle of a batch'})")
         text = f"data worker {gone.worker} (process {gone.pid}) died as it read sample {gone.sample}"
         return LostWorker(what="died", text=text, sample=gone.sample)
+
+    def _exit_codes(self) -> dict[int, int | None]:
+        """Of the processes, None while one lives. Torch's error does not tell how a worker died; and who dies lets go
+        of its connections before it can be waited for."""
+        workers = getattr(self._batches, "_workers", ())
+        ended = wait([worker.sentinel for worker in workers], _LOOK_S)
+        for worker in workers:
+            if worker.sentinel in ended:
+                worker.join(_LOOK_S)
+        return {worker.pid: worker.exitcode for worker in workers}
 
     def _hung(self) -> LostWorker | None:
         """Judged while somebody waits: what a worker does meanwhile keeps nobody."""
