@@ -67,7 +67,7 @@ class Launched:
             for turn in range(3):
                 with (logs / "r0.1.log").open("a") as file:
                     file.write(f"turn {turn}\n" * 2000)
-                self.watch()
+                self.watch("")
         journal.append(END)
         journal.close()
         assert self.ended is not None

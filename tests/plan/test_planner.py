@@ -297,7 +297,7 @@ def test_replanning_from_a_run() -> None:
     record = fold(entries)
     believed = record.believed(entries[-1].at_s)
     prior = RunPrior().replica
-    assert believed.death_rate_s == pytest.approx((1 + 6) / (1 / prior.rate + believed.exposed_s))
+    assert believed.death_rate_s == pytest.approx((prior.weight + 6) / (prior.weight / prior.rate + believed.exposed_s))
     deaths, losses = predicted_beside_observed(believed)
     assert (deaths.name, deaths.seen, losses.seen) == ("a replica dies", 6, 0)
     assert deaths.predicted < 1

@@ -60,10 +60,13 @@ for step in training.steps(until=int((*sys.argv, 4)[2])):
         os.kill(child, signal.SIGTERM)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
     if what == "orphan" and step.number == 1:
+        ours, theirs = os.pipe()
         if os.fork() == 0:
             print("forked", os.getpid(), flush=True)
+            os.write(theirs, b"!")
             while True:
                 signal.pause()
+        os.read(ours, 1)  # who is swept before it has said so proves nothing
         os._exit(9)
     if what == "slow":
         threading.Event().wait(0.02)

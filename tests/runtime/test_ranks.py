@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,7 +19,7 @@ import pytest
 from outlast.checkpoint import CheckpointEngine as Archive
 from outlast.cli import main
 from outlast.core import events as ev
-from outlast.prove._process_tree import of_run
+from outlast.prove._process_tree import of_run, processes
 from outlast.runtime.settings.fault_points import Fault
 
 pytestmark = [pytest.mark.process, pytest.mark.campaign]
@@ -328,6 +330,24 @@ def test_an_outcome_is_handed_over_lane_by_lane(fleet: Callable[..., Any], dies:
     run.until("one of the survivors was ahead", lambda: run.driven.step == 2)
     run.strike(run.pid("r2.1"))
     check(run, {"r0.1"} if dies else {"r0.1", "r1.1"}, 2, 2 if dies else 1)
+
+
+def test_ranks_that_all_hear_a_notice_save_first(fleet: Callable[..., Any], tmp_path: Path) -> None:
+    """An engine sends SIGTERM to every process: a rank that is no lead stays, as its lead leaves for both."""
+    run = fleet(
+        replicas=2, ranks=2, steps=12, script=[SCRIPT], gates=(4,), checkpoint_dir=str(tmp_path / "kept"),
+        checkpoint_min_s=600.0,
+    )  # fmt: skip
+    run.until("steps were made", lambda: run.driven.step == 3)
+    for each in processes(run.driven.process.pid):
+        with contextlib.suppress(ProcessLookupError):
+            run.strike(each.pid, signal.SIGTERM)
+    run.strike(run.driven.process.pid, signal.SIGTERM)
+    told = lambda: any(isinstance(e, ev.CheckpointInterval) and "stop" in e.reason for e in run.driven.events)  # noqa: E731
+    run.gate(4, "the coordinator was told", told)
+    assert run.finish() == 143, run.logs()
+    (saved,) = run.saved()
+    assert saved.num_writers == 4
 
 
 def test_a_rank_raises_or_is_stopped(fleet: Callable[..., Any]) -> None:

@@ -294,6 +294,37 @@ def test_the_end_of_a_replica_is_that_of_the_rank_that_failed_first() -> None:
         assert lead.all() == []
 
 
+def test_ranks_that_all_raise_are_there() -> None:
+    """The thread that reads a rank's words asks the others before it tells what that one raised: none waits for
+    another that does the same."""
+    member, failed = f"r0.{secrets.token_hex(4)}", list[int]()
+    found: dict[int, Any] = {}
+    others = [
+        threading.Thread(target=lambda p=p: found.update({p: call_lead(SECRET, "r", member, p, 60)})) for p in (1, 2)
+    ]
+    for other in others:
+        other.start()
+    pipes = meet_ranks(SECRET, "r", member, 3, 60)
+    for other in others:
+        other.join(60)
+    lead, both, told = Siblings(pipes, pipes[0].wake_fd), threading.Barrier(2), threading.Semaphore(0)
+
+    def heard(place: int) -> None:
+        both.wait(60)  # each has heard of a failure before either asks
+        failed.extend([place] if lead.all_there(but=place) else [])
+        told.release()
+
+    for pipe in pipes:
+        pipe.on_failed = lambda _, place=pipe.place: heard(place)
+    for rank in found.values():
+        rank.send(say.RankFailed(0, "ValueError", "at a line", 5))
+    assert all(told.acquire(timeout=60) for _ in pipes)
+    assert sorted(failed) == [1, 2]
+    assert lead.all_there(), "who has raised is there as well"
+    for pipe in (*pipes, *found.values()):
+        pipe.over = True
+
+
 @pytest.mark.process
 def test_a_lead_whose_rank_is_gone_does_not_say_that_its_script_raised() -> None:
     """A collective of the script fails when another rank is killed, perhaps before the stream to that one ends."""

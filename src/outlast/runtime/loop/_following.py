@@ -7,6 +7,8 @@ when training is over, is what the lead says.
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -126,9 +128,17 @@ class FollowingTraining:
             raise steps_again(self.engine.samples)
         self._started = True
         ScriptEnd(self._report, self._at_the_script_s_end, self.replica.retire)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._asked_to_leave)
         keep_freed_memory()
         warm_up()
         self.engine.loop.find_schedulers()
+
+    def _asked_to_leave(self, *_: Any) -> None:
+        """SIGTERM, which engines send to every process: the lead, which got it too, leaves for all ranks."""
+        if os.getpid() != self._home:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def _report(self, error: BaseException) -> None:
         self._failed = True
