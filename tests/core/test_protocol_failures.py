@@ -179,3 +179,14 @@ def test_the_last_replica_s_error_ends_the_run_only_once_its_process_has_ended()
     end = run.exits("r0.1", code=1)
     assert end is not None
     assert end.exit_code == 5
+
+
+def test_two_that_raise_one_after_the_other_were_not_recovered_from() -> None:
+    """The view without the first was installed, and the second raised before it worked."""
+    run, said = Driver(2), list[Any]()
+    said += run.say(failed("r0.1", 3, "a"))
+    said += left(run, "r1.1")
+    assert run.c.view == View(id=ViewId(1, 2), members=("r1.1",))
+    said += run.say(failed("r1.1", 3, "a"))
+    assert run.c.over
+    assert not entries(said, "recovery")

@@ -228,7 +228,7 @@ class FleetState:
         if self.over:
             return
         self.over, self.farewell = True, outcome if outcome == "finished" else detail or outcome
-        if self.change is None:  # else the last faults were not recovered from
+        if self.change is None and not self.unformed:  # else the last faults were not recovered from
             self.reports.recoveries(self.latest())
         self.reports.end(steps if outcome == "finished" else None)
         self.persist(outcome=outcome, exit_code=exit_code, steps=steps, detail=detail)
