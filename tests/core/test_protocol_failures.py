@@ -181,12 +181,16 @@ def test_the_last_replica_s_error_ends_the_run_only_once_its_process_has_ended()
     assert end.exit_code == 5
 
 
-def test_two_that_raise_one_after_the_other_were_not_recovered_from() -> None:
-    """The view without the first was installed, and the second raised before it worked."""
+@pytest.mark.parametrize("works", [False, True], ids=["before the view works", "before its first commit"])
+def test_two_that_raise_one_after_the_other_were_not_recovered_from(works: bool) -> None:
+    """The view without the first was installed, and the second raised in the same step."""
     run, said = Driver(2), list[Any]()
     said += run.say(failed("r0.1", 3, "a"))
     said += left(run, "r1.1")
-    assert run.c.view == View(id=ViewId(1, 2), members=("r1.1",))
+    second = ViewId(1, 2)
+    assert run.c.view == View(id=second, members=("r1.1",))
+    if works:
+        said += run.say(m.Formed(member="r1.1", view=second, step=4, left_at_s=1.0, formed_at_s=2.0))
     said += run.say(failed("r1.1", 3, "a"))
     assert run.c.over
     assert not entries(said, "recovery")

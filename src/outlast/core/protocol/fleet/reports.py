@@ -148,9 +148,9 @@ class Reports:
                 self.mended.remove((back_s, record))
                 self.journal("recovery", **record | {"downtime_s": gap_s})
 
-    def end(self, steps: int | None = None) -> None:
+    def end(self, steps: int | None = None, failed_in: int | None = None) -> None:
         """The run is over, also for what no commit followed. `steps`: all that were to be made, if they were: nothing
-        waited for who came back after them."""
-        for _, record in self.mended:
+        waited for who came back after them. `failed_in`: the step that it failed in, which nobody has recovered in."""
+        for _, record in [row for row in self.mended if row[1]["step"] != failed_in]:
             self.journal("recovery", **(record | {"downtime_s": 0.0} if record["step"] == steps else record))
         self.mended.clear()

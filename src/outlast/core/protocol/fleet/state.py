@@ -230,7 +230,7 @@ class FleetState:
         self.over, self.farewell = True, outcome if outcome == "finished" else detail or outcome
         if self.change is None and not self.unformed:  # else the last faults were not recovered from
             self.reports.recoveries(self.latest())
-        self.reports.end(steps if outcome == "finished" else None)
+        self.reports.end(steps if outcome == "finished" else None, steps if outcome == "failed" else None)
         self.persist(outcome=outcome, exit_code=exit_code, steps=steps, detail=detail)
         everyone = [p.name for p in self.roster.peers.values() if p.alive]
         self.tell(everyone, m.Close(epoch=self.epoch, reason=self.farewell))
